@@ -41,7 +41,15 @@ vitals, pulse the sums for /metrics and autoscalers; what the page shows, looked
 roster        the consumers that are registered, and whether they live
 run log       start and end of every execution
 audit         the job that proves from pending lists and run log that the promise held
-outbox, streamer, checkpoint, reconciler    see ``common.outbox``
-stream router, subscription                 see ``common.stream_router``
+outbox, streamer, checkpoint, reconciler    see ``usher.common.outbox``
+stream router, subscription                 see ``usher.common.router.router``
 follower      somebody who follows a ticket live; the master's *feed* serves all of them
 """
+
+from __future__ import annotations
+
+if __name__ != "usher.common":
+    raise ImportError(
+        f"{__name__!r} was imported from Usher's own folder, where it is 'usher.common': leave the checkout's folder,"
+        " or take it off the path"
+    )

@@ -17,10 +17,11 @@ Threads and what they own
     watch     watchdog.py      ends the process when a handler ran past its deadline (only with USHER_HANDLER_SECONDS)
     (web)     web.py           health endpoint, gunicorn's threads
 
-The lanes are shared (lane_keeper.py, one lock); everything else belongs to its thread. Every thread has a connection of its own.
+The lanes are shared (lane_keeper.py, one lock); everything else belongs to its thread. Every thread has a connection of
+its own.
 
-However many ticket streams are taken in, a consumer waits on one inbox, which Redis wakes, and reads all of their entries with one batched
-read of one stream: masters gather them (common/sources.py).
+However many ticket streams are taken in, a consumer waits on one inbox, which Redis wakes, and reads all of their
+entries with one batched read of one stream: masters gather them (common/protocol/sources.py).
 
 What an incarnation believes, and why it may
 --------------------------------------------
@@ -39,9 +40,9 @@ alone, and then its start is in Redis before it happens. Whoever returns or rais
 exactly max_attempts starts, and its neighbours keep their count (policy/quarantine.py). One exception: a crash in company proves nothing,
 so a message that comes to it with its last attempt gets one more.
 
-Without a journal (another machine, the state folder gone) the leader notes a loss for the first message of each ticket that was not
-acknowledged; after three of them it runs alone too. An end that the process explains (a stop, a lost lease, a watchdog) is nobody's fault
-but the watchdog's culprit's.
+Without a journal (another machine, the state folder gone) the leader notes a loss for the first message of each ticket
+that was not acknowledged; after three of them it runs alone too. An end that the process explains (a stop, a lost
+lease, a watchdog) is nobody's fault but the watchdog's culprit's.
 
 What goes wrong, and what then
 ------------------------------
@@ -58,9 +59,8 @@ SIGTERM                         drain: no new starts, running ones finish, ackno
 
 from __future__ import annotations
 
-from common.errors import GiveUp, PartialFailure, RetryLater
-from consumer.context import Message
-from consumer.declared import batch
-from consumer.options import handler
-
-__all__ = ["GiveUp", "Message", "PartialFailure", "RetryLater", "batch", "handler"]
+if __name__ != "usher.consumer":
+    raise ImportError(
+        f"{__name__!r} was imported from Usher's own folder, where it is 'usher.consumer': leave the checkout's folder,"
+        " or take it off the path"
+    )

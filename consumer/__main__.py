@@ -12,18 +12,18 @@ from typing import Any
 
 import click
 
-from common.credentials import check_reach
-from common.errors import HandlerUnusable, StartRefused, UsherError
-from common.log import configure
-from common.printable import told
-from common.redis_at_start import check_at_start
-from common.running_up import resolve_redis_url
-from common.serving import Certificate, check_address, leave, serve
-from common.settings import is_loopback, load, options
-from consumer.handlers import load_handler
-from consumer.one_cpu import keep_to_one_cpu
-from consumer.settings import ConsumerSettings
-from consumer.wiring import ConsumerProgram
+from usher.common.base.errors import HandlerUnusable, StartRefused, UsherError
+from usher.common.base.log import configure
+from usher.common.base.text import told
+from usher.common.http.credentials import check_reach
+from usher.common.http.server.server import Certificate, check_address, leave, serve
+from usher.common.redis.locate import resolve_redis_url
+from usher.common.redis.startup_check import check_at_start
+from usher.common.runtime.settings import is_loopback, load, options
+from usher.consumer.handlers.loader import load_handler
+from usher.consumer.lifecycle.cpu_pinning import keep_to_one_cpu
+from usher.consumer.program import ConsumerProgram
+from usher.consumer.settings import ConsumerSettings
 
 #: What the child says of a handler that can be used.
 _FINE = "fine"
@@ -36,11 +36,16 @@ def main(flags: dict[str, Any]) -> None:
     try:
         settings = load(ConsumerSettings, os.environ, flags)
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(line_buffering=True)  # what a handler prints is seen, in the order of the log, whatever ends its process
+            sys.stdout.reconfigure(
+                line_buffering=True
+            )  # what a handler prints is seen, in the order of the log, whatever ends its process
         configure(settings.consumer_name, settings.log_level, settings.log_format, settings.secrets)
         check_reach(settings.bind, bool(settings.api_token or settings.viewer_token), settings.insecure)
         if not is_loopback(settings.bind) and not settings.health_url:
-            raise StartRefused("USHER_HEALTH_URL: say under which URL the masters reach this consumer, since USHER_BIND is not on loopback")
+            raise StartRefused(
+                "USHER_HEALTH_URL: say under which URL the masters reach this consumer, since USHER_BIND is not on"
+                " loopback"
+            )
         check_handler(settings.handler)
         check_address(settings.bind, "USHER_BIND")
         redis_url = resolve_redis_url(settings)
@@ -58,8 +63,8 @@ def main(flags: dict[str, Any]) -> None:
 def check_handler(spec: str) -> None:
     """Import the handler once in a child process, so that what cannot be imported is said before anything starts.
 
-    A child, because importing may start threads or open connections, which must not be there before the worker is forked.
-    Raises HandlerUnusable.
+    A child, because importing may start threads or open connections, which must not be there before the worker is
+    forked. Raises HandlerUnusable.
     """
     reader, writer = os.pipe()
     child = os.fork()
@@ -84,7 +89,8 @@ def check_handler(spec: str) -> None:
 
 
 def _word_of(child: int, reader: int) -> tuple[str, int]:
-    """What the child wrote until its end, and its exit code. Not until nobody can write any more: what the module has forked lives on, and could."""
+    """What the child wrote until its end, and its exit code. Not until nobody can write any more: what the module has
+    forked lives on, and could."""
     said = b""
     os.set_blocking(reader, False)
     with os.fdopen(reader, "rb", buffering=0) as told_by_child:

@@ -7,16 +7,20 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.core import Metric
 
-from common.clock import now_s
-from common.metrics import counter, counters, gauge, histogram, service_metrics
+from usher.common.base.clock import now_s
+from usher.common.observability.metrics import counter, counters, gauge, histogram, service_metrics
 
 if TYPE_CHECKING:
-    from consumer.wiring import Incarnation
+    from usher.consumer.program import Incarnation
 
 
 def consumer_metrics(incarnation: Incarnation | None, slots: int) -> Iterable[Metric]:
-    """A source for ``common.metrics.Metrics``; ``incarnation`` None before there is one."""
-    yield gauge("registered", "1 if this consumer has its name and a lease that lives.", incarnation is not None and incarnation.lease.holds())
+    """A source for ``usher.common.observability.metrics.Metrics``; ``incarnation`` None before there is one."""
+    yield gauge(
+        "registered",
+        "1 if this consumer has its name and a lease that lives.",
+        incarnation is not None and incarnation.lease.holds(),
+    )
     yield gauge("slots", "Handlers that may run at the same time.", slots)
     if incarnation is None:
         return
@@ -31,10 +35,22 @@ def consumer_metrics(incarnation: Incarnation | None, slots: int) -> Iterable[Me
     text = "Starts of a handler, by what they ended in: done, failed, retry_later, gave_up."
     yield counters("attempts", text, "outcome", counts.outcomes)
     yield counter("acknowledged_messages", "Messages that Redis has as done.", acker.acknowledged)
-    yield counter("stale_acknowledgements", "Tickets whose acknowledgement came after another owner had them.", acker.stale)
-    text = "Messages that are done, of which no master could be told; the leader finds them by itself, up to USHER_RECONCILE_SECONDS later."
+    yield counter(
+        "stale_acknowledgements", "Tickets whose acknowledgement came after another owner had them.", acker.stale
+    )
+    text = (
+        "Messages that are done, of which no master could be told; the leader finds them by itself, up to"
+        " USHER_RECONCILE_SECONDS later."
+    )
     yield counter("unreported_messages", text, incarnation.reporter.dropped)
-    yield histogram("handler_seconds", "Time of a handler call, every execution; counted when Redis has its outcome.", counts.handlers)
-    text = "From XADD to the handler's first start, by the clocks of Redis and consumer; one of 64 messages of a batch is looked at, at least one."
+    yield histogram(
+        "handler_seconds",
+        "Time of a handler call, every execution; counted when Redis has its outcome.",
+        counts.handlers,
+    )
+    text = (
+        "From XADD to the handler's first start, by the clocks of Redis and consumer; one of 64 messages of a batch is"
+        " looked at, at least one."
+    )
     yield histogram("wait_seconds", text, counts.waits)
     yield from service_metrics(incarnation.services)

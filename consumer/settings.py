@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from common.settings import Address, CommonSettings, ConsumerName, HttpUrls
+from usher.common.runtime.settings import Address, CommonSettings, ConsumerName, HttpUrls
 
 
 class ConsumerSettings(CommonSettings):
@@ -16,35 +16,58 @@ class ConsumerSettings(CommonSettings):
 
     consumer_name: ConsumerName = Field(description="This consumer's name; it keeps it over restarts.")
     handler: str = Field(description="The function that handles messages, as module:function.")
-    master_urls: HttpUrls = Field("http://127.0.0.1:8700", description="Masters to register with and report to, comma separated.")
+    master_urls: HttpUrls = Field(
+        "http://127.0.0.1:8700", description="Masters to register with and report to, comma separated."
+    )
     bind: Address = Field("127.0.0.1:0", description="Where the health endpoint listens.")
-    health_url: str = Field("", description="URL under which masters reach the health endpoint. Empty: made from USHER_BIND.")
+    health_url: str = Field(
+        "", description="URL under which masters reach the health endpoint. Empty: made from USHER_BIND."
+    )
     concurrency: int = Field(8, ge=1, le=1024, description="Handlers that may run at the same time.")
-    capacity: int = Field(2000, ge=1, le=100_000, description="Most messages handed over to this consumer and not yet acknowledged.")
+    capacity: int = Field(
+        2000, ge=1, le=100_000, description="Most messages handed over to this consumer and not yet acknowledged."
+    )
     ack_mode: str = Field(
         "pipelined",
         pattern=r"^(pipelined|strict)$",
-        description="pipelined: a ticket's next message starts when the handler returned. strict: when Redis has its acknowledgement.",
+        description=(
+            "pipelined: a ticket's next message starts when the handler returned. strict: when Redis has its"
+            " acknowledgement."
+        ),
     )
     flush_ms: float = Field(
         20.0,
         ge=0,
         le=1000,
-        description="Shortest time between acknowledgements of a few finished messages each; a quarter of it where tickets wait for them "
-        "(USHER_ACK_MODE=strict, USHER_TICKET_WINDOW below 256).",
+        description=(
+            "Shortest time between acknowledgements of a few finished messages each; a quarter of it where tickets wait"
+            " for them (USHER_ACK_MODE=strict, USHER_TICKET_WINDOW below 256)."
+        ),
     )
     pin_cpu: bool = Field(
         False,
-        description="Keep this process on one CPU, consumer-3 on the third, for `def` handlers that wait in many slots (docs/handlers.md).",
+        description=(
+            "Keep this process on one CPU, consumer-3 on the third, for `def` handlers that wait in many slots"
+            " (docs/handlers.md)."
+        ),
     )
-    handler_seconds: float = Field(0.0, ge=0, description="Longest a handler may run; its process is ended then. 0: no limit.")
-    max_attempts: int = Field(5, ge=1, le=1000, description="Starts of a handler for one message before it becomes a dead letter.")
+    handler_seconds: float = Field(
+        0.0, ge=0, description="Longest a handler may run; its process is ended then. 0: no limit."
+    )
+    max_attempts: int = Field(
+        5, ge=1, le=1000, description="Starts of a handler for one message before it becomes a dead letter."
+    )
     dead_letter_policy: str = Field(
         "skip",
         pattern=r"^(skip|park|tail)$",
-        description="After a dead letter its ticket goes on (skip), waits for `usher dead` (park), or loses its pending tail (tail).",
+        description=(
+            "After a dead letter its ticket goes on (skip), waits for `usher dead` (park), or loses its pending tail"
+            " (tail)."
+        ),
     )
-    retry_seconds: float = Field(0.2, ge=0, le=3600, description="Wait before the second attempt; doubles with each further one.")
+    retry_seconds: float = Field(
+        0.2, ge=0, le=3600, description="Wait before the second attempt; doubles with each further one."
+    )
     retry_cap_seconds: float = Field(60.0, ge=0, le=86_400, description="Longest wait between attempts.")
     drain_seconds: float = Field(20.0, ge=0, le=3600, description="At a stop: time for running handlers to finish.")
     run_log_length: int = Field(10_000, ge=0, le=10_000_000, description="Batches kept in the run log; 0 turns it off.")

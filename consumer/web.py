@@ -1,5 +1,5 @@
-"""The consumer's HTTP interface: its health, its metrics, and what it does with a ticket, which masters ask when somebody wants to know what
-that waits for. Work comes through Redis, never over HTTP."""
+"""The consumer's HTTP interface: its health, its metrics, and what it does with a ticket, which masters ask when
+somebody wants to know what that waits for. Work comes through Redis, never over HTTP."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from flask import Flask, Response, request
 
-from common import web
-from common.credentials import Role
-from common.health import Health
-from common.message import LONGEST_TICKET
-from common.web import Problem, answer
-from common.web_auth import Doorman, needs
+from usher.common.http import app as web
+from usher.common.http.app import Problem, answer
+from usher.common.http.auth import Doorman, needs
+from usher.common.http.credentials import Role
+from usher.common.protocol.message import LONGEST_TICKET
+from usher.common.runtime.health import Health
 
 _TICKETS = b"/api/tickets/"
 
@@ -26,8 +26,9 @@ def create_app(
     draining: Callable[[], bool] = lambda: False,
     ticket: Callable[[bytes], dict[str, Any] | None] | None = None,
 ) -> Flask:
-    """The application. ``facts`` (name, incarnation and the like) are part of every health answer; nothing secret, they need no token. Nor does
-    ``ticket`` (ids, attempts and times of what is held of one ticket, but nothing of what its messages say); None: nothing is held of any."""
+    """The application. ``facts`` (name, incarnation and the like) are part of every health answer; nothing secret, they
+    need no token. Nor does ``ticket`` (ids, attempts and times of what is held of one ticket, but nothing of what its
+    messages say); None: nothing is held of any."""
     app = web.create_app(__name__, doorman, max_body=0)
     web.add_health(app, health, facts, draining)
     if metrics is not None:
@@ -44,5 +45,7 @@ def _add_ticket(app: Flask, look: Callable[[bytes], dict[str, Any] | None]) -> N
         asked = request.environ["PATH_INFO"].encode("latin-1").removeprefix(_TICKETS)
         found = look(asked) if len(asked) <= LONGEST_TICKET else None
         if found is None:
-            raise Problem(503, "not_registered", "this consumer has no incarnation at the moment", headers={"Retry-After": "1"})
+            raise Problem(
+                503, "not_registered", "this consumer has no incarnation at the moment", headers={"Retry-After": "1"}
+            )
         return answer(found)

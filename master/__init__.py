@@ -6,8 +6,9 @@ Threads and what they own
 
     elect     elector.py         the leader lease: takes it, extends it, takes a new epoch when the dispatcher is in doubt
     dispatch  dispatcher.py      the only owner of the board (policy/dispatch.py): adopts, reads, plans, hands over, recovers; between its
-                                 turns it waits on the doorbell (doorbell.py), which new entries ring in Redis, and other threads here;
-                                 the doorbell says what has come, and reader.py whether that is all or must be looked at (looks.py)
+                                 turns it waits on the doorbell (doorbell.py), which new entries ring in Redis, and
+                                 other threads here; the doorbell says what has come, and reader.py whether that is all
+                                 or must be looked at (looks.py)
     roster    roster.py          looks at registrations and leases
     health    health_checker.py  asks every consumer's health URL
     reap      janitor.py         forgets dead incarnations
@@ -15,17 +16,18 @@ Threads and what they own
     changes   change_watch.py    hears of tickets and rules that others have changed, and of new consumers
     trim      trimming.py        cuts what no reader needs (off by default)
     gather    gatherer.py        with several ticket streams: moves what is new in them to the work stream; and its helpers watch,
-                                 discover (source_watch.py), share (sharing.py) and trim-sources (source_trimmer.py), which cuts what
-                                 was gathered and no reader needs (off by default)
+                                 discover (source_watch.py), share (sharing.py) and trim-sources (source_trimmer.py),
+                                 which cuts what was gathered and no reader needs (off by default)
     pulse     pulse.py           looks at the whole system for the page, once for all who look
-    feed      ticket_feed.py     tells followers what happens to their tickets (over common/live_sockets.py)
+    feed      ticket_feed.py     tells followers what happens to their tickets (over common/http/server/push_sockets.py)
     bulk      bulk_letters.py    redrives or drops all dead letters of a filter, as a person asked on the page
     (web)     web/               gunicorn's threads: registrations, reports of what consumers have acknowledged in Redis, look-ups
 
-Nobody but ``dispatch`` touches the board; the others put what they found into its mailbox (mailbox.py). What it does in its turns is in files
-without a thread: adoption.py, reader.py, intake.py (sorts what was read), recoverer.py, idle_sweep.py, halts.py, rule_work.py and
-quiet_tickets.py; leader_steps.py calls the scripts. Every thread has a connection of its own.
-Every step that changes anything carries the epoch, so a thread that acts on old knowledge is refused by Redis, not by hope.
+Nobody but ``dispatch`` touches the board; the others put what they found into its mailbox (mailbox.py). What it does in
+its turns is in files without a thread: adoption.py, reader.py, intake.py (sorts what was read), recoverer.py,
+idle_sweep.py, halts.py, rule_work.py and quiet_tickets.py; leader_steps.py calls the scripts. Every thread has a
+connection of its own. Every step that changes anything carries the epoch, so a thread that acts on old knowledge is
+refused by Redis, not by hope.
 
 Several ticket streams
 ----------------------
@@ -40,7 +42,8 @@ One epoch
 ---------
 ::
 
-    elected -> adopt: living owners' tickets from the index, dead incarnations taken back, all of `master` read in id order
+    elected -> adopt: living owners' tickets from the index, dead incarnations taken back, all of `master` read in id
+    order
             -> look at new entries, plan, hand over, free what is reported ...
             -> a reply that is not sure: new epoch, memory dropped, adopt again
             -> FENCED: somebody else leads; memory dropped, standby
@@ -63,3 +66,11 @@ a gathered ticket stays halted      what is done above it stays in the work stre
 Redis' memory is full               nothing is gathered; the sources keep it
 ==================================  ===============================================================================================
 """
+
+from __future__ import annotations
+
+if __name__ != "usher.master":
+    raise ImportError(
+        f"{__name__!r} was imported from Usher's own folder, where it is 'usher.master': leave the checkout's folder,"
+        " or take it off the path"
+    )

@@ -9,23 +9,28 @@ from typing import Any
 
 import click
 
-from common.credentials import check_reach
-from common.doctor.collector import startup_findings
-from common.errors import RedisTrouble, UsherError
-from common.log import configure, event
-from common.redis_at_start import check_at_start
-from common.redis_client import Link
-from common.running_up import resolve_redis_url
-from common.serving import Bounds, Certificate, check_address, serve
-from common.settings import load, options
-from master.access import master_credentials
-from master.settings import MasterSettings
-from master.wiring import MasterProgram
+from usher.common.base.errors import RedisTrouble, UsherError
+from usher.common.base.log import configure, event
+from usher.common.doctor.collector import startup_findings
+from usher.common.http.credentials import check_reach
+from usher.common.http.server.server import Bounds, Certificate, check_address, serve
+from usher.common.redis.client import Link
+from usher.common.redis.locate import resolve_redis_url
+from usher.common.redis.startup_check import check_at_start
+from usher.common.runtime.settings import load, options
+from usher.master.assembly.access import master_credentials
+from usher.master.assembly.program import MasterProgram
+from usher.master.settings import MasterSettings
 
 log = logging.getLogger(__name__)
 
 
-@click.command(help="Run a master: it reads the ticket stream and delegates every entry to a consumer. Start two: one leads, one stands by.")
+@click.command(
+    help=(
+        "Run a master: it reads the ticket stream and delegates every entry to a consumer. Start two: one leads, one"
+        " stands by."
+    )
+)
 @options(MasterSettings)
 def main(flags: dict[str, Any]) -> None:
     try:
@@ -38,19 +43,34 @@ def main(flags: dict[str, Any]) -> None:
         tell_what_is_bad(redis_url)
         bounds = Bounds(settings.connections, settings.connections_per_address, settings.requests_in_flight)
         certificate = Certificate(settings.tls_cert, settings.tls_key)
-        serve(lambda: MasterProgram(settings, redis_url), settings.bind, "master", graceful_s=10.0, bounds=bounds, certificate=certificate)
+        serve(
+            lambda: MasterProgram(settings, redis_url),
+            settings.bind,
+            "master",
+            graceful_s=10.0,
+            bounds=bounds,
+            certificate=certificate,
+        )
     except UsherError as refused:
         click.echo(f"usher master: {refused}", err=True)
         sys.exit(2)
 
 
 def tell_what_is_bad(redis_url: str) -> None:
-    """Log what ``usher doctor`` would call bad about this Redis. Nothing is refused for it: the operator may know better, and a system that
-    works badly is of more use than one that does not start."""
+    """Log what ``usher doctor`` would call bad about this Redis. Nothing is refused for it: the operator may know
+    better, and a system that works badly is of more use than one that does not start."""
     link = Link(redis_url, "master:doctor", timeout_s=3.0)
     try:
         for finding in startup_findings(link):
-            event(log, "redis_is_unfit", level=logging.ERROR, check=finding.check, seen=finding.seen, means=finding.means, do=finding.do)
+            event(
+                log,
+                "redis_is_unfit",
+                level=logging.ERROR,
+                check=finding.check,
+                seen=finding.seen,
+                means=finding.means,
+                do=finding.do,
+            )
     except RedisTrouble as trouble:
         event(log, "redis_not_checked", level=logging.WARNING, why=str(trouble))
     finally:

@@ -7,9 +7,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from common.settings import Address, CommonSettings, MaybeAddress
+from usher.common.runtime.settings import Address, CommonSettings, MaybeAddress
 
-#: Longest life of a lead, in seconds. What lasts longer in Redis is of a clock that was set back (elector, lua/share.lua).
+#: Longest life of a lead, in seconds. What lasts longer in Redis is of a clock that was set back (elector,
+#: lua/sources/share.lua).
 LONGEST_LEASE_S = 600
 
 
@@ -19,45 +20,90 @@ class MasterSettings(CommonSettings):
     UNREAD: ClassVar[frozenset[str]] = frozenset({"redis_server"})
 
     bind: Address = Field("127.0.0.1:8700", description="Where the HTTP API and the page listen.")
-    advertise_url: str = Field("", description="URL under which consumers reach this master. Empty: made from USHER_BIND.")
+    advertise_url: str = Field(
+        "", description="URL under which consumers reach this master. Empty: made from USHER_BIND."
+    )
     leader_lease_seconds: float = Field(
-        5.0, ge=0.5, le=LONGEST_LEASE_S, description="Life of the leader lease: so long after a leader died a standby leads."
+        5.0,
+        ge=0.5,
+        le=LONGEST_LEASE_S,
+        description="Life of the leader lease: so long after a leader died a standby leads.",
     )
     batch_size: int = Field(1000, ge=1, le=2000, description="Most entries read, and handed over, by one script call.")
-    ticket_window: int = Field(512, ge=1, le=10_000, description="Most entries of one ticket handed over at a time; more are parked.")
-    parked_limit: int = Field(2_000_000, ge=1, description="Most entries parked in all; at this many the master stops reading.")
+    ticket_window: int = Field(
+        512, ge=1, le=10_000, description="Most entries of one ticket handed over at a time; more are parked."
+    )
+    parked_limit: int = Field(
+        2_000_000, ge=1, description="Most entries parked in all; at this many the master stops reading."
+    )
     longest_message_bytes: int = Field(
-        16 * 1024 * 1024, ge=0, le=2**31, description="Size of an entry, all fields together, above which it becomes a dead letter unread; 0: any."
+        16 * 1024 * 1024,
+        ge=0,
+        le=2**31,
+        description="Size of an entry, all fields together, above which it becomes a dead letter unread; 0: any.",
     )
     roster_seconds: float = Field(0.5, ge=0.05, le=60, description="How often leases are looked at.")
-    health_seconds: float = Field(2.0, ge=0.1, le=600, description="How often each consumer's health URL is asked; in all at most 100 a second.")
-    health_failures: int = Field(5, ge=1, le=1000, description="Failed health answers in a row before a consumer's lease is revoked.")
-    health_hosts: str = Field("127.0.0.1,::1", description="Hosts that health URLs may point to: addresses, networks, names; comma separated.")
+    health_seconds: float = Field(
+        2.0, ge=0.1, le=600, description="How often each consumer's health URL is asked; in all at most 100 a second."
+    )
+    health_failures: int = Field(
+        5, ge=1, le=1000, description="Failed health answers in a row before a consumer's lease is revoked."
+    )
+    health_hosts: str = Field(
+        "127.0.0.1,::1", description="Hosts that health URLs may point to: addresses, networks, names; comma separated."
+    )
     sweep_seconds: float = Field(5.0, ge=0.2, le=3600, description="How often idle messages are looked for.")
-    reconcile_seconds: float = Field(5.0, ge=0.2, le=3600, description="How often memory is compared with the index in Redis.")
+    reconcile_seconds: float = Field(
+        5.0, ge=0.2, le=3600, description="How often memory is compared with the index in Redis."
+    )
     unkeyed: str = Field(
         "reject",
         pattern=r"^(reject|spread)$",
         description="Messages without a ticket id. reject: dead letters. spread: any consumer gets them, in no order.",
     )
-    trim_seconds: float = Field(0.0, ge=0, le=86_400, description="How often what no reader needs is cut off each ticket stream. 0: never.")
-    discover_seconds: float = Field(30.0, ge=0.5, le=86_400, description="How often streams that match a pattern are looked for by SCAN.")
-    trim_archived: bool = Field(False, description="Cut only what is archived too (see `usher trim`); not for a work stream.")
-    operator_token: str = Field("", description="Bearer token with which one may look and act, but not speak for consumers. Empty: none.")
-    tokens_file: Path | None = Field(None, description="File with further tokens, one per line (`usher token new`); mode 0600; read again on change.")
+    trim_seconds: float = Field(
+        0.0, ge=0, le=86_400, description="How often what no reader needs is cut off each ticket stream. 0: never."
+    )
+    discover_seconds: float = Field(
+        30.0, ge=0.5, le=86_400, description="How often streams that match a pattern are looked for by SCAN."
+    )
+    trim_archived: bool = Field(
+        False, description="Cut only what is archived too (see `usher trim`); not for a work stream."
+    )
+    operator_token: str = Field(
+        "", description="Bearer token with which one may look and act, but not speak for consumers. Empty: none."
+    )
+    tokens_file: Path | None = Field(
+        None, description="File with further tokens, one per line (`usher token new`); mode 0600; read again on change."
+    )
     hosts: str = Field(
         "",
-        description="Host names and addresses under which requests may come, comma separated. Empty: any where tokens are asked for, else those of "
-        "this machine (on loopback).",
+        description=(
+            "Host names and addresses under which requests may come, comma separated. Empty: any where tokens are asked"
+            " for, else those of this machine (on loopback)."
+        ),
     )
-    requests_per_second: float = Field(2000, ge=1, le=10**6, description="Most HTTP requests of one token from one address; 429 beyond.")
-    registers_per_minute: float = Field(600, ge=1, le=10**6, description="Most registrations of one token from one address; 429 beyond.")
-    requests_in_flight: int = Field(256, ge=1, le=100_000, description="Most HTTP requests that are or wait to be answered; 503 beyond.")
-    connections: int = Field(1024, ge=16, le=100_000, description="Most HTTP connections open at a time, but for live subscriptions.")
+    requests_per_second: float = Field(
+        2000, ge=1, le=10**6, description="Most HTTP requests of one token from one address; 429 beyond."
+    )
+    registers_per_minute: float = Field(
+        600, ge=1, le=10**6, description="Most registrations of one token from one address; 429 beyond."
+    )
+    requests_in_flight: int = Field(
+        256, ge=1, le=100_000, description="Most HTTP requests that are or wait to be answered; 503 beyond."
+    )
+    connections: int = Field(
+        1024, ge=16, le=100_000, description="Most HTTP connections open at a time, but for live subscriptions."
+    )
     connections_per_address: int = Field(
-        256, ge=1, le=100_000, description="Most of these from one address; more are closed. Not counted for loopback, where a proxy may be."
+        256,
+        ge=1,
+        le=100_000,
+        description="Most of these from one address; more are closed. Not counted for loopback, where a proxy may be.",
     )
-    followers_limit: int = Field(5000, ge=0, le=1_000_000, description="Most live subscriptions to tickets that are open at a time.")
+    followers_limit: int = Field(
+        5000, ge=0, le=1_000_000, description="Most live subscriptions to tickets that are open at a time."
+    )
 
     @property
     def archived_only(self) -> bool:
@@ -68,21 +114,38 @@ class MasterSettings(CommonSettings):
 class StreamerSettings(CommonSettings):
     """Everything that can be set on a streamer."""
 
-    UNREAD: ClassVar[frozenset[str]] = (CommonSettings.UNREAD - {"log_level", "log_format", "tls_cert", "tls_key", "insecure"}) | {
-        "lease_seconds",
-        "ticket_scope",
-    }
+    UNREAD: ClassVar[frozenset[str]] = (
+        CommonSettings.UNREAD - {"log_level", "log_format", "tls_cert", "tls_key", "insecure"}
+    ) | {"lease_seconds", "ticket_scope"}
 
-    outbox_url: str = Field("", description="Database with the outbox, e.g. postgresql+psycopg://user@host/shop or sqlite:////srv/shop.db.")
-    outbox_bind: MaybeAddress = Field("", description="Where the streamer tells its health and metrics (HTTP), e.g. 127.0.0.1:8740. Empty: nowhere.")
-    outbox_name: str = Field("outbox", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="Names the outbox where several feed one stream.")
+    outbox_url: str = Field(
+        "", description="Database with the outbox, e.g. postgresql+psycopg://user@host/shop or sqlite:////srv/shop.db."
+    )
+    outbox_bind: MaybeAddress = Field(
+        "", description="Where the streamer tells its health and metrics (HTTP), e.g. 127.0.0.1:8740. Empty: nowhere."
+    )
+    outbox_name: str = Field(
+        "outbox", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="Names the outbox where several feed one stream."
+    )
     outbox_batch: int = Field(1000, ge=1, le=5000, description="Most rows sent by one script call.")
-    outbox_row_kib: int = Field(16_384, ge=1, le=262_144, description="Largest row in KiB, all its columns together; a larger one is set aside.")
+    outbox_row_kib: int = Field(
+        16_384, ge=1, le=262_144, description="Largest row in KiB, all its columns together; a larger one is set aside."
+    )
     outbox_poll_seconds: float = Field(
-        0.5, ge=0.005, le=60, description="Longest wait between two looks at an outbox that was empty; at most a quarter of the lease."
+        0.5,
+        ge=0.005,
+        le=60,
+        description="Longest wait between two looks at an outbox that was empty; at most a quarter of the lease.",
     )
     outbox_lease_seconds: float = Field(
-        5.0, ge=0.5, le=LONGEST_LEASE_S, description="Life of the streamers' lease: so long after one died another one streams."
+        5.0,
+        ge=0.5,
+        le=LONGEST_LEASE_S,
+        description="Life of the streamers' lease: so long after one died another one streams.",
     )
-    outbox_wait_replicas: int = Field(0, ge=0, le=16, description="Rows are kept until so many replicas have their entries (WAIT).")
-    outbox_wait_aof: bool = Field(False, description="Rows are kept until Redis has their entries on disk (WAITAOF, Redis 7.2 or later).")
+    outbox_wait_replicas: int = Field(
+        0, ge=0, le=16, description="Rows are kept until so many replicas have their entries (WAIT)."
+    )
+    outbox_wait_aof: bool = Field(
+        False, description="Rows are kept until Redis has their entries on disk (WAITAOF, Redis 7.2 or later)."
+    )

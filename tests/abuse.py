@@ -1,4 +1,4 @@
-"""The start/stop contract of ``common.service.Service``, as abuse that any service can be put through."""
+"""The start/stop contract of ``usher.common.runtime.service.Service``, as abuse that any service can be put through."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Callable
 
 import pytest
 
-from common.service import Service
+from usher.common.runtime.service import Service
 
 #: No step of the contract takes longer, also on a busy machine.
 PATIENCE_S = 10.0
 
 
 def check_contract(make: Callable[[], Service]) -> None:
-    """Abuse services made by ``make``; every one of them must be able to run and to be stopped within ``PATIENCE_S``."""
+    """Abuse services made by ``make``; every one of them must be able to run and to be stopped within
+    ``PATIENCE_S``."""
     _stop_before_start(make())
     _start_twice(make())
     _stop_twice(make())

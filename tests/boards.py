@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from master.policy.dispatch import Board
-from master.policy.plans import HandOverPlan, HandOverReply, TargetReply, Verdict
+from usher.master.policy.board.board import Board
+from usher.master.policy.board.plans import HandOverPlan, HandOverReply, TargetReply, Verdict
 
 NOW = 100.0
 
@@ -29,7 +29,11 @@ def arrive(board: Board, ticket: bytes, *numbers: int) -> None:
 
 def planned(plan: HandOverPlan | None) -> dict[tuple[str, bytes], list[bytes]]:
     """(incarnation, ticket) -> ids of a plan."""
-    return {} if plan is None else {(target.incarnation, part.ticket): part.ids for target in plan.targets for part in target.parts}
+    return (
+        {}
+        if plan is None
+        else {(target.incarnation, part.ticket): part.ids for target in plan.targets for part in target.parts}
+    )
 
 
 def answer(plan: HandOverPlan, fence: int = 7, state: str = "OK", **facts: list[bytes]) -> HandOverReply:
@@ -56,9 +60,15 @@ def freed(board: Board, incarnation: str, ticket: bytes, entry_ids: Iterable[byt
 
 
 def wait_once(board: Board) -> None:
-    """A ticket waits in one place at most, and knows whether it does: one that waits in two is planned twice, and put aside twice whenever the rules
-    change."""
-    waiting = [*board._ready, *board._homeless, *board._paused, *(ticket for _, _, ticket in board._slowed), *board._condemned.values()]
+    """A ticket waits in one place at most, and knows whether it does: one that waits in two is planned twice, and put
+    aside twice whenever the rules change."""
+    waiting = [
+        *board._ready,
+        *board._homeless,
+        *board._paused,
+        *(ticket for _, _, ticket in board._slowed),
+        *board._condemned.values(),
+    ]
     waiting += [ticket for consumer in board.consumers.values() for ticket in consumer.waiting]
     names = [ticket.name for ticket in waiting]
     assert len(set(map(id, waiting))) == len(waiting), f"twice: {names}"

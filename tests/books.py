@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from common.attempts import Attempts
-from consumer.context import Message
+from usher.common.protocol.attempts import Attempts
+from usher.consumer.handlers.message import Message
 
 
 class Book:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from common.cli import run
+from usher.cli import run
 
 
 def usher(*words: str) -> int:
@@ -20,7 +20,11 @@ def usher(*words: str) -> int:
 @pytest.fixture
 def audit_environ(tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The environment of ``usher audit`` for the test's Redis."""
-    given = {"USHER_REDIS_URL": redis_url, "USHER_AUDIT_DIR": str(tmp_path / "audit"), "USHER_AUDIT_SETTLE_SECONDS": "0.1"}
+    given = {
+        "USHER_REDIS_URL": redis_url,
+        "USHER_AUDIT_DIR": str(tmp_path / "audit"),
+        "USHER_AUDIT_SETTLE_SECONDS": "0.1",
+    }
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     return given

@@ -1,7 +1,7 @@
 """Fixtures that every test may use.
 
-A test gets Redis through ``redis_url`` or ``link`` only: both belong to a redis-server that this test run started for itself, so
-emptying it can never hurt anybody.
+A test gets Redis through ``redis_url`` or ``link`` only: both belong to a redis-server that this test run started for
+itself, so emptying it can never hurt anybody.
 """
 
 from __future__ import annotations
@@ -15,11 +15,18 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from common.embedded import SERVER_VARIABLE, EmbeddedRedis, server_of
-from common.log import in_hand
-from common.redis_client import Link
+from usher.common.base.log import in_hand
+from usher.common.redis.client import Link
+from usher.common.redis.embedded import SERVER_VARIABLE, EmbeddedRedis, server_of
 
-pytest_plugins = ("tests.postgres", "tests.sinks", "tests.outboxes", "tests.valkey", "tests.commands", "tests.sharing_out")
+pytest_plugins = (
+    "tests.postgres",
+    "tests.sinks",
+    "tests.outboxes",
+    "tests.valkey",
+    "tests.commands",
+    "tests.sharing_out",
+)
 #: ``pytest --hypothesis-profile=long tests/integration/test_protocol_machine.py``: an hour instead of seconds.
 hypothesis.settings.register_profile("long", max_examples=5000, stateful_step_count=60)
 
@@ -28,8 +35,8 @@ hypothesis.settings.register_profile("long", max_examples=5000, stateful_step_co
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-#: The server that all tests are to run on. If none was set, those in these folders, of whole programs, run on the one that people get with Usher,
-#: and all others on the oldest that Usher works with: it can do least.
+#: The server that all tests are to run on. If none was set, those in these folders, of whole programs, run on the one
+#: that people get with Usher, and all others on the oldest that Usher works with: it can do least.
 _WANTED = os.environ.get(SERVER_VARIABLE, "")
 _ON_SHIPPED = ("audit", "browser", "process")
 
@@ -54,7 +61,8 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_message_in_hand() -> None:
-    """A test that plays a runner on this thread leaves its last message in the context, and log lines of later tests would name it."""
+    """A test that plays a runner on this thread leaves its last message in the context, and log lines of later tests
+    would name it."""
     in_hand.set(None)
 
 

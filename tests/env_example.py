@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from common.settings import CommonSettings, name_of
-from consumer.settings import ConsumerSettings
-from master.audit.settings import AuditSettings
-from master.settings import MasterSettings, StreamerSettings
+from usher.common.runtime.settings import CommonSettings, name_of
+from usher.consumer.settings import ConsumerSettings
+from usher.master.audit.settings import AuditSettings
+from usher.master.settings import MasterSettings, StreamerSettings
 
 _HEAD = """\
 # Settings of Usher, each with its default. Made from the settings classes: python -m tests.env_example > deploy/env.example
@@ -34,7 +34,9 @@ def _part(title: str, cls: type[CommonSettings], fields: set[str]) -> str:
     for field, info in cls.model_fields.items():
         if field in fields:
             needed = " Must be set." if info.is_required() else ""
-            lines.append(f"\n# {info.description}{needed}\n#{name_of(field)}={'' if info.is_required() else _shown(info.default)}\n")
+            lines.append(
+                f"\n# {info.description}{needed}\n#{name_of(field)}={'' if info.is_required() else _shown(info.default)}\n"
+            )
     return "".join(lines)
 
 

@@ -1,7 +1,8 @@
 """The master's API, fuzzed by schemathesis out of its own OpenAPI document: ``python -m tests.fuzz --cases 500``.
 
-A real master on a real Redis, with a consumer's registration, tickets in processing and dead letters to be found. Each operation gets ``--cases``
-cases with a token of all rights, and as many without any: answers must be those that the document tells, and never 500.
+A real master on a real Redis, with a consumer's registration, tickets in processing and dead letters to be found. Each
+operation gets ``--cases`` cases with a token of all rights, and as many without any: answers must be those that the
+document tells, and never 500.
 """
 
 from __future__ import annotations
@@ -18,17 +19,27 @@ from pathlib import Path
 
 import requests
 
-from common.embedded import EmbeddedRedis
-from common.redis_client import Link
 from tests.process.crew import KEYS, Crew
 from tests.process.machine import until
+from usher.common.redis.client import Link
+from usher.common.redis.embedded import EmbeddedRedis
 
 TOKEN = "t-all"
 #: Beyond what any fuzzing reaches.
-_UNBOUNDED = {"USHER_REQUESTS_PER_SECOND": "1000000", "USHER_REGISTERS_PER_MINUTE": "1000000", "USHER_LEASE_SECONDS": "3600"}
+_UNBOUNDED = {
+    "USHER_REQUESTS_PER_SECOND": "1000000",
+    "USHER_REGISTERS_PER_MINUTE": "1000000",
+    "USHER_LEASE_SECONDS": "3600",
+}
 #: Subscriptions do not end.
 _ENDLESS = r"/events$"
-_ALWAYS = ("not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance", "allow_header_conformance")
+_ALWAYS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+    "allow_header_conformance",
+)
 _WITH_TOKEN = ("negative_data_rejection", "unsupported_method", "ignored_auth")
 
 #: Ours refuse what is too long before they look at it.
@@ -59,7 +70,12 @@ def _leads(url: str) -> bool:
 def _fill(redis_url: str, url: str) -> None:
     """A consumer that never works, tickets in its hands, and dead letters."""
     registration = {"name": "a", "health_url": "http://127.0.0.1:1/", "capacity": 100}
-    assert requests.post(f"{url}/api/consumers/register", json=registration, headers=_headers(True), timeout=10).status_code == 201
+    assert (
+        requests.post(
+            f"{url}/api/consumers/register", json=registration, headers=_headers(True), timeout=10
+        ).status_code
+        == 201
+    )
     link = Link(redis_url, "fuzz")
     link.pipeline([("XADD", KEYS.stream, "*", "ticket_id", f"T{number % 7}", "text", "x") for number in range(30)])
     link.pipeline([("XADD", KEYS.stream, "*", "no", "ticket") for _ in range(10)])
@@ -79,8 +95,29 @@ def fuzz(
     document.write_text(json.dumps(requests.get(f"{url}/api/openapi.json", headers=_headers(True), timeout=10).json()))
     (folder / "schemathesis.toml").write_text(_CONFIGURATION)
     checks = _ALWAYS + (_WITH_TOKEN if with_token else ())
-    words = ["run", str(document), "--url", url, "-n", str(cases), "--seed", str(seed), "--checks", ",".join(checks), "--continue-on-failure"]
-    words += ["--phases", phases, "--exclude-path-regex", _ENDLESS, "--request-timeout", "30", "--suppress-health-check", "all"]
+    words = [
+        "run",
+        str(document),
+        "--url",
+        url,
+        "-n",
+        str(cases),
+        "--seed",
+        str(seed),
+        "--checks",
+        ",".join(checks),
+        "--continue-on-failure",
+    ]
+    words += [
+        "--phases",
+        phases,
+        "--exclude-path-regex",
+        _ENDLESS,
+        "--request-timeout",
+        "30",
+        "--suppress-health-check",
+        "all",
+    ]
     words += ["--generation-database", "none", "--warnings", "off"]
     words += [word for name, value in _headers(with_token).items() for word in ("--header", f"{name}: {value}")]
     return subprocess.run(
@@ -110,7 +147,9 @@ def main() -> int:
             done = fuzz(url, folder, given.cases, with_token, given.seed)
             found |= done.returncode != 0
             who = "with" if with_token else "without"
-            sys.stdout.write(f"{told(done)}\n{who} a token: exit code {done.returncode}, {time.monotonic() - began_s:.0f} s\n")
+            sys.stdout.write(
+                f"{told(done)}\n{who} a token: exit code {done.returncode}, {time.monotonic() - began_s:.0f} s\n"
+            )
     return int(found)
 
 

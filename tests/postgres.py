@@ -1,7 +1,8 @@
 """A real PostgreSQL for tests: the server of the ``pgserver`` wheel (extra ``test``), else one that the system has.
 
-It listens on a unix socket in a folder of its own and nowhere else, so no port can be taken; it does not wait for the disk, because no test
-cuts its power. PostgreSQL refuses to run as root: then it runs as ``nobody``, on a copy if that user cannot reach the wheel's files.
+It listens on a unix socket in a folder of its own and nowhere else, so no port can be taken; it does not wait for the
+disk, because no test cuts its power. PostgreSQL refuses to run as root: then it runs as ``nobody``, on a copy if that
+user cannot reach the wheel's files.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ import pytest
 #: Where distributions keep the server's programs, which are not on everybody's PATH.
 _SYSTEM = ("usr/lib/postgresql/*/bin", "usr/pgsql-*/bin", "usr/local/pgsql/bin", "opt/homebrew/opt/postgresql*/bin")
 _NEEDED = ("postgres", "initdb")
-_NOT_HERE = "no PostgreSQL: the extra `test` brings one (Linux x86-64, Python up to 3.12); else install your system's postgresql package"
+_NOT_HERE = (
+    "no PostgreSQL: the extra `test` brings one (Linux x86-64, Python up to 3.12); else install your system's"
+    " postgresql package"
+)
 _PR_SET_PDEATHSIG = 1
 _PATIENCE_S = 60.0
 
@@ -42,7 +46,8 @@ def find_binaries() -> Path | None:
 
 
 class Postgres:
-    """One server with an empty cluster in ``folder`` (a short path: a unix socket lies in it). ``with`` ends it, however the test went."""
+    """One server with an empty cluster in ``folder`` (a short path: a unix socket lies in it). ``with`` ends it,
+    however the test went."""
 
     def __init__(self, binaries: Path, folder: Path) -> None:
         self._binaries = binaries
@@ -67,8 +72,15 @@ class Postgres:
             os.chown(self._folder, self._user, -1)
             self._make_reachable()
         try:
-            self._run("initdb", "-D", self._data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
-            settings = {"listen_addresses": "", "unix_socket_directories": self._folder, "fsync": "off", "max_connections": "60"}
+            self._run(
+                "initdb", "-D", self._data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"
+            )
+            settings = {
+                "listen_addresses": "",
+                "unix_socket_directories": self._folder,
+                "fsync": "off",
+                "max_connections": "60",
+            }
             words = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
             with self._log.open("ab") as log:
                 self._process = subprocess.Popen(
@@ -87,7 +99,9 @@ class Postgres:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         process, self._process = self._process, None
         if process is None:
             return
@@ -115,14 +129,18 @@ class Postgres:
             installed, package = self._binaries.parent, self._folder / "copy" / "pgserver"
             for part in ("bin", "lib", "share"):
                 shutil.copytree(installed / part, package / installed.name / part, symlinks=True)
-            libraries = installed.parents[1] / "pgserver.libs"  # beside the package, where the wheel's programs look for it
+            libraries = (
+                installed.parents[1] / "pgserver.libs"
+            )  # beside the package, where the wheel's programs look for it
             if libraries.is_dir():
                 shutil.copytree(libraries, package.parent / libraries.name)
             self._binaries = package / installed.name / "bin"
 
     def _run(self, program: str, *words: str | Path) -> None:
         command = [self._binaries / program, *words]
-        done = subprocess.run(command, capture_output=True, text=True, user=self._user, cwd=self._folder, check=False, timeout=120)
+        done = subprocess.run(
+            command, capture_output=True, text=True, user=self._user, cwd=self._folder, check=False, timeout=120
+        )
         assert done.returncode == 0, f"{program} failed:\n{done.stdout}{done.stderr}"
 
 

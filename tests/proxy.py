@@ -16,13 +16,20 @@ _NARROW_CHUNK = 8192
 
 
 class Proxy:
-    """Listens on loopback and forwards to the server of ``upstream_url``; ``with Proxy(url) as proxy: Link(proxy.url, ...)``.
+    """Listens on loopback and forwards to the server of ``upstream_url``; ``with Proxy(url) as proxy: Link(proxy.url,
+    ...)``.
 
-    ``on_reply`` gets what comes from Redis, one whole reply or several, and returns what the client is to see; None breaks the connection
-    instead. Whole, because Redis 6.2 writes one nested reply in up to four pieces, and who reads fast gets them one by one.
+    ``on_reply`` gets what comes from Redis, one whole reply or several, and returns what the client is to see; None
+    breaks the connection instead. Whole, because Redis 6.2 writes one nested reply in up to four pieces, and who reads
+    fast gets them one by one.
     """
 
-    def __init__(self, upstream_url: str, on_reply: Callable[[bytes], bytes | None] = lambda chunk: chunk, bytes_per_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        upstream_url: str,
+        on_reply: Callable[[bytes], bytes | None] = lambda chunk: chunk,
+        bytes_per_s: float = 0.0,
+    ) -> None:
         """``bytes_per_s``: how fast requests go through; 0: at once. It may be changed; None: not at all."""
         self._upstream = parse_url(upstream_url)
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -40,7 +47,9 @@ class Proxy:
         self._run(self._accept)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._closed.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -93,7 +102,13 @@ class Proxy:
             return server
         return socket.create_connection((self._upstream["host"], self._upstream["port"]))
 
-    def _forward(self, source: socket.socket, target: socket.socket, chunks: Iterator[bytes], change: Callable[[bytes], bytes | None]) -> None:
+    def _forward(
+        self,
+        source: socket.socket,
+        target: socket.socket,
+        chunks: Iterator[bytes],
+        change: Callable[[bytes], bytes | None],
+    ) -> None:
         with contextlib.suppress(OSError):
             for chunk in chunks:
                 changed = change(chunk)

@@ -1,7 +1,7 @@
 """A world without Redis: what the scripts do to the stream's group, the pending list and the index.
 
-``RedisModel`` follows ``common/lua/*.lua`` step by step and notes every hand-over that breaks the promise. The leader that goes with it is in
-``leader_model.py``.
+``RedisModel`` follows ``common/lua/*.lua`` step by step and notes every hand-over that breaks the promise. The leader
+that goes with it is in ``leader_model.py``.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from common.registration import Registration, name_of
-from common.stream_id import ZERO, rank
-from master.leader_steps import Freed, GroupMoved, ParkedPage, TakenPage
-from master.looks import NO_NEWS, Found, News
-from master.policy.plans import NOBODY, HandOverPlan, HandOverReply, Part, TargetReply
-from master.roster import Member
+from usher.common.protocol.registration import Registration, name_of
+from usher.common.protocol.stream_id import ZERO, rank
+from usher.master.leader.leader_scripts import Freed, GroupMoved, ParkedPage, TakenPage
+from usher.master.leader.peeked import NO_NEWS, Found, News
+from usher.master.membership.registry import Member
+from usher.master.policy.board.plans import NOBODY, HandOverPlan, HandOverReply, Part, TargetReply
 
 MASTER = "master"
 HALTED = "halted"
@@ -148,7 +148,9 @@ class RedisModel:
         else:
             self.pending[first] = HALTED
         left = [entry_id for entry_id in rest if self._claim(entry_id, MASTER)]
-        self._write(ticket, Record("returned" if is_gone else HALTED, record.fence, left if is_gone else [first, *left]))
+        self._write(
+            ticket, Record("returned" if is_gone else HALTED, record.fence, left if is_gone else [first, *left])
+        )
         self.changed.append(ticket)
 
     def end(self, incarnation: str, ticket: bytes) -> None:
@@ -157,7 +159,10 @@ class RedisModel:
         first, *rest = record.ids
         self.finish(first)
         if first in self.bodiless:
-            self._write(ticket, Record("returned", record.fence, [entry_id for entry_id in rest if self._claim(entry_id, MASTER)]))
+            self._write(
+                ticket,
+                Record("returned", record.fence, [entry_id for entry_id in rest if self._claim(entry_id, MASTER)]),
+            )
         else:
             for entry_id in rest:
                 self.finish(entry_id)
@@ -245,7 +250,11 @@ class RedisModel:
             for target, state in zip(plan.targets, states, strict=True)
         ]
         fence = 0
-        if any(self._owner(part) != target.incarnation for target, parts in zip(plan.targets, granted, strict=True) for part in parts):
+        if any(
+            self._owner(part) != target.incarnation
+            for target, parts in zip(plan.targets, granted, strict=True)
+            for part in parts
+        ):
             self.fence += 1
             fence = self.fence
         replies = []
@@ -262,7 +271,9 @@ class RedisModel:
         return HandOverReply(fence, tuple(replies))
 
     def _state(self, incarnation: str, parts: Sequence[Part], plan: HandOverPlan) -> str:
-        state = {"live": "OK", "draining": "DRAINING", "revoked": "REVOKED"}.get(self.leases.get(incarnation, ""), "LOST")
+        state = {"live": "OK", "draining": "DRAINING", "revoked": "REVOKED"}.get(
+            self.leases.get(incarnation, ""), "LOST"
+        )
         if state == "OK":
             for entry_id in [entry_id for part in parts if self._may_have(incarnation, part) for entry_id in part.ids]:
                 assert _within(entry_id, plan)
@@ -331,7 +342,8 @@ class RedisModel:
         return TakenPage(False, len(page), found, [entry_id for entry_id in page if entry_id not in self.pending])
 
     def free_tickets(self, incarnation: str, tickets: Sequence[bytes]) -> Freed | None:
-        """free_tickets.lua: the tickets that somebody else has, and what of the freed ones is under master; None if it lives or has something."""
+        """free_tickets.lua: the tickets that somebody else has, and what of the freed ones is under master; None if it
+        lives or has something."""
         if self.lives(incarnation) or self.held_by(incarnation):
             return None
         others, parked = [], []
@@ -347,9 +359,13 @@ class RedisModel:
 
     def parked_page(self, after: bytes | None, count: int) -> ParkedPage:
         """read_parked.lua: one page."""
-        page = [entry_id for entry_id in self.held_by(MASTER) if after is None or rank(entry_id) > rank(after)][: min(count, PAGE)]
+        page = [entry_id for entry_id in self.held_by(MASTER) if after is None or rank(entry_id) > rank(after)][
+            : min(count, PAGE)
+        ]
         found = [Found(entry_id, self.ticket_of[entry_id]) for entry_id in page if self._bring(entry_id)]
-        return ParkedPage(page[-1] if page else None, found, [entry_id for entry_id in page if entry_id not in self.pending])
+        return ParkedPage(
+            page[-1] if page else None, found, [entry_id for entry_id in page if entry_id not in self.pending]
+        )
 
     def end_tail(self, ticket: bytes, believed: bytes, ids: Sequence[bytes], is_last: bool) -> bool:
         """end_tail.lua."""
@@ -369,4 +385,6 @@ class RedisModel:
 
 
 def _within(entry_id: bytes, plan: HandOverPlan) -> bool:
-    return (plan.lowest == b"-" or rank(entry_id) >= rank(plan.lowest)) and (plan.highest == b"+" or rank(entry_id) <= rank(plan.highest))
+    return (plan.lowest == b"-" or rank(entry_id) >= rank(plan.lowest)) and (
+        plan.highest == b"+" or rank(entry_id) <= rank(plan.highest)
+    )

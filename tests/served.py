@@ -1,4 +1,4 @@
-"""Programs under ``common.serving``, as processes of their own that tests can ask, signal and kill."""
+"""Programs under ``usher.common.http.server.server``, as processes of their own that tests can ask, signal and kill."""
 
 from __future__ import annotations
 
@@ -27,13 +27,20 @@ class Running:
         self._log = folder / f"child-{time.monotonic_ns()}.log"
         with self._log.open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", code, json.dumps(how)], cwd=_ROOT, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True
+                [sys.executable, "-c", code, json.dumps(how)],
+                cwd=_ROOT,
+                stdout=out,
+                stderr=out,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )
         self._family = [psutil.Process(self.process.pid)]
 
     def records(self, action: str) -> list[dict[str, Any]]:
         lines = self._log.read_text().rpartition("\n")[0].splitlines()  # the last one may be half written
-        return [found for found in (json.loads(line) for line in lines if line.startswith("{")) if found["action"] == action]
+        return [
+            found for found in (json.loads(line) for line in lines if line.startswith("{")) if found["action"] == action
+        ]
 
     def wait_for(self, action: str, count: int = 1) -> dict[str, Any]:
         until(lambda: len(self.records(action)) >= count, f"{count} x {action}", self)
@@ -73,7 +80,10 @@ class Running:
         return self._log.read_text()
 
     def kill(self) -> None:
-        family = [*self._family, *(found for process in self._family if process.is_running() for found in process.children(recursive=True))]
+        family = [
+            *self._family,
+            *(found for process in self._family if process.is_running() for found in process.children(recursive=True)),
+        ]
         for process in family:
             if process.is_running():
                 process.kill()

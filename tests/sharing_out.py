@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-#: Its tests share a SparkSession. A second one costs its start again, and every query runs slowly until its Java is warm.
+#: Its tests share a SparkSession. A second one costs its start again, and every query runs slowly until its Java is
+#: warm.
 _TOGETHER = "tests/audit/"
 
 

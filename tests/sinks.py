@@ -1,4 +1,5 @@
-"""What tests of sinks share: marked messages, databases of both kinds, and a table of accounts that shows every effect."""
+"""What tests of sinks share: marked messages, databases of both kinds, and a table of accounts that shows every
+effect."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
-from consumer.sinks.sql import SqlSink
-from consumer.sinks.sql_async import AsyncSqlSink
+from usher.consumer.sinks.sql import SqlSink
+from usher.consumer.sinks.sql_async import AsyncSqlSink
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,10 @@ class Mark:
 def add(mark: Mark, session: Session) -> None:
     """The effect: not idempotent, on purpose."""
     session.execute(
-        sa.text("INSERT INTO accounts VALUES (:id, :n) ON CONFLICT (id) DO UPDATE SET total = accounts.total + excluded.total"),
+        sa.text(
+            "INSERT INTO accounts VALUES (:id, :n) ON CONFLICT (id) DO UPDATE SET total = accounts.total +"
+            " excluded.total"
+        ),
         {"id": mark.ticket_id, "n": mark.n},
     )
 
@@ -62,7 +66,8 @@ def rows(engine: sa.Engine, table: str) -> int:
 
 @contextlib.contextmanager
 def quick_folder() -> Iterator[Path]:
-    """A folder in memory, where there is such a place: SQLite waits for the disk several times per commit, and no test cuts the power."""
+    """A folder in memory, where there is such a place: SQLite waits for the disk several times per commit, and no test
+    cuts the power."""
     memory = Path("/dev/shm")
     place = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="usher-", dir=place) as folder:

@@ -1,7 +1,8 @@
 """Plays the stories of ``tests/scenarios``: what happens above the line, what the leader does below it.
 
-A story is a conversation: blocks of sentences, a line ``----``, and what the leader does after it has heard them, until it has nothing more
-to do. ``python -m tests.story`` writes the answers of all stories anew; only commit the changes if you understand what caused them.
+A story is a conversation: blocks of sentences, a line ``----``, and what the leader does after it has heard them, until
+it has nothing more to do. ``python -m tests.story`` writes the answers of all stories anew; only commit the changes if
+you understand what caused them.
 
 ==============================================  ======================================================================
 sentence                                        means
@@ -27,12 +28,12 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from master.leader_steps import TakenPage
-from master.looks import NO_NEWS, News
-from master.policy.plans import HandOverPlan, HandOverReply
-from master.policy.tickets import Standing, Ticket
 from tests.leader_model import Leader
 from tests.redis_model import RedisModel
+from usher.master.leader.leader_scripts import TakenPage
+from usher.master.leader.peeked import NO_NEWS, News
+from usher.master.policy.board.plans import HandOverPlan, HandOverReply
+from usher.master.policy.board.tickets import Standing, Ticket
 
 FOLDER = Path(__file__).parent / "scenarios"
 LINE = "----"
@@ -59,7 +60,10 @@ class _Told(RedisModel):
         before = len(self.handed_over)
         reply = super().hand_over(plan, news)
         for handed in self.handed_over[before:]:
-            self.lines.append(f"hand over {handed.ticket.decode()} {_shown(handed.ids)} to {_name(handed.target)} fence {handed.fence}")
+            self.lines.append(
+                f"hand over {handed.ticket.decode()} {_shown(handed.ids)} to {_name(handed.target)} fence"
+                f" {handed.fence}"
+            )
         for target, answer in zip(plan.targets, reply.targets, strict=True):
             if answer.state != "OK":
                 self.lines.append(f"refused: {_name(target.incarnation)} is {answer.state.lower()}")
@@ -112,7 +116,9 @@ class Story:
         while leader.unsure or leader.board._ready:
             leader.read_records(sorted(leader.unsure))
             leader.hand_over()
-        parked = {name: self._why_parked(ticket) for name, ticket in sorted(leader.board.tickets.items()) if ticket.parked}
+        parked = {
+            name: self._why_parked(ticket) for name, ticket in sorted(leader.board.tickets.items()) if ticket.parked
+        }
         told = [line for name, line in parked.items() if self._parked.get(name) != line]
         self._parked = parked
         lines, self._redis.lines = self._redis.lines + told, []
@@ -121,7 +127,9 @@ class Story:
 
     def _why_parked(self, ticket: Ticket) -> str:
         owner = ticket.owner
-        if ticket.standing is Standing.RECOVERING or (owner is not None and self._leader.recoverer.has(owner.incarnation)):
+        if ticket.standing is Standing.RECOVERING or (
+            owner is not None and self._leader.recoverer.has(owner.incarnation)
+        ):
             why = "its owner is in recovery"
         elif ticket.standing is not Standing.OPEN:
             why = ticket.standing.value
@@ -130,7 +138,11 @@ class Story:
         elif not owner.accepts:
             why = f"{_name(owner.incarnation)} still has it and takes nothing more"
         else:
-            why = "its window is full" if len(ticket.running) >= self._window else f"{_name(owner.incarnation)} has no room"
+            why = (
+                "its window is full"
+                if len(ticket.running) >= self._window
+                else f"{_name(owner.incarnation)} has no room"
+            )
         return f"park {ticket.name.decode()} {_shown(list(ticket.parked))}: {why}"
 
     # ---- sentences -----------------------------------------------------------------------------------------------------------

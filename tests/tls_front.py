@@ -1,4 +1,5 @@
-"""TLS for tests: certificates of a CA of our own, and TLS in front of a Redis, since the embedded redis-server is built without."""
+"""TLS for tests: certificates of a CA of our own, and TLS in front of a Redis, since the embedded redis-server is built
+without."""
 
 from __future__ import annotations
 
@@ -26,10 +27,11 @@ class Papers:
 
 
 class TlsFront:
-    """TLS in front of a Redis, as a proxy or its own ``tls-port`` would do it; ``behind`` is its unix socket, or its port here.
+    """TLS in front of a Redis, as a proxy or its own ``tls-port`` would do it; ``behind`` is its unix socket, or its
+    port here.
 
-    ``plain_too``: who speaks no TLS is let through as well, as a Sentinel is that watches the port which it names to clients.
-    ``client_too``: clients must show a certificate of the same CA.
+    ``plain_too``: who speaks no TLS is let through as well, as a Sentinel is that watches the port which it names to
+    clients. ``client_too``: clients must show a certificate of the same CA.
     """
 
     def __init__(self, papers: Papers, behind: str | int, plain_too: bool = False, client_too: bool = False) -> None:

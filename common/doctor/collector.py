@@ -1,23 +1,24 @@
-"""Asking Redis for all that the doctor judges. Nothing is written; what may not be asked is noted with Redis' own words."""
+"""Asking Redis for all that the doctor judges. Nothing is written; what may not be asked is noted with Redis' own
+words."""
 
 from __future__ import annotations
 
 import time
 from typing import Any, NamedTuple
 
-from common.capabilities import ask
-from common.doctor.facts import Clock, Facts, Finding, NameInGroup, Severity, StreamFacts
-from common.doctor.findings import examine_server
-from common.doctor.rights import find_rights
-from common.doctor.writes import info_lines
-from common.endpoints import CLUSTER, SENTINEL, mode
-from common.errors import GroupMissing, NotNow, RedisTrouble
-from common.keys import HALTED, MASTER, Keys, LogKeys
-from common.redis_client import CommandRefused, Link
-from common.registration import parse
-from common.source_status import SourcesReader
-from common.sources import Sources
-from common.streams import TicketStream, pairs
+from usher.common.base.errors import GroupMissing, NotNow, RedisTrouble
+from usher.common.doctor.facts import Clock, Facts, Finding, NameInGroup, Severity, StreamFacts
+from usher.common.doctor.findings import examine_server
+from usher.common.doctor.rights import find_rights
+from usher.common.doctor.source_status import SourcesReader
+from usher.common.doctor.writes import info_lines
+from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
+from usher.common.protocol.registration import parse
+from usher.common.protocol.sources import Sources
+from usher.common.redis.capabilities import ask
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.endpoints import CLUSTER, SENTINEL, mode
+from usher.common.redis.replies import TicketStream, pairs
 
 _SETTINGS = (
     "appendonly",
@@ -66,21 +67,31 @@ def collect(link: Link, keys: Keys, lease_ms: int, sources: Sources | None = Non
 
 
 def startup_findings(link: Link) -> list[Finding]:
-    """What is bad about the server behind ``link``: a program logs it when it starts, and goes on. Raises RedisTrouble."""
+    """What is bad about the server behind ``link``: a program logs it when it starts, and goes on. Raises
+    RedisTrouble."""
     server = _server(link, {})
     return [finding for finding in examine_server(server) if finding.severity is Severity.BAD]
 
 
 def _server(link: Link, refused: dict[str, str]) -> Facts:
     """INFO, CONFIG and who stands around it."""
-    info, sentinels, *settings = link.pipeline([("INFO",), ("PUBSUB", "NUMSUB", _SENTINEL_CHANNEL), *(("CONFIG", "GET", name) for name in _SETTINGS)])
+    info, sentinels, *settings = link.pipeline(
+        [("INFO",), ("PUBSUB", "NUMSUB", _SENTINEL_CHANNEL), *(("CONFIG", "GET", name) for name in _SETTINGS)]
+    )
     told = info_lines(info) if _is_told(info, "INFO", refused) else None
     cluster = None
     if told is not None and told.get("cluster_enabled") == "1":
         [reply] = link.pipeline([("CLUSTER", "INFO")])
         cluster = info_lines(reply) if _is_told(reply, "CLUSTER INFO", refused) else None
     watching = int(sentinels[1]) if isinstance(sentinels, list) else None
-    return Facts(mode=_mode(link.url), info=told, config=_settings(settings, refused), sentinels=watching, cluster=cluster, refused=refused)
+    return Facts(
+        mode=_mode(link.url),
+        info=told,
+        config=_settings(settings, refused),
+        sentinels=watching,
+        cluster=cluster,
+        refused=refused,
+    )
 
 
 def _mode(url: str) -> str:
@@ -108,7 +119,8 @@ def _is_told(reply: Any, question: str, refused: dict[str, str]) -> bool:
 
 
 class _Time(NamedTuple):
-    """Redis' milliseconds, ours on a steady clock, ours on the wall, all of the middle of one call, and how long that took."""
+    """Redis' milliseconds, ours on a steady clock, ours on the wall, all of the middle of one call, and how long that
+    took."""
 
     redis_ms: int
     steady_ms: float
@@ -123,7 +135,12 @@ def _time(link: Link, refused: dict[str, str]) -> _Time | None:
     if not _is_told(reply, "TIME", refused):
         return None
     seconds, micros = map(int, reply)
-    return _Time(seconds * 1000 + micros // 1000, (before_s + trip_s / 2) * 1000, wall_ns // 1_000_000 + int(trip_s * 500), trip_s * 1000)
+    return _Time(
+        seconds * 1000 + micros // 1000,
+        (before_s + trip_s / 2) * 1000,
+        wall_ns // 1_000_000 + int(trip_s * 500),
+        trip_s * 1000,
+    )
 
 
 def _clock(link: Link, first: _Time | None, refused: dict[str, str]) -> Clock | None:
@@ -175,7 +192,10 @@ def _look_at_stream(link: Link, keys: Keys) -> StreamFacts:
         lag = facts.get(b"lag")
         if lag is None:
             lag = _nothing_above(link, keys, facts[b"last-delivered-id"])
-        names = tuple(NameInGroup(name.decode(errors="replace"), _state(name, states), pending) for name, pending in reader.group_consumers())
+        names = tuple(
+            NameInGroup(name.decode(errors="replace"), _state(name, states), pending)
+            for name, pending in reader.group_consumers()
+        )
         idle_ms = _longest_idle_ms(link, keys, states)
     except GroupMissing:
         has_group = False
@@ -192,7 +212,10 @@ def _look_at_stream(link: Link, keys: Keys) -> StreamFacts:
         idle_ms=idle_ms,
         highest_number=max((int(number) for number in counters.values() if number.isdigit()), default=0),
         dead_letters=link.call("XLEN", keys.dead),
-        is_log=any(reply == 1 for reply in link.pipeline([("EXISTS", key) for key in (log_keys.checkpoints, log_keys.counters)])),
+        is_log=any(
+            reply == 1
+            for reply in link.pipeline([("EXISTS", key) for key in (log_keys.checkpoints, log_keys.counters)])
+        ),
     )
 
 
@@ -222,7 +245,10 @@ def _states(link: Link, keys: Keys) -> dict[str, str]:
         except ValueError:
             continue  # the roster reports it
     leases = link.pipeline([("GET", keys.lease(incarnation)) for incarnation in incarnations])
-    return {incarnation: lease.decode() if isinstance(lease, bytes) else "lost" for incarnation, lease in zip(incarnations, leases, strict=True)}
+    return {
+        incarnation: lease.decode() if isinstance(lease, bytes) else "lost"
+        for incarnation, lease in zip(incarnations, leases, strict=True)
+    }
 
 
 def _state(name: bytes, states: dict[str, str]) -> str:

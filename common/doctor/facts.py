@@ -1,4 +1,5 @@
-"""What the doctor knows of a Redis and of a ticket stream in it, and the shape of what follows from it. None is "could not be asked"."""
+"""What the doctor knows of a Redis and of a ticket stream in it, and the shape of what follows from it. None is "could
+not be asked"."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from typing import Any, Protocol
 
 
 class Severity(enum.Enum):
-    """BAD: the promise does not hold, or work stands still. WARN: it costs something, or soon will. UNKNOWN: we may not ask."""
+    """BAD: the promise does not hold, or work stands still. WARN: it costs something, or soon will. UNKNOWN: we may not
+    ask."""
 
     OK = "ok"
     UNKNOWN = "unknown"
@@ -19,7 +21,8 @@ class Severity(enum.Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One check: what was seen, what that means for the promise, and what to do about it ("" when nothing is to be done)."""
+    """One check: what was seen, what that means for the promise, and what to do about it ("" when nothing is to be
+    done)."""
 
     check: str
     severity: Severity
@@ -29,7 +32,7 @@ class Finding:
 
 
 class Ability(Protocol):
-    """What judging needs of a ``common.capabilities.Capability``."""
+    """What judging needs of a ``usher.common.redis.capabilities.Capability``."""
 
     @property
     def name(self) -> str: ...
@@ -46,8 +49,8 @@ class Ability(Protocol):
 
 @dataclass(frozen=True)
 class Clock:
-    """Redis' clock beside ours: how far it is ahead, and how much it went faster than time itself while we watched. Also how far Redis is: the
-    round trip. Milliseconds."""
+    """Redis' clock beside ours: how far it is ahead, and how much it went faster than time itself while we watched.
+    Also how far Redis is: the round trip. Milliseconds."""
 
     redis_ms: int
     ahead_ms: int
@@ -58,8 +61,9 @@ class Clock:
 
 @dataclass(frozen=True)
 class Rights:
-    """What the user of the URL may do. ``missing``: commands it may not run that masters or consumers need. ``enough_for``: the programs that
-    lack nothing, where one of those two does. ``own_missing``: what the program lacks that the user is called after."""
+    """What the user of the URL may do. ``missing``: commands it may not run that masters or consumers need.
+    ``enough_for``: the programs that lack nothing, where one of those two does. ``own_missing``: what the program lacks
+    that the user is called after."""
 
     user: str | None
     missing: tuple[str, ...] | None
@@ -70,7 +74,8 @@ class Rights:
 
 @dataclass(frozen=True)
 class NameInGroup:
-    """A name in the group. ``state``: live, draining, revoked, lost, reserved (``master``, ``halted``), or unknown (on no roster)."""
+    """A name in the group. ``state``: live, draining, revoked, lost, reserved (``master``, ``halted``), or unknown (on
+    no roster)."""
 
     name: str
     state: str
@@ -79,11 +84,12 @@ class NameInGroup:
 
 @dataclass(frozen=True)
 class StreamFacts:
-    """The ticket stream, its group and its index at one moment. ``last_generated`` is "" and ``entries`` 0 when the stream is not there.
+    """The ticket stream, its group and its index at one moment. ``last_generated`` is "" and ``entries`` 0 when the
+    stream is not there.
 
-    ``has_group`` and ``position_saved``: a position without a group means that the group was lost. ``highest_number`` is the highest epoch,
-    fence or generation ever given; ``idle_ms`` the longest time that an entry of a name with a lease was idle. ``is_log``: a streamer writes it
-    or a log consumer reads it.
+    ``has_group`` and ``position_saved``: a position without a group means that the group was lost. ``highest_number``
+    is the highest epoch, fence or generation ever given; ``idle_ms`` the longest time that an entry of a name with a
+    lease was idle. ``is_log``: a streamer writes it or a log consumer reads it.
     """
 
     name: str
@@ -108,10 +114,12 @@ class StreamFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """All of it. ``info`` and ``config``: names and values as Redis has them. ``refused``: the question, and Redis' words.
+    """All of it. ``info`` and ``config``: names and values as Redis has them. ``refused``: the question, and Redis'
+    words.
 
-    ``mode`` is how the URL finds the server: fixed, sentinel or cluster. ``sentinels``: how many sentinels listen at this server.
-    ``gathering``: as common/source_status.py tells it; None when there is one ticket stream, or it could not be asked.
+    ``mode`` is how the URL finds the server: fixed, sentinel or cluster. ``sentinels``: how many sentinels listen at
+    this server. ``gathering``: as common/doctor/source_status.py tells it; None when there is one ticket stream, or it
+    could not be asked.
     """
 
     mode: str = "fixed"

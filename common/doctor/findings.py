@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from common.doctor.facts import Facts, Finding, Severity
-from common.doctor.gathering import judge_gathering
-from common.doctor.server import judge_server
-from common.doctor.stream import judge_stream
-from common.doctor.topology import judge_topology
+from usher.common.doctor.facts import Facts, Finding, Severity
+from usher.common.doctor.gathering import judge_gathering
+from usher.common.doctor.server import judge_server
+from usher.common.doctor.stream import judge_stream
+from usher.common.doctor.topology import judge_topology
 
 _ORDER = (Severity.OK, Severity.UNKNOWN, Severity.WARN, Severity.BAD)
 
@@ -52,7 +52,11 @@ def promise(facts: Facts) -> list[Holds]:
     rows = [Holds("a program of Usher is killed, paused or cut off", held)]
     fsync = facts.setting("appendfsync")
     if facts.told("aof_enabled") == "0":
-        gone = "all that Redis had is lost" if facts.setting("save") == "" else "all since the last snapshot of Redis is lost, if it makes any"
+        gone = (
+            "all that Redis had is lost"
+            if facts.setting("save") == ""
+            else "all since the last snapshot of Redis is lost, if it makes any"
+        )
         rows += [Holds("redis-server is killed", gone), Holds("its host loses power", gone)]
     elif facts.told("aof_enabled") is None:
         rows += [Holds("redis-server is killed", "not known"), Holds("its host loses power", "not known")]
@@ -64,8 +68,14 @@ def promise(facts: Facts) -> list[Holds]:
             "no": "what the kernel had not written is lost, half a minute or more",
         }
         killed = kills.get(fsync or "", "no loss was seen in tests; a write that waits for a slow disk may be lost")
-        rows += [Holds("redis-server is killed", killed), Holds("its host loses power", powers.get(fsync or "", "not known"))]
+        rows += [
+            Holds("redis-server is killed", killed),
+            Holds("its host loses power", powers.get(fsync or "", "not known")),
+        ]
     if facts.number("connected_slaves") or facts.mode != "fixed":
-        tail = "what was not copied yet of sends and acknowledgements is lost: resend; repeats are fenced, order holds for what is left"
+        tail = (
+            "what was not copied yet of sends and acknowledgements is lost: resend; repeats are fenced, order holds for"
+            " what is left"
+        )
         rows.append(Holds("a replica is promoted", tail))
     return rows

@@ -1,15 +1,19 @@
-"""Judging the gathering of several ticket streams: does somebody do it, do all do the same, which sources are not taken in. Pure."""
+"""Judging the gathering of several ticket streams: does somebody do it, do all do the same, which sources are not taken
+in. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from common.doctor.facts import Facts, Finding, Severity
+from usher.common.doctor.facts import Facts, Finding, Severity
 
 _SHOWN = 5
 _MEANS: Mapping[str, tuple[str, str]] = {
-    "not_a_stream": ("what is under this name is no stream", "move that key away, or take the name out of USHER_TICKET_STREAM"),
+    "not_a_stream": (
+        "what is under this name is no stream",
+        "move that key away, or take the name out of USHER_TICKET_STREAM",
+    ),
     "ahead": (
         "its group is beyond its last id, so nothing of it will ever come",
         "XGROUP SETID it back to the last id that was gathered (HGET <work stream>:<group>:gathered <source>)",
@@ -19,11 +23,20 @@ _MEANS: Mapping[str, tuple[str, str]] = {
         "run a master and a consumer with USHER_TICKET_STREAM set to it alone until nothing is pending",
     ),
     "held_back": (
-        "a ticket that is halted or paused for long keeps all that is done above its oldest message in the work stream, until Redis is full",
-        "let that ticket go on: `usher dead redrive` or `usher dead drop` when it is halted, `usher resume` when it is paused",
+        (
+            "a ticket that is halted or paused for long keeps all that is done above its oldest message in the work"
+            " stream, until Redis is full"
+        ),
+        (
+            "let that ticket go on: `usher dead redrive` or `usher dead drop` when it is halted, `usher resume` when it"
+            " is paused"
+        ),
     ),
     "not_trimmed": (
-        "nothing is cut off it (USHER_TRIM_SECONDS) until somebody has looked, so it grows; it is gathered all the same",
+        (
+            "nothing is cut off it (USHER_TRIM_SECONDS) until somebody has looked, so it grows; it is gathered all the"
+            " same"
+        ),
         "do what its words say; `usher trim --ticket-stream SOURCE` shows who reads it, and takes --forget",
     ),
     "refused": ("Redis does not let its entries be moved", "allow the command that its words name to this user"),
@@ -38,10 +51,22 @@ def judge_gathering(facts: Facts) -> Iterator[Finding]:
     lag = f"{seen['lag']:,}" if seen["lag_is_exact"] else f"more than {seen['lag']:,}"
     told = f"{seen['sources']:,} streams, {lag} entries not gathered yet, {len(seen['masters'])} masters gather"
     if not seen["masters"]:
-        yield Finding("sources", Severity.WARN, told, "nothing is gathered: no master runs", "start `usher master` with this USHER_TICKET_STREAM")
+        yield Finding(
+            "sources",
+            Severity.WARN,
+            told,
+            "nothing is gathered: no master runs",
+            "start `usher master` with this USHER_TICKET_STREAM",
+        )
     elif len({master["setting"] for master in seen["masters"]}) > 1:
-        means = "masters of one group disagree on what to gather: streams that only some of them know wait where others have their shard"
-        do = "give all masters the same USHER_TICKET_STREAM, USHER_TICKET_FIELD and USHER_TICKET_SCOPE, or another USHER_GROUP"
+        means = (
+            "masters of one group disagree on what to gather: streams that only some of them know wait where others"
+            " have their shard"
+        )
+        do = (
+            "give all masters the same USHER_TICKET_STREAM, USHER_TICKET_FIELD and USHER_TICKET_SCOPE, or another"
+            " USHER_GROUP"
+        )
         yield Finding("sources", Severity.BAD, told, means, do)
     else:
         yield Finding("sources", Severity.OK, told, "they are gathered into the work stream")
@@ -55,4 +80,6 @@ def _troubles(troubles: Mapping[str, Any]) -> Iterator[Finding]:
     for kind, sources in by_kind.items():
         means, do = _MEANS.get(kind, ("they are not gathered", "look at the masters' logs"))
         shown = ", ".join(sources[:_SHOWN]) + (f" and {len(sources) - _SHOWN:,} more" if len(sources) > _SHOWN else "")
-        yield Finding(f"source {kind}", Severity.WARN if kind in ("held_back", "not_trimmed") else Severity.BAD, shown, means, do)
+        yield Finding(
+            f"source {kind}", Severity.WARN if kind in ("held_back", "not_trimmed") else Severity.BAD, shown, means, do
+        )

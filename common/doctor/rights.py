@@ -1,8 +1,8 @@
 """May the user of this connection run all that Usher needs? Asked without doing any of it.
 
-``ACL DRYRUN`` answers for a user by name, but is new (7.0) and often forbidden itself. Else each command is queued in a MULTI, where
-Redis checks the rights, and the MULTI is discarded: nothing runs. Where that is forbidden too, a few commands are tried on a key that is
-not there: they can show that rights are missing, but not that none is.
+``ACL DRYRUN`` answers for a user by name, but is new (7.0) and often forbidden itself. Else each command is queued in a
+MULTI, where Redis checks the rights, and the MULTI is discarded: nothing runs. Where that is forbidden too, a few
+commands are tried on a key that is not there: they can show that rights are missing, but not that none is.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from common.acl import programs
-from common.doctor.facts import Rights
-from common.errors import NotNow
-from common.keys import MASTER, Keys, LogKeys, uid_key
-from common.redis_client import Arg, CommandRefused, Link
-from common.sources import Sources
+from usher.common.base.errors import NotNow
+from usher.common.doctor.facts import Rights
+from usher.common.protocol.keys import MASTER, Keys, LogKeys, uid_key
+from usher.common.protocol.sources import Sources
+from usher.common.redis.acl import programs
+from usher.common.redis.client import Arg, CommandRefused, Link
 
 Command = tuple[Arg, ...]
 
 
 def needed(keys: Keys) -> list[Command]:
-    """One well-formed call of every command that masters and consumers send or that their scripts run, on the keys they run it on."""
+    """One well-formed call of every command that masters and consumers send or that their scripts run, on the keys they
+    run it on."""
     stream, group, inbox, lease = keys.stream, keys.group, keys.inbox("a:1"), keys.lease("a:1")
     return [
         ("TIME",),
@@ -76,14 +77,24 @@ def _needed_for_delayed(log: LogKeys) -> list[Command]:
     """The same for delayed messages."""
     return [
         *(("XADD", log.delayed, "*", "f", "v"), ("XDEL", log.delayed, "0-1"), ("XREAD", "STREAMS", log.delayed, "0")),
-        *(("ZADD", log.due, 1, "f"), ("ZREM", log.due, "f"), ("ZRANGE", log.due, 0, 0), ("ZRANGEBYSCORE", log.due, 0, 1)),
+        *(
+            ("ZADD", log.due, 1, "f"),
+            ("ZREM", log.due, "f"),
+            ("ZRANGE", log.due, 0, 0),
+            ("ZRANGEBYSCORE", log.due, 0, 1),
+        ),
         *(("ZSCORE", log.due, "f"), ("ZCARD", log.due), ("GET", log.due_until), ("SET", log.due_until, "0-0")),
     ]
 
 
 def needed_of_sources(keys: Keys, sources: Sources) -> list[Command]:
-    """The same for what masters do with each of several ticket streams. Of a pattern, one name that it matches stands for all."""
-    found: list[Command] = [("XADD", keys.stream, "*", "f", "v"), ("HSETNX", keys.gathered, "f", "v"), ("HEXISTS", keys.gathered, "f")]
+    """The same for what masters do with each of several ticket streams. Of a pattern, one name that it matches stands
+    for all."""
+    found: list[Command] = [
+        ("XADD", keys.stream, "*", "f", "v"),
+        ("HSETNX", keys.gathered, "f", "v"),
+        ("HEXISTS", keys.gathered, "f"),
+    ]
     found += [("XSETID", keys.stream, "0-1"), ("HGETALL", keys.shares)]
     for source in (*sources.names, *(re.sub(r"[*?]", "1", pattern) for pattern in sources.patterns)):
         found += [
@@ -93,7 +104,11 @@ def needed_of_sources(keys: Keys, sources: Sources) -> list[Command]:
             ("XINFO", "STREAM", source),
             ("XPENDING", source, keys.group),
             ("HSET", LogKeys(source).groups, keys.group, "0-0"),
-            *(("XTRIM", source, "MINID", "0"), ("HGETALL", LogKeys(source).checkpoints), ("GET", LogKeys(source).archived)),
+            *(
+                ("XTRIM", source, "MINID", "0"),
+                ("HGETALL", LogKeys(source).checkpoints),
+                ("GET", LogKeys(source).archived),
+            ),
             ("TYPE", source),
         ]
     return [*found, ("SCAN", 0, "COUNT", 1)] if sources.patterns else found
@@ -104,7 +119,13 @@ def _needed_by_others(keys: Keys) -> list[Command]:
     log, uid = LogKeys(keys.stream), uid_key(keys.stream, b"u")
     return [
         *(("EVALSHA", "0" * 40, 1, key) for key in (log.leader, log.checkpoints, uid)),
-        *(("SET", log.leader, "v", "PX", 1), ("GET", log.leader), ("PTTL", log.leader), ("HSET", log.counters, "f", "v"), ("WAIT", 0, 0)),
+        *(
+            ("SET", log.leader, "v", "PX", 1),
+            ("GET", log.leader),
+            ("PTTL", log.leader),
+            ("HSET", log.counters, "f", "v"),
+            ("WAIT", 0, 0),
+        ),
         *(("HGET", log.checkpoints, "f"), ("HSET", log.checkpoints, "f", "v"), ("HDEL", log.checkpoints, "f")),
         *(("GET", uid), ("SET", uid, "v", "PX", 1), ("GET", log.archived), ("SET", log.archived, "0-0")),
     ]
@@ -116,14 +137,17 @@ def find_rights(link: Link, keys: Keys, sources: Sources | None = None) -> Right
     [who] = link.pipeline([("ACL", "WHOAMI")])
     user = who.decode(errors="replace") if isinstance(who, bytes) else None
     if user is not None:
-        answers = link.pipeline([("ACL", "DRYRUN", user, *command) for command in (*commands, *_needed_by_others(keys))])
+        answers = link.pipeline(
+            [("ACL", "DRYRUN", user, *command) for command in (*commands, *_needed_by_others(keys))]
+        )
         if answers[0] == b"OK":  # TIME: it takes no key, so this says that we may ask
             return _found(keys, user, commands, [_refusal(answer) for answer in answers], "ACL DRYRUN")
     return _queued(link, keys, user, commands)
 
 
 def _refusal(answer: object) -> object:
-    """DRYRUN's answer in the form that the command itself would have got: OK, or a sentence that says what is missing."""
+    """DRYRUN's answer in the form that the command itself would have got: OK, or a sentence that says what is
+    missing."""
     return answer if answer == b"OK" else CommandRefused(f"NOPERM {answer!r}")
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from common.doctor.facts import Facts, Finding, Severity
-from common.doctor.topology import judge_replicas
-from common.doctor.versions import floor_problem, known_holes, version_of
+from usher.common.doctor.facts import Facts, Finding, Severity
+from usher.common.doctor.topology import judge_replicas
+from usher.common.doctor.versions import floor_problem, known_holes, version_of
 
 OK, UNKNOWN, WARN, BAD = Severity.OK, Severity.UNKNOWN, Severity.WARN, Severity.BAD
 #: Of maxmemory: from here on it is time to act; at all of it sends are refused.
@@ -38,12 +38,20 @@ def _version(facts: Facts) -> Iterator[Finding]:
     told = version_of(facts.info or {})
     if told is None:
         why = facts.why_not("INFO") if facts.info is None else "INFO does not tell"
-        yield Finding("version", UNKNOWN, why, "old versions lose entries of consumer groups", "allow INFO to this user")
+        yield Finding(
+            "version", UNKNOWN, why, "old versions lose entries of consumer groups", "allow INFO to this user"
+        )
         return
     severity, means = floor_problem(told)
-    yield Finding("version", severity, str(told), means, "" if severity is OK else "update Redis to at least 6.2.14 or 7.0.5")
+    yield Finding(
+        "version", severity, str(told), means, "" if severity is OK else "update Redis to at least 6.2.14 or 7.0.5"
+    )
     for hole in known_holes(told):
-        fixed = "update (fixed in " + ", ".join(hole.fixed_in(told.product)) + "); a distribution may have mended it under the same number"
+        fixed = (
+            "update (fixed in "
+            + ", ".join(hole.fixed_in(told.product))
+            + "); a distribution may have mended it under the same number"
+        )
         yield Finding("security", WARN, f"{told}: {hole.name}", hole.what, fixed)
 
 
@@ -51,11 +59,21 @@ def _append_only_file(facts: Facts) -> Iterator[Finding]:
     enabled = facts.told("aof_enabled") or {"yes": "1", "no": "0"}.get(facts.setting("appendonly") or "")
     if enabled is None:
         why = facts.why_not("INFO")
-        yield Finding("append-only file", UNKNOWN, why, "without one a restart of Redis loses messages", "ask whoever runs this Redis")
+        yield Finding(
+            "append-only file",
+            UNKNOWN,
+            why,
+            "without one a restart of Redis loses messages",
+            "ask whoever runs this Redis",
+        )
         return
     if enabled == "0":
         saves = facts.setting("save")
-        means = "a restart of Redis loses everything" if saves == "" else "a restart of Redis loses all since its last snapshot, acknowledged or not"
+        means = (
+            "a restart of Redis loses everything"
+            if saves == ""
+            else "a restart of Redis loses all since its last snapshot, acknowledged or not"
+        )
         if facts.number("connected_slaves"):
             means += "; with replicas, an automatic restart wipes them too"
         yield Finding("append-only file", BAD, "appendonly no", means, "set appendonly yes")
@@ -64,43 +82,73 @@ def _append_only_file(facts: Facts) -> Iterator[Finding]:
     yield _fsync(facts)
     if facts.setting("no-appendfsync-on-rewrite") == "yes":
         means = "while the file is rewritten nothing is brought to disk: a power loss may then take up to half a minute"
-        yield Finding("fsync while rewriting", WARN, "no-appendfsync-on-rewrite yes", means, "set no-appendfsync-on-rewrite no")
+        yield Finding(
+            "fsync while rewriting", WARN, "no-appendfsync-on-rewrite yes", means, "set no-appendfsync-on-rewrite no"
+        )
     delayed = facts.number("aof_delayed_fsync")
     if delayed:
         means = "the disk is too slow for one fsync a second: a power loss may take more than a second"
-        yield Finding("fsync delays", WARN, f"{delayed:,} delayed since the start", means, "give Redis a faster disk, or fewer neighbours on it")
+        yield Finding(
+            "fsync delays",
+            WARN,
+            f"{delayed:,} delayed since the start",
+            means,
+            "give Redis a faster disk, or fewer neighbours on it",
+        )
 
 
 def _fsync(facts: Facts) -> Finding:
     mode = facts.setting("appendfsync")
     if mode == "always":
-        return Finding("fsync", OK, "appendfsync always", "a power loss loses nothing that was acknowledged, as far as the disk keeps its word")
+        return Finding(
+            "fsync",
+            OK,
+            "appendfsync always",
+            "a power loss loses nothing that was acknowledged, as far as the disk keeps its word",
+        )
     if mode == "everysec":
-        means = "a killed redis-server loses nothing; a power loss of its host up to about a second of sends and acknowledgements: resend those"
+        means = (
+            "a killed redis-server loses nothing; a power loss of its host up to about a second of sends and"
+            " acknowledgements: resend those"
+        )
         return Finding("fsync", OK, "appendfsync everysec", means)
     if mode is None:
         return Finding(
-            "fsync", UNKNOWN, facts.why_not("CONFIG GET"), "how much a power loss loses is not known", "ask whoever runs this Redis for appendfsync"
+            "fsync",
+            UNKNOWN,
+            facts.why_not("CONFIG GET"),
+            "how much a power loss loses is not known",
+            "ask whoever runs this Redis for appendfsync",
         )
     means = "a power loss loses what the kernel has not written yet: half a minute or more"
     return Finding("fsync", WARN, f"appendfsync {mode}", means, "set appendfsync everysec")
 
 
 def _disk(facts: Facts) -> Iterator[Finding]:
-    """Writes that failed: with an append-only file, or with snapshots, Redis then refuses all further ones (MISCONF)."""
+    """Writes that failed: with an append-only file, or with snapshots, Redis then refuses all further ones
+    (MISCONF)."""
     if facts.info is None:
         return
     saves = facts.setting("save")
     troubles = {
-        "aof_last_write_status": (BAD, "Redis refuses writes: nothing can be sent, handed over or acknowledged until the disk works again"),
-        "aof_last_bgrewrite_status": (WARN, "the append-only file could not be rewritten: it grows, and the disk may be full"),
+        "aof_last_write_status": (
+            BAD,
+            "Redis refuses writes: nothing can be sent, handed over or acknowledged until the disk works again",
+        ),
+        "aof_last_bgrewrite_status": (
+            WARN,
+            "the append-only file could not be rewritten: it grows, and the disk may be full",
+        ),
         "rdb_last_bgsave_status": (
             (BAD, "the last snapshot failed, and Redis refuses writes for it")
             if saves and facts.setting("stop-writes-on-bgsave-error") != "no"
             else (WARN, "the last snapshot failed; where snapshots are scheduled Redis refuses writes for it")
         ),
     }
-    unused = {"aof_last_write_status": facts.told("aof_enabled") == "0", "rdb_last_bgsave_status": saves == ""}  # an old trouble means nothing then
+    unused = {
+        "aof_last_write_status": facts.told("aof_enabled") == "0",
+        "rdb_last_bgsave_status": saves == "",
+    }  # an old trouble means nothing then
     failed = [name for name in troubles if (facts.told(name) or "ok") != "ok" and not unused.get(name)]
     for name in failed:
         severity, means = troubles[name]
@@ -113,13 +161,21 @@ def _eviction(facts: Facts) -> Iterator[Finding]:
     policy = facts.told("maxmemory_policy") or facts.setting("maxmemory-policy")
     if policy is None:
         means = "with any policy but noeviction Redis deletes keys of its own accord"
-        yield Finding("eviction", UNKNOWN, facts.why_not("INFO"), means, "ask whoever runs this Redis for maxmemory-policy")
+        yield Finding(
+            "eviction", UNKNOWN, facts.why_not("INFO"), means, "ask whoever runs this Redis for maxmemory-policy"
+        )
         return
     evicted = facts.number("evicted_keys") or 0
     if policy != "noeviction":
         what = "leases and the leader key" if policy.startswith("volatile") else "the stream, the index or leases"
         means = f"at full memory Redis deletes {what}: messages are lost, or run twice at the same time"
-        yield Finding("eviction", BAD, f"maxmemory-policy {policy}, {evicted:,} keys deleted so far", means, "set maxmemory-policy noeviction")
+        yield Finding(
+            "eviction",
+            BAD,
+            f"maxmemory-policy {policy}, {evicted:,} keys deleted so far",
+            means,
+            "set maxmemory-policy noeviction",
+        )
     elif evicted:
         means = "keys were deleted before the policy was changed; they may have been ours"
         seen = f"noeviction, but {evicted:,} keys deleted since the start"
@@ -131,7 +187,9 @@ def _eviction(facts: Facts) -> Iterator[Finding]:
 def _memory(facts: Facts) -> Iterator[Finding]:
     used = facts.number("used_memory")
     if used is None:
-        yield Finding("memory", UNKNOWN, facts.why_not("INFO"), "at full memory nothing can be sent", "allow INFO to this user")
+        yield Finding(
+            "memory", UNKNOWN, facts.why_not("INFO"), "at full memory nothing can be sent", "allow INFO to this user"
+        )
         return
     used -= facts.number("mem_not_counted_for_evict") or 0
     limit = facts.number("maxmemory") or 0
@@ -156,28 +214,46 @@ def _rights(facts: Facts) -> Iterator[Finding]:
     rights = facts.rights
     who = f"user {rights.user}" if rights.user else "this user"
     # One that is called after a program is for that; any other one may be meant for a master or a consumer.
-    fit = [name for name in rights.enough_for if name == rights.user] or [name for name in rights.enough_for if name in ("master", "consumer")]
+    fit = [name for name in rights.enough_for if name == rights.user] or [
+        name for name in rights.enough_for if name in ("master", "consumer")
+    ]
     if rights.missing is None:
         means = f"whether {who} may run all that Usher needs shows only at work"
-        yield Finding("rights", UNKNOWN, rights.how or "not asked", means, "allow MULTI to this user, or ask as an administrator")
-    elif rights.own_missing:
-        seen = f"{who} may not run {', '.join(rights.own_missing)} on all keys that {_a([rights.user])} of this version uses ({rights.how})"
         yield Finding(
-            "rights", BAD, seen, f"parts of the work of {_a([rights.user])} do not get done", "give it the line that `usher acl` prints for it"
+            "rights", UNKNOWN, rights.how or "not asked", means, "allow MULTI to this user, or ask as an administrator"
+        )
+    elif rights.own_missing:
+        seen = (
+            f"{who} may not run {', '.join(rights.own_missing)} on all keys that {_a([rights.user])} of this version"
+            f" uses ({rights.how})"
+        )
+        yield Finding(
+            "rights",
+            BAD,
+            seen,
+            f"parts of the work of {_a([rights.user])} do not get done",
+            "give it the line that `usher acl` prints for it",
         )
     elif fit:
         seen = f"{who} may run all that {_a(fit)} needs ({rights.how}), and not all that others need"
         yield Finding("rights", OK, seen, f"{_a(fit)} can work under it; other programs have users of their own")
     elif rights.missing:
-        few = ", ".join(rights.missing[:8]) + (f" and {len(rights.missing) - 8} more" if len(rights.missing) > 8 else "")
-        do = "allow them on the stream and on the keys that begin with its name in braces; inside a script the caller needs them too"
+        few = ", ".join(rights.missing[:8]) + (
+            f" and {len(rights.missing) - 8} more" if len(rights.missing) > 8 else ""
+        )
+        do = (
+            "allow them on the stream and on the keys that begin with its name in braces; inside a script the caller"
+            " needs them too"
+        )
         means = "no master and no consumer can do all of its work under it"
         if rights.enough_for:  # it may be meant for that, or for a master and lack a few rights
             means += f"; {_a(rights.enough_for)} can"
             do += "; one that is called after its program (see `usher acl`) is judged by that alone"
         yield Finding("rights", BAD, f"{who} may not run: {few}", means, do)
     else:
-        yield Finding("rights", OK, f"{who} may run all that Usher needs ({rights.how})", "master and consumers can work under it")
+        yield Finding(
+            "rights", OK, f"{who} may run all that Usher needs ({rights.how})", "master and consumers can work under it"
+        )
 
 
 def _a(programs: Iterable[str | None]) -> str:
@@ -188,18 +264,43 @@ def _times(facts: Facts) -> Iterator[Finding]:
     busy = facts.setting("busy-reply-threshold") or facts.setting("lua-time-limit")
     busy_ms = int(busy) if busy and busy.isdecimal() and int(busy) else _BUSY_MS
     if facts.lease_ms * 2 / 3 <= busy_ms:
-        seen = f"USHER_LEASE_SECONDS {facts.lease_ms / 1000:g}; a script may run for {busy_ms / 1000:g} s before Redis says BUSY"
+        seen = (
+            f"USHER_LEASE_SECONDS {facts.lease_ms / 1000:g}; a script may run for {busy_ms / 1000:g} s before Redis"
+            " says BUSY"
+        )
         means = "one slow script of anybody ends all leases at once: everything is taken back and handed over again"
-        yield Finding("lease", WARN, seen, means, f"set USHER_LEASE_SECONDS above {busy_ms * 3 / 2000:g}, or lower busy-reply-threshold")
+        yield Finding(
+            "lease",
+            WARN,
+            seen,
+            means,
+            f"set USHER_LEASE_SECONDS above {busy_ms * 3 / 2000:g}, or lower busy-reply-threshold",
+        )
     else:
-        yield Finding("lease", OK, f"USHER_LEASE_SECONDS {facts.lease_ms / 1000:g}", f"it outlives a Redis that is busy for {busy_ms / 1000:g} s")
+        yield Finding(
+            "lease",
+            OK,
+            f"USHER_LEASE_SECONDS {facts.lease_ms / 1000:g}",
+            f"it outlives a Redis that is busy for {busy_ms / 1000:g} s",
+        )
     idle = facts.setting("timeout")
     if idle and idle != "0":
-        means = "connections that wait are cut; each cut costs the leader a new epoch, or a consumer a repeated acknowledgement"
-        yield Finding("idle connections", WARN, f"timeout {idle} s", means, "set timeout 0 (tcp-keepalive finds dead peers)")
-    clients, most = facts.number("connected_clients"), facts.number("maxclients") or int(facts.setting("maxclients") or 0)
+        means = (
+            "connections that wait are cut; each cut costs the leader a new epoch, or a consumer a repeated"
+            " acknowledgement"
+        )
+        yield Finding(
+            "idle connections", WARN, f"timeout {idle} s", means, "set timeout 0 (tcp-keepalive finds dead peers)"
+        )
+    clients, most = (
+        facts.number("connected_clients"),
+        facts.number("maxclients") or int(facts.setting("maxclients") or 0),
+    )
     if clients is not None and most and clients >= _NEARLY_FULL * most:
-        means = "a program that starts, or comes back after a break, may find no room; a consumer needs five connections, a master eight"
+        means = (
+            "a program that starts, or comes back after a break, may find no room; a consumer needs five connections, a"
+            " master eight"
+        )
         yield Finding("connections", WARN, f"{clients:,} of maxclients {most:,}", means, "raise maxclients")
 
 
@@ -211,13 +312,26 @@ def _abilities(facts: Facts) -> Iterator[Finding]:
         do = "use Redis 6.2.14 or later, or Valkey"
         yield Finding("capabilities", BAD, f"missing: {', '.join(missing)}", "Usher cannot work on this server", do)
     elif unknown:
-        yield Finding("capabilities", UNKNOWN, f"not told: {', '.join(unknown)}", "whether Usher can work here shows only at work")
+        yield Finding(
+            "capabilities", UNKNOWN, f"not told: {', '.join(unknown)}", "whether Usher can work here shows only at work"
+        )
     elif needed:
-        yield Finding("capabilities", OK, "all that are needed are there", "the list of capabilities says what is used beside them")
-    tracking = {ability.name: ability.has for ability in facts.abilities if ability.name in ("client_tracking", "resp3")}
+        yield Finding(
+            "capabilities",
+            OK,
+            "all that are needed are there",
+            "the list of capabilities says what is used beside them",
+        )
+    tracking = {
+        ability.name: ability.has for ability in facts.abilities if ability.name in ("client_tracking", "resp3")
+    }
     if tracking:
         seen = ", ".join(f"{name} {_answer(has)}" for name, has in tracking.items())
-        mode = "it hears which streams have changed" if all(tracking.values()) else "portable mode: it asks all streams in turn"
+        mode = (
+            "it hears which streams have changed"
+            if all(tracking.values())
+            else "portable mode: it asks all streams in turn"
+        )
         yield Finding("stream router", UNKNOWN if None in tracking.values() else OK, seen, mode)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from common.doctor.facts import Facts, Finding, NameInGroup, Severity, StreamFacts
-from common.stream_id import rank
+from usher.common.doctor.facts import Facts, Finding, NameInGroup, Severity, StreamFacts
+from usher.common.protocol.stream_id import rank
 
 OK, UNKNOWN, WARN, BAD = Severity.OK, Severity.UNKNOWN, Severity.WARN, Severity.BAD
 _LAST_RANK = (1 << 128) - 1
@@ -20,15 +20,33 @@ def judge_stream(facts: Facts) -> Iterator[Finding]:
     stream = facts.stream
     if stream is None:
         why = facts.why_not("stream")
-        yield Finding("stream", UNKNOWN, why, "nothing is known of the ticket stream", "allow XINFO and reading Usher's keys to this user")
+        yield Finding(
+            "stream",
+            UNKNOWN,
+            why,
+            "nothing is known of the ticket stream",
+            "allow XINFO and reading Usher's keys to this user",
+        )
         return
     if stream.wrong_type:
         means = "producers and master get WRONGTYPE: nothing works"
-        yield Finding("stream", BAD, f"{stream.name} is a {stream.wrong_type}", means, "set another USHER_TICKET_STREAM, or move that key away")
+        yield Finding(
+            "stream",
+            BAD,
+            f"{stream.name} is a {stream.wrong_type}",
+            means,
+            "set another USHER_TICKET_STREAM, or move that key away",
+        )
         return
     lag = "unread not counted" if stream.lag is None else f"{stream.lag:,} unread"
-    seen = f"{stream.name}: {stream.entries:,} entries, {lag}" if stream.last_generated else f"{stream.name} is not there yet"
-    yield Finding("stream", OK, seen, "producers can add to it" if stream.last_generated else "the first message makes it")
+    seen = (
+        f"{stream.name}: {stream.entries:,} entries, {lag}"
+        if stream.last_generated
+        else f"{stream.name} is not there yet"
+    )
+    yield Finding(
+        "stream", OK, seen, "producers can add to it" if stream.last_generated else "the first message makes it"
+    )
     yield from _ids(facts, stream)
     yield from _group(stream)
     yield from _leader(stream)
@@ -36,7 +54,13 @@ def judge_stream(facts: Facts) -> Iterator[Finding]:
     yield from _idle(facts, stream)
     yield from _log(facts, stream)
     if stream.dead_letters:
-        yield Finding("dead letters", WARN, f"{stream.dead_letters:,}", "messages that were given up, with their reasons", "usher dead list")
+        yield Finding(
+            "dead letters",
+            WARN,
+            f"{stream.dead_letters:,}",
+            "messages that were given up, with their reasons",
+            "usher dead list",
+        )
 
 
 def _log(facts: Facts, stream: StreamFacts) -> Iterator[Finding]:
@@ -48,8 +72,17 @@ def _log(facts: Facts, stream: StreamFacts) -> Iterator[Finding]:
         yield Finding("log", OK, "an outbox is streamed here, appendfsync always", "what left the outbox is on disk")
         return
     seen = f"an outbox is streamed here, appendfsync {fsync or 'not known, or no append-only file'}"
-    means = "rows leave the outbox when Redis answers: a power loss may take what it had not brought to disk yet, and nobody has it then"
-    yield Finding("log", WARN, seen, means, "set appendfsync always (deploy/redis.conf), or USHER_OUTBOX_WAIT_AOF with Redis 7.2 or later")
+    means = (
+        "rows leave the outbox when Redis answers: a power loss may take what it had not brought to disk yet, and"
+        " nobody has it then"
+    )
+    yield Finding(
+        "log",
+        WARN,
+        seen,
+        means,
+        "set appendfsync always (deploy/redis.conf), or USHER_OUTBOX_WAIT_AOF with Redis 7.2 or later",
+    )
 
 
 def _ids(facts: Facts, stream: StreamFacts) -> Iterator[Finding]:
@@ -59,13 +92,31 @@ def _ids(facts: Facts, stream: StreamFacts) -> Iterator[Finding]:
     ahead_ms = (last >> 64) - facts.clock.redis_ms
     do = "stop who sends such ids; copy what is left to a new stream, then delete this one"
     if last == _LAST_RANK:
-        yield Finding("ids", BAD, f"the last id is {stream.last_generated}", "no id is left: no message can ever be added again", do)
+        yield Finding(
+            "ids",
+            BAD,
+            f"the last id is {stream.last_generated}",
+            "no id is left: no message can ever be added again",
+            do,
+        )
     elif ahead_ms > _POISONED_MS:
         means = "somebody has sent an id of the future: all later ones are pinned to it, and times in them say nothing"
-        yield Finding("ids", BAD, f"the last id is {stream.last_generated}, {ahead_ms / 3_600_000:,.1f} hours ahead of Redis' clock", means, do)
+        yield Finding(
+            "ids",
+            BAD,
+            f"the last id is {stream.last_generated}, {ahead_ms / 3_600_000:,.1f} hours ahead of Redis' clock",
+            means,
+            do,
+        )
     elif ahead_ms > _AHEAD_MS:
         means = "Redis' clock went back, or somebody chose this id; ids go on growing, so the order holds"
-        yield Finding("ids", WARN, f"the last id is {ahead_ms / 1000:,.1f} s ahead of Redis' clock", means, "look at the clock of Redis' host")
+        yield Finding(
+            "ids",
+            WARN,
+            f"the last id is {ahead_ms / 1000:,.1f} s ahead of Redis' clock",
+            means,
+            "look at the clock of Redis' host",
+        )
     else:
         yield Finding("ids", OK, f"the last id is {stream.last_generated}", "ids follow Redis' clock")
 
@@ -74,12 +125,17 @@ def _group(stream: StreamFacts) -> Iterator[Finding]:
     if stream.has_group:
         yield Finding("group", OK, f"{stream.pending:,} entries pending", "the group is there")
     elif stream.position_saved:
-        means = "somebody has destroyed it, or the stream; a leader makes it again where it was and says what may repeat or is lost"
+        means = (
+            "somebody has destroyed it, or the stream; a leader makes it again where it was and says what may repeat or"
+            " is lost"
+        )
         do = "see that a master runs, and look for `group_lost` in its log"
         yield Finding("group", WARN if stream.leader else BAD, "the group is gone", means, do)
     elif stream.entries:
         means = "no master has ever read this stream; the first one begins with its first entry"
-        yield Finding("group", WARN, "there is no group", means, "start a master; see that USHER_GROUP is the same everywhere")
+        yield Finding(
+            "group", WARN, "there is no group", means, "start a master; see that USHER_GROUP is the same everywhere"
+        )
 
 
 def _waits(stream: StreamFacts) -> bool:
@@ -101,17 +157,28 @@ def _consumers(stream: StreamFacts) -> Iterator[Finding]:
     if stream.living:
         yield Finding("consumers", OK, f"{stream.living} alive", "somebody runs handlers")
     elif _waits(stream):
-        yield Finding("consumers", BAD, "none is alive", "entries wait and nobody can run them; nothing is lost", "start consumers")
+        yield Finding(
+            "consumers",
+            BAD,
+            "none is alive",
+            "entries wait and nobody can run them; nothing is lost",
+            "start consumers",
+        )
     else:
         yield Finding("consumers", WARN, "none is alive", "what is sent waits until one comes", "start consumers")
     dead = [name for name in stream.names if name.state == "lost" and name.pending]
     if dead:
         severity = WARN if stream.leader else BAD
-        means = "their leases have ended; " + ("the leader takes their entries back" if stream.leader else "no leader takes their entries back")
+        means = "their leases have ended; " + (
+            "the leader takes their entries back" if stream.leader else "no leader takes their entries back"
+        )
         yield Finding("dead consumers", severity, _listed(dead), means, "" if stream.leader else "start a master")
     strangers = [name for name in stream.names if name.state == "unknown" and name.pending]
     if strangers:
-        means = "somebody who is not Usher read from its group; the sweep takes these entries back after two leases, and order may suffer"
+        means = (
+            "somebody who is not Usher read from its group; the sweep takes these entries back after two leases, and"
+            " order may suffer"
+        )
         yield Finding("strangers", WARN, _listed(strangers), means, "let other programs use a group of their own")
 
 
@@ -123,5 +190,7 @@ def _listed(names: list[NameInGroup]) -> str:
 def _idle(facts: Facts, stream: StreamFacts) -> Iterator[Finding]:
     if stream.idle_ms > 2 * facts.lease_ms:
         seen = f"for {stream.idle_ms / 1000:,.1f} s, with leases of {facts.lease_ms / 1000:g} s"
-        means = "a living consumer touches what it holds with every renewal; is USHER_LEASE_SECONDS the same everywhere?"
+        means = (
+            "a living consumer touches what it holds with every renewal; is USHER_LEASE_SECONDS the same everywhere?"
+        )
         yield Finding("idle entries", WARN, seen, means, "compare USHER_LEASE_SECONDS of masters and consumers")

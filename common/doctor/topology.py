@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from common.doctor.facts import Facts, Finding, Severity
+from usher.common.doctor.facts import Facts, Finding, Severity
 
 OK, UNKNOWN, WARN, BAD = Severity.OK, Severity.UNKNOWN, Severity.WARN, Severity.BAD
 #: Clocks of two machines differ; from here on the times that people see are misleading.
@@ -27,7 +27,9 @@ def judge_topology(facts: Facts) -> Iterator[Finding]:
 def _role(facts: Facts) -> Iterator[Finding]:
     role = facts.told("role")
     if role is None:
-        yield Finding("role", UNKNOWN, facts.why_not("INFO"), "a replica would refuse every write", "allow INFO to this user")
+        yield Finding(
+            "role", UNKNOWN, facts.why_not("INFO"), "a replica would refuse every write", "allow INFO to this user"
+        )
     elif role == "master":
         yield Finding("role", OK, "master", "it accepts writes")
     else:
@@ -44,20 +46,31 @@ def judge_replicas(facts: Facts) -> Iterator[Finding]:
     needed_text = facts.setting("min-replicas-to-write")
     needed = int(needed_text) if needed_text and needed_text.isdecimal() else None
     good = facts.number("min_slaves_good_slaves")
-    if good == 0 or (needed and (good if good is not None else replicas) < needed):  # how many are good is told where some are needed
+    if good == 0 or (
+        needed and (good if good is not None else replicas) < needed
+    ):  # how many are good is told where some are needed
         means = "Redis refuses writes (NOREPLICAS) until replicas are back: nothing is lost, nothing moves"
         seen = f"{good if good is not None else replicas} good ones, {needed or 'some'} needed"
         yield Finding("replicas", BAD, seen, means, "bring the replicas back")
     elif not replicas:
         yield Finding("replicas", OK, "none", "nothing to fail over to; the data live on this host alone")
     elif needed:
-        means = "a failover may lose the last moment of sends and acknowledgements; a master that was cut off stops accepting writes"
+        means = (
+            "a failover may lose the last moment of sends and acknowledgements; a master that was cut off stops"
+            " accepting writes"
+        )
         yield Finding("replicas", OK, f"{replicas} connected, {needed} needed to write", means)
     else:
         unknown = needed_text is None
         seen = f"{replicas} connected, min-replicas-to-write {'not told' if unknown else '0'}"
-        means = "a failover loses what was not copied yet; a former master that has not heard of it goes on accepting writes that are thrown away"
-        do = "set min-replicas-to-write 1 and min-replicas-max-lag to a few seconds; resend what was sent around a failover"
+        means = (
+            "a failover loses what was not copied yet; a former master that has not heard of it goes on accepting"
+            " writes that are thrown away"
+        )
+        do = (
+            "set min-replicas-to-write 1 and min-replicas-max-lag to a few seconds; resend what was sent around a"
+            " failover"
+        )
         yield Finding("replicas", UNKNOWN if unknown else WARN, seen, means, do)
 
 
@@ -65,43 +78,82 @@ def _failover(facts: Facts) -> Iterator[Finding]:
     in_cluster = facts.told("cluster_enabled") == "1"
     if in_cluster and facts.mode != "cluster":
         do = "use redis+cluster://host:port,host:port as USHER_REDIS_URL"
-        yield Finding("failover", BAD, "a cluster node behind a plain URL", "after a failover, or when a slot moves, nothing works any more", do)
+        yield Finding(
+            "failover",
+            BAD,
+            "a cluster node behind a plain URL",
+            "after a failover, or when a slot moves, nothing works any more",
+            do,
+        )
     elif facts.mode == "cluster":
         state = (facts.cluster or {}).get("cluster_state")
         if state is None:
-            yield Finding("failover", UNKNOWN, facts.why_not("CLUSTER INFO"), "whether the cluster is whole is not known")
+            yield Finding(
+                "failover", UNKNOWN, facts.why_not("CLUSTER INFO"), "whether the cluster is whole is not known"
+            )
         elif state == "ok":
-            yield Finding("failover", OK, "cluster, state ok", "Usher follows the slot of the stream; while it is being moved everything waits")
+            yield Finding(
+                "failover",
+                OK,
+                "cluster, state ok",
+                "Usher follows the slot of the stream; while it is being moved everything waits",
+            )
         else:
             means = "Redis refuses commands (CLUSTERDOWN): nothing is lost, nothing moves"
             yield Finding("failover", BAD, f"cluster, state {state}", means, "mend the cluster")
     elif facts.mode == "sentinel":
-        yield Finding("failover", OK, "Sentinel names the master", "after a failover Usher goes on by itself with what the new master has")
+        yield Finding(
+            "failover",
+            OK,
+            "Sentinel names the master",
+            "after a failover Usher goes on by itself with what the new master has",
+        )
     elif facts.sentinels:
         seen = f"{facts.sentinels} sentinels watch this server, but the URL is that of one server"
         do = "use redis+sentinel://host:port,host:port/service as USHER_REDIS_URL"
-        yield Finding("failover", WARN, seen, "after a failover Usher stays with the former master, which refuses writes", do)
+        yield Finding(
+            "failover", WARN, seen, "after a failover Usher stays with the former master, which refuses writes", do
+        )
 
 
 def _clock(facts: Facts) -> Iterator[Finding]:
     clock = facts.clock
     if clock is None:
-        yield Finding("clock", UNKNOWN, facts.why_not("TIME"), "leases and ids rest on Redis' clock", "allow TIME to this user")
+        yield Finding(
+            "clock", UNKNOWN, facts.why_not("TIME"), "leases and ids rest on Redis' clock", "allow TIME to this user"
+        )
         return
     if abs(clock.drift_ms) > _JUMP_MS:
         seen = f"in {clock.watched_ms} ms Redis' clock went {clock.watched_ms + clock.drift_ms} ms"
         means = "leases end early or late; fences hold all the same"
         yield Finding("clock", WARN, seen, means, "let the clock of Redis' host be slewed, not set")
     elif abs(clock.ahead_ms) > _SKEW_MS:
-        seen = f"Redis is {abs(clock.ahead_ms) / 1000:,.1f} s {'ahead of' if clock.ahead_ms > 0 else 'behind'} this machine"
-        yield Finding("clock", WARN, seen, "leases are Redis' own and hold; times that people see are off by as much", "synchronise the clocks")
+        seen = (
+            f"Redis is {abs(clock.ahead_ms) / 1000:,.1f} s {'ahead of' if clock.ahead_ms > 0 else 'behind'} this"
+            " machine"
+        )
+        yield Finding(
+            "clock",
+            WARN,
+            seen,
+            "leases are Redis' own and hold; times that people see are off by as much",
+            "synchronise the clocks",
+        )
     else:
-        yield Finding("clock", OK, f"Redis and this machine differ by {abs(clock.ahead_ms)} ms", "leases and ids can be trusted")
-    means = "a message takes two to four of these to its handler; with USHER_ACK_MODE=strict a ticket takes more than one per message"
+        yield Finding(
+            "clock", OK, f"Redis and this machine differ by {abs(clock.ahead_ms)} ms", "leases and ids can be trusted"
+        )
+    means = (
+        "a message takes two to four of these to its handler; with USHER_ACK_MODE=strict a ticket takes more than one"
+        " per message"
+    )
     yield Finding("round trip", OK, f"{clock.trip_ms:,.1f} ms from here to Redis", means)
     highest = facts.stream.highest_number if facts.stream is not None else 0
     back_ms = highest // _NUMBERS_PER_MS - clock.redis_ms
     if back_ms > _AHEAD_MS:
-        means = "epochs and fences go on growing, and leases that were given before are shortened within seconds; new ids stay at the old time"
+        means = (
+            "epochs and fences go on growing, and leases that were given before are shortened within seconds; new ids"
+            " stay at the old time"
+        )
         do = "wait, or set the clock right; see that it is slewed, not set"
         yield Finding("clock went back", WARN, f"by {back_ms / 1000:,.1f} s since the last number was given", means, do)

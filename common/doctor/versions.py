@@ -1,6 +1,7 @@
 """Versions of Redis and Valkey: the floor, and known holes. Pure.
 
-Not a scanner: these are the holes in what Usher itself uses (scripts, XAUTOCLAIM, blocked readers). Whoever runs Redis follows its releases.
+Not a scanner: these are the holes in what Usher itself uses (scripts, XAUTOCLAIM, blocked readers). Whoever runs Redis
+follows its releases.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from common.doctor.facts import Severity
+from usher.common.doctor.facts import Severity
 
 Number = tuple[int, int, int]
 
@@ -26,7 +27,8 @@ class Version(NamedTuple):
 
 @dataclass(frozen=True)
 class Hole:
-    """A known hole: since which version, and the first version without it per branch, lowest first. Valkey: none means not affected."""
+    """A known hole: since which version, and the first version without it per branch, lowest first. Valkey: none means
+    not affected."""
 
     name: str
     what: str
@@ -57,11 +59,17 @@ _HOLES = (
     ),
     Hole(
         "CVE-2026-23479",
-        "where clients are evicted (maxmemory-clients), whoever may log in can make redis-server use freed memory through a blocked read",
+        "where clients are evicted (maxmemory-clients), whoever may log in can make redis-server use freed memory"
+        " through a blocked read",
         (7, 2, 0),
         ((7, 4, 9), (8, 2, 6), (8, 4, 3), (8, 6, 3)),
     ),
-    Hole("CVE-2022-24834", "a script can overflow the heap through cjson or cmsgpack", (0, 0, 0), ((6, 2, 13), (7, 0, 12))),
+    Hole(
+        "CVE-2022-24834",
+        "a script can overflow the heap through cjson or cmsgpack",
+        (0, 0, 0),
+        ((6, 2, 13), (7, 0, 12)),
+    ),
 )
 
 
@@ -83,7 +91,10 @@ def floor_problem(version: Version) -> tuple[Severity, str]:
     if version.number < (6, 2, 0):
         return Severity.BAD, "it has no XAUTOCLAIM: Usher cannot work"
     if version.number < (6, 2, 14):
-        return Severity.WARN, "releases before 6.2.14 have bugs in consumer groups and scripts, and Usher is not tried with them"
+        return (
+            Severity.WARN,
+            "releases before 6.2.14 have bugs in consumer groups and scripts, and Usher is not tried with them",
+        )
     if (7, 0, 0) <= version.number < (7, 0, 5):
         return Severity.BAD, "XAUTOCLAIM, which the sweep uses, can overflow the heap (CVE-2022-31144, CVE-2022-35951)"
     return Severity.OK, "new enough"

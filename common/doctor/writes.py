@@ -1,11 +1,12 @@
-"""Whether Redis refuses writes: the doctor's judgement of that alone, from three sections of INFO, so that a page may ask every second."""
+"""Whether Redis refuses writes: the doctor's judgement of that alone, from three sections of INFO, so that a page may
+ask every second."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from common.doctor.facts import Facts, Severity
-from common.doctor.server import refused_writes
+from usher.common.doctor.facts import Facts, Severity
+from usher.common.doctor.server import refused_writes
 
 #: What ``write_trouble`` reads the replies of. Sections, one by one: several in one command only Redis 7 knows.
 INFO_COMMANDS = (("INFO", "persistence"), ("INFO", "memory"), ("INFO", "replication"))
@@ -28,7 +29,12 @@ def info_lines(reply: bytes) -> dict[str, str]:
 
 
 def write_trouble(*replies: Any) -> WriteTrouble | None:
-    """What the replies of ``INFO_COMMANDS`` say against writing; None when nothing does, or Redis does not tell this user."""
+    """What the replies of ``INFO_COMMANDS`` say against writing; None when nothing does, or Redis does not tell this
+    user."""
     told = {name: value for reply in replies if isinstance(reply, bytes) for name, value in info_lines(reply).items()}
     found = refused_writes(Facts(info=told)) if told else None
-    return WriteTrouble(f"Redis, {found.check}: {found.means}; {found.do}", found.severity is Severity.BAD) if found is not None else None
+    return (
+        WriteTrouble(f"Redis, {found.check}: {found.means}; {found.do}", found.severity is Severity.BAD)
+        if found is not None
+        else None
+    )

@@ -1,12 +1,13 @@
-"""The outbox: an application's commit and its messages can never disagree. And the log's readers, whose effects happen exactly once.
+"""The outbox: an application's commit and its messages can never disagree. And the log's readers, whose effects happen
+exactly once.
 
 ::
 
     application          one SQL transaction: its own rows, and a row in staged_log_records      writer.py, or plain SQL (queries.sql)
-    `usher streamer`     rows -> entries of the ticket stream, in order; then the rows go        master/streamer.py, store.py, rows.py
+    `usher streamer`     rows -> entries of the ticket stream, in order; then the rows go        master/streamer/streamer.py, store.py, rows.py
     the stream           what every reader sees: the masters' groups, and
     LogConsumer          one SQL transaction: effects, state, checkpoint                         log_consumer.py
-    `usher trim`         cuts what no group and no checkpoint needs any more                     master/trimming.py
+    `usher trim`         cuts what no group and no checkpoint needs any more                     master/operations/trimming.py
 
 It holds in these steps, and what goes wrong between two of them:
 
@@ -25,6 +26,6 @@ a record comes twice                            its uid is known: the function n
 the stream was lost or cut under a LogConsumer  LogLost, with what was found; it stands still until somebody resets it
 ==============================================  ====================================================================================
 
-Order: records of one ticket are sent in the order in which their transactions committed. In SQLite that is id order, because there is one
-writer at a time. In PostgreSQL a trigger makes it so (schema_postgresql.sql).
+Order: records of one ticket are sent in the order in which their transactions committed. In SQLite that is id order,
+because there is one writer at a time. In PostgreSQL a trigger makes it so (schema_postgresql.sql).
 """

@@ -7,24 +7,19 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from common.errors import SqlBusy, SqlTrouble, StartRefused, UsherError
-from common.extras import how_to_install
-from common.outbox.sql_files import DIALECTS, newest, queries, versions
-
-try:
-    import sqlalchemy as sa
-    import sqlalchemy.orm
-
-    from common.sql_engine import postgres_args
-    from common.sql_trouble import CANCELED, Why, is_autocommit, passing, plain, sqlstate
-except ModuleNotFoundError as missing:  # an extra
-    raise ModuleNotFoundError(f"the outbox needs SQLAlchemy: {how_to_install('sql')} (with PostgreSQL: '.[postgres]')", name=missing.name) from None
+from usher.common.base.errors import SqlBusy, SqlTrouble, StartRefused, UsherError
+from usher.common.outbox.sql_files import DIALECTS, newest, queries, versions
+from usher.common.sql.alchemy import sa
+from usher.common.sql.engine import postgres_args
+from usher.common.sql.errors import CANCELED, Why, is_autocommit, passing, plain, sqlstate
 
 #: How long a writer waits for SQLite's one write lock.
 _SQLITE_WAIT_S = 30.0
 #: What SQLite says of it: whoever else opens the file is short of the same disk.
 _SQLITE_FULL = "disk is full"
-_NOT_ASYNC = "give a URL, or what create_engine makes of it, with a plain driver (postgresql+psycopg://..., sqlite:///...)"
+_NOT_ASYNC = (
+    "give a URL, or what create_engine makes of it, with a plain driver (postgresql+psycopg://..., sqlite:///...)"
+)
 #: For pg_advisory_xact_lock: two migrations at once.
 _MIGRATING = 0x75736872650002
 
@@ -34,13 +29,18 @@ class OutboxMisused(UsherError):
 
 
 def open_engine(url: str, setting: str, *, ping: bool = True) -> sa.Engine:
-    """An engine for an outbox; nothing is connected yet. What the URL says of timeouts goes before ours. ``ping``: ask PostgreSQL before each
-    use whether the connection lives. Raises StartRefused, naming ``setting``."""
+    """An engine for an outbox; nothing is connected yet. What the URL says of timeouts goes before ours. ``ping``: ask
+    PostgreSQL before each use whether the connection lives. Raises StartRefused, naming ``setting``."""
     try:
         made = sa.engine.make_url(url)
-        engine = sa.create_engine(made, pool_pre_ping=ping and made.get_backend_name() != "sqlite", connect_args=_waits(made))
+        engine = sa.create_engine(
+            made, pool_pre_ping=ping and made.get_backend_name() != "sqlite", connect_args=_waits(made)
+        )
     except (sa.exc.ArgumentError, ModuleNotFoundError) as wrong:
-        raise StartRefused(f"{setting} cannot be used: {wrong} (try sqlite:////absolute/path or postgresql+psycopg://user@host/database)") from None
+        raise StartRefused(
+            f"{setting} cannot be used: {wrong} (try sqlite:////absolute/path or"
+            " postgresql+psycopg://user@host/database)"
+        ) from None
     check_dialect(engine)
     if engine.dialect.name == "sqlite":
         sa.event.listen(engine, "connect", _any_bytes)
@@ -70,16 +70,21 @@ def _any_bytes(connection: Any, _record: object) -> None:
 
 
 def check_transactional(connection: sa.Connection) -> None:
-    """Raises OutboxMisused when each statement would be a transaction of its own. After the first write of a transaction."""
+    """Raises OutboxMisused when each statement would be a transaction of its own. After the first write of a
+    transaction."""
     if is_autocommit(connection):
-        raise OutboxMisused("this engine is in AUTOCOMMIT mode: effects, state, checkpoint would be several transactions; leave out isolation_level")
+        raise OutboxMisused(
+            "this engine is in AUTOCOMMIT mode: effects, state, checkpoint would be several transactions; leave out"
+            " isolation_level"
+        )
 
 
 @contextlib.contextmanager
 def sql_trouble(doing: str, *, canceled: type[SqlTrouble] = SqlTrouble) -> Iterator[None]:
-    """Errors of a database that is away, busy or in a deadlock become SqlTrouble: what ``doing`` was about did not happen, or nobody knows,
-    and trying again is right. So does the end of a statement that took too long (statement_timeout): here nobody counts attempts, and it is as
-    slow as the database is now; it is told as ``canceled``. Others, of a statement that is wrong, stay what they are."""
+    """Errors of a database that is away, busy or in a deadlock become SqlTrouble: what ``doing`` was about did not
+    happen, or nobody knows, and trying again is right. So does the end of a statement that took too long
+    (statement_timeout): here nobody counts attempts, and it is as slow as the database is now; it is told as
+    ``canceled``. Others, of a statement that is wrong, stay what they are."""
     try:
         yield
     except sa.exc.SQLAlchemyError as problem:
@@ -101,8 +106,14 @@ def check_schema(engine: sa.Engine, setting: str) -> None:
     except sa.exc.SQLAlchemyError as problem:
         raise StartRefused(f"{setting}: the database cannot be used: {plain(problem)}") from problem
     if found < needed:
-        what = f"its outbox has schema version {found}, version {needed} is needed" if found else "it has no outbox (staged_log_records)"
-        raise StartRefused(f"{setting}: {what}; run `usher streamer --migrate`, or apply what `usher streamer --schema` prints")
+        what = (
+            f"its outbox has schema version {found}, version {needed} is needed"
+            if found
+            else "it has no outbox (staged_log_records)"
+        )
+        raise StartRefused(
+            f"{setting}: {what}; run `usher streamer --migrate`, or apply what `usher streamer --schema` prints"
+        )
 
 
 def schema_version(connection: sa.Connection) -> int:
@@ -113,11 +124,14 @@ def schema_version(connection: sa.Connection) -> int:
 
 
 def migrate(engine: sa.Engine) -> list[int]:
-    """Bring the schema to the newest version, all or nothing; safe in several processes at once. Returns the versions that were applied."""
+    """Bring the schema to the newest version, all or nothing; safe in several processes at once. Returns the versions
+    that were applied."""
     check_dialect(engine)
     # Without parameters a block may hold several statements, and a percent sign is one.
     with sql_trouble("migrating the outbox"), engine.connect().execution_options(no_parameters=True) as connection:
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if engine.dialect.name == "sqlite" else f"SELECT pg_advisory_xact_lock({_MIGRATING})")
+        connection.exec_driver_sql(
+            "BEGIN IMMEDIATE" if engine.dialect.name == "sqlite" else f"SELECT pg_advisory_xact_lock({_MIGRATING})"
+        )
         try:
             missing = [number for number in versions(engine.dialect.name) if number > schema_version(connection)]
             for number in missing:

@@ -2,7 +2,7 @@
 
 ::
 
-    from common.outbox.log_consumer import LogConsumer
+    from usher import LogConsumer
 
     def handle(records, state, sql):                      # sql: SQLAlchemy connection, in the transaction
         for record in records:
@@ -10,24 +10,28 @@
                 state["total"] = state.get("total", 0) + record.json()["distance"]
                 sql.execute(text("INSERT INTO invoices ..."), {...})
 
-    with LogConsumer("totals", "ticket_stream", "postgresql+psycopg://localhost/shop", redis_url="redis://localhost") as consumer:
+    with LogConsumer("totals", "ticket_stream", "postgresql+psycopg://localhost/shop", redis_url="redis://localhost") as
+    consumer:
         consumer.run(handle)
 
-Any number of consumers, each with a name of its own, read the same stream and know nothing of each other; each sees every record, in the
-order of the stream, in one process at a time. They take nothing from the group that the masters read. Two processes with one name are
-fine: one of them goes on, the other one sees that and reads on from where that one is.
+Any number of consumers, each with a name of its own, read the same stream and know nothing of each other; each sees
+every record, in the order of the stream, in one process at a time. They take nothing from the group that the masters
+read. Two processes with one name are fine: one of them goes on, the other one sees that and reads on from where that
+one is.
 
-If the function raises, nothing of the batch is stored and ``run`` raises; it is read again at the next start. Ctrl-C and SIGTERM end ``run``
-behind the batch that is being handled.
+If the function raises, nothing of the batch is stored and ``run`` raises; it is read again at the next start. Ctrl-C
+and SIGTERM end ``run`` behind the batch that is being handled.
 
-A record that was sent twice is left out the second time if no more than ``remember`` records lie between the two; behind more than that it
-would have its effect a second time. The streamer sends a batch again before anything that comes behind it in its outbox, so what lies
-between the copies is only what *others* add to the stream until it can: an hour without the database is an hour of other outboxes and
-direct producers. Where that may be more than ``remember``, or where a producer repeats a uid days later, give a higher number, or None.
-A reset knows the last 10,000 entries before its place, and no others.
+A record that was sent twice is left out the second time if no more than ``remember`` records lie between the two;
+behind more than that it would have its effect a second time. The streamer sends a batch again before anything that
+comes behind it in its outbox, so what lies between the copies is only what *others* add to the stream until it can: an
+hour without the database is an hour of other outboxes and direct producers. Where that may be more than ``remember``,
+or where a producer repeats a uid days later, give a higher number, or None. A reset knows the last 10,000 entries
+before its place, and no others.
 
-The first start of a name begins with the first entry of the stream (``start=b"+"``: behind its last one). A stream that was lost or cut is
-noticed from then on (LogLost), unless it was still empty at that start: then from the first batch on.
+The first start of a name begins with the first entry of the stream (``start=b"+"``: behind its last one). A stream that
+was lost or cut is noticed from then on (LogLost), unless it was still empty at that start: then from the first batch
+on.
 """
 
 from __future__ import annotations
@@ -43,21 +47,29 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from common.backoff import backoff_s
-from common.errors import RedisTrouble, SqlTrouble
-from common.forked import EndsInChildren
-from common.log import event
-from common.message import UID_FIELD, as_mapping, first_value
-from common.outbox.database import OutboxMisused, check_dialect, check_schema, check_transactional, open_engine, sa, sql_trouble
-from common.outbox.log_reader import DirectLog, Log, LogLost, RoutedLog
-from common.outbox.payload import as_json
-from common.outbox.rows import LONGEST_UID
-from common.outbox.sql_files import queries
-from common.ran import left_undone
-from common.sources import FROM_FIELD
-from common.stream_id import ZERO, rank
-from common.streams import Entry
-from common.until_signal import UntilSignal
+from usher.common.base.backoff import backoff_s
+from usher.common.base.callables import left_undone
+from usher.common.base.errors import RedisTrouble, SqlTrouble
+from usher.common.base.log import event
+from usher.common.outbox.database import (
+    OutboxMisused,
+    check_dialect,
+    check_schema,
+    check_transactional,
+    open_engine,
+    sql_trouble,
+)
+from usher.common.outbox.log_reader import DirectLog, Log, LogLost, RoutedLog
+from usher.common.outbox.payload import as_json
+from usher.common.outbox.rows import LONGEST_UID
+from usher.common.outbox.sql_files import queries
+from usher.common.protocol.message import UID_FIELD, as_mapping, first_value
+from usher.common.protocol.sources import FROM_FIELD
+from usher.common.protocol.stream_id import ZERO, rank
+from usher.common.redis.replies import Entry
+from usher.common.runtime.fork_guard import EndsInChildren
+from usher.common.runtime.signals import UntilSignal
+from usher.common.sql.alchemy import sa
 
 __all__ = ["LogConsumer", "LogLost", "Record", "RoutedLog"]
 
@@ -71,8 +83,8 @@ _TOLD_EVERY_S = 60.0
 
 
 class Record(NamedTuple):
-    """An entry of the log. ``uid`` is that of its writer (its hash where it is longer than 256 characters), else the stream id; in a work
-    stream it begins with the source. Fields that it does not have are ""."""
+    """An entry of the log. ``uid`` is that of its writer (its hash where it is longer than 256 characters), else the
+    stream id; in a work stream it begins with the source. Fields that it does not have are ""."""
 
     id: str
     uid: str
@@ -91,7 +103,8 @@ class Record(NamedTuple):
         return self.fields.get("data", "")
 
     def json(self) -> Any:
-        """``data`` decoded. Raises ValueError, which names the record: others may add to the stream too, in their own form."""
+        """``data`` decoded. Raises ValueError, which names the record: others may add to the stream too, in their own
+        form."""
         try:
             return orjson.loads(self.data)
         except ValueError as wrong:
@@ -99,7 +112,8 @@ class Record(NamedTuple):
             raise ValueError(f"the record {self.id} is no record of an outbox: its field 'data' {has}") from wrong
 
 
-#: Gets the new records (at least one), the state (change it in place), and the connection whose transaction will store everything.
+#: Gets the new records (at least one), the state (change it in place), and the connection whose transaction will store
+#: everything.
 Handle = Callable[[Sequence[Record], dict[str, Any], sa.Connection], object]
 
 
@@ -112,9 +126,9 @@ class _Checkpoint(NamedTuple):
 class LogConsumer:
     """One reader of one stream; used by one thread.
 
-    ``sql``: URL or SQLAlchemy engine of a database with the outbox' tables. ``batch``: most records per transaction, fewer where they are
-    large. ``remember``: how many records back a repeat is recognised (None: all, in a table that only grows). ``reader`` (RoutedLog) replaces
-    the connection to ``redis_url``.
+    ``sql``: URL or SQLAlchemy engine of a database with the outbox' tables. ``batch``: most records per transaction,
+    fewer where they are large. ``remember``: how many records back a repeat is recognised (None: all, in a table that
+    only grows). ``reader`` (RoutedLog) replaces the connection to ``redis_url``.
     """
 
     def __init__(
@@ -142,13 +156,15 @@ class LogConsumer:
         self._noted = True
 
     def run(self, handle: Handle, stop: Callable[[], bool] = lambda: False) -> None:
-        """Read and handle until ``stop`` says so (asked at least every second), or Ctrl-C or SIGTERM comes to the main thread: the batch that is
-        being handled is stored first; the next signal does not wait for it, and nothing of it is stored.
+        """Read and handle until ``stop`` says so (asked at least every second), or Ctrl-C or SIGTERM comes to the main
+        thread: the batch that is being handled is stored first; the next signal does not wait for it, and nothing of it
+        is stored.
 
-        Trouble with Redis or the database is waited out, a statement that is ended for taking too long (PostgreSQL's statement_timeout) too; while it
-        lasts it is logged once a minute.
+        Trouble with Redis or the database is waited out, a statement that is ended for taking too long (PostgreSQL's
+        statement_timeout) too; while it lasts it is logged once a minute.
 
-        Raises LogLost, OutboxMisused for a state that is no JSON and for an ``async def``, and whatever ``handle`` raises.
+        Raises LogLost, OutboxMisused for a state that is no JSON and for an ``async def``, and whatever ``handle``
+        raises.
         """
         failures, told_s, rng = 0, 0.0, random.Random()
         with UntilSignal() as until:
@@ -162,13 +178,21 @@ class LogConsumer:
                     failures += 1
                     if failures == 1 or time.monotonic() >= told_s + _TOLD_EVERY_S:
                         told_s = time.monotonic()
-                        event(log, "log_consumer_waits", level=logging.WARNING, name=self._name, failures=failures, problem=str(trouble))
+                        event(
+                            log,
+                            "log_consumer_waits",
+                            level=logging.WARNING,
+                            name=self._name,
+                            failures=failures,
+                            problem=str(trouble),
+                        )
                     time.sleep(min(1.0, backoff_s(failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, rng)))
 
     def step(self, handle: Handle, wait_s: float = 0.0) -> int:
         """Handle one batch, waiting up to ``wait_s`` for one; how many entries the checkpoint moved over.
 
-        Raises LogLost, SqlTrouble, RedisTrouble, and what ``handle`` raises: then nothing was stored, or nobody knows, and the next step asks.
+        Raises LogLost, SqlTrouble, RedisTrouble, and what ``handle`` raises: then nothing was stored, or nobody knows,
+        and the next step asks.
         """
         at = self._at or self._open()
         if not self._noted:
@@ -198,10 +222,10 @@ class LogConsumer:
     def reset(self, last_id: bytes, state: dict[str, Any]) -> bytes:
         """Go on behind ``last_id`` with this state, as a reconciler found it right; where it really goes on from.
 
-        That is the highest entry not above ``last_id`` that is in the stream, or the id just below the first entry. What is noted in Redis
-        while this is not committed is the lower of old and new, so that nobody trims in between, whatever becomes of the commit, and under
-        a version of its own, so that who runs idle asks SQL even if we end here. What was handled before may come again: the state must
-        not contain it.
+        That is the highest entry not above ``last_id`` that is in the stream, or the id just below the first entry.
+        What is noted in Redis while this is not committed is the lower of old and new, so that nobody trims in between,
+        whatever becomes of the commit, and under a version of its own, so that who runs idle asks SQL even if we end
+        here. What was handled before may come again: the state must not contain it.
         """
         self._at = None
         place = self._log.place(last_id)
@@ -231,14 +255,22 @@ class LogConsumer:
     def __enter__(self) -> LogConsumer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     # ---- the transaction -----------------------------------------------------------------------------------------------------
 
     def _advance(self, sql: sa.Connection, at: _Checkpoint, last_id: bytes, count: int) -> _Checkpoint | None:
-        """The first statement: it takes the row's lock, and does nothing if the checkpoint is no longer the one we read behind."""
-        values = self._me | {"from_id": at.last_id.decode(), "last_id": last_id.decode(), "records": count, "version": at.version}
+        """The first statement: it takes the row's lock, and does nothing if the checkpoint is no longer the one we read
+        behind."""
+        values = self._me | {
+            "from_id": at.last_id.decode(),
+            "last_id": last_id.decode(),
+            "records": count,
+            "version": at.version,
+        }
         done: Any = sql.execute(self._sql["advance"], values)
         return _Checkpoint(last_id, at.version + 1, at.records + count) if done.rowcount == 1 else None
 
@@ -250,13 +282,14 @@ class LogConsumer:
                 returned = handle(fresh, state, sql)
             if kind := left_undone(returned):  # the checkpoint would move over records of which nothing was done
                 raise OutboxMisused(
-                    f"handle returned {kind!r}, so nothing of these records was done: it must be a plain function that does the work itself"
+                    f"handle returned {kind!r}, so nothing of these records was done: it must be a plain function that"
+                    " does the work itself"
                 )
             sql.execute(self._sql["store_state"], self._me | {"state": _encoded(state)})
 
     def _fresh(self, sql: sa.Connection, at: _Checkpoint, records: list[Record]) -> list[Record]:
-        """Without those that were handled before, also earlier in this very batch. A stream id that stands for a uid is remembered too: a dead
-        letter that is redriven has its former id as its uid."""
+        """Without those that were handled before, also earlier in this very batch. A stream id that stands for a uid is
+        remembered too: a dead letter that is redriven has its former id as its uid."""
         new = self._remember_all(sql, at, [record.uid for record in records])
         known = [record.uid for record in records if record.uid not in new]
         if known:  # of several copies the last one counts: another one may come as far behind it again
@@ -291,10 +324,12 @@ class LogConsumer:
     def _open(self) -> _Checkpoint:
         """The checkpoint as SQL has it, made at the first start; noted in Redis before anything is read behind it.
 
-        What is noted replaces whatever Redis has, so the row is held meanwhile: a reset that came in between would be undone in Redis, and
-        what it needs be trimmed.
+        What is noted replaces whatever Redis has, so the row is held meanwhile: a reset that came in between would be
+        undone in Redis, and what it needs be trimmed.
         """
-        self._log.noted(self._name)  # a Redis that does not answer is waited for without a lock; SQLite's is one for the whole database
+        self._log.noted(
+            self._name
+        )  # a Redis that does not answer is waited for without a lock; SQLite's is one for the whole database
         at = self._noted_as_it_is()
         if at is None:
             self._log.note(self._name, 0, ZERO, replace=True)  # nobody trims what is found now
@@ -343,7 +378,9 @@ def _record(entry: Entry) -> Record:
     fields = entry.fields or []
     given = first_value(fields, UID_FIELD)
     origin = first_value(fields[:2], FROM_FIELD)
-    if origin is not None:  # in a work stream: as handlers know it (consumer/context.py), for producers of two sources may use one uid
+    if (
+        origin is not None
+    ):  # in a work stream: as handlers know it (consumer/handlers/message.py), for producers of two sources may use one uid
         source_id, _, rest = origin.partition(b" ")
         given = rest.partition(b" ")[2] + b"/" + (given or source_id)
     uid = given.decode("utf-8", "backslashreplace").replace("\0", "\\0") if given else entry.id.decode()

@@ -1,9 +1,10 @@
 """Reading a stream as a log, from behind an id, with a proof that nothing was lost in between.
 
-The entry of the id itself is read again, each time: while it is there, what follows it was neither trimmed away nor lost with Redis' memory.
-That needs no second command, and `usher trim` keeps the entry of every checkpoint for it. Whoever begins with the first entry is placed
-at the id just below it: nothing fits between the two, so while that entry is there nothing was lost either. Only behind 0-0, of a stream that
-has no entry yet, there is no proof before the first batch.
+The entry of the id itself is read again, each time: while it is there, what follows it was neither trimmed away nor
+lost with Redis' memory. That needs no second command, and `usher trim` keeps the entry of every checkpoint for it.
+Whoever begins with the first entry is placed at the id just below it: nothing fits between the two, so while that entry
+is there nothing was lost either. Only behind 0-0, of a stream that has no entry yet, there is no proof before the first
+batch.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ import enum
 from collections.abc import Iterator
 from typing import Protocol
 
-from common.endpoints import near
-from common.errors import UsherError
-from common.keys import LogKeys
-from common.redis_client import Link
-from common.scripts import ScriptRunner
-from common.stream_id import ZERO, Span, after, before, rank
-from common.stream_router import StreamRouter
-from common.streams import Entry, span_of
+from usher.common.base.errors import UsherError
+from usher.common.protocol.keys import LogKeys
+from usher.common.protocol.stream_id import ZERO, Span, after, before, rank
+from usher.common.redis.client import Link
+from usher.common.redis.endpoints import near
+from usher.common.redis.replies import Entry, span_of
+from usher.common.redis.scripts import ScriptRunner
+from usher.common.router.router import StreamRouter
 
-#: Redis stands still, and both sides hold it all, while it answers: a few entries show how large they are, and a read ends with about so many bytes.
+#: Redis stands still, and both sides hold it all, while it answers: a few entries show how large they are, and a read
+#: ends with about so many bytes.
 _ENOUGH_BYTES = 4 * 1024 * 1024
 _FIRST_PAGE, _GROWTH = 16, 4
 
@@ -42,15 +44,16 @@ _TOLD = {
 
 
 class LogLost(UsherError):
-    """What lies behind a checkpoint is not what its reader has not read yet. Nothing was handled; it stays like this until it is reset."""
+    """What lies behind a checkpoint is not what its reader has not read yet. Nothing was handled; it stays like this
+    until it is reset."""
 
     def __init__(self, name: str, stream: str, last_id: bytes, loss: Loss, span: Span | None) -> None:
         self.loss = loss
         first, last = (b"", b"") if span is None else (span.first or b"", span.last_generated)
         super().__init__(
-            f"{loss.value}: log consumer {name} has read {stream} up to {last_id.decode()}, but {_TOLD[loss]} "
-            f"(first entry {first.decode() or 'none'}, last id {last.decode() or 'none'}). Compare its state with the source and reset it: "
-            f"LogConsumer.reset(last_id, state)"
+            f"{loss.value}: log consumer {name} has read {stream} up to {last_id.decode()}, but {_TOLD[loss]} (first"
+            f" entry {first.decode() or 'none'}, last id {last.decode() or 'none'}). Compare its state with the source"
+            " and reset it: LogConsumer.reset(last_id, state)"
         )
 
 
@@ -64,7 +67,8 @@ def judge_loss(last_id: bytes, span: Span | None) -> Loss | None:
 
 
 def _next_page(page: int, room: int, seen: list[Entry]) -> int:
-    """How many entries to ask for behind a page of so many: what ``room`` bytes hold of entries like those that were seen."""
+    """How many entries to ask for behind a page of so many: what ``room`` bytes hold of entries like those that were
+    seen."""
     return min(_GROWTH * page, room // (_size(seen) // len(seen) + 1))
 
 
@@ -76,17 +80,19 @@ class Log(Protocol):
     """The one seam between log consumers and how a stream is read."""
 
     def read(self, name: str, last_id: bytes, count: int) -> list[Entry]:
-        """Entries above ``last_id``, at most ``count``, fewer where they are large; at once. Raises LogLost, and what ``Link.call`` raises."""
+        """Entries above ``last_id``, at most ``count``, fewer where they are large; at once. Raises LogLost, and what
+        ``Link.call`` raises."""
 
     def wait(self, last_id: bytes, wait_s: float) -> bool:
         """Whether there is an entry above ``last_id``, waiting up to ``wait_s``."""
 
     def place(self, wanted: bytes) -> bytes:
-        """The highest id in the stream that is not above ``wanted`` (b"+": the end); the one just below the first entry when there is none,
-        0-0 when the stream is empty."""
+        """The highest id in the stream that is not above ``wanted`` (b"+": the end); the one just below the first entry
+        when there is none, 0-0 when the stream is empty."""
 
     def back_from(self, last_id: bytes, page: int) -> Iterator[Entry]:
-        """The entries from ``last_id`` back to the first one, read by so many at a time, by fewer where they are large."""
+        """The entries from ``last_id`` back to the first one, read by so many at a time, by fewer where they are
+        large."""
 
     def note(self, name: str, version: int, last_id: bytes, *, replace: bool = False) -> bool:
         """Tell those who trim that everything from ``last_id`` on is needed; False when a later version is noted."""
@@ -150,13 +156,19 @@ class DirectLog:
 
     def back_from(self, last_id: bytes, page: int) -> Iterator[Entry]:
         most, page = page, min(page, _FIRST_PAGE)
-        while found := [Entry(*entry) for entry in self._link.call("XREVRANGE", self._keys.stream, last_id, "-", "COUNT", page)]:
+        while found := [
+            Entry(*entry) for entry in self._link.call("XREVRANGE", self._keys.stream, last_id, "-", "COUNT", page)
+        ]:
             yield from found
             last_id = b"(" + found[-1].id
             page = max(1, min(most, _next_page(page, _ENOUGH_BYTES, found)))
 
     def note(self, name: str, version: int, last_id: bytes, *, replace: bool = False) -> bool:
-        return bool(self._scripts.run("note_checkpoint", (self._keys.checkpoints,), (name, version, last_id, "1" if replace else "")))
+        return bool(
+            self._scripts.run(
+                "note_checkpoint", (self._keys.checkpoints,), (name, version, last_id, "1" if replace else "")
+            )
+        )
 
     def noted(self, name: str) -> int | None:
         value = self._link.call("HGET", self._keys.checkpoints, name)
@@ -168,8 +180,9 @@ class DirectLog:
 
 
 class RoutedLog(DirectLog):
-    """Waits through a stream router: log consumers of many streams in one process block no connection each, and wake when Redis announces a
-    change. What they handle is read here all the same, from the checkpoint's entry on: what a router delivers proves no continuity.
+    """Waits through a stream router: log consumers of many streams in one process block no connection each, and wake
+    when Redis announces a change. What they handle is read here all the same, from the checkpoint's entry on: what a
+    router delivers proves no continuity.
 
     ::
 

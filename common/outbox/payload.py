@@ -10,13 +10,17 @@ from typing import Any
 
 import orjson
 
-_WAYS_OUT = "give str(value) for what has a text of its own, model.model_dump(mode='json') for a pydantic model, a dict or a list for the rest"
+_WAYS_OUT = (
+    "give str(value) for what has a text of its own, model.model_dump(mode='json') for a pydantic model, a dict or a"
+    " list for the rest"
+)
 _NO_NUMBERS = frozenset({str, int, bool, type(None)})
 
 
 def as_json(name: str, value: Any) -> bytes:
-    """``value`` as orjson encodes it. Raises TypeError, with a way out, for what it cannot encode, and ValueError, which names the place below
-    ``name``, for NaN and Infinity: JSON has neither, and orjson would write null in silence.
+    """``value`` as orjson encodes it. Raises TypeError, with a way out, for what it cannot encode, and ValueError,
+    which names the place below ``name``, for NaN and Infinity: JSON has neither, and orjson would write null in
+    silence.
 
     >>> as_json("data", {"total": 1.5, "note": None})
     b'{"total":1.5,"note":null}'
@@ -63,6 +67,10 @@ def _not_finite(place: str, value: Any) -> tuple[str, float] | None:
     elif isinstance(value, enum.Enum):
         parts = [(place, value.value)]
     elif dataclasses.is_dataclass(value):
-        found = getattr(value, "__dict__", None) or {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
-        parts = ((f"{place}.{name}", part) for name, part in found.items() if not name.startswith("_"))  # orjson leaves those out
+        found = getattr(value, "__dict__", None) or {
+            field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)
+        }
+        parts = (
+            (f"{place}.{name}", part) for name, part in found.items() if not name.startswith("_")
+        )  # orjson leaves those out
     return next(filter(None, (_not_finite(where, part) for where, part in parts)), None)

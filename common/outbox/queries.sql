@@ -14,7 +14,7 @@ SELECT version FROM usher_outbox_version;
 UPDATE usher_outbox_version SET version = :version;
 
 -- name: write
--- What common.outbox.writer does for an application.
+-- What usher.common.outbox.writer does for an application.
 INSERT INTO staged_log_records (uid, ticket_id, action, object, data) VALUES (:uid, :ticket_id, :action, :object, :data);
 
 -- name: batch [sqlite]

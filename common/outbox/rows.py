@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from common.errors import MessageUndecodable
-from common.message import check_ticket
+from usher.common.base.errors import MessageUndecodable
+from usher.common.protocol.message import check_ticket
 
 #: As long as a ticket id may be: it travels as far.
 LONGEST_UID = 256
@@ -17,8 +17,8 @@ FIELDS = ("uid", "action", "object", "data")
 
 
 class Row(NamedTuple):
-    """A staged record as the database gives it; any type may turn up in SQLite. ``size``: of all its columns, in bytes; where that is too
-    large the columns are None."""
+    """A staged record as the database gives it; any type may turn up in SQLite. ``size``: of all its columns, in bytes;
+    where that is too large the columns are None."""
 
     id: int
     uid: Any
@@ -30,7 +30,8 @@ class Row(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """``values``: for each message ticket, uid, action, object, data. ``ids`` of the rows, and (id, reason) of those that were refused."""
+    """``values``: for each message ticket, uid, action, object, data. ``ids`` of the rows, and (id, reason) of those
+    that were refused."""
 
     ids: list[int]
     values: list[bytes]
@@ -43,8 +44,8 @@ class Batch(NamedTuple):
 
 
 def is_all(rows: Sequence[Row], count: int) -> bool:
-    """Whether a batch of up to ``count`` rows is all there was. What has much less than fits was not cut off; the database, which cuts off before it
-    unpacks the rows, counts some bytes more than we do.
+    """Whether a batch of up to ``count`` rows is all there was. What has much less than fits was not cut off; the
+    database, which cuts off before it unpacks the rows, counts some bytes more than we do.
 
     >>> is_all([Row(7, "u", "42", "create", "ride", "{}", 2)], 2), is_all([Row(7, "u", "42", "create", "ride", "{}", 2)], 1), is_all([], 1)
     (True, False, True)
@@ -53,7 +54,8 @@ def is_all(rows: Sequence[Row], count: int) -> bool:
 
 
 def encode(rows: Iterable[Row]) -> Batch:
-    """All rows of a batch. Reasons: those of ``check_ticket``, ``empty_uid``, ``uid_too_long``, ``row_too_large``, ``<column>_not_utf8``.
+    """All rows of a batch. Reasons: those of ``check_ticket``, ``empty_uid``, ``uid_too_long``, ``row_too_large``,
+    ``<column>_not_utf8``.
 
     >>> encode([Row(7, "u", "42", "create", "ride", "{}", 2), Row(8, "v", "", "create", "ride", "{}", 2)])
     Batch(ids=[7], values=[b'42', b'u', b'create', b'ride', b'{}'], refused=[(8, 'empty_ticket_id')])
@@ -83,11 +85,18 @@ def _values(row: Row) -> tuple[bytes, ...]:
     if row.data is None:
         raise MessageUndecodable("row_too_large")
     ticket, uid = _bytes("ticket_id", row.ticket_id), _bytes("uid", row.uid)
-    return check_ticket(ticket), check_uid(uid), _bytes("action", row.action), _bytes("object", row.object), _bytes("data", row.data)
+    return (
+        check_ticket(ticket),
+        check_uid(uid),
+        _bytes("action", row.action),
+        _bytes("object", row.object),
+        _bytes("data", row.data),
+    )
 
 
 def _bytes(column: str, value: Any) -> bytes:
-    """As UTF-8. SQLite gives text that is not as surrogates (database.py), and numbers and blobs where somebody wrote such."""
+    """As UTF-8. SQLite gives text that is not as surrogates (database.py), and numbers and blobs where somebody wrote
+    such."""
     try:
         if isinstance(value, bytes):
             value.decode()

@@ -1,4 +1,5 @@
-"""The .sql files of this folder: named queries and versioned blocks. Pure text; whoever reads the files sees what is run."""
+"""The .sql files of this folder: named queries and versioned blocks. Pure text; whoever reads the files sees what is
+run."""
 
 from __future__ import annotations
 
@@ -46,4 +47,4 @@ def newest(dialect: str) -> int:
 
 
 def _read(name: str) -> str:
-    return (resources.files("common") / "outbox" / name).read_text(encoding="utf-8")
+    return (resources.files("usher.common") / "outbox" / name).read_text(encoding="utf-8")

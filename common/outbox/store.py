@@ -1,4 +1,5 @@
-"""The streamer's side of the outbox: reading batches, removing exactly what was confirmed, setting aside what can become no message."""
+"""The streamer's side of the outbox: reading batches, removing exactly what was confirmed, setting aside what can
+become no message."""
 
 from __future__ import annotations
 
@@ -12,11 +13,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from common.errors import SqlBusy, SqlTrouble
-from common.log import event
-from common.outbox.database import check_schema, migrate, open_engine, sa, sql_trouble
-from common.outbox.rows import BATCH_BYTES, Row
-from common.outbox.sql_files import queries
+from usher.common.base.errors import SqlBusy, SqlTrouble
+from usher.common.base.log import event
+from usher.common.outbox.database import check_schema, migrate, open_engine, sql_trouble
+from usher.common.outbox.rows import BATCH_BYTES, Row
+from usher.common.outbox.sql_files import queries
+from usher.common.sql.alchemy import sa
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +35,11 @@ class OutboxStore:
         self._setting = setting
         self._row_bytes = row_bytes
         self._is_postgres = self._engine.dialect.name == "postgresql"
-        # One statement over a connection of this one is a transaction; in SQLite, which is in this process, there is no need for it.
-        self._single = self._engine.execution_options(isolation_level="AUTOCOMMIT") if self._is_postgres else self._engine
+        # One statement over a connection of this one is a transaction; in SQLite, which is in this process, there is no
+        # need for it.
+        self._single = (
+            self._engine.execution_options(isolation_level="AUTOCOMMIT") if self._is_postgres else self._engine
+        )
         self._asked: Any = None  # the driver's connection of the last batch or change
         self._socket: socket.socket | None = None  # its socket, as a descriptor of our own; guarded by self._lock
         self._lock = threading.Lock()
@@ -48,7 +53,11 @@ class OutboxStore:
     def identity(self) -> str:
         """Tells two databases apart, and says nothing about either."""
         url = self._engine.url
-        where = os.path.realpath(url.database or "") if self.dialect == "sqlite" else f"{url.host} {url.port} {url.database} {dict(url.query)}"
+        where = (
+            os.path.realpath(url.database or "")
+            if self.dialect == "sqlite"
+            else f"{url.host} {url.port} {url.database} {dict(url.query)}"
+        )
         return hashlib.sha256(where.encode()).hexdigest()[:12]
 
     def check(self) -> None:
@@ -60,10 +69,11 @@ class OutboxStore:
         return migrate(self._engine)
 
     def batch(self, count: int) -> list[Row]:
-        """The first ``count`` rows by id, as one snapshot, as under REPEATABLE READ: it is one statement. Raises SqlTrouble.
+        """The first ``count`` rows by id, as one snapshot, as under REPEATABLE READ: it is one statement. Raises
+        SqlTrouble.
 
-        A transaction around it would be two more answers of PostgreSQL to wait for, on the way of every row. Of a database that takes no writes
-        nothing is read: what could not be removed would be sent again and again.
+        A transaction around it would be two more answers of PostgreSQL to wait for, on the way of every row. Of a
+        database that takes no writes nothing is read: what could not be removed would be sent again and again.
         """
         values = {"count": count, "bytes": BATCH_BYTES, "row_bytes": self._row_bytes}
         with sql_trouble("reading the outbox"), self._single.connect() as connection:
@@ -72,7 +82,9 @@ class OutboxStore:
             size = 0
             for *columns, read_only in connection.execute(self._queries["batch"], values):
                 if read_only == "on":
-                    raise SqlTrouble("the database of the outbox takes no writes, so nothing is sent: it could not be removed")
+                    raise SqlTrouble(
+                        "the database of the outbox takes no writes, so nothing is sent: it could not be removed"
+                    )
                 rows.append(Row(*columns))
                 size += rows[-1].size
                 if size >= BATCH_BYTES:
@@ -82,7 +94,8 @@ class OutboxStore:
     def remove(self, sent: Sequence[tuple[int, str]]) -> None:
         """Delete these rows, each by its id and uid; those that are gone already are no error. Raises SqlTrouble.
 
-        In PostgreSQL without a COMMIT of its own: who is cut off before that would hold the rows until the server misses him, in two hours.
+        In PostgreSQL without a COMMIT of its own: who is cut off before that would hold the rows until the server
+        misses him, in two hours.
         """
         if sent:
             with sql_trouble("removing what was sent", canceled=SqlBusy), self._single.begin() as connection:
@@ -93,7 +106,9 @@ class OutboxStore:
         """Move these rows to refused_log_records, each with its reason. Raises SqlTrouble."""
         with sql_trouble("setting rows aside", canceled=SqlBusy), self._engine.begin() as connection:
             self._ask(connection)
-            connection.execute(self._queries["set_aside"], [{"id": row_id, "reason": reason} for row_id, reason in refused])
+            connection.execute(
+                self._queries["set_aside"], [{"id": row_id, "reason": reason} for row_id, reason in refused]
+            )
             self._remove(connection, [(row_id, None) for row_id, _ in refused])
 
     def waiting(self) -> tuple[int, int]:
@@ -103,8 +118,8 @@ class OutboxStore:
             return int(staged), int(refused)
 
     def interrupt(self) -> bool:
-        """From another thread: end a question that PostgreSQL does not answer, by ending its connection. Whoever waits gets SqlTrouble. False: it
-        has no connection that could be ended, or not any more."""
+        """From another thread: end a question that PostgreSQL does not answer, by ending its connection. Whoever waits
+        gets SqlTrouble. False: it has no connection that could be ended, or not any more."""
         with self._lock:
             ended, self._socket = self._socket, None
             if ended is None:
@@ -123,7 +138,8 @@ class OutboxStore:
         self._keep_socket(None)
 
     def _ask(self, connection: sa.Connection) -> None:
-        """Note who is asked now. A descriptor of our own stays what it is when the connection is closed and its number goes to another one."""
+        """Note who is asked now. A descriptor of our own stays what it is when the connection is closed and its number
+        goes to another one."""
         driver: Any = connection.connection.driver_connection
         if driver is not self._asked:
             self._keep_socket(driver)
@@ -141,12 +157,15 @@ class OutboxStore:
 
     def _remove(self, connection: sa.Connection, rows: Sequence[tuple[int, str | None]]) -> None:
         ids, uids = zip(*rows, strict=True)
-        values: Any = {"ids": list(ids), "uids": list(uids)} if self._is_postgres else [{"id": row_id} for row_id in ids]
+        values: Any = (
+            {"ids": list(ids), "uids": list(uids)} if self._is_postgres else [{"id": row_id} for row_id in ids]
+        )
         connection.execute(self._queries["remove"], values)
 
 
 class Bell:
-    """Rings at commits, by LISTEN/NOTIFY; used by one thread. A ring may be missed while it connects: look from time to time all the same."""
+    """Rings at commits, by LISTEN/NOTIFY; used by one thread. A ring may be missed while it connects: look from time to
+    time all the same."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
@@ -154,7 +173,8 @@ class Bell:
         self._is_deaf = False
 
     def rings(self, wait_s: float) -> bool:
-        """Whether something was committed, waiting up to ``wait_s``. True also after it has connected. Raises SqlTrouble."""
+        """Whether something was committed, waiting up to ``wait_s``. True also after it has connected. Raises
+        SqlTrouble."""
         with sql_trouble("listening to the outbox"):
             try:
                 if self._connection is None and not self._is_deaf:
@@ -180,9 +200,16 @@ class Bell:
         self._connection = connection
         connection.autocommit = True
         [pid] = connection.execute("SELECT pg_backend_pid()").fetchone()
-        if pid != connection.info.backend_pid:  # a pooler: another client would get what is told to us, and psycopg keeps it there for ever
+        if (
+            pid != connection.info.backend_pid
+        ):  # a pooler: another client would get what is told to us, and psycopg keeps it there for ever
             self._is_deaf = True
             self.close()
-            event(log, "no_bell", level=logging.WARNING, why="a connection pooler is in between, so commits are not told but looked for")
+            event(
+                log,
+                "no_bell",
+                level=logging.WARNING,
+                why="a connection pooler is in between, so commits are not told but looked for",
+            )
             return
         connection.execute(f"LISTEN {_CHANNEL}")

@@ -1,23 +1,24 @@
 """What an application calls inside its own transaction::
 
-    from common.outbox.writer import write
+    from usher import write_to_outbox
 
     with engine.begin() as connection:                                     # SQLAlchemy: connection or session
         connection.execute(insert(rides).values(...))
-        write(connection, ticket_id="42", action="create", object="ride", data={"id": 7, "distance": 12.5})
+        write_to_outbox(connection, ticket_id="42", action="create", object="ride", data={"id": 7, "distance": 12.5})
 
-    await connection.run_sync(lambda own: write(own, ticket_id=...))       # SQLAlchemy's asynchronous connection or session
+    await connection.run_sync(lambda own: write_to_outbox(own, ticket_id=...))       # SQLAlchemy's asynchronous connection or session
 
     with sqlite3.connect("shop.db") as connection:                         # any DB-API connection: sqlite3, psycopg, psycopg2
         connection.execute("INSERT INTO rides ...")
-        write(connection, ticket_id="42", action="create", object="ride", data={...})
+        write_to_outbox(connection, ticket_id="42", action="create", object="ride", data={...})
 
 It begins, commits and rolls back nothing. Other languages: the INSERT at the top of queries.sql.
 
-Order of one ticket's records is that of the commits. PostgreSQL's trigger takes a lock per ticket until the end of the transaction for it.
-If a record tells the state of a row ("balance is now 5"), lock that row first (SELECT ... FOR UPDATE, or just UPDATE it): the outbox
-orders records, not what was read before they were written. Do it in this order everywhere, first the row, then its record: two transactions
-that take both locks in opposite order end in PostgreSQL's deadlock error, and one of them has to begin again.
+Order of one ticket's records is that of the commits. PostgreSQL's trigger takes a lock per ticket until the end of the
+transaction for it. If a record tells the state of a row ("balance is now 5"), lock that row first (SELECT ... FOR
+UPDATE, or just UPDATE it): the outbox orders records, not what was read before they were written. Do it in this order
+everywhere, first the row, then its record: two transactions that take both locks in opposite order end in PostgreSQL's
+deadlock error, and one of them has to begin again.
 """
 
 from __future__ import annotations
@@ -27,17 +28,19 @@ import uuid
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from common.errors import MessageUndecodable
-from common.message import check_ticket
-from common.outbox.database import OutboxMisused, sa
-from common.outbox.payload import as_json
-from common.outbox.rows import check_uid
-from common.outbox.sql_files import queries
-from common.sql_trouble import commits_by_itself, driver_of
+from usher.common.base.errors import MessageUndecodable
+from usher.common.outbox.database import OutboxMisused
+from usher.common.outbox.payload import as_json
+from usher.common.outbox.rows import check_uid
+from usher.common.outbox.sql_files import queries
+from usher.common.protocol.message import check_ticket
+from usher.common.sql.alchemy import sa
+from usher.common.sql.errors import commits_by_itself, driver_of
 
 
 class LogRecord(NamedTuple):
-    """A record to write. ``data`` is what orjson can encode, without NaN and Infinity, which JSON has not; ``uid`` "" lets us choose one."""
+    """A record to write. ``data`` is what orjson can encode, without NaN and Infinity, which JSON has not; ``uid`` ""
+    lets us choose one."""
 
     ticket_id: str
     action: str
@@ -46,16 +49,19 @@ class LogRecord(NamedTuple):
     uid: str = ""
 
 
-def write(connection: Any, *, ticket_id: str, action: str, object: str, data: Any = None, uid: str = "") -> str:
+def write_to_outbox(
+    connection: Any, *, ticket_id: str, action: str, object: str, data: Any = None, uid: str = ""
+) -> str:
     """Stage one record in the transaction of ``connection`` (DB-API, SQLAlchemy Connection or Session); its uid.
 
-    Raises OutboxMisused, before anything is written, for what could become no message, and for a connection in AUTOCOMMIT mode.
+    Raises OutboxMisused, before anything is written, for what could become no message, and for a connection in
+    AUTOCOMMIT mode.
     """
-    [written] = write_all(connection, [LogRecord(ticket_id, action, object, data, uid)])
+    [written] = write_all_to_outbox(connection, [LogRecord(ticket_id, action, object, data, uid)])
     return written
 
 
-def write_all(connection: Any, records: Iterable[LogRecord]) -> list[str]:
+def write_all_to_outbox(connection: Any, records: Iterable[LogRecord]) -> list[str]:
     """Stage several records, in this order; their uids."""
     rows = [_row(record) for record in records]
     if not rows:
@@ -65,23 +71,35 @@ def write_all(connection: Any, records: Iterable[LogRecord]) -> list[str]:
         _check_transactional(driver_of(_begun(connection, statement)))
         connection.execute(statement, rows)
     elif isinstance(connection, (sa.Engine, sa.orm.sessionmaker)):
-        raise OutboxMisused("write() wants the connection or session of your transaction, not what makes one: else it would not roll back with it")
+        raise OutboxMisused(
+            "write_to_outbox() wants the connection or session of your transaction, not what makes one: else it would"
+            " not roll back with it"
+        )
     elif isinstance(getattr(connection, "sync_engine", None), sa.Engine) and not hasattr(connection, "run_sync"):
         raise OutboxMisused(
-            "write() wants the connection of your transaction, not the engine: async with engine.begin() as connection: "
-            "await connection.run_sync(lambda own: write(own, ticket_id=...))"
+            "write_to_outbox() wants the connection of your transaction, not the engine: async with engine.begin() as"
+            " connection: await connection.run_sync(lambda own: write_to_outbox(own, ticket_id=...))"
         )
     elif hasattr(connection, "run_sync"):
-        raise OutboxMisused("this connection is asynchronous: await connection.run_sync(lambda own: write(own, ticket_id=...))")
-    elif inspect.iscoroutinefunction(getattr(connection, "commit", None)):  # what it is asked would never be awaited, and nothing be written
-        raise OutboxMisused("this connection of a driver is asynchronous: await connection.execute(...) the INSERT of queries.sql yourself")
+        raise OutboxMisused(
+            "this connection is asynchronous: await connection.run_sync(lambda own: write_to_outbox(own,"
+            " ticket_id=...))"
+        )
+    elif inspect.iscoroutinefunction(
+        getattr(connection, "commit", None)
+    ):  # what it is asked would never be awaited, and nothing be written
+        raise OutboxMisused(
+            "this connection of a driver is asynchronous: await connection.execute(...) the INSERT of queries.sql"
+            " yourself"
+        )
     else:
         _plain_write(connection, rows)
     return [row["uid"] for row in rows]
 
 
 def _begun(connection: Any, statement: sa.TextClause) -> sa.Connection:
-    """The connection that ``statement`` will run on, in its transaction: that may be begun by what listens to ``begin``."""
+    """The connection that ``statement`` will run on, in its transaction: that may be begun by what listens to
+    ``begin``."""
     if not isinstance(connection, sa.Connection):
         found: sa.Connection = connection.connection(bind_arguments={"clause": statement})
         return found
@@ -93,8 +111,9 @@ def _begun(connection: Any, statement: sa.TextClause) -> sa.Connection:
 def _check_transactional(driver: Any) -> None:
     if commits_by_itself(driver):
         raise OutboxMisused(
-            "this connection is in AUTOCOMMIT mode: the record would be committed by itself, and stay when your rows are rolled back. Leave out "
-            'isolation_level (SQLAlchemy: "AUTOCOMMIT"; sqlite3: None) or autocommit=True, or begin a transaction first'
+            "this connection is in AUTOCOMMIT mode: the record would be committed by itself, and stay when your rows"
+            ' are rolled back. Leave out isolation_level (SQLAlchemy: "AUTOCOMMIT"; sqlite3: None) or autocommit=True,'
+            " or begin a transaction first"
         )
 
 
@@ -103,7 +122,10 @@ def _plain_write(connection: Any, rows: list[dict[str, str]]) -> None:
     style = _style(connection)
     if style is None:
         kind = f"{type(connection).__module__}.{type(connection).__name__}"
-        raise OutboxMisused(f"write() does not know what to do with {kind}: give a connection, or run the INSERT of queries.sql yourself")
+        raise OutboxMisused(
+            f"write_to_outbox() does not know what to do with {kind}: give a connection, or run the INSERT of"
+            " queries.sql yourself"
+        )
     _check_transactional(connection)
     cursor = connection.cursor()
     query = queries("sqlite")["write"]
@@ -123,9 +145,16 @@ def _style(connection: Any) -> str | None:
 
 
 def _row(record: LogRecord) -> dict[str, str]:
-    for name, value in (("ticket_id", record.ticket_id), ("action", record.action), ("object", record.object), ("uid", record.uid)):
+    for name, value in (
+        ("ticket_id", record.ticket_id),
+        ("action", record.action),
+        ("object", record.object),
+        ("uid", record.uid),
+    ):
         if not isinstance(value, str):
-            raise OutboxMisused(f"this record can become no message: {name} is of type {type(value).__name__}: give a str")
+            raise OutboxMisused(
+                f"this record can become no message: {name} is of type {type(value).__name__}: give a str"
+            )
     try:
         check_ticket(record.ticket_id.encode())
         uid = record.uid or uuid.uuid4().hex

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RouterOptions:
-    """``worker_count``: most readers, and connections, of the portable mode; it has at least ``min_workers``, and as many as bring every
-    stream's turn within ``round_millis``. ``xread_streams``: streams of one XREAD; ``xread_count``: most entries of each of them.
-    ``xread_block_millis``: how long a reader of the portable mode waits for entries of its streams; None: not at all.
+    """``worker_count``: most readers, and connections, of the portable mode; it has at least ``min_workers``, and as
+    many as bring every stream's turn within ``round_millis``. ``xread_streams``: streams of one XREAD; ``xread_count``:
+    most entries of each of them. ``xread_block_millis``: how long a reader of the portable mode waits for entries of
+    its streams; None: not at all.
 
-    ``sweep_seconds``: the change-driven mode looks at every stream once in this time, whatever it was told. ``check_seconds``: every stream
-    is looked at so often for having gone back (deleted and made again) without anybody telling.
+    ``sweep_seconds``: the change-driven mode looks at every stream once in this time, whatever it was told.
+    ``check_seconds``: every stream is looked at so often for having gone back (deleted and made again) without anybody
+    telling.
 
     Raises ValueError for what makes no sense.
     """
@@ -27,7 +29,9 @@ class RouterOptions:
     check_seconds: float = 600.0
 
     def __post_init__(self) -> None:
-        wrong = [name for name in ("min_workers", "xread_streams", "xread_count", "round_millis") if getattr(self, name) < 1]
+        wrong = [
+            name for name in ("min_workers", "xread_streams", "xread_count", "round_millis") if getattr(self, name) < 1
+        ]
         wrong += [name for name in ("sweep_seconds", "check_seconds") if getattr(self, name) <= 0]
         if self.worker_count < self.min_workers:
             wrong.append("worker_count")

@@ -17,7 +17,8 @@ class Slice(NamedTuple):
 
 
 def readers_wanted(streams: int, per_read: int, block_s: float, round_s: float, lowest: int, highest: int) -> int:
-    """Readers that bring every stream's turn within ``round_s``, as far as ``highest`` allows: a turn may take ``block_s``.
+    """Readers that bring every stream's turn within ``round_s``, as far as ``highest`` allows: a turn may take
+    ``block_s``.
 
     >>> readers_wanted(streams=40_000, per_read=1000, block_s=0.1, round_s=1.0, lowest=1, highest=16)
     4
@@ -37,7 +38,8 @@ def longest_wait_s(streams: int, per_read: int, block_s: float, readers: int) ->
 
 
 def sweep_slice(streams: int, pass_s: float) -> Slice:
-    """A pass over all streams in ``pass_s``: a little once a second; of many, a few hundred at a time, because what has changed waits meanwhile.
+    """A pass over all streams in ``pass_s``: a little once a second; of many, a few hundred at a time, because what has
+    changed waits meanwhile.
 
     >>> sweep_slice(600, 60.0), sweep_slice(60_000, 60.0)
     (Slice(size=10, every_s=1.0), Slice(size=250, every_s=0.25))

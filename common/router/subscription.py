@@ -1,4 +1,5 @@
-"""A subscription: entries of one stream in id order, by iteration or by callback, with a stated policy for a reader that is too slow.
+"""A subscription: entries of one stream in id order, by iteration or by callback, with a stated policy for a reader
+that is too slow.
 
 An idle one is nothing but its position: its channel, and the means to wait, are made when they are first needed.
 """
@@ -11,19 +12,20 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from common.clock import now_s
-from common.errors import UsherError
-from common.router.book import Place, Stream
-from common.streams import Entry
+from usher.common.base.clock import now_s
+from usher.common.base.errors import UsherError
+from usher.common.redis.replies import Entry
+from usher.common.router.schedule import Place, Stream
 
 if TYPE_CHECKING:
-    from common.router.desk import Desk
+    from usher.common.router.coordinator import Desk
 
 
 class SlowPolicy(Enum):
     """What happens when a subscription's channel is full."""
 
-    #: Nothing more is read for it until it has taken half of what it has. Redis keeps the rest (unless the stream is trimmed).
+    #: Nothing more is read for it until it has taken half of what it has. Redis keeps the rest (unless the stream is
+    #: trimmed).
     WAIT = "wait"
     #: The oldest entry in the channel goes; ``dropped`` counts them.
     DROP_OLDEST = "drop oldest"
@@ -44,29 +46,42 @@ class End(Enum):
 
 #: Those that its reader has asked for: iteration simply ends.
 _WANTED = (End.CLOSED, End.ROUTER_STOPPED)
-#: Called on the router's thread, for many subscriptions the same one: it must be quick, and may close or pause its subscription.
+#: Called on the router's thread, for many subscriptions the same one: it must be quick, and may close or pause its
+#: subscription.
 Callback = Callable[["Subscription", Sequence[Entry]], None]
 
 
 class SubscriptionEnded(UsherError):
-    """The subscription has ended, and not because its reader wanted it. ``reason`` says why, ``detail`` what Redis said."""
+    """The subscription has ended, and not because its reader wanted it. ``reason`` says why, ``detail`` what Redis
+    said."""
 
     def __init__(self, key: bytes, reason: End, detail: str) -> None:
         self.reason = reason
         self.detail = detail
-        super().__init__(f"the subscription of {key.decode(errors='replace')} has ended: {reason.value}{f' ({detail})' if detail else ''}")
+        super().__init__(
+            f"the subscription of {key.decode(errors='replace')} has ended:"
+            f" {reason.value}{f' ({detail})' if detail else ''}"
+        )
 
 
 class Subscription(Place):
     """Made by ``StreamRouter.subscribe``. Iterate over it, or call ``take``; with a callback neither.
 
-    ``last`` (bytes) is the id of the last entry that the subscription was given, ``resets`` how often it began anew because the stream is not
-    the one it was: entries may then come again.
+    ``last`` (bytes) is the id of the last entry that the subscription was given, ``resets`` how often it began anew
+    because the stream is not the one it was: entries may then come again.
     """
 
     __slots__ = ("_callback", "_capacity", "_channel", "_desk", "_policy", "_waiting", "detail", "dropped", "end")
 
-    def __init__(self, desk: Desk, stream: Stream, last: bytes | None, callback: Callback | None, capacity: int, policy: SlowPolicy) -> None:
+    def __init__(
+        self,
+        desk: Desk,
+        stream: Stream,
+        last: bytes | None,
+        callback: Callback | None,
+        capacity: int,
+        policy: SlowPolicy,
+    ) -> None:
         super().__init__(stream, last)
         self._desk = desk
         self._callback = callback
@@ -87,7 +102,8 @@ class Subscription(Place):
         self._desk.close(self, End.CLOSED)
 
     def take(self, most: int = 100, timeout_s: float | None = None) -> list[Entry]:
-        """Up to ``most`` entries, waiting for the first; none when ``timeout_s`` is over, or after the end. Raises SubscriptionEnded."""
+        """Up to ``most`` entries, waiting for the first; none when ``timeout_s`` is over, or after the end. Raises
+        SubscriptionEnded."""
         deadline_s = None if timeout_s is None else now_s() + timeout_s
         with self._desk.lock:
             while not self._channel:

@@ -1,1 +1,2 @@
-"""Decisions of the consumer: values in, named decisions out. No Redis, clock, threads, randomness or logging in here."""
+"""Decisions of the consumer: values in, named decisions out. No Redis, clock, threads, randomness or logging in
+here."""

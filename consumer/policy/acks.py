@@ -1,7 +1,7 @@
 """What is acknowledged together. Pure.
 
-Per ticket the acknowledged ids are always a prefix in id order: lanes finish in order, and this ledger keeps that order. One batch is
-under way at a time, and one that is unsure goes again, unchanged, before anything later.
+Per ticket the acknowledged ids are always a prefix in id order: lanes finish in order, and this ledger keeps that
+order. One batch is under way at a time, and one that is unsure goes again, unchanged, before anything later.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from common.attempts import Attempts
-from common.run_log import Executed
+from usher.common.protocol.attempts import Attempts
+from usher.common.protocol.run_log import Executed
 
 #: Messages that are worth a call; with fewer it waits for more.
 _WORTH_A_CALL = 200
@@ -27,8 +27,8 @@ class Linger(NamedTuple):
 
 
 def linger(flush_s: float, strict: bool, spare: int, ticket_window: int) -> Linger:
-    """``flush_s``: as it was set. ``spare``, ``ticket_window``: messages that the consumer may have beyond those that run, and of one ticket: the
-    leader hands more over when it hears that half of them are done.
+    """``flush_s``: as it was set. ``spare``, ``ticket_window``: messages that the consumer may have beyond those that
+    run, and of one ticket: the leader hands more over when it hears that half of them are done.
 
     >>> linger(0.02, False, 1992, 512)
     Linger(seconds=0.02, enough=200)
@@ -60,8 +60,8 @@ class Finished(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A start that did not end in success, and what is known of the message's attempts since. ``outcome`` is a word of common/run_log.py;
-    ``then`` is called when Redis knows it too."""
+    """A start that did not end in success, and what is known of the message's attempts since. ``outcome`` is a word of
+    common/protocol/run_log.py; ``then`` is called when Redis knows it too."""
 
     run: Finished
     outcome: str
@@ -77,7 +77,8 @@ class AckBatch(NamedTuple):
 
 
 class AckLedger:
-    """Finished messages on their way to Redis. ``add`` may be called from many threads; ``next_batch`` and ``settle`` from one."""
+    """Finished messages on their way to Redis. ``add`` may be called from many threads; ``next_batch`` and ``settle``
+    from one."""
 
     def __init__(self, most: int) -> None:
         self._finished: deque[Success] = deque()  # append and popleft of a deque are atomic

@@ -1,6 +1,7 @@
 """What follows for each lane from how a call with messages of several lanes ended. Pure.
 
-Per ticket only the first messages of a call can be done: an acknowledged prefix. What is behind a failed one goes again, in order.
+Per ticket only the first messages of a call can be done: an acknowledged prefix. What is behind a failed one goes
+again, in order.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from common.errors import PartialFailure, RetryLater, UsherError, readable
+from usher.common.base.errors import PartialFailure, RetryLater, UsherError, readable
 
 
 class InCall(Protocol):
@@ -27,21 +28,24 @@ class MessageFailed(UsherError):
 
 
 class TriedTogether(RetryLater):
-    """The call failed as a whole; whose fault it was will show when each message is tried by itself. No failure of this one."""
+    """The call failed as a whole; whose fault it was will show when each message is tried by itself. No failure of this
+    one."""
 
     def __init__(self, error: str) -> None:
         super().__init__(0.0, f"a call with several messages failed: {error}")
 
 
 class Verdict(NamedTuple):
-    """For the messages of one lane: so many of them, from the first on, are done, and this is what the next one failed with."""
+    """For the messages of one lane: so many of them, from the first on, are done, and this is what the next one failed
+    with."""
 
     done: int
     error: BaseException | None
 
 
 def goes_alone(message: InCall) -> bool:
-    """Whether a message must not share a call: it failed before (its neighbours are not to be judged by it), or it will never be called."""
+    """Whether a message must not share a call: it failed before (its neighbours are not to be judged by it), or it will
+    never be called."""
     return message.alone or not message.plain or message.failures > 0
 
 
@@ -58,13 +62,18 @@ def judge(parts: Sequence[Sequence[InCall]], returned: Any, raised: BaseExceptio
     raised anything else, several in the call       none done, each again by itself (``TriedTogether``)
     ==============================================  =============================================================
 
-    What is returned otherwise, or names a message that was not in the call, is an error of the handler: as if it had raised it.
+    What is returned otherwise, or names a message that was not in the call, is an error of the handler: as if it had
+    raised it.
     """
     if raised is not None:
         raised = readable(raised)  # a RetryLater that does not say when is an error like any other
     if isinstance(raised, PartialFailure):
         returned = _failed_of(raised)
-        raised = None if isinstance(returned, Mapping) else TypeError(f"{type(raised).__name__} is a PartialFailure without a mapping of failures")
+        raised = (
+            None
+            if isinstance(returned, Mapping)
+            else TypeError(f"{type(raised).__name__} is a PartialFailure without a mapping of failures")
+        )
     if raised is None:
         try:
             failed = _named(parts, returned)
@@ -91,13 +100,18 @@ def _named(parts: Sequence[Sequence[InCall]], returned: Any) -> dict[str, BaseEx
     if returned is None:
         return {}
     if not isinstance(returned, Mapping):
-        return TypeError(f"a batch handler returns None, or a mapping of the messages that failed; this one returned {type(returned).__name__}")
+        return TypeError(
+            "a batch handler returns None, or a mapping of the messages that failed; this one returned"
+            f" {type(returned).__name__}"
+        )
     known = {message.id for part in parts for message in part}
     failed: dict[str, BaseException] = {}
     for named, error in returned.items():
         message_id = named if isinstance(named, str) else getattr(named, "id", None)
         if message_id not in known:
-            return TypeError("a batch handler named something as failed that is no message of the call, nor the id of one")
+            return TypeError(
+                "a batch handler named something as failed that is no message of the call, nor the id of one"
+            )
         failed[message_id] = error if isinstance(error, BaseException) else MessageFailed(str(error) if error else None)
     return failed
 

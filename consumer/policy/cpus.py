@@ -8,8 +8,9 @@ from collections.abc import Collection
 
 
 def cpu_for(name: str, allowed: Collection[int]) -> int:
-    """One of the CPUs that the consumer may use, ``allowed`` (not empty): consumer-1 has the first, consumer-2 the second, and so on in a circle, so
-    that consumers of one host that are numbered share none while there are enough. A name without a number has any, always the same."""
+    """One of the CPUs that the consumer may use, ``allowed`` (not empty): consumer-1 has the first, consumer-2 the
+    second, and so on in a circle, so that consumers of one host that are numbered share none while there are enough. A
+    name without a number has any, always the same."""
     number = re.search(r"[0-9]+$", name)
     place = int(number[0]) - 1 if number else zlib.crc32(name.encode())
     return sorted(allowed)[place % len(allowed)]

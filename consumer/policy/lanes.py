@@ -1,4 +1,5 @@
-"""Lanes: per ticket, messages in id order, one in flight; different tickets side by side. Pure; the caller holds one lock over a board.
+"""Lanes: per ticket, messages in id order, one in flight; different tickets side by side. Pure; the caller holds one
+lock over a board.
 
 What a lane is doing::
 
@@ -8,11 +9,12 @@ What a lane is doing::
                          +--hold-----------> held         an acknowledgement or a dead letter must be in Redis first
                          +--set apart------> apart        its first message must not run beside just anything (quarantine.py)
 
-A lane that was apart has its isolation from when it may be taken until it is ready again. For one that must be alone, ``ready`` is
-another queue meanwhile: empty while anything runs, then with that lane in it, then empty again. So whoever looks for a ready lane need
-not know about any of this, and a board without suspects does nothing for it.
+A lane that was apart has its isolation from when it may be taken until it is ready again. For one that must be alone,
+``ready`` is another queue meanwhile: empty while anything runs, then with that lane in it, then empty again. So whoever
+looks for a ready lane need not know about any of this, and a board without suspects does nothing for it.
 
-The ids a board holds are those that were handed over and are not yet acknowledged; a second hand-over of one is ignored.
+The ids a board holds are those that were handed over and are not yet acknowledged; a second hand-over of one is
+ignored.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from common.stream_id import rank
-from consumer.policy.quarantine import Isolation
+from usher.common.protocol.stream_id import rank
+from usher.consumer.policy.quarantine import Isolation
 
-#: How long nothing starts for the sake of a lane that wants to be alone; then the others have their turn, for a longer time.
+#: How long nothing starts for the sake of a lane that wants to be alone; then the others have their turn, for a longer
+#: time.
 _PATIENCE_S, _REST_S = 30.0, 120.0
 #: Where handlers take longer than that, patience grows with each vain wait, up to this.
 _MOST_PATIENCE_S = 960.0
@@ -49,7 +52,8 @@ M = TypeVar("M", bound=HasId)
 
 
 class Lane(Generic[M]):
-    """One ticket's queue. ``queue`` belongs to whoever runs the lane; others may only append to it, or put into ``early``."""
+    """One ticket's queue. ``queue`` belongs to whoever runs the lane; others may only append to it, or put into
+    ``early``."""
 
     __slots__ = ("busy", "early", "forgotten", "isolation", "last", "queue", "ticket")
 
@@ -58,7 +62,9 @@ class Lane(Generic[M]):
         self.queue: deque[M] = deque()
         self.early: list[M] = []  # ids below ones already queued (released late, moved): merged before the next start
         self.last = b""  # the highest id ever queued
-        self.forgotten = 0  # while it runs: what runs under this fence, or a lower one, is not its ticket's owner any more
+        self.forgotten = (
+            0  # while it runs: what runs under this fence, or a lower one, is not its ticket's owner any more
+        )
         self.busy = False  # ready, running, waiting, held or apart: it is in one place only
         self.isolation = _TOGETHER  # what it has now
 
@@ -79,7 +85,9 @@ class LaneBoard(Generic[M]):
         self.ready = self._queue  # but for the time in which a lane is, or wants to be, alone
         self._apart: deque[tuple[Lane[M], Isolation]] = deque()
         self._isolated: Lane[M] | None = None  # the one that is not TOGETHER
-        self._silent_since_s: float | None = None  # nothing starts, because a lane wants to be alone and something still runs
+        self._silent_since_s: float | None = (
+            None  # nothing starts, because a lane wants to be alone and something still runs
+        )
         self._patience_s = _PATIENCE_S
         self.held_ids: set[bytes] = set()
         self.waiting: list[tuple[float, int, Lane[M]]] = []  # heap by due time
@@ -92,10 +100,13 @@ class LaneBoard(Generic[M]):
         return [entry_id for entry_id in ids if entry_id not in held]
 
     def is_ending(self, ticket: bytes, ids: Iterable[bytes]) -> bool:
-        """Whether one of the ids is held and does not wait in its lane: it runs, or it has ended and Redis has not said yet that it has that."""
+        """Whether one of the ids is held and does not wait in its lane: it runs, or it has ended and Redis has not said
+        yet that it has that."""
         held = self.held_ids.intersection(ids)
         lane = self.lanes.get(ticket) if held else None
-        return bool(held.difference(message.stream_id for message in (*lane.queue, *lane.early)) if lane is not None else held)
+        return bool(
+            held.difference(message.stream_id for message in (*lane.queue, *lane.early)) if lane is not None else held
+        )
 
     def add(self, ticket: bytes, messages: Sequence[M]) -> None:
         """Messages of one ticket, in id order. Those below what is queued go before it, but never before what runs."""
@@ -151,8 +162,8 @@ class LaneBoard(Generic[M]):
         self._rejoin(lane)
 
     def retry(self, lane: Lane[M], message: M, due_s: float) -> None:
-        """Its runner is done with it; ``message`` is first in it again, and it is ready at ``due_s``. If the ticket was forgotten while
-        the message ran, the message is dropped."""
+        """Its runner is done with it; ``message`` is first in it again, and it is ready at ``due_s``. If the ticket was
+        forgotten while the message ran, the message is dropped."""
         self.running -= 1
         self.retry_held(lane, message, due_s)
 
@@ -162,13 +173,14 @@ class LaneBoard(Generic[M]):
             self._wait(lane, due_s)
 
     def put_back(self, lane: Lane[M], messages: Sequence[M]) -> None:
-        """Its runner took these and did not end them: they come first in it again, in their order. If the ticket was forgotten while they
-        ran, they are dropped."""
+        """Its runner took these and did not end them: they come first in it again, in their order. If the ticket was
+        forgotten while they ran, they are dropped."""
         self.done([message.stream_id for message in messages if message.fence <= lane.forgotten])
         lane.queue.extendleft(message for message in reversed(messages) if message.fence > lane.forgotten)
 
     def set_apart(self, lane: Lane[M], message: M, isolation: Isolation) -> None:
-        """Its runner is done with it, without having started ``message``, which is first in it again and runs in ``isolation`` only."""
+        """Its runner is done with it, without having started ``message``, which is first in it again and runs in
+        ``isolation`` only."""
         self.running -= 1
         if self._put_back(lane, message):
             self._rejoin(lane)
@@ -176,13 +188,16 @@ class LaneBoard(Generic[M]):
             self._let_in()
 
     def let_in(self, now_s: float) -> None:
-        """Make the first lane that was set apart ready, if its time has come. To be asked when nothing is ready: only then it can have."""
+        """Make the first lane that was set apart ready, if its time has come. To be asked when nothing is ready: only
+        then it can have."""
         self._let_in()
         if self.ready is self._queue or self._isolated is not None:
             self._silent_since_s = None
         elif self._silent_since_s is None:
             self._silent_since_s = now_s
-        elif now_s - self._silent_since_s > self._patience_s:  # something runs that may never end; the others must not wait for that
+        elif (
+            now_s - self._silent_since_s > self._patience_s
+        ):  # something runs that may never end; the others must not wait for that
             self._silent_since_s = None
             self._patience_s = min(2 * self._patience_s, _MOST_PATIENCE_S)
             self.ready = self._queue
@@ -219,8 +234,9 @@ class LaneBoard(Generic[M]):
         self.held_ids.difference_update(ids)
 
     def forget(self, ticket: bytes, fence: int) -> None:
-        """Another owner got the ticket after ``fence``: nothing of it that came under that, or before, starts here any more. What came under a
-        later one is ours: the ticket has come back. A lane that runs stays in its place until it ends, so that it cannot run twice at once."""
+        """Another owner got the ticket after ``fence``: nothing of it that came under that, or before, starts here any
+        more. What came under a later one is ours: the ticket has come back. A lane that runs stays in its place until
+        it ends, so that it cannot run twice at once."""
         lane = self.lanes.get(ticket)
         if lane is None:
             return
@@ -245,8 +261,8 @@ class LaneBoard(Generic[M]):
         return found
 
     def look(self, ticket: bytes) -> tuple[list[M], float | None, bool]:
-        """A ticket's queued messages in order, when the first of them is due again (None: it does not wait for that), and whether it is to
-        run apart. For people: it looks through all lanes that wait."""
+        """A ticket's queued messages in order, when the first of them is due again (None: it does not wait for that),
+        and whether it is to run apart. For people: it looks through all lanes that wait."""
         lane = self.lanes.get(ticket)
         if lane is None:
             return [], None, False
@@ -278,7 +294,8 @@ class LaneBoard(Generic[M]):
         lane.early.clear()
 
     def _put_back(self, lane: Lane[M], message: M) -> bool:
-        """``message`` is first in the lane again. False: the ticket is another's, so it is dropped, and the lane is settled."""
+        """``message`` is first in the lane again. False: the ticket is another's, so it is dropped, and the lane is
+        settled."""
         if message.fence <= lane.forgotten:
             self.done([message.stream_id])
             self._settle(lane)

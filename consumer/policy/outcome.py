@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from common.attempts import CUT_OFF, RAN_PAST, Attempts
-from common.backoff import backoff_s
-from common.errors import GiveUp, RetryLater
-from common.printable import told
+from usher.common.base.backoff import backoff_s
+from usher.common.base.errors import GiveUp, RetryLater
+from usher.common.base.text import told
+from usher.common.protocol.attempts import CUT_OFF, RAN_PAST, Attempts
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ _LONGEST_WAIT_S = 10 * 365 * 86_400.0
 
 
 def unended(known: Attempts) -> Bury:
-    """Of a message whose attempts are used up before it starts: why, as far as that is known. The process that made its last start is gone.
+    """Of a message whose attempts are used up before it starts: why, as far as that is known. The process that made its
+    last start is gone.
 
     A loss is no crash: the owner is gone, and whether the handler ran then is not known.
 
@@ -52,7 +53,9 @@ def unended(known: Attempts) -> Bury:
     if known.crashes:
         error = f"{CUT_OFF} (handler_crashed or handler_hangs in the logs)"
     else:  # what hung alone is charged as a plain failure; what raised would have left its own letter, had its process lived a moment longer
-        error = f"{RAN_PAST} (handler_hangs in the logs), or its process ended before the end of its last start was stored"
+        error = (
+            f"{RAN_PAST} (handler_hangs in the logs), or its process ended before the end of its last start was stored"
+        )
     return Bury("attempts_exhausted", error)
 
 

@@ -1,7 +1,9 @@
-"""Quarantine: what a message that may have ended its process may run beside; and whom to charge when a process has ended. Pure.
+"""Quarantine: what a message that may have ended its process may run beside; and whom to charge when a process has
+ended. Pure.
 
-A crash among many running handlers proves nothing against any of them, so nobody is charged at first. Its suspects run again with less
-and less company until the next crash has one possible cause. Neighbours come out of this by surviving, the killer by its attempts.
+A crash among many running handlers proves nothing against any of them, so nobody is charged at first. Its suspects run
+again with less and less company until the next crash has one possible cause. Neighbours come out of this by surviving,
+the killer by its attempts.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from common.attempts import Attempts
+from usher.common.protocol.attempts import Attempts
 
 #: Ends of its owners without a word after which a message runs alone, with its start in Redis first.
 _MOST_LOSSES = 3
@@ -62,7 +64,8 @@ class Left(NamedTuple):
 
 
 def charges(left: Sequence[Left], is_explained: bool) -> list[tuple[Left, Attempts]]:
-    """What to note of the starts that a process left, when it ended for a reason that it knew (``is_explained``), or did not.
+    """What to note of the starts that a process left, when it ended for a reason that it knew (``is_explained``), or
+    did not.
 
     ====================  ===========================================================
     the end               is charged to

@@ -1,7 +1,8 @@
 """Which reads of the own pending list bring the bodies of exactly the ids that are wanted. Pure.
 
-``XREADGROUP ... 0`` from the start would bring everything pending on every turn and count it as delivered again. Ids lower than those
-held do come (parked ones released late, moved ones), so one read from the lowest wanted id is not enough of an answer either.
+``XREADGROUP ... 0`` from the start would bring everything pending on every turn and count it as delivered again. Ids
+lower than those held do come (parked ones released late, moved ones), so one read from the lowest wanted id is not
+enough of an answer either.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from common.stream_id import from_rank, rank
+from usher.common.protocol.stream_id import from_rank, rank
 
 #: More separate runs than this are read as one: a round trip of many commands costs more than bodies read twice.
 _MOST_RUNS = 16
 #: Messages that are fetched at first, and at most, by one call.
 FIRST_PAGE, _MOST_PAGE = 16, 1000
-#: A page that came faster, once it began to come, may be followed by a larger one; one that took longer is followed by a smaller one.
+#: A page that came faster, once it began to come, may be followed by a larger one; one that took longer is followed by
+#: a smaller one.
 _FAST_S, _SLOW_S = 0.2, 1.0
 
 
@@ -27,8 +29,9 @@ class OwnRead(NamedTuple):
 
 
 def next_page(page: int, fetched: int, took_s: float | None) -> int:
-    """Most messages of the next fetch, after one of up to ``page`` for ``fetched`` of them (0: it was for none, and tells nothing). ``took_s``: from
-    the first byte to the last, so that a server that is far away, or busy, does not count as a narrow network. None: it was cut off.
+    """Most messages of the next fetch, after one of up to ``page`` for ``fetched`` of them (0: it was for none, and
+    tells nothing). ``took_s``: from the first byte to the last, so that a server that is far away, or busy, does not
+    count as a narrow network. None: it was cut off.
 
     >>> next_page(16, 16, 0.01), next_page(16, 3, 0.01), next_page(16, 16, 5.0), next_page(16, 16, None), next_page(16, 0, None)
     (32, 16, 8, 4, 16)
@@ -43,7 +46,8 @@ def next_page(page: int, fetched: int, took_s: float | None) -> int:
 
 
 def plan_reads(wanted: Sequence[bytes], held: Callable[[], Collection[bytes]], highest_held: int) -> list[OwnRead]:
-    """Reads that cover ``wanted`` (any order), given a way to ask for the ids that are pending too (``held``) and the rank of the highest ever held.
+    """Reads that cover ``wanted`` (any order), given a way to ask for the ids that are pending too (``held``) and the
+    rank of the highest ever held.
 
     The usual case, all new ids above all old ones, is one read of exactly their number.
     """

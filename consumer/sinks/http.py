@@ -1,4 +1,5 @@
-"""Effects in another service, over HTTP: the handler sends uid and fence along, and the service checks them where it stores the effect.
+"""Effects in another service, over HTTP: the handler sends uid and fence along, and the service checks them where it
+stores the effect.
 
 The handler's side::
 
@@ -20,11 +21,12 @@ The service's side, with the SQL sink in its own database (here with Flask)::
             return {"error": "not now"}, 503
         return {"status": "ok"}
 
-``Idempotency-Key`` is what many services know already (Stripe, PayPal, Adyen): such a service alone makes repeats harmless, and only a zombie's
-old fence is left; where effects are not only added but overwritten, the fence matters.
+``Idempotency-Key`` is what many services know already (Stripe, PayPal, Adyen): such a service alone makes repeats
+harmless, and only a zombie's old fence is left; where effects are not only added but overwritten, the fence matters.
 
-A rehearsal (``message.is_rehearsal``, `usher rehearse`) is a request like any other, and what it does stays: only a service that takes the headers to
-``received``, as above, hears of it (``Usher-Rehearsal``) and rolls back. For any other one let the handler ask ``message.is_rehearsal``.
+A rehearsal (``message.is_rehearsal``, `usher rehearse`) is a request like any other, and what it does stays: only a
+service that takes the headers to ``received``, as above, hears of it (``Usher-Rehearsal``) and rolls back. For any
+other one let the handler ask ``message.is_rehearsal``.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
-from consumer.sinks.outcomes import Marked, SinkMisused, SinkNotNow, StaleFence, fenced_ticket, is_rehearsal
+from usher.consumer.sinks.outcomes import Marked, SinkMisused, SinkNotNow, StaleFence, fenced_ticket, is_rehearsal
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 FENCE = "Usher-Fence"
@@ -56,27 +58,33 @@ class Received:
 
 
 def headers(message: Marked) -> dict[str, str]:
-    """``Idempotency-Key`` (the uid), ``Usher-Fence`` and ``Usher-Ticket``; in a rehearsal ``Usher-Rehearsal`` too. What a header cannot hold is
-    percent-encoded; plain ones stay."""
+    """``Idempotency-Key`` (the uid), ``Usher-Fence`` and ``Usher-Ticket``; in a rehearsal ``Usher-Rehearsal`` too. What
+    a header cannot hold is percent-encoded; plain ones stay."""
     made = {IDEMPOTENCY_KEY: _encoded(message.uid), FENCE: str(message.fence), TICKET: _encoded(fenced_ticket(message))}
     return made | {REHEARSAL: "1"} if is_rehearsal(message) else made
 
 
 def received(given: Mapping[str, str]) -> Received:
-    """The other way round, from a request's headers (of any framework whose mapping knows them by these names). Raises SinkMisused: answer 400."""
+    """The other way round, from a request's headers (of any framework whose mapping knows them by these names). Raises
+    SinkMisused: answer 400."""
     missing = [name for name in (IDEMPOTENCY_KEY, FENCE) if not given.get(name)]
     missing += [TICKET] if given.get(TICKET) is None else []  # that of a message without a ticket is empty
     if missing:
         raise SinkMisused(f"headers are missing: {', '.join(missing)}")
     fence = given[FENCE]
-    if not fence.isascii() or not fence.isdecimal() or int(fence[:20]) > _LARGEST_FENCE or len(fence) > len(str(_LARGEST_FENCE)):
+    if (
+        not fence.isascii()
+        or not fence.isdecimal()
+        or int(fence[:20]) > _LARGEST_FENCE
+        or len(fence) > len(str(_LARGEST_FENCE))
+    ):
         raise SinkMisused(f"{FENCE} must be a whole number below 2^63")
     return Received(_decoded(given[TICKET]), _decoded(given[IDEMPOTENCY_KEY]), int(fence), bool(given.get(REHEARSAL)))
 
 
 def refuse_by_status(message: Marked, status: int) -> None:
-    """Raise what a handler should raise on this answer: StaleFence for 409, SinkNotNow for 408, 425, 429 and 5xx. Nothing
-    otherwise: whether another refusal is an error, a GiveUp or fine, the handler knows."""
+    """Raise what a handler should raise on this answer: StaleFence for 409, SinkNotNow for 408, 425, 429 and 5xx.
+    Nothing otherwise: whether another refusal is an error, a GiveUp or fine, the handler knows."""
     if status == 409:
         raise StaleFence(message)
     if status in (408, 425, 429) or status >= 500:

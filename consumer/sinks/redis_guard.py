@@ -1,14 +1,16 @@
-"""Effects in Redis, once per message and never under an old fence: one script checks, applies the commands, and remembers.
+"""Effects in Redis, once per message and never under an old fence: one script checks, applies the commands, and
+remembers.
 
 ::
 
     guard = RedisGuard("redis://effects-server/0")
 
     def handle(message):
-        guard.apply(message, ("INCRBY", f"total:{message.ticket_id}", 5), ("LPUSH", f"log:{message.ticket_id}", message.uid))
+        guard.apply(message, ("INCRBY", f"total:{message.ticket_id}", 5), ("LPUSH", f"log:{message.ticket_id}",
+        message.uid))
 
-The first word after a command's name is taken for its key; for others say ``keys=[...]``. One server, or Sentinel's; not a cluster, where the keys
-of a script must lie together.
+The first word after a command's name is taken for its key; for others say ``keys=[...]``. One server, or Sentinel's;
+not a cluster, where the keys of a script must lie together.
 
 =============================================  =====================================================================================
 the uid is known                               Outcome.DUPLICATE, nothing is done: count it as done
@@ -20,9 +22,9 @@ Redis is away, or its reply is lost            SinkNotNow; the next try finds th
 a rehearsal (``message.is_rehearsal``)         Outcome.REHEARSED, nothing is done, and nobody is asked
 =============================================  =====================================================================================
 
-Uids are kept per ticket for ``keep_s`` (7 days), at most ``keep_most`` of them (all messages without a ticket share one such set); the fence as
-long. A repeat that comes later is applied again. The promise is as durable as that Redis: what a failover or a power loss takes away, it takes with
-its effect, in the same step.
+Uids are kept per ticket for ``keep_s`` (7 days), at most ``keep_most`` of them (all messages without a ticket share one
+such set); the fence as long. A repeat that comes later is applied again. The promise is as durable as that Redis: what
+a failover or a power loss takes away, it takes with its effect, in the same step.
 """
 
 from __future__ import annotations
@@ -33,16 +35,18 @@ import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from common.errors import GiveUp, NotNow, ReplyUnknown
-from common.redis_client import Arg, CommandRefused, Link
-from common.scripts import ScriptRunner
-from consumer.sinks.outcomes import Marked, SinkMisused, SinkNotNow, StaleFence, fenced_ticket, is_rehearsal
+from usher.common.base.errors import GiveUp, NotNow, ReplyUnknown
+from usher.common.redis.client import Arg, CommandRefused, Link
+from usher.common.redis.scripts import ScriptRunner
+from usher.consumer.sinks.outcomes import Marked, SinkMisused, SinkNotNow, StaleFence, fenced_ticket, is_rehearsal
 
-#: In a folder of its own: it runs on the Redis of the effects, so its commands are none that Usher's own user needs (common/doctor/rights.py).
-_SCRIPT = "sinks/guard"
+#: In a folder of its own: it runs on the Redis of the effects, so its commands are none that Usher's own user needs
+#: (common/doctor/rights.py).
+_SCRIPT = "guard"
 _WEEK_S = 7 * 86_400.0
 _AGAIN_S = 0.5
-#: Lua's stack ends at about 8,000 values. A script that fails there is not undone: what the commands before did would be done at every try.
+#: Lua's stack ends at about 8,000 values. A script that fails there is not undone: what the commands before did would
+#: be done at every try.
 _MOST_WORDS = 7_000
 
 
@@ -62,11 +66,16 @@ class Applied(NamedTuple):
 
 
 class RedisGuard:
-    """Fenced, exactly-once commands on one Redis (see the module). Threads may share it: each gets a connection of its own."""
+    """Fenced, exactly-once commands on one Redis (see the module). Threads may share it: each gets a connection of its
+    own."""
 
-    def __init__(self, redis_url: str, name: str = "default", *, keep_s: float = _WEEK_S, keep_most: int = 10_000) -> None:
+    def __init__(
+        self, redis_url: str, name: str = "default", *, keep_s: float = _WEEK_S, keep_most: int = 10_000
+    ) -> None:
         if redis_url.startswith(("redis+cluster:", "rediss+cluster:")):
-            raise SinkMisused("RedisGuard does not work on a cluster: keys of different tickets are on different servers there")
+            raise SinkMisused(
+                "RedisGuard does not work on a cluster: keys of different tickets are on different servers there"
+            )
         if keep_s <= 0 or keep_most < 1:
             raise SinkMisused("keep_s and keep_most must be positive: a guard that keeps nothing knows no repeat")
         self._url = redis_url
@@ -80,24 +89,36 @@ class RedisGuard:
         words: list[Arg] = []
         for command in commands:
             if len(command) > _MOST_WORDS:
-                raise SinkMisused(f"a command has at most {_MOST_WORDS:,} words (this {command[0]!r} has {len(command):,}): make several of it")
+                raise SinkMisused(
+                    f"a command has at most {_MOST_WORDS:,} words (this {command[0]!r} has {len(command):,}): make"
+                    " several of it"
+                )
             words += [len(command), *map(_raw, command)]
         if is_rehearsal(message):
             return Applied(Outcome.REHEARSED, [])  # Redis undoes nothing, so nothing is sent
-        touched = [_key(command[1]) for command in commands if len(command) > 1] if keys is None else [_key(key) for key in keys]
+        touched = (
+            [_key(command[1]) for command in commands if len(command) > 1]
+            if keys is None
+            else [_key(key) for key in keys]
+        )
         uid = _raw(message.uid)
         fence = message.fence if fenced_ticket(message) else ""
         arguments: list[Arg] = [fence, uid, self._keep_ms, self._keep_most, *words]
         try:
             kind, *rest = self._runner().run(_SCRIPT, [*self._own_keys(message), *touched], arguments)
         except (NotNow, ReplyUnknown) as trouble:
-            raise SinkNotNow(f"Redis cannot do it for the moment, or did it without our knowing: {trouble}", _AGAIN_S) from trouble
+            raise SinkNotNow(
+                f"Redis cannot do it for the moment, or did it without our knowing: {trouble}", _AGAIN_S
+            ) from trouble
         if kind == b"STALE":
             raise StaleFence(message)
         if kind == b"REFUSED":
             raise CommandRefused(rest[1].decode("utf-8", "replace"))
         if kind == b"PARTLY":
-            raise GiveUp(f"the effect was applied in part: command {int(rest[0])} was refused ({rest[1].decode('utf-8', 'replace')})")
+            raise GiveUp(
+                f"the effect was applied in part: command {int(rest[0])} was refused"
+                f" ({rest[1].decode('utf-8', 'replace')})"
+            )
         return Applied(Outcome.DUPLICATE, []) if kind == b"DUPLICATE" else Applied(Outcome.APPLIED, rest)
 
     def close(self) -> None:

@@ -2,14 +2,15 @@
 
 ::
 
-    from consumer.sinks.sql import SqlSink
+    from usher import SqlSink
 
     sink = SqlSink("postgresql+psycopg://localhost/shop")      # or any SQLAlchemy engine
     sink.create_tables()                                       # once; or put sink.ddl() into your migrations
 
     @sink.exactly_once                                         # the handler that USHER_HANDLER names
     def handle(message, session):
-        session.execute(text("UPDATE accounts SET total = total + :n WHERE id = :id"), {"n": int(message.fields["amount"]), "id": message.ticket_id})
+        session.execute(text("UPDATE accounts SET total = total + :n WHERE id = :id"), {"n":
+        int(message.fields["amount"]), "id": message.ticket_id})
 
     def handle(message):                                       # or, when only a part of the handler is to be exactly once
         with sink.transaction(message) as session:
@@ -19,16 +20,19 @@ What happens, and what then
 ---------------------------
 ==============================================  ====================================================================================
 the uid is known in this ticket (a repeat)      counts as done: ``exactly_once`` does not call the function; in the ``with`` form the
-                                                first use of the session ends the block quietly, and the handler goes on behind it
+                                                first use of the session ends the block quietly, and the handler goes on
+                                                behind it
 a higher fence was seen (we are a zombie)       StaleFence; nothing is stored, the ticket is its new owner's
 the function raises                             all of it is rolled back, and the message is tried again as any other
 deadlock, serialization failure, lock timeout   SinkNotNow: all of it is rolled back; the consumer starts the message again soon,
-                                                uncharged. Nothing is retried in here: a handler may only ever see a new attempt
+                                                uncharged. Nothing is retried in here: a handler may only ever see a new
+                                                attempt
 a statement_timeout that ends our statements    SinkNotNow; one that ends the function's is an error as any other
 the database is away                            SinkNotNow; the ticket waits, others go on; it never becomes a dead letter by that
 the connection breaks at the COMMIT             SinkNotNow, since nobody knows; the next try finds the uid, or does it
 a rehearsal (``message.is_rehearsal``)          the statements run, whatever uid and fence are stored, and all is rolled back at the end
-                                                (but numbers that a sequence has given out). Meanwhile it holds its locks as any other
+                                                (but numbers that a sequence has given out). Meanwhile it holds its
+                                                locks as any other
 ==============================================  ====================================================================================
 
 Isolation
@@ -38,11 +42,13 @@ the statement (``ON CONFLICT ... DO UPDATE ... WHERE fence <= :fence``). That lo
 transaction, and whoever waited for it compares with what was committed meanwhile. REPEATABLE READ and SERIALIZABLE work too and give
 more SinkNotNow. SQLite's writers are one after another anyway.
 
-A zombie that stands still *inside* its transaction holds that lock, and the new owner of the ticket waits for it. Let PostgreSQL end it:
-``create_engine(url, connect_args={"options": "-c idle_in_transaction_session_timeout=30s -c lock_timeout=10s"})``. SQLite is a file and has
-nobody to do that: all its writers wait until the zombie wakes up or is killed.
+A zombie that stands still *inside* its transaction holds that lock, and the new owner of the ticket waits for it. Let
+PostgreSQL end it: ``create_engine(url, connect_args={"options": "-c idle_in_transaction_session_timeout=30s -c
+lock_timeout=10s"})``. SQLite is a file and has nobody to do that: all its writers wait until the zombie wakes up or is
+killed.
 
-What it costs: two statements more in the transaction (two round trips), and one row per message for as long as it is kept.
+What it costs: two statements more in the transaction (two round trips), and one row per message for as long as it is
+kept.
 
 What is kept
 ------------
@@ -52,7 +58,8 @@ after which a message can come again: its age in the stream, a producer's or out
 within its ticket. A message without a ``uid`` field has its stream id, which knows an entry again, but not a second one that a producer
 sent.
 
-One ``name`` per use: two handlers (or streams) that keep their effects in one database must not share what they have seen.
+One ``name`` per use: two handlers (or streams) that keep their effects in one database must not share what they have
+seen.
 """
 
 from __future__ import annotations
@@ -65,17 +72,20 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
-from common.forked import EndsInChildren
-from common.log import event
-from common.ran import left_undone, runs_nothing
-from consumer.sinks.outcomes import Duplicate, Marked, SinkMisused, fenced_ticket, is_rehearsal
-from consumer.sinks.tables import SinkTables, postgres_args, sa
-from consumer.sinks.trouble import Away, translated
+from usher.common.base.callables import left_undone, runs_nothing
+from usher.common.base.log import event
+from usher.common.runtime.fork_guard import EndsInChildren
+from usher.common.sql.alchemy import sa
+from usher.common.sql.engine import postgres_args
+from usher.consumer.sinks.errors import Away, translated
+from usher.consumer.sinks.outcomes import Duplicate, Marked, SinkMisused, fenced_ticket, is_rehearsal
+from usher.consumer.sinks.tables import SinkTables
 
 log = logging.getLogger(__name__)
 
 WEEK_S = 7 * 86_400.0
-#: Old rows are looked for once in so many transactions of a process, and at most so many removed then: more than were added meanwhile.
+#: Old rows are looked for once in so many transactions of a process, and at most so many removed then: more than were
+#: added meanwhile.
 PRUNE_EVERY = 500
 PRUNE_AT_ONCE = 1000
 
@@ -85,16 +95,25 @@ M = TypeVar("M", bound=Marked)
 class SqlSink:
     """Exactly-once effects through one SQLAlchemy engine (see the module). Threads may share it.
 
-    ``keep_s``: seconds for which uids and fences are kept; ``keep_most``: most uids kept, None for no bound. Raises SinkMisused for
-    databases other than PostgreSQL and SQLite.
+    ``keep_s``: seconds for which uids and fences are kept; ``keep_most``: most uids kept, None for no bound. Raises
+    SinkMisused for databases other than PostgreSQL and SQLite.
     """
 
     def __init__(
-        self, engine: sa.Engine | str, name: str = "default", *, keep_s: float = WEEK_S, keep_most: int | None = None, schema: str | None = None
+        self,
+        engine: sa.Engine | str,
+        name: str = "default",
+        *,
+        keep_s: float = WEEK_S,
+        keep_most: int | None = None,
+        schema: str | None = None,
     ) -> None:
         self.engine = _engine_of(engine) if isinstance(engine, str) else engine
         if not isinstance(self.engine, sa.Engine) or self.engine.dialect.is_async:
-            raise SinkMisused("SqlSink takes a URL or an Engine of a plain driver; for an AsyncEngine there is consumer.sinks.sql_async.AsyncSqlSink")
+            raise SinkMisused(
+                "SqlSink takes a URL or an Engine of a plain driver; for an AsyncEngine there is"
+                " usher.consumer.sinks.sql_async.AsyncSqlSink"
+            )
         self._tables = SinkTables(self.engine.dialect.name, name, schema)
         self._keep_s = keep_s
         self._keep_most = keep_most
@@ -108,7 +127,8 @@ class SqlSink:
         return self._tables.metadata
 
     def create_tables(self) -> None:
-        """Make the sink's tables where they are missing; safe in many processes at once. They only ever get new columns with a default."""
+        """Make the sink's tables where they are missing; safe in many processes at once. They only ever get new columns
+        with a default."""
         with plain_errors(self._away), self.engine.begin() as connection:
             self._tables.create(connection)
 
@@ -118,10 +138,11 @@ class SqlSink:
 
     @contextlib.contextmanager
     def transaction(self, message: Marked) -> Iterator[sa.orm.Session]:
-        """A session in the transaction that also holds the fence and the uid; committed at the end of the block, unless it raises.
+        """A session in the transaction that also holds the fence and the uid; committed at the end of the block, unless
+        it raises.
 
-        Of a repeat the block ends at the first use of the session. In a rehearsal (``message.is_rehearsal``) the block runs whatever is stored,
-        and all of it is rolled back at its end. Raises StaleFence, SinkNotNow and SinkMisused.
+        Of a repeat the block ends at the first use of the session. In a rehearsal (``message.is_rehearsal``) the block
+        runs whatever is stored, and all of it is rolled back at its end. Raises StaleFence, SinkNotNow and SinkMisused.
         """
         with self._admitted(message) as session:
             if session is not None:
@@ -133,9 +154,10 @@ class SqlSink:
                 pass  # its effect is stored
 
     def exactly_once(self, handle: Callable[[M, sa.orm.Session], Any]) -> Callable[[M], None]:
-        """Decorator: ``handle(message, session)`` becomes a handler of one argument that runs in ``transaction`` and never for a repeat."""
+        """Decorator: ``handle(message, session)`` becomes a handler of one argument that runs in ``transaction`` and
+        never for a repeat."""
         if inspect.iscoroutinefunction(handle):
-            raise SinkMisused("this handler is `async def`: use consumer.sinks.sql_async.AsyncSqlSink")
+            raise SinkMisused("this handler is `async def`: use usher.consumer.sinks.sql_async.AsyncSqlSink")
         if kind := runs_nothing(handle):
             raise SinkMisused(f"this handler is {kind}")
 
@@ -149,7 +171,8 @@ class SqlSink:
         return handle_once
 
     def prune(self, at_once: int = PRUNE_AT_ONCE) -> int:
-        """Remove up to ``at_once`` rows of each table that need not be kept; how many were. Called now and then by itself."""
+        """Remove up to ``at_once`` rows of each table that need not be kept; how many were. Called now and then by
+        itself."""
         with plain_errors(self._away), self.engine.begin() as connection:
             return self._tables.prune(connection, self._keep_s, self._keep_most, at_once)
 
@@ -190,7 +213,9 @@ class SqlSink:
             event(log, "sink_not_pruned", level=logging.WARNING, error=f"{type(problem).__name__}: {problem}"[:500])
 
 
-ENDED_INSIDE = "the sink's transaction was ended inside of it; leave commit and rollback to the sink, and raise to undo everything"
+ENDED_INSIDE = (
+    "the sink's transaction was ended inside of it; leave commit and rollback to the sink, and raise to undo everything"
+)
 #: load_handler looks at it: one argument, whatever the decorated function takes.
 ONE_MESSAGE = inspect.Signature([inspect.Parameter("message", inspect.Parameter.POSITIONAL_OR_KEYWORD)])
 
@@ -209,7 +234,8 @@ def check_done(result: object) -> None:
     """Raise SinkMisused, inside the transaction, where the uid would be stored and nothing of the effect."""
     if kind := left_undone(result):
         raise SinkMisused(
-            f"the handler returned {kind!r}, so nothing of the message was done, and nothing is stored: let it wait for the result itself"
+            f"the handler returned {kind!r}, so nothing of the message was done, and nothing is stored: let it wait for"
+            " the result itself"
         )
 
 
@@ -233,7 +259,10 @@ class _NotAgain:
         self._usher_message = message
 
     def __getattr__(self, name: str) -> Any:
-        raise Duplicate(f"the effect of {self._usher_message.uid!r} of ticket {fenced_ticket(self._usher_message)!r} is stored already")
+        raise Duplicate(
+            f"the effect of {self._usher_message.uid!r} of ticket {fenced_ticket(self._usher_message)!r} is stored"
+            " already"
+        )
 
     # Python looks for these at the class: ``with session:``, ``row in session`` and ``list(session)`` are uses too.
 

@@ -1,4 +1,5 @@
-"""The SQL sink for ``async def`` handlers, on an AsyncEngine (needs ``pip install 'SQLAlchemy[asyncio]'`` and an async driver; psycopg is one).
+"""The SQL sink for ``async def`` handlers, on an AsyncEngine (needs ``pip install 'SQLAlchemy[asyncio]'`` and an async
+driver; psycopg is one).
 
 ::
 
@@ -8,7 +9,7 @@
     async def handle(message, session):
         await session.execute(...)
 
-All that ``consumer.sinks.sql`` says holds here too: the statements are the same ones.
+All that ``usher.consumer.sinks.sql`` says holds here too: the statements are the same ones.
 """
 
 from __future__ import annotations
@@ -23,12 +24,20 @@ from typing import Any, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
-from common.forked import EndsInChildren
-from common.log import event
-from consumer.sinks.outcomes import Marked, SinkMisused, is_rehearsal
-from consumer.sinks.sql import ENDED_INSIDE, ONE_MESSAGE, PRUNE_AT_ONCE, PRUNE_EVERY, WEEK_S, check_done, plain_errors
-from consumer.sinks.tables import SinkTables
-from consumer.sinks.trouble import Away
+from usher.common.base.log import event
+from usher.common.runtime.fork_guard import EndsInChildren
+from usher.consumer.sinks.errors import Away
+from usher.consumer.sinks.outcomes import Marked, SinkMisused, is_rehearsal
+from usher.consumer.sinks.sql import (
+    ENDED_INSIDE,
+    ONE_MESSAGE,
+    PRUNE_AT_ONCE,
+    PRUNE_EVERY,
+    WEEK_S,
+    check_done,
+    plain_errors,
+)
+from usher.consumer.sinks.tables import SinkTables
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +48,19 @@ class AsyncSqlSink:
     """As SqlSink; for one event loop, since an engine's connections belong to theirs."""
 
     def __init__(
-        self, engine: AsyncEngine, name: str = "default", *, keep_s: float = WEEK_S, keep_most: int | None = None, schema: str | None = None
+        self,
+        engine: AsyncEngine,
+        name: str = "default",
+        *,
+        keep_s: float = WEEK_S,
+        keep_most: int | None = None,
+        schema: str | None = None,
     ) -> None:
         if not isinstance(engine, AsyncEngine):
-            raise SinkMisused("AsyncSqlSink takes what create_async_engine makes; for an Engine or a URL there is consumer.sinks.sql.SqlSink")
+            raise SinkMisused(
+                "AsyncSqlSink takes what create_async_engine makes; for an Engine or a URL there is"
+                " usher.consumer.sinks.sql.SqlSink"
+            )
         self.engine = engine
         self._tables = SinkTables(engine.dialect.name, name, schema)
         self._keep_s = keep_s
@@ -58,9 +76,10 @@ class AsyncSqlSink:
                 await connection.run_sync(self._tables.create)
 
     def exactly_once(self, handle: Callable[[M, AsyncSession], Awaitable[Any]]) -> Callable[[M], Awaitable[None]]:
-        """Decorator: ``async def handle(message, session)`` becomes a handler of one argument, never called for a repeat."""
+        """Decorator: ``async def handle(message, session)`` becomes a handler of one argument, never called for a
+        repeat."""
         if not inspect.iscoroutinefunction(handle):
-            raise SinkMisused("this handler is not `async def`: use consumer.sinks.sql.SqlSink")
+            raise SinkMisused("this handler is not `async def`: use usher.consumer.sinks.sql.SqlSink")
 
         @functools.wraps(handle)
         async def handle_once(message: M) -> None:
@@ -73,11 +92,16 @@ class AsyncSqlSink:
 
     @contextlib.asynccontextmanager
     async def transaction(self, message: Marked) -> AsyncIterator[AsyncSession | None]:
-        """A session in the transaction that also holds fence and uid, or None for a repeat: ask. Raises StaleFence, SinkNotNow and SinkMisused."""
+        """A session in the transaction that also holds fence and uid, or None for a repeat: ask. Raises StaleFence,
+        SinkNotNow and SinkMisused."""
         with plain_errors(self._away):
             async with self.engine.connect() as connection, connection.begin() as transaction:
                 rehearses = is_rehearsal(message)
-                is_new = await (connection.run_sync(self._tables.begin_rehearsal) if rehearses else connection.run_sync(self._tables.admit, message))
+                is_new = await (
+                    connection.run_sync(self._tables.begin_rehearsal)
+                    if rehearses
+                    else connection.run_sync(self._tables.admit, message)
+                )
                 if not self._checked:
                     await connection.run_sync(self._tables.check_transactional)
                     self._checked = True

@@ -3,13 +3,16 @@
 As ``SqlSink.ddl()`` prints it for PostgreSQL::
 
     CREATE TABLE IF NOT EXISTS usher_fences (
-        sink TEXT NOT NULL, ticket TEXT NOT NULL, fence BIGINT NOT NULL, at_s BIGINT NOT NULL, PRIMARY KEY (sink, ticket));
+        sink TEXT NOT NULL, ticket TEXT NOT NULL, fence BIGINT NOT NULL, at_s BIGINT NOT NULL, PRIMARY KEY (sink,
+        ticket));
     CREATE TABLE IF NOT EXISTS usher_uids (
-        sink TEXT NOT NULL, ticket TEXT NOT NULL, uid TEXT NOT NULL, at_s BIGINT NOT NULL, PRIMARY KEY (sink, ticket, uid));
+        sink TEXT NOT NULL, ticket TEXT NOT NULL, uid TEXT NOT NULL, at_s BIGINT NOT NULL, PRIMARY KEY (sink, ticket,
+        uid));
     CREATE INDEX IF NOT EXISTS usher_fences_at ON usher_fences (sink, at_s);
     CREATE INDEX IF NOT EXISTS usher_uids_at ON usher_uids (sink, at_s);
 
-``at_s`` is the database's own clock, in seconds since the epoch: old rows are removed by one clock, however wrong those of consumers are.
+``at_s`` is the database's own clock, in seconds since the epoch: old rows are removed by one clock, however wrong those
+of consumers are.
 """
 
 from __future__ import annotations
@@ -17,18 +20,10 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from common.extras import how_to_install
-from consumer.sinks.outcomes import Marked, SinkMisused, SinkNotNow, StaleFence, fenced_ticket
-
-try:
-    import sqlalchemy as sa
-    import sqlalchemy.orm
-    from sqlalchemy.dialects import postgresql, sqlite
-
-    from common.sql_engine import postgres_args as postgres_args
-    from common.sql_trouble import CANCELED, is_autocommit, plain, sqlstate
-except ModuleNotFoundError as missing:  # an extra: who does not use the sink does not need it
-    raise ModuleNotFoundError(f"the SQL sink needs SQLAlchemy: {how_to_install('sql')} (with PostgreSQL: '.[postgres]')", name=missing.name) from None
+from usher.common.base.extras import how_to_install
+from usher.common.sql.alchemy import sa
+from usher.common.sql.errors import CANCELED, is_autocommit, plain, sqlstate
+from usher.consumer.sinks.outcomes import Marked, SinkMisused, SinkNotNow, StaleFence, fenced_ticket
 
 #: Longer or odd texts (NUL, which PostgreSQL refuses; bytes that are not UTF-8) are stored as their digest.
 _LONGEST_TEXT = 256
@@ -37,13 +32,15 @@ _DIGEST = "sha256:"
 _CREATING = 0x75736865720001
 #: When to try again after a statement of ours that took too long, and was ended.
 _CANCELED_S = 0.5
-#: It is gone when the transaction of a rehearsal was ended by something that neither SQLAlchemy nor the sink sees: a COMMIT as SQL, the driver's own.
+#: It is gone when the transaction of a rehearsal was ended by something that neither SQLAlchemy nor the sink sees: a
+#: COMMIT as SQL, the driver's own.
 _SAVEPOINT = "usher_rehearsal"
 _NO_SUCH_SAVEPOINT = "3B001"
 
 
 class SinkTables:
-    """Tables of all sinks of one database schema; ``name`` tells the sinks apart. The methods run in the caller's transaction."""
+    """Tables of all sinks of one database schema; ``name`` tells the sinks apart. The methods run in the caller's
+    transaction."""
 
     def __init__(self, dialect: str, name: str, schema: str | None) -> None:
         if dialect not in ("postgresql", "sqlite"):
@@ -70,11 +67,13 @@ class SinkTables:
             sa.Column("at_s", number, nullable=False),
             sa.Index("usher_uids_at", "sink", "at_s"),
         )
-        self._now = sa.cast(sa.extract("epoch", sa.func.now()) if self._is_postgres else sa.func.strftime("%s", "now"), number)
+        self._now = sa.cast(
+            sa.extract("epoch", sa.func.now()) if self._is_postgres else sa.func.strftime("%s", "now"), number
+        )
         self._take_fence, self._take_uid = self._statements()
 
     def _statements(self) -> tuple[Any, Any]:
-        insert: Any = postgresql.insert if self._is_postgres else sqlite.insert
+        insert: Any = sa.dialects.postgresql.insert if self._is_postgres else sa.dialects.sqlite.insert
         own = {"sink": self._name, "ticket": sa.bindparam("ticket"), "at_s": self._now}
         fence = insert(self._fences).values(**own, fence=sa.bindparam("fence"))
         fence = fence.on_conflict_do_update(
@@ -87,10 +86,12 @@ class SinkTables:
         return fence.execution_options(**counted), uid.execution_options(**counted)
 
     def admit(self, connection: sa.Connection, message: Marked) -> bool:
-        """The first statements of a transaction: True when the effect may follow, False when it is stored already. Raises StaleFence.
+        """The first statements of a transaction: True when the effect may follow, False when it is stored already.
+        Raises StaleFence.
 
-        The fence's row comes first because it is the lock of its ticket: from here to the end of the transaction whoever else comes with
-        this ticket waits, and then sees what we left. A look without the lock would be true at its time and wrong at the commit.
+        The fence's row comes first because it is the lock of its ticket: from here to the end of the transaction
+        whoever else comes with this ticket waits, and then sees what we left. A look without the lock would be true at
+        its time and wrong at the commit.
         """
         ticket = storable(fenced_ticket(message))
         try:
@@ -104,10 +105,11 @@ class SinkTables:
             raise SinkNotNow(f"before the handler was called: {plain(error)}", _CANCELED_S) from error
 
     def begin_rehearsal(self, connection: sa.Connection) -> bool:
-        """In place of ``admit`` where all is rolled back: looks at no fence and no uid, so that what is stored can be rehearsed. True.
+        """In place of ``admit`` where all is rolled back: looks at no fence and no uid, so that what is stored can be
+        rehearsed. True.
 
-        It writes nothing, but it is a write: SQLite begins its transaction with that, and a CREATE TABLE before it would stay; missing tables
-        and an engine in AUTOCOMMIT mode show before the effect.
+        It writes nothing, but it is a write: SQLite begins its transaction with that, and a CREATE TABLE before it
+        would stay; missing tables and an engine in AUTOCOMMIT mode show before the effect.
         """
         connection.execute(sa.delete(self._fences).where(sa.false()))
         connection.execute(sa.delete(self._uids).where(sa.false()))
@@ -118,27 +120,32 @@ class SinkTables:
         connection.execute(sa.text(f"SAVEPOINT {_SAVEPOINT}"))
 
     def end_rehearsal(self, connection: sa.Connection) -> None:
-        """Before the rollback. Raise what the commit would, of constraints that PostgreSQL looks at as late as then; and SinkMisused when there is
-        nothing to roll back any more."""
+        """Before the rollback. Raise what the commit would, of constraints that PostgreSQL looks at as late as then;
+        and SinkMisused when there is nothing to roll back any more."""
         try:
             connection.execute(sa.text(f"RELEASE SAVEPOINT {_SAVEPOINT}"))
         except sa.exc.DBAPIError as error:
             if sqlstate(error) != _NO_SUCH_SAVEPOINT and "no such savepoint" not in str(error.orig):
                 raise
             raise SinkMisused(
-                "the sink's transaction was ended inside of it by the handler itself, so what it ran before that may be STORED, although this is a "
-                "rehearsal; leave commit and rollback to the sink"
+                "the sink's transaction was ended inside of it by the handler itself, so what it ran before that may be"
+                " STORED, although this is a rehearsal; leave commit and rollback to the sink"
             ) from error
         if self._is_postgres:
             connection.execute(sa.text("SET CONSTRAINTS ALL IMMEDIATE"))
 
     def check_transactional(self, connection: sa.Connection) -> None:
-        """Raise SinkMisused when each statement would be a transaction of its own. After the first write of a transaction."""
+        """Raise SinkMisused when each statement would be a transaction of its own. After the first write of a
+        transaction."""
         if is_autocommit(connection):
-            raise SinkMisused("the engine is in AUTOCOMMIT mode, in which fence, uid and effect are three transactions; leave isolation_level out")
+            raise SinkMisused(
+                "the engine is in AUTOCOMMIT mode, in which fence, uid and effect are three transactions; leave"
+                " isolation_level out"
+            )
 
     def check_unbroken(self, connection: sa.Connection) -> None:
-        """Raise when a statement of this transaction has failed. PostgreSQL answers COMMIT with a rollback then, and no driver calls it an error."""
+        """Raise when a statement of this transaction has failed. PostgreSQL answers COMMIT with a rollback then, and no
+        driver calls it an error."""
         if not self._is_postgres:
             return
         status = getattr(getattr(connection.connection.dbapi_connection, "info", None), "transaction_status", None)
@@ -146,8 +153,8 @@ class SinkTables:
             connection.execute(sa.text("SELECT 1"))  # refused in a failed transaction
         elif int(status) == 3:  # libpq's PQTRANS_INERROR
             raise SinkMisused(
-                "a statement failed inside the sink's transaction and the handler went on: nothing of it can be stored any more; "
-                "let the error out, or use `with session.begin_nested()` around what may fail"
+                "a statement failed inside the sink's transaction and the handler went on: nothing of it can be stored"
+                " any more; let the error out, or use `with session.begin_nested()` around what may fail"
             )
 
     def create(self, connection: sa.Connection) -> None:
@@ -167,8 +174,8 @@ class SinkTables:
         return made + [sa.schema.CreateIndex(index, if_not_exists=True) for table in tables for index in table.indexes]
 
     def prune(self, connection: sa.Connection, keep_s: float, keep_most: int | None, at_once: int) -> int:
-        """Remove at most ``at_once`` rows of each table that are older than ``keep_s``, and uids beyond ``keep_most`` (to the second; not
-        before the clock is where it was, if it went back)."""
+        """Remove at most ``at_once`` rows of each table that are older than ``keep_s``, and uids beyond ``keep_most``
+        (to the second; not before the clock is where it was, if it went back)."""
         removed = 0
         for table in (self._fences, self._uids):
             is_ours = table.c.sink == self._name
@@ -176,23 +183,26 @@ class SinkTables:
             if table is self._uids and keep_most is not None:
                 youngest_first = sa.select(table.c.at_s).where(is_ours).order_by(table.c.at_s.desc())
                 beyond = table.c.at_s < youngest_first.offset(max(0, keep_most - 1)).limit(1).scalar_subquery()
-                # While there are some of a time to come, the clock has gone back (a failover): nobody knows which ones are the newest.
+                # While there are some of a time to come, the clock has gone back (a failover): nobody knows which ones
+                # are the newest.
                 too_old = sa.or_(too_old, sa.and_(beyond, youngest_first.limit(1).scalar_subquery() <= self._now))
             keys = sa.tuple_(*table.primary_key.columns)
             # Rows in use are skipped: a ticket that comes back at this moment keeps its fence.
             picked = sa.select(*table.primary_key.columns).where(is_ours, too_old).order_by(table.c.at_s).limit(at_once)
-            removed += connection.execute(sa.delete(table).where(keys.in_(picked.with_for_update(skip_locked=True)))).rowcount
+            removed += connection.execute(
+                sa.delete(table).where(keys.in_(picked.with_for_update(skip_locked=True)))
+            ).rowcount
         return removed
 
 
 def _wrote(result: Any) -> bool:
-    """Whether the statement wrote its row. Raises SinkMisused where that is not told: taken for a repeat, the message would be done without its
-    effect, and a lower fence would pass. SQLAlchemy before 2.0.28 tells -1 of an INSERT."""
+    """Whether the statement wrote its row. Raises SinkMisused where that is not told: taken for a repeat, the message
+    would be done without its effect, and a lower fence would pass. SQLAlchemy before 2.0.28 tells -1 of an INSERT."""
     count = result.rowcount
     if count not in (0, 1):
         raise SinkMisused(
-            f"SQLAlchemy {sa.__version__} tells {count} written rows where 0 or 1 is meant, so nothing is stored; 2.0.28 or later is needed: "
-            + how_to_install("sql")
+            f"SQLAlchemy {sa.__version__} tells {count} written rows where 0 or 1 is meant, so nothing is stored;"
+            " 2.0.28 or later is needed: " + how_to_install("sql")
         )
     return bool(count)
 

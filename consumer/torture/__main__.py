@@ -1,5 +1,5 @@
-"""The stage as a process of its own: ``python -m consumer.torture``. A request comes on standard input; what is told goes to a descriptor of
-its own.
+"""The stage as a process of its own: ``usher torture-stage``. A request comes on standard input; what is told goes to a
+descriptor of its own.
 
 Not to standard output: that belongs to the handler, which may print.
 """
@@ -10,20 +10,25 @@ import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
+import click
 import orjson
 
-from common.redis_client import Link
-from consumer.torture.actor import Play
-from consumer.torture.stage import CannotTell, Limits, Stage
+from usher.common.redis.client import Link
+from usher.consumer.torture.child import Play
+from usher.consumer.torture.harness import CannotTell, Limits, Stage
 
 _PR_SET_PDEATHSIG = 1
 
 
+@click.command(name="torture-stage")
+@click.argument("told_to", type=int)
 def main(told_to: int) -> None:
     """Tell all stories of the request on standard input; ``told_to`` is a file descriptor."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    sys.path.append(str(Path.cwd()))  # where the handler's project is
     request = orjson.loads(sys.stdin.buffer.read())
     os.set_inheritable(told_to, False)
 
@@ -40,7 +45,3 @@ def main(told_to: int) -> None:
         say(findings=[finding.document() for finding in findings])
     finally:
         link.close()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

@@ -10,7 +10,8 @@ _LARGEST = 2**63 - 1
 
 
 def plain(value: Any) -> Any:
-    """``value`` as numbers, texts, lists and mappings. Rows become lists, sets sorted lists; anything else its ``repr``.
+    """``value`` as numbers, texts, lists and mappings. Rows become lists, sets sorted lists; anything else its
+    ``repr``.
 
     >>> plain({"rows": [(1, "a")], "seen": {2, 1}})
     {'rows': [[1, 'a']], 'seen': [1, 2]}

@@ -27,7 +27,8 @@ class Expected:
 
 @dataclass(frozen=True)
 class Failure:
-    """One telling of a story after which the ticket was not as it should be. ``where``: the place of the fault; ``notes``: what else was seen."""
+    """One telling of a story after which the ticket was not as it should be. ``where``: the place of the fault;
+    ``notes``: what else was seen."""
 
     where: str
     expected: Any
@@ -59,11 +60,16 @@ class Finding:
 def explain(expected: Expected, seen: Any) -> str:
     """In words, what the difference is; with numbers and lists also which message it comes from."""
     if all(_is_single(value) for value in (expected.whole, seen)):
-        return explain(Expected(tuple(map(_inside, expected.after))), _inside(seen))  # a table of one row, or of one value
+        return explain(
+            Expected(tuple(map(_inside, expected.after))), _inside(seen)
+        )  # a table of one row, or of one value
     want = expected.whole
     for number, earlier in enumerate(expected.after[:-1]):
         if seen == earlier:
-            return f"it is as after message {number}: {'a later effect is missing or was overwritten' if number else 'no effect is there'}"
+            return (
+                f"it is as after message {number}:"
+                f" {'a later effect is missing or was overwritten' if number else 'no effect is there'}"
+            )
     if _is_number(want) and _is_number(seen):
         return _about_numbers(expected, seen)
     if isinstance(want, list) and isinstance(seen, list):
@@ -127,16 +133,17 @@ def shown(value: Any) -> str:
 
 
 def trouble_with_effect(before: Any, first: Expected, second: Expected) -> str:
-    """Why effects cannot be judged, if so: a ticket that was handled looks as one that was not, or two equal ones look different."""
+    """Why effects cannot be judged, if so: a ticket that was handled looks as one that was not, or two equal ones look
+    different."""
     if first.whole == before:
         return (
-            f"a ticket looks the same before its messages and after them ({shown(before)}): --effect does not show what the handler does, "
-            f"or the handler does nothing with these messages (see --field)"
+            f"a ticket looks the same before its messages and after them ({shown(before)}): --effect does not show what"
+            " the handler does, or the handler does nothing with these messages (see --field)"
         )
     if first.after != second.after:
         return (
-            f"two tickets got the same three messages undisturbed, and --effect told {shown(first.whole)} of one and {shown(second.whole)} of "
-            f"the other: leave out what differs by nature (ids, times, the ticket's own name)"
+            f"two tickets got the same three messages undisturbed, and --effect told {shown(first.whole)} of one and"
+            f" {shown(second.whole)} of the other: leave out what differs by nature (ids, times, the ticket's own name)"
         )
     return ""
 
@@ -147,4 +154,7 @@ def summary(findings: Sequence[Finding]) -> str:
     runs = sum(finding.runs for finding in findings)
     if not bad:
         return f"SAFE: after each of {runs} stories of {len(findings)} kinds every effect was there exactly once"
-    return f"NOT SAFE: effects went wrong in {len(bad)} of {len(findings)} kinds of stories ({', '.join(finding.name for finding in bad)})"
+    return (
+        f"NOT SAFE: effects went wrong in {len(bad)} of {len(findings)} kinds of stories"
+        f" ({', '.join(finding.name for finding in bad)})"
+    )

@@ -3,7 +3,8 @@
     def test_effects_are_safe(usher_torture):
         usher_torture("shop.orders:handle", effect="shop.orders:balance")
 
-It is found by itself where Usher is installed (``-p no:usher_torture`` turns it off). Nothing of Usher is imported before it is used.
+It is found by itself where Usher is installed (``-p no:usher_torture`` turns it off). Nothing of Usher is imported
+before it is used.
 """
 
 from __future__ import annotations
@@ -17,25 +18,34 @@ import pytest
 
 @pytest.fixture
 def usher_torture() -> Callable[..., None]:
-    """``usher_torture(handler, effect=..., setup="", fields={}, stops=30, handler_seconds=30)``: fails the test, with the explanation, when the
-    handler's effects are not safe. The names are those of ``usher torture --help``; the environment is that of the test."""
+    """``usher_torture(handler, effect=..., setup="", fields={}, stops=30, handler_seconds=30)``: fails the test, with
+    the explanation, when the handler's effects are not safe. The names are those of ``usher torture --help``; the
+    environment is that of the test."""
     return _torture
 
 
 def _torture(
-    handler: str, *, effect: str, setup: str = "", fields: Mapping[str, str] | None = None, stops: int = 30, handler_seconds: float = 30.0
+    handler: str,
+    *,
+    effect: str,
+    setup: str = "",
+    fields: Mapping[str, str] | None = None,
+    stops: int = 30,
+    handler_seconds: float = 30.0,
 ) -> None:
-    from common.errors import StartRefused
-    from consumer.commands.torture import explained
-    from consumer.torture.actor import Play
-    from consumer.torture.findings import summary
-    from consumer.torture.runner import run_torture
-    from consumer.torture.stage import Limits, default_fields
+    from usher.common.base.errors import StartRefused
+    from usher.consumer.torture.child import Play
+    from usher.consumer.torture.cli import explained
+    from usher.consumer.torture.findings import summary
+    from usher.consumer.torture.harness import Limits, default_fields
+    from usher.consumer.torture.runner import run_torture
 
     __tracebackhide__ = True
     limits = Limits(stops, handler_seconds)
     try:
-        findings = run_torture(Play(handler, effect, setup), default_fields(fields or {}), limits, os.environ, _silent, lambda: None)
+        findings = run_torture(
+            Play(handler, effect, setup), default_fields(fields or {}), limits, os.environ, _silent, lambda: None
+        )
     except StartRefused as refused:
         pytest.fail(f"usher torture: {refused}", pytrace=False)
     if not all(finding.safe for finding in findings):

@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -15,23 +14,27 @@ from typing import IO, Any
 
 import orjson
 
-from common.embedded import EmbeddedRedis
-from common.errors import StartRefused
-from consumer.torture.actor import Play
-from consumer.torture.findings import Failure, Finding
-from consumer.torture.stage import Limits
+from usher.common.base.errors import StartRefused
+from usher.common.redis.embedded import EmbeddedRedis
+from usher.common.runtime.own_command import usher_command
+from usher.consumer.torture.child import Play
+from usher.consumer.torture.findings import Failure, Finding
+from usher.consumer.torture.harness import Limits
 
-_ROOT = Path(__file__).resolve().parents[2]
-#: So that the stage finds Usher's packages whatever folder it is started in, and before the user's of the same name.
-_START = f"import sys; sys.path.insert(0, {str(_ROOT)!r}); from consumer.torture.__main__ import main; main(int(sys.argv[1]))"
 _LOOK_EVERY_S = 0.2
 Progress = Callable[[str, int, int], None]
 
 
 def run_torture(
-    play: Play, fields: Sequence[Mapping[str, str]], limits: Limits, environ: Mapping[str, str], progress: Progress, check: Callable[[], None]
+    play: Play,
+    fields: Sequence[Mapping[str, str]],
+    limits: Limits,
+    environ: Mapping[str, str],
+    progress: Progress,
+    check: Callable[[], None],
 ) -> list[Finding]:
-    """Tell all stories. ``check`` is called between them and may raise. Raises StartRefused when nothing can be said about the handler."""
+    """Tell all stories. ``check`` is called between them and may raise. Raises StartRefused when nothing can be said
+    about the handler."""
     with tempfile.TemporaryDirectory(prefix="usher-torture-", dir="/tmp" if Path("/tmp").is_dir() else None) as name:
         folder = Path(name)
         with EmbeddedRedis(folder, port=None, durable=False) as server:
@@ -42,9 +45,13 @@ def run_torture(
 
 def _staged(folder: Path, environ: Mapping[str, str], progress: Progress, check: Callable[[], None]) -> list[Finding]:
     reader, writer = os.pipe()
-    with (folder / "request").open("rb") as request, (folder / "log").open("wb") as log, os.fdopen(reader, "rb", buffering=0) as told:
+    with (
+        (folder / "request").open("rb") as request,
+        (folder / "log").open("wb") as log,
+        os.fdopen(reader, "rb", buffering=0) as told,
+    ):
         process = subprocess.Popen(
-            [sys.executable, "-c", _START, str(writer)],
+            usher_command("torture-stage", str(writer)),
             stdin=request,
             stdout=log,
             stderr=log,
@@ -61,7 +68,9 @@ def _staged(folder: Path, environ: Mapping[str, str], progress: Progress, check:
                 if "cannot" in document:
                     raise StartRefused(f"nothing can be said about this handler: {document['cannot']}")
                 progress(document["scenario"], document["told"], document["count"])
-            raise StartRefused(f"the stage ended by itself; its last words:\n{(folder / 'log').read_text(errors='replace')[-2000:]}")
+            raise StartRefused(
+                f"the stage ended by itself; its last words:\n{(folder / 'log').read_text(errors='replace')[-2000:]}"
+            )
         finally:
             try:
                 os.killpg(process.pid, signal.SIGKILL)  # actors are in its group, frozen ones too

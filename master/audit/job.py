@@ -1,8 +1,9 @@
 """One audit: read, judge, look again, report.
 
-The order of reading is what makes it hold on a running system: facts of each stream, pending list (with the entries, window by window), index,
-attempts, then the run log, then dead letters. An entry that was over before the pending list was read is in the run log by then; everything
-that moved in between is a suspect, and the second look asks for each of those at one moment (``snapshot``).
+The order of reading is what makes it hold on a running system: facts of each stream, pending list (with the entries,
+window by window), index, attempts, then the run log, then dead letters. An entry that was over before the pending list
+was read is in the run log by then; everything that moved in between is a suspect, and the second look asks for each of
+those at one moment (``snapshot``).
 """
 
 from __future__ import annotations
@@ -18,21 +19,22 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from common.endpoints import near
-from common.errors import RedisTrouble, StartRefused
-from common.extras import how_to_install
-from common.keys import Keys
-from common.log import redacted
-from common.redis_client import CommandRefused, Link
-from common.sources import is_work_stream
-from master.audit import pending_proof, run_proof, snapshot
-from master.audit.bulk import BulkReader, Interrupted
-from master.audit.facts import StreamFacts, maybe_dropped, unproven
-from master.audit.findings import CHECKS, Example, Found, Limits, Member, judge_members
-from master.audit.letters import Letters, last_drop_ms
-from master.audit.report import Report
-from master.audit.suspects import LOOKED_AT, SHOWN, Suspects
-from master.live_rules import rulebook
+from usher.common.base.errors import RedisTrouble, StartRefused
+from usher.common.base.extras import how_to_install
+from usher.common.base.log import redacted
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.sources import is_work_stream
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.endpoints import near
+from usher.master.audit.checks import pending_proof, run_proof
+from usher.master.audit.checks.facts import StreamFacts, maybe_dropped, unproven
+from usher.master.audit.checks.findings import CHECKS, Example, Found, Limits, Member, judge_members
+from usher.master.audit.checks.letters import Letters, last_drop_ms
+from usher.master.audit.checks.suspects import LOOKED_AT, SHOWN, Suspects
+from usher.master.audit.output.report import Report
+from usher.master.audit.read import snapshot
+from usher.master.audit.read.bulk import BulkReader, Interrupted
+from usher.master.operations.live_rules import rulebook
 
 #: Judged by ``judge_members``, again as a whole at the second look.
 _OF_MEMBERS = ("owner_dead", "stranger_owns", "consumer_leaked", "key_leaked")
@@ -45,9 +47,9 @@ _OF_THE_LOG = (
 
 @dataclass(frozen=True)
 class AuditPlan:
-    """What to audit. ``ticket_field``: of streams that are no work stream; ``settle_s``: wait before the second look, so that what is under way has
-    ended; ``run_log_length``: as the consumers have it, to know on old Redis whether the log was capped. ``sink_url``: the SQL database of the sink
-    ``sink``, or "" to leave effects alone."""
+    """What to audit. ``ticket_field``: of streams that are no work stream; ``settle_s``: wait before the second look,
+    so that what is under way has ended; ``run_log_length``: as the consumers have it, to know on old Redis whether the
+    log was capped. ``sink_url``: the SQL database of the sink ``sink``, or "" to leave effects alone."""
 
     url: str
     streams: tuple[str, ...]
@@ -81,7 +83,10 @@ class Audit:
     def run(self) -> Report:
         started_ns = time.time_ns()
         try:
-            facts = [snapshot.stream_facts(link, self._plan.keys(stream), self._plan.run_log_length) for stream, link in self._links.items()]
+            facts = [
+                snapshot.stream_facts(link, self._plan.keys(stream), self._plan.run_log_length)
+                for stream, link in self._links.items()
+            ]
             self._first_look(facts)
             self._progress("looking at the suspects again")
             found = self._second_look()
@@ -103,8 +108,12 @@ class Audit:
         plan, suspects = self._plan, self._suspects
         self._progress("reading the pending lists")
         can_prove_losses = any(one.run_first is not None for one in facts)
-        pending = self._keep(self._read("redis_pending", entries="all" if can_prove_losses else "pending").drop("group"))
-        began_s = time.monotonic()  # until every entry is read, on disk, and counted; starting the Python workers is part of it
+        pending = self._keep(
+            self._read("redis_pending", entries="all" if can_prove_losses else "pending").drop("group")
+        )
+        began_s = (
+            time.monotonic()
+        )  # until every entry is read, on disk, and counted; starting the Python workers is part of it
         self.pending = pending_proof.count_pending(pending)
         self._reading_s = time.monotonic() - began_s
         members = self._members()
@@ -147,7 +156,7 @@ class Audit:
     def _prove_effects(self, runs: DataFrame) -> None:
         """After the run log was read: what is in it was stored before."""
         try:
-            from master.audit import effects
+            from usher.master.audit.checks import effects
         except ImportError as missing:
             raise StartRefused(f"USHER_AUDIT_SINK_URL needs SQLAlchemy: {how_to_install('sql')}") from missing
         self._progress("looking for effects in the sink")
@@ -159,9 +168,12 @@ class Audit:
         self._open += [told] if told else []
 
     def _floor_now(self, facts: StreamFacts) -> StreamFacts:
-        """The facts with the beginnings of run log and stream as they are now: they may have been cut while they were read."""
+        """The facts with the beginnings of run log and stream as they are now: they may have been cut while they were
+        read."""
         now = snapshot.stream_facts(self._links[facts.stream], facts.keys, self._plan.run_log_length)
-        told = dataclasses.replace(facts, run_first=now.run_first or facts.run_first, run_capped=now.run_capped, first=now.first)
+        told = dataclasses.replace(
+            facts, run_first=now.run_first or facts.run_first, run_capped=now.run_capped, first=now.first
+        )
         return told.ahead_of(self.runs.ahead_ms.get(facts.stream, 0))
 
     def _dead_letters(self, facts: Sequence[StreamFacts]) -> DataFrame | None:
@@ -170,7 +182,13 @@ class Audit:
             if self._links[one.stream].call("XLEN", one.keys.dead):
                 letters = self._read("redis_stream", stream=one.stream, key=one.keys.dead)
                 names = {"id": "usher-id", "ticket": "usher-ticket", "reason": "usher-reason"}
-                frames.append(letters.select("stream", F.col("id").alias("letter"), *(F.col("fields")[name].alias(to) for to, name in names.items())))
+                frames.append(
+                    letters.select(
+                        "stream",
+                        F.col("id").alias("letter"),
+                        *(F.col("fields")[name].alias(to) for to, name in names.items()),
+                    )
+                )
         return None if not frames else frames[0] if len(frames) == 1 else _union(frames)
 
     def _last_drops_ms(self) -> dict[str, int]:
@@ -181,7 +199,10 @@ class Audit:
     def _second_look(self) -> list[Found]:
         if self._suspects.counts:
             time.sleep(self._plan.settle_s)
-        again = {(check, one.stream, one.owner): (count, one) for check, count, one in judge_members(self._members_if_needed(), self._plan.limits)}
+        again = {
+            (check, one.stream, one.owner): (count, one)
+            for check, count, one in judge_members(self._members_if_needed(), self._plan.limits)
+        }
         found = []
         for (name, stream), suspects in self._suspects.counts.items():
             examples = self._suspects.named[name, stream]
@@ -200,7 +221,9 @@ class Audit:
 
     def _confirmed(self, name: str, stream: str, examples: Sequence[Example]) -> list[Example]:
         link, keys, limits = self._links[stream], self._plan.keys(stream), self._plan.limits
-        held = {one for one, look in snapshot.looks(link, keys, examples) if snapshot.still_holds(name, one, look, limits)}
+        held = {
+            one for one, look in snapshot.looks(link, keys, examples) if snapshot.still_holds(name, one, look, limits)
+        }
         if name == "parked_too_long":
             rules = rulebook(link.call("HGETALL", keys.rules))
             held = {one for one in held if not rules.all_of(snapshot.ticket_name(one))}
@@ -210,7 +233,13 @@ class Audit:
 
     def _read(self, source: str, **options: str) -> DataFrame:
         plan = self._plan
-        given = {"url": plan.url, "stream": ",".join(plan.streams), "group": plan.group, "ticket_field": plan.ticket_field, **options}
+        given = {
+            "url": plan.url,
+            "stream": ",".join(plan.streams),
+            "group": plan.group,
+            "ticket_field": plan.ticket_field,
+            **options,
+        }
         return self._spark.read.format(source).options(**given).load()
 
     def _keep(self, frame: DataFrame) -> DataFrame:
@@ -234,7 +263,12 @@ class Audit:
         runs, pending = self.runs, self.pending
         sentences: list[str] = list(self._open)
         for one in facts:
-            sentences += unproven(one, runs.first_known.get(one.stream), runs.skipped_order.get(one.stream, 0), runs.before_known.get(one.stream, 0))
+            sentences += unproven(
+                one,
+                runs.first_known.get(one.stream),
+                runs.skipped_order.get(one.stream, 0),
+                runs.before_known.get(one.stream, 0),
+            )
             if one.stream in runs.maybe_dropped:
                 sentences.append(maybe_dropped(one.stream, runs.maybe_dropped[one.stream]))
         sentences += [
@@ -265,7 +299,9 @@ def _cause(failed: PySparkException) -> str:
     return (told[-1].split("Interrupted: ")[-1] if told else lines[0] if lines else type(failed).__name__)[:500]
 
 
-def _figures(facts: Sequence[StreamFacts], pending: pending_proof.PendingFigures, runs: run_proof.RunFigures) -> dict[str, Any]:
+def _figures(
+    facts: Sequence[StreamFacts], pending: pending_proof.PendingFigures, runs: run_proof.RunFigures
+) -> dict[str, Any]:
     return {
         "entries": sum(one.length for one in facts),
         "pending": pending.pending,
@@ -286,4 +322,9 @@ def _figures(facts: Sequence[StreamFacts], pending: pending_proof.PendingFigures
 
 
 def _plots(pending: pending_proof.PendingFigures, runs: run_proof.RunFigures) -> Mapping[str, Any]:
-    return {"ages": pending.ages, "owners": pending.owners, "tickets": pending.top_tickets, "recoveries": runs.recoveries}
+    return {
+        "ages": pending.ages,
+        "owners": pending.owners,
+        "tickets": pending.top_tickets,
+        "recoveries": runs.recoveries,
+    }

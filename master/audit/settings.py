@@ -6,9 +6,9 @@ from pathlib import Path
 
 from pydantic import Field
 
-from common.settings import CommonSettings
-from master.audit.findings import Limits
-from master.audit.session import LOCAL
+from usher.common.runtime.settings import CommonSettings
+from usher.master.audit.checks.findings import Limits
+from usher.master.audit.read.session import LOCAL
 
 _LEASES = 3
 
@@ -17,22 +17,44 @@ class AuditSettings(CommonSettings):
     """Everything that can be set on an audit."""
 
     audit_streams: str = Field(
-        "", description="Ticket streams to audit, comma separated, or patterns (tickets:*). Empty: the one that USHER_TICKET_STREAM works on."
+        "",
+        description=(
+            "Ticket streams to audit, comma separated, or patterns (tickets:*). Empty: the one that USHER_TICKET_STREAM"
+            " works on."
+        ),
     )
-    audit_dir: str = Field("", description="Folder of the audit's history, page and spill files. Empty: audit in USHER_STATE_DIR.")
+    audit_dir: str = Field(
+        "", description="Folder of the audit's history, page and spill files. Empty: audit in USHER_STATE_DIR."
+    )
     audit_every_minutes: float = Field(60.0, ge=0.1, le=43_200, description="Time between audits with --schedule.")
     audit_settle_seconds: float = Field(1.0, ge=0, le=600, description="Wait before the second look at suspects.")
-    audit_idle_seconds: float = Field(0.0, ge=0, le=86_400, description="Longest an entry of an incarnation may be idle. 0: three leases.")
-    audit_parked_seconds: float = Field(300.0, ge=1, le=604_800, description="Longest an entry may be parked with nothing of its ticket running.")
-    audit_deliveries: int = Field(20, ge=1, le=100_000, description="More deliveries of an entry than this are a finding.")
-    audit_clock_seconds: float = Field(1.0, ge=0, le=3600, description="How far the clocks of two consumers may differ.")
-    audit_memory_mib: int = Field(1024, ge=512, le=1_048_576, description="Heap of the audit's JVM in MiB; what does not fit goes to disk.")
+    audit_idle_seconds: float = Field(
+        0.0, ge=0, le=86_400, description="Longest an entry of an incarnation may be idle. 0: three leases."
+    )
+    audit_parked_seconds: float = Field(
+        300.0, ge=1, le=604_800, description="Longest an entry may be parked with nothing of its ticket running."
+    )
+    audit_deliveries: int = Field(
+        20, ge=1, le=100_000, description="More deliveries of an entry than this are a finding."
+    )
+    audit_clock_seconds: float = Field(
+        1.0, ge=0, le=3600, description="How far the clocks of two consumers may differ."
+    )
+    audit_memory_mib: int = Field(
+        1024, ge=512, le=1_048_576, description="Heap of the audit's JVM in MiB; what does not fit goes to disk."
+    )
     audit_spark_master: str = Field(LOCAL, description="Where Spark runs: local[N], or spark://host:7077.")
     audit_py_files: str = Field("", description="Zip with common and master for executors on other machines.")
-    audit_sink_url: str = Field("", description="SQLAlchemy URL of a SqlSink: what is done must have its effect there. Empty: not looked at.")
+    audit_sink_url: str = Field(
+        "", description="SQLAlchemy URL of a SqlSink: what is done must have its effect there. Empty: not looked at."
+    )
     audit_sink_name: str = Field("default", min_length=1, description="The name of that SqlSink.")
-    max_attempts: int = Field(5, ge=1, le=1000, description="As the consumers have it: more counted attempts are a finding.")
-    run_log_length: int = Field(10_000, ge=0, le=10_000_000, description="As the consumers have it, to know whether the run log was capped.")
+    max_attempts: int = Field(
+        5, ge=1, le=1000, description="As the consumers have it: more counted attempts are a finding."
+    )
+    run_log_length: int = Field(
+        10_000, ge=0, le=10_000_000, description="As the consumers have it, to know whether the run log was capped."
+    )
 
     @property
     def streams(self) -> tuple[str, ...]:
@@ -48,4 +70,6 @@ class AuditSettings(CommonSettings):
     def limits(self) -> Limits:
         idle_s = self.audit_idle_seconds or _LEASES * self.lease_seconds
         parked_ms, clocks_ms = int(self.audit_parked_seconds * 1000), int(self.audit_clock_seconds * 1000)
-        return Limits(int(idle_s * 1000), parked_ms, self.audit_deliveries, self.max_attempts, clocks_ms, int(idle_s * 1000))
+        return Limits(
+            int(idle_s * 1000), parked_ms, self.audit_deliveries, self.max_attempts, clocks_ms, int(idle_s * 1000)
+        )

@@ -1,7 +1,7 @@
 """The consumer group is gone (FLUSHALL, DEL, XGROUP DESTROY, a failover that lost it): where does it begin again? Pure.
 
-Not at ``0``: that would repeat everything. Not at ``$``: that would lose everything since. At the saved position, and the exact ids that
-may come again, or are lost, are told.
+Not at ``0``: that would repeat everything. Not at ``$``: that would lose everything since. At the saved position, and
+the exact ids that may come again, or are lost, are told.
 """
 
 from __future__ import annotations
@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from common.stream_id import ZERO, Position, Span, after, before, from_rank, rank
+from usher.common.protocol.stream_id import ZERO, Position, Span, after, before, from_rank, rank
 
 
 class Held:
-    """The ``lowest`` and the ``highest`` id that the index has, of those between the ends of the stream. A record may be older than what there
-    is of the stream (deleted, trimmed): such ids do not come again. None: there is none."""
+    """The ``lowest`` and the ``highest`` id that the index has, of those between the ends of the stream. A record may
+    be older than what there is of the stream (deleted, trimmed): such ids do not come again. None: there is none."""
 
     def __init__(self, span: Span | None) -> None:
-        self._ends = (rank(span.first), rank(span.last_generated)) if span is not None and span.first is not None else (1, 0)
+        self._ends = (
+            (rank(span.first), rank(span.last_generated)) if span is not None and span.first is not None else (1, 0)
+        )
         self._held: tuple[int, int] | None = None
 
     def add(self, ids: Iterable[bytes]) -> None:
@@ -39,8 +41,9 @@ class Held:
 
 @dataclass(frozen=True)
 class Restart:
-    """Make the group at ``start``. ``repeat``: first and last id that may be delivered again; ``lost``: ids between which entries that
-    were not done are not in the stream any more. None: nothing of the kind. ``first_time``: there never was a group."""
+    """Make the group at ``start``. ``repeat``: first and last id that may be delivered again; ``lost``: ids between
+    which entries that were not done are not in the stream any more. None: nothing of the kind. ``first_time``: there
+    never was a group."""
 
     start: bytes
     repeat: tuple[bytes, bytes] | None = None
@@ -50,8 +53,8 @@ class Restart:
 
 @dataclass(frozen=True)
 class Memory:
-    """What a master remembers of the group: the position that it noted last, and the first and last id that it has read since (None:
-    nothing, or it never noted any)."""
+    """What a master remembers of the group: the position that it noted last, and the first and last id that it has read
+    since (None: nothing, or it never noted any)."""
 
     noted: Position | None = None
     first_since: bytes | None = None
@@ -62,17 +65,19 @@ class Memory:
         return Memory(self.noted, self.first_since or first, last)
 
     def found(self, delivered: bytes) -> Memory:
-        """It leads anew, and the group has been given ``delivered``. What it has not read itself another master has, which led meanwhile, if
-        only for a moment: that may be all that is above what was noted."""
+        """It leads anew, and the group has been given ``delivered``. What it has not read itself another master has,
+        which led meanwhile, if only for a moment: that may be all that is above what was noted."""
         if self.noted is None or rank(delivered) <= rank(self.last_since or self.noted.delivered):
             return self
         first = after(self.noted.delivered)
-        return Memory(self.noted, first if self.first_since is None else min(first, self.first_since, key=rank), delivered)
+        return Memory(
+            self.noted, first if self.first_since is None else min(first, self.first_since, key=rank), delivered
+        )
 
 
 def reached(saved: Position | None, memory: Memory) -> Position | None:
-    """How far the group was, from what Redis has saved and what this master remembers. Memory counts only if nobody else has saved since;
-    what was read after the position was noted counts as not done."""
+    """How far the group was, from what Redis has saved and what this master remembers. Memory counts only if nobody
+    else has saved since; what was read after the position was noted counts as not done."""
     noted = memory.noted
     if noted is None or (saved is not None and saved != noted):
         return saved
@@ -82,18 +87,24 @@ def reached(saved: Position | None, memory: Memory) -> Position | None:
 
 
 def repeats(noted: bytes | None, highest_held: bytes | None, delivered: bytes) -> bytes | None:
-    """Up to where a group that has been given ``delivered`` is given what it was given before, from what is noted and the highest id in the index,
-    which only what was handed over has. A note stays also when the group is past it: what it was given may not have rejoined its owners yet."""
+    """Up to where a group that has been given ``delivered`` is given what it was given before, from what is noted and
+    the highest id in the index, which only what was handed over has. A note stays also when the group is past it: what
+    it was given may not have rejoined its owners yet."""
     if highest_held is None or rank(highest_held) <= rank(delivered):
         return noted
     return _highest(noted, highest_held)
 
 
 def restart(
-    position: Position | None, span: Span | None, saved: bool = True, lowest_held: bytes | None = None, known: Iterable[bytes | None] = ()
+    position: Position | None,
+    span: Span | None,
+    saved: bool = True,
+    lowest_held: bytes | None = None,
+    known: Iterable[bytes | None] = (),
 ) -> Restart:
-    """From how far the group was (None: not known), what there is of the stream (None: it is gone), the lowest id in the index, and what else is
-    ``known`` to have been given to the group (the highest id in the index, repeats of a loss before), because the position is older than that.
+    """From how far the group was (None: not known), what there is of the stream (None: it is gone), the lowest id in
+    the index, and what else is ``known`` to have been given to the group (the highest id in the index, repeats of a
+    loss before), because the position is older than that.
 
     =============================================  =============  ==========================  =======================
     case                                           start          repeat                      lost
@@ -107,10 +118,12 @@ def restart(
     nothing of the stream is gone                  floor          floor + 1 .. given          -
     =============================================  =============  ==========================  =======================
 
-    Given is what was delivered or is known. What is known and above the last id of the stream is of another stream that was there before.
+    Given is what was delivered or is known. What is known and above the last id of the stream is of another stream that
+    was there before.
 
-    The floor is just below the oldest pending entry, or the last delivered id when nothing was pending, and never above what the index has
-    in processing. A stream that is gone may come back with any ids, also with lower ones: its group begins at 0-0.
+    The floor is just below the oldest pending entry, or the last delivered id when nothing was pending, and never above
+    what the index has in processing. A stream that is gone may come back with any ids, also with lower ones: its group
+    begins at 0-0.
     """
     if position is None:
         return Restart(ZERO, first_time=True)
@@ -120,7 +133,11 @@ def restart(
         floor = min(floor, before(lowest_held), key=rank)
     undone = _range(after(floor), delivered)
     first, last = (span.first, span.last_generated) if span is not None else (None, ZERO)
-    given = max((known_id for known_id in known if known_id is not None and rank(known_id) <= rank(last)), key=rank, default=None)
+    given = max(
+        (known_id for known_id in known if known_id is not None and rank(known_id) <= rank(last)),
+        key=rank,
+        default=None,
+    )
     if not saved:
         return Restart(ZERO, _range(first, _highest(given, delivered)), undone)
     if span is None or rank(last) < rank(delivered):

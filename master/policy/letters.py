@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from common.attempts import CUT_OFF, RAN_PAST
-from common.stream_id import milliseconds
+from usher.common.protocol.attempts import CUT_OFF, RAN_PAST
+from usher.common.protocol.stream_id import milliseconds
 
 #: The policy of a letter whose ticket waits for it.
 PARK = "park"
@@ -18,7 +18,8 @@ _HUNG = "most likely hung"
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """What a letter says of its message, without the message's fields (lua/includes/bury.lua). Times in milliseconds since the epoch.
+    """What a letter says of its message, without the message's fields (lua/includes/bury.lua). Times in milliseconds
+    since the epoch.
 
     ``id`` is the letter's own; its milliseconds are when it was written. ``cut``: fields or parts of them are missing.
     """
@@ -45,7 +46,8 @@ class DeadLetter:
 
     @property
     def error_name(self) -> str:
-        """What its error is called: its type; of what hung or took its process with it, and so raised nothing, words for that."""
+        """What its error is called: its type; of what hung or took its process with it, and so raised nothing, words
+        for that."""
         if self.error_type:
             return self.error_type
         return CUT_OFF if self.error.startswith(CUT_OFF) else _HUNG if self.error.startswith(RAN_PAST) else ""
@@ -56,9 +58,13 @@ class DeadLetter:
         return self.reason, self.error_name, self.policy
 
     def whole(self, fields: Sequence[bytes]) -> dict[str, Any]:
-        """With its traceback and its message's fields, as pairs: a name may come twice. What is not UTF-8 is shown as ``\\xff``."""
+        """With its traceback and its message's fields, as pairs: a name may come twice. What is not UTF-8 is shown as
+        ``\\xff``."""
         text = [part.decode("utf-8", "backslashreplace") for part in fields]
-        return self.row() | {"traceback": self.traceback, "message_fields": [list(pair) for pair in zip(text[::2], text[1::2], strict=False)]}
+        return self.row() | {
+            "traceback": self.traceback,
+            "message_fields": [list(pair) for pair in zip(text[::2], text[1::2], strict=False)],
+        }
 
     def row(self) -> dict[str, Any]:
         """For programs: bytes that are not UTF-8 are shown, not kept."""
@@ -82,7 +88,8 @@ class DeadLetter:
 
 
 def parse_letter(letter_id: bytes, head: Sequence[bytes]) -> DeadLetter:
-    """A letter of the flat list of our names and values. What is missing or no number reads as empty or 0: an operator must see every letter."""
+    """A letter of the flat list of our names and values. What is missing or no number reads as empty or 0: an operator
+    must see every letter."""
     known: dict[bytes, bytes] = {}
     for at in range(0, len(head) - 1, 2):
         known.setdefault(head[at], head[at + 1])
@@ -123,8 +130,9 @@ def split_letter(flat: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
 
 @dataclass(frozen=True)
 class LetterFilter:
-    """Which letters are meant: those for which all that is given is so. ``reason`` and ``error`` are parts of the texts; ``error`` is looked for
-    in its name too. ``id`` is a letter's or its message's. Ages in milliseconds since the epoch, of the writing of the letter."""
+    """Which letters are meant: those for which all that is given is so. ``reason`` and ``error`` are parts of the
+    texts; ``error`` is looked for in its name too. ``id`` is a letter's or its message's. Ages in milliseconds since
+    the epoch, of the writing of the letter."""
 
     ticket: bytes | None = None
     reason: str = ""

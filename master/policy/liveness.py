@@ -1,7 +1,8 @@
 """What silence on a health URL means. Pure.
 
-The lease in Redis is the authority on life; the health ping finds processes that live but do not work or cannot be reached. It can
-be wrong in one big way: when the master's own network is the trouble, everybody looks dead. So most are never revoked at once.
+The lease in Redis is the authority on life; the health ping finds processes that live but do not work or cannot be
+reached. It can be wrong in one big way: when the master's own network is the trouble, everybody looks dead. So most are
+never revoked at once.
 """
 
 from __future__ import annotations

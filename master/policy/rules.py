@@ -8,9 +8,10 @@ slow              at most ``rate_per_second`` messages of each ticket are handed
 dead_letter       what is parked of the ticket becomes dead letters (reason ``rule``), in order, once its owner is done with what it has
 ================  =======================================================================================================================
 
-A rule is for one ticket, for those whose ids fit a pattern (``*``, ``?``, ``[a-z]``), for the stream, or for everything. There is one rule
-for a target: a second one replaces it. Of several that fit a ticket the strongest holds: pause, then dead_letter, then the slowest. A rule
-for a ``consumer`` pauses it: it is handed nothing more, also after a restart under the same name.
+A rule is for one ticket, for those whose ids fit a pattern (``*``, ``?``, ``[a-z]``), for the stream, or for
+everything. There is one rule for a target: a second one replaces it. Of several that fit a ticket the strongest holds:
+pause, then dead_letter, then the slowest. A rule for a ``consumer`` pauses it: it is handed nothing more, also after a
+restart under the same name.
 
 Messages without a ticket id are no pattern's business; rules for the stream and for everything hold for them too.
 """
@@ -26,7 +27,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from common.message import ticket_text
+from usher.common.protocol.message import ticket_text
 
 #: Rules that there may be at a time: each pattern is tried for every ticket that is planned.
 MOST_RULES = 1000
@@ -53,8 +54,8 @@ _STRENGTH = {Action.PAUSE: 2, Action.DEAD_LETTER: 1, Action.SLOW: 0}
 
 @dataclass(frozen=True)
 class Rule:
-    """``value``: the ticket id, pattern, stream or consumer name; "" for everything. ``rate_per_second``: of slow, else None. ``version``: the
-    number of the change that set it; ``set_ms``: when, in milliseconds since the epoch."""
+    """``value``: the ticket id, pattern, stream or consumer name; "" for everything. ``rate_per_second``: of slow, else
+    None. ``version``: the number of the change that set it; ``set_ms``: when, in milliseconds since the epoch."""
 
     target: Target
     value: str
@@ -82,11 +83,20 @@ class Rule:
     def shown(self) -> dict[str, Any]:
         """For programs."""
         facts = {name: getattr(self, name) for name in _FIELDS}
-        return {"id": self.id, **facts, "target": self.target.value, "action": self.action.value, "version": self.version, "set_ms": self.set_ms}
+        return {
+            "id": self.id,
+            **facts,
+            "target": self.target.value,
+            "action": self.action.value,
+            "version": self.version,
+            "set_ms": self.set_ms,
+        }
 
     def told(self) -> str:
         """For people: ``paused by alice: the customer asked (rule 3f2a, everything)``."""
-        does = {Action.PAUSE: "paused", Action.DEAD_LETTER: "made dead letters"}.get(self.action) or f"slowed to {self.rate_per_second or 0:g}/s"
+        does = {Action.PAUSE: "paused", Action.DEAD_LETTER: "made dead letters"}.get(
+            self.action
+        ) or f"slowed to {self.rate_per_second or 0:g}/s"
         of = self.target.value + (f" {self.value}" if self.target in (Target.PATTERN, Target.STREAM) else "")
         why = f": {self.reason}" if self.reason else ""
         return f"{does} by {self.who or 'somebody'}{why} (rule {self.id}, {of})"
@@ -107,8 +117,8 @@ def dump(rule: Rule) -> bytes:
 
 
 def parse(field: bytes, stored: bytes) -> Rule:
-    """The rule in a field of the ``rules`` hash. What cannot be read pauses everything: nobody knows what it was to stop, and waiting loses
-    nothing. Its reason says how to get rid of it."""
+    """The rule in a field of the ``rules`` hash. What cannot be read pauses everything: nobody knows what it was to
+    stop, and waiting loses nothing. Its reason says how to get rid of it."""
     shown_id = field.decode(errors="backslashreplace")
     try:
         version, set_ms, text = stored.split(b" ", 2)
@@ -127,7 +137,8 @@ def parse(field: bytes, stored: bytes) -> Rule:
 
 
 class Rulebook:
-    """All rules of a stream, ready to be asked. ``version``: what hand_over compares with Redis; "" while there never was a rule."""
+    """All rules of a stream, ready to be asked. ``version``: what hand_over compares with Redis; "" while there never
+    was a rule."""
 
     def __init__(self, rules: Iterable[Rule] = (), version: bytes = b"") -> None:
         self.version = version
@@ -189,7 +200,8 @@ def _stronger(one: Rule | None, other: Rule | None) -> Rule | None:
 
 
 class Buckets:
-    """Token buckets of slowed tickets. One begins with a single token and holds those of a second at most, but at least one."""
+    """Token buckets of slowed tickets. One begins with a single token and holds those of a second at most, but at least
+    one."""
 
     #: Buckets above which those that have a token are forgotten.
     _MANY = 1000
@@ -225,5 +237,7 @@ class Buckets:
     def _forget(self, now_s: float) -> None:
         """One that has a token again begins anew when it is asked for: with less, never with more."""
         buckets = self._buckets.items()
-        self._buckets = {ticket: (has, at_s, rate) for ticket, (has, at_s, rate) in buckets if has + rate * (now_s - at_s) < 1}
+        self._buckets = {
+            ticket: (has, at_s, rate) for ticket, (has, at_s, rate) in buckets if has + rate * (now_s - at_s) < 1
+        }
         self._most = max(self._MANY, 2 * len(self._buckets))

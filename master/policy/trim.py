@@ -1,9 +1,9 @@
 """What may be cut off the beginning of a stream, and why. Pure: facts in, a named decision out.
 
-An entry goes only when nobody needs it: no group (neither unread nor pending, nor what it would read again if it were lost now), no log
-consumer (its checkpoint's own entry is kept, as the proof that nothing behind it was cut), and, if that is asked for, only what is archived.
-A reader that is lost stops everything until somebody has looked: a group is made again by its readers, a checkpoint is reset, or it is
-forgotten.
+An entry goes only when nobody needs it: no group (neither unread nor pending, nor what it would read again if it were
+lost now), no log consumer (its checkpoint's own entry is kept, as the proof that nothing behind it was cut), and, if
+that is asked for, only what is archived. A reader that is lost stops everything until somebody has looked: a group is
+made again by its readers, a checkpoint is reset, or it is forgotten.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from common.stream_id import ZERO, Span, rank
+from usher.common.protocol.stream_id import ZERO, Span, rank
 
 
 class GroupNeeds(NamedTuple):
@@ -24,7 +24,8 @@ class GroupNeeds(NamedTuple):
 
 
 class CheckpointNeeds(NamedTuple):
-    """A log consumer's registered checkpoint; ``noted_ms`` is when it said so. ``last_id`` None: what is noted cannot be read."""
+    """A log consumer's registered checkpoint; ``noted_ms`` is when it said so. ``last_id`` None: what is noted cannot
+    be read."""
 
     name: str
     last_id: bytes | None
@@ -39,8 +40,8 @@ class SavedPosition(NamedTuple):
 
 
 class StreamFacts(NamedTuple):
-    """A stream and all who read it. ``archived`` None: nobody archives. ``saved``: of all groups whose readers save it, also of those that
-    are gone."""
+    """A stream and all who read it. ``archived`` None: nobody archives. ``saved``: of all groups whose readers save it,
+    also of those that are gone."""
 
     span: Span | None
     groups: Sequence[GroupNeeds]
@@ -81,14 +82,18 @@ def readers(facts: StreamFacts, *, archived_only: bool = False) -> list[Reader]:
     """Everybody whom the stream is kept for, the neediest first; with ``archived_only`` the archive too."""
     found = [_group(group) for group in facts.groups]
     found += [_checkpoint(one.name, one.last_id, facts.span) for one in facts.checkpoints if one.last_id is not None]
-    found += [Reader("saved position", one.group, one.keeps_from, "would begin here again if it were lost") for one in facts.saved]
+    found += [
+        Reader("saved position", one.group, one.keeps_from, "would begin here again if it were lost")
+        for one in facts.saved
+    ]
     if archived_only and facts.archived is not None:
         found.append(Reader("archive", "archived", facts.archived, "is archived up to here"))
     return sorted(found, key=lambda reader: rank(reader.keeps_from))
 
 
 def decide(facts: StreamFacts, *, archived_only: bool = False, before: bytes | None = None) -> Cut | Nothing | Refused:
-    """``archived_only``: cut only what is archived, so nothing without an archive. ``before``: an id from which on all is kept in any case."""
+    """``archived_only``: cut only what is archived, so nothing without an archive. ``before``: an id from which on all
+    is kept in any case."""
     if facts.span is None or facts.span.first is None:
         return Nothing("the stream is empty")
     problems = _lost(facts, facts.span, archived_only)
@@ -100,16 +105,22 @@ def decide(facts: StreamFacts, *, archived_only: bool = False, before: bytes | N
     if archived_only and facts.archived is None:
         return Nothing("nothing is archived yet, and only what is archived may go")
     if before is not None:
-        needy = sorted([*needy, Reader("age", "keep", before, "is kept because it is younger")], key=lambda reader: rank(reader.keeps_from))
+        needy = sorted(
+            [*needy, Reader("age", "keep", before, "is kept because it is younger")],
+            key=lambda reader: rank(reader.keeps_from),
+        )
     neediest = needy[0]
     if rank(neediest.keeps_from) <= rank(facts.span.first):
-        return Nothing(f"{neediest.kind} {neediest.name} {neediest.why} ({neediest.keeps_from.decode()}), and nothing lies below that")
+        return Nothing(
+            f"{neediest.kind} {neediest.name} {neediest.why} ({neediest.keeps_from.decode()}), and nothing lies below"
+            " that"
+        )
     return Cut(neediest.keeps_from, neediest)
 
 
 def decide_gathered(facts: StreamFacts, group: str, *, archived_only: bool = False) -> Cut | Nothing | Refused:
-    """The same for a source: only what was gathered, so nothing before its gather ``group`` has gathered under this name, nor while that is ahead
-    of the stream: then nothing below it was gathered for certain."""
+    """The same for a source: only what was gathered, so nothing before its gather ``group`` has gathered under this
+    name, nor while that is ahead of the stream: then nothing below it was gathered for certain."""
     gathered = _gathered(facts, group)
     if gathered is None or (facts.span is not None and rank(gathered) > rank(facts.span.last_generated)):
         return Nothing("it is not gathered")
@@ -117,7 +128,8 @@ def decide_gathered(facts: StreamFacts, group: str, *, archived_only: bool = Fal
 
 
 def is_held_back(facts: StreamFacts, group: str, *, archived_only: bool = False) -> bool:
-    """Whether of what was gathered of a source something is kept for others who are not lost: it may go later, although nothing more is gathered."""
+    """Whether of what was gathered of a source something is kept for others who are not lost: it may go later, although
+    nothing more is gathered."""
     gathered = _gathered(facts, group)
     if gathered is None or facts.span is None or facts.span.first is None:
         return False
@@ -127,7 +139,8 @@ def is_held_back(facts: StreamFacts, group: str, *, archived_only: bool = False)
 
 
 def _gathered(facts: StreamFacts, group: str) -> bytes | None:
-    """A copy, or a stream that was renamed, brings its groups along, but neither their saved positions nor what log consumers have noted."""
+    """A copy, or a stream that was renamed, brings its groups along, but neither their saved positions nor what log
+    consumers have noted."""
     if group not in [one.group for one in facts.saved]:
         return None
     return next((one.delivered for one in facts.groups if one.name == group), None)
@@ -136,7 +149,12 @@ def _gathered(facts: StreamFacts, group: str) -> bytes | None:
 def _group(group: GroupNeeds) -> Reader:
     if group.oldest_pending is not None and rank(group.oldest_pending) <= rank(group.delivered):
         return Reader("group", group.name, group.oldest_pending, "has this entry pending")
-    return Reader("group", group.name, group.delivered, "has read nothing yet" if group.delivered == ZERO else "has read up to here")
+    return Reader(
+        "group",
+        group.name,
+        group.delivered,
+        "has read nothing yet" if group.delivered == ZERO else "has read up to here",
+    )
 
 
 def _checkpoint(name: str, last_id: bytes, span: Span | None) -> Reader:
@@ -147,29 +165,36 @@ def _checkpoint(name: str, last_id: bytes, span: Span | None) -> Reader:
 def _lost(facts: StreamFacts, span: Span, archived_only: bool) -> list[str]:
     there = {group.name for group in facts.groups}
     problems = [
-        f"group {one.group} is gone, and would read again from {one.keeps_from.decode()}: start its readers (a master), which make it again, and "
-        f"look for `group_lost`, or `usher trim --forget-group {shlex.quote(one.group)}` if it is no more"
+        f"group {one.group} is gone, and would read again from {one.keeps_from.decode()}: start its readers (a master),"
+        f" which make it again, and look for `group_lost`, or `usher trim --forget-group {shlex.quote(one.group)}` if"
+        " it is no more"
         for one in facts.saved
         if one.group not in there
     ]
     for one in facts.checkpoints:
         if one.last_id is None:
             forget = f"`usher trim --forget {shlex.quote(one.name)}`"
-            problems.append(f"checkpoint {one.name}: what is noted cannot be read; start this log consumer, or {forget}")
+            problems.append(
+                f"checkpoint {one.name}: what is noted cannot be read; start this log consumer, or {forget}"
+            )
         elif rank(one.last_id) > rank(span.last_generated):
             problems.append(
-                f"checkpoint {one.name} is at {one.last_id.decode()}, above the stream's last id {span.last_generated.decode()}: the stream was lost "
-                f"or made anew; reset this log consumer, or `usher trim --forget {shlex.quote(one.name)}` if it is no more"
+                f"checkpoint {one.name} is at {one.last_id.decode()}, above the stream's last id"
+                f" {span.last_generated.decode()}: the stream was lost or made anew; reset this log consumer, or `usher"
+                f" trim --forget {shlex.quote(one.name)}` if it is no more"
             )
-        elif one.last_id != ZERO and span.first is not None and rank(one.last_id) + 1 < rank(span.first):  # just below it: all is there
+        elif (
+            one.last_id != ZERO and span.first is not None and rank(one.last_id) + 1 < rank(span.first)
+        ):  # just below it: all is there
             problems.append(
-                f"checkpoint {one.name} is at {one.last_id.decode()}, below the first entry {span.first.decode()}: somebody else has cut what it had "
-                f"not read; reset this log consumer, or `usher trim --forget {shlex.quote(one.name)}` if it is no more"
+                f"checkpoint {one.name} is at {one.last_id.decode()}, below the first entry {span.first.decode()}:"
+                " somebody else has cut what it had not read; reset this log consumer, or `usher trim --forget"
+                f" {shlex.quote(one.name)}` if it is no more"
             )
     if archived_only and facts.archived is not None and rank(facts.archived) > rank(span.last_generated):
         last = span.last_generated.decode()
         problems.append(
-            f"the archive is at {facts.archived.decode()}, above the stream's last id {last}: it is of another stream; archive this one into another "
-            f"folder, or `usher trim --forget-archive`"
+            f"the archive is at {facts.archived.decode()}, above the stream's last id {last}: it is of another stream;"
+            " archive this one into another folder, or `usher trim --forget-archive`"
         )
     return problems

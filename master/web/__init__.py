@@ -1,4 +1,5 @@
-"""The master's HTTP interface. ``ports`` says what it needs of the master that runs, ``api`` has the routes, ``app`` puts them together.
+"""The master's HTTP interface. ``ports`` says what it needs of the master that runs, ``api`` has the routes, ``app``
+puts them together.
 
 ====================================  ==============================================================================================
 request                               answer
@@ -25,15 +26,15 @@ DELETE /api/rules/{id}?reason=        200, 404 ``unknown_rule``
 POST /api/consumers/{name}/drain      200, 404 ``unknown_consumer``; a body ``{"reason": "..."}``, which may be ``{}``
 POST /api/consumers/{name}/resume     200, 404 ``not_drained``; the same
 GET /api/actions?cursor=&limit=       200, a page of at most 500, newest first; ``cursor`` where to go on
-GET /, /tickets, /consumers, ...      the page (``master.web.pages``): its errors are pages too; POST of its forms: 303
+GET /, /tickets, /consumers, ...      the page (``usher.master.web.pages``): its errors are pages too; POST of its forms: 303
 GET /live/overview, /live/consumers   server-sent events of the page
-GET /api/openapi.json                 200, all of this for programs, made of what the routes tell (``common.openapi``)
+GET /api/openapi.json                 200, all of this for programs, made of what the routes tell (``usher.common.http.openapi``)
 GET /metrics                          200, for Prometheus
 GET /api/health, /ready, /live        200, 503 with the reasons; ``ready`` is 503 during a stop too; ``live`` is always 200
 ====================================  ==============================================================================================
 
-Everything: 400, 401, 403, 404, 405, 406, 408, 411, 413, 414, 415, 421, 422, 429, 431 for what the client did wrong, 503 with Retry-After when
-Redis is away; bodies of errors are problem documents (``common.web``).
+Everything: 400, 401, 403, 404, 405, 406, 408, 411, 413, 414, 415, 421, 422, 429, 431 for what the client did wrong, 503
+with Retry-After when Redis is away; bodies of errors are problem documents (``usher.common.http.app``).
 """
 
 from __future__ import annotations

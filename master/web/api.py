@@ -1,4 +1,5 @@
-"""The routes of the master. Each reads strictly, asks the port once, and answers; what errors look like is in ``app``."""
+"""The routes of the master. Each reads strictly, asks the port once, and answers; what errors look like is in
+``app``."""
 
 from __future__ import annotations
 
@@ -12,18 +13,27 @@ from typing import Annotated, Any
 from flask import Blueprint, Response, g, request
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, WithJsonSchema
 
-from common.credentials import Role
-from common.message import unkeyed_ticket
-from common.openapi import tells
-from common.registration import NAME, NO_LOCK, name_of
-from common.web import Problem, answer, parse_json, quick_json, read_body, read_json, read_model, unprocessable
-from common.web_auth import must_be_for
-from common.web_fields import Fitting, PageLimit, TicketId
-from common.web_limits import rarely
-from master.actions import By
-from master.web.documents import Audit, Consumers, Deregistered, Registered, Reported, Sources, Ticket, Tickets
-from master.web.health_url import HealthHosts, UnfitUrl, host_of
-from master.web.ports import AckItem, AckReport, MasterPort, RegisterAnswer, RegisterRequest
+from usher.common.http.app import (
+    Problem,
+    answer,
+    parse_json,
+    quick_json,
+    read_body,
+    read_json,
+    read_model,
+    unprocessable,
+)
+from usher.common.http.auth import must_be_for
+from usher.common.http.credentials import Role
+from usher.common.http.fields import Fitting, PageLimit, TicketId
+from usher.common.http.openapi import tells
+from usher.common.http.rate_limits import rarely
+from usher.common.protocol.message import unkeyed_ticket
+from usher.common.protocol.registration import NAME, NO_LOCK, name_of
+from usher.master.membership.health_url import HealthHosts, UnfitUrl, host_of
+from usher.master.operations.action_log import By
+from usher.master.web.documents import Audit, Consumers, Deregistered, Registered, Reported, Sources, Ticket, Tickets
+from usher.master.web.ports import AckItem, AckReport, MasterPort, RegisterAnswer, RegisterRequest
 
 #: Bytes of a body. 64 KiB would not hold 500 messages of 500 tickets with ids of 256 bytes; this holds 1000.
 REGISTER_BODY, ACKNOWLEDGE_BODY = 4096, 512 * 1024
@@ -55,14 +65,22 @@ _HealthUrl = Annotated[
     str,
     AfterValidator(_plain_url),
     WithJsonSchema(
-        {"type": "string", "format": "uri", "pattern": "^https?://", "maxLength": 512, "description": "Its host is in USHER_HEALTH_HOSTS."}
+        {
+            "type": "string",
+            "format": "uri",
+            "pattern": "^https?://",
+            "maxLength": 512,
+            "description": "Its host is in USHER_HEALTH_HOSTS.",
+        }
     ),
 ]
 _Uuid = Annotated[str, Fitting(_UUID, "must be 1 to 64 of A-Z a-z 0-9 _ -")]
 _Lock = Annotated[str, Fitting(_LOCK, "must be 1 to 200 of A-Z a-z 0-9 . _ : -")]
 _Incarnation = Annotated[str, Fitting(_INCARNATION, "must look like name:17")]
 #: Not given to Redis, so its form is enough.
-_MessageId = Annotated[str, Fitting(re.compile(r"[0-9]{1,20}-[0-9]{1,20}"), "must be a stream id like 1526919030474-55")]
+_MessageId = Annotated[
+    str, Fitting(re.compile(r"[0-9]{1,20}-[0-9]{1,20}"), "must be a stream id like 1526919030474-55")
+]
 _Cursor = Annotated[str, Fitting(_CURSOR, "must be one that an answer gave")]
 
 
@@ -130,7 +148,10 @@ def _add_work(api: Blueprint, port: MasterPort, health_hosts: HealthHosts) -> No
         {201: Registered, 200: Registered},
         body=_Registration,
         role=Role.CONSUMER,
-        problems={409: "name_in_use: another start of that name lives; Retry-After", 410: "registration_over: this start has ended"},
+        problems={
+            409: "name_in_use: another start of that name lives; Retry-After",
+            410: "registration_over: this start has ended",
+        },
     )
     @rarely
     def register() -> Response:
@@ -232,14 +253,17 @@ def _read_registration(health_hosts: HealthHosts) -> RegisterRequest:
     except UnfitUrl as unfit:
         raise unprocessable([{"field": "health_url", "problem": str(unfit)}]) from None
     # Without a uuid of its own, a client that registers again is a new start: only the end of the lease frees the name.
-    return RegisterRequest(asked.name, asked.uuid or uuid.uuid4().hex, asked.health_url, asked.slots, asked.capacity, asked.lock)
+    return RegisterRequest(
+        asked.name, asked.uuid or uuid.uuid4().hex, asked.health_url, asked.slots, asked.capacity, asked.lock
+    )
 
 
 def read_report(body: bytes, wants_answers: bool = True) -> AckReport:
     """The report in the body of acknowledge. Raises Problem 400, 422.
 
-    By hand, and first in a hurry: this is the one document that comes all the time, often with a ticket per message; pydantic takes
-    three times as long. What passes here has four levels, so only what does not is looked at for its depth, and for better words.
+    By hand, and first in a hurry: this is the one document that comes all the time, often with a ticket per message;
+    pydantic takes three times as long. What passes here has four levels, so only what does not is looked at for its
+    depth, and for better words.
     """
     try:
         return AckReport(*_report_of(quick_json(body)), wants_answers)
@@ -284,7 +308,9 @@ def _named(names: Sequence[Any]) -> list[bytes]:
     except TypeError:
         named = []
     if not named or max(map(len, named)) > _LONGEST_TICKET_ID:
-        raise _unfit("tickets.ticket_id", f"must be text of 1 to {_LONGEST_TICKET_ID} bytes, or empty for a message without one")
+        raise _unfit(
+            "tickets.ticket_id", f"must be text of 1 to {_LONGEST_TICKET_ID} bytes, or empty for a message without one"
+        )
     return named
 
 
@@ -301,7 +327,9 @@ def _stream_ids(message_ids: list[Any]) -> list[bytes]:
 
 
 def _fits(ticket_id: str) -> bool:
-    return 0 < len(ticket_id) <= _LONGEST_TICKET_ID and (ticket_id.isascii() or len(ticket_id.encode()) <= _LONGEST_TICKET_ID)
+    return 0 < len(ticket_id) <= _LONGEST_TICKET_ID and (
+        ticket_id.isascii() or len(ticket_id.encode()) <= _LONGEST_TICKET_ID
+    )
 
 
 def _unfit(field: str, problem: str) -> Problem:
@@ -309,12 +337,14 @@ def _unfit(field: str, problem: str) -> Problem:
 
 
 def by_caller(why: str = "") -> By:
-    """Who sent this request: the authenticated credential, as the guard of the application has put it into ``flask.g.who``."""
+    """Who sent this request: the authenticated credential, as the guard of the application has put it into
+    ``flask.g.who``."""
     return By(str(g.get("who", "operator")), "http", why)
 
 
 class TicketQuery(BaseModel):
-    """A ticket by query: in a path, an id that ends like one (``x/explain``), or is nothing but dots, may be taken for something else on the way."""
+    """A ticket by query: in a path, an id that ends like one (``x/explain``), or is nothing but dots, may be taken for
+    something else on the way."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -322,7 +352,8 @@ class TicketQuery(BaseModel):
 
 
 def read_ticket_id(behind: bytes = b"", at: bytes = _TICKETS_PATH) -> str:
-    """The ticket id of the path between ``at`` and ``behind``. From the bytes: Flask's own text has a question mark where they are not UTF-8."""
+    """The ticket id of the path between ``at`` and ``behind``. From the bytes: Flask's own text has a question mark
+    where they are not UTF-8."""
     path = request.environ["PATH_INFO"].encode("latin-1")
     try:
         ticket_id: str = path.removeprefix(at).removesuffix(behind).decode()

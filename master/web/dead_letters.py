@@ -9,16 +9,16 @@ from typing import Annotated, Any, Protocol
 from flask import Blueprint, Response, g, request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from common.credentials import Role
-from common.openapi import tells
-from common.web import Problem, answer, read_json, read_model
-from common.web_fields import OneLine, PageLimit, StreamId, TicketId
-from master.actions import FAILED, Action, chosen_letters, counted
-from master.dead_letters import AT_ONCE, LetterPage, Outcome
-from master.policy.letters import DeadLetter, LetterFilter
-from master.policy.rules import LONGEST_REASON
-from master.web.api import by_caller
-from master.web.documents import LetterOutcomes, Letters, WholeLetter
+from usher.common.http.app import Problem, answer, read_json, read_model
+from usher.common.http.credentials import Role
+from usher.common.http.fields import OneLine, PageLimit, StreamId, TicketId
+from usher.common.http.openapi import tells
+from usher.master.operations.action_log import FAILED, Action, chosen_letters, counted
+from usher.master.operations.dead_letters import AT_ONCE, LetterPage, Outcome
+from usher.master.policy.letters import DeadLetter, LetterFilter
+from usher.master.policy.rules import LONGEST_REASON
+from usher.master.web.api import by_caller
+from usher.master.web.documents import LetterOutcomes, Letters, WholeLetter
 
 BODY = 32 * 1024
 _ON_A_PAGE, _MOST_ON_A_PAGE = 100, 200
@@ -26,7 +26,8 @@ _MOST_IDS = 500
 
 
 class LetterPort(Protocol):
-    """The dead letters, seen from HTTP (``master.dead_letters.DeadLetters``). Called from several threads. All may raise RedisTrouble (503)."""
+    """The dead letters, seen from HTTP (``usher.master.operations.dead_letters.DeadLetters``). Called from several
+    threads. All may raise RedisTrouble (503)."""
 
     def last_id(self) -> bytes: ...
 
@@ -80,7 +81,11 @@ class _Chosen(BaseModel):
         strict=True,
         frozen=True,
         extra="forbid",
-        json_schema_extra={"oneOf": [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in ("ids", "filter")]},
+        json_schema_extra={
+            "oneOf": [
+                {"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in ("ids", "filter")
+            ]
+        },
     )
 
     ids: list[StreamId] | None = Field(None, min_length=1, max_length=_MOST_IDS)
@@ -108,7 +113,11 @@ def letter_routes(letters: LetterPort, note: Callable[[Action, str], None] | Non
         return answer({"dead_letters": [letter.row() for letter in page.letters], "cursor": _text(page.cursor)})
 
     @api.get("/<stream_id:letter_id>")
-    @tells("One dead letter, with traceback and, for operators, fields.", {200: WholeLetter}, problems={404: "unknown_dead_letter"})
+    @tells(
+        "One dead letter, with traceback and, for operators, fields.",
+        {200: WholeLetter},
+        problems={404: "unknown_dead_letter"},
+    )
     def show(letter_id: str) -> Response:
         found = letters.get(letter_id.encode())
         if found is None:
@@ -121,7 +130,9 @@ def letter_routes(letters: LetterPort, note: Callable[[Action, str], None] | Non
         return _change("redrive", letters.redrive)
 
     @api.post("/drop")
-    @tells("Throw dead letters away; a ticket that waits for one goes on without it.", {200: LetterOutcomes}, body=_Chosen)
+    @tells(
+        "Throw dead letters away; a ticket that waits for one goes on without it.", {200: LetterOutcomes}, body=_Chosen
+    )
     def drop() -> Response:
         return _change("drop", letters.drop)
 
@@ -142,7 +153,10 @@ def letter_routes(letters: LetterPort, note: Callable[[Action, str], None] | Non
             ended = ""
         finally:
             if note is not None:
-                note(Action(by_caller(chosen.reason), what, chosen_letters(ids)), counted(outcome.word for outcome in outcomes) + ended)
+                note(
+                    Action(by_caller(chosen.reason), what, chosen_letters(ids)),
+                    counted(outcome.word for outcome in outcomes) + ended,
+                )
         return answer({"results": [_told(outcome) for outcome in outcomes], "cursor": _text(cursor)})
 
     return api

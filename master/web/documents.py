@@ -1,4 +1,5 @@
-"""The documents that the master's routes answer, as the OpenAPI document tells them. A later version may add fields, and takes none away."""
+"""The documents that the master's routes answer, as the OpenAPI document tells them. A later version may add fields,
+and takes none away."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class Reported(TypedDict):
 
 
 class ConsumerRow(TypedDict):
-    """``state``: live, paused, draining, revoked or lost. A name of which only pending entries are left has no more than that."""
+    """``state``: live, paused, draining, revoked or lost. A name of which only pending entries are left has no more
+    than that."""
 
     name: str
     incarnation: str
@@ -66,8 +68,9 @@ class LetterRow(TypedDict):
 
 
 class TicketRow(TypedDict):
-    """``state``: processing, retrying (its first message has failed before), recovering (its owner is lost), returned, paused (given back, and a rule
-    holds it: ``why``), halted, ending, waiting or unreadable. ``dead_letter``: the one that a halted ticket waits for."""
+    """``state``: processing, retrying (its first message has failed before), recovering (its owner is lost), returned,
+    paused (given back, and a rule holds it: ``why``), halted, ending, waiting or unreadable. ``dead_letter``: the one
+    that a halted ticket waits for."""
 
     ticket_id: str
     state: str
@@ -85,27 +88,27 @@ class Tickets(TypedDict):
 
 
 class Ticket(TicketRow):
-    """``parked``: what the leader keeps back of it; null where that is not known: another master answers, or Redis alone keeps account of it (of a
-    halted ticket, and of very many). ``/explain`` counts it then."""
+    """``parked``: what the leader keeps back of it; null where that is not known: another master answers, or Redis
+    alone keeps account of it (of a halted ticket, and of very many). ``/explain`` counts it then."""
 
     parked: NotRequired[int | None]
 
 
 class Audit(TypedDict):
-    """``audit``: as ``master.audit.report.summary`` tells it."""
+    """``audit``: as ``usher.master.audit.output.report.summary`` tells it."""
 
     audit: dict[str, Any] | None
 
 
 class Sources(TypedDict):
-    """``sources``: as ``common.source_status`` tells it."""
+    """``sources``: as ``usher.common.doctor.source_status`` tells it."""
 
     sources: dict[str, Any] | None
 
 
 class Lag(TypedDict):
-    """``lag``: not read yet, in the sources too where several are gathered. ``unfinished``: that, or pending. ``consumers``, ``slots``: of those that
-    are live."""
+    """``lag``: not read yet, in the sources too where several are gathered. ``unfinished``: that, or pending.
+    ``consumers``, ``slots``: of those that are live."""
 
     lag: int
     lag_is_exact: bool
@@ -132,7 +135,8 @@ class WholeLetter(LetterRow):
 
 
 class LetterOutcome(TypedDict):
-    """``outcome``: resumed, added, released, dropped; or gone, cut, held, when nothing was done. ``message_id``: of the message made of it."""
+    """``outcome``: resumed, added, released, dropped; or gone, cut, held, when nothing was done. ``message_id``: of the
+    message made of it."""
 
     id: str
     outcome: str
@@ -145,7 +149,7 @@ class LetterOutcomes(TypedDict):
 
 
 class Explanation(TypedDict):
-    """In full in ``master.policy.explain``."""
+    """In full in ``usher.master.policy.explain.explain``."""
 
     ticket_id: str
     state: str
@@ -157,7 +161,8 @@ class Explanation(TypedDict):
 
 
 class RuleRow(TypedDict):
-    """``target``: ticket, pattern, stream, everything or consumer. ``action``: pause, slow (with ``rate_per_second``) or dead_letter."""
+    """``target``: ticket, pattern, stream, everything or consumer. ``action``: pause, slow (with ``rate_per_second``)
+    or dead_letter."""
 
     id: str
     target: str
@@ -176,7 +181,8 @@ class Rules(TypedDict):
 
 
 class RuleChange(TypedDict):
-    """``outcome``: set, replaced or lifted. Nothing is handed over by the former rules any more; ``handed_over`` messages had been before."""
+    """``outcome``: set, replaced or lifted. Nothing is handed over by the former rules any more; ``handed_over``
+    messages had been before."""
 
     outcome: str
     version: int

@@ -1,7 +1,7 @@
 """``GET /api/tickets/{id}/events``: what happens to a ticket, as server-sent events, for as long as the client stays.
 
-``GET /api/events?id=`` is the same for any id. The request ends with the head of its answer; the connection then belongs to the master's feed and
-holds no thread. Viewers are told everything but what messages say.
+``GET /api/events?id=`` is the same for any id. The request ends with the head of its answer; the connection then
+belongs to the master's feed and holds no thread. Viewers are told everything but what messages say.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from flask import Blueprint, Response, g, request
 from pydantic import BaseModel, Field
 
-from common.credentials import Role
-from common.live_sockets import DETACH
-from common.openapi import tells
-from common.web import Problem, read_model, unprocessable
-from master.policy.ticket_events import parse_position
-from master.web.api import TICKET_PROBLEMS, TicketQuery, read_ticket_id
-from master.web.ports import MasterPort
+from usher.common.http.app import Problem, read_model, unprocessable
+from usher.common.http.credentials import Role
+from usher.common.http.openapi import tells
+from usher.common.http.server.push_sockets import DETACH
+from usher.master.policy.explain.ticket_events import parse_position
+from usher.master.web.api import TICKET_PROBLEMS, TicketQuery, read_ticket_id
+from usher.master.web.ports import MasterPort
 
 _PATH_END = b"/events"
 #: What ``parse_position`` takes, for the OpenAPI document.
@@ -23,7 +23,8 @@ _POSITION = r"^([0-9]{1,20}-[0-9]{1,20}(_[0-9]{1,20}-[0-9]{1,20}){2}|0|)$"
 
 
 class _Position(BaseModel):
-    """Where a subscription that broke goes on: the id of the last event seen, as in the header Last-Event-ID; 0: all that is still there."""
+    """Where a subscription that broke goes on: the id of the last event seen, as in the header Last-Event-ID; 0: all
+    that is still there."""
 
     last_event_id: str = Field("", pattern=_POSITION)
 
@@ -37,12 +38,21 @@ def events_route(port: MasterPort) -> Blueprint:
     live = Blueprint("live", __name__, url_prefix="/api")
 
     @live.get("/tickets/<rest:ticket_id>/events")
-    @tells("What happens to a ticket from now on, as server-sent events.", {200: "text/event-stream"}, query=_Position, problems=TICKET_PROBLEMS)
+    @tells(
+        "What happens to a ticket from now on, as server-sent events.",
+        {200: "text/event-stream"},
+        query=_Position,
+        problems=TICKET_PROBLEMS,
+    )
     def follow(ticket_id: str) -> Response:
         return _followed(port, read_ticket_id(_PATH_END))
 
     @live.get("/events")
-    @tells("The same, for any id: in a path, some may be taken for something else.", {200: "text/event-stream"}, query=_Followed)
+    @tells(
+        "The same, for any id: in a path, some may be taken for something else.",
+        {200: "text/event-stream"},
+        query=_Followed,
+    )
     def follow_by_query() -> Response:
         return _followed(port, read_model(_Followed, request.args.to_dict()).id)
 

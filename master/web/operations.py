@@ -1,4 +1,5 @@
-"""The routes of what operators ask and do: explain, rules, drain, the action log. Any master answers, leader or standby.
+"""The routes of what operators ask and do: explain, rules, drain, the action log. Any master answers, leader or
+standby.
 
 A rule, everywhere::
 
@@ -11,10 +12,11 @@ A change of the rules answers::
     {"outcome": "set" | "replaced" | "lifted", "version": 1829384756123, "rule": {...} | null, "former": {...} | null,
      "handed_over": 3, "handed_over_is_exact": true, "note": "set; 3 already handed over will finish"}
 
-Since it was answered nothing is handed over by the former rules; ``handed_over`` messages had been before, and go on to their end.
+Since it was answered nothing is handed over by the former rules; ``handed_over`` messages had been before, and go on to
+their end.
 
-An action: ``{"id", "time_ms", "who", "via": "http" | "cli", "what", "on", "why", "outcome", "version"?}``. The form of an explanation is in
-``master.policy.explain``.
+An action: ``{"id", "time_ms", "who", "via": "http" | "cli", "what", "on", "why", "outcome", "version"?}``. The form of
+an explanation is in ``usher.master.policy.explain.explain``.
 """
 
 from __future__ import annotations
@@ -25,17 +27,17 @@ from typing import Annotated, Any, Protocol
 from flask import Blueprint, Response, request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from common.message import LONGEST_TICKET
-from common.openapi import tells
-from common.registration import NAME
-from common.web import Problem, answer, read_json, read_model, unprocessable
-from common.web_fields import OneLine, PageLimit, StreamId
-from master.actions import Action as Done
-from master.actions import By
-from master.live_rules import Changed, TooManyRules
-from master.policy.rules import LONGEST_REASON, Action, Rule, Rulebook, Target
-from master.web.api import TicketQuery, by_caller, read_ticket_id
-from master.web.documents import Actions, ConsumerRuleChange, Explanation, RuleChange, Rules
+from usher.common.http.app import Problem, answer, read_json, read_model, unprocessable
+from usher.common.http.fields import OneLine, PageLimit, StreamId
+from usher.common.http.openapi import tells
+from usher.common.protocol.message import LONGEST_TICKET
+from usher.common.protocol.registration import NAME
+from usher.master.operations.action_log import Action as Done
+from usher.master.operations.action_log import By
+from usher.master.operations.live_rules import Changed, TooManyRules
+from usher.master.policy.rules import LONGEST_REASON, Action, Rule, Rulebook, Target
+from usher.master.web.api import TicketQuery, by_caller, read_ticket_id
+from usher.master.web.documents import Actions, ConsumerRuleChange, Explanation, RuleChange, Rules
 
 BODY = 8 * 1024
 _ON_A_PAGE, _MOST_ON_A_PAGE = 100, 500
@@ -44,7 +46,8 @@ _EXPLAIN = b"/explain"
 
 
 class OperationsPort(Protocol):
-    """The master, seen from an operator (``master.operations.Operations``). Called from several threads. All may raise RedisTrouble (503)."""
+    """The master, seen from an operator (``usher.master.web.operations_adapter.Operations``). Called from several
+    threads. All may raise RedisTrouble (503)."""
 
     stream: str
 
@@ -109,16 +112,21 @@ class _Page(BaseModel):
 
 
 def operation_routes(port: OperationsPort) -> Blueprint:
-    """``/api/tickets/{id}/explain``, ``/api/explain``, ``/api/rules``, ``/api/consumers/{name}/drain`` and ``/resume``, ``/api/actions``."""
+    """``/api/tickets/{id}/explain``, ``/api/explain``, ``/api/rules``, ``/api/consumers/{name}/drain`` and ``/resume``,
+    ``/api/actions``."""
     api = Blueprint("operations", __name__, url_prefix="/api")
 
     @api.get("/tickets/<rest:ticket_id>/explain")
-    @tells("What a ticket waits for, and until when.", {200: Explanation}, problems={422: "ticket ids have 1 to 256 bytes"})
+    @tells(
+        "What a ticket waits for, and until when.", {200: Explanation}, problems={422: "ticket ids have 1 to 256 bytes"}
+    )
     def explain(ticket_id: str) -> Response:
         return answer(port.explain(read_ticket_id(_EXPLAIN)))
 
     @api.get("/explain")
-    @tells("The same, for any id: in a path, some may be taken for something else.", {200: Explanation}, query=TicketQuery)
+    @tells(
+        "The same, for any id: in a path, some may be taken for something else.", {200: Explanation}, query=TicketQuery
+    )
     def explain_by_query() -> Response:
         return answer(port.explain(read_model(TicketQuery, request.args.to_dict()).id))
 
@@ -151,7 +159,9 @@ def operation_routes(port: OperationsPort) -> Blueprint:
     @tells("What operators did, newest first.", {200: Actions}, query=_Page)
     def actions() -> Response:
         asked = read_model(_Page, request.args.to_dict())
-        lines, cursor = port.actions(None if asked.cursor is None else asked.cursor.encode(), min(asked.limit, _MOST_ON_A_PAGE))
+        lines, cursor = port.actions(
+            None if asked.cursor is None else asked.cursor.encode(), min(asked.limit, _MOST_ON_A_PAGE)
+        )
         return answer({"actions": lines, "cursor": cursor})
 
     _add_drain(api, port)
@@ -160,7 +170,12 @@ def operation_routes(port: OperationsPort) -> Blueprint:
 
 def _add_drain(api: Blueprint, port: OperationsPort) -> None:
     @api.post("/consumers/<name>/drain")
-    @tells("Hand nothing new to a consumer.", {200: ConsumerRuleChange}, body=_Why, problems={404: "unknown_consumer", 409: "too_many_rules"})
+    @tells(
+        "Hand nothing new to a consumer.",
+        {200: ConsumerRuleChange},
+        body=_Why,
+        problems={404: "unknown_consumer", 409: "too_many_rules"},
+    )
     def drain(name: str) -> Response:
         changed = drained(port, name, read_model(_Why, read_json(request, BODY)).reason)
         if changed is None:
@@ -181,7 +196,9 @@ def change_rule(port: OperationsPort, document: object) -> Changed:
     asked = read_model(_NewRule, document)
     if asked.target == "stream" and asked.value != port.stream:
         raise unprocessable([{"field": "value", "problem": "must be the stream of this master"}])
-    rule = Rule(Target(asked.target), asked.value, Action(asked.action), asked.rate_per_second, asked.reason, by_caller().who)
+    rule = Rule(
+        Target(asked.target), asked.value, Action(asked.action), asked.rate_per_second, asked.reason, by_caller().who
+    )
     try:
         return port.set_rule(rule, by_caller(asked.reason))
     except TooManyRules as full:

@@ -1,4 +1,4 @@
-"""What the HTTP interface needs of the master that runs. ``master.wiring`` provides it."""
+"""What the HTTP interface needs of the master that runs. ``usher.master.assembly.program`` provides it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import socket
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from common.errors import UsherError
-from common.health import Health
+from usher.common.base.errors import UsherError
+from usher.common.runtime.health import Health
 
 
 @dataclass(frozen=True)
 class RegisterRequest:
-    """A start of a consumer that asks for a generation. See ``common.registration.Registration`` for the fields."""
+    """A start of a consumer that asks for a generation. See ``usher.common.protocol.registration.Registration`` for the
+    fields."""
 
     name: str
     uuid: str
@@ -24,8 +25,9 @@ class RegisterRequest:
 
 @dataclass(frozen=True)
 class RegisterAnswer:
-    """``created`` is False when this very start (its uuid) had registered before. ``lease_ms`` is the life of its lease,
-    ``left_ms`` what is left of this one. ``ticket_window``: most messages of one ticket that are handed over at a time."""
+    """``created`` is False when this very start (its uuid) had registered before. ``lease_ms`` is the life of its
+    lease, ``left_ms`` what is left of this one. ``ticket_window``: most messages of one ticket that are handed over at
+    a time."""
 
     created: bool
     incarnation: str
@@ -36,13 +38,15 @@ class RegisterAnswer:
     leader_url: str | None
 
 
-#: Ticket and ids of messages, in stream order, that Redis has as acknowledged; what has no ticket id is a ticket of its own (``unkeyed_ticket``).
+#: Ticket and ids of messages, in stream order, that Redis has as acknowledged; what has no ticket id is a ticket of its
+#: own (``unkeyed_ticket``).
 AckItem = tuple[bytes, list[bytes]]
 
 
 @dataclass(frozen=True)
 class AckReport:
-    """What one incarnation has acknowledged. It frees by id and incarnation: doubled, late and reordered reports change nothing.
+    """What one incarnation has acknowledged. It frees by id and incarnation: doubled, late and reordered reports change
+    nothing.
 
     ``wants_answers``: False when whoever reports needs to know no more than that it was taken.
     """
@@ -73,7 +77,8 @@ class NotLeader(UsherError):
 
 
 class IncarnationFenced(UsherError):
-    """The leader does not know this incarnation: its lease has ended, or it was never registered. It must stop and register as a new one."""
+    """The leader does not know this incarnation: its lease has ended, or it was never registered. It must stop and
+    register as a new one."""
 
 
 class MasterPort(Protocol):
@@ -86,13 +91,15 @@ class MasterPort(Protocol):
         """False: it is not known."""
 
     def acknowledge(self, report: AckReport) -> list[list[str]]:
-        """``ok``, ``gone`` or ``stale`` for each id of each item, if answers are wanted. Raises NotLeader, IncarnationFenced."""
+        """``ok``, ``gone`` or ``stale`` for each id of each item, if answers are wanted. Raises NotLeader,
+        IncarnationFenced."""
 
     def consumers(self) -> list[dict[str, Any]]:
         """Everybody on the roster."""
 
     def tickets(self, cursor: str, limit: int) -> dict[str, Any]:
-        """``{"tickets": [...], "cursor": next or None}``: about ``limit`` tickets in processing. The first cursor is ``"0"``."""
+        """``{"tickets": [...], "cursor": next or None}``: about ``limit`` tickets in processing. The first cursor is
+        ``"0"``."""
 
     def ticket(self, ticket_id: str) -> dict[str, Any] | None:
         """None: it is not in processing."""
@@ -106,12 +113,15 @@ class MasterPort(Protocol):
     def can_follow(self) -> bool:
         """Whether one more live subscription to a ticket may begin."""
 
-    def follow(self, connection: socket.socket, ticket_id: str, position: list[bytes] | None, with_fields: bool) -> None:
-        """``connection`` gets the events of a ticket from now on; with a position first what came after it. It is the master's from here on.
-        ``with_fields``: also what its messages say."""
+    def follow(
+        self, connection: socket.socket, ticket_id: str, position: list[bytes] | None, with_fields: bool
+    ) -> None:
+        """``connection`` gets the events of a ticket from now on; with a position first what came after it. It is the
+        master's from here on. ``with_fields``: also what its messages say."""
 
     def health(self) -> Health:
         """Do the services make progress?"""
 
     def leading(self) -> dict[str, Any]:
-        """``{"leader": bool, "leader_url": str | None, "epoch": int | None}``; from memory, so that health answers when Redis does not."""
+        """``{"leader": bool, "leader_url": str | None, "epoch": int | None}``; from memory, so that health answers when
+        Redis does not."""

@@ -1,4 +1,5 @@
-"""One SparkSession for all tests of the audit, started when the first of them needs it; none of them runs where PySpark is not installed."""
+"""One SparkSession for all tests of the audit, started when the first of them needs it; none of them runs where PySpark
+is not installed."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from master.audit.session import HOW_TO_INSTALL, SparkPlace, spark_session
+from usher.master.audit.read.session import HOW_TO_INSTALL, SparkPlace, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,7 +23,8 @@ _HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Starting Java takes its time on a busy machine; what takes minutes runs only when asked for: ``pytest -m slow tests/audit``."""
+    """Starting Java takes its time on a busy machine; what takes minutes runs only when asked for: ``pytest -m slow
+    tests/audit``."""
     for item in items:
         if item.path.is_relative_to(_HERE):
             if not item.get_closest_marker("timeout"):

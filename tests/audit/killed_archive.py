@@ -1,8 +1,10 @@
-"""Runs of the archive that are killed (SIGKILL) at every single step: ``python -m tests.audit.killed_archive REDIS FOLDER``.
+"""Runs of the archive that are killed (SIGKILL) at every single step: ``python -m tests.audit.killed_archive REDIS
+FOLDER``.
 
-Each run is a process of its own, forked from this one, in which the n-th step kills; a run without a kill follows, and then the archive is
-compared with the streams. n goes up until a run has no n-th step. Rows are written by pyarrow here: a start of Spark each time would take an
-hour. What is killed in the middle of Spark's own writing is seen in ``test_archive``.
+Each run is a process of its own, forked from this one, in which the n-th step kills; a run without a kill follows, and
+then the archive is compared with the streams. n goes up until a run has no n-th step. Rows are written by pyarrow here:
+a start of Spark each time would take an hour. What is killed in the middle of Spark's own writing is seen in
+``test_archive``.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from common.keys import Keys, LogKeys
-from common.redis_client import Link
-from common.stream_id import rank
-from master.audit.archive import Archive
 from tests.audit.seeding import GROUP, Seeder
+from usher.common.protocol.keys import Keys, LogKeys
+from usher.common.protocol.stream_id import rank
+from usher.common.redis.client import Link
+from usher.master.audit.archive.archive import Archive
 
 STREAM = "s"
 _DAY_MS = 86_400_000
@@ -37,7 +39,8 @@ _STEPS: tuple[tuple[Any, str], ...] = (
 
 
 def kill_at(step: int) -> None:
-    """From now on, the ``step``-th call of ``_STEPS`` kills this process instead. What lies between two of them leaves no trace."""
+    """From now on, the ``step``-th call of ``_STEPS`` kills this process instead. What lies between two of them leaves
+    no trace."""
     passed = 0
 
     def deadly(own: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,7 +93,10 @@ def visible(folder: Path, table: str) -> list[str]:
     place = folder / f"stream-{STREAM}" / (table if table == "entries" else f"{table}/group={GROUP}")
     if not list(place.glob("date=*/*.parquet")):
         return []
-    return sorted(ds.dataset(place, format="parquet").to_table(columns=["id"])["id"].to_pylist(), key=lambda told: rank(told.encode()))
+    return sorted(
+        ds.dataset(place, format="parquet").to_table(columns=["id"])["id"].to_pylist(),
+        key=lambda told: rank(told.encode()),
+    )
 
 
 def main(url: str, folder: Path) -> int:
@@ -107,7 +113,10 @@ def main(url: str, folder: Path) -> int:
         signalled = run(url, folder, step)
         floor = link.call("GET", LogKeys(STREAM).archived) or b"0-0"
         for table, key in keys.items():
-            there, seen = [entry_id.decode() for entry_id, _ in link.call("XRANGE", key, "-", "+")], visible(folder, table)
+            there, seen = (
+                [entry_id.decode() for entry_id, _ in link.call("XRANGE", key, "-", "+")],
+                visible(folder, table),
+            )
             assert len(set(seen)) == len(seen), f"step {step}: {table} are there twice"
             if table == "entries":
                 missing = [one for one in there if rank(one.encode()) <= rank(floor) and one not in seen]

@@ -1,5 +1,5 @@
-"""The audit once more: plain Python, one process, whole replies in memory, and no code of the Spark job. What it finds on a small system
-is what the job must find.
+"""The audit once more: plain Python, one process, whole replies in memory, and no code of the Spark job. What it finds
+on a small system is what the job must find.
 
 It looks once and asks nobody a second time: only for systems that stand still.
 """
@@ -12,11 +12,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from common.keys import Keys
-from common.redis_client import Link
-from common.stream_id import rank
-from common.streams import pairs
-from master.audit.findings import Limits
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.stream_id import rank
+from usher.common.redis.client import Link
+from usher.common.redis.replies import pairs
+from usher.master.audit.checks.findings import Limits
 
 Finding = tuple[str, str, str]  # (check, stream, entry id or ticket or owner)
 _ENDED = ("done", "gave_up")
@@ -45,10 +45,20 @@ class _Oracle:
     def __init__(self, link: Link, keys: Keys, limits: Limits, cap: int) -> None:
         self._link, self._keys, self._limits, self._cap = link, keys, limits, cap
         self._entries = {i.decode(): pairs(fields) for i, fields in link.call("XRANGE", keys.stream, "-", "+")}
-        self._pending = {i.decode(): (o.decode(), idle, n) for i, o, idle, n in link.call("XPENDING", keys.stream, keys.group, "-", "+", 1_000_000)}
-        self._index = {ticket.decode(): value.decode() for ticket, value in pairs(link.call("HGETALL", keys.tickets)).items()}
-        self._leases = {name: bool(link.call("EXISTS", keys.lease(name))) for name in {owner for owner, _, _ in self._pending.values()}}
-        self._held_back = [json.loads(stored.split(b" ", 2)[2])["value"] for stored in pairs(link.call("HGETALL", keys.rules)).values()]
+        self._pending = {
+            i.decode(): (o.decode(), idle, n)
+            for i, o, idle, n in link.call("XPENDING", keys.stream, keys.group, "-", "+", 1_000_000)
+        }
+        self._index = {
+            ticket.decode(): value.decode() for ticket, value in pairs(link.call("HGETALL", keys.tickets)).items()
+        }
+        self._leases = {
+            name: bool(link.call("EXISTS", keys.lease(name)))
+            for name in {owner for owner, _, _ in self._pending.values()}
+        }
+        self._held_back = [
+            json.loads(stored.split(b" ", 2)[2])["value"] for stored in pairs(link.call("HGETALL", keys.rules)).values()
+        ]
         self._bad_records: list[str] = []
         self._records = 0
         self._runs = list(self._read_runs())
@@ -64,7 +74,9 @@ class _Oracle:
             by_ticket[run.ticket].append(run)
         for ticket, runs in by_ticket.items():
             if ticket:
-                yield from self._of_order(sorted(runs, key=lambda run: (run.fence, run.start, max(run.end, run.start), rank(run.id.encode()))))
+                yield from self._of_order(
+                    sorted(runs, key=lambda run: (run.fence, run.start, max(run.end, run.start), rank(run.id.encode())))
+                )
         yield from self._of_losses()
         yield from self._of_effects()
 
@@ -128,7 +140,10 @@ class _Oracle:
             elif not held[name] and row[b"idle"] > self._limits.reaped_ms:
                 yield "consumer_leaked", name
         for key in self._link.call("KEYS", "*:inbox:*"):
-            if key.decode().startswith(self._keys.inbox("")) and key.decode().removeprefix(self._keys.inbox("")) not in names:
+            if (
+                key.decode().startswith(self._keys.inbox(""))
+                and key.decode().removeprefix(self._keys.inbox("")) not in names
+            ):
                 yield "key_leaked", key.decode().removeprefix(self._keys.inbox(""))
 
     def _of_attempts(self) -> Iterator[tuple[str, str]]:
@@ -148,7 +163,16 @@ class _Oracle:
                 outcomes = told.get("outcomes") or ["done"] * len(told["ids"])
                 consumers = [told["consumer"]] * len(told["ids"])
                 noted = [rank(record) >> 64] * len(told["ids"])
-                columns = (noted, told["tickets"], told["ids"], told["fences"], told["start_us"], told["end_us"], consumers, outcomes)
+                columns = (
+                    noted,
+                    told["tickets"],
+                    told["ids"],
+                    told["fences"],
+                    told["start_us"],
+                    told["end_us"],
+                    consumers,
+                    outcomes,
+                )
                 yield from itertools.starmap(Run, zip(*columns, strict=True))
             except (ValueError, KeyError):
                 self._bad_records.append(record.decode())
@@ -193,19 +217,40 @@ class _Oracle:
                 yield "stale_counted", one.id
 
     def _of_losses(self) -> Iterator[tuple[str, str]]:
-        letters = {pairs(fields).get(b"usher-id", b"").decode() for _, fields in self._link.call("XRANGE", self._keys.dead, "-", "+")}
+        letters = {
+            pairs(fields).get(b"usher-id", b"").decode()
+            for _, fields in self._link.call("XRANGE", self._keys.dead, "-", "+")
+        }
         yield from (("dead_and_done", run.id) for run in self._runs if run.outcome == "done" and run.id in letters)
         if not self._records:
             return
         over = {run.id for run in self._runs if run.outcome in _ENDED} | letters
         known = min((rank(i.encode()) for i in {*(run.id for run in self._runs), *self._pending}), default=1 << 200)
-        group = next(row for row in map(pairs, self._link.call("XINFO", "GROUPS", self._keys.stream)) if row[b"name"] == self._keys.group.encode())
+        group = next(
+            row
+            for row in map(pairs, self._link.call("XINFO", "GROUPS", self._keys.stream))
+            if row[b"name"] == self._keys.group.encode()
+        )
         for entry_id in self._entries:
             place = rank(entry_id.encode())
             read = place <= rank(group[b"last-delivered-id"])
-            if read and place >> 64 > known >> 64 and place >> 64 > self._floor_ms and entry_id not in over and entry_id not in self._pending:
+            if (
+                read
+                and place >> 64 > known >> 64
+                and place >> 64 > self._floor_ms
+                and entry_id not in over
+                and entry_id not in self._pending
+            ):
                 yield "lost", entry_id
             ticket = self._ticket(entry_id)
-            behind = any(run.ticket == ticket and run.outcome == "done" and rank(run.id.encode()) > place for run in self._runs)
-            if entry_id in self._pending and ticket and behind and entry_id not in over and place >> 64 > self._floor_ms:
+            behind = any(
+                run.ticket == ticket and run.outcome == "done" and rank(run.id.encode()) > place for run in self._runs
+            )
+            if (
+                entry_id in self._pending
+                and ticket
+                and behind
+                and entry_id not in over
+                and place >> 64 > self._floor_ms
+            ):
                 yield "overtaken", entry_id

@@ -1,4 +1,5 @@
-"""Streams with everything wrong that the audit looks for, each thing once, and beside it what looks alike and is allowed."""
+"""Streams with everything wrong that the audit looks for, each thing once, and beside it what looks alike and is
+allowed."""
 
 from __future__ import annotations
 
@@ -6,10 +7,10 @@ from typing import Any
 
 import orjson
 
-from common.keys import Keys
-from common.redis_client import Link
-from master.audit.findings import Limits
-from master.policy.rules import Action, Rule, Target, dump, rule_id
+from usher.common.protocol.keys import Keys
+from usher.common.redis.client import Link
+from usher.master.audit.checks.findings import Limits
+from usher.master.policy.rules import Action, Rule, Target, dump, rule_id
 
 GROUP = "g"
 PENDING, RUNS, CAPPED = "pending-side", "runs-side", "capped"
@@ -63,14 +64,18 @@ class Seeder:
 
     def add(self, *entries: tuple[str, str]) -> None:
         """(id, ticket) each."""
-        self._link.pipeline([("XADD", self.keys.stream, entry_id, "ticket_id", ticket, "number", 1) for entry_id, ticket in entries])
+        self._link.pipeline(
+            [("XADD", self.keys.stream, entry_id, "ticket_id", ticket, "number", 1) for entry_id, ticket in entries]
+        )
 
     def read(self) -> None:
         """The master reads all."""
         self._link.call("XREADGROUP", "GROUP", GROUP, "master", "COUNT", 100_000, "STREAMS", self.keys.stream, ">")
 
     def own(self, owner: str, *ids: str, idle_ms: int = 0, deliveries: int = 1) -> None:
-        self._link.call("XCLAIM", self.keys.stream, GROUP, owner, 0, *ids, "IDLE", idle_ms, "RETRYCOUNT", deliveries, "JUSTID")
+        self._link.call(
+            "XCLAIM", self.keys.stream, GROUP, owner, 0, *ids, "IDLE", idle_ms, "RETRYCOUNT", deliveries, "JUSTID"
+        )
 
     def index(self, ticket: str, record: str) -> None:
         self._link.call("HSET", self.keys.tickets, ticket, record)
@@ -95,7 +100,9 @@ class Seeder:
         self._link.call("XADD", self.keys.runs, record, "batch", orjson.dumps(columns))
 
     def letter(self, entry_id: str, ticket: str) -> None:
-        self._link.call("XADD", self.keys.dead, "*", "usher-id", entry_id, "usher-ticket", ticket, "usher-reason", "gave_up")
+        self._link.call(
+            "XADD", self.keys.dead, "*", "usher-id", entry_id, "usher-ticket", ticket, "usher-reason", "gave_up"
+        )
 
 
 def seed(link: Link) -> None:
@@ -107,7 +114,11 @@ def seed(link: Link) -> None:
 
 def _pending_side(link: Link, s: Seeder) -> None:
     names = {5: "twice", 11: "busy"}
-    s.add(*((f"{n}-1", names.get(n, f"t{n}")) for n in range(1, 6)), ("5-2", "twice"), *((f"{n}-1", names.get(n, f"t{n}")) for n in range(6, 12)))
+    s.add(
+        *((f"{n}-1", names.get(n, f"t{n}")) for n in range(1, 6)),
+        ("5-2", "twice"),
+        *((f"{n}-1", names.get(n, f"t{n}")) for n in range(6, 12)),
+    )
     s.add(("11-2", "busy"), *((f"{n}-1", f"t{n}") for n in range(12, 19)))
     s.read()
     s.live("c1:1", "c2:2")
@@ -144,14 +155,27 @@ def _pending_side(link: Link, s: Seeder) -> None:
     link.call("XADD", s.keys.inbox("c1:1"), "*", "t", "1 1-1")
 
 
+# fmt: off
+#: Ticket of each entry.
+_TICKETS = {
+    1: "ok", 2: "ok", 3: "over", 4: "over", 6: "own", 7: "own", 8: "order", 9: "order", 10: "repeat", 11: "repeat",
+    12: "crash", 13: "share", 14: "share", 15: "fell", 16: "fell", 17: "time", 18: "lost", 19: "both", 20: "gave up",
+    21: "failed", 22: "held", 23: "same fence", 24: "noted", 25: "behind", 26: "", 27: "unsaid", 28: "unsaid",
+    29: "charged", 30: "charged", 31: "own order", 32: "own order", 33: "overtaken", 34: "overtaken", 35: "not noted",
+    36: "not noted", 37: "former", 38: "refused", 39: "taken", 40: "taken", 41: "", 42: "set back",
+}
+# fmt: on
+
+
 def _runs_side(link: Link, s: Seeder) -> None:
     link.call("XADD", s.keys.runs, "1-1", "batch", "{")
-    names = {1: "ok", 2: "ok", 3: "over", 4: "over", 6: "own", 7: "own", 8: "order", 9: "order", 10: "repeat", 11: "repeat", 12: "crash"}
-    names |= {23: "same fence", 24: "noted", 25: "behind", 26: "", 27: "unsaid", 28: "unsaid", 29: "charged", 30: "charged"}
-    names |= {31: "own order", 32: "own order", 33: "overtaken", 34: "overtaken", 35: "not noted", 36: "not noted", 37: "former"}
-    names |= {38: "refused", 39: "taken", 40: "taken", 41: "", 42: "set back"}
-    names |= {13: "share", 14: "share", 15: "fell", 16: "fell", 17: "time", 18: "lost", 19: "both", 20: "gave up", 21: "failed", 22: "held"}
-    s.add(("0-1", "before"), *((f"{n}-1", names.get(n, "call")) for n in range(1, 6)), ("5-2", "call"), *((f"{n}-1", names[n]) for n in range(6, 43)))
+    names = _TICKETS
+    s.add(
+        ("0-1", "before"),
+        *((f"{n}-1", names.get(n, "call")) for n in range(1, 6)),
+        ("5-2", "call"),
+        *((f"{n}-1", names[n]) for n in range(6, 43)),
+    )
     s.read()
     s.live("c1:1", "c2:2")
     s.own("c1:1", "22-1")
@@ -163,36 +187,100 @@ def _runs_side(link: Link, s: Seeder) -> None:
     s.index("not noted", "c1:1 9 35-1 36-1")
     s.over("0-1", "5-2", *(f"{n}-1" for n in (*range(1, 22), *range(23, 33), 34, *range(37, 43))))
     # Fences tell when they were given (1024 to a millisecond), records when it was noted.
-    s.ran("c1:1", ("23-1", "same fence", 5, 100, 200), ("24-1", "noted", 5, 100, 200), ("26-1", "", 5, 100, 200), record="2000-1")
+    s.ran(
+        "c1:1",
+        ("23-1", "same fence", 5, 100, 200),
+        ("24-1", "noted", 5, 100, 200),
+        ("26-1", "", 5, 100, 200),
+        record="2000-1",
+    )
     at_4_s = 4000 * 1024
-    s.ran("c2:2", ("24-1", "noted", at_4_s, 500, 600), ("25-1", "behind", at_4_s, 500, 600), ("26-1", "", at_4_s, 1, 2), record="9000-1")
-    s.ran("c1:1", ("23-1", "same fence", 5, 300, 400), ("25-1", "behind", 5, 100, 200), ("37-1", "former", 5, 100, 200), record="9001-1")
+    s.ran(
+        "c2:2",
+        ("24-1", "noted", at_4_s, 500, 600),
+        ("25-1", "behind", at_4_s, 500, 600),
+        ("26-1", "", at_4_s, 1, 2),
+        record="9000-1",
+    )
+    s.ran(
+        "c1:1",
+        ("23-1", "same fence", 5, 300, 400),
+        ("25-1", "behind", 5, 100, 200),
+        ("37-1", "former", 5, 100, 200),
+        record="9001-1",
+    )
     # Its former owner's acknowledgement counted, though c2 had it since 4 s: so did that of c2.
     s.ran("c2:2", ("37-1", "former", at_4_s, 500, 600), record="9002-1")
-    # So it did of 38-1, of which c2's was refused then, and of 41-1; and of 39-1, behind what c2 had acknowledged of the ticket. 42-1 was done before
-    # c2 had it: the group was set back.
+    # So it did of 38-1, of which c2's was refused then, and of 41-1; and of 39-1, behind what c2 had acknowledged of
+    # the ticket. 42-1 was done before c2 had it: the group was set back.
     s.ran("c2:2", ("40-1", "taken", at_4_s, 500, 600), record="9003-1")
-    s.ran("c1:1", ("38-1", "refused", 5, 100, 200), ("39-1", "taken", 5, 100, 200), ("41-1", "", 5, 100, 200), record="9004-1")
+    s.ran(
+        "c1:1",
+        ("38-1", "refused", 5, 100, 200),
+        ("39-1", "taken", 5, 100, 200),
+        ("41-1", "", 5, 100, 200),
+        record="9004-1",
+    )
     s.ran("c1:1", ("42-1", "set back", 5, 100, 200), record="9004-2")
-    s.ran("c2:2", ("38-1", "refused", at_4_s, 500, 600, "stale"), ("41-1", "", at_4_s, 500, 600, "failed"), record="9005-1")
+    s.ran(
+        "c2:2",
+        ("38-1", "refused", at_4_s, 500, 600, "stale"),
+        ("41-1", "", at_4_s, 500, 600, "failed"),
+        record="9005-1",
+    )
     s.ran("c2:2", ("42-1", "set back", 9500 * 1024, 500, 600, "failed"), record="9600-1")
-    s.ran("c1:1", ("1-1", "ok", 5, 100, 200), ("2-1", "ok", 5, 200, 300), ("3-1", "over", 5, 100, 300), ("4-1", "over", 5, 200, 400))
-    s.ran("c1:1", ("5-1", "call", 5, 100, 300), ("5-2", "call", 5, 100, 300), ("6-1", "own", 5, 1 * _S, 10 * _S), ("9-1", "order", 5, 100, 200))
+    _more_runs(link, s)
+
+
+def _more_runs(link: Link, s: Seeder) -> None:
+    s.ran(
+        "c1:1",
+        ("1-1", "ok", 5, 100, 200),
+        ("2-1", "ok", 5, 200, 300),
+        ("3-1", "over", 5, 100, 300),
+        ("4-1", "over", 5, 200, 400),
+    )
+    s.ran(
+        "c1:1",
+        ("5-1", "call", 5, 100, 300),
+        ("5-2", "call", 5, 100, 300),
+        ("6-1", "own", 5, 1 * _S, 10 * _S),
+        ("9-1", "order", 5, 100, 200),
+    )
     s.ran("c2:2", ("7-1", "own", 6, 5 * _S, 11 * _S), ("14-1", "share", 5, 300, 400))
     s.ran("c1:1", ("8-1", "order", 5, 300, 400), ("13-1", "share", 5, 100, 200))
     s.ran("c2:2", ("10-1", "repeat", 6, 5 * _S, 6 * _S), ("11-1", "repeat", 6, 6 * _S, 7 * _S))
     s.ran("c1:1", ("10-1", "repeat", 5, 100, 200), ("11-1", "repeat", 5, 200, 300))
-    s.ran("c1:1", ("12-1", "crash", 5, 1 * _S, 0, "crashed"), ("15-1", "fell", 5, 20 * _S, 21 * _S), ("17-1", "time", 5, 500, 400))
+    s.ran(
+        "c1:1",
+        ("12-1", "crash", 5, 1 * _S, 0, "crashed"),
+        ("15-1", "fell", 5, 20 * _S, 21 * _S),
+        ("17-1", "time", 5, 500, 400),
+    )
     s.ran("c2:2", ("16-1", "fell", 6, 10 * _S, 11 * _S))
-    s.ran("c2:2", ("12-1", "crash", 6, 4 * _S, 5 * _S), ("19-1", "both", 6, 1, 2), ("20-1", "gave up", 6, 1, 2, "gave_up"))
-    s.ran("c2:2", ("21-1", "failed", 6, 1, 2, "failed"), ("21-1", "failed", 6, 3, 4), ("20-9", "", 6, 1, 2), ("20-8", "", 6, 1, 2))
-    # Killed between a success and its acknowledgement, when the next one had crashed with it, or was noted as failed: no disorder. Under one
-    # fence nothing is lost, so there it is.
-    s.ran("c1:1", ("28-1", "unsaid", 5, 200, 0, "crashed"), ("30-1", "charged", 5, 200, 300, "failed"), ("32-1", "own order", 5, 1, 2, "failed"))
+    s.ran(
+        "c2:2", ("12-1", "crash", 6, 4 * _S, 5 * _S), ("19-1", "both", 6, 1, 2), ("20-1", "gave up", 6, 1, 2, "gave_up")
+    )
+    s.ran(
+        "c2:2",
+        ("21-1", "failed", 6, 1, 2, "failed"),
+        ("21-1", "failed", 6, 3, 4),
+        ("20-9", "", 6, 1, 2),
+        ("20-8", "", 6, 1, 2),
+    )
+    # Killed between a success and its acknowledgement, when the next one had crashed with it, or was noted as failed:
+    # no disorder. Under one fence nothing is lost, so there it is.
+    s.ran(
+        "c1:1",
+        ("28-1", "unsaid", 5, 200, 0, "crashed"),
+        ("30-1", "charged", 5, 200, 300, "failed"),
+        ("32-1", "own order", 5, 1, 2, "failed"),
+    )
     for n, ticket in ((27, "unsaid"), (28, "unsaid"), (29, "charged"), (30, "charged")):
         s.ran("c2:2", (f"{n}-1", ticket, 6, n * _S, n * _S + 9))
     s.ran("c1:1", ("31-1", "own order", 5, 3, 4), ("32-1", "own order", 5, 5, 6))
-    # 34-1 was done over the head of 33-1; 35-1 may have been done, and its owner have died with 36-1 before it could be noted.
+    # 34-1 was done over the head of 33-1; 35-1 may have been done, and its owner have died with 36-1 before it could be
+    # noted.
     s.ran("c1:1", ("34-1", "overtaken", 9, 5, 6), ("36-1", "not noted", 8, 5, 0, "crashed"))
     s.letter("19-1", "both")
     s.letter("20-1", "gave up")

@@ -17,26 +17,26 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 
-from common.cli import run
-from common.errors import StartRefused
-from common.keys import LogKeys
-from common.outbox.database import migrate, open_engine
-from common.redis_client import Link
 from tests.audit.seeding import GROUP, Seeder
 from tests.process.machine import USHER
+from usher.cli import run
+from usher.common.base.errors import StartRefused
+from usher.common.outbox.database import migrate, open_engine
+from usher.common.protocol.keys import LogKeys
+from usher.common.redis.client import Link
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from master.audit.archive import Added
+    from usher.master.audit.archive.archive import Added
 
 
 ROOT = Path(__file__).parents[2]
 
 
 def archived(spark: SparkSession, url: str, folder: Path, stream: str = "s", group: str = GROUP) -> list[Added]:
-    from common.keys import Keys
-    from master.audit.archive import Archive
+    from usher.common.protocol.keys import Keys
+    from usher.master.audit.archive.archive import Archive
 
     return Archive(spark, url, Keys(stream, group), "ticket_id", folder).add()
 
@@ -55,9 +55,9 @@ def die(*_: object, **__: object) -> None:
 
 #: Where a run dies -> how a test makes it die there.
 DEATHS: dict[str, tuple[str, str]] = {
-    "before the commit": ("master.audit.commits.DataSet", "commit"),
-    "after the commit, before any file is in its place": ("master.audit.commits.DataSet", "_publish"),
-    "after the files are in place, before the floor is noted": ("master.audit.archive.Archive", "_note"),
+    "before the commit": ("usher.master.audit.archive.commits.DataSet", "commit"),
+    "after the commit, before any file is in its place": ("usher.master.audit.archive.commits.DataSet", "_publish"),
+    "after the files are in place, before the floor is noted": ("usher.master.audit.archive.archive.Archive", "_note"),
 }
 
 
@@ -96,11 +96,14 @@ def test_killed_at_every_step_there_is_no_gap_and_no_double(redis_url: str, tmp_
 def test_killed_while_spark_writes_there_is_no_gap_and_no_double(
     spark: SparkSession, link: Link, redis_url: str, settings: dict[str, str], tmp_path: Path
 ) -> None:
-    """The real command and its Java, with kill -9, while there are files and no commit; and then once more, to the end."""
+    """The real command and its Java, with kill -9, while there are files and no commit; and then once more, to the
+    end."""
     Seeder(link, "s").add(*((f"{day * 86_400_000}-{n}", "a") for day in range(1, 60) for n in range(1, 20)))
     environ = {**os.environ, **settings, "USHER_TICKET_STREAM": "s", "USHER_GROUP": GROUP}
     words = [*USHER, "audit", "archive", "--to", str(tmp_path / "archive")]
-    killed = subprocess.Popen(words, env=environ, cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    killed = subprocess.Popen(
+        words, env=environ, cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     entries = tmp_path / "archive" / "stream-s" / "entries"
     while not list(entries.glob("_staging/1/**/*.parquet")):
         assert killed.poll() is None, "it ended before it could be killed"
@@ -109,11 +112,15 @@ def test_killed_while_spark_writes_there_is_no_gap_and_no_double(
     killed.wait()
     assert not list(entries.glob("_commits/*.json")), "killed too late to show anything"
     subprocess.run(words, env=environ, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    assert ids_of(spark, tmp_path / "archive") == sorted(entry_id.decode() for entry_id, _ in link.call("XRANGE", "s", "-", "+"))
+    assert ids_of(spark, tmp_path / "archive") == sorted(
+        entry_id.decode() for entry_id, _ in link.call("XRANGE", "s", "-", "+")
+    )
     assert link.call("GET", LogKeys("s").archived) == b"5097600000-19"
 
 
-def test_it_is_incremental_by_day_and_moves_the_floor(spark: SparkSession, link: Link, redis_url: str, tmp_path: Path) -> None:
+def test_it_is_incremental_by_day_and_moves_the_floor(
+    spark: SparkSession, link: Link, redis_url: str, tmp_path: Path
+) -> None:
     seeder = Seeder(link, "s")
     seeder.add(("1700000000000-1", "a"), ("1700086400000-1", "a"))
     seeder.ran("c1:1", ("1700000000000-1", "a", 5, 1, 2), ("1700086400000-1", "a", 5, 2, 3), record="1700000000005-1")
@@ -126,7 +133,9 @@ def test_it_is_incremental_by_day_and_moves_the_floor(spark: SparkSession, link:
     assert link.call("HGETALL", seeder.keys.archived) == [b"runs", b"1700000000005-1", b"entries", b"1700086400000-1"]
 
 
-def test_a_stream_that_begins_anew_is_refused_and_the_archive_stays(spark: SparkSession, link: Link, redis_url: str, tmp_path: Path) -> None:
+def test_a_stream_that_begins_anew_is_refused_and_the_archive_stays(
+    spark: SparkSession, link: Link, redis_url: str, tmp_path: Path
+) -> None:
     Seeder(link, "s").add(("5-1", "a"))
     archived(spark, redis_url, tmp_path)
     link.call("DEL", "s")
@@ -136,7 +145,9 @@ def test_a_stream_that_begins_anew_is_refused_and_the_archive_stays(spark: Spark
     assert ids_of(spark, tmp_path) == ["5-1"]
 
 
-def test_what_was_gone_before_it_could_be_archived_is_told(spark: SparkSession, link: Link, redis_url: str, tmp_path: Path) -> None:
+def test_what_was_gone_before_it_could_be_archived_is_told(
+    spark: SparkSession, link: Link, redis_url: str, tmp_path: Path
+) -> None:
     """A stream that was deleted and goes on with higher ids, and a run log that was capped."""
     seeder = Seeder(link, "s")
     seeder.add(*((f"{n}-1", "a") for n in range(1, 6)))
@@ -152,7 +163,9 @@ def test_what_was_gone_before_it_could_be_archived_is_told(spark: SparkSession, 
     assert told["runs"].startswith("runs from 5-2 to before 7-1 may be missing")
 
 
-def test_where_an_archive_begins_is_told_by_servers_that_count(spark: SparkSession, valkey_url: str, tmp_path: Path) -> None:
+def test_where_an_archive_begins_is_told_by_servers_that_count(
+    spark: SparkSession, valkey_url: str, tmp_path: Path
+) -> None:
     link = Link(valkey_url, "test")
     seeder = Seeder(link, "s")
     seeder.add(*((f"{n}-1", "a") for n in range(1, 4)))
@@ -160,13 +173,20 @@ def test_where_an_archive_begins_is_told_by_servers_that_count(spark: SparkSessi
         link.call("XADD", seeder.keys.runs, "MAXLEN", 1, f"{n}-1", "x", "y")
     link.call("XTRIM", "s", "MINID", "2-1")
     told = {one.table: one.gap for one in archived(spark, valkey_url, tmp_path)}
-    assert told == {table: f"{table} before 2-1 are missing: they were cut before they were archived" for table in ("entries", "runs")}
+    assert told == {
+        table: f"{table} before 2-1 are missing: they were cut before they were archived"
+        for table in ("entries", "runs")
+    }
     seeder.add(("4-1", "a"))
-    assert not any(one.gap for one in archived(spark, valkey_url, tmp_path)), "it was told, and nothing is missing since"
+    assert not any(one.gap for one in archived(spark, valkey_url, tmp_path)), (
+        "it was told, and nothing is missing since"
+    )
     link.close()
 
 
-def test_any_name_of_a_stream_and_a_folder_will_do(spark: SparkSession, link: Link, redis_url: str, tmp_path: Path) -> None:
+def test_any_name_of_a_stream_and_a_folder_will_do(
+    spark: SparkSession, link: Link, redis_url: str, tmp_path: Path
+) -> None:
     Seeder(link, "tickets:1 %{t}").add(("1-1", "a"), ("2-1", "a"))
     import pyarrow.parquet as pq
 
@@ -186,7 +206,10 @@ def test_each_group_has_a_run_log_of_its_own(
             seeder.ran("c1:1", (record, "a", 5, 1, 2), record=record)
         [runs, _] = archived(spark, redis_url, tmp_path, group=group)
         assert (runs.table, runs.rows, runs.last) == ("runs", 2, records[-1])
-    found = {(row.group, row.id) for row in spark.read.parquet(str(tmp_path / "stream-s" / "runs")).select("group", "id").collect()}
+    found = {
+        (row.group, row.id)
+        for row in spark.read.parquet(str(tmp_path / "stream-s" / "runs")).select("group", "id").collect()
+    }
     assert found == {(GROUP, "2-1"), (GROUP, "4-1"), ("other %", "1-1"), ("other %", "3-1")}
 
 
@@ -229,15 +252,38 @@ def _states(path: Path, *consumers: tuple[str, str, str]) -> str:
 def rides(link: Link) -> None:
     """Rides of 10, 20.5 and twice 15; the second one was sent twice, the last ones have an empty uid, which is none."""
     seeder = Seeder(link, "s")
-    for entry_id, uid, distance in (("1-1", "r1", 10), ("2-1", "r2", 20.5), ("2-2", "r2", 20.5), ("3-0", "", 15), ("3-1", "", 15)):
-        link.call("XADD", "s", entry_id, "ticket_id", "a", "uid", uid, "object", "ride", "data", orjson.dumps({"distance": distance}))
+    for entry_id, uid, distance in (
+        ("1-1", "r1", 10),
+        ("2-1", "r2", 20.5),
+        ("2-2", "r2", 20.5),
+        ("3-0", "", 15),
+        ("3-1", "", 15),
+    ):
+        link.call(
+            "XADD",
+            "s",
+            entry_id,
+            "ticket_id",
+            "a",
+            "uid",
+            uid,
+            "object",
+            "ride",
+            "data",
+            orjson.dumps({"distance": distance}),
+        )
     link.call("XADD", "s", "4-1", "ticket_id", "a", "uid", "x", "object", "other", "data", b'{"distance": 99}')
     del seeder
 
 
 @pytest.fixture
 def reconcile(
-    spark: SparkSession, settings: dict[str, str], rides: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession,
+    settings: dict[str, str],
+    rides: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> Callable[..., tuple[int, dict[str, dict[str, object]]]]:
     """``usher audit reconcile`` on an archive of the rides: exit code, and its consumers by name."""
     monkeypatch.setenv("USHER_TICKET_STREAM", "s")
@@ -262,7 +308,11 @@ def _exit(words: list[str]) -> int:
 def test_totals_are_recomputed_up_to_each_checkpoint_and_written_only_when_asked(
     reconcile: Callable[..., tuple[int, dict[str, dict[str, object]]]], tmp_path: Path
 ) -> None:
-    states = [("right", "3-1", '{"total": 60.5}'), ("behind", "2-1", '{"total": 30.5}'), ("wrong", "4-1", '{"total": 81, "n": 4}')]
+    states = [
+        ("right", "3-1", '{"total": 60.5}'),
+        ("behind", "2-1", '{"total": 30.5}'),
+        ("wrong", "4-1", '{"total": 81, "n": 4}'),
+    ]
     states.append(("without", "1-1", ""))
     url = _states(tmp_path / "s.db", *states)
     words = ("--states-url", url, "--value", "data.distance", "--object", "ride")
@@ -280,13 +330,20 @@ def test_totals_are_recomputed_up_to_each_checkpoint_and_written_only_when_asked
     code, found = reconcile(*words)
     assert (code, found["wrong"]["has"], found["without"]["has"]) == (0, 60.5, 10), "also where there was no row"
     with sqlite3.connect(tmp_path / "s.db") as sql:
-        assert sql.execute("SELECT state FROM consumer_states WHERE name = 'wrong'").fetchone() == ('{"total":60.5,"n":4}',)
-        assert sql.execute("SELECT version FROM checkpoints WHERE name = 'wrong'").fetchone() == (1,), "a consumer that runs reads its state again"
+        assert sql.execute("SELECT state FROM consumer_states WHERE name = 'wrong'").fetchone() == (
+            '{"total":60.5,"n":4}',
+        )
+        assert sql.execute("SELECT version FROM checkpoints WHERE name = 'wrong'").fetchone() == (1,), (
+            "a consumer that runs reads its state again"
+        )
     sql.close()
 
 
 def test_no_total_is_computed_from_an_archive_with_a_gap_below_the_checkpoint(
-    reconcile: Callable[..., tuple[int, dict[str, dict[str, object]]]], tmp_path: Path, link: Link, capsys: pytest.CaptureFixture[str]
+    reconcile: Callable[..., tuple[int, dict[str, dict[str, object]]]],
+    tmp_path: Path,
+    link: Link,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     url = _states(tmp_path / "s.db", ("before", "4-1", '{"total": 1}'), ("behind", "6-1", '{"total": 60.5}'))
     words = ["--states-url", url, "--value", "data.distance", "--object", "ride"]
@@ -302,7 +359,10 @@ def test_no_total_is_computed_from_an_archive_with_a_gap_below_the_checkpoint(
     assert (code, found["before"]["applied"], found["behind"]["applied"]) == (1, True, None)
     assert "the archive has a gap: entries from 4-2 to before 6-1 may be missing" in str(found["behind"]["why"])
     with sqlite3.connect(tmp_path / "s.db") as sql:
-        assert sql.execute("SELECT state FROM consumer_states ORDER BY name").fetchall() == [('{"total":60.5}',), ('{"total": 60.5}',)]
+        assert sql.execute("SELECT state FROM consumer_states ORDER BY name").fetchall() == [
+            ('{"total":60.5}',),
+            ('{"total": 60.5}',),
+        ]
     sql.close()
 
 
@@ -346,7 +406,9 @@ def test_no_total_is_computed_from_an_archive_that_is_not_as_it_was_written(
     reconcile(*words)
     link.call("XADD", "s", "6-1", "ticket_id", "a", "number", "6")
     assert _exit(["audit", "archive", "--json"]) == 0
-    [first, *others] = sorted((Path(settings["USHER_AUDIT_DIR"]) / "archive" / "stream-s" / "entries").rglob("date=*/*.parquet"))
+    [first, *others] = sorted(
+        (Path(settings["USHER_AUDIT_DIR"]) / "archive" / "stream-s" / "entries").rglob("date=*/*.parquet")
+    )
     assert others, "the last commit is looked at by everybody"
     damage(first)
     capsys.readouterr()
@@ -369,8 +431,11 @@ def test_a_query_is_compared_with_consumers_that_are_at_the_end(
 
 
 @pytest.fixture
-def compared(link: Link, settings: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """``usher audit reconcile --apply`` of a consumer that is at the end with the rides of a shop and its outbox: exit code."""
+def compared(
+    link: Link, settings: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], int]:
+    """``usher audit reconcile --apply`` of a consumer that is at the end with the rides of a shop and its outbox: exit
+    code."""
     monkeypatch.setenv("USHER_TICKET_STREAM", "s")
     link.call("XADD", "s", "4-1", "ticket_id", "a")
     states, shop = _states(tmp_path / "s.db", ("there", "4-1", '{"total": 1}')), _states(tmp_path / "shop.db")
@@ -385,7 +450,9 @@ def test_a_query_that_sees_what_the_outbox_still_holds_is_refused(
         sql.execute("INSERT INTO staged_log_records (ticket_id, action, object) VALUES ('a', 'create', 'ride')")
     sql.close()
     assert compared() == 2
-    assert "1 rows of its outbox are not in the stream yet: let `usher streamer` send them" in " ".join(capsys.readouterr().err.split())
+    assert "1 rows of its outbox are not in the stream yet: let `usher streamer` send them" in " ".join(
+        capsys.readouterr().err.split()
+    )
     with sqlite3.connect(tmp_path / "shop.db") as sql:
         sql.execute("DELETE FROM staged_log_records")
     sql.close()
@@ -395,7 +462,7 @@ def test_a_query_that_sees_what_the_outbox_still_holds_is_refused(
 def test_what_comes_into_the_stream_while_a_query_runs_is_not_counted_twice(
     compared: Callable[[], int], link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from master.audit import reconcile
+    from usher.master.audit.checks import reconcile
 
     asked = reconcile.total_of_query
 
@@ -407,7 +474,9 @@ def test_what_comes_into_the_stream_while_a_query_runs_is_not_counted_twice(
     assert compared() == 1, "the consumer has not seen it yet, and the query has"
 
 
-def test_without_an_archive_the_way_out_is_named(settings: dict[str, str], link: Link, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_an_archive_the_way_out_is_named(
+    settings: dict[str, str], link: Link, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     url = _states(tmp_path / "s.db")
     assert _exit(["audit", "reconcile", "--states-url", url, "--value", "data.distance"]) == 2
     assert "run `usher audit archive` first" in capsys.readouterr().err

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.redis_client import Link
 from tests.audit import seeding
 from tests.audit.seeding import GROUP
+from usher.common.redis.client import Link
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,12 +46,24 @@ def free_port() -> int:
 def cluster(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
     """URL of a standalone master, and the environment for programs that use it."""
     pyspark = pytest.importorskip("pyspark", reason="pip install -e '.[audit]' in Usher's folder")
-    from master.audit.java import java_home
+    from usher.master.audit.read.java import java_home
 
     home = Path(pyspark.__file__).parent
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("USHER_", "SPARK_", "PYSPARK_", "PYTHONPATH"))}
-    environ |= {"JAVA_HOME": str(java_home(os.environ, tmp_path / "java")), "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"}
-    environ |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable, "SPARK_DAEMON_MEMORY": "256m"}
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("USHER_", "SPARK_", "PYSPARK_", "PYTHONPATH"))
+    }
+    environ |= {
+        "JAVA_HOME": str(java_home(os.environ, tmp_path / "java")),
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    environ |= {
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_DAEMON_MEMORY": "256m",
+    }
     port = free_port()
     url = f"spark://127.0.0.1:{port}"
     log = tmp_path / "cluster.log"
@@ -59,13 +71,29 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
     def start(*words: str) -> None:
         with log.open("ab") as out:
-            processes.append(subprocess.Popen([home / "bin" / "spark-class", *words], env=environ, cwd=tmp_path, stdout=out, stderr=out))
+            processes.append(
+                subprocess.Popen(
+                    [home / "bin" / "spark-class", *words], env=environ, cwd=tmp_path, stdout=out, stderr=out
+                )
+            )
 
     try:
         start("org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0")
         for number in (1, 2):
             place = tmp_path / f"worker{number}"
-            words = ("--cores", "1", "--memory", "1g", "--host", "127.0.0.1", "--webui-port", "0", "--work-dir", str(place), url)
+            words = (
+                "--cores",
+                "1",
+                "--memory",
+                "1g",
+                "--host",
+                "127.0.0.1",
+                "--webui-port",
+                "0",
+                "--work-dir",
+                str(place),
+                url,
+            )
             start("org.apache.spark.deploy.worker.Worker", *words)
         until_s = time.monotonic() + _PATIENCE_S
         while log.read_text(errors="replace").count("Registering worker") < 2:
@@ -86,12 +114,14 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
 def test_spark_submit_on_two_workers_finds_the_same(
     cluster: tuple[str, dict[str, str]], spark: SparkSession, link: Link, redis_url: str, tmp_path: Path
 ) -> None:
-    from master.audit.job import Audit, AuditPlan
+    from usher.master.audit.job import Audit, AuditPlan
 
     seeding.seed(link)
     time.sleep(0.2)
     url, environ = cluster
-    here = Audit(spark, AuditPlan(redis_url, seeding.STREAMS, GROUP, "ticket_id", seeding.LIMITS, 0.1, seeding.CAP)).run()
+    here = Audit(
+        spark, AuditPlan(redis_url, seeding.STREAMS, GROUP, "ticket_id", seeding.LIMITS, 0.1, seeding.CAP)
+    ).run()
     settings = {
         "USHER_REDIS_URL": redis_url,
         "USHER_GROUP": GROUP,
@@ -102,9 +132,23 @@ def test_spark_submit_on_two_workers_finds_the_same(
         "USHER_RUN_LOG_LENGTH": str(seeding.CAP),
     }
     zipped = package(tmp_path / "usher.zip")
-    words = ["--master", url, "--py-files", str(zipped), "--conf", "spark.executor.memory=512m", "--conf", "spark.sql.shuffle.partitions=4"]
+    words = [
+        "--master",
+        url,
+        "--py-files",
+        str(zipped),
+        "--conf",
+        "spark.executor.memory=512m",
+        "--conf",
+        "spark.sql.shuffle.partitions=4",
+    ]
     done = subprocess.run(
-        [Path(environ["SPARK_HOME"]) / "bin" / "spark-submit", *words, str(ROOT / "master" / "audit" / "__main__.py"), "--json"],
+        [
+            Path(environ["SPARK_HOME"]) / "bin" / "spark-submit",
+            *words,
+            str(ROOT / "master" / "audit" / "__main__.py"),
+            "--json",
+        ],
         env=environ | settings,
         cwd=tmp_path,
         capture_output=True,

@@ -16,13 +16,13 @@ import orjson
 import psutil
 import pytest
 
-from common.acl import programs
-from common.keys import Keys
-from common.redis_client import Link
-from master.audit.findings import FENCES_PER_MS
 from tests.audit.seeding import Seeder
 from tests.commands import usher
 from tests.process.machine import USHER, until
+from usher.common.protocol.keys import Keys
+from usher.common.redis.acl import programs
+from usher.common.redis.client import Link
+from usher.master.audit.checks.findings import FENCES_PER_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,7 +51,7 @@ def test_a_clean_system_is_exit_code_0_and_everything_is_written(
     stored = orjson.loads(link.call("GET", Keys("ticket_stream", GROUP).audit))
     assert (stored["verdict"], stored["findings"], stored["executions"]) == ("clean", {}, 2)
     folder = Path(settings["USHER_AUDIT_DIR"])
-    assert "clean: the promise held" in (folder / "audit.html").read_text()
+    assert "clean: the promise held" in (folder / "system/audit.html").read_text()
     assert usher("audit", "--json") == 0
     told = orjson.loads(capsys.readouterr().out)
     assert (told["verdict"], told["findings"], told["unproven"]) == ("clean", [], [])
@@ -75,7 +75,7 @@ def test_findings_are_exit_code_1_and_hostile_names_are_shown_literally(
     assert "redis-cli XPENDING ticket_stream concurrency_stream_group 3-1 3-1 1" in shown
     assert "\x1b[31m" not in shown
     assert "the history of run 20200101T000000.000Z cannot be read" in shown
-    page = (Path(settings["USHER_AUDIT_DIR"]) / "audit.html").read_text()
+    page = (Path(settings["USHER_AUDIT_DIR"]) / "system/audit.html").read_text()
     assert "<script" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
     assert "{{7*7}}" in page
@@ -84,7 +84,11 @@ def test_findings_are_exit_code_1_and_hostile_names_are_shown_literally(
 
 
 def test_what_is_to_be_looked_at_and_done_is_there_for_any_stream(
-    spark: SparkSession, settings: dict[str, str], link: Link, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession,
+    settings: dict[str, str],
+    link: Link,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("tests.audit.seeding.GROUP", "shop")
     orders = Seeder(link, "orders")
@@ -92,7 +96,11 @@ def test_what_is_to_be_looked_at_and_done_is_there_for_any_stream(
     orders.read()
     orders.over("1-1", "2-1")
     began_us = 1_700_000_000_000_000
-    orders.ran("c1:1", ("1-1", "it's", 5, began_us, began_us + 1_500_000), ("2-1", "it's", 5, began_us + 1, began_us + 2_000_000))
+    orders.ran(
+        "c1:1",
+        ("1-1", "it's", 5, began_us, began_us + 1_500_000),
+        ("2-1", "it's", 5, began_us + 1, began_us + 2_000_000),
+    )
     assert usher("audit", "--streams", "orders", "--group", "shop") == 1
     shown = capsys.readouterr().out
     ran = "c1:1 ran it from 2023-11-14 22:13:20.000001 to 2023-11-14 22:13:22.000000 (UTC) under fence 5; 1-1 ran until"
@@ -105,7 +113,11 @@ def test_what_is_to_be_looked_at_and_done_is_there_for_any_stream(
 
 
 def test_who_did_what_twice_and_when_is_told_with_the_command_that_shows_both(
-    spark: SparkSession, settings: dict[str, str], link: Link, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession,
+    settings: dict[str, str],
+    link: Link,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("tests.audit.seeding.GROUP", "shop")
     orders = Seeder(link, "orders")
@@ -153,20 +165,31 @@ def test_what_was_found_is_told_also_when_redis_is_full(
 
 
 def test_the_auditor_of_usher_acl_may_audit_and_what_he_may_not_look_for_is_said(
-    spark: SparkSession, settings: dict[str, str], seeder: Seeder, link: Link, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession,
+    settings: dict[str, str],
+    seeder: Seeder,
+    link: Link,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     _suspect(seeder)
     [auditor] = [program for program in programs("ticket_stream", GROUP) if program.name == "auditor"]
     link.call("ACL", "SETUSER", *auditor.line("pw").split(" ")[1:])
     place = urllib.parse.urlsplit(settings["USHER_REDIS_URL"])
-    monkeypatch.setenv("USHER_REDIS_URL", place._replace(netloc=f"auditor:pw@{place.netloc.rpartition('@')[2]}").geturl())
+    monkeypatch.setenv(
+        "USHER_REDIS_URL", place._replace(netloc=f"auditor:pw@{place.netloc.rpartition('@')[2]}").geturl()
+    )
     try:
         assert usher("audit", "--json") == 1
     finally:
         link.call("ACL", "DELUSER", "auditor")
     told = orjson.loads(capsys.readouterr().out)
-    assert [(found["check"], found["count"]) for found in told["findings"]] == [("pending_without_index", 1)], "looked at twice"
-    assert told["unproven"] == ["ticket_stream: this user of Redis may not SCAN, so inboxes of nobody were not looked for (key_leaked)"]
+    assert [(found["check"], found["count"]) for found in told["findings"]] == [("pending_without_index", 1)], (
+        "looked at twice"
+    )
+    assert told["unproven"] == [
+        "ticket_stream: this user of Redis may not SCAN, so inboxes of nobody were not looked for (key_leaked)"
+    ]
 
 
 def test_without_pyspark_the_way_out_is_named(
@@ -178,15 +201,21 @@ def test_without_pyspark_the_way_out_is_named(
     assert "which is not installed: pip install -e '.[audit]' in Usher's folder" in capsys.readouterr().err
 
 
-def test_what_cannot_be_audited_is_exit_code_2(spark: SparkSession, settings: dict[str, str], link: Link, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_audited_is_exit_code_2(
+    spark: SparkSession, settings: dict[str, str], link: Link, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert usher("audit") == 2
     assert "There is nothing to audit" in capsys.readouterr().err
 
 
-def test_the_executions_of_a_ticket_need_no_spark(settings: dict[str, str], seeder: Seeder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_executions_of_a_ticket_need_no_spark(
+    settings: dict[str, str], seeder: Seeder, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert usher("audit", "runs", "--ticket", "a", "--json") == 0
     told: dict[str, Any] = orjson.loads(capsys.readouterr().out)
-    assert [(run["id"], run["consumer"], run["fence"], run["outcome"]) for run in told["runs"]] == [("1-1", "c1:1", 5, "done")]
+    assert [(run["id"], run["consumer"], run["fence"], run["outcome"]) for run in told["runs"]] == [
+        ("1-1", "c1:1", 5, "done")
+    ]
     assert usher("audit", "runs", "--ticket", "a") == 0
     assert "1-1" in capsys.readouterr().out
 

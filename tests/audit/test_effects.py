@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from common.clock import now_s
-from common.errors import StartRefused
-from common.redis_client import Link
-from consumer.context import OwnLease, message_type
 from tests.audit.seeding import CAP, GROUP, LIMITS, Seeder
+from usher.common.base.clock import now_s
+from usher.common.base.errors import StartRefused
+from usher.common.redis.client import Link
+from usher.consumer.handlers.message import OwnLease, message_type
 
 pytest.importorskip("sqlalchemy", reason="pip install -e '.[sql]' in Usher's folder")
-from consumer.sinks.sql import SqlSink
+from usher.consumer.sinks.sql import SqlSink
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,8 +43,10 @@ def shop(tmp_path: Path) -> Iterator[tuple[str, SqlSink]]:
     sink.engine.dispose()
 
 
-def test_what_is_done_has_its_effect_or_is_found(spark: SparkSession, link: Link, redis_url: str, tmp_path: Path, shop: tuple[str, SqlSink]) -> None:
-    from master.audit.job import Audit, AuditPlan
+def test_what_is_done_has_its_effect_or_is_found(
+    spark: SparkSession, link: Link, redis_url: str, tmp_path: Path, shop: tuple[str, SqlSink]
+) -> None:
+    from usher.master.audit.job import Audit, AuditPlan
 
     url, sink = shop
     for done in (Done("a", "1-1"), Done("a", "order-2"), Done("a", _LONG), Done("b", "order-4"), Done("d", "6-2")):
@@ -54,23 +56,37 @@ def test_what_is_done_has_its_effect_or_is_found(spark: SparkSession, link: Link
         sql.execute("UPDATE usher_uids SET at_s = at_s - 3600")
     sql.close()
     seeder = Seeder(link, "s")
-    sent = (("1-1", "a"), ("2-1", "a", "order-2"), ("3-1", "a", _LONG), ("4-1", "a", "order-4"), ("5-1", "a", "failed"), ("6-1", "c"))
+    sent = (
+        ("1-1", "a"),
+        ("2-1", "a", "order-2"),
+        ("3-1", "a", _LONG),
+        ("4-1", "a", "order-4"),
+        ("5-1", "a", "failed"),
+        ("6-1", "c"),
+    )
     for entry_id, ticket, *uid in (*sent, ("6-2", "d", ""), ("7-1", "old", "pruned")):  # an empty uid is none
         link.call("XADD", "s", entry_id, "ticket_id", ticket, *(["uid", *uid] if uid else []))
     seeder.read()
     seeder.over(*(f"{n}-1" for n in range(1, 8)), "6-2")
     two_hours_ago = int(time.time() - 7200) * 1000
     seeder.ran("c1:1", ("7-1", "old", 5, 1, 2), record=f"{two_hours_ago}-1")
-    seeder.ran("c1:1", *((f"{n}-1", "a", 5, n * 10, n * 10 + 5) for n in range(1, 5)), ("5-1", "a", 5, 60, 70, "gave_up"), ("6-1", "c", 5, 1, 2))
+    seeder.ran(
+        "c1:1",
+        *((f"{n}-1", "a", 5, n * 10, n * 10 + 5) for n in range(1, 5)),
+        ("5-1", "a", 5, 60, 70, "gave_up"),
+        ("6-1", "c", 5, 1, 2),
+    )
     seeder.ran("c1:1", ("6-2", "d", 5, 1, 2))
     report = Audit(spark, AuditPlan(redis_url, ("s",), GROUP, "ticket_id", LIMITS, 0.1, CAP, url)).run()
     assert [(one.check.name, one.count) for one in report.found] == [("effect_missing", 2)]
-    assert [(one.id, one.ticket) for one in report.found[0].examples] == [("4-1", "a"), ("6-1", "c")], "of another ticket; of none"
+    assert [(one.id, one.ticket) for one in report.found[0].examples] == [("4-1", "a"), ("6-1", "c")], (
+        "of another ticket; of none"
+    )
 
 
 def test_effects_of_a_work_stream_are_known_by_source_and_uid(spark: SparkSession, shop: tuple[str, SqlSink]) -> None:
-    from master.audit.effects import check_stored
-    from master.audit.suspects import Suspects
+    from usher.master.audit.checks.effects import check_stored
+    from usher.master.audit.checks.suspects import Suspects
 
     url, sink = shop
     sent = {"1-1": ("7-1", ""), "2-1": ("8-1", "order-8"), "3-1": ("9-1", "order-9")}
@@ -79,11 +95,16 @@ def test_effects_of_a_work_stream_are_known_by_source_and_uid(spark: SparkSessio
         flat = [b"usher_from", f"{source_id} 7 a shop".encode(), b"usher_ticket", b"a shop/42", b"uid", uid.encode()]
         with sink.transaction(make(b"a shop/42", entry_id.encode(), 5, flat, OwnLease(10.0, now_s()))):
             pass
-    entries = [("usher:{g}", one, {"usher_from": f"{source_id} 7 a shop", "uid": uid}) for one, (source_id, uid) in sent.items()]
+    entries = [
+        ("usher:{g}", one, {"usher_from": f"{source_id} 7 a shop", "uid": uid})
+        for one, (source_id, uid) in sent.items()
+    ]
     runs = [("usher:{g}", one, at, 1, "a shop/42", "done", (1 << 53) + at) for at, one in enumerate(sent)]
     suspects = Suspects()
     told = check_stored(
-        spark.createDataFrame(runs, "stream string, id string, ms long, seq long, ticket string, outcome string, record_ms long"),
+        spark.createDataFrame(
+            runs, "stream string, id string, ms long, seq long, ticket string, outcome string, record_ms long"
+        ),
         spark.createDataFrame(entries, "stream string, id string, fields map<string,string>"),
         *(url, "default", 0, suspects),
         gathered=["usher:{g}"],
@@ -94,7 +115,7 @@ def test_effects_of_a_work_stream_are_known_by_source_and_uid(spark: SparkSessio
 
 def test_a_sink_that_has_nothing_or_cannot_be_read_is_named(tmp_path: Path) -> None:
     pytest.importorskip("pyspark", reason="pip install -e '.[audit]' in Usher's folder")
-    from master.audit.effects import check_stored, oldest_s
+    from usher.master.audit.checks.effects import check_stored, oldest_s
 
     nothing: Any = None  # it is asked first, before anything is read
     url = f"sqlite:///{tmp_path / 'shop.db'}"

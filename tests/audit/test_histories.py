@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 
-from common.keys import Keys
-from common.producer import Producer
-from common.redis_client import Link
-from common.run_log import encode
-from consumer.owner_steps import AckAnswer
-from consumer.policy.acks import Finished
-from master.actions import KEPT
-from master.audit.findings import FENCES_PER_MS, Found
-from master.audit.letters import last_drop_ms
 from tests.audit.seeding import CAP, GROUP, LIMITS, Seeder
 from tests.audit.test_job import audit, plan
 from tests.commands import usher
 from tests.integration.factories import Owner, World
 from tests.integration.factories import plan as give
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.run_log import encode
+from usher.common.redis.client import Link
+from usher.common.sending.producer import Producer
+from usher.consumer.lifecycle.owner_scripts import AckAnswer
+from usher.consumer.policy.acks import Finished
+from usher.master.audit.checks.findings import FENCES_PER_MS, Found
+from usher.master.audit.checks.letters import last_drop_ms
+from usher.master.operations.action_log import KEPT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,7 +42,9 @@ def seeder(link: Link) -> Seeder:
     return made
 
 
-def test_what_succeeded_and_was_never_noted_because_the_next_one_crashed_is_in_order(spark: SparkSession, seeder: Seeder, redis_url: str) -> None:
+def test_what_succeeded_and_was_never_noted_because_the_next_one_crashed_is_in_order(
+    spark: SparkSession, seeder: Seeder, redis_url: str
+) -> None:
     """A success is noted when it is acknowledged, a crash by the successor: between the two the owner died."""
     seeder.over(*(f"{n}-1" for n in range(1, 6)))
     seeder.ran("c1:1", ("3-1", "a", 5, 200, 0, "crashed"))
@@ -55,7 +57,9 @@ def test_a_message_that_is_tried_again_behind_a_later_one_is_out_of_order_whatev
 ) -> None:
     seeder.over(*(f"{n}-1" for n in range(1, 6)))
     seeder.letter("2-1", "a")
-    seeder.ran("c1:1", ("2-1", "a", 5, 100, 200, "failed"), ("3-1", "a", 5, 200, 300), ("2-1", "a", 5, 300, 400, "failed"))
+    seeder.ran(
+        "c1:1", ("2-1", "a", 5, 100, 200, "failed"), ("3-1", "a", 5, 200, 300), ("2-1", "a", 5, 300, 400, "failed")
+    )
     seeder.ran("c1:1", ("4-1", "a", 5, 400, 500), ("5-1", "a", 5, 500, 600))
     assert told(spark, redis_url) == {"out_of_order": {"2-1"}}
 
@@ -66,14 +70,24 @@ def test_a_dead_letter_that_runs_again_after_the_group_was_set_back_is_not_out_o
     """2-1 became a letter at 4000 ms; it runs again under a fence of 9000 ms. 3-1 was overtaken before it was one."""
     seeder.over(*(f"{n}-1" for n in range(1, 6)))
     late = 9000 * FENCES_PER_MS
-    seeder.ran("c1:1", ("2-1", "a", 5, 100, 200, "failed"), ("4-1", "a", 5, 300, 400), ("3-1", "a", 5, 500, 600, "failed"), ("5-1", "a", 5, 700, 800))
+    seeder.ran(
+        "c1:1",
+        ("2-1", "a", 5, 100, 200, "failed"),
+        ("4-1", "a", 5, 300, 400),
+        ("3-1", "a", 5, 500, 600, "failed"),
+        ("5-1", "a", 5, 700, 800),
+    )
     for n in (2, 3):
-        link.call("XADD", seeder.keys.dead, f"400{n}-1", "usher-id", f"{n}-1", "usher-ticket", "a", "usher-reason", "attempts")
+        link.call(
+            "XADD", seeder.keys.dead, f"400{n}-1", "usher-id", f"{n}-1", "usher-ticket", "a", "usher-reason", "attempts"
+        )
     seeder.ran("c2:2", ("2-1", "a", late, 9_100_000, 9_200_000, "failed"))
     assert told(spark, redis_url) == {"out_of_order": {"3-1"}}
 
 
-def test_a_clock_that_was_set_back_is_no_disorder_and_is_named(spark: SparkSession, link: Link, seeder: Seeder, redis_url: str) -> None:
+def test_a_clock_that_was_set_back_is_no_disorder_and_is_named(
+    spark: SparkSession, link: Link, seeder: Seeder, redis_url: str
+) -> None:
     """By the clock 2-1 ran after 3-1, but it was noted first; 5-1 was noted before 4-1, as it ran."""
     seeder.over(*(f"{n}-1" for n in range(1, 6)))
     link.call("DEL", seeder.keys.runs)
@@ -89,19 +103,42 @@ def test_two_messages_of_a_ticket_at_once_in_one_incarnation_overlap_under_two_f
     spark: SparkSession, seeder: Seeder, redis_url: str
 ) -> None:
     seeder.over(*(f"{n}-1" for n in range(1, 6)))
-    seeder.ran("c1:1", ("2-1", "a", 5, 100, 500), ("3-1", "a", 6, 300, 600), ("4-1", "a", 6, 600, 700), ("5-1", "a", 7, 700, 800))
+    seeder.ran(
+        "c1:1",
+        ("2-1", "a", 5, 100, 500),
+        ("3-1", "a", 6, 300, 600),
+        ("4-1", "a", 6, 600, 700),
+        ("5-1", "a", 7, 700, 800),
+    )
     assert told(spark, redis_url) == {"overlap": {"3-1"}}
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"ids": [7]}, {"tickets": [7]}, {"consumer": 7}, {"outcomes": [7]}, {"start_us": [None]}, {"end_us": ["x"]}, {"ids": ["what"]}]
+    "wrong",
+    [
+        {"ids": [7]},
+        {"tickets": [7]},
+        {"consumer": 7},
+        {"outcomes": [7]},
+        {"start_us": [None]},
+        {"end_us": ["x"]},
+        {"ids": ["what"]},
+    ],
 )
 def test_a_record_of_somebody_else_is_told_and_the_others_are_judged(
     spark: SparkSession, link: Link, seeder: Seeder, redis_url: str, wrong: dict[str, object]
 ) -> None:
     seeder.over(*(f"{n}-1" for n in range(1, 6)))
     seeder.ran("c1:1", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(2, 6)))
-    right = {"consumer": "c1:1", "ids": ["9-1"], "tickets": ["b"], "fences": [5], "attempts": [1], "start_us": [1], "end_us": [2]}
+    right = {
+        "consumer": "c1:1",
+        "ids": ["9-1"],
+        "tickets": ["b"],
+        "fences": [5],
+        "attempts": [1],
+        "start_us": [1],
+        "end_us": [2],
+    }
     link.call("XADD", seeder.keys.runs, "9999999999999-1", "batch", orjson.dumps(right | wrong))
     assert told(spark, redis_url) == {"run_unreadable": {"9999999999999-1"}}
 
@@ -109,8 +146,8 @@ def test_a_record_of_somebody_else_is_told_and_the_others_are_judged(
 def test_what_a_former_owner_was_refused_is_no_effect_that_was_acknowledged(
     spark: SparkSession, link: Link, redis_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the steps of masters and consumers: a's acknowledgement of T is refused beside one that is not. b, who has T, dies before its own, and c
-    handles T long after a's was noted. Nothing was promised to a; what it did is told."""
+    """With the steps of masters and consumers: a's acknowledgement of T is refused beside one that is not. b, who has
+    T, dies before its own, and c handles T long after a's was noted. Nothing was promised to a; what it did is told."""
     world = World(link)
     leader, a, b, c = world.elect(), *(world.join(name) for name in "abc")
     first, second = (b"%d-1" % int(time.time() * 1000 + n) for n in range(2))
@@ -120,7 +157,9 @@ def test_what_a_former_owner_was_refused_is_no_effect_that_was_acknowledged(
     def ran(owner: Owner, *each: tuple[bytes, bytes, int]) -> AckAnswer:
         end_us = time.time_ns() // 1000
         ended = [Finished(ticket, entry_id, fence, 1, end_us - 10, end_us) for ticket, entry_id, fence in each]
-        return owner.steps.ack({ticket: [entry_id] for ticket, entry_id, _ in each}, encode(owner.incarnation, ended), 100)
+        return owner.steps.ack(
+            {ticket: [entry_id] for ticket, entry_id, _ in each}, encode(owner.incarnation, ended), 100
+        )
 
     under = int(world.head(b"T").split()[1])
     a.steps.drain(60_000)
@@ -140,28 +179,45 @@ def test_what_a_former_owner_was_refused_is_no_effect_that_was_acknowledged(
     assert runs == [(a.incarnation, second.decode(), "stale"), (c.incarnation, second.decode(), "done")]
 
 
-def test_a_success_of_a_former_owner_that_counted_is_told_with_its_successor(spark: SparkSession, link: Link, seeder: Seeder, redis_url: str) -> None:
-    """2-1: c2 had it by 4 s and was refused, because c1's counted at 9 s. 3-1 is as it should be: c1 was refused, c2 was not. 4-1 was done under both
-    fences, by c2 first; 5-1 crashed under the lower one, which was noted behind."""
+def test_a_success_of_a_former_owner_that_counted_is_told_with_its_successor(
+    spark: SparkSession, link: Link, seeder: Seeder, redis_url: str
+) -> None:
+    """2-1: c2 had it by 4 s and was refused, because c1's counted at 9 s. 3-1 is as it should be: c1 was refused, c2
+    was not. 4-1 was done under both fences, by c2 first; 5-1 crashed under the lower one, which was noted behind."""
     seeder.over(*(f"{n}-1" for n in range(1, 6)))
     link.call("DEL", seeder.keys.runs)
     at_4_s = 4000 * FENCES_PER_MS
     seeder.ran("c1:1", ("1-1", "first", 5, 1, 2), record="50-1")
     seeder.ran("c2:2", ("4-1", "d", at_4_s, 4_500_000, 4_600_000), record="8999-1")
-    seeder.ran("c1:1", ("2-1", "a", 5, 100, 200), ("3-1", "c", 5, 100, 200, "stale"), ("4-1", "d", 5, 100, 200), record="9000-1")
-    seeder.ran("c2:2", ("2-1", "a", at_4_s, 4_500_000, 4_600_000, "stale"), ("3-1", "c", at_4_s, 4_500_000, 4_600_000), record="9001-1")
+    seeder.ran(
+        "c1:1",
+        ("2-1", "a", 5, 100, 200),
+        ("3-1", "c", 5, 100, 200, "stale"),
+        ("4-1", "d", 5, 100, 200),
+        record="9000-1",
+    )
+    seeder.ran(
+        "c2:2",
+        ("2-1", "a", at_4_s, 4_500_000, 4_600_000, "stale"),
+        ("3-1", "c", at_4_s, 4_500_000, 4_600_000),
+        record="9001-1",
+    )
     seeder.ran("c2:2", ("5-1", "e", at_4_s, 4_500_000, 4_600_000), record="9002-1")
     seeder.ran("c1:1", ("5-1", "e", 5, 100, 0, "crashed"), record="9003-1")
     [found] = audit(spark, plan(redis_url, "s")).found
     [one] = found.examples
     assert (found.check.name, one.id, one.owner) == ("stale_counted", "2-1", "c1:1")
-    assert one.detail == (
-        "c1:1 ran it from 1970-01-01 00:00:00.000100 to 1970-01-01 00:00:00.000200 (UTC) under fence 5; it was noted as done at 1970-01-01 "
-        f"00:00:09.000000, when c2:2 had the ticket: under fence {at_4_s} it ran 2-1 from 1970-01-01 00:00:04.500000 on"
+    assert (
+        one.detail
+        == "c1:1 ran it from 1970-01-01 00:00:00.000100 to 1970-01-01 00:00:00.000200 (UTC) under fence 5; it was"
+        f" noted as done at 1970-01-01 00:00:09.000000, when c2:2 had the ticket: under fence {at_4_s} it ran 2-1"
+        " from 1970-01-01 00:00:04.500000 on"
     )
 
 
-def test_an_entry_in_the_record_of_another_ticket_is_not_in_that_of_its_own(spark: SparkSession, seeder: Seeder, redis_url: str) -> None:
+def test_an_entry_in_the_record_of_another_ticket_is_not_in_that_of_its_own(
+    spark: SparkSession, seeder: Seeder, redis_url: str
+) -> None:
     seeder.over("1-1", "2-1", "3-1", "4-1")
     seeder.ran("c1:1", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(2, 5)))
     seeder.own("c1:1", "5-1")
@@ -169,7 +225,9 @@ def test_an_entry_in_the_record_of_another_ticket_is_not_in_that_of_its_own(spar
     assert told(spark, redis_url) == {"pending_without_index": {"5-1"}}
 
 
-def test_a_message_that_asks_to_be_called_later_uses_up_no_attempts(spark: SparkSession, link: Link, seeder: Seeder, redis_url: str) -> None:
+def test_a_message_that_asks_to_be_called_later_uses_up_no_attempts(
+    spark: SparkSession, link: Link, seeder: Seeder, redis_url: str
+) -> None:
     seeder.over("1-1", "2-1", "3-1", "4-1")
     seeder.ran("c1:1", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(2, 5)))
     seeder.own("c1:1", "5-1")
@@ -184,8 +242,9 @@ def test_a_message_that_asks_to_be_called_later_uses_up_no_attempts(spark: Spark
 def test_a_ticket_that_moved_while_its_entries_were_read_has_one_owner(
     spark: SparkSession, seeder: Seeder, redis_url: str, monkeypatch: pytest.MonkeyPatch, new: str
 ) -> None:
-    """Pages of a long pending list are read at different moments: of some entries the former owner is seen, of others the new one."""
-    from master.audit.job import Audit
+    """Pages of a long pending list are read at different moments: of some entries the former owner is seen, of others
+    the new one."""
+    from usher.master.audit.job import Audit
 
     seeder.over("1-1", "4-1", "5-1")
     seeder.ran("c1:1", *((f"{n}-1", "b", 6, 1000 * n, 1000 * n + 500) for n in range(4, 6)))
@@ -205,7 +264,9 @@ def test_a_ticket_that_moved_while_its_entries_were_read_has_one_owner(
     assert running.run().found == ()
 
 
-def test_a_work_stream_may_be_named_by_hand_beside_others(spark: SparkSession, link: Link, seeder: Seeder, redis_url: str) -> None:
+def test_a_work_stream_may_be_named_by_hand_beside_others(
+    spark: SparkSession, link: Link, seeder: Seeder, redis_url: str
+) -> None:
     """Its entries name the ticket in a field of their own."""
     gathered = Seeder(link, "usher:{g}")
     link.call("XADD", "usher:{g}", "1-1", "usher_from", "7-1 5 shop", "usher_ticket", "shop/42", "ticket_id", "42")
@@ -219,11 +280,19 @@ def test_a_work_stream_may_be_named_by_hand_beside_others(spark: SparkSession, l
     assert ("usher:{g}", "shop/42", 1) in report.plots["tickets"]
 
 
-def test_what_became_of_a_letter_that_is_no_more_is_no_loss(spark: SparkSession, link: Link, seeder: Seeder, redis_url: str) -> None:
-    """2-1 and 3-1 were added again under their former ids, 6-1 under its own uid; 4-1 was dropped; 8-1 was added after that, and is lost."""
+def test_what_became_of_a_letter_that_is_no_more_is_no_loss(
+    spark: SparkSession, link: Link, seeder: Seeder, redis_url: str
+) -> None:
+    """2-1 and 3-1 were added again under their former ids, 6-1 under its own uid; 4-1 was dropped; 8-1 was added after
+    that, and is lost."""
     link.call("XADD", "s", "6-1", "ticket_id", "a", "uid", "own")
     seeder.read()
-    seeder.ran("c1:1", ("2-1", "a", 5, 100, 200, "failed"), ("3-1", "a", 5, 200, 300, "crashed"), ("4-1", "a", 5, 300, 400, "failed"))
+    seeder.ran(
+        "c1:1",
+        ("2-1", "a", 5, 100, 200, "failed"),
+        ("3-1", "a", 5, 200, 300, "crashed"),
+        ("4-1", "a", 5, 300, 400, "failed"),
+    )
     seeder.ran("c1:1", ("5-1", "a", 5, 400, 500), ("6-1", "a", 5, 500, 600, "failed"))
     seeder.over(*(f"{n}-1" for n in range(1, 7)))
     for entry_id, uid in (("7-1", "2-1"), ("7-2", "3-1"), ("7-3", "own")):
@@ -237,29 +306,36 @@ def test_what_became_of_a_letter_that_is_no_more_is_no_loss(spark: SparkSession,
     report = audit(spark, plan(redis_url, "s"))
     assert [(one.check.name, [example.id for example in one.examples]) for one in report.found] == [("lost", ["8-1"])]
     assert [sentence for sentence in report.unproven if "dropped" in sentence] == [
-        "s: nothing says that 1 entries were handled; dead letters were dropped since they were added, or may have been before the action log begins "
-        "(usher actions), and theirs may be among them"
+        "s: nothing says that 1 entries were handled; dead letters were dropped since they were added, or may have been"
+        " before the action log begins (usher actions), and theirs may be among them"
     ]
 
 
 def test_what_became_of_a_letter_that_is_no_more_was_not_overtaken_when_the_group_was_set_back(
     spark: SparkSession, link: Link, seeder: Seeder, redis_url: str
 ) -> None:
-    """2-1 was dropped and 6-1 redriven as 7-1; then the group was set back, and both are pending again behind 8-1. 6-2 never was a letter."""
+    """2-1 was dropped and 6-1 redriven as 7-1; then the group was set back, and both are pending again behind 8-1. 6-2
+    never was a letter."""
     seeder.add(("6-1", "a"), ("6-2", "a"))
     link.call("XADD", "s", "7-1", "ticket_id", "a", "uid", "6-1")
     seeder.add(("8-1", "a"))
     seeder.read()
-    seeder.ran("c1:1", ("2-1", "a", 5, 10, 20, "failed"), *((f"{n}-1", "a", 5, 100 * n, 100 * n + 50) for n in (3, 4, 5)))
+    seeder.ran(
+        "c1:1", ("2-1", "a", 5, 10, 20, "failed"), *((f"{n}-1", "a", 5, 100 * n, 100 * n + 50) for n in (3, 4, 5))
+    )
     seeder.ran("c1:1", ("6-1", "a", 5, 610, 620, "failed"), ("7-1", "a", 5, 700, 750), ("8-1", "a", 5, 800, 850))
     link.call("XADD", seeder.keys.actions, "5-9", "outcome", "dropped 1", "what", "drop")
     seeder.over(*(f"{n}-1" for n in (1, 3, 4, 5, 7, 8)))
     report = audit(spark, plan(redis_url, "s"))
-    assert [(one.check.name, [example.id for example in one.examples]) for one in report.found] == [("overtaken", ["6-2"])]
+    assert [(one.check.name, [example.id for example in one.examples]) for one in report.found] == [
+        ("overtaken", ["6-2"])
+    ]
     assert any("nothing says that 1 entries were handled" in sentence for sentence in report.unproven)
 
 
-def test_a_message_without_a_ticket_that_nobody_handled_is_lost(spark: SparkSession, link: Link, seeder: Seeder, redis_url: str) -> None:
+def test_a_message_without_a_ticket_that_nobody_handled_is_lost(
+    spark: SparkSession, link: Link, seeder: Seeder, redis_url: str
+) -> None:
     """7-1 was handled (USHER_UNKEYED=spread), 8-1 is a dead letter; 9-1 was acknowledged by hand."""
     seeder.over(*(f"{n}-1" for n in range(1, 6)))
     for n in (7, 8, 9):
@@ -274,7 +350,8 @@ def test_a_message_without_a_ticket_that_nobody_handled_is_lost(spark: SparkSess
 def test_of_a_stream_whose_ids_are_ahead_of_the_clock_a_log_that_was_cut_proves_less(
     spark: SparkSession, link: Link, seeder: Seeder, redis_url: str
 ) -> None:
-    """Records are dated by Redis' clock. 900-1 and 901-1 were handled before 5 ms, 902-1 at 6 ms; the records of the first two are cut."""
+    """Records are dated by Redis' clock. 900-1 and 901-1 were handled before 5 ms, 902-1 at 6 ms; the records of the
+    first two are cut."""
     seeder.over(*(f"{n}-1" for n in range(1, 6)))
     seeder.add(("900-1", "a"), ("901-1", "a"), ("902-1", "b"))
     seeder.read()
@@ -299,7 +376,10 @@ def test_of_entries_that_are_cut_from_the_stream_losses_are_not_proven_and_that_
     report = audit(spark, plan(redis_url, "s"))
     assert (report.found, report.sentence()) == ((), "nothing found: what could be looked at is as promised")
     assert report.unproven == (
-        "s: the entries before 4-1 are not in it any more (trimmed or deleted); whether all of them were handled was not looked at",
+        (
+            "s: the entries before 4-1 are not in it any more (trimmed or deleted); whether all of them were handled"
+            " was not looked at"
+        ),
     )
 
 
@@ -311,8 +391,11 @@ def test_what_was_dropped_before_the_action_log_begins_is_not_known(link: Link, 
     assert last_drop_ms(link, keys) == 1
 
 
-def test_to_drop_delayed_messages_is_no_drop_of_letters(link: Link, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else nothing could be said any more of entries that were added before it: theirs may be the letters that were dropped."""
+def test_to_drop_delayed_messages_is_no_drop_of_letters(
+    link: Link, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nothing could be said any more of entries that were added before it: theirs may be the letters that were
+    dropped."""
     for name, value in {"USHER_REDIS_URL": redis_url, "USHER_TICKET_STREAM": "s", "USHER_GROUP": "g"}.items():
         monkeypatch.setenv(name, value)
     Producer(link, "s").send("T", {"text": "x"}, due_ms=Producer.ms_from_now(3600))
@@ -320,6 +403,18 @@ def test_to_drop_delayed_messages_is_no_drop_of_letters(link: Link, redis_url: s
     assert link.call("XLEN", Keys("s", "g").actions) == 1
     assert last_drop_ms(link, Keys("s", "g")) == -1
     assert usher("dead", "drop", "--all", "--yes") == 0, "there is none"
-    link.call("XADD", Keys("s", "g").dead, "5-1", "usher-id", "1-1", "usher-ticket", "T", "usher-reason", "x", "usher-fields", "0")
+    link.call(
+        "XADD",
+        Keys("s", "g").dead,
+        "5-1",
+        "usher-id",
+        "1-1",
+        "usher-ticket",
+        "T",
+        "usher-reason",
+        "x",
+        "usher-fields",
+        "0",
+    )
     assert usher("dead", "drop", "5-1", "--yes") == 0
     assert last_drop_ms(link, Keys("s", "g")) > 0

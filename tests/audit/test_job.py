@@ -1,4 +1,5 @@
-"""The Spark job against a real Redis: everything that is wrong is found, with the right example, and nothing that is allowed."""
+"""The Spark job against a real Redis: everything that is wrong is found, with the right example, and nothing that is
+allowed."""
 
 from __future__ import annotations
 
@@ -7,19 +8,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.embedded import EmbeddedRedis
-from common.errors import StartRefused
-from common.redis_client import Link
-from master.audit.findings import CHECKS, Found
 from tests.audit import oracle, seeding
 from tests.audit.seeding import CAP, EXPECTED, GROUP, LIMITS, STREAMS, Seeder
 from tests.proxy import Proxy
+from usher.common.base.errors import StartRefused
+from usher.common.redis.client import Link
+from usher.common.redis.embedded import EmbeddedRedis
+from usher.master.audit.checks.findings import CHECKS, Found
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from master.audit.job import AuditPlan
-    from master.audit.report import Report
+    from usher.master.audit.job import AuditPlan
+    from usher.master.audit.output.report import Report
 
 #: Findings that are about an owner or about a ticket, not about an entry.
 _OF_OWNERS = ("owner_dead", "stranger_owns", "consumer_leaked", "key_leaked")
@@ -27,13 +28,13 @@ _OF_TICKETS = ("ticket_owned_twice", "index_unreadable")
 
 
 def plan(url: str, *streams: str) -> AuditPlan:
-    from master.audit.job import AuditPlan
+    from usher.master.audit.job import AuditPlan
 
     return AuditPlan(url, streams or STREAMS, GROUP, "ticket_id", LIMITS, 0.1, CAP)
 
 
 def audit(spark: SparkSession, made: AuditPlan) -> Report:
-    from master.audit.job import Audit
+    from usher.master.audit.job import Audit
 
     return Audit(spark, made).run()
 
@@ -100,7 +101,7 @@ def test_a_suspect_that_is_well_at_the_second_look_is_no_finding(
     seeder.live("c1:1")
     seeder.own("c1:1", "1-1", "2-1")
 
-    from master.audit.job import Audit
+    from usher.master.audit.job import Audit
 
     running = Audit(spark, plan(redis_url, "s"))
     first_look = running._second_look
@@ -123,7 +124,9 @@ def test_an_empty_stream_is_clean(spark: SparkSession, link: Link, redis_url: st
     assert (report.verdict, report.unproven) == ("clean", ())
 
 
-def test_a_group_that_does_not_exist_is_refused_with_the_settings_to_look_at(spark: SparkSession, link: Link, redis_url: str) -> None:
+def test_a_group_that_does_not_exist_is_refused_with_the_settings_to_look_at(
+    spark: SparkSession, link: Link, redis_url: str
+) -> None:
     link.call("XADD", "s", "*", "ticket_id", "1")
     with pytest.raises(StartRefused, match=r"USHER_TICKET_STREAM, USHER_GROUP: stream s has no group g"):
         audit(spark, plan(redis_url, "s"))
@@ -147,5 +150,8 @@ def test_redis_gone_in_the_middle_says_nothing_about_the_system(spark: SparkSess
             calls += b"999-1" in chunk
             return None if calls else chunk
 
-        with Proxy(server.url, cut) as proxy, pytest.raises(StartRefused, match=r"not finished, so it says nothing: .*Redis.* (went away|closed)"):
+        with (
+            Proxy(server.url, cut) as proxy,
+            pytest.raises(StartRefused, match=r"not finished, so it says nothing: .*Redis.* (went away|closed)"),
+        ):
             audit(spark, plan(proxy.url, "s"))

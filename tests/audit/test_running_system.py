@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from common.redis_client import Link
-from master.audit.findings import Limits
 from tests.process.crew import KEYS, Crew, Producer
+from usher.common.redis.client import Link
+from usher.master.audit.checks.findings import Limits
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,7 +25,7 @@ _RECORDS = 1_000_000
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("audits", [2, pytest.param(10, marks=pytest.mark.slow)])
 def test_a_system_at_work_has_no_findings(spark: SparkSession, tmp_path: Path, redis_url: str, audits: int) -> None:
-    from master.audit.job import Audit, AuditPlan
+    from usher.master.audit.job import Audit, AuditPlan
 
     # The machine may be busy with something else for a while: what is idle for a minute is.
     limits = Limits(owner_idle_ms=20 * _LEASE_MS, parked_ms=60_000, clocks_ms=100, reaped_ms=60_000)
@@ -69,5 +69,6 @@ def test_a_system_at_work_has_no_findings(spark: SparkSession, tmp_path: Path, r
     assert reports[-1].figures["executions"] >= reports[-1].figures["settled"] == len(producer.accepted) > 0
     assert audits < 10 or suspects, "the second look had nothing to drop: there was no load"
     sys.stdout.write(
-        f"{len(producer.accepted)} messages, pending at the audits: {[report.figures['pending'] for report in reports]}, suspects {suspects}"
+        f"{len(producer.accepted)} messages, pending at the audits:"
+        f" {[report.figures['pending'] for report in reports]}, suspects {suspects}"
     )

@@ -11,11 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from common.keys import Keys
-from common.redis_client import Link
-from master.audit.session import _own_log
 from tests.audit.test_command import GROUP
 from tests.process.machine import USHER, until
+from usher.common.protocol.keys import Keys
+from usher.common.redis.client import Link
+from usher.master.audit.read.session import _own_log
 
 
 def _audit(settings: dict[str, str], link: Link) -> subprocess.Popen[str]:
@@ -25,7 +25,14 @@ def _audit(settings: dict[str, str], link: Link) -> subprocess.Popen[str]:
     link.call("XADD", keys.stream, "1-1", "ticket_id", "a")
     link.call("XREADGROUP", "GROUP", GROUP, "c1:1", "STREAMS", keys.stream, ">")
     environ = {**os.environ, **settings, "USHER_AUDIT_SETTLE_SECONDS": "60"}
-    return subprocess.Popen([*USHER, "audit"], env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(
+        [*USHER, "audit"],
+        env=environ,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
 
 
 def _of_session(session: int) -> list[str]:
@@ -47,7 +54,10 @@ def _pythons(session: int) -> int:
 def _starts_java(pid: int) -> bool:
     """Whether the Java that is to stay is there: others are started before it, and end."""
     try:
-        return any("org.apache.spark.deploy.SparkSubmit" in child.cmdline()[3:] for child in psutil.Process(pid).children(recursive=True))
+        return any(
+            "org.apache.spark.deploy.SparkSubmit" in child.cmdline()[3:]
+            for child in psutil.Process(pid).children(recursive=True)
+        )
     except psutil.Error:
         return False
 
@@ -55,7 +65,9 @@ def _starts_java(pid: int) -> bool:
 @pytest.mark.process
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("phase", ["Java starts", "Spark has read Redis"])
-def test_ctrl_c_ends_an_audit_without_stacks_and_leaves_no_java(settings: dict[str, str], link: Link, phase: str) -> None:
+def test_ctrl_c_ends_an_audit_without_stacks_and_leaves_no_java(
+    settings: dict[str, str], link: Link, phase: str
+) -> None:
     pytest.importorskip("pyspark", reason="pip install -e '.[audit]' in Usher's folder")
     audit = _audit(settings, link)
     try:
@@ -77,14 +89,18 @@ def test_ctrl_c_ends_an_audit_without_stacks_and_leaves_no_java(settings: dict[s
 
 
 @pytest.mark.process
-def test_the_folder_may_be_relative_and_have_a_space_in_its_name(settings: dict[str, str], link: Link, tmp_path: Path) -> None:
+def test_the_folder_may_be_relative_and_have_a_space_in_its_name(
+    settings: dict[str, str], link: Link, tmp_path: Path
+) -> None:
     pytest.importorskip("pyspark", reason="pip install -e '.[audit]' in Usher's folder")
     link.call("XGROUP", "CREATE", "ticket_stream", GROUP, "0", "MKSTREAM")
     environ = {**os.environ, **settings, "USHER_AUDIT_DIR": "an audit"}
-    done = subprocess.run([*USHER, "audit"], env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        [*USHER, "audit"], env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert "nothing found, for there is nothing" in done.stdout
-    assert (tmp_path / "an audit" / "audit.html").is_file()
+    assert (tmp_path / "an audit" / "system/audit.html").is_file()
 
 
 def test_audits_at_the_same_time_have_a_log_and_a_spill_folder_each(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from common.keys import Keys
-from common.redis_client import Link
-from master.audit.session import LOCAL, SparkPlace, _as_submitted, spark_session
 from tests.audit.seeding import GROUP, Seeder
+from usher.common.protocol.keys import Keys
+from usher.common.redis.client import Link
+from usher.master.audit.read.session import LOCAL, SparkPlace, _as_submitted, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,7 +36,9 @@ def filled(link: Link) -> Seeder:
 
 
 @pytest.mark.parametrize("parts", [1, 7])
-def test_pending_entries_come_with_their_tickets_each_once(spark: SparkSession, filled: Seeder, link: Link, redis_url: str, parts: int) -> None:
+def test_pending_entries_come_with_their_tickets_each_once(
+    spark: SparkSession, filled: Seeder, link: Link, redis_url: str, parts: int
+) -> None:
     rows = read(spark, "redis_pending", redis_url, stream="s", partitions=parts).collect()
     pending = link.call("XPENDING", "s", GROUP, "-", "+", 1000)
     assert sorted(row.id for row in rows) == sorted(entry_id.decode() for entry_id, *_ in pending)
@@ -48,21 +50,29 @@ def test_pending_entries_come_with_their_tickets_each_once(spark: SparkSession, 
 
 
 @pytest.mark.parametrize("parts", [1, 5])
-def test_with_all_entries_those_that_are_over_come_too(spark: SparkSession, filled: Seeder, link: Link, redis_url: str, parts: int) -> None:
+def test_with_all_entries_those_that_are_over_come_too(
+    spark: SparkSession, filled: Seeder, link: Link, redis_url: str, parts: int
+) -> None:
     filled.add(("9000000-1", "new"))  # not read by the group: not its business
     rows = read(spark, "redis_pending", redis_url, stream="s", entries="all", partitions=parts).collect()
     assert len(rows) == len({row.id for row in rows}) == 200
     assert sum(row.consumer is None for row in rows) == 133
 
 
-def test_few_pending_entries_in_a_long_stream_are_looked_up_one_by_one(spark: SparkSession, link: Link, redis_url: str) -> None:
+def test_few_pending_entries_in_a_long_stream_are_looked_up_one_by_one(
+    spark: SparkSession, link: Link, redis_url: str
+) -> None:
     seeder = Seeder(link, "s")
     seeder.add(*((f"{n}-1", f"T{n}") for n in range(1, 5001)))
     seeder.read()
     seeder.over(*(f"{n}-1" for n in range(2, 5000) if n != 4000))
     link.call("XDEL", "s", "4000-1")
     rows = read(spark, "redis_pending", redis_url, stream="s", partitions=1).orderBy("ms").collect()
-    assert [(row.id, row.ticket, row.in_stream) for row in rows] == [("1-1", "T1", True), ("4000-1", None, False), ("5000-1", "T5000", True)]
+    assert [(row.id, row.ticket, row.in_stream) for row in rows] == [
+        ("1-1", "T1", True),
+        ("4000-1", None, False),
+        ("5000-1", "T5000", True),
+    ]
 
 
 def test_entries_come_as_text_and_exactly(spark: SparkSession, link: Link, redis_url: str) -> None:
@@ -75,18 +85,32 @@ def test_entries_come_as_text_and_exactly(spark: SparkSession, link: Link, redis
     assert read(spark, "redis_stream", redis_url, stream="s", first="1-1", last="2-2").count() == 0
 
 
-def test_executions_tickets_attempts_and_members(spark: SparkSession, filled: Seeder, link: Link, redis_url: str) -> None:
+def test_executions_tickets_attempts_and_members(
+    spark: SparkSession, filled: Seeder, link: Link, redis_url: str
+) -> None:
     filled.ran("c1:1", ("1-1", "T0", 1 << 52, 10, 20), ("2-2", "T1", 5, 10, 0, "crashed"))
     filled.index("T0", "c1:1 7 1-1 4-1")
     filled.index("T1", "rubbish")
     link.call("HSET", filled.keys.attempts, "1-1", 3)
     runs = {row.id: row for row in read(spark, "redis_runs", redis_url, stream="s").collect()}
-    assert (runs["1-1"].fence, runs["1-1"].outcome, runs["1-1"].consumer, runs["1-1"].end_us) == (1 << 52, "done", "c1:1", 20)
+    assert (runs["1-1"].fence, runs["1-1"].outcome, runs["1-1"].consumer, runs["1-1"].end_us) == (
+        1 << 52,
+        "done",
+        "c1:1",
+        20,
+    )
     assert (runs["2-2"].outcome, runs["2-2"].attempt, runs["2-2"].ms) == ("crashed", 1, 2)
-    tickets = {(row.ticket, row.owner, row.fence, row.id) for row in read(spark, "redis_tickets", redis_url, stream="s").collect()}
+    tickets = {
+        (row.ticket, row.owner, row.fence, row.id)
+        for row in read(spark, "redis_tickets", redis_url, stream="s").collect()
+    }
     assert tickets == {("T0", "c1:1", 7, "1-1"), ("T0", "c1:1", 7, "4-1"), ("T1", None, None, None)}
-    assert [tuple(row) for row in read(spark, "redis_attempts", redis_url, stream="s").collect()] == [("s", "1-1", 3, 3)]
-    members = {row.name: (row.pending, row.lives) for row in read(spark, "redis_consumers", redis_url, stream="s").collect()}
+    assert [tuple(row) for row in read(spark, "redis_attempts", redis_url, stream="s").collect()] == [
+        ("s", "1-1", 3, 3)
+    ]
+    members = {
+        row.name: (row.pending, row.lives) for row in read(spark, "redis_consumers", redis_url, stream="s").collect()
+    }
     assert members == {"master": (0, False), "c1:1": (67, True)}
 
 
@@ -107,17 +131,30 @@ def test_without_an_address_the_option_is_named(spark: SparkSession) -> None:
 
 
 @pytest.mark.parametrize("everything", ["pending", "all"])
-def test_line_breaks_and_marks_in_names_and_values_change_nothing(spark: SparkSession, link: Link, redis_url: str, everything: str) -> None:
+def test_line_breaks_and_marks_in_names_and_values_change_nothing(
+    spark: SparkSession, link: Link, redis_url: str, everything: str
+) -> None:
     """The reply of such a page is decoded value by value; ``+PONG`` is what shows the end of a reply."""
     seeder = Seeder(link, "s")
     hostile = "a\r\n+PONG\r\n"
     for n in range(1, 300):
-        link.call("XADD", "s", f"{n}-1", "before", hostile * (n % 3), "ticket_id", f"T{n}", *(["more", "x" * 5000] if n % 2 else []))
+        link.call(
+            "XADD",
+            "s",
+            f"{n}-1",
+            "before",
+            hostile * (n % 3),
+            "ticket_id",
+            f"T{n}",
+            *(["more", "x" * 5000] if n % 2 else []),
+        )
     seeder.read()
     seeder.own(hostile, "7-1")
     seeder.over("8-1", "9-1")
     rows = {row.id: row for row in read(spark, "redis_pending", redis_url, stream="s", entries=everything).collect()}
-    assert {row.id: row.ticket for row in rows.values()} == {f"{n}-1": f"T{n}" for n in range(1, 300) if everything == "all" or n not in (8, 9)}
+    assert {row.id: row.ticket for row in rows.values()} == {
+        f"{n}-1": f"T{n}" for n in range(1, 300) if everything == "all" or n not in (8, 9)
+    }
     assert {row.consumer for row in rows.values() if row.id not in ("8-1", "9-1")} == {"master", hostile}
     assert rows["7-1"].consumer == hostile
 
@@ -137,7 +174,9 @@ def test_a_session_that_runs_is_used_by_any_thread_and_left_running(spark: Spark
     assert spark.range(3).count() == 3
 
 
-def test_the_master_of_spark_submit_holds_unless_a_setting_names_another_one(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_master_of_spark_submit_holds_unless_a_setting_names_another_one(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     """pyspark has started the Java of this session by way of spark-submit, too."""
     unsaid, said = SparkPlace(LOCAL, tmp_path), SparkPlace("spark://host:7077", tmp_path)
     environ = {"PYSPARK_GATEWAY_PORT": "1"}

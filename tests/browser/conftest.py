@@ -12,8 +12,8 @@ from tests.browser.looking import BROWSER, LAUNCH, Looking, System, running_syst
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """A browser, for no longer than a file of tests: while it is there an event loop runs in this thread, and ``asyncio.run`` cannot be called.
-    The tests are skipped, saying what is missing, where there is none."""
+    """A browser, for no longer than a file of tests: while it is there an event loop runs in this thread, and
+    ``asyncio.run`` cannot be called. The tests are skipped, saying what is missing, where there is none."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="the tests in a browser need `pip install playwright`")
     if BROWSER is None:
         pytest.skip("the tests in a browser need chromium (apt-get install chromium)")

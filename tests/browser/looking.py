@@ -9,21 +9,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common.commands.leader import living_consumers
-from common.embedded import EmbeddedRedis
-from common.redis_client import Link
 from tests.process.crew import KEYS, Crew
 from tests.process.machine import kill_all_of, processes_of
+from usher.common.cli.masters import living_consumers
+from usher.common.redis.client import Link
+from usher.common.redis.embedded import EmbeddedRedis
 
 #: The browser of this machine, and how playwright starts it.
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))), None)
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))), None
+)
 LAUNCH = {"executable_path": BROWSER, "args": ["--no-sandbox", "--disable-gpu"]}
 OPERATOR, VIEWER = "a-token-of-operators", "a-token-of-viewers"
 _API = "a-token-of-the-api"
 #: What the messages ask for; the errors are what a hostile producer makes them.
 _HANDLER = """
 import pathlib, time
-from consumer import GiveUp
+from usher import GiveUp
 MENDED = pathlib.Path(__file__).with_name("mended")
 def handle(message):
     do, says = message.fields.get("do", ""), message.fields.get("says", "it did not work")
@@ -54,7 +56,9 @@ class System:
     def send(self, ticket: str, count: int = 1, **fields: str) -> list[str]:
         """Ids of ``count`` messages of ``ticket``."""
         flat = [text for pair in fields.items() for text in pair]
-        replies = self.link.pipeline([("XADD", KEYS.stream, "*", "ticket_id", ticket, "n", n, *flat) for n in range(count)])
+        replies = self.link.pipeline(
+            [("XADD", KEYS.stream, "*", "ticket_id", ticket, "n", n, *flat) for n in range(count)]
+        )
         return [bytes(reply).decode() for reply in replies]
 
     def letters(self) -> int:

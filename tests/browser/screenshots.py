@@ -1,4 +1,5 @@
-"""Pictures of every page, to be looked at: ``python -m tests.browser.screenshots FOLDER [TICKETS [WIDTH]]``, light and dark. No test."""
+"""Pictures of every page, to be looked at: ``python -m tests.browser.screenshots FOLDER [TICKETS [WIDTH]]``, light and
+dark. No test."""
 
 from __future__ import annotations
 
@@ -32,7 +33,12 @@ _PAGES = {
 }
 
 
-_FOUND = {"id": "1700000000000-0", "ticket": "INC-1", "owner": "c1:7", "detail": "started at 12:00:01 while 1690000000000-0 ran on c2"}
+_FOUND = {
+    "id": "1700000000000-0",
+    "ticket": "INC-1",
+    "owner": "c1:7",
+    "detail": "started at 12:00:01 while 1690000000000-0 ran on c2",
+}
 _AUDIT = {
     "run": "2026-11-22T12-00-00",
     "started_ms": 1_795_348_800_000,
@@ -43,7 +49,15 @@ _AUDIT = {
     "pending": 6,
     "executions": 12_345,
     "repeated": 2,
-    "examples": [{"check": "overlap", "severity": "bad", "count": 1, "means": "two messages of a ticket ran at the same time", "examples": [_FOUND]}],
+    "examples": [
+        {
+            "check": "overlap",
+            "severity": "bad",
+            "count": 1,
+            "means": "two messages of a ticket ran at the same time",
+            "examples": [_FOUND],
+        }
+    ],
 }
 
 
@@ -53,7 +67,9 @@ def main(folder: Path, tickets: int, width: int) -> None:
         browser = playwright.chromium.launch(**LAUNCH)
         fill(system, tickets)
         for scheme in ("light", "dark"):
-            page = browser.new_context(base_url=system.url, color_scheme=scheme, viewport={"width": width, "height": 800}).new_page()
+            page = browser.new_context(
+                base_url=system.url, color_scheme=scheme, viewport={"width": width, "height": 800}
+            ).new_page()
             page.goto("/")
             shoot(page, folder, f"{tickets}-login-{scheme}")
             page.get_by_label("Token").fill(OPERATOR)
@@ -83,7 +99,12 @@ def fill(system: System, tickets: int) -> None:
     for at in range(0, tickets, 1000):
         some = range(at, min(at + 1000, tickets))
         does = ("done", "hang", "fail", "give up", "done", "done", "done", "done", "done", "done")
-        system.link.pipeline([("XADD", KEYS.stream, "*", "ticket_id", f"INC-{n}", "do", does[n % 10], "says", f"no account {n}") for n in some])
+        system.link.pipeline(
+            [
+                ("XADD", KEYS.stream, "*", "ticket_id", f"INC-{n}", "do", does[n % 10], "says", f"no account {n}")
+                for n in some
+            ]
+        )
     if tickets:
         system.send("INC-1", 4, text="what waits behind")
         system.link.call("SET", KEYS.audit, json.dumps(_AUDIT))

@@ -6,9 +6,9 @@ from urllib.parse import quote
 
 import pytest
 
-from master.web.pages.text import ticket_url, visible
 from tests.browser.looking import OPERATOR, Looking, System
 from tests.process.machine import until
+from usher.master.insight.formatting import ticket_url, visible
 
 pytestmark = pytest.mark.process
 
@@ -26,7 +26,9 @@ CORPUS = (
     "//evil.example/x",
     "&lt;b&gt;",
 )
-_ALIEN = "document.querySelectorAll('main img, main svg:not(.spark), main script, [onerror], [onload], [onfocus]').length"
+_ALIEN = (
+    "document.querySelectorAll('main img, main svg:not(.spark), main script, [onerror], [onload], [onfocus]').length"
+)
 
 
 def test_hostile_texts_are_shown_literally_everywhere(looking: Looking, system: System) -> None:

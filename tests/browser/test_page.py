@@ -34,7 +34,11 @@ def test_a_stuck_ticket_is_found_and_explained_and_its_consumer_drained(looking:
     page.locator("tr", has_text=owner).get_by_text("drained by an operator").wait_for()
     page.get_by_role("link", name="Actions").click()
     line = page.locator("tbody tr").first
-    assert [line.locator("td").nth(at).inner_text() for at in (1, 2, 4)] == ["operator-token", "drain", "it hangs <b>often</b>"]
+    assert [line.locator("td").nth(at).inner_text() for at in (1, 2, 4)] == [
+        "operator-token",
+        "drain",
+        "it hangs <b>often</b>",
+    ]
 
     page.get_by_role("link", name="Consumers").click()
     page.get_by_role("button", name=f"Resume {owner}").click()
@@ -93,7 +97,18 @@ def test_a_viewer_sees_no_buttons_and_is_refused(looking: Looking, system: Syste
     until(lambda: system.letters() > before, 30, "there is a dead letter")
     looking.sign_in(VIEWER)
     page = looking.page
-    for path in ("/", "/tickets", "/tickets/INC-19", "/consumers", "/dead-letters", "/streams", "/audit", "/doctor", "/rules", "/actions"):
+    for path in (
+        "/",
+        "/tickets",
+        "/tickets/INC-19",
+        "/consumers",
+        "/dead-letters",
+        "/streams",
+        "/audit",
+        "/doctor",
+        "/rules",
+        "/actions",
+    ):
         assert looking.go(path).status == 200
         buttons = page.locator("main button").all_inner_texts()
         assert set(buttons) <= {"Filter"}, path
@@ -129,14 +144,31 @@ def test_without_a_token_there_is_only_the_way_in(looking: Looking) -> None:
 def test_on_a_phone_nothing_is_scrolled_sideways(looking: Looking, system: System) -> None:
     before = system.letters()
     (system.folder / "mended").unlink(missing_ok=True)
-    system.send("a-ticket-of-a-customer-with-a-rather-long-name-0815", do="give up", says="no such product in the warehouse of the northern district")
+    system.send(
+        "a-ticket-of-a-customer-with-a-rather-long-name-0815",
+        do="give up",
+        says="no such product in the warehouse of the northern district",
+    )
     system.send("INC-21", 3, do="hang")
     until(lambda: system.letters() > before, 30, "there is a dead letter")
     looking.sign_in(OPERATOR)
     page = looking.page
     page.set_viewport_size({"width": 390, "height": 844})
-    wide = "[document.documentElement, ...document.querySelectorAll('.scroll')].filter(one => one.scrollWidth > one.clientWidth).length"
-    for path in ("/", "/tickets", "/tickets/INC-21", "/consumers", "/dead-letters", "/streams", "/doctor", "/rules", "/actions"):
+    wide = (
+        "[document.documentElement, ...document.querySelectorAll('.scroll')].filter(one => one.scrollWidth >"
+        " one.clientWidth).length"
+    )
+    for path in (
+        "/",
+        "/tickets",
+        "/tickets/INC-21",
+        "/consumers",
+        "/dead-letters",
+        "/streams",
+        "/doctor",
+        "/rules",
+        "/actions",
+    ):
         looking.go(path)
         assert page.evaluate(wide) == 0, path
     looking.go("/dead-letters")

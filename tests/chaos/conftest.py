@@ -1,7 +1,7 @@
 """Options, marks and the printed tables of the chaos tests.
 
-``pytest tests/chaos`` runs every scenario briefly; ``pytest tests/chaos --seeds 20 --seconds 30`` runs long. A failed run keeps its
-history: the message says where, and ``python -m tests.chaos.checker FILE`` judges it again.
+``pytest tests/chaos`` runs every scenario briefly; ``pytest tests/chaos --seeds 20 --seconds 30`` runs long. A failed
+run keeps its history: the message says where, and ``python -m tests.chaos.checker FILE`` judges it again.
 """
 
 from __future__ import annotations
@@ -16,11 +16,20 @@ _CHAOS = "chaos"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("chaos")
-    group.addoption("--seeds", type=int, default=1, help="runs of each chaos scenario, each with another seed (default 1)")
+    group.addoption(
+        "--seeds", type=int, default=1, help="runs of each chaos scenario, each with another seed (default 1)"
+    )
     group.addoption("--first-seed", type=int, default=1, help="the first seed (default 1)")
-    group.addoption("--seconds", type=float, default=0.0, help="seconds of faults per run (at least what the scenario needs, the default)")
+    group.addoption(
+        "--seconds",
+        type=float,
+        default=0.0,
+        help="seconds of faults per run (at least what the scenario needs, the default)",
+    )
     group.addoption("--mutants", action="store_true", help="also run chaos scenarios with each of the 15 bugs put back")
-    group.addoption("--keep", default="", help="folder that keeps the histories of failed runs (default: a new temporary folder)")
+    group.addoption(
+        "--keep", default="", help="folder that keeps the histories of failed runs (default: a new temporary folder)"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -50,9 +59,15 @@ def chaos_report(request: pytest.FixtureRequest) -> list[str]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    reports = [report for outcome in ("passed", "failed", "xfailed", "xpassed") for report in terminalreporter.stats.get(outcome, ())]
+    reports = [
+        report
+        for outcome in ("passed", "failed", "xfailed", "xpassed")
+        for report in terminalreporter.stats.get(outcome, ())
+    ]
     lines = dict.fromkeys(str(line) for report in reports for name, line in report.user_properties if name == _CHAOS)
     if lines:
         terminalreporter.section("chaos")
-        for line in sorted(lines, key=lambda line: not line.lstrip().startswith("scenario")):  # the head of the table comes first
+        for line in sorted(
+            lines, key=lambda line: not line.lstrip().startswith("scenario")
+        ):  # the head of the table comes first
             terminalreporter.write_line(line)

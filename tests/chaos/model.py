@@ -1,7 +1,7 @@
 """Histories for the checker's own test: a small model of a correct system, which writes down what a real run would.
 
-Consumers own tickets under tokens, are killed and paused, wake up as zombies; the producer sends twice or does not know; some messages
-are poison. Everything follows from the seed. Imports the standard library only, like the checker.
+Consumers own tickets under tokens, are killed and paused, wake up as zombies; the producer sends twice or does not
+know; some messages are poison. Everything follows from the seed. Imports the standard library only, like the checker.
 """
 
 from __future__ import annotations
@@ -129,14 +129,19 @@ class Model:
         if run["uid"] in self._effects:
             return
         n = len(self._effects) + 1
-        self._effects[run["uid"]] = self._note("commit", n=n, uid=run["uid"], ticket=run["ticket"], tok=run["tok"], who=run["who"], t=self._now())
+        self._effects[run["uid"]] = self._note(
+            "commit", n=n, uid=run["uid"], ticket=run["ticket"], tok=run["tok"], who=run["who"], t=self._now()
+        )
         amount = next(r["amount"] for r in self.records if r["k"] == "send" and r["uid"] == run["uid"])
         self._accounts[run["ticket"]] = self._accounts.get(run["ticket"], 0) + amount
 
     def _lose(self, who: str, paused: bool) -> None:
-        """A consumer is killed, or paused until its lease is over; another incarnation takes its place and its tickets."""
+        """A consumer is killed, or paused until its lease is over; another incarnation takes its place and its
+        tickets."""
         t = self._now()
-        self._note("fault", kind="pause" if paused else "kill", who=who, t0=t, t1=t + 4 * _S, recover="", since=t, bound_ns=0)
+        self._note(
+            "fault", kind="pause" if paused else "kill", who=who, t0=t, t1=t + 4 * _S, recover="", since=t, bound_ns=0
+        )
         if not paused:
             self._note("die", who=who, t=t)
         del self._live[who]
@@ -147,7 +152,9 @@ class Model:
                 if ticket.run is not None and paused:
                     self._zombies.append((ticket.run, ticket))
                 given_up = [at + 1 for at, (_, mid) in enumerate(ticket.todo[: ticket.at]) if mid in self._dead]
-                ticket.at = self._rng.randint(max(given_up, default=0), ticket.at)  # acknowledgements that were not flushed
+                ticket.at = self._rng.randint(
+                    max(given_up, default=0), ticket.at
+                )  # acknowledgements that were not flushed
                 ticket.owner, ticket.run, ticket.failures = "", None, 0
 
     def _wake(self, at: int) -> None:
@@ -172,5 +179,16 @@ class Model:
         for who in self._live:
             self._note("die", who=who, t=self._now())
         live = [f"{who.replace('/', ':')}" for who in self._live]
-        self._note("final", pel=0, lag=0, tickets=0, attempts=0, members=[*live, "master"], live=live, keys=[], quiet_ns=1, accounts=self._accounts)
+        self._note(
+            "final",
+            pel=0,
+            lag=0,
+            tickets=0,
+            attempts=0,
+            members=[*live, "master"],
+            live=live,
+            keys=[],
+            quiet_ns=1,
+            accounts=self._accounts,
+        )
         self._note("terms", strict=False, max_attempts=MAX_ATTEMPTS, drain_ns=_S, must=[], tokens=True)

@@ -1,7 +1,8 @@
-"""What can be wrong with a history: each function breaks a valid one in one way, and names the rules of which one must notice.
+"""What can be wrong with a history: each function breaks a valid one in one way, and names the rules of which one must
+notice.
 
-A mutation returns None when the history has nothing to break in that way. The rules that need the
-system's own audit records (acknowledgement ownership, the leader's commands) are seen from outside through their effects only.
+A mutation returns None when the history has nothing to break in that way. The rules that need the system's own audit
+records (acknowledgement ownership, the leader's commands) are seen from outside through their effects only.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def _of(records: Records, kind: str) -> Records:
 
 
 def _plain(records: Records) -> Records:
-    """Commits of messages that were started once, by a process that was never paused, under a token that started more than one message."""
+    """Commits of messages that were started once, by a process that was never paused, under a token that started more
+    than one message."""
     starts = _of(records, "start")
     paused = {record["who"] for record in _of(records, "fault")}
     times = {r["uid"]: sum(other["uid"] == r["uid"] for other in starts) for r in starts}
@@ -276,9 +278,20 @@ def slow_recovery(records: Records, rng: random.Random) -> Records | None:
         return None
     killed = max(arrived, pair[0]["t"], first["t"]) + 1
     later = [r for r in _of(records, "start") if r["ticket"] == first["ticket"] and r["t"] < killed]
-    if later[-1]["who"] != first["who"] or any(r["ticket"] == first["ticket"] for r in _of(records, "send") if r["expect"] == "dlq"):
+    if later[-1]["who"] != first["who"] or any(
+        r["ticket"] == first["ticket"] for r in _of(records, "send") if r["expect"] == "dlq"
+    ):
         return None
-    fault = {"k": "fault", "kind": "kill", "who": first["who"], "t0": killed, "t1": killed, "recover": "tickets", "since": killed, "bound_ns": 0}
+    fault = {
+        "k": "fault",
+        "kind": "kill",
+        "who": first["who"],
+        "t0": killed,
+        "t1": killed,
+        "recover": "tickets",
+        "since": killed,
+        "bound_ns": 0,
+    }
     return [*records, fault]
 
 

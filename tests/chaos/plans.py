@@ -1,7 +1,7 @@
 """The scenarios: what is started, what goes wrong, and what must have happened for a run to count.
 
-Times are those of a short run (a lease of one second); every run outlasts the longest timer three times. Faults of one kind are further
-apart than the bound within which the one before must be over, so that the bound says something.
+Times are those of a short run (a lease of one second); every run outlasts the longest timer three times. Faults of one
+kind are further apart than the bound within which the one before must be over, so that the bound says something.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def _nothing_more(_history: History, _cluster: Cluster) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Plan:
-    """A scenario. ``strict``: no overlap of a ticket's executions at all. ``must``: counters that have to be above zero in every run;
-    ``often``: in all runs together, when there are many."""
+    """A scenario. ``strict``: no overlap of a ticket's executions at all. ``must``: counters that have to be above zero
+    in every run; ``often``: in all runs together, when there are many."""
 
     name: str
     title: str
@@ -83,7 +83,11 @@ def zombies(cluster: Cluster, seconds: float) -> None:
     until_s = time.monotonic() + seconds
     while time.monotonic() < until_s:
         names = programs.at_work(cluster, len(cluster.consumer_names) - 1)
-        programs.pause(cluster, names, min(cluster.rng.uniform(1.5, 5.0) * lease_s, max(1.5 * lease_s, until_s - time.monotonic() - 1)))
+        programs.pause(
+            cluster,
+            names,
+            min(cluster.rng.uniform(1.5, 5.0) * lease_s, max(1.5 * lease_s, until_s - time.monotonic() - 1)),
+        )
         time.sleep(0.5 * lease_s)
 
 
@@ -102,19 +106,22 @@ def leader_loss(cluster: Cluster, seconds: float) -> None:
 
 
 def lost_replies(cluster: Cluster, seconds: float) -> None:
-    """5 % of all replies of Redis are lost with their connection; for a while, replies of one program do not come at all."""
+    """5 % of all replies of Redis are lost with their connection; for a while, replies of one program do not come at
+    all."""
     names = [f"{name}-redis" for name in (*cluster.consumer_names, *cluster.master_names)]
     for number in _rounds(seconds, 1.5):
         cluster.proxies.set(proxy.drop_replies(0.05), *names)
         if number % 2:
             time.sleep(0.3)
-            cluster.proxies.set(cluster.rng.choice((proxy.HALF_OPEN, proxy.LATE, proxy.cut(0.1))), cluster.rng.choice(names))
+            cluster.proxies.set(
+                cluster.rng.choice((proxy.HALF_OPEN, proxy.LATE, proxy.cut(0.1))), cluster.rng.choice(names)
+            )
     cluster.proxies.heal()
 
 
 def partitions(cluster: Cluster, seconds: float) -> None:
-    """One program after the other loses its Redis for longer than a lease; links fall silent one by one and come back in another order;
-    at last only the ways to the masters are cut, which must cost nothing but speed."""
+    """One program after the other loses its Redis for longer than a lease; links fall silent one by one and come back
+    in another order; at last only the ways to the masters are cut, which must cost nothing but speed."""
     rng, lease_s = cluster.rng, cluster.shape.lease_s
     until_s = time.monotonic() + 0.75 * seconds
     for turn in itertools.count():
@@ -123,13 +130,21 @@ def partitions(cluster: Cluster, seconds: float) -> None:
         else:
             name = programs.find_leader(cluster) if turn % 3 else programs.at_work(cluster, 1)[0]
             t0 = now_ns()
-            # The first one loses the way to Redis for certain: of a half-open one Redis has every acknowledgement, and nothing is repeated.
+            # The first one loses the way to Redis for certain: of a half-open one Redis has every acknowledgement, and
+            # nothing is repeated.
             modes = (proxy.BLACKHOLE, proxy.LATE, proxy.HALF_OPEN) if turn else (proxy.BLACKHOLE, proxy.LATE)
             cluster.proxies.set(rng.choice(modes), f"{name}-redis")
             time.sleep(1.6 * lease_s)
             cluster.proxies.heal()
             who = cluster.program(name).who if name else ""
-            cluster.fault("isolated", t0, now_ns(), who, "tickets" if name in cluster.consumer_names else "", bound_s=lease_s + programs.SLACK_S)
+            cluster.fault(
+                "isolated",
+                t0,
+                now_ns(),
+                who,
+                "tickets" if name in cluster.consumer_names else "",
+                bound_s=lease_s + programs.SLACK_S,
+            )
         time.sleep(0.4)
         if time.monotonic() > until_s:
             break
@@ -200,7 +215,8 @@ def poison(cluster: Cluster, seconds: float) -> None:
 
 
 def hanging(cluster: Cluster, seconds: float) -> None:
-    """Messages whose handler never returns: their process is ended each time, and they are given up; what ran beside them is not."""
+    """Messages whose handler never returns: their process is ended each time, and they are given up; what ran beside
+    them is not."""
     for number in _rounds(seconds, 2.0):
         cluster.producer.send(f"T{number}", "dlq", hang_ms="600000")
 
@@ -245,7 +261,8 @@ def destroy_group(cluster: Cluster, seconds: float) -> None:
 
 
 def gatherers_and_consumers_killed(cluster: Cluster, seconds: float) -> None:
-    """kill -9, in turn, of a consumer at work, of the leader, and of the master that stands by: each master gathers half of the sources."""
+    """kill -9, in turn, of a consumer at work, of the leader, and of the master that stands by: each master gathers
+    half of the sources."""
     for number in _rounds(seconds, _gap(cluster)):
         if number % 3 == 0:
             programs.kill_consumer(cluster, programs.at_work(cluster, 1)[0])
@@ -261,11 +278,15 @@ def everything(cluster: Cluster, seconds: float) -> None:
     redis_links = [f"{name}-redis" for name in (*cluster.consumer_names, *cluster.master_names)]
     until_s = time.monotonic() + seconds
     while time.monotonic() < until_s:
-        what = rng.choice(("kill", "pause", "leader", "pause_leader", "replies", "partition", "scripts", "arbiter", "redis"))
+        what = rng.choice(
+            ("kill", "pause", "leader", "pause_leader", "replies", "partition", "scripts", "arbiter", "redis")
+        )
         if what == "kill":
             programs.kill_consumer(cluster, programs.at_work(cluster, 1)[0], forget_lock=rng.random() < 0.5)
         elif what == "pause":
-            programs.pause(cluster, programs.at_work(cluster, rng.randint(1, 2)), rng.uniform(0.5, 2.5) * cluster.shape.lease_s)
+            programs.pause(
+                cluster, programs.at_work(cluster, rng.randint(1, 2)), rng.uniform(0.5, 2.5) * cluster.shape.lease_s
+            )
         elif what == "leader":
             programs.kill_leader(cluster)
         elif what == "pause_leader":
@@ -297,12 +318,15 @@ def everything(cluster: Cluster, seconds: float) -> None:
 def nothing_redelivered(history: History, _cluster: Cluster) -> Iterator[str]:
     """K0, K10: each entry is started exactly once (by a process that the machine let run)."""
     for uid, runs in history.starts_of.items():
-        if len({run.mid for run in runs}) < len(runs) and not history.frozen(runs[0].who, runs[0].start - 10**9, runs[-1].start):
+        if len({run.mid for run in runs}) < len(runs) and not history.frozen(
+            runs[0].who, runs[0].start - 10**9, runs[-1].start
+        ):
             yield f"{uid} was started {len(runs)} times: {[(run.who, run.tok) for run in runs]}"
 
 
 def others_go_on(history: History, cluster: Cluster) -> Iterator[str]:
-    """L3: with a hot and a stuck ticket, the others' p99 from arrival to start is at most twice what it was, or 100 ms."""
+    """L3: with a hot and a stuck ticket, the others' p99 from arrival to start is at most twice what it was, or 100
+    ms."""
     began = history.of("fault")[0]["t0"]
     waits: dict[bool, list[int]] = {False: [], True: []}
     for uid, runs in history.starts_of.items():
@@ -367,9 +391,30 @@ PLANS: tuple[Plan, ...] = (
     ),
     Plan("K2", "consumer kills", consumer_kills, ("kill", "unproven_kills", "redelivered", "recoveries"), strict=True),
     # Two of three are paused: what is left must be able to carry the load, else it is not recovery that takes long.
-    Plan("K3", "zombies", zombies, ("pause", "zombies", "redelivered"), often=("fenced", "refused"), load=Load(rate=60, work_ms=60)),
-    Plan("K3d", "leases deleted", deleted_leases, ("lease_deleted", "redelivered", "refused"), often=("zombies", "fenced"), brief=False),
-    Plan("K4", "leader killed or paused", leader_loss, ("kill_leader", "pause_leader", "leader_changes", "leaders_fenced"), strict=True, seconds=6.0),
+    Plan(
+        "K3",
+        "zombies",
+        zombies,
+        ("pause", "zombies", "redelivered"),
+        often=("fenced", "refused"),
+        load=Load(rate=60, work_ms=60),
+    ),
+    Plan(
+        "K3d",
+        "leases deleted",
+        deleted_leases,
+        ("lease_deleted", "redelivered", "refused"),
+        often=("zombies", "fenced"),
+        brief=False,
+    ),
+    Plan(
+        "K4",
+        "leader killed or paused",
+        leader_loss,
+        ("kill_leader", "pause_leader", "leader_changes", "leaders_fenced"),
+        strict=True,
+        seconds=6.0,
+    ),
     Plan(
         "K5",
         "half-open links",
@@ -387,11 +432,27 @@ PLANS: tuple[Plan, ...] = (
         load=Load(rate=100),
         seconds=6.0,
     ),
-    Plan("K7a", "redis killed, always", redis_kills, ("kill_redis", "turns_failed"), shape=Shape(fsync="always"), strict=True, seconds=3.0),
+    Plan(
+        "K7a",
+        "redis killed, always",
+        redis_kills,
+        ("kill_redis", "turns_failed"),
+        shape=Shape(fsync="always"),
+        strict=True,
+        seconds=3.0,
+    ),
     Plan("K7b", "redis killed, everysec", redis_kills, ("kill_redis", "turns_failed"), strict=True, seconds=3.0),
     Plan("K7p", "redis paused", redis_pauses, ("pause_redis",), seconds=8.0, brief=False),
     Plan("K8", "power loss", power_losses, ("power_loss", "lost_tail"), seconds=5.0, extra=only_the_tail_is_lost),
-    Plan("K10", "rolling restarts", rolling_restarts, ("restart", "drained"), strict=True, extra=nothing_redelivered, gently=True),
+    Plan(
+        "K10",
+        "rolling restarts",
+        rolling_restarts,
+        ("restart", "drained"),
+        strict=True,
+        extra=nothing_redelivered,
+        gently=True,
+    ),
     Plan(
         "K10b",
         "drains that are cut short",
@@ -467,15 +528,43 @@ PLANS: tuple[Plan, ...] = (
         seconds=4.0,
         extra=deletions_are_told,
     ),
-    Plan("K14t", "XTRIM", trim_all, ("deleted", "dlq"), strict=True, shape=Shape(environ={"USHER_TICKET_WINDOW": "2"}), seconds=4.0, brief=False),
+    Plan(
+        "K14t",
+        "XTRIM",
+        trim_all,
+        ("deleted", "dlq"),
+        strict=True,
+        shape=Shape(environ={"USHER_TICKET_WINDOW": "2"}),
+        seconds=4.0,
+        brief=False,
+    ),
     Plan("K14f", "FLUSHALL", flush_all, ("flush_all", "deleted", "group_lost"), seconds=3.0, extra=losses_are_told),
-    Plan("K14g", "XGROUP DESTROY", destroy_group, ("destroy_group", "redelivered", "group_lost"), seconds=4.0, extra=repeats_are_told, brief=False),
+    Plan(
+        "K14g",
+        "XGROUP DESTROY",
+        destroy_group,
+        ("destroy_group", "redelivered", "group_lost"),
+        seconds=4.0,
+        extra=repeats_are_told,
+        brief=False,
+    ),
     Plan(
         "K16",
         "everything",
         everything,
         ("faults",),
-        often=("kill", "pause", "zombies", "fenced", "redelivered", "dropped_replies", "leader_changes", "dlq", "double_sends", "kill_arbiter"),
+        often=(
+            "kill",
+            "pause",
+            "zombies",
+            "fenced",
+            "redelivered",
+            "dropped_replies",
+            "leader_changes",
+            "dlq",
+            "double_sends",
+            "kill_arbiter",
+        ),
         shape=Shape(proxied=_ALL_LINKS),
         load=Load(rate=100, double_sends=0.05, fail_before=0.05, fail_after=0.03, poison=0.01),
         seconds=6.0,

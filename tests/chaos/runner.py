@@ -20,8 +20,8 @@ _TRIES, _OTHER_SEED = 3, 1000
 _MANY_RUNS = 10
 
 HEADER = (
-    f"{'':5}{'scenario':32}{'runs':>4} {'messages':>8} {'starts':>7} {'again':>6} {'zombies':>7} {'fenced':>6} {'refused':>7} "
-    f"{'leaders':>7} {'recovery p50/p99/max (bound) s':>31} {'violations':>10} {'seconds':>7}"
+    f"{'':5}{'scenario':32}{'runs':>4} {'messages':>8} {'starts':>7} {'again':>6} {'zombies':>7} {'fenced':>6}"
+    f" {'refused':>7} {'leaders':>7} {'recovery p50/p99/max (bound) s':>31} {'violations':>10} {'seconds':>7}"
 )
 
 
@@ -51,17 +51,21 @@ class Outcome:
         f = self.figures
         recovery = "-"
         if self.recoveries:
-            p50, p99 = (self.recoveries[min(len(self.recoveries) - 1, int(part * len(self.recoveries)))] for part in (0.5, 0.99))
+            p50, p99 = (
+                self.recoveries[min(len(self.recoveries) - 1, int(part * len(self.recoveries)))] for part in (0.5, 0.99)
+            )
             recovery = f"{p50:.2f}/{p99:.2f}/{self.recoveries[-1]:.2f} ({self.bound_s:.1f})"
         told = (
-            f"{self.plan.name:5}{self.plan.title:32}{self.runs:4} {f['messages']:8} {f['executions']:7} {f['redelivered']:6} {f['zombies']:7} "
-            f"{f['fenced']:6} {f['refused']:7} {f['leader_changes']:7} {recovery:>31} {len(self.violations):10} {self.seconds:7.1f}"
+            f"{self.plan.name:5}{self.plan.title:32}{self.runs:4} {f['messages']:8} {f['executions']:7}"
+            f" {f['redelivered']:6} {f['zombies']:7} {f['fenced']:6} {f['refused']:7} {f['leader_changes']:7}"
+            f" {recovery:>31} {len(self.violations):10} {self.seconds:7.1f}"
         )
         return told + "   " + " ".join(f"{name}={f[name]}" for name in (*self.plan.must, *self.plan.often))
 
 
 def varied(plan: Plan, seed: int) -> Shape:
-    """The plan's shape; from the second seed on with other settings of the consumers and masters, so that runs do not repeat each other."""
+    """The plan's shape; from the second seed on with other settings of the consumers and masters, so that runs do not
+    repeat each other."""
     rng = random.Random(seed)
     if seed == 1 or not plan.varies:
         return plan.shape
@@ -92,7 +96,8 @@ def run(plan: Plan, seed: int, seconds: float, folder: Path, system: type[Cluste
 def run_seeds(plan: Plan, seeds: range, seconds: float, keep: str) -> Outcome:
     """Runs with all seeds. The folders of those that failed are kept, and named in ``failures``; the others go.
 
-    A run in which the fault did not bite proves nothing: it is made again with another seed, and fails when it never bites.
+    A run in which the fault did not bite proves nothing: it is made again with another seed, and fails when it never
+    bites.
     """
     if keep:
         Path(keep).mkdir(parents=True, exist_ok=True)
@@ -105,7 +110,9 @@ def run_seeds(plan: Plan, seeds: range, seconds: float, keep: str) -> Outcome:
             outcome.failures += told
             break
     if outcome.runs >= _MANY_RUNS:
-        outcome.failures += [f"V: {name} is 0 in {outcome.runs} runs" for name in plan.often if not outcome.figures[name]]
+        outcome.failures += [
+            f"V: {name} is 0 in {outcome.runs} runs" for name in plan.often if not outcome.figures[name]
+        ]
     return outcome
 
 
@@ -125,4 +132,6 @@ def _one(outcome: Outcome, plan: Plan, seed: int, seconds: float, keep: str, is_
     if verdict.ok:
         shutil.rmtree(folder)
         return []
-    return [f"{plan.name} ({plan.title}), seed {seed}, history and logs in {folder}:\n{verdict.told()}\n{verdict.figures}"]
+    return [
+        f"{plan.name} ({plan.title}), seed {seed}, history and logs in {folder}:\n{verdict.told()}\n{verdict.figures}"
+    ]

@@ -38,7 +38,17 @@ def test_the_valid_histories_have_something_in_them(valid: list[Model]) -> None:
     seen: Counter[str] = Counter()
     for model in valid:
         seen.update(judge(History(model.records)).figures)
-    for name in ("messages", "redelivered", "zombies", "fenced", "deaths", "dlq", "unknown_sends", "refused_sends", "double_sends"):
+    for name in (
+        "messages",
+        "redelivered",
+        "zombies",
+        "fenced",
+        "deaths",
+        "dlq",
+        "unknown_sends",
+        "refused_sends",
+        "double_sends",
+    ):
         assert seen[name] > 10, f"{name}: {seen[name]}"
 
 
@@ -87,7 +97,20 @@ def _letter_after_a_start(attempts: int, *more: dict[str, object]) -> History:
 
 def test_a_process_that_died_may_hide_one_start() -> None:
     hidden = {"k": "die", "who": "c2/2", "t": 40}
-    seen = [{"k": "start", "x": "x2", "uid": "u1", "ticket": "T", "tok": 2, "who": "c2/2", "mid": "5-0", "attempt": 2, "t": 35}, hidden]
+    seen = [
+        {
+            "k": "start",
+            "x": "x2",
+            "uid": "u1",
+            "ticket": "T",
+            "tok": 2,
+            "who": "c2/2",
+            "mid": "5-0",
+            "attempt": 2,
+            "t": 35,
+        },
+        hidden,
+    ]
     assert not list(attempts(_letter_after_a_start(1)))
     assert not list(attempts(_letter_after_a_start(2, hidden)))
     for too_many in (
@@ -120,6 +143,6 @@ def test_the_checker_knows_nothing_of_what_it_judges() -> None:
 
 
 def test_an_import_of_the_project_would_be_found() -> None:
-    assert _imported("from common.keys import Keys") == {"common"}
+    assert _imported("from usher.common.protocol.keys import Keys") == {"common"}
     assert _imported("from ..rig import cluster") == {".."}
     assert not _imported("from .history import History") - set(sys.stdlib_module_names)

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from common.redis_client import Link
 from tests.chaos.mutants.catalogue import BUGS, Bug
 from tests.chaos.mutants.rules import Story, story_of
 from tests.chaos.plans import PLANS
 from tests.chaos.runner import run
 from tests.integration.actors import Stage
+from usher.common.redis.client import Link
 
 _LEAST = 12
 _ROOT = Path(__file__).parents[2]
@@ -68,8 +68,11 @@ def test_the_bugs_are_noticed(redis_url: str, chaos_report: list[str]) -> None:
 @pytest.mark.chaos
 @pytest.mark.process
 @pytest.mark.timeout(300)
-def test_a_chaos_scenario_runs_with_the_bug(bug: Bug, tmp_path_short: Path, monkeypatch: pytest.MonkeyPatch, chaos_report: list[str]) -> None:
-    """Whether it turns red is told, not asserted: faults come by chance, and what a scenario misses a story has noticed for certain."""
+def test_a_chaos_scenario_runs_with_the_bug(
+    bug: Bug, tmp_path_short: Path, monkeypatch: pytest.MonkeyPatch, chaos_report: list[str]
+) -> None:
+    """Whether it turns red is told, not asserted: faults come by chance, and what a scenario misses a story has noticed
+    for certain."""
     plan = next(plan for plan in PLANS if plan.name == bug.plan)
     environ = {"PYTHONPATH": os.pathsep.join((str(_ON_PATH), str(_ROOT))), "USHERS_MUTANT": bug.mutant.name}
     if bug.is_of_the_rig:
@@ -77,8 +80,14 @@ def test_a_chaos_scenario_runs_with_the_bug(bug: Bug, tmp_path_short: Path, monk
     changed = replace(plan, varies=False, shape=replace(plan.shape, environ={**plan.shape.environ, **environ}))
     try:
         verdict = run(changed, 1, plan.seconds, tmp_path_short)
-        told = f"{len(verdict.violations)} violations: {', '.join(sorted(verdict.rules))}" if not verdict.ok else "NOT NOTICED"
+        told = (
+            f"{len(verdict.violations)} violations: {', '.join(sorted(verdict.rules))}"
+            if not verdict.ok
+            else "NOT NOTICED"
+        )
     except (RuntimeError, OSError) as problem:
         told = f"the run did not end: {problem}"
     chaos_report.append(f"mutant {bug.mutant.name:48} {plan.name:5} {told}")
-    assert any("runs the mutant" in log.read_text("utf-8", "replace") for log in tmp_path_short.glob("*.log")), "the mutant was not on"
+    assert any("runs the mutant" in log.read_text("utf-8", "replace") for log in tmp_path_short.glob("*.log")), (
+        "the mutant was not on"
+    )

@@ -1,4 +1,5 @@
-"""The scenarios K0..K17 on real processes. ``pytest tests/chaos --seeds 20 --seconds 30 -k K3`` runs one of them long."""
+"""The scenarios K0..K17 on real processes. ``pytest tests/chaos --seeds 20 --seconds 30 -k K3`` runs one of them
+long."""
 
 from __future__ import annotations
 

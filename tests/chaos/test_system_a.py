@@ -1,6 +1,8 @@
-"""The harness must be seen to fail: system A, taken literally, through the same scenarios, the same handler and the same checker.
+"""The harness must be seen to fail: system A, taken literally, through the same scenarios, the same handler and the
+same checker.
 
-Only that it is judged is asserted, and that it breaks under faults; how often is printed. Its messages have no tokens, so S4 is not asked.
+Only that it is judged is asserted, and that it breaks under faults; how often is printed. Its messages have no tokens,
+so S4 is not asked.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ _BY_NAME = {plan.name: plan for plan in PLANS}
 
 
 def _for_system_a(name: str) -> Plan:
-    """The plan for one master without proxies of HTTP, at a rate that it can keep up with, and without counters that it does not have."""
+    """The plan for one master without proxies of HTTP, at a rate that it can keep up with, and without counters that it
+    does not have."""
     plan = _BY_NAME[name]
     shape = Shape(masters=1, proxied=plan.shape.proxied & {"redis"})
     return replace(plan, shape=shape, load=Load(rate=40, work_ms=60), must=(), tokens=False, varies=False, drain_s=5.0)
@@ -37,7 +40,10 @@ def _broken(name: str, report: list[str]) -> dict[str, int]:
         verdict = run(plan, 1, plan.seconds, folder, ClusterA)
     finally:
         shutil.rmtree(folder)
-    report.append(f"system A, {name} {plan.title}: {verdict.figures['messages']} messages, violations {dict(sorted(verdict.rules.items()))}")
+    report.append(
+        f"system A, {name} {plan.title}: {verdict.figures['messages']} messages, violations"
+        f" {dict(sorted(verdict.rules.items()))}"
+    )
     return dict(verdict.rules)
 
 

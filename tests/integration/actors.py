@@ -1,7 +1,8 @@
-"""Masters and consumers without threads: the real objects of both programs, moved step by step by a test, on real connections.
+"""Masters and consumers without threads: the real objects of both programs, moved step by step by a test, on real
+connections.
 
-What goes wrong between them is chosen per call: a ``TroubledLink`` loses the reply of the next call of a step, or keeps the call back to
-send it later, as a socket does whose sender has given up.
+What goes wrong between them is chosen per call: a ``TroubledLink`` loses the reply of the next call of a step, or keeps
+the call back to send it later, as a socket does whose sender has given up.
 """
 
 from __future__ import annotations
@@ -15,36 +16,36 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.clock import now_s
-from common.errors import RedisTrouble, ReplyUnknown
-from common.keys import Keys
-from common.redis_client import Arg, CommandRefused, Link, Meanwhile, ScriptMissing
-from common.registration import NO_LOCK, Registration
-from common.scripts import ScriptRunner
-from common.stream_id import rank
-from consumer.acker import SKIP, Acker
-from consumer.batch_reader import BatchReader
-from consumer.context import Message, OwnLease
-from consumer.drain import Drain
-from consumer.executor import Executor
-from consumer.journal import Journal
-from consumer.lane_keeper import LaneKeeper, MessageLane
-from consumer.master_client import MasterClient
-from consumer.owner_steps import OwnerSteps
-from consumer.policy.acks import Linger
-from consumer.policy.outcome import RetryPolicy
-from consumer.reporter import Reporter
-from consumer.starts import StartBook
-from master.change_watch import ChangeWatch
-from master.dispatcher import Dispatcher
-from master.elector import Elector, Lead
-from master.janitor import Janitor
-from master.limits import Limits
-from master.mailbox import Report
-from master.membership import Membership
-from master.roster import read_roster
 from tests.integration.ears import Ear
 from tests.integration.factories import FIELD, LEASE_MS, World
+from usher.common.base.clock import now_s
+from usher.common.base.errors import RedisTrouble, ReplyUnknown
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.registration import NO_LOCK, Registration
+from usher.common.protocol.stream_id import rank
+from usher.common.redis.client import Arg, CommandRefused, Link, Meanwhile, ScriptMissing
+from usher.common.redis.scripts import ScriptRunner
+from usher.consumer.execution.acker import SKIP, Acker
+from usher.consumer.execution.drain import Drain
+from usher.consumer.execution.executor import Executor
+from usher.consumer.execution.inbox_reader import BatchReader
+from usher.consumer.execution.lanes import LaneKeeper, MessageLane
+from usher.consumer.execution.reporter import Reporter
+from usher.consumer.handlers.message import Message, OwnLease
+from usher.consumer.lifecycle.journal import Journal
+from usher.consumer.lifecycle.master_client import MasterClient
+from usher.consumer.lifecycle.owner_scripts import OwnerSteps
+from usher.consumer.lifecycle.start_log import StartBook
+from usher.consumer.policy.acks import Linger
+from usher.consumer.policy.outcome import RetryPolicy
+from usher.master.dispatch.change_watch import ChangeWatch
+from usher.master.dispatch.dispatcher import Dispatcher
+from usher.master.dispatch.events import Report
+from usher.master.leader.elector import Elector, Lead
+from usher.master.leader.limits import Limits
+from usher.master.membership.registration import Membership
+from usher.master.membership.registry import read_roster
+from usher.master.recovery.janitor import Janitor
 
 #: Starts of a handler for one message.
 MAX_ATTEMPTS = 3
@@ -53,7 +54,8 @@ _STEP = re.compile(r"^(?:#!lua.*\n)?-- (\w+):")
 
 
 class Trouble(enum.Enum):
-    """What happens to a call. Each of them looks the same to the caller: it does not know whether the call has happened."""
+    """What happens to a call. Each of them looks the same to the caller: it does not know whether the call has
+    happened."""
 
     REPLY_LOST = "it happens, and the reply is lost"
     NEVER_SENT = "it is lost on the way"
@@ -195,7 +197,8 @@ class History:
         return [run.id for run in self.starts if run.who == who]
 
     def disorder(self) -> list[str]:
-        """Tickets whose messages were started for the first time in another order than that of the stream, and fences that fell."""
+        """Tickets whose messages were started for the first time in another order than that of the stream, and fences
+        that fell."""
         found = []
         for ticket in {run.ticket for run in self.starts}:
             first = self.first_starts(ticket)
@@ -227,7 +230,8 @@ class Run:
 
 
 class ConsumerActor:
-    """One incarnation: reader, lanes, executor, acker, drain; no thread, and no handler but what the test does with a Run."""
+    """One incarnation: reader, lanes, executor, acker, drain; no thread, and no handler but what the test does with a
+    Run."""
 
     def __init__(
         self,
@@ -251,11 +255,29 @@ class ConsumerActor:
         self.reporter = Reporter(MasterClient(["http://127.0.0.1:1"], ""), self.incarnation, 1000, 512)
         self.lost: list[str] = []
         self.read_link = TroubledLink(url, f"test:{self.incarnation}:read")
-        self.acker = Acker(self.link, self.steps, self.keeper, self.reporter, self.incarnation, Linger(0.0, 500), 1000, self.lost.append)
+        self.acker = Acker(
+            self.link,
+            self.steps,
+            self.keeper,
+            self.reporter,
+            self.incarnation,
+            Linger(0.0, 500),
+            1000,
+            self.lost.append,
+        )
         self.acker.policy = policy
         self.journal = Journal(journal, "", self.incarnation, registration.slots)
         self.starts = starts = StartBook(self.journal, self.link, self.steps)
-        self.executor = Executor(self.keeper, self.acker, starts, self.lease, RetryPolicy(max_attempts, 0.0, 0.0), strict, 0.0, self.lost.append)
+        self.executor = Executor(
+            self.keeper,
+            self.acker,
+            starts,
+            self.lease,
+            RetryPolicy(max_attempts, 0.0, 0.0),
+            strict,
+            0.0,
+            self.lost.append,
+        )
         self.reader = BatchReader(self.read_link, keys, self.incarnation, self.keeper, self.lease)
         self.drain = Drain(self.steps, self.keeper, self.reader, self.acker, starts, LEASE_MS)
         self.runs: list[Run] = []
@@ -301,7 +323,10 @@ class ConsumerActor:
 
     def reports(self) -> list[Report]:
         """What would be posted to a master now, one report per acknowledged batch and ticket."""
-        return [Report(self.incarnation, [(ticket, list(ids))], wants_answers=False) for ticket, _, ids in self.reporter._take()]
+        return [
+            Report(self.incarnation, [(ticket, list(ids))], wants_answers=False)
+            for ticket, _, ids in self.reporter._take()
+        ]
 
     def begin_drain(self) -> None:
         """The first part of Drain.run. Only when all of it worked, anything is given back."""
@@ -376,7 +401,8 @@ class MasterActor:
         self.changes.look(None)
 
     def turn(self, *reports: Report) -> None:
-        """The dispatcher's turn, with these reports; an epoch in doubt is renewed before. As in its thread, a turn that fails ends nothing."""
+        """The dispatcher's turn, with these reports; an epoch in doubt is renewed before. As in its thread, a turn that
+        fails ends nothing."""
         for report in reports:
             self.dispatcher.post(report)
         try:
@@ -441,7 +467,14 @@ class Stage:
         return Stage(self.url)
 
     def master(
-        self, name: str = "m1", *, dispatch_url: str = "", batch: int = 100, window: int = 100, reconcile_s: float = 1e9, spread: bool = False
+        self,
+        name: str = "m1",
+        *,
+        dispatch_url: str = "",
+        batch: int = 100,
+        window: int = 100,
+        reconcile_s: float = 1e9,
+        spread: bool = False,
     ) -> MasterActor:
         """A master; ``elect`` makes it lead."""
         limits = Limits(batch, window, 10_000, reconcile_s, 1e9, 2 * LEASE_MS, FIELD, spread=spread)

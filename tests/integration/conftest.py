@@ -1,7 +1,8 @@
-"""A ``world`` per test, on every redis-server that this machine has: the embedded 6.2 and, where there is one, the system's.
+"""A ``world`` per test, on every redis-server that this machine has: the embedded 6.2 and, where there is one, the
+system's.
 
-They differ in what the scripts rest on: what becomes of entries whose body is gone, and how a script says that it may run when memory
-is full.
+They differ in what the scripts rest on: what becomes of entries whose body is gone, and how a script says that it may
+run when memory is full.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from pathlib import Path
 
 import pytest
 
-from common.embedded import EmbeddedRedis, server_of
-from common.errors import RedisTrouble
-from common.redis_client import Link
-from master.leader_steps import LeaderSteps
 from tests.integration.factories import World
+from usher.common.base.errors import RedisTrouble
+from usher.common.redis.client import Link
+from usher.common.redis.embedded import EmbeddedRedis, server_of
+from usher.master.leader.leader_scripts import LeaderSteps
 
 SYSTEM_SERVER = shutil.which("redis-server", path=os.defpath)
 _PATIENCE_S = 15.0
@@ -34,7 +35,15 @@ def _system_server(binary: str) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="usher-", dir="/tmp") as folder:
         path = Path(folder, "s")
         password = secrets.token_hex(16)
-        lines = ("port 0", f"unixsocket {path}", f"requirepass {password}", f"dir {folder}", 'save ""', "appendonly no", "logfile log")
+        lines = (
+            "port 0",
+            f"unixsocket {path}",
+            f"requirepass {password}",
+            f"dir {folder}",
+            'save ""',
+            "appendonly no",
+            "logfile log",
+        )
         Path(folder, "conf").write_text("\n".join(lines))
         process = subprocess.Popen([binary, str(Path(folder, "conf"))], start_new_session=True)
         try:
@@ -87,14 +96,17 @@ def any_redis_url(request: pytest.FixtureRequest, server_urls: Callable[[str], s
 
 @pytest.fixture
 def world(any_redis_url: str) -> Iterator[World]:
-    """A ticket stream in an empty Redis. After the test pending list and index must agree, unless the test said why not."""
+    """A ticket stream in an empty Redis. After the test pending list and index must agree, unless the test said why
+    not."""
     link = Link(any_redis_url, "test:world")
     try:
         made = World(link)
         yield made
         broken = made.broken()
         assert not broken or made.apart_because, "\n".join(broken)
-        assert broken or not made.apart_because, f"pending list and index agree, but the test says: {made.apart_because}"
+        assert broken or not made.apart_because, (
+            f"pending list and index agree, but the test says: {made.apart_because}"
+        )
     finally:
         link.close()
 

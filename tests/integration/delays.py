@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from common.keys import LogKeys
-from master.leader_steps import LeaderSteps
 from tests.integration.factories import World
+from usher.common.protocol.keys import LogKeys
+from usher.master.leader.leader_scripts import LeaderSteps
 
 #: Long ago, and long after this test.
 PAST, FUTURE = 1_000, 4_000_000_000_000
@@ -16,7 +16,9 @@ def log_keys(world: World) -> LogKeys:
 
 def delay(world: World, ticket: bytes, due: object, *more: object, key: str = "") -> bytes:
     """Add a delayed message, as anybody can."""
-    entry_id: bytes = world.link.call("XADD", key or log_keys(world).delayed, "*", "due_ms", due, "ticket_id", ticket, *more)
+    entry_id: bytes = world.link.call(
+        "XADD", key or log_keys(world).delayed, "*", "due_ms", due, "ticket_id", ticket, *more
+    )
     return entry_id
 
 

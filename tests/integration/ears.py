@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from common.redis_client import Link
-from common.streams import news_command, parse_own
-from master.doorbell import Doorbell, Heard
+from usher.common.redis.client import Link
+from usher.common.redis.replies import news_command, parse_own
+from usher.master.dispatch.stream_notifier import Doorbell, Heard
 
 
 class Ear(Doorbell):
-    """What it heard waits for the next turn, however much happens before. If it heard nothing, the stream is looked at in every turn."""
+    """What it heard waits for the next turn, however much happens before. If it heard nothing, the stream is looked at
+    in every turn."""
 
     def __init__(self, url: str, name: str, stream: str) -> None:
         super().__init__(Link(url, name), stream)

@@ -1,7 +1,8 @@
 """Puts a real Redis into the states that the protocol knows, and reads them back.
 
-A ``World`` is one ticket stream with its group. Everything in it is done by the real scripts, through the same typed steps that the two
-programs use; only what somebody else does behind their back (deleting a body, spoiling a record) is a bare command.
+A ``World`` is one ticket stream with its group. Everything in it is done by the real scripts, through the same typed
+steps that the two programs use; only what somebody else does behind their back (deleting a body, spoiling a record) is
+a bare command.
 """
 
 from __future__ import annotations
@@ -12,20 +13,39 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from common.keys import HALTED, MASTER, Keys
-from common.redis_client import Link
-from common.registration import NO_LOCK, Registration
-from common.scripts import ScriptRunner
-from common.streams import HandOver, InboxRecord, Record, TicketStream, pairs, parse_inbox, parse_own, parse_record
-from consumer.owner_steps import Buried, Letter, OwnerSteps
-from master.leader_steps import LeaderSteps
-from master.looks import Found, News
-from master.membership import Membership
-from master.policy.plans import NOBODY, NOTHING, RETURNED, TAIL, HandOverPlan, HandOverReply, Part, TargetPlan
+from usher.common.protocol.keys import HALTED, MASTER, Keys
+from usher.common.protocol.registration import NO_LOCK, Registration
+from usher.common.redis.client import Link
+from usher.common.redis.replies import (
+    HandOver,
+    InboxRecord,
+    Record,
+    TicketStream,
+    pairs,
+    parse_inbox,
+    parse_own,
+    parse_record,
+)
+from usher.common.redis.scripts import ScriptRunner
+from usher.consumer.lifecycle.owner_scripts import Buried, Letter, OwnerSteps
+from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.leader.peeked import Found, News
+from usher.master.membership.registration import Membership
+from usher.master.policy.board.plans import (
+    NOBODY,
+    NOTHING,
+    RETURNED,
+    TAIL,
+    HandOverPlan,
+    HandOverReply,
+    Part,
+    TargetPlan,
+)
 
 LEASE_MS = 60_000
 FIELD = "ticket_id"
-#: Ticket ids that a careless script would trip over: separators, Lua patterns, hash tags, our own words, the shapes of other values.
+#: Ticket ids that a careless script would trip over: separators, Lua patterns, hash tags, our own words, the shapes of
+#: other values.
 NASTY_TICKETS = (
     b"two words",
     b" ",
@@ -48,7 +68,18 @@ NASTY_TICKETS = (
     b"x" * 256,
 )
 #: In stream order; sorted as text they would come out differently, and each is the beginning of another.
-TRICKY_IDS = (b"1-1", b"1-2", b"1-10", b"1-11", b"10-1", b"99-9", b"99-10", b"999-10", b"1000-1", b"18446744073709551-18446744073709551")
+TRICKY_IDS = (
+    b"1-1",
+    b"1-2",
+    b"1-10",
+    b"1-11",
+    b"10-1",
+    b"99-9",
+    b"99-10",
+    b"999-10",
+    b"1000-1",
+    b"18446744073709551-18446744073709551",
+)
 
 
 @dataclass(frozen=True)
@@ -91,7 +122,9 @@ class World:
         self.members = Membership(link, self.keys, LEASE_MS)
         #: Why pending list and index are apart at the end of the test, if they are meant to be.
         self.apart_because = ""
-        version = next(line for line in link.call("INFO", "server").decode().splitlines() if line.startswith("redis_version:"))
+        version = next(
+            line for line in link.call("INFO", "server").decode().splitlines() if line.startswith("redis_version:")
+        )
         #: Redis >= 7 drops an entry without a body from the pending list when somebody claims it.
         self.claiming_drops_the_bodiless = int(version.partition(":")[2].partition(".")[0]) >= 7
         self._next_ms = 1
@@ -155,7 +188,9 @@ class World:
         """One entry of each of ``tickets``, in this order; for thousands of them."""
         start = self._next_ms
         self._next_ms += len(tickets)
-        commands = [("XADD", self.keys.stream, b"%d-1" % (start + n), FIELD, ticket) for n, ticket in enumerate(tickets)]
+        commands = [
+            ("XADD", self.keys.stream, b"%d-1" % (start + n), FIELD, ticket) for n, ticket in enumerate(tickets)
+        ]
         return list(self.link.pipeline(commands))
 
     def delete(self, *ids: bytes) -> None:
@@ -175,11 +210,15 @@ class World:
         assert reply.targets[0] == ("OK", [], [], []), reply
         return sent
 
-    def give_up(self, owner: Owner, ticket: bytes, policy: str, entry_id: bytes = b"", error: str = "ValueError: x") -> Buried:
+    def give_up(
+        self, owner: Owner, ticket: bytes, policy: str, entry_id: bytes = b"", error: str = "ValueError: x"
+    ) -> Buried:
         """Give up on a message of a ticket (the first that its owner has), as a consumer does that may do so."""
         record = self.record(ticket)
         assert record is not None
-        letter = Letter(ticket, entry_id or record.ids[0], "gave_up", error, 3, 1, 2, record.fence, "ValueError", "at x", policy)
+        letter = Letter(
+            ticket, entry_id or record.ids[0], "gave_up", error, 3, 1, 2, record.fence, "ValueError", "at x", policy
+        )
         return owner.steps.dead_letter(letter)
 
     def letter_ids(self) -> list[bytes]:
@@ -199,8 +238,11 @@ class World:
         self.link.call("HSET", self.keys.tickets, ticket, value)
 
     def make_idle(self, owner: bytes | str, idle_ms: int, *ids: bytes) -> None:
-        """As if nobody had touched these entries of ``owner`` for a while. An unknown owner comes into being by this."""
-        assert self.link.call("XCLAIM", self.keys.stream, self.keys.group, owner, 0, *ids, "IDLE", idle_ms, "JUSTID") == list(ids)
+        """As if nobody had touched these entries of ``owner`` for a while. An unknown owner comes into being by
+        this."""
+        assert self.link.call(
+            "XCLAIM", self.keys.stream, self.keys.group, owner, 0, *ids, "IDLE", idle_ms, "JUSTID"
+        ) == list(ids)
 
     def make_idle_if_there(self, owner: str, idle_ms: int, *ids: bytes) -> None:
         """The same where some of the bodies may be gone: Redis >= 7 drops those instead."""
@@ -268,7 +310,8 @@ class World:
     # ---- the promise ---------------------------------------------------------------------------------------------------------
 
     def broken(self) -> list[str]:
-        """How pending list and index differ: ids and owners must be the same, but for `returned` tickets, which are under ``master``."""
+        """How pending list and index differ: ids and owners must be the same, but for `returned` tickets, which are
+        under ``master``."""
         in_index: dict[bytes, bytes] = {}
         found = []
         for ticket, value in pairs(self.link.call("HGETALL", self.keys.tickets)).items():
@@ -284,7 +327,11 @@ class World:
             for entry_id in record.ids:
                 if entry_id in in_index:
                     found.append(f"{entry_id!r} is in two records")
-                in_index[entry_id] = MASTER if record.owner == RETURNED or (record.owner == HALTED and entry_id != record.ids[0]) else record.owner
+                in_index[entry_id] = (
+                    MASTER
+                    if record.owner == RETURNED or (record.owner == HALTED and entry_id != record.ids[0])
+                    else record.owner
+                )
         in_list = {entry_id: owner for owner, ids in self.pending().items() for entry_id in ids}
         for entry_id in in_index.keys() | in_list.keys():
             owner, listed = in_index.get(entry_id), in_list.get(entry_id)
@@ -307,12 +354,16 @@ def hear(world: World, leader: LeaderSteps, count: int = 1000) -> News:
     return leader.heard(position, parse_own(world.link.call("XREAD", "STREAMS", world.keys.stream, position)), count)
 
 
-def plan(owner: Owner | str, parts: Mapping[bytes, Sequence[bytes]], believed: Mapping[bytes, bytes] | None = None) -> HandOverPlan:
+def plan(
+    owner: Owner | str, parts: Mapping[bytes, Sequence[bytes]], believed: Mapping[bytes, bytes] | None = None
+) -> HandOverPlan:
     """A plan for one target: ``parts`` are ids by ticket, ``believed`` the heads of records (none: no record)."""
     return plans((owner, parts), believed=believed)
 
 
-def plans(*targets: tuple[Owner | str, Mapping[bytes, Sequence[bytes]]], believed: Mapping[bytes, bytes] | None = None) -> HandOverPlan:
+def plans(
+    *targets: tuple[Owner | str, Mapping[bytes, Sequence[bytes]]], believed: Mapping[bytes, bytes] | None = None
+) -> HandOverPlan:
     """A plan for several targets."""
     heads = believed or {}
     planned = [

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.keys import Keys, LogKeys
-from common.message import LONGEST_TICKET
-from common.redis_client import Link
-from common.scripts import ScriptRunner
-from common.sources import SHARDS, shards_of
-from common.streams import Entry, TicketStream
-from master.policy.rounds import Outcome, Told
+from usher.common.protocol.keys import Keys, LogKeys
+from usher.common.protocol.message import LONGEST_TICKET
+from usher.common.protocol.sources import SHARDS, shards_of
+from usher.common.redis.client import Link
+from usher.common.redis.replies import Entry, TicketStream
+from usher.common.redis.scripts import ScriptRunner
+from usher.master.policy.fair_queue import Outcome, Told
 
 HOLDER = "m1"
 
@@ -31,10 +31,18 @@ class Gathered:
         return set(map(int, shards))
 
     def send(self, source: str, *ids: str, ticket: str = "42") -> list[bytes]:
-        return [self.link.call("XADD", source, one, "ticket_id", ticket, "body", f"{source} {one}") for one in ids or ("*",)]
+        return [
+            self.link.call("XADD", source, one, "ticket_id", ticket, "body", f"{source} {one}") for one in ids or ("*",)
+        ]
 
     def gather(
-        self, *sources: str, most: int = 1000, quantum: int = 1000, holder: str = HOLDER, link: Link | None = None, text: str = ""
+        self,
+        *sources: str,
+        most: int = 1000,
+        quantum: int = 1000,
+        holder: str = HOLDER,
+        link: Link | None = None,
+        text: str = "",
     ) -> list[Told]:
         """One call. ``text``: a script to run instead of gather.lua."""
         keys = self.keys

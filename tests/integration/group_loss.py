@@ -39,7 +39,8 @@ def repeats_until(stage: Stage) -> bytes | None:
 
 
 def half_done(stage: Stage, m: MasterActor) -> tuple[ConsumerActor, list[bytes]]:
-    """A consumer that has done two of five messages of T and runs the third; what lies below all of them is not done."""
+    """A consumer that has done two of five messages of T and runs the third; what lies below all of them is not
+    done."""
     a = stage.consumer("a")
     stage.send(U)
     ids = [entry_id for _ in range(5) for entry_id in stage.send(T)]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from common.keys import HALTED, MASTER
-from common.stream_id import rank
-from common.streams import pairs, parse_record
 from tests.integration.actors import MAX_ATTEMPTS, ConsumerActor, MasterActor, Run, Stage, TroubledLink
+from usher.common.protocol.keys import HALTED, MASTER
+from usher.common.protocol.stream_id import rank
+from usher.common.redis.replies import pairs, parse_record
 
 _RETURNED = b"returned"
 #: Somebody who takes entries without being asked to.
@@ -22,7 +22,9 @@ class Ledger:
         self.ticket_of: dict[bytes, bytes | None] = {}
         self.bodiless: set[bytes] = set()
         self.unread: set[bytes] = set()  # deleted before the group was given them: nobody need say so
-        self.strange: set[bytes | None] = set()  # tickets of which somebody took something: their order is not ours to keep
+        self.strange: set[bytes | None] = (
+            set()
+        )  # tickets of which somebody took something: their order is not ours to keep
         self.may_die: set[bytes] = set()  # whose handler failed or gave up
         self.starts: Counter[bytes] = Counter()
         self.dropped: set[bytes] = set()  # what an operator threw away
@@ -52,9 +54,13 @@ class Ledger:
         self._granted(message.ticket, message.fence, consumer.incarnation)
         for other in self._stage.history.running.values():
             if other.ticket == message.ticket and other is not run.execution:
-                assert not self.lease(other.who), f"{other} still runs under a living lease while {message} is started by {consumer.incarnation}"
+                assert not self.lease(other.who), (
+                    f"{other} still runs under a living lease while {message} is started by {consumer.incarnation}"
+                )
                 assert other.fence < message.fence, f"{message} runs beside {other}"
-        assert message.fence >= self._opened.get(message.ticket, 0) or not self.lease(consumer.incarnation), f"{message}: its fence fell"
+        assert message.fence >= self._opened.get(message.ticket, 0) or not self.lease(consumer.incarnation), (
+            f"{message}: its fence fell"
+        )
         self._opened[message.ticket] = max(message.fence, self._opened.get(message.ticket, 0))
 
     def succeeds(self, run: Run) -> None:
@@ -104,7 +110,9 @@ class Ledger:
         for entry_id, ticket in self.ticket_of.items():
             # A parked message is pending, at its place, and has its letter.
             is_buried = entry_id in dead and owner_of.get(entry_id) != HALTED
-            assert owner_of.get(entry_id) != HALTED or entry_id in dead, f"{entry_id!r} waits for an operator without a letter"
+            assert owner_of.get(entry_id) != HALTED or entry_id in dead, (
+                f"{entry_id!r} waits for an operator without a letter"
+            )
             places = (rank(entry_id) > delivered) + (entry_id in owner_of) + is_buried + (entry_id in self.dropped)
             assert places <= 1, f"{entry_id!r} is in more than one place"
             if not places and entry_id not in self._stage.history.succeeded and entry_id not in self.unread:
@@ -112,7 +120,12 @@ class Ledger:
                 assert entry_id in self.bodiless and entry_id in recorded, f"{entry_id!r} of {ticket!r} is lost"
         for entry_id in dead:
             # One that was started so often, and never ended, is given up for its crashes.
-            known = self.starts[entry_id] >= MAX_ATTEMPTS or entry_id in self.may_die or entry_id in self.bodiless or self.ticket_of[entry_id] is None
+            known = (
+                self.starts[entry_id] >= MAX_ATTEMPTS
+                or entry_id in self.may_die
+                or entry_id in self.bodiless
+                or self.ticket_of[entry_id] is None
+            )
             assert known, f"{entry_id!r} is a dead letter without a reason"
 
     def _index_and_pending_list_agree(self, owner_of: dict[bytes, bytes], index: dict[bytes, bytes]) -> None:
@@ -136,9 +149,13 @@ class Ledger:
                     assert owner == HALTED, f"{ticket!r} waits for {entry_id!r}, which is pending for {owner!r}"
                     continue
                 gone = owner is None and entry_id in self.bodiless
-                assert owner in allowed or gone, f"{ticket!r}: {entry_id!r} is pending for {owner!r}, the index says {record.owner!r}"
+                assert owner in allowed or gone, (
+                    f"{ticket!r}: {entry_id!r} is pending for {owner!r}, the index says {record.owner!r}"
+                )
         for entry_id, owner in owner_of.items():
-            assert entry_id in named or owner in (MASTER, HALTED, STRANGER), f"{entry_id!r} is pending for {owner!r} and in no record"
+            assert entry_id in named or owner in (MASTER, HALTED, STRANGER), (
+                f"{entry_id!r} is pending for {owner!r} and in no record"
+            )
 
     def _one_owner_per_ticket(self, owner_of: dict[bytes, bytes]) -> None:
         owners: dict[bytes | None, set[bytes]] = {}
@@ -154,13 +171,17 @@ class Ledger:
             first = history.first_starts(ticket)
             assert first == sorted(first, key=rank), f"{ticket!r} was started in the order {first}"
         for ticket, done in self.committed.items():
-            assert ticket in self.strange or done == sorted(done, key=rank), f"{ticket!r} has its effects in the order {done}"
+            assert ticket in self.strange or done == sorted(done, key=rank), (
+                f"{ticket!r} has its effects in the order {done}"
+            )
 
     # ---- the end -------------------------------------------------------------------------------------------------------------
 
     def is_over(self) -> bool:
         world = self._stage.world
-        return not world.pending_rows() and rank(world.stream.last_delivered()) >= max(map(rank, self.ticket_of.keys() - self.unread), default=0)
+        return not world.pending_rows() and rank(world.stream.last_delivered()) >= max(
+            map(rank, self.ticket_of.keys() - self.unread), default=0
+        )
 
     def check_the_end(self, leader: MasterActor) -> None:
         """Nothing goes wrong any more and there was time enough."""

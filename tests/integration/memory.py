@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from common.redis_client import Link
+from usher.common.redis.client import Link
 
 
 @contextlib.contextmanager

@@ -1,9 +1,10 @@
-"""A stream as after the clock of Redis was set back: its entries were delivered at a time that is still to come. No command makes that."""
+"""A stream as after the clock of Redis was set back: its entries were delivered at a time that is still to come. No
+command makes that."""
 
 from __future__ import annotations
 
-from common.redis_client import Link
-from common.streams import pairs
+from usher.common.redis.client import Link
+from usher.common.redis.replies import pairs
 
 _POLYNOMIAL = 0x95AC9329AC4BC9B5
 
@@ -23,5 +24,7 @@ def set_back(link: Link, stream: str, by_ms: int) -> None:
     dumped = link.call("DUMP", stream)[:-8]
     for group in pairs(link.call("XINFO", "STREAM", stream, "FULL", "COUNT", 0))[b"groups"]:
         for _, _, delivered_ms, _ in pairs(group)[b"pending"]:
-            dumped = dumped.replace(int(delivered_ms).to_bytes(8, "little"), int(delivered_ms + by_ms).to_bytes(8, "little"))
+            dumped = dumped.replace(
+                int(delivered_ms).to_bytes(8, "little"), int(delivered_ms + by_ms).to_bytes(8, "little")
+            )
     link.call("RESTORE", stream, 0, dumped + _crc64(dumped).to_bytes(8, "little"), "REPLACE")

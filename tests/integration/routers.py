@@ -6,10 +6,10 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from common.redis_client import Arg, Link
-from common.router.options import RouterOptions
-from common.stream_router import Mode, StreamRouter, Subscription
-from common.streams import Entry
+from usher.common.redis.client import Arg, Link
+from usher.common.redis.replies import Entry
+from usher.common.router.options import RouterOptions
+from usher.common.router.router import Mode, StreamRouter, Subscription
 
 PATIENCE_S = 30.0
 
@@ -23,7 +23,9 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 @contextlib.contextmanager
-def running(url: str, mode: Mode = Mode.AUTOMATIC, prefixes: Sequence[str] = (), **options: object) -> Iterator[StreamRouter]:
+def running(
+    url: str, mode: Mode = Mode.AUTOMATIC, prefixes: Sequence[str] = (), **options: object
+) -> Iterator[StreamRouter]:
     """A started router."""
     router = StreamRouter(url, mode=mode, prefixes=prefixes, name="test", options=RouterOptions(**options))  # type: ignore[arg-type]
     router.start()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from common.keys import MASTER
 from tests.integration.actors import Stage
 from tests.integration.factories import LEASE_MS
 from tests.integration.ledger import STRANGER, Ledger
+from usher.common.protocol.keys import MASTER
 
 
 class Strangers:
@@ -34,19 +34,24 @@ class Strangers:
     def stranger_reads(self, some: int) -> None:
         """Somebody else is in the group, and is given what a master may have seen."""
         link, keys = self.stage.link, self.stage.keys
-        reply = link.call("XREADGROUP", "GROUP", keys.group, STRANGER, "COUNT", 1 + some % 2, "STREAMS", keys.stream, ">")
+        reply = link.call(
+            "XREADGROUP", "GROUP", keys.group, STRANGER, "COUNT", 1 + some % 2, "STREAMS", keys.stream, ">"
+        )
         for entry_id, _ in reply[0][1] if reply else ():
             self.stage.world.make_idle(STRANGER, 10 * LEASE_MS, entry_id)
             self.ledger.strange.add(self.ledger.ticket_of.get(entry_id))
 
     def long_silence(self, some: int) -> None:
-        """Nobody has touched anything for a while. What has no body stays as it is: from 7.0 on our own XCLAIM would be its end."""
+        """Nobody has touched anything for a while. What has no body stays as it is: from 7.0 on our own XCLAIM would be
+        its end."""
         for owner, ids in self.stage.world.pending().items():
             if there := [entry_id for entry_id in ids if entry_id not in self.ledger.bodiless]:
                 self.stage.world.make_idle(owner, 10 * LEASE_MS, *there)
 
     def stranger_takes_parked(self, some: int) -> None:
-        parked = [entry_id for entry_id in self.stage.world.pending().get(MASTER, []) if entry_id not in self.ledger.bodiless]
+        parked = [
+            entry_id for entry_id in self.stage.world.pending().get(MASTER, []) if entry_id not in self.ledger.bodiless
+        ]
         if parked:
             entry_id = parked[some % len(parked)]
             self.stage.world.make_idle(STRANGER, 10 * LEASE_MS, entry_id)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from common.errors import OwnershipLost
-from common.run_log import DONE, STALE, Run, decode, encode
-from common.scripts import ids_argument, sizes_argument
-from consumer.owner_steps import AckAnswer
-from consumer.policy.acks import Finished
 from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, Owner, World, fetch, plan
+from usher.common.base.errors import OwnershipLost
+from usher.common.protocol.run_log import DONE, STALE, Run, decode, encode
+from usher.common.redis.scripts import ids_argument, sizes_argument
+from usher.consumer.lifecycle.owner_scripts import AckAnswer
+from usher.consumer.policy.acks import Finished
 
 
 def _ack(world: World, owner: Owner, *lines: bytes, record: bytes = b"", length: int = 0) -> list[object]:
@@ -50,7 +50,9 @@ def test_the_same_call_twice_answers_that_it_is_done(world: World) -> None:
     assert _ack(world, a, *lines, record=b"run", length=100) == [b"OK", b"OK", b"OK"]
     with world.unchanged():
         assert _ack(world, a, *lines, record=b"run", length=100) == [b"OK", [b"GONE", b"GONE"], [b"GONE"]]
-    assert a.steps.ack({b"T": [first, second], b"U": gone}, b"", 0) == AckAnswer({b"T": [first, second], b"U": gone}, [])
+    assert a.steps.ack({b"T": [first, second], b"U": gone}, b"", 0) == AckAnswer(
+        {b"T": [first, second], b"U": gone}, []
+    )
     assert world.pending() == {a.name: [third]}
 
 
@@ -123,7 +125,9 @@ def test_what_was_given_back_is_not_acknowledged_any_more(world: World) -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"garbage", b"%s", b"%s five 1-1", b" %s 5 1-1", b"\0", b"halted 5 1-1"])
-def test_a_record_that_nobody_can_read_or_that_is_halted_is_not_ours_and_nothing_is_called_done(world: World, value: bytes) -> None:
+def test_a_record_that_nobody_can_read_or_that_is_halted_is_not_ours_and_nothing_is_called_done(
+    world: World, value: bytes
+) -> None:
     """GONE would let the leader go on with the ticket while its entry is still pending."""
     leader, a = world.elect(), world.join("a")
     ids = world.owned(leader, a, b"T", b"1-1")
@@ -172,13 +176,18 @@ def test_the_run_log_gets_one_entry_per_batch_that_did_something(world: World) -
 
 
 def test_the_run_log_tells_what_was_refused_from_what_was_acknowledged_beside_it(world: World) -> None:
-    """Else what comes again would look as if it had been done, and known to be done. The record is in the order in which handlers ended."""
+    """Else what comes again would look as if it had been done, and known to be done. The record is in the order in
+    which handlers ended."""
     leader, a = world.elect(), world.join("a")
     theirs, mine = world.owned(leader, a, b"T", b"1-1", b"2-1"), world.owned(leader, a, b"U", b"3-1", b"4-1")
     a.steps.drain(60_000)
     a.steps.give_back({b"T": theirs})
     ended = [Finished(b"T", b"1-1", 2**50, 1, 1_790_000_000_000_001, 1_790_000_000_000_002)]
-    ended += [Finished(b"U", b"3-1", 7, 1, 3, 4), Finished(b"T", b"2-1", 2**50, 1, 5, 6), Finished(b"U", b"4-1", 7, 1, 7, 8)]
+    ended += [
+        Finished(b"U", b"3-1", 7, 1, 3, 4),
+        Finished(b"T", b"2-1", 2**50, 1, 5, 6),
+        Finished(b"U", b"4-1", 7, 1, 7, 8),
+    ]
     assert a.steps.ack({b"T": theirs, b"U": mine}, encode(a.incarnation, ended), 100) == AckAnswer({b"U": mine}, [b"T"])
     [(_, [_, record])] = world.link.call("XRANGE", world.keys.runs, "-", "+")
     runs = list(decode(record))
@@ -198,7 +207,9 @@ def test_what_was_refused_by_itself_is_in_the_run_log_too(world: World) -> None:
     assert list(decode(record)) == [Run(a.incarnation, "T", "1-1", 7, 1, 3, 4, STALE)]
 
 
-def test_a_batch_whose_reply_was_lost_is_not_refused_in_the_run_log_though_its_ticket_is_with_somebody_else_by_then(world: World) -> None:
+def test_a_batch_whose_reply_was_lost_is_not_refused_in_the_run_log_though_its_ticket_is_with_somebody_else_by_then(
+    world: World,
+) -> None:
     """It was done, and is known to be done; what the other one has of the ticket came after that."""
     leader, a, b = world.elect(), world.join("a"), world.join("b")
     ids = world.owned(leader, a, b"T", b"1-1")

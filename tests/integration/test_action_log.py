@@ -1,4 +1,5 @@
-"""Who redrives or drops dead letters leaves a line in the action log, whichever way it is done: who, when, why, and what came of it."""
+"""Who redrives or drops dead letters leaves a line in the action log, whichever way it is done: who, when, why, and
+what came of it."""
 
 from __future__ import annotations
 
@@ -11,18 +12,18 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from common import web
-from common.credentials import Identity, Role
-from common.errors import NotNow
-from master.actions import ActionLog
-from master.bulk_letters import DONE, READY
-from master.commands.dead import dead
-from master.dead_letters import AT_ONCE, DeadLetters
-from master.policy.letters import LetterFilter
-from master.web.dead_letters import letter_routes
 from tests.doors import doorman
 from tests.integration.factories import World
 from tests.integration.test_page import Site, site  # noqa: F401
+from usher.common.base.errors import NotNow
+from usher.common.http import app as web
+from usher.common.http.credentials import Identity, Role
+from usher.master.cli.dead import dead
+from usher.master.operations.action_log import ActionLog
+from usher.master.operations.bulk_letters import DONE, READY
+from usher.master.operations.dead_letters import AT_ONCE, DeadLetters
+from usher.master.policy.letters import LetterFilter
+from usher.master.web.dead_letters import letter_routes
 
 _WAYS = pytest.mark.parametrize(("what", "word"), [("redrive", "added"), ("drop", "dropped")])
 
@@ -49,7 +50,9 @@ def api(world: World) -> Iterator[Any]:
     app = web.create_app(__name__, doorman(otto=Identity(Role.OPERATOR, "otto")), 4096)
     app.register_blueprint(letter_routes(DeadLetters(world.link, world.keys), ActionLog(world.link, world.keys).note))
     client = app.test_client()
-    yield lambda what, **body: client.post(f"/api/dead-letters/{what}", json=body, headers={"Authorization": "Bearer otto"})
+    yield lambda what, **body: client.post(
+        f"/api/dead-letters/{what}", json=body, headers={"Authorization": "Bearer otto"}
+    )
 
 
 def lines(world: World) -> list[tuple[str, ...]]:
@@ -60,7 +63,11 @@ def lines(world: World) -> list[tuple[str, ...]]:
 
 
 def usher_dead(world: World, *words: str) -> Any:
-    environ = {"USHER_REDIS_URL": world.link.url, "USHER_TICKET_STREAM": world.keys.stream, "USHER_GROUP": world.keys.group}
+    environ = {
+        "USHER_REDIS_URL": world.link.url,
+        "USHER_TICKET_STREAM": world.keys.stream,
+        "USHER_GROUP": world.keys.group,
+    }
     return CliRunner().invoke(dead, [*words], env=environ)
 
 

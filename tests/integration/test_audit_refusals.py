@@ -1,4 +1,5 @@
-"""What `usher audit` and its commands say before any Java is started: which streams are meant, and what cannot be used."""
+"""What `usher audit` and its commands say before any Java is started: which streams are meant, and what cannot be
+used."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import StartRefused
-from common.keys import Keys
-from common.redis_client import Link
-from master.audit.reconcile import read_states, total_of_query
-from master.audit.streams import _matching, expand
 from tests.commands import usher
+from usher.common.base.errors import StartRefused
+from usher.common.protocol.keys import Keys
+from usher.common.redis.client import Link
+from usher.master.audit.checks.reconcile import read_states, total_of_query
+from usher.master.audit.read.streams import _matching, expand
 
 ROOT = Path(__file__).parents[2]
 GROUP = "concurrency_stream_group"
@@ -42,7 +43,9 @@ def test_a_pattern_is_every_stream_with_the_group_and_none_of_our_own(link: Link
         _matching(link, "redis+cluster://127.0.0.1:1", "x*", GROUP)
 
 
-def test_the_streams_of_a_run_are_named_at_the_command(link: Link, audit_environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_streams_of_a_run_are_named_at_the_command(
+    link: Link, audit_environ: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert usher("audit", "--streams", "nothing:*") == 2
     assert "no stream with the group" in capsys.readouterr().err
     _streams(link, "t:a")
@@ -50,13 +53,17 @@ def test_the_streams_of_a_run_are_named_at_the_command(link: Link, audit_environ
     assert "stream other" in capsys.readouterr().err
 
 
-def test_a_key_that_is_no_stream_is_named(link: Link, audit_environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_key_that_is_no_stream_is_named(
+    link: Link, audit_environ: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     link.call("SET", "ticket_stream", "text")
     assert usher("audit") == 2
     assert "WRONGTYPE" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("command", "told"), [((), "USHER_AUDIT_DIR: the folder"), (("archive",), "the archive's folder")])
+@pytest.mark.parametrize(
+    ("command", "told"), [((), "USHER_AUDIT_DIR: the folder"), (("archive",), "the archive's folder")]
+)
 def test_a_folder_that_cannot_be_used_is_named(
     link: Link,
     audit_environ: dict[str, str],
@@ -74,9 +81,16 @@ def test_a_folder_that_cannot_be_used_is_named(
     assert told in capsys.readouterr().err
 
 
-def test_a_schedule_goes_on_after_an_audit_that_could_not_be_done_and_ends_with_a_signal(audit_environ: dict[str, str]) -> None:
-    code = "import sys; from master.commands.audit import _schedule; sys.argv = ['usher', 'audit', '--schedule']; _schedule(1.0)"
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **audit_environ}, stderr=subprocess.PIPE, text=True)
+def test_a_schedule_goes_on_after_an_audit_that_could_not_be_done_and_ends_with_a_signal(
+    audit_environ: dict[str, str],
+) -> None:
+    code = (
+        "import sys; from usher.master.audit.cli import _schedule; sys.argv = ['usher', 'audit', '--schedule'];"
+        " _schedule(1.0)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **audit_environ}, stderr=subprocess.PIPE, text=True
+    )
     assert process.stderr is not None
     told = []
     while len(told) < 2:
@@ -119,8 +133,20 @@ _COUNTED = _SIX | {b"entries-added": 5}
         (b"5-1", True, _SIX, _SIX | {b"max-deleted-entry-id": b"5-1"}, ""),
         (b"5-1", True, _NINE, _NINE | {b"max-deleted-entry-id": b"8-1"}, "entries from 5-2 to 8-1 were deleted"),
         (b"5-1", True, _SIX, _SIX, ""),
-        (b"5-1", False, _SIX, _NINE | {b"max-deleted-entry-id": b"0-0"}, "entries from 5-2 to before 9-1 may be missing"),
-        (b"5-1", False, _SIX, {b"first-entry": None, b"last-generated-id": b"9-1"}, "entries from 5-2 to before 9-2 may be missing"),
+        (
+            b"5-1",
+            False,
+            _SIX,
+            _NINE | {b"max-deleted-entry-id": b"0-0"},
+            "entries from 5-2 to before 9-1 may be missing",
+        ),
+        (
+            b"5-1",
+            False,
+            _SIX,
+            {b"first-entry": None, b"last-generated-id": b"9-1"},
+            "entries from 5-2 to before 9-2 may be missing",
+        ),
         (b"5-1", False, _SIX, {}, "entries from 5-2 to before"),
         (b"0-0", False, _COUNTED, _COUNTED | {b"length": 5}, ""),
         (b"0-0", False, _COUNTED, _COUNTED | {b"length": 4}, "entries before 6-1 are missing"),
@@ -132,16 +158,19 @@ _COUNTED = _SIX | {b"entries-added": 5}
 def test_what_was_cut_before_it_was_archived_is_a_gap(
     floor: bytes, is_there: bool, before: dict[bytes, object], now: dict[bytes, object], told: str
 ) -> None:
-    """With Redis 7 and later, and with 6.2, which counts nothing. ``floor`` is what was archived last; trimming keeps it."""
+    """With Redis 7 and later, and with 6.2, which counts nothing. ``floor`` is what was archived last; trimming keeps
+    it."""
     pytest.importorskip("pyspark", reason="pip install -e '.[audit]' in Usher's folder")
-    from master.audit.archive import _gap
+    from usher.master.audit.archive.archive import _gap
 
     gap = _gap("entries", floor, before, now, is_there)
     assert gap.startswith(told)
     assert bool(gap) is bool(told)
 
 
-def test_only_what_is_archived_is_cut_when_that_is_asked_for(link: Link, audit_environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_what_is_archived_is_cut_when_that_is_asked_for(
+    link: Link, audit_environ: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     link.call("XADD", "ticket_stream", "1-1", "f", "v")
     link.call("XGROUP", "CREATE", "ticket_stream", GROUP, "1-1")
     assert usher("trim", "--archived-only", "--apply") == 0

@@ -7,14 +7,19 @@ from typing import Any
 import orjson
 import pytest
 
-from common.keys import Keys
-from common.metrics import Metrics
-from common.redis_client import Link
-from master.audit_metrics import AuditMetrics
-from master.status import StatusReader
+from usher.common.observability.metrics import Metrics
+from usher.common.protocol.keys import Keys
+from usher.common.redis.client import Link
+from usher.master.insight.metrics import AuditMetrics
+from usher.master.insight.status import StatusReader
 
 KEYS = Keys("s", "g")
-FOUND: dict[str, Any] = {"started_ms": 1_700_000_000_500, "seconds": 12.5, "unproven": 2, "severities": {"bad": 3, "warn": 1}}
+FOUND: dict[str, Any] = {
+    "started_ms": 1_700_000_000_500,
+    "seconds": 12.5,
+    "unproven": 2,
+    "severities": {"bad": 3, "warn": 1},
+}
 
 
 def told(link: Link) -> dict[str, float]:
@@ -22,7 +27,9 @@ def told(link: Link) -> dict[str, float]:
     metrics = Metrics()
     metrics.add(AuditMetrics(StatusReader(link, KEYS).audit))
     lines = [line for line in metrics.page().decode().splitlines() if line.startswith("usher_audit")]
-    return {name.removeprefix("usher_audit_"): float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+    return {
+        name.removeprefix("usher_audit_"): float(value) for name, _, value in (line.rpartition(" ") for line in lines)
+    }
 
 
 def test_the_last_audit_becomes_gauges_without_any_id(link: Link) -> None:

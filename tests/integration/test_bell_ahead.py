@@ -1,4 +1,5 @@
-"""The doorbell is asked for what follows while news are being taken. Whatever becomes of those, nothing waits for the idle look."""
+"""The doorbell is asked for what follows while news are being taken. Whatever becomes of those, nothing waits for the
+idle look."""
 
 from __future__ import annotations
 
@@ -8,24 +9,25 @@ from typing import Any
 
 import pytest
 
-from common.clock import now_s
-from common.embedded import EmbeddedRedis
-from common.endpoints import make_connection
-from common.errors import NotNow, RedisTrouble
-from common.redis_client import Link
-from common.stream_id import rank
-from master import doorbell as doorbell_module
-from master import reader as reader_module
-from master.doorbell import Doorbell
-from master.mailbox import ChangedElsewhere
 from tests.integration.actors import ConsumerActor, MasterActor, Stage, Trouble
 from tests.integration.routers import PATIENCE_S
 from tests.integration.test_protocol_rules import T
+from usher.common.base.clock import now_s
+from usher.common.base.errors import NotNow, RedisTrouble
+from usher.common.protocol.stream_id import rank
+from usher.common.redis.client import Link
+from usher.common.redis.embedded import EmbeddedRedis
+from usher.common.redis.endpoints import make_connection
+from usher.master.dispatch import stream_cursor as reader_module
+from usher.master.dispatch import stream_notifier as doorbell_module
+from usher.master.dispatch.events import ChangedElsewhere
+from usher.master.dispatch.stream_notifier import Doorbell
 
 
 @pytest.fixture(autouse=True)
 def no_look_without_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What would be found by an idle look, or when the bell is asked again because its time is over, is not found at all."""
+    """What would be found by an idle look, or when the bell is asked again because its time is over, is not found at
+    all."""
     monkeypatch.setattr(reader_module, "IDLE_READ_S", 1e9)
     monkeypatch.setattr(doorbell_module, "_BLOCK_S", 1e6)
 
@@ -56,7 +58,9 @@ def _rung(stage: Stage, bell: Doorbell, **settings: int) -> tuple[ConsumerActor,
     return a, m
 
 
-def test_the_bell_is_asked_for_what_follows_while_news_are_taken_and_then_there_is_nothing_left_to_do(stage: Stage, bell: Doorbell) -> None:
+def test_the_bell_is_asked_for_what_follows_while_news_are_taken_and_then_there_is_nothing_left_to_do(
+    stage: Stage, bell: Doorbell
+) -> None:
     a, m = _rung(stage, bell)
     [first] = stage.send(T)
     bell.wait(PATIENCE_S)
@@ -77,14 +81,18 @@ def test_the_bell_is_asked_for_what_follows_while_news_are_taken_and_then_there_
     assert a.read() == 1
 
 
-def test_the_bell_that_was_asked_for_what_follows_rings_for_it_though_the_news_were_not_taken(stage: Stage, bell: Doorbell) -> None:
+def test_the_bell_that_was_asked_for_what_follows_rings_for_it_though_the_news_were_not_taken(
+    stage: Stage, bell: Doorbell
+) -> None:
     a, m = _rung(stage, bell)
     [first] = stage.send(T)
     bell.wait(PATIENCE_S)
 
     def read_it(step: str) -> None:
         m.link.before = lambda step: None
-        stage.link.call("XREADGROUP", "GROUP", stage.keys.group, "somebody", "COUNT", 1, "STREAMS", stage.keys.stream, ">")
+        stage.link.call(
+            "XREADGROUP", "GROUP", stage.keys.group, "somebody", "COUNT", 1, "STREAMS", stage.keys.stream, ">"
+        )
 
     m.link.before = read_it
     assert m.dispatcher.run_once() == 0.0, "they are looked at again at once"
@@ -129,7 +137,9 @@ def _drive(m: MasterActor, bell: Doorbell, is_done: Callable[[], bool], within_s
 
 
 @pytest.mark.parametrize("trouble", [None, *Trouble])
-def test_a_hand_over_whose_reply_does_not_come_is_done_once_and_what_follows_is_heard(stage: Stage, bell: Doorbell, trouble: Trouble | None) -> None:
+def test_a_hand_over_whose_reply_does_not_come_is_done_once_and_what_follows_is_heard(
+    stage: Stage, bell: Doorbell, trouble: Trouble | None
+) -> None:
     """Also by a server that has forgotten the script: then it is sent again, and the bell is asked once."""
     a, m = _rung(stage, bell)
     stage.link.call("SCRIPT", "FLUSH")
@@ -158,7 +168,9 @@ def test_a_hand_over_whose_reply_does_not_come_is_done_once_and_what_follows_is_
 
 
 @pytest.mark.parametrize("state", ["draining", "revoked", None])
-def test_news_that_their_consumer_may_not_have_go_to_another_at_once(stage: Stage, bell: Doorbell, state: str | None) -> None:
+def test_news_that_their_consumer_may_not_have_go_to_another_at_once(
+    stage: Stage, bell: Doorbell, state: str | None
+) -> None:
     a, m = _rung(stage, bell)
     a.work()
     m.turn(*a.reports())
@@ -187,8 +199,11 @@ class _Moving(Link):
 
 
 @pytest.mark.parametrize("told", ["9999999999999-1", "1-5"])
-def test_a_bell_on_another_server_is_found_out_though_that_has_nothing_more_to_tell(stage: Stage, tmp_path_short: Path, told: str) -> None:
-    """A failover that it has not heard of, and neither has a producer. The new server is past what was ``told`` by then, or not."""
+def test_a_bell_on_another_server_is_found_out_though_that_has_nothing_more_to_tell(
+    stage: Stage, tmp_path_short: Path, told: str
+) -> None:
+    """A failover that it has not heard of, and neither has a producer. The new server is past what was ``told`` by
+    then, or not."""
     with EmbeddedRedis(tmp_path_short / "other", port=None, durable=False) as other:
         bell, producer = Doorbell(_Moving(other.url, stage.url), stage.keys.stream), Link(other.url, "test:producer")
         _, m = _rung(stage, bell)
@@ -204,7 +219,9 @@ def test_a_bell_on_another_server_is_found_out_though_that_has_nothing_more_to_t
         producer.close()
 
 
-def test_news_that_redis_had_no_memory_for_and_then_none_for_a_look_are_taken_when_it_has(stage: Stage, bell: Doorbell) -> None:
+def test_news_that_redis_had_no_memory_for_and_then_none_for_a_look_are_taken_when_it_has(
+    stage: Stage, bell: Doorbell
+) -> None:
     _, m = _rung(stage, bell)
     [first] = stage.send(T)
     bell.wait(PATIENCE_S)

@@ -1,4 +1,5 @@
-"""A consumer runs messages whose bodies came with the inbox record without asking for them, and as any other message."""
+"""A consumer runs messages whose bodies came with the inbox record without asking for them, and as any other
+message."""
 
 from __future__ import annotations
 
@@ -7,13 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
 
-from common.attempts import Attempts
-from consumer.context import Message
-from master.leader_steps import LeaderSteps
-from master.looks import News
-from master.policy.plans import NOTHING
 from tests.integration.actors import ConsumerActor, Stage, Trouble
 from tests.integration.factories import FIELD, hear, plan
+from usher.common.protocol.attempts import Attempts
+from usher.consumer.handlers.message import Message
+from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.leader.peeked import News
+from usher.master.policy.board.plans import NOTHING
 
 _HIGHEST = b"18446744073709551615-18446744073709551615"
 _SEEN, _HEARD = "seen", "heard"
@@ -50,7 +51,8 @@ class Play:
         return int(found[1]) if found else 0
 
     def messages(self) -> list[Message]:
-        """What waits in the lanes, in the order in which it is run now; what succeeds is written when nothing goes on without that."""
+        """What waits in the lanes, in the order in which it is run now; what succeeds is written when nothing goes on
+        without that."""
         found = []
         while True:
             run = self.consumer.start()
@@ -141,7 +143,9 @@ def test_a_body_that_was_deleted_after_the_hand_over_is_run_as_it_was_brought(pl
     play.give({b"T": ids})
     play.world.delete(*ids[:2])
     play.consumer.read()
-    assert [(message.stream_id, message.body) for message in play.messages()] == [(one, b"body of " + one) for one in ids]
+    assert [(message.stream_id, message.body) for message in play.messages()] == [
+        (one, b"body of " + one) for one in ids
+    ]
     assert play.fetches() == 0
 
 
@@ -173,7 +177,9 @@ def test_brought_and_fetched_messages_of_a_ticket_run_in_id_order(play: Play, mi
 
 
 @pytest.mark.parametrize("tried", [(0,), (2,), (4,), (1, 3), (0, 2, 4)])
-def test_what_a_record_names_without_its_body_is_fetched_and_runs_in_its_turn_with_its_attempts(play: Play, tried: Sequence[int]) -> None:
+def test_what_a_record_names_without_its_body_is_fetched_and_runs_in_its_turn_with_its_attempts(
+    play: Play, tried: Sequence[int]
+) -> None:
     ids = play.world.send(b"T", b"8-1", b"9-1", b"10-1", b"11-1", b"100-1")
     for which in tried:
         play.world.link.call("HSET", play.world.keys.attempts, ids[which], b"%d 1 0 0" % (which + 1))
@@ -197,7 +203,9 @@ def test_parked_messages_that_come_with_brought_ones_run_before_them(play: Play,
 
 
 @pytest.mark.parametrize("trouble", [Trouble.REPLY_LOST, Trouble.NEVER_SENT])
-def test_when_what_must_be_fetched_cannot_be_nothing_of_the_read_is_run_before_it_can(play: Play, trouble: Trouble) -> None:
+def test_when_what_must_be_fetched_cannot_be_nothing_of_the_read_is_run_before_it_can(
+    play: Play, trouble: Trouble
+) -> None:
     ids = play.world.send(b"T", b"8-1")
     play.give({b"T": ids}, _SEEN)
     ids += play.world.send(b"T", b"9-1")
@@ -225,7 +233,8 @@ def _run_but_not_written(play: Play) -> list[bytes]:
 
 
 def test_what_is_handed_over_anew_and_was_acknowledged_since_is_not_run_again(play: Play) -> None:
-    """The acknowledgement of before was sent again, as after a lost reply. The record brings the bodies all the same."""
+    """The acknowledgement of before was sent again, as after a lost reply. The record brings the bodies all the
+    same."""
     ids = _run_but_not_written(play)
     play.consumer.steps.ack({b"T": ids}, b"", 0)
     assert play.consumer.read() == 0
@@ -245,7 +254,8 @@ def test_a_body_of_an_earlier_record_is_not_that_of_a_later_one(play: Play) -> N
 
 
 def test_what_was_found_behind_the_planned_read_counts_as_read_before(play: Play) -> None:
-    """A record that comes during a read puts its entries into the pending list, so that the read that was planned brings others."""
+    """A record that comes during a read puts its entries into the pending list, so that the read that was planned
+    brings others."""
     low, between, high = play.world.send(b"T", b"1-1", b"5-1", b"9-1")
     play.leader.hand_over(NOTHING, play.leader.peek(10))
     play.leader.hand_over(plan(play.consumer.incarnation, {b"T": [low], b"V": [high]}))
@@ -332,7 +342,22 @@ def test_the_inbox_is_trimmed_by_the_next_read_that_fetches(play: Play) -> None:
 
 # ---- the same message --------------------------------------------------------------------------------------------------------
 
-_ODD = (b"nul\0\xff", b"\0\n\r\n", b"", b"", b"body", b"1", b"body", b"2", b"fence", b"9", b"ids", b"1-1 2-2", b"uid", b"u-1")
+_ODD = (
+    b"nul\0\xff",
+    b"\0\n\r\n",
+    b"",
+    b"",
+    b"body",
+    b"1",
+    b"body",
+    b"2",
+    b"fence",
+    b"9",
+    b"ids",
+    b"1-1 2-2",
+    b"uid",
+    b"u-1",
+)
 
 
 @pytest.mark.parametrize("how", [_SEEN, _HEARD])
@@ -349,7 +374,10 @@ def test_a_brought_message_is_the_same_as_a_fetched_one(play: Play, how: str) ->
     assert (one.ticket, one.id, one.fence, one._flat) == (ticket, "1-1", fence, [FIELD.encode(), ticket, *_ODD])
     assert (two.ticket, two.id, two.fence, two._flat) == (ticket, "2-1", fence, [*_ODD, FIELD.encode(), ticket])
     assert [(message.uid, message.body, message.body_is_gone) for message in waiting] == [("u-1", b"1", False)] * 2
-    assert [(message.known, message.plain) for message in waiting] == [(Attempts(), True), (Attempts(2, 1, 0, 0), False)]
+    assert [(message.known, message.plain) for message in waiting] == [
+        (Attempts(), True),
+        (Attempts(2, 1, 0, 0), False),
+    ]
 
 
 def test_what_was_brought_and_not_started_is_given_back_by_a_drain_and_is_run_by_the_next_owner(play: Play) -> None:

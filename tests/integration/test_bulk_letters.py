@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.errors import ReplyUnknown
-from common.redis_client import CommandRefused
-from master.bulk_letters import COUNTING, DONE, DROP, READY, REDRIVE, STOPPED, BulkLetters, Job
-from master.dead_letters import DeadLetters
-from master.policy.letters import LetterFilter
 from tests.abuse import check_contract
 from tests.integration.factories import World
+from usher.common.base.errors import ReplyUnknown
+from usher.common.redis.client import CommandRefused
+from usher.master.operations.bulk_letters import COUNTING, DONE, DROP, READY, REDRIVE, STOPPED, BulkLetters, Job
+from usher.master.operations.dead_letters import DeadLetters
+from usher.master.policy.letters import LetterFilter
 
 
 @pytest.fixture
@@ -57,14 +57,32 @@ def test_nothing_is_done_before_somebody_says_so(bulk: BulkLetters, world: World
     assert bulk.run(job, "you", "it is mended")
     assert not bulk.run(job, "you", "twice")
     turn_until(bulk, job, DONE)
-    assert (job.done, dict(job.outcomes), job.failures, job.who, job.why) == (125, {"added": 125}, [], "you", "it is mended")
+    assert (job.done, dict(job.outcomes), job.failures, job.who, job.why) == (
+        125,
+        {"added": 125},
+        [],
+        "you",
+        "it is mended",
+    )
     assert len(world.letter_ids()) == letters - 125
 
 
 def test_what_is_written_after_the_count_is_left_alone(bulk: BulkLetters, world: World, letters: int) -> None:
     job = bulk.prepare(DROP, LetterFilter(), "all", "me")
     turn_until(bulk, job, READY)
-    world.link.call("XADD", world.keys.dead, "*", "usher-id", "9-9", "usher-ticket", "new", "usher-reason", "late", "usher-fields", "0")
+    world.link.call(
+        "XADD",
+        world.keys.dead,
+        "*",
+        "usher-id",
+        "9-9",
+        "usher-ticket",
+        "new",
+        "usher-reason",
+        "late",
+        "usher-fields",
+        "0",
+    )
     bulk.run(job, "me", "")
     turn_until(bulk, job, DONE)
     assert len(world.letter_ids()) == 1
@@ -83,7 +101,9 @@ def test_it_stops_between_two_pages_and_says_what_was_done(bulk: BulkLetters, wo
 
 
 @pytest.mark.parametrize("what", [DROP, REDRIVE])
-def test_stopped_while_a_page_is_counted_it_changes_nothing(bulk: BulkLetters, world: World, letters: int, what: str) -> None:
+def test_stopped_while_a_page_is_counted_it_changes_nothing(
+    bulk: BulkLetters, world: World, letters: int, what: str
+) -> None:
     job = bulk.prepare(what, LetterFilter(), "all", "me")
     real = bulk._letters.page
 
@@ -119,7 +139,9 @@ def test_letters_that_somebody_else_took_are_named(bulk: BulkLetters, world: Wor
     assert job.done == letters
 
 
-def test_jobs_come_one_after_the_other_and_the_newest_is_shown_first(bulk: BulkLetters, world: World, letters: int) -> None:
+def test_jobs_come_one_after_the_other_and_the_newest_is_shown_first(
+    bulk: BulkLetters, world: World, letters: int
+) -> None:
     first, second = (bulk.prepare(DROP, LetterFilter(error=error), error, "me") for error in ("E0", "E1"))
     assert bulk.jobs == [second, first]
     bulk.run_once()
@@ -129,7 +151,9 @@ def test_jobs_come_one_after_the_other_and_the_newest_is_shown_first(bulk: BulkL
 
 
 @pytest.mark.parametrize("is_done", [True, False])
-def test_letters_whose_reply_was_lost_are_not_left_behind(bulk: BulkLetters, world: World, letters: int, is_done: bool) -> None:
+def test_letters_whose_reply_was_lost_are_not_left_behind(
+    bulk: BulkLetters, world: World, letters: int, is_done: bool
+) -> None:
     job = bulk.prepare(DROP, LetterFilter(), "all", "me")
     turn_until(bulk, job, READY)
     bulk.run(job, "me", "")

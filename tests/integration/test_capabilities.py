@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from common.capabilities import Capability, ask
-from common.errors import ReplyUnknown
-from common.redis_client import Link
 from tests.integration.factories import World
 from tests.proxy import Proxy
+from usher.common.base.errors import ReplyUnknown
+from usher.common.redis.capabilities import Capability, ask
+from usher.common.redis.client import Link
 
 ABSENT = "{ticket_stream}:g:absent"
 
@@ -20,13 +20,19 @@ def asked(link: Link, key: str = ABSENT) -> dict[str, Capability]:
 def test_all_that_is_required_is_there_and_newer_things_are_where_the_server_has_them(world: World) -> None:
     found = asked(world.link)
     assert all(capability.has for capability in found.values() if capability.required)
-    assert {name for name, capability in found.items() if capability.required} == {"xautoclaim", "xpending_idle", "xtrim_minid"}
+    assert {name for name, capability in found.items() if capability.required} == {
+        "xautoclaim",
+        "xpending_idle",
+        "xtrim_minid",
+    }
     is_seven = world.claiming_drops_the_bodiless
     for name in ("script_flags", "xautoclaim_deleted", "lag", "acl_dryrun"):
         assert found[name].has is is_seven, name
     for name in ("client_tracking", "resp3"):
         assert found[name].has is True, name
-    version = tuple(map(int, world.link.call("INFO", "server").decode().partition("redis_version:")[2].split()[0].split(".")[:2]))
+    version = tuple(
+        map(int, world.link.call("INFO", "server").decode().partition("redis_version:")[2].split()[0].split(".")[:2])
+    )
     for name in ("waitaof", "consumer_inactive"):
         assert found[name].has is (version >= (7, 2)), name
     for name in ("xackdel", "xreadgroup_claim", "idmp", "xnack", "xread_maxcount") if version < (8, 2) else ():

@@ -1,19 +1,22 @@
-"""charge.lua: attempts that failed, that are about to be killed with their process, or that are about to begin alone."""
+"""charge.lua: attempts that failed, that are about to be killed with their process, or that are about to begin
+alone."""
 
 from __future__ import annotations
 
 import pytest
 
-from common.attempts import Attempts, decode
-from common.errors import GroupMissing, OwnershipLost
-from common.streams import pairs
-from master.leader_steps import LeaderSteps
 from tests.integration.factories import Owner, World, fetch
 from tests.integration.memory import full_memory
+from usher.common.base.errors import GroupMissing, OwnershipLost
+from usher.common.protocol.attempts import Attempts, decode
+from usher.common.redis.replies import pairs
+from usher.master.leader.leader_scripts import LeaderSteps
 
 
 def attempts(world: World) -> dict[bytes, Attempts]:
-    return {entry_id: decode(value) for entry_id, value in pairs(world.link.call("HGETALL", world.keys.attempts)).items()}
+    return {
+        entry_id: decode(value) for entry_id, value in pairs(world.link.call("HGETALL", world.keys.attempts)).items()
+    }
 
 
 @pytest.fixture
@@ -34,7 +37,9 @@ def test_attempts_are_noted_by_message(world: World, owner: Owner) -> None:
     assert attempts(world) == {b"1-1": Attempts(1, 1), b"1-10": Attempts(3, 2, 1, 1)}
 
 
-def test_a_later_attempt_takes_the_place_of_an_earlier_one_and_neighbours_are_not_charged(world: World, owner: Owner) -> None:
+def test_a_later_attempt_takes_the_place_of_an_earlier_one_and_neighbours_are_not_charged(
+    world: World, owner: Owner
+) -> None:
     owner.steps.charge({b"1-1": Attempts(3, 3, 2), b"2-1": Attempts(1, 1)})
     owner.steps.charge({b"1-1": Attempts(3, 1)})  # it was charged ahead, and survived
     assert attempts(world) == {b"1-1": Attempts(3, 1), b"2-1": Attempts(1, 1)}
@@ -54,7 +59,12 @@ def test_what_is_not_pending_for_it_is_not_noted(world: World, leader: LeaderSte
     world.parked(leader, b"V", b"6-1")
     owner.steps.ack({b"T": [b"1-1"]}, b"", 0)
     with world.unchanged():
-        assert owner.steps.charge({entry_id: Attempts(1, 1) for entry_id in (b"1-1", b"5-1", b"6-1", b"99-1")}, b"run", 100) == []
+        assert (
+            owner.steps.charge(
+                {entry_id: Attempts(1, 1) for entry_id in (b"1-1", b"5-1", b"6-1", b"99-1")}, b"run", 100
+            )
+            == []
+        )
     assert owner.steps.charge({b"1-1": Attempts(1, 1), b"1-10": Attempts(1, 1)}) == [b"1-10"]
 
 
@@ -66,7 +76,9 @@ def test_while_the_group_is_gone_nothing_is_noted_and_nothing_is_held_up(world: 
     world.make_group()
 
 
-def test_ahead_of_a_start_a_lost_group_is_told_apart_from_a_message_that_is_not_ours(world: World, leader: LeaderSteps, owner: Owner) -> None:
+def test_ahead_of_a_start_a_lost_group_is_told_apart_from_a_message_that_is_not_ours(
+    world: World, leader: LeaderSteps, owner: Owner
+) -> None:
     """The index names us all the time; what is dropped here would be done by nobody."""
     assert owner.steps.charge_ahead(b"1-1", Attempts(3, 3, 2))
     world.link.call("HDEL", world.keys.attempts, "1-1")
@@ -106,7 +118,9 @@ def test_a_successor_of_the_same_name_does_not_let_the_former_incarnation_charge
 
 
 @pytest.mark.parametrize("state", ["draining", "revoked"])
-def test_while_its_lease_lives_an_owner_charges_also_when_it_is_leaving(world: World, leader: LeaderSteps, owner: Owner, state: str) -> None:
+def test_while_its_lease_lives_an_owner_charges_also_when_it_is_leaving(
+    world: World, leader: LeaderSteps, owner: Owner, state: str
+) -> None:
     """Until the lease has ended nobody else can have started the message."""
     if state == "draining":
         owner.steps.drain(60_000)
@@ -124,7 +138,9 @@ def test_attempts_go_with_the_acknowledgement(world: World, owner: Owner) -> Non
 
 def test_hundreds_at_once(world: World, leader: LeaderSteps) -> None:
     owner = world.join("a")
-    ids = world.owned(leader, owner, b"T", *[b"%d-1" % n for n in range(1, 1025)])  # as many as handlers can run at once
+    ids = world.owned(
+        leader, owner, b"T", *[b"%d-1" % n for n in range(1, 1025)]
+    )  # as many as handlers can run at once
     assert owner.steps.charge(dict.fromkeys(ids, Attempts(1, 1))) == ids
     assert set(attempts(world)) == set(ids)
 

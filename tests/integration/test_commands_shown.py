@@ -11,23 +11,28 @@ import pytest
 from click.testing import CliRunner
 from rich.text import Text
 
-from common.cli import run, usher
-from common.commands import doctor
-from common.keys import Keys
-from common.run_log import CRASHED, encode
-from consumer.policy.acks import Finished
-from master.audit import screen
-from master.commands.follow import Told, _line
-from master.policy.rules import Target, rule_id
 from tests.integration.factories import World
 from tests.integration.test_capabilities import with_user
+from usher.cli import run, usher
+from usher.common.cli import doctor
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.run_log import CRASHED, encode
+from usher.consumer.policy.acks import Finished
+from usher.master.audit.output import screen
+from usher.master.cli.follow import Told, _line
+from usher.master.policy.rules import Target, rule_id
 
 _TICKET = b"a-customer-with-a-long-name-4711"
 _ID = b"1795461475818-0"
 
 
 def shown(world: World, *words: str, columns: str | None = "80") -> Any:
-    environ = {"USHER_REDIS_URL": world.link.url, "USHER_TICKET_STREAM": world.keys.stream, "USHER_GROUP": world.keys.group, "COLUMNS": columns}
+    environ = {
+        "USHER_REDIS_URL": world.link.url,
+        "USHER_TICKET_STREAM": world.keys.stream,
+        "USHER_GROUP": world.keys.group,
+        "COLUMNS": columns,
+    }
     return CliRunner().invoke(usher, [*words], env=environ)
 
 
@@ -49,18 +54,28 @@ def test_of_a_letter_its_id_its_ticket_and_its_error_win_where_there_is_no_room_
     assert _ID.decode() not in narrow
     wide = shown(world, "dead", "list", columns="140").output
     assert {letter, _TICKET.decode(), _ID.decode(), "skip"} <= set(wide.split())
-    assert {letter, _ID.decode(), "skip"} <= set(shown(world, "dead", "list", columns=None).output.split()), "who keeps the output wants all"
-    assert "gave_up: ValueError: x" in shown(world, "dead", "list", columns=None).output, "or searches it, for words in one piece"
+    assert {letter, _ID.decode(), "skip"} <= set(shown(world, "dead", "list", columns=None).output.split()), (
+        "who keeps the output wants all"
+    )
+    assert "gave_up: ValueError: x" in shown(world, "dead", "list", columns=None).output, (
+        "or searches it, for words in one piece"
+    )
 
 
 def test_executions_are_read_at_a_glance(world: World) -> None:
     run = Finished(b"T", _ID, 1838660153630720, 2, 1700000000_281_000, 1700000000_291_000)
     crashed = Finished(b"T", b"1795461475819-0", 1838660153630720, 1, 1700000000_281_000, 0)
-    world.link.call("XADD", world.keys.runs, "*", "batch", encode("consumer-1:1838660106017792", [run, crashed], ["done", CRASHED]))
+    world.link.call(
+        "XADD", world.keys.runs, "*", "batch", encode("consumer-1:1838660106017792", [run, crashed], ["done", CRASHED])
+    )
     told = shown(world, "audit", "runs", "--ticket", "T").output
     lines = [line.split() for line in told.splitlines()]
     assert [_ID.decode(), "2", "done", "2023-11-14", "22:13:20.281", "10", "ms"] in lines
-    assert any(line[0] == "1795461475819-0" and line[2] == CRASHED and line[-3:] == ["its", "process", "ended"] for line in lines if line)
+    assert any(
+        line[0] == "1795461475819-0" and line[2] == CRASHED and line[-3:] == ["its", "process", "ended"]
+        for line in lines
+        if line
+    )
     document = json.loads(shown(world, "audit", "runs", "--ticket", "T", "--json").output)
     assert document["runs"][0]["start_us"] == 1700000000_281_000
 
@@ -77,7 +92,13 @@ def test_tickets_are_listed_with_what_they_are_doing(world: World) -> None:
     world.parked(leader, b"held")
     world.parked(leader, b"held")
     assert shown(world, "pause", "held", "--why", "stock is being counted").exit_code == 0
-    wanted = {"runs": "processing", "tried-again": "retrying", "orphan": "recovering", "blocked": "parked", "held": "paused"}
+    wanted = {
+        "runs": "processing",
+        "tried-again": "retrying",
+        "orphan": "recovering",
+        "blocked": "parked",
+        "held": "paused",
+    }
     listed = shown(world, "tickets", "list").output
     assert {line.split()[0]: line.split()[1] for line in listed.splitlines()[2:7]} == wanted
     assert re.search(r"held is paused by \w+: stock is being counted \(rule", listed)
@@ -95,15 +116,19 @@ def test_tickets_that_may_be_missing_are_told(world: World, monkeypatch: pytest.
 
     def listed(limit: str) -> tuple[list[str], bool, str]:
         document = json.loads(shown(world, "tickets", "list", "--limit", limit, "--json").output)
-        return [row["ticket_id"] for row in document["tickets"]], document["more"], shown(world, "tickets", "list", "--limit", limit).output
+        return (
+            [row["ticket_id"] for row in document["tickets"]],
+            document["more"],
+            shown(world, "tickets", "list", "--limit", limit).output,
+        )
 
     leader, a = world.elect(), world.join("a")
     parked = [*world.parked(leader, b"much"), *world.parked(leader, b"much"), *world.parked(leader, b"hidden")]
-    monkeypatch.setattr("master.ticket_states.LOOKED_AT", 1)
+    monkeypatch.setattr("usher.master.insight.ticket_states.LOOKED_AT", 1)
     tickets, more, told = listed("9")
     assert (tickets, more) == (["much"], True)
     assert "more is parked" in told
-    monkeypatch.setattr("master.ticket_states.LOOKED_AT", 3)
+    monkeypatch.setattr("usher.master.insight.ticket_states.LOOKED_AT", 3)
     assert listed("9")[:2] == (["much", "hidden"], False)
     assert listed("1")[:2] == (["much"], True)
     world.link.call("XACK", world.keys.stream, world.keys.group, *parked)
@@ -121,12 +146,21 @@ def test_where_the_group_is_not_there_the_group_is_blamed_and_not_redis(
     (letter,) = letters(world, b"T")
     for name, value in (("REDIS_URL", world.link.url), ("TICKET_STREAM", world.keys.stream), ("GROUP", "nope")):
         monkeypatch.setenv(f"USHER_{name}", value)
-    world.link.call("XADD", Keys(world.keys.stream, "nope").dead, letter, *world.link.call("XRANGE", world.keys.dead, letter, letter)[0][1])
+    world.link.call(
+        "XADD",
+        Keys(world.keys.stream, "nope").dead,
+        letter,
+        *world.link.call("XRANGE", world.keys.dead, letter, letter)[0][1],
+    )
     assert run(["dead", "redrive", letter, "--yes"]) == 2
     told = capsys.readouterr().err
-    assert told.startswith(f"usher: USHER_GROUP: stream {world.keys.stream} has no group nope. The master that leads makes it")
+    assert told.startswith(
+        f"usher: USHER_GROUP: stream {world.keys.stream} has no group nope. The master that leads makes it"
+    )
     assert "USHER_REDIS_URL" not in told
-    assert "(group nope: not there; the master that leads makes it)" in " ".join(shown(world, "status", "--once", "--group", "nope").output.split())
+    assert "(group nope: not there; the master that leads makes it)" in " ".join(
+        shown(world, "status", "--once", "--group", "nope").output.split()
+    )
 
 
 @pytest.mark.parametrize(
@@ -136,7 +170,9 @@ def test_where_the_group_is_not_there_the_group_is_blamed_and_not_redis(
         ("consumers", "drain", "a"), ("consumers", "resume", "a"), ("delayed", "drop", "1-1", "--yes"),
     ],
 )  # fmt: skip
-def test_why_an_operator_acts_is_why_everywhere_and_scripts_that_call_it_reason_go_on(world: World, words: tuple[str, ...]) -> None:
+def test_why_an_operator_acts_is_why_everywhere_and_scripts_that_call_it_reason_go_on(
+    world: World, words: tuple[str, ...]
+) -> None:
     told = shown(world, *words, "--help").output
     assert "--why TEXT" in told
     assert "--reason" not in told
@@ -153,12 +189,16 @@ def test_what_is_no_id_of_a_letter_is_refused_in_one_line(world: World, what: st
     assert "is not the id of a letter" in refused.output
 
 
-@pytest.mark.parametrize("words", [("pause", "42"), ("rules", "dead-letter", "42", "--yes"), ("dead", "redrive", "--all", "--yes")])
+@pytest.mark.parametrize(
+    "words", [("pause", "42"), ("rules", "dead-letter", "42", "--yes"), ("dead", "redrive", "--all", "--yes")]
+)
 def test_what_the_user_of_the_url_may_not_do_is_told_in_one_line(
     world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
     world.link.call("XADD", world.keys.dead, "*", "usher-id", "5-1", "usher-fields", "1", "a", "b")
-    world.link.call("ACL", "SETUSER", "looks", "on", ">pw", "~*", "+@read", "+@connection", "+info", "+eval", "+evalsha", "+xgroup")
+    world.link.call(
+        "ACL", "SETUSER", "looks", "on", ">pw", "~*", "+@read", "+@connection", "+info", "+eval", "+evalsha", "+xgroup"
+    )
     monkeypatch.setenv("USHER_REDIS_URL", with_user(world.link.url, "looks", "pw"))
     monkeypatch.setenv("USHER_TICKET_STREAM", world.keys.stream)
     monkeypatch.setenv("USHER_GROUP", world.keys.group)
@@ -182,7 +222,12 @@ def test_ids_of_messages_incarnations_and_rules_stay_whole(world: World) -> None
     world.join("a-consumer")
     world.owned(world.elect(), world.join("another-one"), _TICKET, _ID)
     rule = rule_id(Target.TICKET, _TICKET.decode())
-    assert shown(world, "pause", _TICKET.decode(), "--reason", "the customer asked us to wait until the new warehouse opens").exit_code == 0
+    assert (
+        shown(
+            world, "pause", _TICKET.decode(), "--reason", "the customer asked us to wait until the new warehouse opens"
+        ).exit_code
+        == 0
+    )
     assert _ID.decode() in shown(world, "tickets", "list").output.split()
     assert rule in shown(world, "rules").output.split()
     for words in (("consumers", "list"), ("status", "--once")):
@@ -197,7 +242,10 @@ def test_filters_that_let_no_letter_through_are_named_and_that_is_no_failure(wor
     assert (nothing.exit_code, nothing.output) == (0, "there are no dead letters\n")
     (letter,) = letters(world, _TICKET)
     other = shown(world, "dead", what, "--all", "--reason", "nope", "--ticket", "a\x1bb", "--older-than", "2h")
-    assert (other.exit_code, other.output) == (0, "no dead letter matches: ticket a\\x1bb, reason nope, older than 2 h 0 min\n")
+    assert (other.exit_code, other.output) == (
+        0,
+        "no dead letter matches: ticket a\\x1bb, reason nope, older than 2 h 0 min\n",
+    )
     assert [one.decode() for one in world.letter_ids()] == [letter]
 
 
@@ -216,7 +264,8 @@ def test_a_reason_of_letters_is_told_from_the_reason_of_an_action(world: World, 
 
 
 def test_whoever_lifts_a_rule_says_why_to_the_action_log_only(world: World) -> None:
-    """Whoever asks what a ticket waits for is told of the rules that hold, so what is said at a lift is not told there."""
+    """Whoever asks what a ticket waits for is told of the rules that hold, so what is said at a lift is not told
+    there."""
     for words in (("resume",), ("rules", "lift")):
         assert "Why, for the action log.\n" in shown(world, *words, "--help").output
     assert shown(world, "pause", "T", "--reason", "opens on Monday").exit_code == 0
@@ -230,7 +279,11 @@ def test_whoever_lifts_a_rule_says_why_to_the_action_log_only(world: World) -> N
 def test_of_a_ticket_of_which_nothing_is_left_nobody_knows_whether_it_ever_came(world: World) -> None:
     world.elect()
     told = " ".join(shown(world, "tickets", "explain", "nosuch").output.split())
-    assert told == "nosuch: idle nothing of it is unread, parked or in processing: all that ever came is finished, or nothing ever came"
+    assert (
+        told
+        == "nosuch: idle nothing of it is unread, parked or in processing: all that ever came is finished, or nothing"
+        " ever came"
+    )
 
 
 @pytest.mark.parametrize("ticket", [b"\\[/x]", b"\\[red]", b"[/x]", b"gift:id:key:7", b"a\\"])
@@ -241,7 +294,13 @@ def test_tickets_are_shown_as_they_are_called(world: World, ticket: bytes) -> No
     world.give_up(a, ticket, "skip")
     world.owned(leader, a, ticket)
     letter = world.letter_ids()[0].decode()
-    for words in (("dead", "list"), ("dead", "show", letter), ("tickets", "list"), ("tickets", "show", ticket.decode()), ("status", "--once")):
+    for words in (
+        ("dead", "list"),
+        ("dead", "show", letter),
+        ("tickets", "list"),
+        ("tickets", "show", ticket.decode()),
+        ("status", "--once"),
+    ):
         ended = shown(world, *words)
         assert (ended.exit_code, ended.exception) == (0, None), words
         assert ticket.decode() in ended.output.split(), (words, ended.output)

@@ -8,17 +8,17 @@ from typing import Any, ClassVar
 
 import pytest
 
-from common.attempts import Attempts
-from common.clock import now_s
-from common.errors import GiveUp, PartialFailure, ReplyUnknown, RetryLater
-from common.redis_client import CommandRefused
-from consumer.batch_pool import BatchCall, Gatherer
-from consumer.declared import Batch
-from consumer.watchdog import Watchdog
 from tests.integration.actors import ConsumerActor, Run, Stage, Trouble
 from tests.integration.factories import LEASE_MS, plan
 from tests.integration.test_charge import attempts
 from tests.integration.test_quarantine import Process, hand_over
+from usher.common.base.clock import now_s
+from usher.common.base.errors import GiveUp, PartialFailure, ReplyUnknown, RetryLater
+from usher.common.protocol.attempts import Attempts
+from usher.common.redis.client import CommandRefused
+from usher.consumer.execution.batch_pool import BatchCall, Gatherer
+from usher.consumer.execution.watchdog import Watchdog
+from usher.consumer.handlers.decorators import Batch
 
 T, U = b"T", b"U"
 
@@ -62,8 +62,8 @@ class _Batches:
 
 @pytest.mark.parametrize("step", ["ack", "dead_letter"])
 def test_an_answer_that_was_true_before_the_ticket_came_back_drops_nothing_of_it(stage: Stage, step: str) -> None:
-    """The first call is done and its reply is lost; the second one says STALE, because another owner has the ticket by then. Before that
-    is read, the other one is done, and the reader has what was handed over to us after it."""
+    """The first call is done and its reply is lost; the second one says STALE, because another owner has the ticket by
+    then. Before that is read, the other one is done, and the reader has what was handed over to us after it."""
     leader, a, b = stage.world.elect(), stage.consumer("a"), stage.consumer("b")
 
     def give(owner: ConsumerActor) -> bytes:
@@ -178,7 +178,8 @@ def test_a_suspect_whose_body_is_deleted_before_it_runs_alone_has_a_letter(stage
 
 
 def test_a_letter_that_is_lost_with_its_machine_does_not_come_back_as_a_crash(stage: Stage) -> None:
-    """Its failures are stored, its letter is not, and the loss that `take_back` counts is no proof that its handler ran then."""
+    """Its failures are stored, its letter is not, and the loss that `take_back` counts is no proof that its handler ran
+    then."""
     m, a = stage.leader(), stage.consumer("a", max_attempts=1)
     [sent] = stage.send(T)
     m.settle()
@@ -287,7 +288,8 @@ def test_so_is_a_batch_handlers_answer(stage: Stage, how: str) -> None:
 
 
 def test_neighbours_in_a_call_are_not_judged_by_an_error_that_cannot_be_read(stage: Stage) -> None:
-    """It is a RetryLater that does not say when, because of one of them: as after any error, each is tried by itself."""
+    """It is a RetryLater that does not say when, because of one of them: as after any error, each is tried by
+    itself."""
     batches = _Batches(stage, b"T0", b"T1", b"T2", max_attempts=1)
     for messages in (3, 1, 1, 1):
         call = batches.call()
@@ -297,7 +299,9 @@ def test_neighbours_in_a_call_are_not_judged_by_an_error_that_cannot_be_read(sta
     assert [letter[b"usher-ticket"] for letter in stage.world.dead()] == [b"T1"]
 
 
-def test_a_letter_that_redis_refuses_does_not_hold_up_those_that_wait_for_one_alone(stage: Stage, tmp_path: Path) -> None:
+def test_a_letter_that_redis_refuses_does_not_hold_up_those_that_wait_for_one_alone(
+    stage: Stage, tmp_path: Path
+) -> None:
     """Nothing ran beside the message that is given up; what is left of it is a letter that Redis will not take."""
     process = Process(stage, stage.leader(), tmp_path / "a.journal", 5)
     hand_over(stage, process, T)
@@ -342,7 +346,9 @@ def test_a_letter_that_redis_refuses_does_not_keep_a_drain_from_giving_back_the_
     assert stage.world.pending() == {a.name: [b"1-1", b"2-1"], b"master": [other]}
 
 
-def test_a_start_that_was_charged_ahead_and_did_not_happen_is_not_counted_after_a_drain(stage: Stage, tmp_path: Path) -> None:
+def test_a_start_that_was_charged_ahead_and_did_not_happen_is_not_counted_after_a_drain(
+    stage: Stage, tmp_path: Path
+) -> None:
     """Redis has the charge, its reply is lost, and before it is sent again the process is told to stop."""
     process = Process(stage, stage.leader(), tmp_path / "a.journal", 3)
     hand_over(stage, process, T)

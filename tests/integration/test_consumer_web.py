@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import requests
 
-from common import serving
-from common.clock import now_s
-from common.health import Health, judge
-from common.log import configure
-from common.service import Ended, Service
-from consumer.web import create_app
 from tests.doors import doorman
 from tests.served import Running, until
+from usher.common.base.clock import now_s
+from usher.common.base.log import configure
+from usher.common.http.server import server as serving
+from usher.common.runtime.health import Health, judge
+from usher.common.runtime.service import Ended, Service
+from usher.consumer.web import create_app
 
 _CHILD = "from tests.integration.test_consumer_web import child; child()"
 
@@ -57,7 +57,9 @@ class Program:
         self._stopping = False
         self._told = 0
         self._told_enough = threading.Event()
-        self.app = create_app(doorman(), self._health, lambda: {"name": "c1", "incarnation": "c1:7"}, draining=self._draining)
+        self.app = create_app(
+            doorman(), self._health, lambda: {"name": "c1", "incarnation": "c1:7"}, draining=self._draining
+        )
 
     def _health(self) -> Health:
         return judge([self._work], now_s())
@@ -112,9 +114,16 @@ def test_a_consumer_that_works_is_well(start: Callable[[str], Running]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "reason"), [("hang", "work made no progress for"), ("end", "work is not running"), ("fail", "work: KeyError: 'no such thing'")]
+    ("way", "reason"),
+    [
+        ("hang", "work made no progress for"),
+        ("end", "work is not running"),
+        ("fail", "work: KeyError: 'no such thing'"),
+    ],
 )
-def test_a_consumer_whose_service_does_not_work_is_503_with_the_reason(start: Callable[[str], Running], way: str, reason: str) -> None:
+def test_a_consumer_whose_service_does_not_work_is_503_with_the_reason(
+    start: Callable[[str], Running], way: str, reason: str
+) -> None:
     running = start(way)
     until(lambda: _health(running).status_code == 503, "503", running)
     answered = _health(running).json()
@@ -134,7 +143,9 @@ def test_during_a_drain_it_is_alive_and_well_but_not_ready(start: Callable[[str]
     assert running.ended() == 0
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/", 404), ("GET", "/api/tickets", 404), ("POST", "/api/health", 405)])
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/", 404), ("GET", "/api/tickets", 404), ("POST", "/api/health", 405)]
+)
 def test_there_is_nothing_else(start: Callable[[str], Running], method: str, path: str, status: int) -> None:
     running = start("work")
     answered: Any = requests.request(method, f"http://127.0.0.1:{running.port}{path}", timeout=20)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from common.errors import OwnershipLost
-from common.redis_client import CommandRefused
-from consumer.owner_steps import Buried, Letter
 from tests.integration.factories import NASTY_TICKETS, World, fetch
+from usher.common.base.errors import OwnershipLost
+from usher.common.redis.client import CommandRefused
+from usher.consumer.lifecycle.owner_scripts import Buried, Letter
 
 
 def _letter(ticket: bytes, entry_id: bytes, reason: str = "gave_up", error: str = "ValueError('x')") -> Letter:
@@ -161,7 +161,14 @@ def test_a_message_of_thousands_of_fields_is_kept_as_far_as_it_fits_and_says_so(
     world.make_idle(a.incarnation, 0, b"1-1")
     assert a.steps.dead_letter(_letter(b"T", b"1-1")) is Buried.OK
     [(_, letter)] = world.link.call("XRANGE", world.keys.dead, "-", "+")
-    assert letter[24:30] == [b"usher-fields-cut", b"2001", b"usher-bytes", b"%d" % sum(map(len, fields)), b"usher-fields", b"3000"]
+    assert letter[24:30] == [
+        b"usher-fields-cut",
+        b"2001",
+        b"usher-bytes",
+        b"%d" % sum(map(len, fields)),
+        b"usher-fields",
+        b"3000",
+    ]
     assert letter[30:] == [field.encode() for field in fields[:6000]]
 
 

@@ -1,4 +1,5 @@
-"""The routes of the dead letters on a real Redis: pages, filters, what is done, and how wrong questions are answered."""
+"""The routes of the dead letters on a real Redis: pages, filters, what is done, and how wrong questions are
+answered."""
 
 from __future__ import annotations
 
@@ -8,16 +9,16 @@ from typing import Any
 import pytest
 from werkzeug.test import Client, TestResponse
 
-from common import web
-from common.credentials import Identity, Role
-from common.keys import Keys
-from common.redis_client import Link
-from consumer.owner_steps import Buried
-from master.dead_letters import DeadLetters
-from master.web.dead_letters import BODY, letter_routes
 from tests.doors import doorman
 from tests.integration.factories import World
 from tests.integration.memory import full_memory
+from usher.common.http import app as web
+from usher.common.http.credentials import Identity, Role
+from usher.common.protocol.keys import Keys
+from usher.common.redis.client import Link
+from usher.consumer.lifecycle.owner_scripts import Buried
+from usher.master.operations.dead_letters import DeadLetters
+from usher.master.web.dead_letters import BODY, letter_routes
 
 _PATH = "/api/dead-letters"
 T = b"T"
@@ -62,7 +63,15 @@ def test_letters_come_in_pages_without_the_fields_of_their_messages(client: Clie
 
 @pytest.mark.parametrize(
     ("query", "count"),
-    [("ticket=U", 5), ("ticket=none", 0), ("error=e1", 2), ("reason=gave", 6), ("id=7-1", 1), ("older_than_s=3600", 0), ("younger_than_s=3600", 6)],
+    [
+        ("ticket=U", 5),
+        ("ticket=none", 0),
+        ("error=e1", 2),
+        ("reason=gave", 6),
+        ("id=7-1", 1),
+        ("older_than_s=3600", 0),
+        ("younger_than_s=3600", 6),
+    ],
 )
 def test_filters(client: Client, letters: list[str], query: str, count: int) -> None:
     assert len(_asked(client.get(f"{_PATH}?{query}"))["dead_letters"]) == count
@@ -77,7 +86,9 @@ def test_one_letter_has_everything(client: Client, letters: list[str]) -> None:
 
 
 def test_what_its_message_says_is_for_operators_and_not_for_viewers(world: World, letters: list[str]) -> None:
-    app = web.create_app(__name__, doorman(look=Identity(Role.VIEWER, "vera"), act=Identity(Role.OPERATOR, "otto")), 4096)
+    app = web.create_app(
+        __name__, doorman(look=Identity(Role.VIEWER, "vera"), act=Identity(Role.OPERATOR, "otto")), 4096
+    )
     app.register_blueprint(letter_routes(DeadLetters(world.link, world.keys)))
     fields = {}
     for token in ("look", "act"):
@@ -89,7 +100,11 @@ def test_what_its_message_says_is_for_operators_and_not_for_viewers(world: World
 def test_letters_are_redriven_and_dropped_by_id(client: Client, letters: list[str], world: World) -> None:
     skipped, parked = letters[0], letters[-1]
     results = _asked(client.post(f"{_PATH}/redrive", json={"ids": [skipped, parked, parked, "1-1"]}))["results"]
-    assert [(result["id"], result["outcome"]) for result in results] == [(skipped, "added"), (parked, "resumed"), ("1-1", "gone")]
+    assert [(result["id"], result["outcome"]) for result in results] == [
+        (skipped, "added"),
+        (parked, "resumed"),
+        ("1-1", "gone"),
+    ]
     assert world.link.call("XRANGE", world.keys.stream, results[0]["message_id"], "+")
     dropped = _asked(client.post(f"{_PATH}/drop", json={"ids": letters[:2]}))["results"]
     assert [result["outcome"] for result in dropped] == ["gone", "dropped"]
@@ -107,7 +122,18 @@ def test_letters_are_chosen_by_a_filter_with_a_limit(client: Client, letters: li
 
 @pytest.mark.parametrize(
     "query",
-    ["limit=0", "limit=x", "cursor=x", "cursor=1-1x", "ticket=", "id=7", "older_than_s=-1", "older_than_s=nan", "younger_than_s=1e999", "nope=1"],
+    [
+        "limit=0",
+        "limit=x",
+        "cursor=x",
+        "cursor=1-1x",
+        "ticket=",
+        "id=7",
+        "older_than_s=-1",
+        "older_than_s=nan",
+        "younger_than_s=1e999",
+        "nope=1",
+    ],
 )
 def test_a_query_that_cannot_be_used_is_422_and_not_repeated(client: Client, query: str) -> None:
     assert query.partition("=")[2] not in _asked(client.get(f"{_PATH}?{query}"), 422)["errors"][0]["problem"].split()
@@ -124,7 +150,9 @@ def test_a_query_that_cannot_be_used_is_422_and_not_repeated(client: Client, que
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("what", ["redrive", "drop"])
-def test_a_body_that_cannot_be_used_changes_nothing(client: Client, letters: list[str], world: World, what: str, body: object) -> None:
+def test_a_body_that_cannot_be_used_changes_nothing(
+    client: Client, letters: list[str], world: World, what: str, body: object
+) -> None:
     with world.unchanged():
         assert _asked(client.post(f"{_PATH}/{what}", json=body), 422)["title"] == "invalid_fields"
 
@@ -142,13 +170,18 @@ def test_a_redis_that_is_away_is_503() -> None:
     app = web.create_app(__name__, doorman(), 4096)
     app.register_blueprint(letter_routes(DeadLetters(Link("redis://127.0.0.1:1/0", "nobody"), Keys("s", "g"))))
     client = app.test_client()
-    for answered in (client.get(_PATH), client.get(f"{_PATH}/1-1"), client.post(f"{_PATH}/redrive", json={"ids": ["1-1"]})):
+    for answered in (
+        client.get(_PATH),
+        client.get(f"{_PATH}/1-1"),
+        client.post(f"{_PATH}/redrive", json={"ids": ["1-1"]}),
+    ):
         assert _asked(answered, 503)["title"] == "redis_unavailable"
         assert answered.headers["Retry-After"] == "1"
 
 
 def test_a_redis_that_refuses_writes_says_why(client: Client, world: World, letters: list[str]) -> None:
-    """It was said to be away, which is looked for elsewhere: consumers that found no master had nothing else in their logs."""
+    """It was said to be away, which is looked for elsewhere: consumers that found no master had nothing else in their
+    logs."""
     with full_memory(world.link):
         refused = client.post(f"{_PATH}/redrive", json={"ids": letters[:1]})
     assert _asked(refused, 503)["title"] == "redis_unavailable"

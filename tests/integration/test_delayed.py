@@ -1,4 +1,5 @@
-"""due_delayed.lua and send_delayed.lua, and the producer: a delayed message comes into its stream when it is due, once."""
+"""due_delayed.lua and send_delayed.lua, and the producer: a delayed message comes into its stream when it is due,
+once."""
 
 from __future__ import annotations
 
@@ -7,14 +8,14 @@ from collections.abc import Callable
 
 import pytest
 
-from common.errors import Fenced, NotNow
-from common.producer import Outgoing, Producer
-from common.redis_client import CommandRefused
-from master.delayed_view import DelayedView, member_of
-from master.leader_steps import Due, LeaderSteps
-from master.vitals import VitalsReader
 from tests.integration.delays import FUTURE, PAST, delay, left, log_keys, now_ms, send_due, sent
 from tests.integration.factories import NASTY_TICKETS, World
+from usher.common.base.errors import Fenced, NotNow
+from usher.common.redis.client import CommandRefused
+from usher.common.sending.producer import Outgoing, Producer
+from usher.master.insight.stats import VitalsReader
+from usher.master.leader.leader_scripts import Due, LeaderSteps
+from usher.master.operations.delayed_messages import DelayedView, member_of
 
 # ---- the scripts ---------------------------------------------------------------------------------------------------------------
 
@@ -112,7 +113,10 @@ def test_what_is_deleted_by_hand_is_not_sent_and_not_looked_at_again(world: Worl
     first, second = delay(world, b"A", PAST), delay(world, b"B", PAST)
     due = leader.due_delayed(10).due
     world.link.call("XDEL", log.delayed, first)
-    assert [told != b"" for told in leader.send_delayed([(one, world.keys.stream) for one in due], 60_000)] == [False, True]
+    assert [told != b"" for told in leader.send_delayed([(one, world.keys.stream) for one in due], 60_000)] == [
+        False,
+        True,
+    ]
     world.link.call("XDEL", log.delayed, delay(world, b"C", PAST), second)
     assert leader.due_delayed(10).due == []
     assert (sent(world), world.link.call("EXISTS", log.due)) == ([b"B"], 0)
@@ -130,7 +134,8 @@ def test_a_stream_that_was_deleted_and_came_back_with_lower_ids_is_put_in_order_
 
 
 def test_one_that_lies_before_what_was_put_in_order_is_sent_all_the_same(world: World) -> None:
-    """The stream came back and has grown beyond its former end before anybody looked; or it was restored; or its order was deleted."""
+    """The stream came back and has grown beyond its former end before anybody looked; or it was restored; or its order
+    was deleted."""
     leader, log = world.elect(), log_keys(world)
     world.link.call("XADD", log.delayed, "900-1", "due_ms", FUTURE, "ticket_id", "old")
     leader.due_delayed(10)

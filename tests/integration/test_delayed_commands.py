@@ -12,14 +12,14 @@ from unittest import mock
 
 import pytest
 
-from common.keys import Keys, LogKeys
-from common.redis_client import Link
-from common.sources import Sources
-from master.actions import ActionLog
-from master.explainer import Explainer
-from master.vitals import VitalsReader
 from tests.commands import usher
 from tests.integration.factories import World
+from usher.common.protocol.keys import Keys, LogKeys
+from usher.common.protocol.sources import Sources
+from usher.common.redis.client import Link
+from usher.master.insight.explainer import Explainer
+from usher.master.insight.stats import VitalsReader
+from usher.master.operations.action_log import ActionLog
 
 KEYS = Keys("ticket_stream", "g")
 Run = Callable[..., tuple[int, str]]
@@ -65,7 +65,9 @@ def test_a_message_for_later_is_delayed(run: Run, link: Link) -> None:
 
 def test_a_moment_may_be_given_and_repeats_are_recognised(run: Run, link: Link) -> None:
     for repeated in (0, 1):
-        seen = _document(run, "send", "--ticket", "42", "uid=order-7", "--at", "2096-01-01T00:00:00+00:00", "--dedup", "3600")
+        seen = _document(
+            run, "send", "--ticket", "42", "uid=order-7", "--at", "2096-01-01T00:00:00+00:00", "--dedup", "3600"
+        )
         assert (seen["due_ms"], seen["sent"], seen["repeated"]) == (3_976_214_400_000, 1 - repeated, repeated)
     assert link.call("XLEN", LogKeys("ticket_stream").delayed) == 1
 
@@ -127,12 +129,16 @@ def test_messages_are_dropped_by_id_or_by_ticket_and_the_action_log_says_so(run:
     assert run("delayed", "drop", "--all", "--ticket", "nobody", "--yes") == (0, "0 delayed messages dropped\n")
 
 
-def test_where_streams_are_gathered_the_ticket_is_that_of_the_producer(run: Run, link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_streams_are_gathered_the_ticket_is_that_of_the_producer(
+    run: Run, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("USHER_TICKET_STREAM", "orders,returns")
     world = World(link)
     world.keys = Keys("usher:{g}", "g")
     for ticket in ("A", "B"):
-        link.call("XADD", "usher:{g}:delayed", "*", "due_ms", 4_000_000_000_000, "stream", "orders", "ticket_id", ticket)
+        link.call(
+            "XADD", "usher:{g}:delayed", "*", "due_ms", 4_000_000_000_000, "stream", "orders", "ticket_id", ticket
+        )
     world.elect().due_delayed(10)
     [row] = _document(run, "delayed", "list", "--ticket", "A")["messages"]
     assert row["ticket_id"] == "A"
@@ -140,7 +146,8 @@ def test_where_streams_are_gathered_the_ticket_is_that_of_the_producer(run: Run,
 
 
 @pytest.mark.parametrize(
-    ("streams", "name", "work"), [("orders,returns", "orders", "usher:{g}"), ("a{7},b{7}", "a{7}", "usher:g{7}"), ("o*", "orders", "usher:{g}")]
+    ("streams", "name", "work"),
+    [("orders,returns", "orders", "usher:{g}"), ("a{7},b{7}", "a{7}", "usher:g{7}"), ("o*", "orders", "usher:{g}")],
 )
 def test_for_one_of_several_streams_a_message_waits_only_where_a_master_looks(
     run: Run, link: Link, monkeypatch: pytest.MonkeyPatch, streams: str, name: str, work: str
@@ -180,7 +187,9 @@ def test_all_are_dropped_also_those_that_no_leader_has_looked_at(run: Run, link:
     assert link.call("XLEN", LogKeys("ticket_stream").delayed) == 0
 
 
-@pytest.mark.parametrize("words", [(), ("1-1", "--all"), ("--ticket", "A"), ("nonsense",), ("--all",), ("1-1", "--json")])
+@pytest.mark.parametrize(
+    "words", [(), ("1-1", "--all"), ("--ticket", "A"), ("nonsense",), ("--all",), ("1-1", "--json")]
+)
 def test_nothing_is_dropped_by_mistake(run: Run, link: Link, words: tuple[str, ...]) -> None:
     run("send", "--ticket", "A", "text=x", "--after", "1h")
     _put_in_order(link)
@@ -198,7 +207,9 @@ def test_status_and_metrics_count_them(run: Run, link: Link) -> None:
     assert "the first in 9 min" in run("status", "--once")[1]
     vitals = VitalsReader(link, KEYS).read()
     assert (vitals.delayed, vitals.late_s) == (1, 0.0)
-    link.call("ZINCRBY", LogKeys("ticket_stream").due, -1_200_000, link.call("ZRANGE", LogKeys("ticket_stream").due, 0, 0)[0])
+    link.call(
+        "ZINCRBY", LogKeys("ticket_stream").due, -1_200_000, link.call("ZRANGE", LogKeys("ticket_stream").due, 0, 0)[0]
+    )
     late = VitalsReader(link, KEYS).read()
     assert 500 < late.late_s < 700
     assert world.link.call("XLEN", "ticket_stream") == 0
@@ -217,10 +228,12 @@ def test_a_ticket_is_explained_by_what_is_delayed_of_it(run: Run, link: Link) ->
 
 
 @pytest.mark.parametrize("ahead_s", [-3600, 3600])
-def test_what_is_delayed_is_explained_by_the_clock_of_redis(run: Run, link: Link, monkeypatch: pytest.MonkeyPatch, ahead_s: int) -> None:
+def test_what_is_delayed_is_explained_by_the_clock_of_redis(
+    run: Run, link: Link, monkeypatch: pytest.MonkeyPatch, ahead_s: int
+) -> None:
     run("send", "--ticket", "42", "text=x", "--after", "10m")
     world = _put_in_order(link)
-    monkeypatch.setattr("master.explainer.wall_ms", lambda: time.time_ns() // 1_000_000 + 1000 * ahead_s)
+    monkeypatch.setattr("usher.master.insight.explainer.wall_ms", lambda: time.time_ns() // 1_000_000 + 1000 * ahead_s)
     told = Explainer(world.link, KEYS, "ticket_id", 10_000).explain("42")
     assert told.reasons[0].text.startswith("1 message of it is delayed, due in 9 min")
 

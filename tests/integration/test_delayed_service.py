@@ -12,17 +12,17 @@ from unittest import mock
 
 import pytest
 
-from common.clock import now_s
-from common.errors import ReplyUnknown
-from common.redis_client import Link
-from common.sources import Sources
-from master.delayed import DelayedMessages
-from master.elector import Lead
-from master.leader_steps import LeaderSteps
 from tests.abuse import check_contract
 from tests.integration.delays import FUTURE, PAST, delay, left, log_keys, now_ms, sent
 from tests.integration.factories import World
 from tests.proxy import Proxy
+from usher.common.base.clock import now_s
+from usher.common.base.errors import ReplyUnknown
+from usher.common.protocol.sources import Sources
+from usher.common.redis.client import Link
+from usher.master.leader.elector import Lead
+from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.operations.delayed_sender import DelayedMessages
 
 
 @contextlib.contextmanager
@@ -49,7 +49,9 @@ def _until(true: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_the_leading_master_sends_when_the_time_has_come_and_hears_of_earlier_ones(any_redis_url: str, world: World) -> None:
+def test_the_leading_master_sends_when_the_time_has_come_and_hears_of_earlier_ones(
+    any_redis_url: str, world: World
+) -> None:
     leader = world.elect()
     with _running(any_redis_url, world, _led(leader)) as service:
         delay(world, b"never", FUTURE)
@@ -63,7 +65,9 @@ def test_the_leading_master_sends_when_the_time_has_come_and_hears_of_earlier_on
         assert int(entry_id.partition(b"-")[0]) >= due_ms, "never early"
 
 
-def test_more_than_a_page_of_them_are_all_put_in_order_before_the_first_is_sent(any_redis_url: str, world: World) -> None:
+def test_more_than_a_page_of_them_are_all_put_in_order_before_the_first_is_sent(
+    any_redis_url: str, world: World
+) -> None:
     """As after a time without a leader: of one ticket, what is due earlier may have been added later."""
     for number in range(1200):
         delay(world, b"%d" % number, 5000 - number)
@@ -88,7 +92,7 @@ def test_what_is_due_is_sent_also_while_many_more_are_added_than_are_sent(any_re
 
 def test_a_wait_for_the_next_one_is_no_stall(any_redis_url: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a minute in which Redis refused it a turn may wait for another one: as long as health has patience."""
-    monkeypatch.setattr("master.delayed._BLOCK_S", 0.05)
+    monkeypatch.setattr("usher.master.operations.delayed_sender._BLOCK_S", 0.05)
     delay(world, b"never", FUTURE)
     with _running(any_redis_url, world, _led(world.elect())) as service:
         _until(lambda: world.link.call("ZCARD", log_keys(world).due) == 1)
@@ -97,17 +101,26 @@ def test_a_wait_for_the_next_one_is_no_stall(any_redis_url: str, world: World, m
 
 
 def test_trouble_that_is_over_is_not_told_for_as_long_as_nothing_is_due(any_redis_url: str, world: World) -> None:
-    """After a failover, or a slot that moved, the leader called itself unwell (503) for a minute, while all worked again."""
+    """After a failover, or a slot that moved, the leader called itself unwell (503) for a minute, while all worked
+    again."""
     delay(world, b"never", FUTURE)
     with _running(any_redis_url, world, _led(world.elect())) as service:
-        _until(lambda: b"name=test:delayed " in world.link.call("CLIENT", "LIST") and world.link.call("ZCARD", log_keys(world).due) == 1)
+        _until(
+            lambda: (
+                b"name=test:delayed " in world.link.call("CLIENT", "LIST")
+                and world.link.call("ZCARD", log_keys(world).due) == 1
+            )
+        )
         service._link.interrupt()  # as the server would end it
         _until(lambda: service.failed_turns == 1)
         _until(lambda: service.trouble is None)
 
 
-def test_where_no_wait_succeeds_the_looks_get_rarer(any_redis_url: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As behind a proxy that ends every command that blocks: 25 looks a second, each over a new connection, because every other turn went well."""
+def test_where_no_wait_succeeds_the_looks_get_rarer(
+    any_redis_url: str, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a proxy that ends every command that blocks: 25 looks a second, each over a new connection, because
+    every other turn went well."""
     monkeypatch.setattr(DelayedMessages, "_await", mock.Mock(side_effect=ReplyUnknown("the proxy has ended it")))
     with _running(any_redis_url, world, _led(world.elect())) as service:
         time.sleep(1.5)
@@ -132,28 +145,46 @@ def test_one_that_leads_no_more_says_so(any_redis_url: str, world: World) -> Non
     service.on_end()
 
 
-def test_of_several_streams_a_message_names_the_one_that_it_is_for(any_redis_url: str, world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_of_several_streams_a_message_names_the_one_that_it_is_for(
+    any_redis_url: str, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     leader = world.elect()
-    with caplog.at_level(logging.ERROR), _running(any_redis_url, world, _led(leader), Sources.parse("orders,tenant:*")) as service:
+    with (
+        caplog.at_level(logging.ERROR),
+        _running(any_redis_url, world, _led(leader), Sources.parse("orders,tenant:*")) as service,
+    ):
         for ticket, named in ((b"A", b"tenant:a"), (b"B", b"orders"), (b"C", b"elsewhere"), (b"D", b"")):
             delay(world, ticket, PAST, "stream", named)
         _until(lambda: service.sent == 2 and "delayed_not_sent" in caplog.text)
     assert (sent(world, "tenant:a"), sent(world, "orders"), left(world)) == ([b"A"], [b"B"], 2)
 
 
-def test_thousands_that_cannot_be_sent_for_one_reason_are_one_line(any_redis_url: str, world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_thousands_that_cannot_be_sent_for_one_reason_are_one_line(
+    any_redis_url: str, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     world.link.call("SET", "orders", "no stream")
     for number in range(1000):
         delay(world, b"%d" % number, PAST, "stream", "orders" if number == 7 else "nowhere")
-    with caplog.at_level(logging.ERROR), _running(any_redis_url, world, _led(world.elect()), Sources.parse("orders,tenant:*")):
+    with (
+        caplog.at_level(logging.ERROR),
+        _running(any_redis_url, world, _led(world.elect()), Sources.parse("orders,tenant:*")),
+    ):
         _until(lambda: world.link.call("ZCOUNT", log_keys(world).due, PAST + 1, "+inf") == 1000)
     told = [vars(record)["facts"] for record in caplog.records]
-    assert sorted((facts["count"], facts["first"], "WRONGTYPE" in facts["why"]) for facts in told) == [(1, mock.ANY, True), (199, mock.ANY, False)]
+    assert sorted((facts["count"], facts["first"], "WRONGTYPE" in facts["why"]) for facts in told) == [
+        (1, mock.ANY, True),
+        (199, mock.ANY, False),
+    ]
 
 
-def test_a_stream_that_we_may_not_write_to_holds_up_no_other(any_redis_url: str, world: World, caplog: pytest.LogCaptureFixture) -> None:
-    """Redis refuses the whole script when it may not be given one of its keys; so it does in a cluster for one that lies elsewhere."""
-    world.link.call("ACL", "SETUSER", "few", "on", "nopass", "+@all", "~tenant:a", "~ticket_stream", "~{ticket_stream}:*")
+def test_a_stream_that_we_may_not_write_to_holds_up_no_other(
+    any_redis_url: str, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Redis refuses the whole script when it may not be given one of its keys; so it does in a cluster for one that
+    lies elsewhere."""
+    world.link.call(
+        "ACL", "SETUSER", "few", "on", "nopass", "+@all", "~tenant:a", "~ticket_stream", "~{ticket_stream}:*"
+    )
     leader = world.elect()
     for ticket, named in ((b"A", b"tenant:b"), (b"B", b"tenant:a"), (b"C", b"tenant:b"), (b"D", b"tenant:a")):
         delay(world, ticket, PAST, "stream", named)
@@ -188,7 +219,10 @@ def test_two_leaders_who_both_believe_it_send_each_message_once(any_redis_url: s
 def test_replies_that_get_lost_neither_lose_nor_double_a_message(redis_url: str, link: Link) -> None:
     world, replies = World(link), itertools.count()
     leader = world.elect()
-    with Proxy(redis_url, lambda chunk: chunk if next(replies) % 17 else None) as proxy, _running(proxy.url, world, _led(leader)) as service:
+    with (
+        Proxy(redis_url, lambda chunk: chunk if next(replies) % 17 else None) as proxy,
+        _running(proxy.url, world, _led(leader)) as service,
+    ):
         for number in range(100):
             delay(world, b"%d" % number, PAST)
             time.sleep(0.003)  # so that they are sent in many calls
@@ -197,7 +231,9 @@ def test_replies_that_get_lost_neither_lose_nor_double_a_message(redis_url: str,
     assert service.failed_turns > 0, "no reply was lost"
 
 
-def test_what_redis_refuses_is_told_and_the_master_is_well(any_redis_url: str, world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_redis_refuses_is_told_and_the_master_is_well(
+    any_redis_url: str, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     leader = world.elect()
     world.link.call("SET", log_keys(world).due, "spoilt")
     delay(world, b"A", PAST)
@@ -218,7 +254,11 @@ def test_the_service_keeps_its_contract(redis_url: str) -> None:
 def test_an_idle_leader_asks_rarely(any_redis_url: str, world: World) -> None:
     def calls() -> int:
         lines = world.link.call("INFO", "commandstats").decode().splitlines()
-        return sum(int(line.partition("calls=")[2].partition(",")[0]) for line in lines if line.startswith(("cmdstat_evalsha:", "cmdstat_xread:")))
+        return sum(
+            int(line.partition("calls=")[2].partition(",")[0])
+            for line in lines
+            if line.startswith(("cmdstat_evalsha:", "cmdstat_xread:"))
+        )
 
     leader = world.elect()
     with _running(any_redis_url, world, _led(leader)):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from common.errors import GroupMissing, OwnershipLost
 from tests.integration.factories import LEASE_MS, World
+from usher.common.base.errors import GroupMissing, OwnershipLost
 
 
 def _traces(world: World) -> list[bytes]:
     """Keys that an incarnation leaves behind, and its names in the group and in the roster."""
-    keys = [key for key in world.link.call("KEYS", world.keys.prefix + "*:*:*") if b":lease:" in key or b":inbox:" in key]
+    keys = [
+        key for key in world.link.call("KEYS", world.keys.prefix + "*:*:*") if b":lease:" in key or b":inbox:" in key
+    ]
     names = [consumer.name for consumer in world.stream.group_consumers() if consumer.name != b"master"]
     return sorted([*keys, *names, *world.link.call("HKEYS", world.keys.consumers)])
 

@@ -15,20 +15,20 @@ from typing import Any
 import orjson
 import pytest
 
-from common.doctor.collector import collect, startup_findings
-from common.doctor.facts import Facts, Finding, Severity
-from common.doctor.findings import examine
-from common.doctor.versions import known_holes, version_of
-from common.embedded import EmbeddedRedis, free_port
-from common.errors import NotNow
-from common.keys import Keys
-from common.redis_client import Link
-from common.scripts import ScriptRunner
-from common.sources import SHARDS, Sources
-from master.__main__ import tell_what_is_bad
 from tests.integration.factories import World
 from tests.integration.memory import full_memory
 from tests.proxy import Proxy
+from usher.common.base.errors import NotNow
+from usher.common.doctor.collector import collect, startup_findings
+from usher.common.doctor.facts import Facts, Finding, Severity
+from usher.common.doctor.findings import examine
+from usher.common.doctor.versions import known_holes, version_of
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.sources import SHARDS, Sources
+from usher.common.redis.client import Link
+from usher.common.redis.embedded import EmbeddedRedis, free_port
+from usher.common.redis.scripts import ScriptRunner
+from usher.master.__main__ import tell_what_is_bad
 
 ROOT = Path(__file__).resolve().parents[2]
 LEASE_MS = 10_000
@@ -48,7 +48,12 @@ def link(durable_server: EmbeddedRedis) -> Iterator[Link]:
     made = Link(durable_server.url, "test")
     made.call("FLUSHALL")
     yield made
-    for name, value in {"maxmemory-policy": "noeviction", "appendfsync": "everysec", "timeout": "0", "min-replicas-to-write": "0"}.items():
+    for name, value in {
+        "maxmemory-policy": "noeviction",
+        "appendfsync": "everysec",
+        "timeout": "0",
+        "min-replicas-to-write": "0",
+    }.items():
         made.call("CONFIG", "SET", name, value)
     made.call("REPLICAOF", "NO", "ONE")
     for user in made.call("ACL", "USERS"):
@@ -64,7 +69,7 @@ def look(link: Link) -> tuple[Facts, dict[str, Finding]]:
 
 def usher_doctor(url: str, *words: str) -> subprocess.CompletedProcess[str]:
     env = {"PATH": os.environ["PATH"], "USHER_REDIS_URL": url, "USHER_GROUP": "g"}
-    command = [sys.executable, str(ROOT / "common" / "launch.py"), "doctor", *words]
+    command = [sys.executable, str(ROOT / "usher" / "__main__.py"), "doctor", *words]
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
 
 
@@ -111,7 +116,11 @@ def test_what_is_set_badly_is_seen_and_the_exit_code_is_1(link: Link) -> None:
     link.call("CONFIG", "SET", "appendfsync", "no")
     link.call("CONFIG", "SET", "timeout", "60")
     _, found = look(link)
-    assert (found["eviction"].severity, found["fsync"].severity, found["idle connections"].severity) == (BAD, WARN, WARN)
+    assert (found["eviction"].severity, found["fsync"].severity, found["idle connections"].severity) == (
+        BAD,
+        WARN,
+        WARN,
+    )
     done = usher_doctor(link.url)
     assert done.returncode == 1, done.stderr
     assert "allkeys-lru" in done.stdout
@@ -194,7 +203,10 @@ def test_entries_that_a_living_consumer_does_not_touch_are_seen(link: Link) -> N
 def test_missing_rights_are_named_however_they_are_asked(world: World) -> None:
     """By DRYRUN where it exists and is allowed, else by a MULTI that is discarded."""
     world.elect()
-    for rules, how in ((("~*", "+@all", "-xclaim", "-hset"), None), (("~*", "+@all", "-xclaim", "-hset", "-acl"), "MULTI")):
+    for rules, how in (
+        (("~*", "+@all", "-xclaim", "-hset"), None),
+        (("~*", "+@all", "-xclaim", "-hset", "-acl"), "MULTI"),
+    ):
         user = limited(world.link, *rules)
         try:
             with world.unchanged():
@@ -214,7 +226,9 @@ def test_keys_that_a_user_may_not_touch_count_as_well(world: World) -> None:
     assert missing is not None
     assert {"HSET", "SET", "XADD"} <= set(missing)
     assert "XACK" not in missing
-    user = limited(world.link, "~ticket_stream", "~{ticket_stream}:g:*", "~{ticket_stream}:groups", "~{ticket_stream}:d*", "+@all")
+    user = limited(
+        world.link, "~ticket_stream", "~{ticket_stream}:g:*", "~{ticket_stream}:groups", "~{ticket_stream}:d*", "+@all"
+    )
     assert look(user)[0].rights.missing == ()
     user.close()
     world.link.call("ACL", "DELUSER", "limited")
@@ -237,7 +251,11 @@ def test_a_managed_redis_that_forbids_config_is_told_as_unknown(link: Link) -> N
     facts, found = look(user)
     user.close()
     assert facts.config is None
-    assert (found["fsync"].severity, found["append-only file"].severity, found["eviction"].severity) == (UNKNOWN, OK, OK)
+    assert (found["fsync"].severity, found["append-only file"].severity, found["eviction"].severity) == (
+        UNKNOWN,
+        OK,
+        OK,
+    )
     assert "NOPERM" in found["fsync"].seen
     assert not [finding for finding in found.values() if finding.severity is BAD]
 
@@ -247,9 +265,14 @@ def test_a_user_without_any_right_hears_so_and_the_exit_code_is_1(link: Link) ->
     _, found = look(user)
     done = usher_doctor(user.url)
     user.close()
-    assert {found[check].severity for check in ("version", "append-only file", "memory", "role", "clock", "stream")} == {UNKNOWN}
+    assert {
+        found[check].severity for check in ("version", "append-only file", "memory", "role", "clock", "stream")
+    } == {UNKNOWN}
     assert found["rights"].severity is BAD
-    assert found["rights"].seen.startswith("user limited may not run: XAUTOCLAIM, XPENDING, XACK") or "this user may not" in found["rights"].seen
+    assert (
+        found["rights"].seen.startswith("user limited may not run: XAUTOCLAIM, XPENDING, XACK")
+        or "this user may not" in found["rights"].seen
+    )
     assert done.returncode == 1, done.stderr
     assert "may not run" in done.stdout
 
@@ -267,7 +290,9 @@ def test_a_redis_that_cannot_be_asked_is_exit_code_2(link: Link) -> None:
 
 
 def test_a_server_that_loads_its_data_is_asked_later(link: Link) -> None:
-    with Proxy(link.url, lambda chunk: b"-LOADING Redis is loading the dataset in memory\r\n" if b"1" in chunk else chunk) as proxy:
+    with Proxy(
+        link.url, lambda chunk: b"-LOADING Redis is loading the dataset in memory\r\n" if b"1" in chunk else chunk
+    ) as proxy:
         far = Link(proxy.url, "test")
         with pytest.raises(NotNow):
             collect(far, KEYS, LEASE_MS)
@@ -288,7 +313,9 @@ def test_a_master_logs_what_is_bad_when_it_starts_and_goes_on(link: Link, caplog
     assert (record.levelno, record.getMessage(), record.facts["check"]) == (logging.ERROR, "redis_is_unfit", "eviction")  # type: ignore[attr-defined]
 
 
-def test_a_redis_that_goes_away_in_between_does_not_keep_a_master_from_starting(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_redis_that_goes_away_in_between_does_not_keep_a_master_from_starting(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     tell_what_is_bad(f"redis://127.0.0.1:{free_port()}")
     assert [record.getMessage() for record in caplog.records] == ["redis_not_checked"]
 
@@ -303,7 +330,16 @@ def test_of_several_ticket_streams_it_tells_what_is_not_taken_in_and_that_nobody
     assert found["source not_a_stream"].severity is Severity.BAD and "text" in found["source not_a_stream"].seen
     scripts = ScriptRunner(link)
     for holder, setting in (("m1", "orders,text,t:*"), ("m2", "orders")):
-        says = orjson.dumps({"url": holder, "setting": setting, "sources": 2, "mode": "x", "moved": 0, "troubles": [["t:1", "before", ""]]})
+        says = orjson.dumps(
+            {
+                "url": holder,
+                "setting": setting,
+                "sources": 2,
+                "mode": "x",
+                "moved": 0,
+                "troubles": [["t:1", "before", ""]],
+            }
+        )
         scripts.run("share", (keys.shares,), (holder, 60_000, SHARDS, says, 600_000))
     found = {finding.check: finding for finding in examine(collect(link, keys, 10_000, sources))}
     assert found["sources"].severity is Severity.BAD and "USHER_TICKET_STREAM" in found["sources"].do
@@ -311,7 +347,8 @@ def test_of_several_ticket_streams_it_tells_what_is_not_taken_in_and_that_nobody
 
 
 def test_a_server_that_is_far_away_has_a_clock_all_the_same_and_is_told_as_far(link: Link) -> None:
-    """To connect is a handful of round trips: measured from before them, Redis' clock seemed to jump, and was to be slewed."""
+    """To connect is a handful of round trips: measured from before them, Redis' clock seemed to jump, and was to be
+    slewed."""
     with Proxy(link.url, lambda chunk: (time.sleep(0.15), chunk)[1]) as far:
         _, found = look(Link(far.url, "test:far"))
     assert found["clock"].severity is OK, found["clock"]

@@ -9,16 +9,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.clock import now_s
-from common.errors import NotNow
-from common.redis_client import Link
-from common.service import Service
-from master import doorbell as doorbell_module
-from master.doorbell import Doorbell
 from tests.abuse import check_contract
 from tests.integration.factories import World
 from tests.integration.routers import PATIENCE_S, until
 from tests.proxy import Proxy
+from usher.common.base.clock import now_s
+from usher.common.base.errors import NotNow
+from usher.common.redis.client import Link
+from usher.common.runtime.service import Service
+from usher.master.dispatch import stream_notifier as doorbell_module
+from usher.master.dispatch.stream_notifier import Doorbell
 
 
 @pytest.fixture
@@ -127,7 +127,9 @@ def test_no_wake_up_of_many_threads_is_lost(doorbell: Doorbell) -> None:
         doorbell.clear()
         while posted:
             done.append(posted.pop())
-        assert len(done) == posts * threads or waits(doorbell, 5.0) < 4.5, f"{len(posted)} were posted, and nobody was woken"
+        assert len(done) == posts * threads or waits(doorbell, 5.0) < 4.5, (
+            f"{len(posted)} were posted, and nobody was woken"
+        )
     for thread in running:
         thread.join()
     assert len(done) == posts * threads
@@ -154,7 +156,9 @@ def test_a_connection_that_breaks_is_as_if_it_had_rung_and_is_made_again(doorbel
     assert doorbell.trouble is None
 
 
-def test_a_broken_bell_that_nobody_asks_again_is_no_trouble_for_ever(doorbell: Doorbell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_bell_that_nobody_asks_again_is_no_trouble_for_ever(
+    doorbell: Doorbell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Under load it is not asked."""
     doorbell._cannot_hear("it broke")
     assert doorbell.trouble == "doorbell: it broke"

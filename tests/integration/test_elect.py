@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from common.redis_client import Link
-from common.scripts import ScriptRunner
 from tests.integration.factories import LEASE_MS, World
+from usher.common.redis.client import Link
+from usher.common.redis.scripts import ScriptRunner
 
 
 def _elect(world: World, url: str, succeed: str = "", lease_ms: int = LEASE_MS) -> list[bytes]:
@@ -110,7 +110,11 @@ def test_of_many_who_ask_at_once_one_is_elected(world: World) -> None:
     def ask(n: int) -> bytes:
         link = Link(world.link.url, f"test:{n}")
         try:
-            return bytes(ScriptRunner(link).run("elect", (world.keys.leader, world.keys.counters), (f"http://{n}", LEASE_MS, ""))[0])
+            return bytes(
+                ScriptRunner(link).run(
+                    "elect", (world.keys.leader, world.keys.counters), (f"http://{n}", LEASE_MS, "")
+                )[0]
+            )
         finally:
             link.close()
 

@@ -18,13 +18,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from common import embedded
-from common.embedded import SERVER_VARIABLE, WHEELS, EmbeddedRedis, find_redis_server, free_port, server_of
-from common.errors import StartRefused
-from common.redis_client import Link
-from common.running_up import Up, announce, resolve_redis_url, running_up
-from common.settings import load
-from master.settings import MasterSettings
+from usher.common.base.errors import StartRefused
+from usher.common.redis import embedded
+from usher.common.redis.client import Link
+from usher.common.redis.embedded import SERVER_VARIABLE, WHEELS, EmbeddedRedis, find_redis_server, free_port, server_of
+from usher.common.redis.locate import Up, announce, resolve_redis_url, running_up
+from usher.common.runtime.settings import load
+from usher.master.settings import MasterSettings
 
 _PATIENCE_S = 15.0
 
@@ -90,7 +90,13 @@ def test_a_second_object_on_the_folder_finds_the_data_under_the_same_password(tm
 
 def test_it_is_configured_to_keep_everything(tmp_path: Path) -> None:
     with EmbeddedRedis(tmp_path) as server:
-        wanted = {b"appendonly": b"yes", b"appendfsync": b"everysec", b"maxmemory-policy": b"noeviction", b"save": b"", b"protected-mode": b"yes"}
+        wanted = {
+            b"appendonly": b"yes",
+            b"appendfsync": b"everysec",
+            b"maxmemory-policy": b"noeviction",
+            b"save": b"",
+            b"protected-mode": b"yes",
+        }
         for name, value in wanted.items():
             assert _call(server.url, "CONFIG", "GET", name.decode()) == [name, value]
         assert _call(server.url, "CONFIG", "GET", "dir") == [b"dir", os.fsencode(server.folder)]
@@ -107,7 +113,11 @@ def test_it_is_tuned_for_our_keys_as_the_deployed_one_is(tmp_path: Path) -> None
 
 def test_it_listens_on_loopback_only_and_wants_the_password(tmp_path: Path) -> None:
     with EmbeddedRedis(tmp_path) as server:
-        listening = [one.laddr.ip for one in psutil.Process(server.pid).net_connections("inet") if one.status == psutil.CONN_LISTEN]
+        listening = [
+            one.laddr.ip
+            for one in psutil.Process(server.pid).net_connections("inet")
+            if one.status == psutil.CONN_LISTEN
+        ]
         assert listening == ["127.0.0.1"]
         port = server.url.rpartition(":")[2].removesuffix("/0")
         with socket.create_connection(("127.0.0.1", int(port))) as stranger:
@@ -145,7 +155,9 @@ def test_a_password_that_somebody_chose_is_used(tmp_path_short: Path, password: 
 
 def test_a_second_start_on_the_folder_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
     with EmbeddedRedis(tmp_path) as first:
-        with pytest.raises(StartRefused, match=rf"USHER_STATE_DIR: an embedded Redis already runs on .* \(process {first.pid}\)"):
+        with pytest.raises(
+            StartRefused, match=rf"USHER_STATE_DIR: an embedded Redis already runs on .* \(process {first.pid}\)"
+        ):
             EmbeddedRedis(tmp_path).start()
         assert _call(first.url, "PING") == b"PONG"
         with pytest.raises(RuntimeError):
@@ -154,7 +166,7 @@ def test_a_second_start_on_the_folder_is_refused_and_the_first_goes_on(tmp_path:
 
 def test_the_lock_is_the_servers_own_so_it_outlives_a_killed_starter(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from common.embedded import EmbeddedRedis\n"
+        "import sys, time; from pathlib import Path; from usher.common.redis.embedded import EmbeddedRedis\n"
         "server = EmbeddedRedis(Path(sys.argv[1])); server.start(); print(server.pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE) as starter:
@@ -190,7 +202,9 @@ def test_leftovers_of_a_crash_do_no_harm(tmp_path_short: Path) -> None:
         assert _call(server.url, "EXISTS", "k") == 0
 
 
-@pytest.mark.parametrize("name", ["with space", 'quo"te', "back\\slash", "üñï", "# hash", "a'b", "tab\there", "per%cent", "q?x"])
+@pytest.mark.parametrize(
+    "name", ["with space", 'quo"te', "back\\slash", "üñï", "# hash", "a'b", "tab\there", "per%cent", "q?x"]
+)
 def test_any_folder_name_will_do(tmp_path_short: Path, name: str) -> None:
     for port in (0, None):
         with EmbeddedRedis(tmp_path_short / name, port) as server:
@@ -228,7 +242,9 @@ def test_no_port_is_given_twice_before_somebody_listens_there(monkeypatch: pytes
     assert free_port() == second
 
 
-def test_a_free_port_that_somebody_else_takes_meanwhile_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_free_port_that_somebody_else_takes_meanwhile_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = iter([taken.getsockname()[1], free_port()])
         monkeypatch.setattr(embedded, "free_port", lambda: next(ports))
@@ -303,7 +319,7 @@ def test_a_control_c_at_the_terminal_does_not_reach_it(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def _foreground(state: Path, port: int) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "common.embedded", "--state", str(state), "--port", str(port)]
+    command = [sys.executable, "-m", "usher.common.redis.embedded", "--state", str(state), "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process
@@ -332,13 +348,20 @@ def test_the_command_becomes_the_server_and_ends_with_it(tmp_path: Path) -> None
 
 def test_the_binary_of_a_wheel_is_preferred_without_importing_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SERVER_VARIABLE)
-    program = "import sys; from common.embedded import find_redis_server; print(find_redis_server()); assert not {*%r} & {*sys.modules}"
-    told = subprocess.run([sys.executable, "-c", program % (tuple(WHEELS),)], capture_output=True, text=True, check=True).stdout
+    program = (
+        "import sys; from usher.common.redis.embedded import find_redis_server; print(find_redis_server()); assert not"
+        " {*%r} & {*sys.modules}"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program % (tuple(WHEELS),)], capture_output=True, text=True, check=True
+    ).stdout
     there = [server for server in map(server_of, WHEELS) if server is not None]
     assert Path(told.strip()) == there[0]
 
 
-def test_without_a_wheel_the_path_is_searched_and_then_the_setting_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_wheel_the_path_is_searched_and_then_the_setting_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(SERVER_VARIABLE)
     monkeypatch.setattr(embedded.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -388,13 +411,18 @@ def _gone_pid() -> int:
     return gone.pid
 
 
-@pytest.mark.parametrize("text", [None, "", "{}", "[]", "null", '{"redis_url": "redis://x", "master_urls": "", "pid": "x"}', "\xff"])
+@pytest.mark.parametrize(
+    "text", [None, "", "{}", "[]", "null", '{"redis_url": "redis://x", "master_urls": "", "pid": "x"}', "\xff"]
+)
 def test_without_either_the_line_names_the_setting_and_where_it_looked(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "up.json").write_text(text, "latin-1")
     with pytest.raises(StartRefused) as refused:
         resolve_redis_url(_settings(tmp_path))
-    assert str(refused.value) == f"USHER_REDIS_URL is empty and no `usher up` is running (looked in {tmp_path / 'up.json'})"
+    assert (
+        str(refused.value)
+        == f"USHER_REDIS_URL is empty and no `usher up` is running (looked in {tmp_path / 'up.json'})"
+    )
 
 
 @pytest.mark.parametrize("pid", [0, -1, None, 2**40], ids=["zero", "negative", "gone", "impossible"])

@@ -11,20 +11,20 @@ from pathlib import Path
 import pytest
 from redis.crc import key_slot
 
-from common.attempts import Attempts
-from common.doctor.collector import collect, startup_findings
-from common.doctor.facts import Severity
-from common.doctor.findings import examine
-from common.embedded import EmbeddedRedis, free_port, server_of
-from common.endpoints import near
-from common.errors import NotNow, RedisTrouble, ReplyUnknown, SettingsError, StartRefused
-from common.keys import Keys
-from common.redis_client import Link, check_reachable
-from common.stream_router import Mode
-from master.status import StatusReader
 from tests.integration.factories import World, fetch
 from tests.integration.routers import add, running, taken
 from tests.topologies import PASSWORD, Cluster, Server, figures, keep_trying, until
+from usher.common.base.errors import NotNow, RedisTrouble, ReplyUnknown, SettingsError, StartRefused
+from usher.common.doctor.collector import collect, startup_findings
+from usher.common.doctor.facts import Severity
+from usher.common.doctor.findings import examine
+from usher.common.protocol.attempts import Attempts
+from usher.common.protocol.keys import Keys
+from usher.common.redis.client import Link, check_reachable
+from usher.common.redis.embedded import EmbeddedRedis, free_port, server_of
+from usher.common.redis.endpoints import near
+from usher.common.router.router import Mode
+from usher.master.insight.status import StatusReader
 
 STREAM = "ticket_stream"
 KEY = "{ticket_stream}:k"
@@ -52,7 +52,9 @@ def test_a_link_goes_to_the_node_of_its_stream(cluster: Cluster, stream: str) ->
     link = Link(near(cluster.url, stream), "test")
     keys = Keys(stream, "g")
     assert link.call("SET", stream, "v") == b"OK"
-    assert link.call("DEL", stream, keys.tickets, keys.dead, keys.lease("a:1"), keys.inbox("a:1")) == 1, "all keys of a stream in one slot"
+    assert link.call("DEL", stream, keys.tickets, keys.dead, keys.lease("a:1"), keys.inbox("a:1")) == 1, (
+        "all keys of a stream in one slot"
+    )
     link.close()
     check_reachable(near(cluster.url, stream))
 
@@ -164,7 +166,9 @@ def test_while_a_slot_is_moving_commands_wait_and_none_is_done_at_the_wrong_plac
     assert keep_trying(link, "MGET", KEY, KEY + "2", KEY + "3") == [b"2", None, None]
 
 
-def test_while_a_slot_is_moving_the_status_says_so_and_tells_nothing_that_it_does_not_know(cluster: Cluster, link: Link) -> None:
+def test_while_a_slot_is_moving_the_status_says_so_and_tells_nothing_that_it_does_not_know(
+    cluster: Cluster, link: Link
+) -> None:
     """`usher status` ended with a traceback, and /api/status with 500."""
     world = World(link)
     world.send(b"T", b"1-1")
@@ -193,7 +197,8 @@ def test_a_node_that_has_not_heard_of_the_move_is_asked_in_vain_for_a_moment_onl
 
 
 def test_a_node_that_is_cut_off_from_the_cluster_is_not_believed_for_ever(cluster: Cluster, tmp_path: Path) -> None:
-    """It takes itself for the owner of the slot, and answers CLUSTERDOWN: everything stood still, while the others had the slot."""
+    """It takes itself for the owner of the slot, and answers CLUSTERDOWN: everything stood still, while the others had
+    the slot."""
     cut_off = Server(tmp_path, "cut-off", "cluster-enabled yes", "cluster-config-file nodes")
     with contextlib.closing(cut_off):
         cut_off.start()
@@ -204,7 +209,9 @@ def test_a_node_that_is_cut_off_from_the_cluster_is_not_believed_for_ever(cluste
         link.close()
 
 
-def test_a_stream_router_does_not_believe_a_node_that_is_cut_off_for_ever(cluster: Cluster, link: Link, tmp_path: Path) -> None:
+def test_a_stream_router_does_not_believe_a_node_that_is_cut_off_for_ever(
+    cluster: Cluster, link: Link, tmp_path: Path
+) -> None:
     cut_off = Server(tmp_path, "cut-off", "cluster-enabled yes", "cluster-config-file nodes")
     with contextlib.closing(cut_off):
         cut_off.start()
@@ -245,7 +252,9 @@ def test_nodes_that_are_down_are_passed_over(cluster: Cluster) -> None:
     ],
     ids=["a wrong password", "no port", "nobody there"],
 )
-def test_what_is_wrong_is_told_at_the_start_without_any_password(cluster: Cluster, change: Callable[[str], str], told: str) -> None:
+def test_what_is_wrong_is_told_at_the_start_without_any_password(
+    cluster: Cluster, change: Callable[[str], str], told: str
+) -> None:
     with pytest.raises((StartRefused, SettingsError), match="USHER_REDIS_URL") as refused:
         check_reachable(near(change(cluster.url), STREAM))
     assert told in str(refused.value)
@@ -253,7 +262,10 @@ def test_what_is_wrong_is_told_at_the_start_without_any_password(cluster: Cluste
 
 
 def test_a_server_that_is_no_cluster_says_so(tmp_path_short: Path) -> None:
-    with EmbeddedRedis(tmp_path_short, durable=False) as server, pytest.raises(StartRefused, match="cluster support disabled"):
+    with (
+        EmbeddedRedis(tmp_path_short, durable=False) as server,
+        pytest.raises(StartRefused, match="cluster support disabled"),
+    ):
         check_reachable(near(server.url.replace("redis://", "redis+cluster://").removesuffix("/0"), STREAM))
 
 

@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from common.doctor.collector import collect, startup_findings
-from common.doctor.facts import Severity
-from common.doctor.findings import examine
-from common.embedded import free_port
-from common.errors import NotNow, RedisTrouble, ReplyUnknown, SettingsError, StartRefused
-from common.keys import Keys
-from common.redis_client import Link, check_reachable
-from common.router.push_link import PushLink
-from common.scripts import ScriptRunner
-from common.stream_router import Mode
-from master.source_ears import PushEar
 from tests.integration.routers import add, running, taken
 from tests.proxy import Proxy
 from tests.topologies import PASSWORD, SENTINEL_PASSWORD, SERVICE, UnderSentinel, figures, keep_trying, until
+from usher.common.base.errors import NotNow, RedisTrouble, ReplyUnknown, SettingsError, StartRefused
+from usher.common.doctor.collector import collect, startup_findings
+from usher.common.doctor.facts import Severity
+from usher.common.doctor.findings import examine
+from usher.common.protocol.keys import Keys
+from usher.common.redis.client import Link, check_reachable
+from usher.common.redis.embedded import free_port
+from usher.common.redis.scripts import ScriptRunner
+from usher.common.redis.tracking import PushLink
+from usher.common.router.router import Mode
+from usher.master.sources.change_listeners import PushEar
 
 #: Sentinel calls the master down after 1 s, agrees, elects, promotes: 2.3 s on a quiet machine.
 _FAILOVER_WITHIN_S = 15.0
@@ -62,7 +62,11 @@ def test_a_database_may_be_chosen(calm: UnderSentinel) -> None:
 def test_the_doctor_sees_replica_and_sentinels(calm: UnderSentinel) -> None:
     for url, severity, replicas in (
         (calm.url, Severity.OK, Severity.WARN),
-        (calm.first.url, Severity.WARN, Severity.WARN),  # sentinels watch it, but the URL would stay with it after a failover
+        (
+            calm.first.url,
+            Severity.WARN,
+            Severity.WARN,
+        ),  # sentinels watch it, but the URL would stay with it after a failover
     ):
         link = Link(url, "test")
         found = {finding.check: finding for finding in examine(collect(link, Keys("ticket_stream", "g"), 10_000))}
@@ -76,16 +80,23 @@ def test_the_doctor_sees_replica_and_sentinels(calm: UnderSentinel) -> None:
 def test_a_sentinel_that_is_down_is_passed_over_at_once_and_one_that_is_silent_soon(calm: UnderSentinel) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hosts = [f"127.0.0.1:{free_port()}", f"127.0.0.1:{silent.getsockname()[1]}", calm.sentinels[2].address]
-        link = Link(f"redis+sentinel://:{PASSWORD}@{','.join(hosts)}/{SERVICE}?sentinel_password={SENTINEL_PASSWORD}", "test")
+        link = Link(
+            f"redis+sentinel://:{PASSWORD}@{','.join(hosts)}/{SERVICE}?sentinel_password={SENTINEL_PASSWORD}", "test"
+        )
         began = time.monotonic()
         assert link.call("PING") == b"PONG"
-        assert time.monotonic() - began < 3, "one second for the silent one; redis-py's own retries would take 4 s for the one that is down"
+        assert time.monotonic() - began < 3, (
+            "one second for the silent one; redis-py's own retries would take 4 s for the one that is down"
+        )
         link.close()
 
 
-def test_a_sentinel_that_is_cut_off_with_a_deposed_master_is_not_believed_for_ever(calm: UnderSentinel, tmp_path: Path) -> None:
-    """It knows nothing better, and the deposed one refuses every write (min-replicas-to-write): everything stood still, while the other sentinels
-    named the master. From then on another one is asked first, also by the other links: those of a consumer must not go to two servers."""
+def test_a_sentinel_that_is_cut_off_with_a_deposed_master_is_not_believed_for_ever(
+    calm: UnderSentinel, tmp_path: Path
+) -> None:
+    """It knows nothing better, and the deposed one refuses every write (min-replicas-to-write): everything stood still,
+    while the other sentinels named the master. From then on another one is asked first, also by the other links: those
+    of a consumer must not go to two servers."""
     with UnderSentinel(tmp_path) as cut_off:
         cut_off.first.ask("CONFIG", "SET", "min-replicas-to-write", 2)
         url = calm.url.replace("@", f"@{cut_off.sentinels[0].address},")
@@ -97,13 +108,18 @@ def test_a_sentinel_that_is_cut_off_with_a_deposed_master_is_not_believed_for_ev
         other.close()
 
 
-def test_a_sentinel_that_names_a_master_of_before_a_failover_is_not_asked_back(calm: UnderSentinel, tmp_path: Path) -> None:
-    """Trouble of a moment sent all links of a process to the deposed master that a cut off sentinel names, and it takes all that will be lost."""
+def test_a_sentinel_that_names_a_master_of_before_a_failover_is_not_asked_back(
+    calm: UnderSentinel, tmp_path: Path
+) -> None:
+    """Trouble of a moment sent all links of a process to the deposed master that a cut off sentinel names, and it takes
+    all that will be lost."""
     with UnderSentinel(tmp_path) as later:
         later.fail_over()
         until(lambda: later.first.role() == "slave", "the former master is demoted", within_s=30)
         hosts = (later.sentinels[0].address, calm.sentinels[0].address, later.sentinels[1].address)
-        link = Link(f"redis+sentinel://:{PASSWORD}@{','.join(hosts)}/{SERVICE}?sentinel_password={SENTINEL_PASSWORD}", "test")
+        link = Link(
+            f"redis+sentinel://:{PASSWORD}@{','.join(hosts)}/{SERVICE}?sentinel_password={SENTINEL_PASSWORD}", "test"
+        )
         assert link.call("SET", "k", "1") == b"OK"
         later.second.ask("CONFIG", "SET", "min-replicas-to-write", 2)
         with pytest.raises(NotNow):
@@ -113,11 +129,15 @@ def test_a_sentinel_that_names_a_master_of_before_a_failover_is_not_asked_back(c
         assert later.second.ask("GET", "k") == b"3"
         link.close()
         later.close()
-        assert keep_trying(link, "GET", "k2") is None, "if nobody else is there it is believed: sentinels may have been set up anew"
+        assert keep_trying(link, "GET", "k2") is None, (
+            "if nobody else is there it is believed: sentinels may have been set up anew"
+        )
         link.close()
 
 
-def test_the_address_of_a_former_master_at_which_another_server_is_by_now_is_not_believed_for_ever(calm: UnderSentinel, tmp_path: Path) -> None:
+def test_the_address_of_a_former_master_at_which_another_server_is_by_now_is_not_believed_for_ever(
+    calm: UnderSentinel, tmp_path: Path
+) -> None:
     """It refuses our password, at every try."""
     with UnderSentinel(tmp_path) as cut_off:
         url = calm.url.replace("@", f"@{cut_off.sentinels[0].address},")
@@ -149,9 +169,18 @@ def test_without_any_sentinel_it_is_not_now() -> None:
         (lambda url: url.replace(f"/{SERVICE}", f"/{SERVICE}/zero"), "must be a number"),
         (lambda url: url.replace(f"/{SERVICE}", f",127.0.0.1/{SERVICE}"), "must be host:port"),
     ],
-    ids=["an unknown service", "a wrong password", "a wrong password of the sentinels", "no service", "no database", "no port"],
+    ids=[
+        "an unknown service",
+        "a wrong password",
+        "a wrong password of the sentinels",
+        "no service",
+        "no database",
+        "no port",
+    ],
 )
-def test_what_is_wrong_is_told_at_the_start_without_any_password(calm: UnderSentinel, change: Callable[[str], str], told: str) -> None:
+def test_what_is_wrong_is_told_at_the_start_without_any_password(
+    calm: UnderSentinel, change: Callable[[str], str], told: str
+) -> None:
     with pytest.raises((StartRefused, SettingsError), match="USHER_REDIS_URL") as refused:
         check_reachable(change(calm.url))
     assert told in str(refused.value)
@@ -191,8 +220,9 @@ def test_after_the_master_was_killed_the_promoted_replica_is_found(pair: UnderSe
 
 
 def test_a_former_master_that_has_lost_its_replica_is_left_at_once(pair: UnderSentinel) -> None:
-    """After a failover on purpose Sentinel demotes the former master only 10 s later; until then it accepts writes that will be thrown
-    away, unless ``min-replicas-to-write`` forbids it. Then whoever is connected to it looks again where the master is."""
+    """After a failover on purpose Sentinel demotes the former master only 10 s later; until then it accepts writes that
+    will be thrown away, unless ``min-replicas-to-write`` forbids it. Then whoever is connected to it looks again where
+    the master is."""
     pair.first.ask("CONFIG", "SET", "min-replicas-to-write", 1)
     link = Link(pair.url, "test")
     assert link.call("SET", "k", "1") == b"OK"
@@ -206,8 +236,8 @@ def test_a_former_master_that_has_lost_its_replica_is_left_at_once(pair: UnderSe
 
 
 def test_all_links_of_a_process_leave_a_former_master_with_the_first_one_that_hears_of_it(pair: UnderSentinel) -> None:
-    """It lives, and takes writes for 10 s more. A master some of whose links stayed there registered consumers where nobody looked for them, and led
-    elsewhere: nothing was handled until it was demoted."""
+    """It lives, and takes writes for 10 s more. A master some of whose links stayed there registered consumers where
+    nobody looked for them, and led elsewhere: nothing was handled until it was demoted."""
     stays, goes = Link(pair.url, "test:stays"), Link(pair.url, "test:goes")
     for link in (stays, goes):
         assert link.call("SET", "k", "1") == b"OK"
@@ -224,7 +254,8 @@ def test_all_links_of_a_process_leave_a_former_master_with_the_first_one_that_he
 
 
 def test_who_hears_of_changes_leaves_a_former_master_with_the_others(pair: UnderSentinel) -> None:
-    """There nothing changes, it answers every PING, and the sources of the other one were found by the next scan only."""
+    """There nothing changes, it answers every PING, and the sources of the other one were found by the next scan
+    only."""
     ear, goes, stream = PushEar(PushLink(pair.url, "test:ear", 5.0), [b"s"]), Link(pair.url, "test:goes"), "s:1"
     with running(pair.url, Mode.CHANGE_DRIVEN) as router:
         subscription = router.subscribe(stream)

@@ -1,4 +1,5 @@
-"""``rediss+sentinel://`` and ``rediss+cluster://``: sentinels, masters and nodes over TLS, and only with a certificate that is trusted."""
+"""``rediss+sentinel://`` and ``rediss+cluster://``: sentinels, masters and nodes over TLS, and only with a certificate
+that is trusted."""
 
 from __future__ import annotations
 
@@ -8,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from common.doctor.collector import collect
-from common.endpoints import near
-from common.errors import SettingsError, StartRefused
-from common.keys import Keys
-from common.redis_client import Link, check_reachable
-from common.scripts import ScriptRunner
 from tests.tls_front import Papers, TlsFront
 from tests.topologies import PASSWORD, SENTINEL_PASSWORD, SERVICE, Cluster, Server, until
+from usher.common.base.errors import SettingsError, StartRefused
+from usher.common.doctor.collector import collect
+from usher.common.protocol.keys import Keys
+from usher.common.redis.client import Link, check_reachable
+from usher.common.redis.endpoints import near
+from usher.common.redis.scripts import ScriptRunner
 
 STREAM = "ticket_stream"
 
@@ -41,7 +42,10 @@ def sentinel(tmp_path_factory: pytest.TempPathFactory, papers: Papers) -> Iterat
         watcher.start()
         before = TlsFront(papers, watcher.port)
         stack.callback(before.close)
-        yield f"rediss+sentinel://:{PASSWORD}@127.0.0.1:{before.port}/{SERVICE}?sentinel_password={SENTINEL_PASSWORD}", [before, front]
+        yield (
+            f"rediss+sentinel://:{PASSWORD}@127.0.0.1:{before.port}/{SERVICE}?sentinel_password={SENTINEL_PASSWORD}",
+            [before, front],
+        )
 
 
 class FrontedCluster(Cluster):
@@ -61,7 +65,9 @@ class FrontedCluster(Cluster):
 
     def _is_ready(self, server: Server) -> bool:
         owners = {slots[2][1] for slots in server.link.call("CLUSTER", "SLOTS")}
-        return "cluster_state:ok" in server.link.call("CLUSTER", "INFO").decode() and owners == {front.port for front in self.fronts}
+        return "cluster_state:ok" in server.link.call("CLUSTER", "INFO").decode() and owners == {
+            front.port for front in self.fronts
+        }
 
     def close(self) -> None:
         super().close()
@@ -92,7 +98,9 @@ def works(url: str, kind: str) -> None:
     link.close()
 
 
-def test_the_master_that_sentinel_names_is_reached_over_tls(sentinel: tuple[str, list[TlsFront]], papers: Papers) -> None:
+def test_the_master_that_sentinel_names_is_reached_over_tls(
+    sentinel: tuple[str, list[TlsFront]], papers: Papers
+) -> None:
     url, fronts = sentinel
     works(f"{url}&ssl_ca_certs={papers.ca}", "sentinel")
     assert all(front.served > 0 for front in fronts), "the sentinel and the master"

@@ -9,16 +9,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.clock import now_s
-from common.errors import ReplyUnknown
-from common.health import judge
-from common.redis_client import Link
-from consumer.batch_reader import BatchReader
-from consumer.policy.reads import FIRST_PAGE
-from master.policy.plans import NOTHING
 from tests.integration.actors import ConsumerActor, Stage, Trouble
 from tests.integration.factories import plan
 from tests.proxy import Proxy
+from usher.common.base.clock import now_s
+from usher.common.base.errors import ReplyUnknown
+from usher.common.redis.client import Link
+from usher.common.runtime.health import judge
+from usher.consumer.execution.inbox_reader import BatchReader
+from usher.consumer.policy.reads import FIRST_PAGE
+from usher.master.policy.board.plans import NOTHING
 
 T = b"T"
 
@@ -125,7 +125,8 @@ def test_a_batch_that_is_cut_off_again_and_again_gets_smaller_until_it_comes(sta
 
 
 def test_a_reader_to_which_a_reply_is_on_its_way_is_not_stalled(stage: Stage) -> None:
-    """The lease is renewed only while the reader makes progress, and masters revoke that of a consumer that says that it is not well."""
+    """The lease is renewed only while the reader makes progress, and masters revoke that of a consumer that says that
+    it is not well."""
     consumer, ids = _handed_over(stage, 3)
     gate = threading.Event()
 
@@ -177,10 +178,12 @@ def test_to_redis_far_away_go_as_few_requests_as_its_bandwidth_allows(stage: Sta
 
 @pytest.mark.parametrize("is_gone", [False, True])
 def test_what_the_planned_read_does_not_bring_comes_over_a_network_that_breaks(stage: Stage, is_gone: bool) -> None:
-    """Entries of a record that comes meanwhile lie between those that are wanted; or one that is wanted is not pending any more. Many more are
-    behind it, which need not come with it."""
+    """Entries of a record that comes meanwhile lie between those that are wanted; or one that is wanted is not pending
+    any more. Many more are behind it, which need not come with it."""
     leader, consumer = stage.world.elect(), stage.consumer("a")
-    sent = [stage.world.send(T if number in (1, 3, 9) else b"U", b"%d-1" % number)[0] for number in (1, 2, 3, *range(9, 60))]
+    sent = [
+        stage.world.send(T if number in (1, 3, 9) else b"U", b"%d-1" % number)[0] for number in (1, 2, 3, *range(9, 60))
+    ]
     first = [sent[0], *sent[2:4]]
     between = [entry_id for entry_id in sent if entry_id not in first]
     leader.hand_over(NOTHING, leader.peek(100))
@@ -189,7 +192,9 @@ def test_what_the_planned_read_does_not_bring_comes_over_a_network_that_breaks(s
     call, pipeline = link.call, link.pipeline
 
     def narrow(commands):  # type: ignore[no-untyped-def]
-        asked.append(sum(int(command[command.index("COUNT") + 1]) for command in commands if command[0] == "XREADGROUP"))
+        asked.append(
+            sum(int(command[command.index("COUNT") + 1]) for command in commands if command[0] == "XREADGROUP")
+        )
         if len(asked) == 1:
             leader.hand_over(plan(consumer.incarnation, {b"U": between}))
             if is_gone:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from common.keys import MASTER
 from tests.integration.factories import TRICKY_IDS, World
+from usher.common.protocol.keys import MASTER
 
 T, U = b"T", b"U"
 
@@ -32,7 +32,9 @@ def test_nothing_there_gives_nothing(world: World) -> None:
     world.link.call("DEL", world.keys.stream)
     assert find(world, T) == [0, b"", []]
     assert world.scripts.run("find_runs", (world.keys.runs,), (b'"T"', "+", 10)) == [0, b"", []]
-    assert world.scripts.run("pending_heads", (world.keys.stream,), (world.keys.group, MASTER, 10, "ticket_id", 256)) == []
+    assert (
+        world.scripts.run("pending_heads", (world.keys.stream,), (world.keys.group, MASTER, 10, "ticket_id", 256)) == []
+    )
     world.make_group()
 
 

@@ -6,8 +6,8 @@ import socket
 import threading
 import time
 
-from master.commands.follow import Told, follow
 from tests.integration.routers import PATIENCE_S
+from usher.master.cli.follow import Told, follow
 
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n: following\n\n"
 

@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 import pytest
 
-from common.attempts import Attempts
-from common.errors import Fenced, GroupMissing
-from common.keys import HALTED
-from consumer.owner_steps import Buried, Letter
-from master.leader_steps import LeaderSteps
 from tests.integration.actors import Stage
 from tests.integration.factories import World
 from tests.integration.memory import full_memory
 from tests.integration.test_charge import attempts
+from usher.common.base.errors import Fenced, GroupMissing
+from usher.common.protocol.attempts import Attempts
+from usher.common.protocol.keys import HALTED
+from usher.consumer.lifecycle.owner_scripts import Buried, Letter
+from usher.master.leader.leader_scripts import LeaderSteps
 
 
 def forget(leader: LeaderSteps, count: int = 100) -> list[bytes]:
@@ -51,7 +51,13 @@ def test_a_message_whose_body_was_deleted_leaves_nothing_behind(world: World) ->
 def test_page_by_page_all_is_looked_at(world: World, count: int) -> None:
     leader = world.elect()
     [parked] = world.parked(leader, b"T")
-    world.link.call("HSET", world.keys.attempts, *[part for n in range(3000) for part in (b"%d-9" % n, b"1 1 0 0")], parked, b"1 1 0 0")
+    world.link.call(
+        "HSET",
+        world.keys.attempts,
+        *[part for n in range(3000) for part in (b"%d-9" % n, b"1 1 0 0")],
+        parked,
+        b"1 1 0 0",
+    )
     assert len(forget(leader, count)) == 3000
     assert set(attempts(world)) == {parked}
 

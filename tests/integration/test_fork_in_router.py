@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from common.redis_client import Link
-from common.stream_router import StreamRouter
+from usher.common.redis.client import Link
+from usher.common.router.router import StreamRouter
 
 
 def _returns() -> None: ...

@@ -1,4 +1,5 @@
-"""A child that is forked inside of a transaction of ours ends there: it neither commits nor rolls back on its parent's connection."""
+"""A child that is forked inside of a transaction of ours ends there: it neither commits nor rolls back on its parent's
+connection."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from common.outbox.log_consumer import LogConsumer, Record
-from common.redis_client import Link
-from consumer.sinks.sql import SqlSink
 from tests.outboxes import Outbox
 from tests.sinks import Mark, accounts, add, async_sink
+from usher.common.outbox.log_consumer import LogConsumer, Record
+from usher.common.redis.client import Link
+from usher.consumer.sinks.sql import SqlSink
 
 _LEAKED = 99
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from common.errors import Fenced
-from master.leader_steps import Freed, LeaderSteps
 from tests.integration.factories import LEASE_MS, NASTY_TICKETS, Owner, World
+from usher.common.base.errors import Fenced
+from usher.master.leader.leader_scripts import Freed, LeaderSteps
 
 
 def _recovering(world: World, *tickets: bytes) -> tuple[LeaderSteps, Owner]:
@@ -89,7 +89,9 @@ def test_another_incarnation_of_the_same_name_is_somebody_else(world: World) -> 
     successor = world.join("a")
     world.owned(leader, successor, b"U")
     assert leader.free_tickets(a.incarnation, [b"T", b"U"]) == Freed([b"U"], [])
-    assert leader.free_tickets(a.incarnation[:-1], [b"U"]) == Freed([b"U"], []), "the beginning of a name is not the name"
+    assert leader.free_tickets(a.incarnation[:-1], [b"U"]) == Freed([b"U"], []), (
+        "the beginning of a name is not the name"
+    )
 
 
 @pytest.mark.parametrize("ticket", NASTY_TICKETS)
@@ -116,7 +118,8 @@ def test_a_group_consumer_that_was_reaped_has_an_empty_list(world: World) -> Non
 
 
 def test_what_a_freed_record_still_names_and_is_under_master_unseen_is_told(world: World) -> None:
-    """Somebody took it there behind the leader's back; it must be known before anything later of its ticket is planned."""
+    """Somebody took it there behind the leader's back; it must be known before anything later of its ticket is
+    planned."""
     leader, a, b = world.elect(), world.join("a"), world.join("b")
     ids = world.owned(leader, a, b"T", b"1-1", b"1-10", b"1-11", b"2-1")
     others = world.owned(leader, b, b"U", b"3-1")
@@ -132,8 +135,9 @@ def test_what_a_freed_record_still_names_and_is_under_master_unseen_is_told(worl
 
 
 def test_what_a_freed_record_still_names_is_a_dead_letter(world: World) -> None:
-    """A body deleted while its owner lives, then the owner dies. From 7.0 on the owner's renewal drops the entry from the pending list, so
-    the recovery never sees it, and the record is the last that knows of it; before, taking it back has written the letter."""
+    """A body deleted while its owner lives, then the owner dies. From 7.0 on the owner's renewal drops the entry from
+    the pending list, so the recovery never sees it, and the record is the last that knows of it; before, taking it back
+    has written the letter."""
     leader, a = world.elect(), world.join("a")
     [entry_id] = world.owned(leader, a, b"T")
     world.delete(entry_id)

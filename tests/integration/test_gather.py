@@ -1,19 +1,20 @@
-"""gather.lua: entries of many streams come into the work stream, in order, each exactly once, whoever asks and however often."""
+"""gather.lua: entries of many streams come into the work stream, in order, each exactly once, whoever asks and however
+often."""
 
 from __future__ import annotations
 
 import pytest
 
-from common.attempts import NEVER
-from common.clock import now_s
-from common.redis_client import Link
-from common.stream_id import rank
-from common.streams import pairs
-from consumer.context import OwnLease, message_type
-from master.dead_letters import DeadLetters
-from master.policy.rounds import Outcome, Told
 from tests.integration.factories import TRICKY_IDS
 from tests.integration.gathered import Gathered, outcomes
+from usher.common.base.clock import now_s
+from usher.common.protocol.attempts import NEVER
+from usher.common.protocol.stream_id import rank
+from usher.common.redis.client import Link
+from usher.common.redis.replies import pairs
+from usher.consumer.handlers.message import OwnLease, message_type
+from usher.master.operations.dead_letters import DeadLetters
+from usher.master.policy.fair_queue import Outcome, Told
 
 
 @pytest.fixture
@@ -40,11 +41,25 @@ def test_the_work_stream_has_whose_it_is_first_and_then_what_the_producer_sent(w
     header = [b"usher_from", b"7-1 7 orders", b"usher_ticket", b"orders/42"]
     assert with_ticket == [*header, b"uid", b"u", b"ticket_id", b"42", b"uid", b"v", b"ticket_id", b"43"]
     assert without == [b"usher_from", b"7-2 0 orders", b"body", b"no ticket"]
-    assert empty == [b"usher_from", b"7-3 0 orders", b"usher_ticket", b"", b"ticket_id", b""], "it must be rejected as empty"
+    assert empty == [b"usher_from", b"7-3 0 orders", b"usher_ticket", b"", b"ticket_id", b""], (
+        "it must be rejected as empty"
+    )
 
 
 def test_no_producer_can_name_another_ones_ticket(world: Gathered) -> None:
-    world.link.call("XADD", "evil", "1-1", "usher_ticket", "good/42", "usher_from", "1-1 5 good", "ticket_id", "1", "usher_ticket", "good/42")
+    world.link.call(
+        "XADD",
+        "evil",
+        "1-1",
+        "usher_ticket",
+        "good/42",
+        "usher_from",
+        "1-1 5 good",
+        "ticket_id",
+        "1",
+        "usher_ticket",
+        "good/42",
+    )
     world.link.call("XADD", "evil", "1-2", "usher_ticket", "good/42")
     world.gather("evil")
     assert [entry.fields for entry in world.entries()] == [
@@ -54,14 +69,18 @@ def test_no_producer_can_name_another_ones_ticket(world: Gathered) -> None:
 
 
 @pytest.mark.parametrize(("scope", "tickets"), [("stream", [b"a/42", b"b/42"]), ("group", [b"42", b"42"])])
-def test_the_same_ticket_id_in_two_sources_is_two_tickets_or_one_and_handlers_see_their_own(link: Link, scope: str, tickets: list[bytes]) -> None:
+def test_the_same_ticket_id_in_two_sources_is_two_tickets_or_one_and_handlers_see_their_own(
+    link: Link, scope: str, tickets: list[bytes]
+) -> None:
     world = Gathered(link, scope)
     link.call("XADD", "a", "1-1", "ticket_id", "42", "uid", "u")
     link.call("XADD", "b", "1-1", "ticket_id", "42")
     world.gather("a", "b")
     made = message_type(world.keys.stream, is_gathered=True)
     lease = OwnLease(10.0, now_s())
-    messages = [made(entry.fields[3], entry.id, 1, entry.fields, lease, NEVER) for entry in world.entries() if entry.fields]
+    messages = [
+        made(entry.fields[3], entry.id, 1, entry.fields, lease, NEVER) for entry in world.entries() if entry.fields
+    ]
     assert [message.ticket for message in messages] == tickets
     assert [message.scoped_ticket_id.encode() for message in messages] == tickets
     assert [(message.ticket_id, message.source, message.source_id, message.uid) for message in messages] == [
@@ -97,7 +116,9 @@ def test_the_work_stream_is_not_full_of_what_was_trimmed_or_lost_with_its_group(
     assert [rank(entry.id) & 0xFFFF for entry in world.entries()] == list(range(1, 21))
 
 
-@pytest.mark.parametrize("theirs", ["99999999999999-0", "5000000000000-9007199254740992", "5000000000000-18446744073709551615"])
+@pytest.mark.parametrize(
+    "theirs", ["99999999999999-0", "5000000000000-9007199254740992", "5000000000000-18446744073709551615"]
+)
 def test_an_entry_that_somebody_added_to_the_work_stream_does_not_stop_it(world: Gathered, theirs: str) -> None:
     world.link.call("XADD", world.keys.stream, theirs, "by", "hand")
     sent = world.send("a", "1-1", "1-2", "1-3")
@@ -118,7 +139,9 @@ def test_nothing_that_comes_later_gets_the_id_of_what_became_a_dead_letter(world
         world.gather("a")
         world.stream.create_group(b"0-0")
     before = len(world.entries())
-    world.link.call("XADD", "a", "2-1", "ticket_id", "T", *(part for number in range(4000) for part in (f"f{number}", "v")))
+    world.link.call(
+        "XADD", "a", "2-1", "ticket_id", "T", *(part for number in range(4000) for part in (f"f{number}", "v"))
+    )
     world.gather("a")
     [(_, letter)] = world.link.call("XRANGE", world.keys.dead, "-", "+")
     taken = dict(zip(letter[::2], letter[1::2], strict=True))[b"usher-id"]
@@ -137,7 +160,9 @@ def test_what_is_redriven_counts_as_one_entry_more(world: Gathered) -> None:
     world.gather("a")
     assert len(world.read()) == 7
     letter = (b"usher-id", b"1-1", b"usher-ticket", b"a/42", b"usher-fields", 1, b"usher_from", b"1-1 2 a")
-    redriven = DeadLetters(world.link, world.keys).redrive([world.link.call("XADD", world.keys.dead, "*", *letter) for _ in range(2)])
+    redriven = DeadLetters(world.link, world.keys).redrive(
+        [world.link.call("XADD", world.keys.dead, "*", *letter) for _ in range(2)]
+    )
     assert [one.word for one in redriven] == ["added", "added"]
     world.send("a", *(f"{number}-1" for number in range(10, 30)))
     assert outcomes(world.gather("a", most=10)) == [("MORE", 8)], "two of the ten are there"
@@ -153,7 +178,10 @@ def test_a_source_gets_no_more_than_its_quantum_and_what_is_behind_it_gets_as_mu
 
 
 def test_large_entries_come_a_few_at_a_time_because_redis_stands_still_meanwhile(world: Gathered) -> None:
-    sent = [world.link.call("XADD", "a", f"{number}-1", "ticket_id", "T", "body", b"x" * 1_000_000) for number in range(1, 31)]
+    sent = [
+        world.link.call("XADD", "a", f"{number}-1", "ticket_id", "T", "body", b"x" * 1_000_000)
+        for number in range(1, 31)
+    ]
     calls = []
     while not calls or calls[-1] != ("OVER", 0):
         calls += outcomes(world.gather("a"))
@@ -171,20 +199,28 @@ def test_who_does_not_hold_the_shard_moves_nothing(world: Gathered) -> None:
 
 def test_an_entry_with_more_fields_than_fit_becomes_a_dead_letter_and_the_others_go_on(world: Gathered) -> None:
     sent = world.send("a", "1-1")
-    world.link.call("XADD", "a", "2-1", "ticket_id", "T", *(part for number in range(4000) for part in (f"f{number}", "v")))
+    world.link.call(
+        "XADD", "a", "2-1", "ticket_id", "T", *(part for number in range(4000) for part in (f"f{number}", "v"))
+    )
     sent += world.send("a", "3-1")
     [told] = world.gather("a")
     assert (told.outcome.value, told.moved, told.words) == ("OVER", 3, "made 0-0, cut 1")
     assert world.moved("a") == sent
     [(_, letter)] = world.link.call("XRANGE", world.keys.dead, "-", "+")
     head = dict(zip(letter[::2], letter[1::2], strict=True))
-    assert (head[b"usher-reason"], head[b"usher-ticket"], head[b"usher_from"]) == (b"too_many_fields", b"a/T", b"2-1 2 a")
+    assert (head[b"usher-reason"], head[b"usher-ticket"], head[b"usher_from"]) == (
+        b"too_many_fields",
+        b"a/T",
+        b"2-1 2 a",
+    )
     assert int(head[b"usher-fields-cut"]) > 0
     [first, last] = world.entries()
     assert head[b"usher-id"] not in (first.id, last.id), "no entry has its id"
 
 
-def test_all_entries_of_a_call_that_became_dead_letters_are_counted_and_what_else_there_was_is_told(world: Gathered) -> None:
+def test_all_entries_of_a_call_that_became_dead_letters_are_counted_and_what_else_there_was_is_told(
+    world: Gathered,
+) -> None:
     large = [word for n in range(3600) for word in (f"f{n}", "v")]
     for n in range(12):
         world.link.call("XADD", "a", f"{n + 1}-1", *large)

@@ -1,16 +1,17 @@
-"""gather.lua when something is wrong: nothing lost, nothing twice, each trouble with its name, and the other sources go on."""
+"""gather.lua when something is wrong: nothing lost, nothing twice, each trouble with its name, and the other sources go
+on."""
 
 from __future__ import annotations
 
 import pytest
 
-from common.errors import NotNow
-from common.keys import Keys, LogKeys
-from common.redis_client import CommandRefused, Link
-from common.scripts import source
-from master.policy.trim import Cut, Refused, decide
-from master.trimming import StillNeeded, Trimming
 from tests.integration.gathered import Gathered, outcomes
+from usher.common.base.errors import NotNow
+from usher.common.protocol.keys import Keys, LogKeys
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.scripts import source
+from usher.master.operations.trimming import StillNeeded, Trimming
+from usher.master.policy.trim import Cut, Refused, decide
 
 
 @pytest.fixture
@@ -68,7 +69,9 @@ def test_a_source_that_is_no_stream_is_told_and_the_others_go_on(world: Gathered
 
 
 @pytest.mark.parametrize("ids", [("1-1", "1-2"), ("9-1",), ("5-1", "5-2", "9-9")])
-def test_a_source_that_was_deleted_and_made_again_is_taken_in_from_its_beginning(world: Gathered, link: Link, ids: tuple[str, ...]) -> None:
+def test_a_source_that_was_deleted_and_made_again_is_taken_in_from_its_beginning(
+    world: Gathered, link: Link, ids: tuple[str, ...]
+) -> None:
     before = world.send("a", "5-1", "5-2")
     world.gather("a")
     link.call("DEL", "a")
@@ -79,7 +82,9 @@ def test_a_source_that_was_deleted_and_made_again_is_taken_in_from_its_beginning
     assert world.moved("a") == before + after
 
 
-def test_a_source_that_was_deleted_and_made_again_unseen_with_lower_ids_is_taken_in_from_its_beginning(world: Gathered, link: Link) -> None:
+def test_a_source_that_was_deleted_and_made_again_unseen_with_lower_ids_is_taken_in_from_its_beginning(
+    world: Gathered, link: Link
+) -> None:
     world.send("a", "5-1", "5-2")
     world.gather("a")
     link.call("DEL", "a")
@@ -88,7 +93,9 @@ def test_a_source_that_was_deleted_and_made_again_unseen_with_lower_ids_is_taken
     assert world.moved("a") == [b"5-1", b"5-2", b"1-1", b"2-1"]
 
 
-def test_a_source_in_whose_place_another_stream_was_put_unseen_is_taken_in_from_its_beginning(world: Gathered, link: Link) -> None:
+def test_a_source_in_whose_place_another_stream_was_put_unseen_is_taken_in_from_its_beginning(
+    world: Gathered, link: Link
+) -> None:
     world.send("a", "1-1", "5-1", "10-1")
     world.gather("a")
     sent = world.send("b", "2-1", "6-1", "12-1")
@@ -110,7 +117,9 @@ def test_a_group_that_was_destroyed_goes_on_exactly_where_it_was(world: Gathered
     assert world.position("a") == b"6-1"
 
 
-def test_a_source_whose_group_is_gone_for_a_moment_is_not_trimmed_beyond_what_was_gathered(world: Gathered, link: Link) -> None:
+def test_a_source_whose_group_is_gone_for_a_moment_is_not_trimmed_beyond_what_was_gathered(
+    world: Gathered, link: Link
+) -> None:
     sent = world.send("a", *(f"{number}-1" for number in range(1, 301)))
     link.call("XGROUP", "CREATE", "a", "other", "300-1")  # it has read everything
     world.gather("a", quantum=100)
@@ -127,7 +136,9 @@ def test_a_source_whose_group_is_gone_for_a_moment_is_not_trimmed_beyond_what_wa
 
 
 @pytest.mark.parametrize(("first", "words"), [("3-1", "made 3-1"), ("6-1", "made 3-1 6-1"), ("9-1", "made 3-1 8-1")])
-def test_what_somebody_else_has_trimmed_while_the_group_was_gone_is_told(world: Gathered, link: Link, first: str, words: str) -> None:
+def test_what_somebody_else_has_trimmed_while_the_group_was_gone_is_told(
+    world: Gathered, link: Link, first: str, words: str
+) -> None:
     sent = world.send("a", *(f"{number}-1" for number in range(1, 9)))
     world.gather("a", quantum=3)
     link.call("XGROUP", "DESTROY", "a", "g")
@@ -136,7 +147,9 @@ def test_what_somebody_else_has_trimmed_while_the_group_was_gone_is_told(world: 
     assert world.moved("a") == [*sent[:3], *sent[max(3, int(first[0]) - 1) :]]
     link.call("XGROUP", "DESTROY", "a", "g")
     link.call("XTRIM", "a", "MAXLEN", 0)
-    assert world.gather("a")[0].words == ("made 8-1" if first < "9-1" else "made 3-1 8-1"), "if it had moved them all, nothing is lost"
+    assert world.gather("a")[0].words == ("made 8-1" if first < "9-1" else "made 3-1 8-1"), (
+        "if it had moved them all, nothing is lost"
+    )
 
 
 def test_nothing_is_left_of_a_source_that_was_deleted(world: Gathered, link: Link) -> None:
@@ -160,7 +173,9 @@ def test_where_the_position_cannot_be_noted_nothing_moves_and_the_others_go_on(w
     assert (_state(world, "a")[0], world.all_moved()) == (before[0], {"b": [b"1-1"]})
 
 
-def test_a_group_beyond_the_last_id_of_its_stream_is_told_because_nothing_would_ever_come(world: Gathered, link: Link) -> None:
+def test_a_group_beyond_the_last_id_of_its_stream_is_told_because_nothing_would_ever_come(
+    world: Gathered, link: Link
+) -> None:
     world.send("a", "5-1")
     world.gather("a")
     link.call("XGROUP", "SETID", "a", "g", "99-0")
@@ -221,7 +236,9 @@ def test_whichever_add_fails_in_the_middle_what_was_not_added_is_still_new(world
     assert world.moved("a") == sent
 
 
-def test_a_work_stream_that_was_deleted_begins_anew_and_what_was_gathered_is_not_gathered_again(world: Gathered, link: Link) -> None:
+def test_a_work_stream_that_was_deleted_begins_anew_and_what_was_gathered_is_not_gathered_again(
+    world: Gathered, link: Link
+) -> None:
     world.send("a", "1-1")
     world.gather("a")
     link.call("DEL", world.keys.stream)

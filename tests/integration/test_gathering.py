@@ -1,4 +1,5 @@
-"""Masters that gather, as services in this process, against a real Redis: found at once, shared, nothing missed and nothing twice."""
+"""Masters that gather, as services in this process, against a real Redis: found at once, shared, nothing missed and
+nothing twice."""
 
 from __future__ import annotations
 
@@ -13,26 +14,26 @@ from typing import Any
 import orjson
 import pytest
 
-from common import source_status
-from common.doctor.collector import collect
-from common.doctor.facts import Severity
-from common.doctor.findings import examine
-from common.errors import ReplyUnknown
-from common.keys import Keys, LogKeys
-from common.redis_client import Link
-from common.running_up import resolve_redis_url
-from common.source_status import SourcesReader
-from common.sources import Sources
-from common.streams import pairs
-from master import gatherer as gatherer_module
-from master import source_ears
-from master.gathering import Gathering
-from master.settings import MasterSettings
-from master.source_ears import PollEar
 from tests.integration.gathered import Gathered
 from tests.integration.routers import until
 from tests.proxy import Proxy
 from tests.topologies import Cluster
+from usher.common.base.errors import ReplyUnknown
+from usher.common.doctor import source_status
+from usher.common.doctor.collector import collect
+from usher.common.doctor.facts import Severity
+from usher.common.doctor.findings import examine
+from usher.common.doctor.source_status import SourcesReader
+from usher.common.protocol.keys import Keys, LogKeys
+from usher.common.protocol.sources import Sources
+from usher.common.redis.client import Link
+from usher.common.redis.locate import resolve_redis_url
+from usher.common.redis.replies import pairs
+from usher.master.settings import MasterSettings
+from usher.master.sources import change_listeners as source_ears
+from usher.master.sources import gatherer as gatherer_module
+from usher.master.sources.change_listeners import PollEar
+from usher.master.sources.services import Gathering
 
 
 @pytest.fixture
@@ -45,7 +46,9 @@ def world(link: Link) -> Gathered:
 @contextlib.contextmanager
 def running(url: str, streams: str = "t:*", **settings: Any) -> Iterator[Gathering]:
     """A master's gathering, started; it ends as a master that is stopped does."""
-    given = MasterSettings(ticket_stream=streams, group="g", **({"leader_lease_seconds": 1.0, "discover_seconds": 3600} | settings))
+    given = MasterSettings(
+        ticket_stream=streams, group="g", **({"leader_lease_seconds": 1.0, "discover_seconds": 3600} | settings)
+    )
     assert given.sources is not None
     made = Gathering(given, given.sources, Keys(given.work_stream, "g"), url, lambda role: Link(url, f"master:{role}"))
     for service in made.services:
@@ -84,7 +87,9 @@ def test_streams_that_were_there_and_streams_that_come_are_gathered_at_once(worl
 
 
 @pytest.mark.usefixtures("unswept")
-def test_connections_that_break_in_the_middle_lose_nothing_and_repeat_nothing(world: Gathered, link: Link, redis_url: str) -> None:
+def test_connections_that_break_in_the_middle_lose_nothing_and_repeat_nothing(
+    world: Gathered, link: Link, redis_url: str
+) -> None:
     rng = random.Random(5)
     sent: dict[str, list[bytes]] = {f"t:{number}": [] for number in range(300)}
     with Proxy(redis_url) as proxy, running(proxy.url):
@@ -99,7 +104,9 @@ def test_connections_that_break_in_the_middle_lose_nothing_and_repeat_nothing(wo
 
 
 @pytest.mark.usefixtures("unswept")
-def test_sources_that_were_deleted_while_no_master_ran_are_forgotten_and_no_others(world: Gathered, link: Link, redis_url: str) -> None:
+def test_sources_that_were_deleted_while_no_master_ran_are_forgotten_and_no_others(
+    world: Gathered, link: Link, redis_url: str
+) -> None:
     world.share()
     for name in ("t:gone", "t:here", "elsewhere"):
         world.send(name, "5-1")
@@ -108,7 +115,9 @@ def test_sources_that_were_deleted_while_no_master_ran_are_forgotten_and_no_othe
     with running(redis_url, "t:*") as made:
         until(lambda: link.call("HGET", world.keys.gathered, "t:gone") is None)
         until(lambda: service(made, "gather").seen()[0] == 1)
-    assert pairs(link.call("HGETALL", world.keys.gathered)) == {b"": b"", b"t:here": b"5-1", b"elsewhere": b"5-1"}, "who takes that in, will see"
+    assert pairs(link.call("HGETALL", world.keys.gathered)) == {b"": b"", b"t:here": b"5-1", b"elsewhere": b"5-1"}, (
+        "who takes that in, will see"
+    )
     assert link.call("EXISTS", LogKeys("t:gone").groups) == 0
 
 
@@ -139,7 +148,9 @@ def test_a_reply_that_is_lost_is_asked_for_again_and_nothing_comes_twice(world: 
     assert world.moved("a") == sent
 
 
-def test_two_masters_share_the_sources_and_one_takes_over_what_the_other_had(world: Gathered, link: Link, redis_url: str) -> None:
+def test_two_masters_share_the_sources_and_one_takes_over_what_the_other_had(
+    world: Gathered, link: Link, redis_url: str
+) -> None:
     sent: dict[str, list[bytes]] = {f"t:{number}": [] for number in range(50)}
 
     def send() -> None:
@@ -164,7 +175,9 @@ def test_two_masters_share_the_sources_and_one_takes_over_what_the_other_had(wor
 
 
 @pytest.mark.usefixtures("unswept")
-def test_a_flood_in_one_source_does_not_keep_another_ones_message_waiting(world: Gathered, link: Link, redis_url: str) -> None:
+def test_a_flood_in_one_source_does_not_keep_another_ones_message_waiting(
+    world: Gathered, link: Link, redis_url: str
+) -> None:
     flood = 30_000
     for _ in range(0, flood, 1000):
         link.pipeline([("XADD", "flood", "*", "ticket_id", "T", "body", "x")] * 1000)
@@ -180,7 +193,9 @@ def test_a_flood_in_one_source_does_not_keep_another_ones_message_waiting(world:
     assert world.moved("quiet") == quiet
 
 
-def test_a_server_that_tells_of_no_changes_is_asked_instead(world: Gathered, link: Link, redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_tells_of_no_changes_is_asked_instead(
+    world: Gathered, link: Link, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     link.call("ACL", "SETUSER", "plain", "reset", "on", ">pw", "~*", "+@all", "-client", "+client|setname")
     scheme, _, rest = redis_url.partition("://")
     old = world.send("t:old")
@@ -209,7 +224,10 @@ def test_something_in_between_that_does_not_tell_is_found_out_and_the_sources_ar
 ) -> None:
     monkeypatch.setattr(gatherer_module, "_SWEEP_S", 0.1)
     monkeypatch.setattr(source_ears, "_WAIT_S", 0.1)
-    with Proxy(redis_url, lambda chunk: b"" if chunk.startswith(b">2") else chunk) as proxy, running(proxy.url, "a,b,c") as made:
+    with (
+        Proxy(redis_url, lambda chunk: b"" if chunk.startswith(b">2") else chunk) as proxy,
+        running(proxy.url, "a,b,c") as made,
+    ):
         until(lambda: len(service(made, "share")._held) == 64)
 
         def is_found_out() -> bool:
@@ -245,7 +263,9 @@ def test_who_asks_instead_tells_all_of_a_look_whose_first_part_alone_was_answere
         ear.close()
 
 
-def test_changes_that_are_told_are_never_taken_for_lost_ones(world: Gathered, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_that_are_told_are_never_taken_for_lost_ones(
+    world: Gathered, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gatherer_module, "_SWEEP_S", 0.001)
     with running(redis_url) as made:
         until(lambda: len(service(made, "share")._held) == 64)
@@ -308,7 +328,9 @@ def test_a_source_that_redis_refuses_is_told_and_the_others_go_on(world: Gathere
 
 
 @pytest.mark.usefixtures("unswept")
-def test_a_work_stream_that_redis_refuses_is_not_laid_on_the_sources(world: Gathered, link: Link, redis_url: str) -> None:
+def test_a_work_stream_that_redis_refuses_is_not_laid_on_the_sources(
+    world: Gathered, link: Link, redis_url: str
+) -> None:
     sent = world.send("a")
     link.call("SET", world.keys.dead, "no stream")
     with running(redis_url, "a,b") as made:
@@ -347,7 +369,9 @@ def test_what_goes_on_is_told_by_source(world: Gathered, link: Link, redis_url: 
     with running(redis_url, "a,b,text,t:*", leader_lease_seconds=0.5) as made:
         made.url = "http://one"
         reader = SourcesReader(link, world.keys, MasterSettings(ticket_stream="a,b,text,t:*").sources or pytest.fail())
-        until(lambda: [master["shards"] for master in reader.overview()["masters"]] == [64] and len(world.moved("a")) == 3)
+        until(
+            lambda: [master["shards"] for master in reader.overview()["masters"]] == [64] and len(world.moved("a")) == 3
+        )
         until(lambda: reader.overview()["masters"][0]["moved"] == 3)
         seen = reader.overview()
         assert (seen["sources"], seen["lag"], seen["lag_is_exact"], seen["worst"]) == (3, 0, True, [])
@@ -369,7 +393,9 @@ def test_a_master_that_died_is_told_to_gather_no_longer_than_its_lease(world: Ga
     assert {row["master"] for row in reader.rows("", 0, 10)[0]} == {""}
 
 
-def test_a_work_stream_that_grows_behind_one_ticket_is_a_trouble(world: Gathered, link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_work_stream_that_grows_behind_one_ticket_is_a_trouble(
+    world: Gathered, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.share()
     monkeypatch.setattr(source_status, "_MOST_KEPT", 50)
     sources = Sources.parse("a,b")

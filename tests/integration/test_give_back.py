@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from common.errors import OwnershipLost
-from master.leader_steps import LeaderSteps
 from tests.integration.factories import LEASE_MS, NASTY_TICKETS, TRICKY_IDS, Owner, World, fetch, plan
+from usher.common.base.errors import OwnershipLost
+from usher.master.leader.leader_scripts import LeaderSteps
 
 
 def _draining(world: World, ticket: bytes = b"T", ids: Sequence[bytes] = (b"1-1", b"2-1")) -> tuple[LeaderSteps, Owner]:
@@ -49,7 +49,9 @@ def test_an_incarnation_that_did_not_say_that_it_drains_gives_nothing_back(world
         a.steps.give_back({b"T": ids})
 
 
-@pytest.mark.parametrize("ids", [[b"1-1"], [b"2-1"], [], [b"1-1", b"2-1", b"3-1"], [b"1-1", b"3-1"], [b"1-1", b"1-1"], [b"1-12-1"]])
+@pytest.mark.parametrize(
+    "ids", [[b"1-1"], [b"2-1"], [], [b"1-1", b"2-1", b"3-1"], [b"1-1", b"3-1"], [b"1-1", b"1-1"], [b"1-12-1"]]
+)
 def test_a_ticket_is_given_back_whole_or_not_at_all(world: World, ids: list[bytes]) -> None:
     _, a = _draining(world)
     with world.unchanged():
@@ -85,7 +87,9 @@ def test_what_others_have_or_nobody_has_is_kept(world: World) -> None:
         assert a.steps.give_back({b"U": theirs, b"V": parked, b"W": [b"9-9"]}) == [b"U", b"V", b"W"]
 
 
-@pytest.mark.parametrize("value", [b"", b"garbage", b"%s", b"%s five 1-1 2-1", b"halted 5 1-1 2-1", b"returned 5 1-1 2-1"])
+@pytest.mark.parametrize(
+    "value", [b"", b"garbage", b"%s", b"%s five 1-1 2-1", b"halted 5 1-1 2-1", b"returned 5 1-1 2-1"]
+)
 def test_a_record_that_is_not_ours_to_give_is_kept(world: World, value: bytes) -> None:
     _, a = _draining(world)
     world.spoil(b"T", value.replace(b"%s", a.name))
@@ -103,7 +107,9 @@ def test_a_ticket_is_any_bytes(world: World, ticket: bytes) -> None:
 
 @pytest.mark.parametrize("lost", [(b"1-1",), (b"2-1",), (b"1-1", b"2-1")])
 @pytest.mark.parametrize("when", ["before", "dropped by a renewal before"])
-def test_what_lost_its_body_is_named_only_if_it_is_still_pending(world: World, lost: tuple[bytes, ...], when: str) -> None:
+def test_what_lost_its_body_is_named_only_if_it_is_still_pending(
+    world: World, lost: tuple[bytes, ...], when: str
+) -> None:
     """A `returned` record that names what is not pending would stop its ticket: nobody can hand that over."""
     leader, a = _draining(world)
     world.delete(*lost)

@@ -1,4 +1,5 @@
-"""What is known of a group that was lost: by the index, by notes that are older or late, and by the inbox of an owner."""
+"""What is known of a group that was lost: by the index, by notes that are older or late, and by the inbox of an
+owner."""
 
 from __future__ import annotations
 
@@ -7,10 +8,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.errors import RedisTrouble
-from common.stream_id import rank
 from tests.integration.actors import ConsumerActor, MasterActor, Stage, Trouble
-from tests.integration.group_loss import T, U, destroy_group, end_all, half_done, leader, note_position, repeats_until, settle
+from tests.integration.group_loss import (
+    T,
+    U,
+    destroy_group,
+    end_all,
+    half_done,
+    leader,
+    note_position,
+    repeats_until,
+    settle,
+)
+from usher.common.base.errors import RedisTrouble
+from usher.common.protocol.stream_id import rank
 
 
 @pytest.fixture
@@ -27,8 +38,8 @@ def stage(any_redis_url: str) -> Iterator[Stage]:
 def test_a_master_that_remembers_nothing_knows_from_the_index_what_was_handed_over_since_the_position_was_saved(
     stage: Stage, read_before: bool, by_hand: bool, dies: bool
 ) -> None:
-    """Leader and group are gone in the same second, and the position is older than what repeats. ``by_hand``: somebody makes the group again
-    before a master does. ``dies``: so does the first one that has read again what repeats."""
+    """Leader and group are gone in the same second, and the position is older than what repeats. ``by_hand``: somebody
+    makes the group again before a master does. ``dies``: so does the first one that has read again what repeats."""
     one = leader(stage)
     if read_before:
         before = stage.consumer("before")
@@ -87,7 +98,9 @@ def test_a_note_that_its_writer_sent_late_changes_nothing_of_its_successors(stag
     note_position(one)
     destroy_group(stage)
     one.turn()
-    one.link.before = lambda step: one.link.troubles.update({step: Trouble.LATE}) if step == "note_repeats" and repeats_until(stage) else None
+    one.link.before = lambda step: (
+        one.link.troubles.update({step: Trouble.LATE}) if step == "note_repeats" and repeats_until(stage) else None
+    )
     settle(one, turns=3)
     assert one.link.late, "that it is past it"
     stage.end_lead()
@@ -160,8 +173,11 @@ def test_a_stale_record_does_not_make_done_what_a_new_stream_has_below_it(stage:
 # ---- an inbox that is older than the index -----------------------------------------------------------------------------------
 
 
-def test_what_was_acknowledged_by_an_acknowledgement_sent_again_does_not_run_beside_its_tickets_next_owner(stage: Stage) -> None:
-    """Its reply and the group are lost, the message is handed over anew, and only then the acknowledgement is sent again: it ends that one."""
+def test_what_was_acknowledged_by_an_acknowledgement_sent_again_does_not_run_beside_its_tickets_next_owner(
+    stage: Stage,
+) -> None:
+    """Its reply and the group are lost, the message is handed over anew, and only then the acknowledgement is sent
+    again: it ends that one."""
     m, owner = leader(stage), stage.consumer("a", capacity=2)
     [first] = stage.send(T)
     m.settle()
@@ -197,7 +213,8 @@ def test_what_was_acknowledged_by_an_acknowledgement_sent_again_does_not_run_bes
 
 
 def _held_up(stage: Stage) -> tuple[MasterActor, ConsumerActor, list[bytes]]:
-    """A consumer that runs a message which is handed over to it anew, because the index had lost it too, with another ticket behind that."""
+    """A consumer that runs a message which is handed over to it anew, because the index had lost it too, with another
+    ticket behind that."""
     m, a = leader(stage), stage.consumer("a")
     [first] = stage.send(T)
     m.settle()
@@ -212,7 +229,9 @@ def _held_up(stage: Stage) -> tuple[MasterActor, ConsumerActor, list[bytes]]:
     return m, a, [first, other]
 
 
-def test_what_holds_up_the_reader_is_logged_once_and_is_its_trouble(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_holds_up_the_reader_is_logged_once_and_is_its_trouble(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
     m, a, ids = _held_up(stage)
     assert a.reader.trouble is None
     with caplog.at_level(logging.WARNING):

@@ -1,4 +1,5 @@
-"""What a lost group may cost, with the real objects of both programs: nothing is lost, and what repeats does so in order."""
+"""What a lost group may cost, with the real objects of both programs: nothing is lost, and what repeats does so in
+order."""
 
 from __future__ import annotations
 
@@ -7,10 +8,10 @@ from itertools import pairwise
 
 import pytest
 
-from common.stream_id import rank
 from tests.integration.actors import MasterActor, Stage, Trouble
 from tests.integration.factories import fetch
 from tests.integration.group_loss import T, U, destroy_group, end_all, half_done, leader, repeats_until, settle
+from usher.common.protocol.stream_id import rank
 
 
 @pytest.fixture
@@ -65,7 +66,9 @@ def test_what_was_done_of_a_ticket_in_processing_does_not_run_behind_its_later_m
 
 
 @pytest.mark.parametrize("batch", [2, 100])
-def test_a_ticket_that_nobody_had_repeats_from_there_on_in_order_and_under_a_new_fence(stage: Stage, batch: int) -> None:
+def test_a_ticket_that_nobody_had_repeats_from_there_on_in_order_and_under_a_new_fence(
+    stage: Stage, batch: int
+) -> None:
     m = leader(stage, batch=batch)
     a, ids = half_done(stage, m)
     blocker, third = a.runs
@@ -86,7 +89,9 @@ def test_a_ticket_that_nobody_had_repeats_from_there_on_in_order_and_under_a_new
     assert not stage.world.state().pending
 
 
-def test_a_message_that_came_after_the_loss_waits_for_the_repeats_of_its_ticket_that_are_seen_with_it(stage: Stage) -> None:
+def test_a_message_that_came_after_the_loss_waits_for_the_repeats_of_its_ticket_that_are_seen_with_it(
+    stage: Stage,
+) -> None:
     m = leader(stage)
     a, [first] = stage.consumer("a"), stage.send(T)
     m.settle()
@@ -148,7 +153,8 @@ def test_a_message_that_its_owner_gets_again_before_it_knows_that_redis_has_it_a
 
 
 def test_what_another_master_handed_over_while_it_led_for_a_moment_is_not_lost(stage: Stage) -> None:
-    """The lead goes from one to two and back within the second between two notes of the position; then the group is lost, and the owner dies."""
+    """The lead goes from one to two and back within the second between two notes of the position; then the group is
+    lost, and the owner dies."""
     one, a = leader(stage, "m1"), stage.consumer("a")
     stage.end_lead()
     two = leader(stage, "m2")
@@ -189,7 +195,8 @@ def test_what_was_read_while_another_master_led_is_not_lost_though_the_index_doe
 
 @pytest.mark.parametrize("read_before", [0, 2, 3])
 def test_a_ticket_that_was_given_back_is_parked_once(stage: Stage, read_before: int) -> None:
-    """Its record names what the group, made again, has not been given yet. That comes as new, and must not be parked before."""
+    """Its record names what the group, made again, has not been given yet. That comes as new, and must not be parked
+    before."""
     m, a = leader(stage), stage.consumer("a")
     ids = [entry_id for _ in range(6) for entry_id in stage.send(T)]
     m.settle()
@@ -229,7 +236,9 @@ def test_a_consumer_whose_registration_was_deleted_keeps_what_it_has_until_its_l
     assert new.board.runs(T, first), "its lease lives"
     [second] = stage.send(T)
     new.settle()
-    assert stage.world.pending() == {a.name: [first], b"master": [second]}, "it gets no more, and nobody else gets the ticket"
+    assert stage.world.pending() == {a.name: [first], b"master": [second]}, (
+        "it gets no more, and nobody else gets the ticket"
+    )
     run.succeed()
     a.flush()
     new.turn(*a.reports())

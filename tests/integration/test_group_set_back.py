@@ -1,4 +1,5 @@
-"""Somebody sets the group back by hand (XGROUP SETID), while entries wait: they come again, and go to their places; nothing is counted twice."""
+"""Somebody sets the group back by hand (XGROUP SETID), while entries wait: they come again, and go to their places;
+nothing is counted twice."""
 
 from __future__ import annotations
 
@@ -6,14 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.errors import GiveUp
-from master.actions import By
-from master.dead_letters import DeadLetters
-from master.live_rules import LiveRules
-from master.policy.dispatch import Board
-from master.policy.rules import Action, Rule, Target
 from tests.integration.actors import ConsumerActor, MasterActor, Stage
 from tests.integration.test_protocol_rules import T
+from usher.common.base.errors import GiveUp
+from usher.master.operations.action_log import By
+from usher.master.operations.dead_letters import DeadLetters
+from usher.master.operations.live_rules import LiveRules
+from usher.master.policy.board.board import Board
+from usher.master.policy.rules import Action, Rule, Target
 
 ANN = By("ann", "cli")
 DONE = [b"1-1", b"2-1"]
@@ -43,7 +44,9 @@ def _begin(stage: Stage) -> tuple[ConsumerActor, MasterActor, str]:
     a, m = stage.consumer("a"), stage.leader()
     stage.send(T, *DONE)
     stage.finish(m, [a])
-    chosen = LiveRules(stage.link, stage.keys).set(Rule(Target.TICKET, T.decode(), Action.PAUSE, None, "", ""), ANN).rule
+    chosen = (
+        LiveRules(stage.link, stage.keys).set(Rule(Target.TICKET, T.decode(), Action.PAUSE, None, "", ""), ANN).rule
+    )
     assert chosen is not None
     stage.send(T, *WAITING)
     m.settle()
@@ -68,7 +71,9 @@ def test_what_waits_is_known_once_and_all_that_comes_again_is_run_in_order(stage
     assert m.board.in_flight == 0
 
 
-def test_what_waited_when_the_group_was_made_anew_above_it_is_told_by_its_ids(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_waited_when_the_group_was_made_anew_above_it_is_told_by_its_ids(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
     """Nothing of it runs any more, and no letter tells of it: whoever reads the log sends it again."""
     a, m, rule_id = _begin(stage)
     stage.link.call("XGROUP", "DESTROY", stage.keys.stream, stage.keys.group)
@@ -92,7 +97,8 @@ def test_a_new_epoch_knows_what_comes_again_from_the_pending_list(stage: Stage) 
 
 
 def test_what_was_not_taken_stays_known(stage: Stage) -> None:
-    """The rules change between look and hand-over: what waits under ``master`` must not be forgotten with what was only seen."""
+    """The rules change between look and hand-over: what waits under ``master`` must not be forgotten with what was only
+    seen."""
     a, m, rule_id = _begin(stage)
     _set_back(stage, m)
 
@@ -149,7 +155,8 @@ def test_what_comes_again_of_a_halted_ticket(stage: Stage) -> None:
 
 
 def test_what_memory_believes_done_and_an_owner_has_goes_back_to_that_owner(stage: Stage) -> None:
-    """A report of the first time that comes late frees in memory what was handed over anew. Twice in its record, one would stay there for ever."""
+    """A report of the first time that comes late frees in memory what was handed over anew. Twice in its record, one
+    would stay there for ever."""
     a, m = stage.consumer("a"), stage.leader()
     stage.send(T, *WAITING)
     m.settle()

@@ -1,4 +1,5 @@
-"""The same as test_protocol_machine.py, with consumers that park and an operator who redrives and drops whatever is halted."""
+"""The same as test_protocol_machine.py, with consumers that park and an operator who redrives and drops whatever is
+halted."""
 
 from __future__ import annotations
 
@@ -9,15 +10,16 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import rule, run_state_machine_as_test
 
-from common.keys import HALTED
-from master.dead_letters import DeadLetters
-from master.policy.letters import PARK, LetterFilter
 from tests.integration.actors import ConsumerActor
 from tests.integration.test_protocol_machine import ProtocolMachine
+from usher.common.protocol.keys import HALTED
+from usher.master.operations.dead_letters import DeadLetters
+from usher.master.policy.letters import PARK, LetterFilter
 
 
 class HaltingMachine(ProtocolMachine):
-    """Every consumer parks what it gives up; only who cleans up at the end does not, for what it gives up has been tried often enough."""
+    """Every consumer parks what it gives up; only who cleans up at the end does not, for what it gives up has been
+    tried often enough."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -72,8 +74,15 @@ class HaltingMachine(ProtocolMachine):
 
 
 @pytest.mark.timeout(7200)
-def test_the_promise_is_kept_with_tickets_that_wait_for_an_operator(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("master.dispatcher._SAVE_POSITION_S", 0.0)  # a turn must not depend on the clock: examples are run again
+def test_the_promise_is_kept_with_tickets_that_wait_for_an_operator(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "usher.master.dispatch.dispatcher._SAVE_POSITION_S", 0.0
+    )  # a turn must not depend on the clock: examples are run again
     is_long = settings.get_current_profile_name() == "long"  # registered in tests/conftest.py
     size = settings.default if is_long else settings(max_examples=14, stateful_step_count=40)
-    run_state_machine_as_test(lambda: HaltingMachine(redis_url), settings=settings(size, deadline=None, suppress_health_check=list(HealthCheck)))
+    run_state_machine_as_test(
+        lambda: HaltingMachine(redis_url),
+        settings=settings(size, deadline=None, suppress_health_check=list(HealthCheck)),
+    )

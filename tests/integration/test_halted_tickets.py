@@ -1,4 +1,5 @@
-"""Tickets that wait for an operator, played by the real master and consumers step by step: order holds, nothing is lost, nobody else waits."""
+"""Tickets that wait for an operator, played by the real master and consumers step by step: order holds, nothing is
+lost, nobody else waits."""
 
 from __future__ import annotations
 
@@ -6,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.errors import GiveUp, GroupMissing, ReplyUnknown
-from common.stream_id import rank
-from master.dead_letters import DeadLetters
 from tests.integration.actors import ConsumerActor, MasterActor, Stage, Trouble
+from usher.common.base.errors import GiveUp, GroupMissing, ReplyUnknown
+from usher.common.protocol.stream_id import rank
+from usher.master.operations.dead_letters import DeadLetters
 
 T, U = b"T", b"U"
 
@@ -42,7 +43,9 @@ def _stands_still(stage: Stage, m: MasterActor, *consumers: ConsumerActor) -> No
 
 
 @pytest.mark.parametrize("heard", [True, False])
-def test_a_redriven_message_runs_first_and_then_all_that_came_after_it(stage: Stage, letters: DeadLetters, heard: bool) -> None:
+def test_a_redriven_message_runs_first_and_then_all_that_came_after_it(
+    stage: Stage, letters: DeadLetters, heard: bool
+) -> None:
     """Also by a leader that has not heard of it: then it compares memory with the index."""
     m, a, b = stage.leader(reconcile_s=0.0), stage.consumer("a", policy="park"), stage.consumer("b", policy="park")
     if not heard:
@@ -80,7 +83,9 @@ def test_a_dropped_message_is_skipped(stage: Stage, letters: DeadLetters) -> Non
     stage.check_done(T, ids)
 
 
-def test_a_ticket_of_which_nothing_else_is_there_is_forgotten_when_its_message_is_dropped(stage: Stage, letters: DeadLetters) -> None:
+def test_a_ticket_of_which_nothing_else_is_there_is_forgotten_when_its_message_is_dropped(
+    stage: Stage, letters: DeadLetters
+) -> None:
     m, a = stage.leader(), stage.consumer("a", policy="park")
     stage.send(T)
     m.settle()
@@ -95,8 +100,11 @@ def test_a_ticket_of_which_nothing_else_is_there_is_forgotten_when_its_message_i
 
 
 @pytest.mark.parametrize("policy", ["park", "tail"])
-def test_what_the_inbox_still_names_is_not_run_after_its_ticket_was_parked(stage: Stage, letters: DeadLetters, policy: str) -> None:
-    """Handed over and not read yet when the ticket halts: under that fence nothing of it is this consumer's any more."""
+def test_what_the_inbox_still_names_is_not_run_after_its_ticket_was_parked(
+    stage: Stage, letters: DeadLetters, policy: str
+) -> None:
+    """Handed over and not read yet when the ticket halts: under that fence nothing of it is this consumer's any
+    more."""
     m, a = stage.leader(), stage.consumer("a", policy=policy)
     ids = stage.send(T)
     m.settle()
@@ -117,7 +125,9 @@ def test_what_the_inbox_still_names_is_not_run_after_its_ticket_was_parked(stage
 
 
 @pytest.mark.parametrize("trouble", [Trouble.REPLY_LOST, Trouble.NEVER_SENT])
-def test_it_comes_back_to_the_same_consumer_before_that_has_seen_the_answer(stage: Stage, letters: DeadLetters, trouble: Trouble) -> None:
+def test_it_comes_back_to_the_same_consumer_before_that_has_seen_the_answer(
+    stage: Stage, letters: DeadLetters, trouble: Trouble
+) -> None:
     m, a = stage.leader(), stage.consumer("a", policy="park")
     ids = [*stage.send(T), *stage.send(T)]
     m.settle()
@@ -185,7 +195,9 @@ def test_redriven_and_given_up_again_it_waits_again(stage: Stage, letters: DeadL
     assert stage.history.ids(T) == [ids[0]] * 7 + ids[1:]
 
 
-def test_a_halted_ticket_costs_neither_memory_nor_room_however_much_comes_for_it(stage: Stage, letters: DeadLetters) -> None:
+def test_a_halted_ticket_costs_neither_memory_nor_room_however_much_comes_for_it(
+    stage: Stage, letters: DeadLetters
+) -> None:
     m, a = stage.leader(window=50), stage.consumer("a", policy="park")
     stage.send(T)
     m.settle()
@@ -214,7 +226,9 @@ def test_a_halted_ticket_costs_neither_memory_nor_room_however_much_comes_for_it
     assert not m.board.tickets
 
 
-def test_the_pending_tail_goes_to_the_dead_letters_and_what_comes_later_does_not(stage: Stage, letters: DeadLetters) -> None:
+def test_the_pending_tail_goes_to_the_dead_letters_and_what_comes_later_does_not(
+    stage: Stage, letters: DeadLetters
+) -> None:
     m, a = stage.leader(window=2), stage.consumer("a", policy="tail", capacity=4)
     ids = [entry_id for _ in range(6) for entry_id in stage.send(T)]
     m.settle()
@@ -262,7 +276,9 @@ def test_a_tail_that_somebody_took_out_of_the_index_is_not_forgotten(stage: Stag
     assert m.dispatcher.counts.adoptions == 2, "memory and index differed: everything was read again"
 
 
-def test_when_the_group_is_lost_what_a_ticket_waits_for_goes_back_to_its_place(stage: Stage, letters: DeadLetters) -> None:
+def test_when_the_group_is_lost_what_a_ticket_waits_for_goes_back_to_its_place(
+    stage: Stage, letters: DeadLetters
+) -> None:
     m, a = stage.leader(), stage.consumer("a", policy="park")
     ids = [*stage.send(T), *stage.send(T)]
     m.settle()

@@ -1,4 +1,5 @@
-"""hand_over.lua: the one way out of ``master``. Who owns an entry, who owns its ticket and what the owner will run change together or not at all."""
+"""hand_over.lua: the one way out of ``master``. Who owns an entry, who owns its ticket and what the owner will run
+change together or not at all."""
 
 from __future__ import annotations
 
@@ -6,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from common.errors import Fenced
-from common.streams import HandOver
-from master.leader_steps import LeaderSteps
 from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, World, fetch, plan, plans, states
+from usher.common.base.errors import Fenced
+from usher.common.redis.replies import HandOver
+from usher.master.leader.leader_scripts import LeaderSteps
 
 
 def test_entries_record_and_inbox_change_together_under_a_new_fence(world: World) -> None:
@@ -58,7 +59,9 @@ def test_tickets_with_and_without_an_owner_go_together_in_any_order(world: World
     leader, a, b = world.elect(), world.join("a"), world.join("b")
     owned = {name: world.owned(leader, owner, name) for owner, name in ((a, b"T"), (b, b"V"), (a, b"X"))}
     believed = {name: world.head(name) for name in owned}
-    more = {name: world.parked(leader, name) + world.parked(leader, name) for name in (b"T", b"U", b"V", b"W", b"X", b"Y")}
+    more = {
+        name: world.parked(leader, name) + world.parked(leader, name) for name in (b"T", b"U", b"V", b"W", b"X", b"Y")
+    }
     to_a, to_b = {name: more[name] for name in (b"T", b"U", b"X")}, {name: more[name] for name in (b"V", b"Y", b"W")}
     reply = leader.hand_over(plans((a, to_a), (b, to_b), believed=believed))
     assert reply.targets == (("OK", [], [], []), ("OK", [], [], []))
@@ -79,7 +82,9 @@ def test_a_lower_id_that_comes_late_is_noted_behind_what_was_handed_over(world: 
     assert record.ids == [late, early]
 
 
-def test_a_ticket_whose_acknowledgement_came_before_its_report_gets_a_new_fence_and_the_leader_is_told(world: World) -> None:
+def test_a_ticket_whose_acknowledgement_came_before_its_report_gets_a_new_fence_and_the_leader_is_told(
+    world: World,
+) -> None:
     leader, a = world.elect(), world.join("a")
     first = world.owned(leader, a, b"T")
     believed = world.head(b"T")
@@ -143,7 +148,9 @@ def test_a_ticket_whose_record_is_not_what_the_plan_believes_is_refused(world: W
         world.apart_because = "the record was written by hand"
 
 
-@pytest.mark.parametrize("value", [b"", b"garbage", b"a:1", b"a:1 five 1-1", b" a:1 5 1-1", b"a:1  5 1-1", b"\0 \xff", b"[1,2]", b"a:1 5"])
+@pytest.mark.parametrize(
+    "value", [b"", b"garbage", b"a:1", b"a:1 five 1-1", b" a:1 5 1-1", b"a:1  5 1-1", b"\0 \xff", b"[1,2]", b"a:1 5"]
+)
 def test_a_ticket_whose_record_cannot_be_read_is_refused_and_others_go_on(world: World, value: bytes) -> None:
     leader, a = world.elect(), world.join("a")
     spoilt, good = world.parked(leader, b"T"), world.parked(leader, b"U")
@@ -211,7 +218,8 @@ def test_an_id_that_a_stranger_took_is_a_stray(world: World) -> None:
 
 
 def test_ids_that_are_pending_for_nobody_are_over_and_the_rest_is_handed_over(world: World) -> None:
-    """Never read, acknowledged by hand, or never there at all: there is nothing to hand over, and nothing to be unsure about."""
+    """Never read, acknowledged by hand, or never there at all: there is nothing to hand over, and nothing to be unsure
+    about."""
     leader, a = world.elect(), world.join("a")
     first, second, third = world.parked(leader, b"T", b"1-1", b"2-1", b"3-1")
     world.link.call("XACK", world.keys.stream, world.keys.group, second)
@@ -235,7 +243,8 @@ def test_a_ticket_of_which_everything_is_over_gets_no_record_and_no_inbox(world:
 
 
 def test_an_entry_whose_body_is_gone_does_not_stop_the_others(world: World) -> None:
-    """Before 7.0 it is handed over and the owner finds no body; from 7.0 on Redis drops it and it is a dead letter here."""
+    """Before 7.0 it is handed over and the owner finds no body; from 7.0 on Redis drops it and it is a dead letter
+    here."""
     leader, a = world.elect(), world.join("a")
     first, second, third = world.parked(leader, b"T", b"1-1", b"2-1", b"3-1")
     alone = world.parked(leader, b"U")
@@ -290,7 +299,9 @@ def test_a_returned_ticket_without_its_lowest_entry_is_refused(world: World) -> 
     later, b = world.parked(leader, b"T"), world.join("b")
     for part in (ids[1:], ids[1:] + later, later, [ids[1], ids[0]]):
         with world.unchanged():
-            assert leader.hand_over(plan(b, {b"T": part}, {b"T": world.head(b"T")})).targets == (("OK", [b"T"], [], []),)
+            assert leader.hand_over(plan(b, {b"T": part}, {b"T": world.head(b"T")})).targets == (
+                ("OK", [b"T"], [], []),
+            )
 
 
 def test_a_returned_ticket_is_refused_to_a_leader_that_does_not_know_it_yet(world: World) -> None:
@@ -320,8 +331,11 @@ def test_a_returned_ticket_of_which_an_even_lower_entry_turned_up_begins_with_th
 
 @pytest.mark.parametrize("how", ["acknowledged by hand", "adopted without its body", "swept without its body"])
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_a_returned_ticket_goes_on_when_something_of_it_is_not_pending_any_more(world: World, which: int, how: str) -> None:
-    """The leader knows its ids from the record; one that cannot be handed over must not stop the ticket (or everything) for ever."""
+def test_a_returned_ticket_goes_on_when_something_of_it_is_not_pending_any_more(
+    world: World, which: int, how: str
+) -> None:
+    """The leader knows its ids from the record; one that cannot be handed over must not stop the ticket (or everything)
+    for ever."""
     leader, ids = _given_back(world, b"1-1", b"2-1", b"3-1")
     if how == "acknowledged by hand":
         world.link.call("XACK", world.keys.stream, world.keys.group, ids[which])
@@ -348,7 +362,11 @@ def test_a_ticket_is_any_bytes(world: World, ticket: bytes) -> None:
     first = world.owned(leader, a, ticket)
     other = world.owned(leader, a, b"other")
     second = world.owned(leader, a, ticket)
-    assert [(part.ticket, part.ids) for part in world.inbox(a)] == [(ticket, first), (b"other", other), (ticket, second)]
+    assert [(part.ticket, part.ids) for part in world.inbox(a)] == [
+        (ticket, first),
+        (b"other", other),
+        (ticket, second),
+    ]
     assert world.state().index.keys() == {ticket, b"other"}
 
 
@@ -383,7 +401,9 @@ def test_thousands_of_tickets_are_handed_over_in_one_call(world: World) -> None:
     assert {part.ticket: part.ids for part in world.inbox(b)} == to_b
 
 
-def test_thousands_of_entries_of_one_ticket_are_handed_over_in_one_call_though_some_bodies_are_gone(world: World) -> None:
+def test_thousands_of_entries_of_one_ticket_are_handed_over_in_one_call_though_some_bodies_are_gone(
+    world: World,
+) -> None:
     leader, a = world.elect(), world.join("a")
     ids = world.send_many([b"T"] * 9001)
     fetch(leader, 10_000)

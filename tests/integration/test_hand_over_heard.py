@@ -1,4 +1,5 @@
-"""hand_over.lua takes news that were heard: as if they had been seen, or not at all when here something else comes next; bodies come along."""
+"""hand_over.lua takes news that were heard: as if they had been seen, or not at all when here something else comes
+next; bodies come along."""
 
 from __future__ import annotations
 
@@ -9,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.errors import Fenced, NotNow
-from common.streams import Entry, HandOver, pairs, parse_own
-from master.leader_steps import GroupMoved, LeaderSteps, Misheard, RulesMoved
-from master.looks import Found, News
-from master.policy.plans import NOTHING
 from tests.integration.factories import FIELD, NASTY_TICKETS, TRICKY_IDS, Owner, World, fetch, hear, plan, plans, states
 from tests.integration.memory import full_memory
+from usher.common.base.errors import Fenced, NotNow
+from usher.common.redis.replies import Entry, HandOver, pairs, parse_own
+from usher.master.leader.leader_scripts import GroupMoved, LeaderSteps, Misheard, RulesMoved
+from usher.master.leader.peeked import Found, News
+from usher.master.policy.board.plans import NOTHING
 
 _HIGHEST = b"18446744073709551615-18446744073709551615"
 _HERE = (b"1-1", b"2-1", b"3-1", b"4-1")
@@ -34,7 +35,11 @@ def _as_heard(*ids: bytes) -> list[Entry]:
 
 def _bodies(world: World, owner: Owner) -> dict[bytes, list[bytes]]:
     """All that its records bring."""
-    return {entry_id: fields for record in world.inbox_records(owner.incarnation) for entry_id, fields in record.bodies.items()}
+    return {
+        entry_id: fields
+        for record in world.inbox_records(owner.incarnation)
+        for entry_id, fields in record.bodies.items()
+    }
 
 
 def _fields(world: World, *ids: bytes) -> dict[bytes, list[bytes]]:
@@ -60,14 +65,19 @@ def test_heard_news_become_their_owners_or_masters_as_seen_ones_do(world: World,
     assert reply.targets == (("OK", [], [], []),) * 2
     assert world.pending() == {a.name: to_a, b"master": left, b.name: to_b}
     assert (world.record(b"T"), world.record(b"U")) == ((a.name, reply.fence, to_a), (b.name, reply.fence, to_b))
-    assert (world.inbox(a), world.inbox(b)) == ([HandOver(b"T", reply.fence, to_a)], [HandOver(b"U", reply.fence, to_b)])
+    assert (world.inbox(a), world.inbox(b)) == (
+        [HandOver(b"T", reply.fence, to_a)],
+        [HandOver(b"U", reply.fence, to_b)],
+    )
     assert (_position(world), leader.peek(100).found) == (b"10-1", [])
     assert world.deliveries() == dict.fromkeys(to_a + left + to_b, 1)
     facts = pairs(world.link.call("XINFO", "GROUPS", world.keys.stream)[0])
     assert (facts.get(b"lag", 0), facts.get(b"entries-read", 5)) == (0, 5)
 
 
-def test_heard_news_without_a_plan_are_under_master_and_bring_no_body_when_they_are_handed_over_later(world: World) -> None:
+def test_heard_news_without_a_plan_are_under_master_and_bring_no_body_when_they_are_handed_over_later(
+    world: World,
+) -> None:
     leader, a = world.elect(), world.join("a")
     ids = world.send(b"T", *TRICKY_IDS)
     leader.hand_over(NOTHING, hear(world, leader))
@@ -173,7 +183,9 @@ def test_nothing_is_taken_when_one_of_the_heard_was_deleted_since(world: World, 
         ("body", b"body of 2-1"),
     ],
 )
-def test_nothing_is_taken_when_an_entry_of_that_id_is_another_one_here(world: World, other: Sequence[bytes | str]) -> None:
+def test_nothing_is_taken_when_an_entry_of_that_id_is_another_one_here(
+    world: World, other: Sequence[bytes | str]
+) -> None:
     """Under the ticket that it has at the other server it could be run beside its own."""
     leader, a = world.elect(), world.join("a")
     first, second = world.send(b"T", b"1-1", b"2-1")
@@ -202,11 +214,16 @@ def test_nothing_is_taken_when_the_group_is_elsewhere(world: World, position: by
 
 
 @pytest.mark.parametrize("old", [(b"2-1",), (b"2-1", b"3-1")])
-def test_what_the_plan_takes_for_parked_does_not_make_up_for_what_was_not_heard(world: World, old: Sequence[bytes]) -> None:
+def test_what_the_plan_takes_for_parked_does_not_make_up_for_what_was_not_heard(
+    world: World, old: Sequence[bytes]
+) -> None:
     leader, a = world.elect(), world.join("a")
     world.send(b"T", *_HERE)
     others = [b"2-2", b"3-2"]
-    for ids in ([one for one in _HERE if one not in old], [b"1-1", *others[: len(old)], *(one for one in _HERE[1:] if one not in old)]):
+    for ids in (
+        [one for one in _HERE if one not in old],
+        [b"1-1", *others[: len(old)], *(one for one in _HERE[1:] if one not in old)],
+    ):
         news = leader.heard(b"0-0", _as_heard(*ids), 100)
         for planned in ([b"1-1"], ids):
             parts = {b"O": list(old), b"T": planned}
@@ -309,7 +326,9 @@ def _sized(world: World, entry_id: bytes, size: int) -> bytes:
         ((1_000_000,), 0),
     ],
 )
-def test_all_bodies_come_if_they_are_small_together_and_else_the_ids_only(world: World, sizes: Sequence[int], brought: int) -> None:
+def test_all_bodies_come_if_they_are_small_together_and_else_the_ids_only(
+    world: World, sizes: Sequence[int], brought: int
+) -> None:
     leader, a = world.elect(), world.join("a")
     ids = [_sized(world, b"%d-1" % (n + 1), size) for n, size in enumerate(sizes)]
     leader.hand_over(plan(a, {b"T": ids}), hear(world, leader))
@@ -337,7 +356,10 @@ def test_what_is_too_large_for_one_target_does_not_matter_to_another(world: Worl
 
 def test_each_of_two_targets_gets_the_bodies_of_its_own_messages(world: World) -> None:
     leader, a, b = world.elect(), world.join("a"), world.join("b")
-    ids = [world.send(ticket, entry_id)[0] for ticket, entry_id in zip((b"T", b"U", b"T", b"V", b"W"), TRICKY_IDS, strict=False)]
+    ids = [
+        world.send(ticket, entry_id)[0]
+        for ticket, entry_id in zip((b"T", b"U", b"T", b"V", b"W"), TRICKY_IDS, strict=False)
+    ]
     leader.hand_over(plans((a, {b"T": [ids[0], ids[2]]}), (b, {b"U": [ids[1]], b"V": [ids[3]]})), hear(world, leader))
     assert (_bodies(world, a), _bodies(world, b)) == (_fields(world, ids[0], ids[2]), _fields(world, ids[1], ids[3]))
     assert world.pending()[b"master"] == [ids[4]]
@@ -382,7 +404,12 @@ def _expected(entry_id: bytes, fields: Sequence[tuple[bytes, bytes]], longest: i
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(entries=_ENTRIES, longest=st.sampled_from([0, 1, 20, 60, 200]), count=st.integers(1, 8), given_up_to=st.sampled_from([b"0-0", b"1-1", b"2-5"]))
+@given(
+    entries=_ENTRIES,
+    longest=st.sampled_from([0, 1, 20, 60, 200]),
+    count=st.integers(1, 8),
+    given_up_to=st.sampled_from([b"0-0", b"1-1", b"2-5"]),
+)
 def test_whatever_is_in_them_the_same_is_heard_as_seen(
     world: World, entries: list[list[tuple[bytes, bytes]]], longest: int, count: int, given_up_to: bytes
 ) -> None:
@@ -409,5 +436,9 @@ def test_of_what_was_heard_no_more_is_news_than_asked_for_and_that_is_taken(worl
     entries = parse_own(world.link.call("XREAD", "STREAMS", world.keys.stream, b"0-0"))
     assert [leader.heard(b"0-0", entries, count).is_all for count in (1, 3, 4, 5)] == [False, False, True, True]
     leader.hand_over(plan(a, {b"T": ids[:3]}), leader.heard(b"0-0", entries, 3))
-    assert (world.pending(), _position(world), _bodies(world, a)) == ({a.name: ids[:3]}, ids[2], _fields(world, *ids[:3]))
+    assert (world.pending(), _position(world), _bodies(world, a)) == (
+        {a.name: ids[:3]},
+        ids[2],
+        _fields(world, *ids[:3]),
+    )
     assert (hear(world, leader).position, hear(world, leader).found) == (ids[2], [Found(ids[3], b"T")])

@@ -1,4 +1,5 @@
-"""hand_over.lua takes the news of a peek: each of them is its owner's or under ``master`` afterwards, and the group is behind the last one."""
+"""hand_over.lua takes the news of a peek: each of them is its owner's or under ``master`` afterwards, and the group is
+behind the last one."""
 
 from __future__ import annotations
 
@@ -6,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from common.streams import HandOver, pairs
-from master.policy.plans import NOTHING
 from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, World, plan, plans, states
+from usher.common.redis.replies import HandOver, pairs
+from usher.master.policy.board.plans import NOTHING
 
 
 def _position(world: World) -> bytes:
@@ -55,7 +56,9 @@ def test_news_that_are_not_planned_are_under_master_and_are_handed_over_later(wo
 
 
 @pytest.mark.parametrize("parts", [None, {}])
-def test_with_a_plan_of_nothing_all_news_are_under_master(world: World, parts: Mapping[bytes, Sequence[bytes]] | None) -> None:
+def test_with_a_plan_of_nothing_all_news_are_under_master(
+    world: World, parts: Mapping[bytes, Sequence[bytes]] | None
+) -> None:
     leader, a = world.elect(), world.join("a")
     ids = world.send(b"T", *TRICKY_IDS)
     reply = leader.hand_over(NOTHING if parts is None else plan(a, parts), leader.peek(100))
@@ -102,10 +105,16 @@ def test_thousands_of_old_and_of_new_entries_go_to_two_owners_and_thousands_stay
     leader.hand_over(NOTHING, leader.peek(10_000))
     names = [b"T"] * 9000 + [b"U%d" % n for n in range(4001)] + [b"V"] * 5000
     ids = world.send_many(names)
-    to_a, to_b = {b"T": old + ids[:9000]}, {name: [one] for name, one in zip(names[9000:13_001], ids[9000:13_001], strict=True)}
+    to_a, to_b = (
+        {b"T": old + ids[:9000]},
+        {name: [one] for name, one in zip(names[9000:13_001], ids[9000:13_001], strict=True)},
+    )
     assert states(leader.hand_over(plans((a, to_a), (b, to_b)), leader.peek(20_000))) == ["OK", "OK"]
     assert world.pending() == {a.name: to_a[b"T"], b.name: ids[9000:13_001], b"master": ids[13_001:]}
-    assert ({part.ticket: part.ids for part in world.inbox(a)}, {part.ticket: part.ids for part in world.inbox(b)}) == (to_a, to_b)
+    assert ({part.ticket: part.ids for part in world.inbox(a)}, {part.ticket: part.ids for part in world.inbox(b)}) == (
+        to_a,
+        to_b,
+    )
     assert _position(world) == ids[-1]
 
 
@@ -136,7 +145,9 @@ def test_tickets_of_any_bytes_go_in_one_call(world: World) -> None:
 
 
 @pytest.mark.parametrize("state", ["LOST", "DRAINING", "REVOKED"])
-def test_the_news_of_a_target_that_takes_nothing_are_under_master_and_others_get_theirs(world: World, state: str) -> None:
+def test_the_news_of_a_target_that_takes_nothing_are_under_master_and_others_get_theirs(
+    world: World, state: str
+) -> None:
     leader, a, b = world.elect(), world.join("a"), world.join("b")
     parked = world.parked(leader, b"T", b"1-1")
     first, theirs, left = world.send(b"T", b"2-1"), world.send(b"V", b"3-1"), world.send(b"W", b"4-1")
@@ -160,7 +171,9 @@ def test_when_the_only_target_takes_nothing_all_news_are_under_master(world: Wor
     assert (world.pending(), world.state().index, _position(world)) == ({b"master": ids}, {}, ids[-1])
 
 
-@pytest.mark.parametrize("value", [b"b:1 5 1-1", b"%s 4 1-1", b"returned 4 1-1", b"halted 5 1-1", b"tail 5 1-1", b"garbage", b""])
+@pytest.mark.parametrize(
+    "value", [b"b:1 5 1-1", b"%s 4 1-1", b"returned 4 1-1", b"halted 5 1-1", b"tail 5 1-1", b"garbage", b""]
+)
 def test_the_news_of_a_ticket_that_is_refused_are_under_master_and_others_go_on(world: World, value: bytes) -> None:
     leader, a = world.elect(), world.join("a")
     world.spoil(b"T", value.replace(b"%s", a.name))
@@ -209,7 +222,9 @@ def test_a_ticket_twice_in_a_plan_is_handed_over_once_the_other_news_are_under_m
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_a_planned_entry_that_was_deleted_since_is_a_dead_letter_and_the_rest_is_handed_over(world: World, which: int) -> None:
+def test_a_planned_entry_that_was_deleted_since_is_a_dead_letter_and_the_rest_is_handed_over(
+    world: World, which: int
+) -> None:
     leader, a = world.elect(), world.join("a")
     ids, alone = world.send(b"T", b"1-1", b"2-1", b"3-1"), world.send(b"U", b"4-1")
     news = leader.peek(100)

@@ -1,4 +1,5 @@
-"""hand_over.lua takes the news of a peek, or it does nothing at all: when the epoch, the rules, or the group are not what they were."""
+"""hand_over.lua takes the news of a peek, or it does nothing at all: when the epoch, the rules, or the group are not
+what they were."""
 
 from __future__ import annotations
 
@@ -7,12 +8,12 @@ from collections.abc import Callable
 
 import pytest
 
-from common.errors import Fenced, GroupMissing, NotNow
-from common.streams import pairs
-from master.leader_steps import GroupMoved, LeaderSteps, RulesMoved
-from master.policy.plans import NOTHING
 from tests.integration.factories import Owner, World, plan
 from tests.integration.memory import full_memory
+from usher.common.base.errors import Fenced, GroupMissing, NotNow
+from usher.common.redis.replies import pairs
+from usher.master.leader.leader_scripts import GroupMoved, LeaderSteps, RulesMoved
+from usher.master.policy.board.plans import NOTHING
 
 _ALL = [b"%d-1" % number for number in range(1, 6)]  # the entries of _calls
 

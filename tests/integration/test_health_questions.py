@@ -15,19 +15,19 @@ from urllib.parse import unquote
 
 import pytest
 
-from common.keys import Keys
-from common.redis_client import Link
-from common.registration import Registration
-from common.webhook import Webhook
-from master import asker
-from master.asker import Asker
-from master.elector import Lead
-from master.health_checker import BOUNDS, HealthChecker
-from master.owner_question import OwnerQuestion
-from master.policy.explain_facts import OwnerTold
-from master.roster import Member
-from master.web.health_url import HealthHosts, UnfitUrl, parse_hosts, redis_ports
 from tests.tls_front import Papers, TlsFront
+from usher.common.observability.webhook import Webhook
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.registration import Registration
+from usher.common.redis.client import Link
+from usher.master.leader.elector import Lead
+from usher.master.membership import consumer_http as asker
+from usher.master.membership.consumer_http import Asker
+from usher.master.membership.health_checker import BOUNDS, HealthChecker
+from usher.master.membership.health_url import HealthHosts, UnfitUrl, parse_hosts, redis_ports
+from usher.master.membership.owner_question import OwnerQuestion
+from usher.master.membership.registry import Member
+from usher.master.policy.explain.facts import OwnerTold
 
 _WELL = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -154,9 +154,22 @@ def _wrong_length(connection: socket.socket) -> None:
         lambda connection: connection.sendall(b"+OK\r\n"),
         _wrong_length,
     ],
-    ids=["endless", "drip", "drip-body", "drip-body-closing", "drip-headers", "reset", "long-header", "503", "redis", "wrong-length"],
+    ids=[
+        "endless",
+        "drip",
+        "drip-body",
+        "drip-body-closing",
+        "drip-headers",
+        "reset",
+        "long-header",
+        "503",
+        "redis",
+        "wrong-length",
+    ],
 )
-def test_a_hostile_server_is_a_silent_one_and_holds_nobody_up(speak: Callable[[socket.socket], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hostile_server_is_a_silent_one_and_holds_nobody_up(
+    speak: Callable[[socket.socket], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(asker, "_LOOK_S", 0.1)
     with serving(speak) as (port, _):
         began_s = time.monotonic()
@@ -173,7 +186,9 @@ def _keep(connection: socket.socket) -> None:
         connection.sendall(_WELL)
 
 
-def test_a_connection_is_kept_while_it_is_used_and_closed_when_its_consumer_is_not_asked_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_is_kept_while_it_is_used_and_closed_when_its_consumer_is_not_asked_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now_s, closed = [1000.0], threading.Event()
     monkeypatch.setattr(asker, "now_s", lambda: now_s[0])
 
@@ -181,7 +196,11 @@ def test_a_connection_is_kept_while_it_is_used_and_closed_when_its_consumer_is_n
         _keep(connection)
         closed.set()
 
-    with serving(gone) as (old, heard), serving(_keep) as (new, _), closing(Asker(parse_hosts("127.0.0.1"), BOUNDS)) as asking:
+    with (
+        serving(gone) as (old, heard),
+        serving(_keep) as (new, _),
+        closing(Asker(parse_hosts("127.0.0.1"), BOUNDS)) as asking,
+    ):
         for _ in range(20):  # every 10 seconds, for longer than an unused one is kept
             assert asking.ask({"a": f"http://127.0.0.1:{old}/"})["a"].status == 200
             now_s[0] += 10
@@ -201,7 +220,9 @@ def _contexts() -> int:
     return sum(isinstance(one, ssl.SSLContext) and id(one) not in openers for one in objects)
 
 
-def test_certificates_are_checked_for_the_name_and_all_connections_share_what_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_certificates_are_checked_for_the_name_and_all_connections_share_what_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(asker, "_resolve", lambda _name, _port: ["127.0.0.1"])
     papers = Papers(tmp_path)
     hosts = parse_hosts("127.0.0.1,localhost,good")
@@ -257,10 +278,34 @@ def test_a_redirect_is_not_followed(canary: tuple[int, list[bytes]]) -> None:
 
 #: %d is the canary's port.
 _CORPUS = [
-    *("http://127.1:%d/", "http://0x7f.0.0.1:%d/", "http://2130706433:%d/", "http://0177.0.0.1:%d/", "http://0:%d/", "http://0.0.0.0:%d/"),
-    *("http://\u2460\u2461\u2466.\u24ea.\u24ea.\u2460:%d/", "http://127.0.0.1.:%d/", "http://[::ffff:127.0.0.1]:%d/", "http://[64:ff9b::7f00:1]:%d/"),
-    *("http://good@127.0.0.1:%d/", "http://127.0.0.1:%d#@good/", "http://good\\@127.0.0.1:%d/", "http://127.0.0.1:%d\\@good/", "http://u:p@good:%d/"),
-    *("gopher://127.0.0.1:%d/_FLUSHALL", "file:///etc/passwd?%d", "ftp://127.0.0.1:%d/", "//127.0.0.1:%d/", "http://127.0.0.1:%d/ HTTP/1.1\r\nX: y"),
+    *(
+        "http://127.1:%d/",
+        "http://0x7f.0.0.1:%d/",
+        "http://2130706433:%d/",
+        "http://0177.0.0.1:%d/",
+        "http://0:%d/",
+        "http://0.0.0.0:%d/",
+    ),
+    *(
+        "http://\u2460\u2461\u2466.\u24ea.\u24ea.\u2460:%d/",
+        "http://127.0.0.1.:%d/",
+        "http://[::ffff:127.0.0.1]:%d/",
+        "http://[64:ff9b::7f00:1]:%d/",
+    ),
+    *(
+        "http://good@127.0.0.1:%d/",
+        "http://127.0.0.1:%d#@good/",
+        "http://good\\@127.0.0.1:%d/",
+        "http://127.0.0.1:%d\\@good/",
+        "http://u:p@good:%d/",
+    ),
+    *(
+        "gopher://127.0.0.1:%d/_FLUSHALL",
+        "file:///etc/passwd?%d",
+        "ftp://127.0.0.1:%d/",
+        "//127.0.0.1:%d/",
+        "http://127.0.0.1:%d/ HTTP/1.1\r\nX: y",
+    ),
     *(
         "http://good%%2f@127.0.0.1:%d/",
         "http://127.0.0.1%%00:%d/",
@@ -291,7 +336,9 @@ def test_a_url_of_the_corpus_is_refused_and_nothing_is_sent(text: str, canary: t
     assert not heard
 
 
-def test_a_name_is_looked_up_once_and_that_address_is_asked(canary: tuple[int, list[bytes]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_is_looked_up_once_and_that_address_is_asked(
+    canary: tuple[int, list[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A name that leads elsewhere at its second look-up (DNS rebinding)."""
     port, heard = canary
     looked_up: list[str] = []
@@ -308,7 +355,9 @@ def test_a_name_is_looked_up_once_and_that_address_is_asked(canary: tuple[int, l
     assert len(heard) == 1
 
 
-@pytest.mark.parametrize("addresses", [["169.254.169.254"], ["127.0.0.1", "169.254.169.254"], ["::ffff:127.0.0.1"], ["0.0.0.0"], []])
+@pytest.mark.parametrize(
+    "addresses", [["169.254.169.254"], ["127.0.0.1", "169.254.169.254"], ["::ffff:127.0.0.1"], ["0.0.0.0"], []]
+)
 def test_a_name_with_an_address_that_is_never_asked_is_not_asked_at_all(
     addresses: list[str], canary: tuple[int, list[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,7 +381,9 @@ def _ask_owner(url: str, hosts: HealthHosts, ticket_id: str = "a/b") -> OwnerTol
         question.close()
 
 
-def test_an_owner_is_asked_beside_its_health_endpoint_at_the_address_that_was_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_owner_is_asked_beside_its_health_endpoint_at_the_address_that_was_looked_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     says = b'{"time_ms": 1, "max_attempts": 5, "entries": []}'
     told = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(says), says)
     monkeypatch.setattr(asker, "_resolve", lambda _name, _port: ["127.0.0.1"])
@@ -351,7 +402,9 @@ def test_an_owner_is_asked_for_dots_as_they_are(ticket_id: str, canary: tuple[in
     assert unquote(path.removeprefix("/api/tickets/")) == ticket_id
 
 
-def test_an_owner_is_not_asked_where_health_urls_may_not_lead(canary: tuple[int, list[bytes]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_owner_is_not_asked_where_health_urls_may_not_lead(
+    canary: tuple[int, list[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     port, heard = canary
     monkeypatch.setattr(asker, "_resolve", lambda _name, _port: ["127.0.0.1", "169.254.169.254"])
     for url, hosts in (

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 import pytest
 
-from common.registration import Registration
-from master import health_checker
-from master.elector import Lead
-from master.health_checker import HealthChecker
-from master.roster import Member
 from tests.integration.factories import World
+from usher.common.protocol.registration import Registration
+from usher.master.leader.elector import Lead
+from usher.master.membership import health_checker
+from usher.master.membership.health_checker import HealthChecker
+from usher.master.membership.registry import Member
 
 
 class _Asker:
@@ -50,7 +50,9 @@ def test_few_are_asked_together_and_then_the_setting_says_when(world: World) -> 
     assert checker.asked == [["c0:1", "c1:1", "c2:1"]] * 2
 
 
-def test_many_are_asked_one_slice_after_the_other_and_nobody_twice_in_a_round(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_are_asked_one_slice_after_the_other_and_nobody_twice_in_a_round(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(health_checker, "_SLICE", 4)
     members = _members(10)
     checker = _checker(world, members)
@@ -60,7 +62,9 @@ def test_many_are_asked_one_slice_after_the_other_and_nobody_twice_in_a_round(wo
     assert pauses_s[:2] == [4 / health_checker._PER_SECOND] * 2
 
 
-def test_a_silent_one_is_revoked_when_the_round_is_over_and_not_before(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_one_is_revoked_when_the_round_is_over_and_not_before(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At that moment all answers are new: whether most are silent cannot be told from a part of them."""
     monkeypatch.setattr(health_checker, "_SLICE", 1)
     one, two, three = world.join("a"), world.join("b"), world.join("c")
@@ -97,10 +101,14 @@ def test_that_most_are_silent_is_logged_at_its_beginning_rarely_while_it_lasts_a
     now_s = 1000.0
     monkeypatch.setattr(health_checker, "now_s", lambda: now_s)
     checker = _checker(world, _members(3))
-    caplog.set_level("INFO", "master.health_checker")
+    caplog.set_level("INFO", "usher.master.membership.health_checker")
 
     def logged() -> list[tuple[str, dict[str, object]]]:
-        records = [(record.getMessage(), record.facts) for record in caplog.records if record.name == "master.health_checker"]  # type: ignore[attr-defined]
+        records = [
+            (record.getMessage(), record.facts)
+            for record in caplog.records
+            if record.name == "usher.master.membership.health_checker"
+        ]  # type: ignore[attr-defined]
         caplog.clear()
         return records
 

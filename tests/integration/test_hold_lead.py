@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from master.leader_steps import LeaderSteps
 from tests.integration.factories import World
+from usher.master.leader.leader_scripts import LeaderSteps
 
 
 def _hold(world: World, epoch: int | str, lease_ms: int = 90_000) -> bytes:

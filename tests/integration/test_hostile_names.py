@@ -1,4 +1,5 @@
-"""Names that come over HTTP have no markup and no control characters, texts for people are one line, tickets may have any id."""
+"""Names that come over HTTP have no markup and no control characters, texts for people are one line, tickets may have
+any id."""
 
 from __future__ import annotations
 
@@ -10,22 +11,33 @@ import pytest
 from click.testing import CliRunner
 from werkzeug.test import Client
 
-from common import web
-from common.cli import usher
-from master.actions import ActionLog
-from master.dead_letters import DeadLetters
-from master.explainer import Explainer
-from master.live_rules import LiveRules
-from master.operations import Operations
-from master.web.api import routes
-from master.web.dead_letters import letter_routes
-from master.web.health_url import parse_hosts
-from master.web.operations import operation_routes
 from tests.browser.test_hostile_texts import CORPUS
 from tests.doors import doorman
 from tests.integration.factories import LEASE_MS, World
+from usher.cli import usher
+from usher.common.http import app as web
+from usher.master.insight.explainer import Explainer
+from usher.master.membership.health_url import parse_hosts
+from usher.master.operations.action_log import ActionLog
+from usher.master.operations.dead_letters import DeadLetters
+from usher.master.operations.live_rules import LiveRules
+from usher.master.web.api import routes
+from usher.master.web.dead_letters import letter_routes
+from usher.master.web.operations import operation_routes
+from usher.master.web.operations_adapter import Operations
 
-_CONTROL = ("a\r\nSet-Cookie: x=1", "a\nb", "a\x1b[31mred", "a\x07", "a\x00", "a\x7f", "a\x9b31m", "a\u202eb", "a\u2028b", "a\tb")
+_CONTROL = (
+    "a\r\nSet-Cookie: x=1",
+    "a\nb",
+    "a\x1b[31mred",
+    "a\x07",
+    "a\x00",
+    "a\x7f",
+    "a\x9b31m",
+    "a\u202eb",
+    "a\u2028b",
+    "a\tb",
+)
 _MARKUP = tuple(text for text in CORPUS if text.isprintable())
 _HOSTILE = (*CORPUS, *_CONTROL)
 
@@ -37,7 +49,9 @@ class _Unused:
 @pytest.fixture
 def client(world: World) -> Client:
     link, keys = world.link, world.keys
-    operations = Operations(keys.stream, LiveRules(link, keys), ActionLog(link, keys), Explainer(link, keys, "ticket_id", LEASE_MS))
+    operations = Operations(
+        keys.stream, LiveRules(link, keys), ActionLog(link, keys), Explainer(link, keys, "ticket_id", LEASE_MS)
+    )
     app = web.create_app(__name__, doorman(), 4096)
     app.register_blueprint(routes(_Unused(), parse_hosts("127.0.0.1")))  # type: ignore[arg-type]
     app.register_blueprint(letter_routes(DeadLetters(link, keys), operations.note))
@@ -138,7 +152,11 @@ def test_a_ticket_may_be_called_anything_and_comes_back_as_it_is(client: Client,
     ids=lambda words: " ".join(words[:2]),
 )
 def test_commands_refuse_such_texts_too(world: World, words: tuple[str, ...]) -> None:
-    environ = {"USHER_REDIS_URL": world.link.url, "USHER_TICKET_STREAM": world.keys.stream, "USHER_GROUP": world.keys.group}
+    environ = {
+        "USHER_REDIS_URL": world.link.url,
+        "USHER_TICKET_STREAM": world.keys.stream,
+        "USHER_GROUP": world.keys.group,
+    }
     for text in _CONTROL:
         if "\0" not in text:  # no command line can have it
             done = CliRunner().invoke(usher, [*words, text], env=environ)

@@ -1,5 +1,5 @@
-"""Redis >= 7 tells how far a group is behind (XINFO GROUPS: ``entries-read`` and ``lag``). The group's position is set here, not read up to; it
-must tell the same as a group that was read with XREADGROUP, as far as anything is told."""
+"""Redis >= 7 tells how far a group is behind (XINFO GROUPS: ``entries-read`` and ``lag``). The group's position is set
+here, not read up to; it must tell the same as a group that was read with XREADGROUP, as far as anything is told."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from typing import NamedTuple
 
 import pytest
 
-from common.embedded import SERVER_VARIABLE
-from common.stream_id import rank
-from common.streams import pairs
-from master.leader_steps import LeaderSteps
-from master.looks import News
-from master.policy.plans import NOTHING, HandOverPlan
 from tests.integration.conftest import SYSTEM_SERVER
 from tests.integration.factories import World, plan
+from usher.common.protocol.stream_id import rank
+from usher.common.redis.embedded import SERVER_VARIABLE
+from usher.common.redis.replies import pairs
+from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.leader.peeked import News
+from usher.master.policy.board.plans import NOTHING, HandOverPlan
 
 _OTHER = "read"  # the group that is read with XREADGROUP
-#: On the server that people get, or the one that USHER_REDIS_SERVER names: the oldest, on which other tests run, tells no lag.
+#: On the server that people get, or the one that USHER_REDIS_SERVER names: the oldest, on which other tests run, tells
+#: no lag.
 _FIRST = "embedded" if os.environ.get(SERVER_VARIABLE) else "shipped"
 pytestmark = pytest.mark.parametrize("any_redis_url", [_FIRST, *(["system"] if SYSTEM_SERVER else [])], indirect=True)
 
@@ -58,7 +59,12 @@ class Twins:
     def send(self, count: int) -> list[bytes]:
         return self.world.send_many([b"T"] * count)
 
-    def take(self, count: int, make: Callable[[News], HandOverPlan] = lambda news: NOTHING, since: Callable[[], object] = lambda: None) -> int:
+    def take(
+        self,
+        count: int,
+        make: Callable[[News], HandOverPlan] = lambda news: NOTHING,
+        since: Callable[[], object] = lambda: None,
+    ) -> int:
         """Up to ``count`` entries, by both groups; ``since`` happens between the leader's look and its hand-over."""
         news = self.leader.peek(count)
         since()
@@ -163,7 +169,9 @@ def test_entries_that_were_deleted_below_the_position_do_not_matter(caught_up: T
 
 
 @pytest.mark.parametrize("deleted", [1, 2, 3])
-def test_entries_that_were_deleted_above_the_position_make_it_unknown_until_the_end(caught_up: Twins, deleted: int) -> None:
+def test_entries_that_were_deleted_above_the_position_make_it_unknown_until_the_end(
+    caught_up: Twins, deleted: int
+) -> None:
     ids = caught_up.send(6)
     caught_up.take(1)
     caught_up.world.delete(ids[1 + deleted])
@@ -178,7 +186,9 @@ def test_entries_that_were_deleted_above_the_position_make_it_unknown_until_the_
 
 
 @pytest.mark.parametrize("deleted", [0, 1, 2])
-def test_entries_that_were_deleted_between_the_look_and_the_hand_over_make_it_unknown_until_the_end(caught_up: Twins, deleted: int) -> None:
+def test_entries_that_were_deleted_between_the_look_and_the_hand_over_make_it_unknown_until_the_end(
+    caught_up: Twins, deleted: int
+) -> None:
     ids = caught_up.send(5)
     caught_up.take(3, since=lambda: caught_up.world.delete(ids[deleted]))
     assert caught_up.told()[0] == _UNKNOWN
@@ -186,7 +196,9 @@ def test_entries_that_were_deleted_between_the_look_and_the_hand_over_make_it_un
     assert caught_up.told()[0] == (8, 0), "theirs is wrong if it was the first: see below"
 
 
-def test_when_the_last_entry_was_deleted_between_the_look_and_the_hand_over_the_group_is_at_the_end(caught_up: Twins) -> None:
+def test_when_the_last_entry_was_deleted_between_the_look_and_the_hand_over_the_group_is_at_the_end(
+    caught_up: Twins,
+) -> None:
     """A group that is read never comes to where the last entry was; it tells the same lag, for that is none."""
     ids = caught_up.send(3)
     caught_up.take(3, since=lambda: caught_up.world.delete(ids[2]))
@@ -226,7 +238,9 @@ def test_after_trimming_the_same_is_told(caught_up: Twins, left: int) -> None:
 
 
 @pytest.mark.parametrize("left", [0, 1, 2])
-def test_entries_that_were_trimmed_unread_do_not_count_any_more_when_the_group_is_at_the_end(caught_up: Twins, left: int) -> None:
+def test_entries_that_were_trimmed_unread_do_not_count_any_more_when_the_group_is_at_the_end(
+    caught_up: Twins, left: int
+) -> None:
     """Redis 7.0 counts them for good in a group that is read, Valkey 9 and Redis 8 do not."""
     caught_up.send(5)
     caught_up.take(2)
@@ -247,14 +261,21 @@ def test_entries_that_were_trimmed_unread_do_not_count_any_more_when_the_group_i
     ids=["2 trimmed", "3 trimmed", "all trimmed", "first deleted", "second deleted", "last deleted"],
 )
 @pytest.mark.parametrize("older", ["kept", "trimmed"])
-def test_what_goes_between_the_look_and_the_hand_over_never_makes_the_lag_too_low(caught_up: Twins, older: str, gone: tuple[str, int]) -> None:
+def test_what_goes_between_the_look_and_the_hand_over_never_makes_the_lag_too_low(
+    caught_up: Twins, older: str, gone: tuple[str, int]
+) -> None:
     """Redis 8 does not count what was trimmed unread, so it must not be taken off its lag either."""
     call, stream = caught_up.world.link.call, caught_up.world.keys.stream
     if older == "trimmed":
         call("XTRIM", stream, "MAXLEN", 0)
     ids = caught_up.send(5)
     what, number = gone
-    caught_up.take(3, since=lambda: call("XTRIM", stream, "MAXLEN", number) if what == "XTRIM" else call("XDEL", stream, ids[number - 1]))
+    caught_up.take(
+        3,
+        since=lambda: (
+            call("XTRIM", stream, "MAXLEN", number) if what == "XTRIM" else call("XDEL", stream, ids[number - 1])
+        ),
+    )
     left = sum(rank(entry[0]) > rank(ids[2]) for entry in call("XRANGE", stream, "-", "+"))
     unread = 5 - number if what == "XTRIM" else 0
     for there in range(left, -1, -1):
@@ -311,8 +332,11 @@ def test_a_group_that_begins_at_the_first_entry_counts_where_redis_does_not(twin
     assert twins.same() == (6, 0)
 
 
-def test_when_the_entry_at_the_position_was_deleted_ours_is_not_known_until_the_end_while_redis_counts_on(caught_up: Twins) -> None:
-    """Redis does not tell the lag while a deleted entry is at or above the position, and keeps its count; we take it for lost."""
+def test_when_the_entry_at_the_position_was_deleted_ours_is_not_known_until_the_end_while_redis_counts_on(
+    caught_up: Twins,
+) -> None:
+    """Redis does not tell the lag while a deleted entry is at or above the position, and keeps its count; we take it
+    for lost."""
     caught_up.world.delete(b"3-1")
     caught_up.send(5)
     assert caught_up.same() == (3, None)
@@ -325,7 +349,9 @@ def test_when_the_entry_at_the_position_was_deleted_ours_is_not_known_until_the_
 
 
 @pytest.mark.parametrize("behind", [0, 3])
-def test_when_the_next_entry_was_deleted_a_group_that_is_read_has_a_lag_of_one_for_ever_and_ours_not(caught_up: Twins, behind: int) -> None:
+def test_when_the_next_entry_was_deleted_a_group_that_is_read_has_a_lag_of_one_for_ever_and_ours_not(
+    caught_up: Twins, behind: int
+) -> None:
     """REDIS 7.0 counts what it delivers, and there is no deleted entry above that."""
     gone = caught_up.send(1 + behind)[0]
     caught_up.world.delete(gone)
@@ -340,8 +366,8 @@ def test_when_the_next_entry_was_deleted_a_group_that_is_read_has_a_lag_of_one_f
 
 @pytest.mark.parametrize("seed", range(10))
 def test_whatever_happens_what_is_told_is_right_or_what_redis_tells_of_its_own(twins: Twins, seed: int) -> None:
-    """Entries are added, taken, deleted anywhere, and trimmed below the position. Redis 7.0 is wrong of both once all deleted ones that nobody
-    had read are below the first entry; and of its own where ours is not, as above."""
+    """Entries are added, taken, deleted anywhere, and trimmed below the position. Redis 7.0 is wrong of both once all
+    deleted ones that nobody had read are below the first entry; and of its own where ours is not, as above."""
     rng, keys = random.Random(seed), twins.world.keys
     there: list[bytes] = []
     known = 0

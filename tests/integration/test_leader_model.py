@@ -1,7 +1,8 @@
-"""The model that the board is tested against tells the truth: the same long walks, with every step done by the real scripts too.
+"""The model that the board is tested against tells the truth: the same long walks, with every step done by the real
+scripts too.
 
-``tests/redis_model.py`` says what peek.lua, hand_over.lua, ack.lua, give_back.lua, take_back.lua, free_tickets.lua and read_parked.lua do. Here their
-answers, the pending list and the index are compared after every call.
+``tests/redis_model.py`` says what peek.lua, hand_over.lua, ack.lua, give_back.lua, take_back.lua, free_tickets.lua and
+read_parked.lua do. Here their answers, the pending list and the index are compared after every call.
 """
 
 from __future__ import annotations
@@ -10,23 +11,23 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from common.keys import Keys
-from common.redis_client import Link
-from common.registration import Registration, name_of
-from common.scripts import ScriptRunner
-from common.streams import TicketStream, pairs, parse_record
-from consumer.owner_steps import Buried, Letter, OwnerSteps
-from master.actions import By
-from master.dead_letters import DeadLetters
-from master.leader_steps import Freed, GroupMoved, LeaderSteps, ParkedPage, RulesMoved, TakenPage
-from master.live_rules import LiveRules
-from master.looks import NO_NEWS, Found, News
-from master.policy.plans import HandOverPlan, HandOverReply
-from master.policy.ruled import Condemned
-from master.policy.rules import Action, Rule, Target, rule_id
 from tests.redis_model import MASTER, RedisModel
 from tests.unit.test_board_model import Walk
 from tests.unit.test_ruled_model import RuledRedis, RuledWalk
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.registration import Registration, name_of
+from usher.common.redis.client import Link
+from usher.common.redis.replies import TicketStream, pairs, parse_record
+from usher.common.redis.scripts import ScriptRunner
+from usher.consumer.lifecycle.owner_scripts import Buried, Letter, OwnerSteps
+from usher.master.leader.leader_scripts import Freed, GroupMoved, LeaderSteps, ParkedPage, RulesMoved, TakenPage
+from usher.master.leader.peeked import NO_NEWS, Found, News
+from usher.master.operations.action_log import By
+from usher.master.operations.dead_letters import DeadLetters
+from usher.master.operations.live_rules import LiveRules
+from usher.master.policy.board.plans import HandOverPlan, HandOverReply
+from usher.master.policy.board.rule_gate import Condemned
+from usher.master.policy.rules import Action, Rule, Target, rule_id
 
 LEASE_MS = 600_000
 
@@ -35,7 +36,9 @@ class Mirror(RedisModel):
     """A model that does everything in a real Redis first."""
 
     def __init__(self, link: Link) -> None:
-        version = next(line for line in link.call("INFO", "server").decode().splitlines() if line.startswith("redis_version:"))
+        version = next(
+            line for line in link.call("INFO", "server").decode().splitlines() if line.startswith("redis_version:")
+        )
         super().__init__(claiming_drops_the_bodiless=int(version.partition(":")[2].partition(".")[0]) >= 7)
         self._link = link
         self._keys = Keys("ticket_stream", "g")
@@ -127,7 +130,9 @@ class Mirror(RedisModel):
         letter = Letter(ticket, record.ids[0], "gave_up", "", 1, 1, 2, record.fence, "", "", policy)
         assert self._owner_steps(incarnation).dead_letter(letter) is answers[is_gone]
         if not is_gone:
-            assert self._owner_steps(incarnation).dead_letter(letter) is answers[0], "and so it is when the call is repeated"
+            assert self._owner_steps(incarnation).dead_letter(letter) is answers[0], (
+                "and so it is when the call is repeated"
+            )
 
     def park(self, incarnation: str, ticket: bytes) -> None:
         self._bring_up_to_date()
@@ -169,7 +174,8 @@ class Mirror(RedisModel):
         return real
 
     def sweep(self, ids: Iterable[bytes]) -> list[Found]:
-        """Which entries are idle for long cannot be chosen, so the sweep is done by hand here; sweep.lua has tests of its own."""
+        """Which entries are idle for long cannot be chosen, so the sweep is done by hand here; sweep.lua has tests of
+        its own."""
         chosen = list(ids)
         self._bring_up_to_date()
         for entry_id in chosen:

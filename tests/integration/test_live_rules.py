@@ -1,6 +1,8 @@
-"""change_rules.lua and end_by_rule.lua: once a rule is set, nothing is handed over, and nothing ended, by the former rules.
+"""change_rules.lua and end_by_rule.lua: once a rule is set, nothing is handed over, and nothing ended, by the former
+rules.
 
-Also what hand_over.lua says to a leader that knows the former ones; the action log; and ticket_entries.lua, by which explain looks.
+Also what hand_over.lua says to a leader that knows the former ones; the action log; and ticket_entries.lua, by which
+explain looks.
 """
 
 from __future__ import annotations
@@ -11,18 +13,18 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from common.errors import Fenced
-from common.redis_client import CommandRefused
-from common.streams import pairs
-from master.actions import Action as Done
-from master.actions import ActionLog, By
-from master.commands.consumers import consumers
-from master.leader_steps import LeaderSteps, RulesMoved
-from master.live_rules import Changed, LiveRules, TooManyRules, read_rules
-from master.policy.ruled import Condemned
-from master.policy.rules import Action, Rule, Target, rule_id
 from tests.integration.factories import FIELD, NASTY_TICKETS, TRICKY_IDS, World, plan
 from tests.integration.test_scripts_at_full_memory import _full
+from usher.common.base.errors import Fenced
+from usher.common.redis.client import CommandRefused
+from usher.common.redis.replies import pairs
+from usher.master.cli.consumers import consumers
+from usher.master.leader.leader_scripts import LeaderSteps, RulesMoved
+from usher.master.operations.action_log import Action as Done
+from usher.master.operations.action_log import ActionLog, By
+from usher.master.operations.live_rules import Changed, LiveRules, TooManyRules, read_rules
+from usher.master.policy.board.rule_gate import Condemned
+from usher.master.policy.rules import Action, Rule, Target, rule_id
 
 _ALICE = By("alice", "cli", "why \N{SNOWMAN}")
 
@@ -41,30 +43,48 @@ def made_older(world: World, value: str, days: int) -> None:
     for field, stored in pairs(world.link.call("HGETALL", world.keys.rules)).items():
         version, set_ms, text = stored.split(b" ", 2)
         if b'"value": "%s"' % value.encode() in text:
-            world.link.call("HSET", world.keys.rules, field, b"%s %d %s" % (version, int(set_ms) - days * 86_400_000, text))
+            world.link.call(
+                "HSET", world.keys.rules, field, b"%s %d %s" % (version, int(set_ms) - days * 86_400_000, text)
+            )
 
 
 def end(rules: LiveRules, world: World, leader: LeaderSteps, ticket: bytes = b"T") -> Rule:
     """A rule that ends the ticket, which the leader knows."""
-    changed = rules.set(Rule(Target.TICKET, ticket.decode(), Action.DEAD_LETTER, None, "poison", "bob"), By("bob", "http"))
+    changed = rules.set(
+        Rule(Target.TICKET, ticket.decode(), Action.DEAD_LETTER, None, "poison", "bob"), By("bob", "http")
+    )
     leader.rules_version = read_rules(world.link, world.keys).version
     assert changed.rule is not None
     return changed.rule
 
 
 class TestChange:
-    def test_a_rule_its_version_its_news_and_its_line_in_the_log_are_there_at_once(self, world: World, rules: LiveRules) -> None:
+    def test_a_rule_its_version_its_news_and_its_line_in_the_log_are_there_at_once(
+        self, world: World, rules: LiveRules
+    ) -> None:
         changed = pause(rules)
         book = rules.read()
         assert (changed.outcome, changed.former, book.version) == ("set", None, b"%d" % changed.version)
         [rule] = book.rules
         assert rule == changed.rule
-        assert (rule.id, rule.version, rule.who, rule.reason) == (rule_id(Target.TICKET, "T"), changed.version, "alice", "why")
+        assert (rule.id, rule.version, rule.who, rule.reason) == (
+            rule_id(Target.TICKET, "T"),
+            changed.version,
+            "alice",
+            "why",
+        )
         assert abs(rule.set_ms - changed.version // 1024) < 60_000
         assert world.link.call("XRANGE", world.keys.changed, "-", "+")[-1][1] == [b"rules", b"%d" % changed.version]
         [line], cursor = ActionLog(world.link, world.keys).page(None, 10)
         del line["id"], line["time_ms"]
-        expected = {"who": "alice", "via": "cli", "what": "pause", "on": "ticket T", "why": "why \N{SNOWMAN}", "outcome": "set"}
+        expected = {
+            "who": "alice",
+            "via": "cli",
+            "what": "pause",
+            "on": "ticket T",
+            "why": "why \N{SNOWMAN}",
+            "outcome": "set",
+        }
         assert (line, cursor) == (expected | {"version": changed.version}, None)
 
     def test_a_second_rule_for_a_target_replaces_the_first(self, rules: LiveRules) -> None:
@@ -92,13 +112,17 @@ class TestChange:
         assert held.value.encode() == ticket
 
     def test_there_are_not_too_many(self, world: World, rules: LiveRules, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("master.live_rules.MOST_RULES", 2)
+        monkeypatch.setattr("usher.master.operations.live_rules.MOST_RULES", 2)
         pause(rules, b"A")
         pause(rules, b"B")
         with world.unchanged(), pytest.raises(TooManyRules):
             pause(rules, b"C")
         world.join("a")
-        environ = {"USHER_REDIS_URL": world.link.url, "USHER_TICKET_STREAM": world.keys.stream, "USHER_GROUP": world.keys.group}
+        environ = {
+            "USHER_REDIS_URL": world.link.url,
+            "USHER_TICKET_STREAM": world.keys.stream,
+            "USHER_GROUP": world.keys.group,
+        }
         told = CliRunner().invoke(consumers, ["drain", "a"], env=environ)
         assert (told.exit_code, "lift some" in told.output) == (1, True)
         assert pause(rules, b"B").outcome == "replaced"
@@ -106,7 +130,7 @@ class TestChange:
     def test_an_old_drain_of_a_consumer_that_is_gone_gives_way_to_a_new_rule(
         self, world: World, rules: LiveRules, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("master.live_rules.MOST_RULES", 4)
+        monkeypatch.setattr("usher.master.operations.live_rules.MOST_RULES", 4)
         pause(rules, b"T")
         for name in ("a", "gone-1", "gone-2"):
             pause(rules, name.encode(), Target.CONSUMER)
@@ -116,10 +140,17 @@ class TestChange:
         for days, name in ((9, "a"), (8, "T"), (2, "gone-2"), (3, "gone-1")):
             made_older(world, name, days)
         assert pause(rules, b"new", Target.CONSUMER).outcome == "set"
-        assert {rule.value for rule in rules.read().rules} == {"T", "a", "gone-2", "new"}, "the oldest of those that are gone"
+        assert {rule.value for rule in rules.read().rules} == {"T", "a", "gone-2", "new"}, (
+            "the oldest of those that are gone"
+        )
         new, gave_way = ActionLog(world.link, world.keys).page(None, 2)[0]
         assert (new["what"], new["on"]) == ("pause", "consumer new")
-        assert (gave_way["what"], gave_way["on"], gave_way["outcome"], gave_way["who"]) == ("lift", "consumer gone-1", "lifted", "usher")
+        assert (gave_way["what"], gave_way["on"], gave_way["outcome"], gave_way["who"]) == (
+            "lift",
+            "consumer gone-1",
+            "lifted",
+            "usher",
+        )
         assert pause(rules, b"U").outcome == "set", "whatever the new one is for"
         with world.unchanged(), pytest.raises(TooManyRules, match="lift some"):
             pause(rules, b"V")
@@ -127,7 +158,7 @@ class TestChange:
     def test_a_drain_does_not_give_way_when_its_consumer_comes_back_or_it_is_set_anew_meanwhile(
         self, world: World, rules: LiveRules, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("master.live_rules.MOST_RULES", 2)
+        monkeypatch.setattr("usher.master.operations.live_rules.MOST_RULES", 2)
         for name in ("a", "b"):
             pause(rules, name.encode(), Target.CONSUMER)
             made_older(world, name, 2)
@@ -160,7 +191,9 @@ class TestChange:
         assert pause(rules, b"T\x1b").told == "pause ticket T\\x1b: set; nothing of it is in processing"
 
     @pytest.mark.parametrize("spoilt", ["rules", "counters", "changed", "actions"])
-    def test_a_key_of_the_wrong_type_stops_it_before_anything_has_changed(self, world: World, rules: LiveRules, spoilt: str) -> None:
+    def test_a_key_of_the_wrong_type_stops_it_before_anything_has_changed(
+        self, world: World, rules: LiveRules, spoilt: str
+    ) -> None:
         key = getattr(world.keys, spoilt)
         world.link.call("DEL", key)
         world.link.call("RPUSH", key, "somebody else's")
@@ -191,7 +224,9 @@ class TestTheLeader:
         leader.rules_version = rules.read().version
         assert leader.hand_over(planned).targets[0].state == "OK"
 
-    def test_rules_that_somebody_has_thrown_away_with_all_the_rest_are_news_too(self, world: World, rules: LiveRules) -> None:
+    def test_rules_that_somebody_has_thrown_away_with_all_the_rest_are_news_too(
+        self, world: World, rules: LiveRules
+    ) -> None:
         leader, a = world.elect(), world.join("a")
         ids = world.parked(leader, b"T")
         pause(rules)
@@ -200,7 +235,9 @@ class TestTheLeader:
         with pytest.raises(RulesMoved):
             leader.hand_over(plan(a, {b"T": ids}))
 
-    def test_what_a_rule_ends_becomes_letters_in_order_with_its_reason_and_attempts(self, world: World, rules: LiveRules) -> None:
+    def test_what_a_rule_ends_becomes_letters_in_order_with_its_reason_and_attempts(
+        self, world: World, rules: LiveRules
+    ) -> None:
         leader = world.elect()
         ids = world.parked(leader, b"T", *TRICKY_IDS)
         world.link.call("HSET", world.keys.attempts, ids[0], "3 2 0 0")
@@ -209,7 +246,11 @@ class TestTheLeader:
         assert world.state().letters() == [(entry_id, b"T", b"rule") for entry_id in ids]
         first = world.dead()[0]
         assert first[b"usher-error"] == f"poison (rule {rule.id} of bob)".encode()
-        assert (first[b"usher-attempts"], first[b"usher-policy"], first[b"body"]) == (b"3", b"skip", b"body of " + ids[0])
+        assert (first[b"usher-attempts"], first[b"usher-policy"], first[b"body"]) == (
+            b"3",
+            b"skip",
+            b"body of " + ids[0],
+        )
         assert (world.pending(), world.link.call("HLEN", world.keys.attempts)) == ({}, 0)
         with world.unchanged():
             assert leader.end_by_rule([Condemned(b"T", b"", ids, rule)]) == [], "the same call again writes nothing"
@@ -222,7 +263,9 @@ class TestTheLeader:
         with world.unchanged(), pytest.raises(RulesMoved):
             leader.end_by_rule([Condemned(b"T", b"", ids, rule)])
 
-    def test_a_deposed_leader_ends_nothing(self, world: World, rules: LiveRules, depose: Callable[[LeaderSteps], None]) -> None:
+    def test_a_deposed_leader_ends_nothing(
+        self, world: World, rules: LiveRules, depose: Callable[[LeaderSteps], None]
+    ) -> None:
         leader = world.elect()
         ids = world.parked(leader, b"T")
         rule = end(rules, world, leader)

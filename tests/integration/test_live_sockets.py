@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from common import live_sockets
-from common.live_sockets import LiveSockets
 from tests.abuse import check_contract
 from tests.integration.routers import PATIENCE_S, until
+from usher.common.http.server import push_sockets as live_sockets
+from usher.common.http.server.push_sockets import LiveSockets
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_there_is_room_for_so_many(sockets: LiveSockets) -> None:
 
 _FEW_FILES = """
 import logging, resource
-from common.live_sockets import LiveSockets
+from usher.common.http.server.push_sockets import LiveSockets
 
 logging.basicConfig()
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 600))

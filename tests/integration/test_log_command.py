@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from common.cli import run
-from common.redis_client import Link
 from tests.outboxes import STREAM
+from usher.cli import run
+from usher.common.redis.client import Link
 
 
 def _log(capsys: pytest.CaptureFixture[str], redis_url: str, *words: str) -> list[str]:
@@ -32,8 +32,20 @@ def test_parts_of_the_log_by_id_time_and_ticket(redis_url: str, link: Link, caps
     for n in range(1200):
         _add(link, f"{base_ms + n * 1000}-0", f"T{n % 3}")
     assert len(_log(capsys, redis_url)) == 1200, "more than a page"
-    assert _ids(_log(capsys, redis_url, "--json", "--since", f"{base_ms + 1_198_000}-0")) == [f"{base_ms + n * 1000}-0" for n in (1198, 1199)]
-    between = _log(capsys, redis_url, "--json", "--since", "2023-11-14T22:13:25Z", "--until", "2023-11-14T22:13:30+00:00", "--ticket", "T0")
+    assert _ids(_log(capsys, redis_url, "--json", "--since", f"{base_ms + 1_198_000}-0")) == [
+        f"{base_ms + n * 1000}-0" for n in (1198, 1199)
+    ]
+    between = _log(
+        capsys,
+        redis_url,
+        "--json",
+        "--since",
+        "2023-11-14T22:13:25Z",
+        "--until",
+        "2023-11-14T22:13:30+00:00",
+        "--ticket",
+        "T0",
+    )
     assert _ids(between) == [f"{base_ms + n * 1000}-0" for n in (6, 9)]
     assert len(_log(capsys, redis_url, "--limit", "7")) == 7
     assert _log(capsys, redis_url, "--since", "1h") == []
@@ -63,14 +75,18 @@ def test_pages_are_short_where_messages_are_large(
     assert sum(pages) == 30
 
 
-def test_what_is_older_than_every_id_is_the_beginning(redis_url: str, link: Link, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_older_than_every_id_is_the_beginning(
+    redis_url: str, link: Link, capsys: pytest.CaptureFixture[str]
+) -> None:
     """East of Greenwich also 1970-01-01, without a zone, is before the first millisecond."""
     _add(link, "0-1", "T")
     for since in ("1970-01-01T00:00+01:00", "1960-01-01"):
         assert len(_log(capsys, redis_url, "--since", since)) == 1
 
 
-def test_what_messages_hold_does_not_reach_the_terminal(redis_url: str, link: Link, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_messages_hold_does_not_reach_the_terminal(
+    redis_url: str, link: Link, capsys: pytest.CaptureFixture[str]
+) -> None:
     _add(link, "1-1", b"\x1b[31mred\n", b"\xff\x07" + b"y" * 500)
     [line] = _log(capsys, redis_url)
     assert "\\x1b[31mred\\x0a" in line
@@ -95,7 +111,9 @@ def test_following_waits_for_what_comes(redis_url: str, link: Link, capsys: pyte
     thread.join()
 
 
-def test_following_from_now_on_begins_behind_the_last_one(redis_url: str, link: Link, capsys: pytest.CaptureFixture[str]) -> None:
+def test_following_from_now_on_begins_behind_the_last_one(
+    redis_url: str, link: Link, capsys: pytest.CaptureFixture[str]
+) -> None:
     _add(link, "1-1", "T")
     thread = threading.Timer(0.3, lambda: _later(redis_url))
     thread.start()
@@ -111,7 +129,9 @@ def _later(redis_url: str) -> None:
 
 
 @pytest.mark.parametrize("words", [("--since", "yesterday"), ("--until", "12:61"), ("--follow", "--until", "1h")])
-def test_a_time_that_is_none_is_refused(redis_url: str, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
+def test_a_time_that_is_none_is_refused(
+    redis_url: str, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
     assert run(["log", STREAM, "--redis-url", redis_url, *words]) == 2
     assert "Error" in capsys.readouterr().err
 

@@ -1,4 +1,5 @@
-"""Readers of the log: effects, state and checkpoint together or not at all, each record once, and no step over what was lost.
+"""Readers of the log: effects, state and checkpoint together or not at all, each record once, and no step over what was
+lost.
 
 note_checkpoint.lua's losing side: a note that is late changes nothing.
 """
@@ -15,18 +16,18 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common.errors import NotNow, SqlTrouble
-from common.keys import Keys, LogKeys
-from common.outbox.database import OutboxMisused
-from common.outbox.log_consumer import LogConsumer, LogLost, Record, RoutedLog
-from common.outbox.log_reader import Loss
-from common.redis_client import Link
-from common.scripts import ScriptRunner
-from common.stream_id import ZERO, before
-from common.stream_router import Mode, StreamRouter
-from master.policy.trim import Nothing, decide, readers
-from master.trimming import Trimming
 from tests.outboxes import STREAM, Outbox, add, noted_id, read_all, send, until
+from usher.common.base.errors import NotNow, SqlTrouble
+from usher.common.outbox.database import OutboxMisused
+from usher.common.outbox.log_consumer import LogConsumer, LogLost, Record, RoutedLog
+from usher.common.outbox.log_reader import Loss
+from usher.common.protocol.keys import Keys, LogKeys
+from usher.common.protocol.stream_id import ZERO, before
+from usher.common.redis.client import Link
+from usher.common.redis.scripts import ScriptRunner
+from usher.common.router.router import Mode, StreamRouter
+from usher.master.operations.trimming import Trimming
+from usher.master.policy.trim import Nothing, decide, readers
 
 KEYS = LogKeys(STREAM)
 
@@ -44,13 +45,18 @@ def test_everything_is_seen_in_order_and_the_checkpoint_says_so_in_sql_and_redis
 
 
 def test_a_record_of_somebody_else_is_named_where_it_is_no_json() -> None:
-    with pytest.raises(ValueError, match=r"^the record 5-1 is no record of an outbox: its field 'data' is not there; it has ticket_id, text$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^the record 5-1 is no record of an outbox: its field 'data' is not there; it has ticket_id, text$",
+    ):
         Record("5-1", "5-1", {"ticket_id": "42", "text": "hello"}).json()
     with pytest.raises(ValueError, match="^the record 5-1 is no record of an outbox: its field 'data' is no JSON"):
         Record("5-1", "5-1", {"data": "hello"}).json()
 
 
-def test_a_function_that_fails_leaves_nothing_behind(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+def test_a_function_that_fails_leaves_nothing_behind(
+    outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
+) -> None:
     send(link, "a", "b", "c")
     consumer = consumers(outbox, batch=2)
     consumer.step(add)
@@ -63,14 +69,20 @@ def test_a_function_that_fails_leaves_nothing_behind(outbox: Outbox, consumers: 
 
     with pytest.raises(RuntimeError):
         consumer.step(fail)
-    assert (outbox.rows("SELECT * FROM checkpoints"), outbox.rows("SELECT * FROM consumer_states"), noted_id(link)) == before
+    assert (
+        outbox.rows("SELECT * FROM checkpoints"),
+        outbox.rows("SELECT * FROM consumer_states"),
+        noted_id(link),
+    ) == before
     assert outbox.store.waiting() == (0, 0)
     assert outbox.scalar("SELECT count(*) FROM consumer_uids") == 2
     read_all(consumer)
     assert consumer.state()[1]["uids"] == ["a", "b", "c"]
 
 
-def test_what_runs_nothing_of_the_records_does_not_move_over_them(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+def test_what_runs_nothing_of_the_records_does_not_move_over_them(
+    outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
+) -> None:
     async def waits(records: Sequence[Record], state: dict[str, Any], sql: sa.Connection) -> None: ...
 
     def yields(records: Sequence[Record], state: dict[str, Any], sql: sa.Connection) -> Iterator[None]:
@@ -85,7 +97,9 @@ def test_what_runs_nothing_of_the_records_does_not_move_over_them(outbox: Outbox
     assert consumer.state()[1]["uids"] == ["a", "b"]
 
 
-def test_an_engine_in_autocommit_mode_is_refused_before_anything_is_handled(outbox: Outbox, redis_url: str, link: Link) -> None:
+def test_an_engine_in_autocommit_mode_is_refused_before_anything_is_handled(
+    outbox: Outbox, redis_url: str, link: Link
+) -> None:
     """Else the checkpoint would be stored first: a function that raises then would cost its batch, without a word."""
     send(link, "a", "b")
     careless = sa.create_engine(outbox.engine.url, isolation_level="AUTOCOMMIT")
@@ -98,7 +112,9 @@ def test_an_engine_in_autocommit_mode_is_refused_before_anything_is_handled(outb
     careless.dispose()
 
 
-def test_a_record_that_was_sent_twice_is_seen_once(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+def test_a_record_that_was_sent_twice_is_seen_once(
+    outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
+) -> None:
     send(link, "a", "b", "a", "b", "c", "a", "", "")
     consumer = consumers(outbox, batch=3)
     read_all(consumer)
@@ -106,9 +122,14 @@ def test_a_record_that_was_sent_twice_is_seen_once(outbox: Outbox, consumers: Ca
     assert (state["uids"][:3], state["count"]) == (["a", "b", "c"], 5)
 
 
-def test_the_memory_of_uids_has_the_length_that_was_asked_for(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+def test_the_memory_of_uids_has_the_length_that_was_asked_for(
+    sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
+) -> None:
     send(link, "a", *(f"x{n}" for n in range(20)), "a")
-    near, far = consumers(sqlite_outbox, "near", batch=5, remember=5), consumers(sqlite_outbox, "far", batch=5, remember=22)
+    near, far = (
+        consumers(sqlite_outbox, "near", batch=5, remember=5),
+        consumers(sqlite_outbox, "far", batch=5, remember=22),
+    )
     for consumer in (near, far):
         read_all(consumer)
     assert near.state()[1]["count"] == 22, "too far apart for it"
@@ -120,7 +141,9 @@ def test_the_memory_of_uids_has_the_length_that_was_asked_for(sqlite_outbox: Out
     assert sqlite_outbox.scalar("SELECT count(*) FROM consumer_uids WHERE name = 'near'") <= 15
 
 
-def test_consumers_know_nothing_of_each_other(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+def test_consumers_know_nothing_of_each_other(
+    sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
+) -> None:
     send(link, "a", "b")
     one, two = consumers(sqlite_outbox), consumers(sqlite_outbox, "two")
     read_all(one)
@@ -152,7 +175,9 @@ def test_id_and_state_are_of_the_same_commit(outbox: Outbox, consumers: Callable
     assert (last_id, state["uids"]) == (ids[0], ["a"])
 
 
-def test_an_idle_one_whose_note_redis_has_lost_makes_it_again(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+def test_an_idle_one_whose_note_redis_has_lost_makes_it_again(
+    sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
+) -> None:
     """Else all that it needs might be trimmed as soon as there is more."""
     ids = send(link, *"ab")
     consumer = consumers(sqlite_outbox)
@@ -163,7 +188,9 @@ def test_an_idle_one_whose_note_redis_has_lost_makes_it_again(sqlite_outbox: Out
     assert noted_id(link) == ids[-1]
 
 
-def test_a_checkpoint_that_was_moved_by_hand_is_gone_on_from(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+def test_a_checkpoint_that_was_moved_by_hand_is_gone_on_from(
+    outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
+) -> None:
     """With an UPDATE that knows nothing of versions."""
     ids = send(link, *"abc")
     consumer = consumers(outbox, batch=2)
@@ -176,7 +203,9 @@ def test_a_checkpoint_that_was_moved_by_hand_is_gone_on_from(outbox: Outbox, con
     assert consumer.state()[1]["uids"] == ["a", "b", "b", "c"]
 
 
-def test_of_two_processes_with_one_name_one_goes_on(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+def test_of_two_processes_with_one_name_one_goes_on(
+    outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
+) -> None:
     send(link, *"abcdef")
     one, two = consumers(outbox, batch=2), consumers(outbox, batch=2)
     assert (one.step(add), two.step(add), two.step(add)) == (2, 2, 2), "the second one began where the first one was"
@@ -187,7 +216,9 @@ def test_of_two_processes_with_one_name_one_goes_on(outbox: Outbox, consumers: C
     assert one.state()[1]["uids"] == list("abcdefg")
 
 
-def test_a_database_that_breaks_in_the_middle_is_asked_again(postgres_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+def test_a_database_that_breaks_in_the_middle_is_asked_again(
+    postgres_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
+) -> None:
     send(link, "a", "b")
     consumer = consumers(postgres_outbox)
 
@@ -201,7 +232,9 @@ def test_a_database_that_breaks_in_the_middle_is_asked_again(postgres_outbox: Ou
     assert consumer.state()[1]["uids"] == ["a", "b"]
 
 
-def test_run_waits_trouble_out_and_ends_when_asked(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+def test_run_waits_trouble_out_and_ends_when_asked(
+    sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
+) -> None:
     send(link, "a", "b")
     consumer = consumers(sqlite_outbox, batch=1)
     looks: list[int] = []
@@ -217,19 +250,25 @@ def test_run_waits_trouble_out_and_ends_when_asked(sqlite_outbox: Outbox, consum
 
 
 @pytest.mark.parametrize("mode", [Mode.CHANGE_DRIVEN, Mode.PORTABLE])
-def test_log_consumers_of_many_streams_wait_on_one_router(sqlite_outbox: Outbox, redis_url: str, link: Link, mode: Mode) -> None:
+def test_log_consumers_of_many_streams_wait_on_one_router(
+    sqlite_outbox: Outbox, redis_url: str, link: Link, mode: Mode
+) -> None:
     router = StreamRouter(redis_url, mode=mode)
     router.start()
     streams = [f"log-{n}" for n in range(3)]
     with contextlib.ExitStack() as stack:
         stack.callback(router.stop)
         consumers = [
-            stack.enter_context(LogConsumer("one", stream, sqlite_outbox.engine, reader=RoutedLog(router, redis_url, stream, "one")))
+            stack.enter_context(
+                LogConsumer("one", stream, sqlite_outbox.engine, reader=RoutedLog(router, redis_url, stream, "one"))
+            )
             for stream in streams
         ]
         for consumer in consumers:
             assert consumer.step(add, 0.05) == 0
-        until(lambda: router.counters()["streams"] == 0)  # or the next look could see one that is about to go, and not the thread's
+        until(
+            lambda: router.counters()["streams"] == 0
+        )  # or the next look could see one that is about to go, and not the thread's
         waiting = threading.Thread(target=consumers[1].step, args=(add, 60.0))
         waiting.start()
         until(lambda: router.counters()["streams"] == 1)
@@ -243,7 +282,9 @@ def test_log_consumers_of_many_streams_wait_on_one_router(sqlite_outbox: Outbox,
             consumers[1].step(add, 5.0)
 
 
-def test_fields_of_any_kind_are_readable(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+def test_fields_of_any_kind_are_readable(
+    sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
+) -> None:
     link.call("XADD", STREAM, "1-1", "ticket_id", "T", "uid", b"\xff\0", "data", '{"n": 1}', "raw", b"\xfe")
     seen: list[Record] = []
     consumers(sqlite_outbox).step(lambda records, state, sql: seen.extend(records))
@@ -270,7 +311,11 @@ def _lose_all(link: Link, ids: list[bytes]) -> None:
     ],
 )
 def test_a_stream_that_was_lost_or_cut_stops_its_reader_until_it_is_reset(
-    sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link, lose: Callable[[Link, list[bytes]], object], loss: Loss
+    sqlite_outbox: Outbox,
+    consumers: Callable[..., LogConsumer],
+    link: Link,
+    lose: Callable[[Link, list[bytes]], object],
+    loss: Loss,
 ) -> None:
     ids = send(link, *"abcde")
     consumer = consumers(sqlite_outbox, batch=2)
@@ -299,7 +344,12 @@ def test_a_stream_that_was_lost_or_cut_stops_its_reader_until_it_is_reset(
 )
 @pytest.mark.parametrize("how", ["first start", "reset"])
 def test_a_stream_that_was_lost_or_cut_before_the_first_batch_is_noticed_too(
-    sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link, lose: Callable[[Link, list[bytes]], object], loss: Loss, how: str
+    sqlite_outbox: Outbox,
+    consumers: Callable[..., LogConsumer],
+    link: Link,
+    lose: Callable[[Link, list[bytes]], object],
+    loss: Loss,
+    how: str,
 ) -> None:
     ids = send(link, *"abcde")
     consumer = consumers(sqlite_outbox)
@@ -317,7 +367,9 @@ def test_a_stream_that_was_lost_or_cut_before_the_first_batch_is_noticed_too(
     assert "uids" not in consumer.state()[1]
 
 
-def test_who_has_read_nothing_yet_is_kept_for_and_stops_no_trimming(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+def test_who_has_read_nothing_yet_is_kept_for_and_stops_no_trimming(
+    sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
+) -> None:
     ids = send(link, *"abc")
     consumer = consumers(sqlite_outbox)
     consumer._open()
@@ -348,7 +400,9 @@ def test_what_is_cut_while_a_name_starts_for_the_first_time_is_no_loss(
     assert consumer.state()[1]["uids"] == list("abc")
 
 
-def test_nothing_is_lost_when_all_that_was_read_is_cut(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+def test_nothing_is_lost_when_all_that_was_read_is_cut(
+    sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
+) -> None:
     send(link, *"abc")
     consumer = consumers(sqlite_outbox)
     read_all(consumer)
@@ -382,7 +436,9 @@ def test_a_statement_that_took_too_long_is_tried_again_and_told(
     assert caplog.text.count("log_consumer_goes_on") == 1, "and when it is over"
 
 
-def test_a_state_that_is_no_json_is_refused_and_nothing_is_stored(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+def test_a_state_that_is_no_json_is_refused_and_nothing_is_stored(
+    sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
+) -> None:
     """orjson writes null for NaN: the next batch would begin with no total at all."""
     send(link, "a")
     consumer = consumers(sqlite_outbox)
@@ -393,7 +449,9 @@ def test_a_state_that_is_no_json_is_refused_and_nothing_is_stored(sqlite_outbox:
     assert consumer.state()[1]["uids"] == ["a"]
 
 
-def test_a_statement_that_is_wrong_is_told_and_not_repeated(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+def test_a_statement_that_is_wrong_is_told_and_not_repeated(
+    outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
+) -> None:
     send(link, "a")
     asked = 0
 
@@ -408,7 +466,8 @@ def test_a_statement_that_is_wrong_is_told_and_not_repeated(outbox: Outbox, cons
 
 
 def test_a_uid_of_any_length_is_told_apart(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
-    """A producer that writes to the stream itself is held to nothing; an index of the database would refuse it, again and again."""
+    """A producer that writes to the stream itself is held to nothing; an index of the database would refuse it, again
+    and again."""
     long = "".join(random.Random(1).choices(string.ascii_letters, k=9000))  # what can be compressed would fit
     send(link, long, long, long[:-1] + "-")
     consumer = consumers(outbox)
@@ -447,7 +506,9 @@ def test_a_note_can_be_made_when_memory_is_full(link: Link) -> None:
         link.call("CONFIG", "SET", "maxmemory", 0)
 
 
-def test_a_note_that_fails_is_made_up_for_and_never_ahead(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+def test_a_note_that_fails_is_made_up_for_and_never_ahead(
+    sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
+) -> None:
     ids = send(link, *"ab")
     consumer = consumers(sqlite_outbox, batch=1)
     consumer.step(add)
@@ -463,6 +524,8 @@ def test_a_note_that_fails_is_made_up_for_and_never_ahead(sqlite_outbox: Outbox,
     assert noted_id(link) == ids[1]
 
 
-def test_the_checkpoint_is_noted_before_anything_is_read(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+def test_the_checkpoint_is_noted_before_anything_is_read(
+    sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
+) -> None:
     assert consumers(sqlite_outbox).step(add) == 0
     assert noted_id(link) == b"0-0"

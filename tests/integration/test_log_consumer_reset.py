@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common.outbox.log_consumer import LogConsumer
-from common.redis_client import Link
 from tests.outboxes import STREAM, Outbox, add, noted_id, read_all, send
+from usher.common.outbox.log_consumer import LogConsumer
+from usher.common.redis.client import Link
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 0.05])
@@ -86,7 +86,9 @@ def test_a_reset_goes_on_behind_an_entry_that_is_there_and_is_noted_at_once(
     assert noted_id(link) == ids[-1]
 
 
-def test_a_copy_behind_a_reset_of_a_record_before_it_is_left_out(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+def test_a_copy_behind_a_reset_of_a_record_before_it_is_left_out(
+    outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
+) -> None:
     """The state that was given has its effect already."""
     ids = send(link, *"abcbad")
     consumer = consumers(outbox)
@@ -96,7 +98,9 @@ def test_a_copy_behind_a_reset_of_a_record_before_it_is_left_out(outbox: Outbox,
     assert consumer.state()[1]["uids"] == list("abcd")
 
 
-def test_a_reset_forward_that_is_not_committed_leaves_no_note_ahead_of_sql(outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+def test_a_reset_forward_that_is_not_committed_leaves_no_note_ahead_of_sql(
+    outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
+) -> None:
     """Else all between would be trimmed, and SQL still needs it."""
     ids = send(link, *"abcde")
     consumer = consumers(outbox, batch=1)

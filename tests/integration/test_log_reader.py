@@ -1,4 +1,5 @@
-"""How a log is read: a batch of large entries is no more than both sides can hold, one of small ones is whole, and who waits holds no lock."""
+"""How a log is read: a batch of large entries is no more than both sides can hold, one of small ones is whole, and who
+waits holds no lock."""
 
 from __future__ import annotations
 
@@ -10,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from common.errors import RedisTrouble
-from common.outbox.database import open_engine
-from common.outbox.log_consumer import LogConsumer
-from common.outbox.log_reader import DirectLog, LogLost
-from common.outbox.writer import write
-from common.redis_client import Link
 from tests.outboxes import STREAM, Outbox, add, read_all, send
+from usher.common.base.errors import RedisTrouble
+from usher.common.outbox.database import open_engine
+from usher.common.outbox.log_consumer import LogConsumer
+from usher.common.outbox.log_reader import DirectLog, LogLost
+from usher.common.outbox.writer import write_to_outbox
+from usher.common.redis.client import Link
 
 
 @pytest.fixture
@@ -45,7 +46,9 @@ def test_large_records_are_read_a_few_at_a_time_and_each_is_seen(
     consumer = consumers(sqlite_outbox)
     assert 0 < consumer.step(add) < large
     read_all(consumer)
-    assert consumer.state()[1]["uids"] == [f"large {number}" for number in range(large)] + [f"small {number}" for number in range(300)]
+    assert consumer.state()[1]["uids"] == [f"large {number}" for number in range(large)] + [
+        f"small {number}" for number in range(300)
+    ]
     assert max(answers) < 20 * megabyte
     answers.clear()
     consumer.reset(b"+", {})
@@ -66,7 +69,9 @@ def test_a_batch_of_small_records_is_whole_and_a_few_are_one_answer(
     assert len(answers) == 1
 
 
-def test_what_is_cut_between_two_pages_of_a_batch_is_told_by_the_next_read(redis_url: str, link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_cut_between_two_pages_of_a_batch_is_told_by_the_next_read(
+    redis_url: str, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ids = send(link, *(f"u{number}" for number in range(100)))
     log = DirectLog(redis_url, STREAM, "one")
     read, cut = log._range, [ids[60]]
@@ -84,7 +89,9 @@ def test_what_is_cut_between_two_pages_of_a_batch_is_told_by_the_next_read(redis
     log.close()
 
 
-def test_while_redis_does_not_answer_the_application_can_write(sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link) -> None:
+def test_while_redis_does_not_answer_the_application_can_write(
+    sqlite_outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
+) -> None:
     """A log consumer that starts then holds no lock of SQLite, of which there is one, for the seconds of its wait."""
     consumers(sqlite_outbox).step(add)
     impatient = open_engine(f"{sqlite_outbox.url}?timeout=0.5", "test")
@@ -104,5 +111,5 @@ def test_while_redis_does_not_answer_the_application_can_write(sqlite_outbox: Ou
         asked = stack.enter_context(silent.accept()[0])
         assert asked.recv(1), "it asks, and waits"
         with impatient.begin() as connection:
-            write(connection, ticket_id="T", action="a", object="o")
+            write_to_outbox(connection, ticket_id="T", action="a", object="o")
     assert sqlite_outbox.store.waiting() == (1, 0)

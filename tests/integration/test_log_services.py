@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from common.keys import Keys, LogKeys
-from common.outbox.store import OutboxStore
-from common.redis_client import Link
-from master import streamer
-from master.elector import Lead
-from master.settings import MasterSettings
-from master.streamer import BellRinger, Pace, Streamer
-from master.trimming import Trimmer
-from master.wiring import MasterProgram
 from tests.abuse import check_contract
 from tests.outboxes import STREAM, Outbox
+from usher.common.outbox.store import OutboxStore
+from usher.common.protocol.keys import Keys, LogKeys
+from usher.common.redis.client import Link
+from usher.master.assembly.program import MasterProgram
+from usher.master.leader.elector import Lead
+from usher.master.operations.trimming import Trimmer
+from usher.master.settings import MasterSettings
+from usher.master.streamer import streamer
+from usher.master.streamer.streamer import BellRinger, Pace, Streamer
 
 
 def _lead() -> Lead:
@@ -49,6 +49,8 @@ def test_the_trimmer(redis_url: str) -> None:
 
 def test_a_master_trims_only_when_it_is_told_to(redis_url: str) -> None:
     def trimmers(**given: float) -> int:
-        return sum(isinstance(service, Trimmer) for service in MasterProgram(MasterSettings(**given), redis_url)._services)  # type: ignore[arg-type]
+        return sum(
+            isinstance(service, Trimmer) for service in MasterProgram(MasterSettings(**given), redis_url)._services
+        )  # type: ignore[arg-type]
 
     assert (trimmers(), trimmers(trim_seconds=60)) == (0, 1)

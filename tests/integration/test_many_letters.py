@@ -1,4 +1,5 @@
-"""A handler that gives up on everything: the letters of many messages are not one round trip each, and none is lost or held up by another."""
+"""A handler that gives up on everything: the letters of many messages are not one round trip each, and none is lost or
+held up by another."""
 
 from __future__ import annotations
 
@@ -6,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.errors import GiveUp, ReplyUnknown
-from common.redis_client import CommandRefused, ScriptMissing
-from consumer.acker import SKIP
 from tests.integration.actors import ConsumerActor, Stage, Trouble
+from usher.common.base.errors import GiveUp, ReplyUnknown
+from usher.common.redis.client import CommandRefused, ScriptMissing
+from usher.consumer.execution.acker import SKIP
 
 #: No more than a consumer of the rig takes.
 _MANY = 90
@@ -44,7 +45,8 @@ def _tickets(stage: Stage) -> list[bytes]:
 
 
 def test_they_take_a_few_round_trips_and_the_thread_says_that_it_makes_progress(stage: Stage) -> None:
-    """20 ms away, one each were 50 letters a second: nothing was acknowledged meanwhile, and health called the thread stalled after ten seconds."""
+    """20 ms away, one each were 50 letters a second: nothing was acknowledged meanwhile, and health called the thread
+    stalled after ten seconds."""
     a = _all_fail(stage)
     trips: list[str] = []
     a.link.before = trips.append
@@ -114,7 +116,9 @@ def test_a_script_that_redis_forgets_on_the_way_is_sent_again(stage: Stage) -> N
 @pytest.mark.parametrize("policy", ["skip", "park", "tail"])
 @pytest.mark.parametrize("step", ["dead_letter", "PIPELINE"])
 @pytest.mark.parametrize("trouble", [Trouble.REPLY_LOST, Trouble.NEVER_SENT])
-def test_the_bell_rings_once_for_each_though_answers_are_lost(stage: Stage, policy: str, step: str, trouble: Trouble) -> None:
+def test_the_bell_rings_once_for_each_though_answers_are_lost(
+    stage: Stage, policy: str, step: str, trouble: Trouble
+) -> None:
     a = _all_fail(stage, policy)
     rung = _rung(a)
     a.link.troubles[step] = trouble

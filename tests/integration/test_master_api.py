@@ -1,6 +1,7 @@
 """The master's HTTP interface: the real application under the real server, asked over real HTTP and raw sockets.
 
-Only the master behind it is a stand-in (``Desk``), which answers by the names it is asked with; the real one has tests of its own.
+Only the master behind it is a stand-in (``Desk``), which answers by the names it is asked with; the real one has tests
+of its own.
 """
 
 from __future__ import annotations
@@ -16,15 +17,23 @@ from urllib.parse import quote
 import pytest
 import requests
 
-from common import serving
-from common.errors import NotNow, ReplyUnknown
-from common.health import Health
-from common.log import configure, event
-from master.web.app import create_app
-from master.web.health_url import parse_hosts
-from master.web.ports import AckReport, IncarnationFenced, NameHeld, NotLeader, RegisterAnswer, RegisterRequest, StartOver
 from tests.doors import doorman
 from tests.served import Running
+from usher.common.base.errors import NotNow, ReplyUnknown
+from usher.common.base.log import configure, event
+from usher.common.http.server import server as serving
+from usher.common.runtime.health import Health
+from usher.master.assembly.web_app import create_app
+from usher.master.membership.health_url import parse_hosts
+from usher.master.web.ports import (
+    AckReport,
+    IncarnationFenced,
+    NameHeld,
+    NotLeader,
+    RegisterAnswer,
+    RegisterRequest,
+    StartOver,
+)
 
 CHILD = "from tests.integration.test_master_api import child; child()"
 _TOKEN = "a token - ä"
@@ -91,7 +100,12 @@ class Desk:
 class Program:
     def __init__(self, how: dict[str, Any]) -> None:
         hosts = how.get("hosts", ())
-        self.app = create_app(Desk(how), doorman=doorman(how.get("token", "")), health_hosts=parse_hosts("127.0.0.1,::1,good"), hosts=hosts)
+        self.app = create_app(
+            Desk(how),
+            doorman=doorman(how.get("token", "")),
+            health_hosts=parse_hosts("127.0.0.1,::1,good"),
+            hosts=hosts,
+        )
 
     def start(self, port: int, host: str) -> None:
         pass
@@ -125,7 +139,9 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def ask(running: Running, method: str, path: str, **more: Any) -> requests.Response:
-    answered = requests.request(method, f"http://127.0.0.1:{running.port}{path}", timeout=20, allow_redirects=False, **more)
+    answered = requests.request(
+        method, f"http://127.0.0.1:{running.port}{path}", timeout=20, allow_redirects=False, **more
+    )
     assert answered.headers["Cache-Control"] == "no-store"
     assert answered.headers["X-Content-Type-Options"] == "nosniff"
     if answered.status_code >= 400 and method != "HEAD" and "reasons" not in answered.json():
@@ -147,7 +163,10 @@ def registration(**changes: Any) -> dict[str, Any]:
 
 
 def report(incarnation: str = "c1:7", *message_ids: str) -> dict[str, Any]:
-    return {"incarnation": incarnation, "tickets": [{"ticket_id": "T", "fence": 5, "message_ids": list(message_ids or ["1-0"])}]}
+    return {
+        "incarnation": incarnation,
+        "tickets": [{"ticket_id": "T", "fence": 5, "message_ids": list(message_ids or ["1-0"])}],
+    }
 
 
 REGISTER, DEREGISTER, ACKNOWLEDGE = "/api/consumers/register", "/api/consumers/deregister", "/api/messages/acknowledge"
@@ -159,7 +178,14 @@ REGISTER, DEREGISTER, ACKNOWLEDGE = "/api/consumers/register", "/api/consumers/d
 def test_a_new_registration_is_201(master: Running) -> None:
     answered = ask(master, "POST", REGISTER, json=registration())
     assert answered.status_code == 201
-    given = {"incarnation": "c1:7", "generation": 7, "lease_ms": 10_000, "left_ms": 9_000, "ticket_window": 512, "leader_url": _LEADER}
+    given = {
+        "incarnation": "c1:7",
+        "generation": 7,
+        "lease_ms": 10_000,
+        "left_ms": 9_000,
+        "ticket_window": 512,
+        "leader_url": _LEADER,
+    }
     assert answered.json() == given
     assert answered.headers["Content-Type"] == "application/json"
 
@@ -204,10 +230,16 @@ def test_a_report_gets_one_word_per_message(master: Running) -> None:
     assert (answered.status_code, answered.json()) == (200, {"results": [["ok", "gone", "ok"]]})
 
 
-@pytest.mark.parametrize("prefer", ["return=minimal", "respond-async, Return=Minimal; why=speed", "return=minimal,wait=1"])
+@pytest.mark.parametrize(
+    "prefer", ["return=minimal", "respond-async, Return=Minimal; why=speed", "return=minimal,wait=1"]
+)
 def test_whoever_prefers_it_gets_no_words(master: Running, prefer: str) -> None:
     answered = ask(master, "POST", ACKNOWLEDGE, json=report("c1:7", "1-0"), headers={"Prefer": prefer})
-    assert (answered.status_code, answered.content, answered.headers["Preference-Applied"]) == (204, b"", "return=minimal")
+    assert (answered.status_code, answered.content, answered.headers["Preference-Applied"]) == (
+        204,
+        b"",
+        "return=minimal",
+    )
     assert "Content-Type" not in answered.headers
 
 
@@ -221,11 +253,17 @@ def test_any_other_preference_is_none(master: Running, prefer: str) -> None:
 def test_the_program_hears_whether_words_are_wanted(master: Running) -> None:
     for headers in ({}, {"Prefer": "return=minimal"}):
         ask(master, "POST", ACKNOWLEDGE, json=report("wanted:1"), headers=headers)
-    assert [told["wants_answers"] for told in master.records("reported") if told["incarnation"] == "wanted:1"] == [True, False]
+    assert [told["wants_answers"] for told in master.records("reported") if told["incarnation"] == "wanted:1"] == [
+        True,
+        False,
+    ]
 
 
 def test_a_report_of_500_tickets_with_the_longest_ids_is_taken(master: Running) -> None:
-    tickets = [{"ticket_id": f"{index:0256}", "fence": 2**53, "message_ids": [f"1795215518421-{index}"]} for index in range(500)]
+    tickets = [
+        {"ticket_id": f"{index:0256}", "fence": 2**53, "message_ids": [f"1795215518421-{index}"]}
+        for index in range(500)
+    ]
     answered = ask(master, "POST", ACKNOWLEDGE, json={"incarnation": "c1:7", "tickets": tickets})
     assert answered.json() == {"results": [["ok"]] * 500}
 
@@ -233,7 +271,11 @@ def test_a_report_of_500_tickets_with_the_longest_ids_is_taken(master: Running) 
 @pytest.mark.parametrize("headers", [{}, {"Prefer": "return=minimal"}])
 def test_a_report_to_a_standby_is_503_and_names_the_leader(master: Running, headers: dict[str, str]) -> None:
     answered = ask(master, "POST", ACKNOWLEDGE, json=report("standby:1"), headers=headers)
-    assert (answered.status_code, answered.json()["title"], answered.json()["leader_url"]) == (503, "not_leader", _LEADER)
+    assert (answered.status_code, answered.json()["title"], answered.json()["leader_url"]) == (
+        503,
+        "not_leader",
+        _LEADER,
+    )
     assert answered.headers["Retry-After"] == "1"
 
 
@@ -246,7 +288,11 @@ def test_a_report_of_a_fenced_incarnation_is_409(master: Running, headers: dict[
 @pytest.mark.parametrize("name", ["redis-away", "redis-unsure"])
 @pytest.mark.parametrize("path", [REGISTER, DEREGISTER, ACKNOWLEDGE])
 def test_trouble_with_redis_is_503_and_never_500(master: Running, name: str, path: str) -> None:
-    body = {REGISTER: registration(name=name), DEREGISTER: {"incarnation": f"{name}:1"}, ACKNOWLEDGE: report(f"{name}:1")}[path]
+    body = {
+        REGISTER: registration(name=name),
+        DEREGISTER: {"incarnation": f"{name}:1"},
+        ACKNOWLEDGE: report(f"{name}:1"),
+    }[path]
     answered = ask(master, "POST", path, json=body)
     assert (answered.status_code, answered.headers["Retry-After"]) == (503, "1")
 
@@ -254,7 +300,9 @@ def test_trouble_with_redis_is_503_and_never_500(master: Running, name: str, pat
 def test_a_bug_is_500_without_its_words_and_is_found_in_the_log_by_its_id(master: Running) -> None:
     answered = ask(master, "POST", ACKNOWLEDGE, json=report("bug:1"))
     assert answered.status_code == 500
-    logged = [record for record in master.records("request_failed") if record["request_id"] == answered.json()["request_id"]]
+    logged = [
+        record for record in master.records("request_failed") if record["request_id"] == answered.json()["request_id"]
+    ]
     assert len(logged) == 1
     assert "KeyError" in logged[0]["traceback"]
 
@@ -270,7 +318,17 @@ def test_reads(master: Running) -> None:
 
 @pytest.mark.parametrize(
     "query",
-    ["limit=0", "limit=-1", "limit=x", "limit=%D9%A1", "limit=1e2", "limit=9999999999", "cursor=a", "cursor=%00", "cursor=18446744073709551616"],
+    [
+        "limit=0",
+        "limit=-1",
+        "limit=x",
+        "limit=%D9%A1",
+        "limit=1e2",
+        "limit=9999999999",
+        "cursor=a",
+        "cursor=%00",
+        "cursor=18446744073709551616",
+    ],
 )
 def test_a_page_that_cannot_be_is_422(master: Running, query: str) -> None:
     assert ask(master, "GET", f"/api/tickets?{query}").status_code == 422
@@ -329,10 +387,22 @@ def test_health_of_a_master_that_is_not_well_says_why_and_needs_no_token(guarded
 
 @pytest.mark.parametrize(
     "header",
-    [None, "", "Bearer", "Bearer ", "Bearer wrong", f"Basic {_TOKEN}", _TOKEN, f"Bearer {_TOKEN}x", f"Bearer x{_TOKEN}", "Bearer a token - \xff"],
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer wrong",
+        f"Basic {_TOKEN}",
+        _TOKEN,
+        f"Bearer {_TOKEN}x",
+        f"Bearer x{_TOKEN}",
+        "Bearer a token - \xff",
+    ],
 )
 @pytest.mark.parametrize(
-    ("method", "path"), [("POST", REGISTER), ("POST", ACKNOWLEDGE), ("GET", "/api/tickets"), ("GET", "/metrics"), ("GET", "/nowhere")]
+    ("method", "path"),
+    [("POST", REGISTER), ("POST", ACKNOWLEDGE), ("GET", "/api/tickets"), ("GET", "/metrics"), ("GET", "/nowhere")],
 )
 def test_without_the_token_everything_is_401(guarded: Running, header: str | None, method: str, path: str) -> None:
     headers = {} if header is None else {"Authorization": header.encode()}
@@ -340,7 +410,12 @@ def test_without_the_token_everything_is_401(guarded: Running, header: str | Non
     assert (answered.status_code, answered.headers["WWW-Authenticate"]) == (401, "Bearer")
     document = answered.json()
     document.pop("request_id")
-    assert document == {"type": "about:blank", "title": "unauthorized", "status": 401, "detail": "send a valid bearer token"}
+    assert document == {
+        "type": "about:blank",
+        "title": "unauthorized",
+        "status": 401,
+        "detail": "send a valid bearer token",
+    }
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
@@ -365,7 +440,9 @@ def test_with_the_token_it_works(guarded: Running, scheme: str) -> None:
         ("PUT", "/api/health", 405, {"GET", "HEAD", "OPTIONS"}),
     ],
 )
-def test_unknown_paths_and_methods(master: Running, method: str, path: str, status: int, allow: set[str] | None) -> None:
+def test_unknown_paths_and_methods(
+    master: Running, method: str, path: str, status: int, allow: set[str] | None
+) -> None:
     answered = ask(master, method, path)
     assert answered.status_code == status
     assert allow is None or set(answered.headers["Allow"].split(", ")) == allow
@@ -373,7 +450,14 @@ def test_unknown_paths_and_methods(master: Running, method: str, path: str, stat
 
 @pytest.mark.parametrize(
     ("accept", "status"),
-    [("*/*", 200), ("application/*", 200), ("text/html,*/*;q=0.8", 200), ("text/html", 406), ("application/json;q=0", 406), ("image/*", 406)],
+    [
+        ("*/*", 200),
+        ("application/*", 200),
+        ("text/html,*/*;q=0.8", 200),
+        ("text/html", 406),
+        ("application/json;q=0", 406),
+        ("image/*", 406),
+    ],
 )
 def test_an_answer_that_the_client_cannot_take(master: Running, accept: str, status: int) -> None:
     assert ask(master, "GET", "/api/consumers", headers={"Accept": accept}).status_code == status
@@ -402,7 +486,9 @@ def test_an_answer_that_the_client_cannot_take(master: Running, accept: str, sta
         ({"Content-Type": "application/json"}, b" " * (512 * 1024 + 1), 413),
     ],
 )
-def test_a_body_that_cannot_be_read(master: Running, path: str, headers: dict[str, str], body: bytes, status: int) -> None:
+def test_a_body_that_cannot_be_read(
+    master: Running, path: str, headers: dict[str, str], body: bytes, status: int
+) -> None:
     assert ask(master, "POST", path, headers=headers, data=body).status_code == status
 
 
@@ -414,7 +500,10 @@ def test_a_registration_of_more_than_4_kib_is_413(master: Running) -> None:
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        *(({"name": wrong}, "name") for wrong in (None, 5, "", "-a", ".a", "a b", "a/b", "a\n", "ä", "a:1", "a" * 65, ["a"])),
+        *(
+            ({"name": wrong}, "name")
+            for wrong in (None, 5, "", "-a", ".a", "a b", "a/b", "a\n", "ä", "a:1", "a" * 65, ["a"])
+        ),
         *(({"slots": wrong}, "slots") for wrong in (None, True, "1", 1.0, 0, 1025, 2**64)),
         *(({"capacity": wrong}, "capacity") for wrong in (True, 0, 100_001, 2**64)),
         *(({"uuid": wrong}, "uuid") for wrong in (5, "", "a b", "u" * 65, "-u")),
@@ -431,7 +520,9 @@ def test_a_registration_of_more_than_4_kib_is_413(master: Running) -> None:
         ({"consumer_name": "c1"}, "(unknown)"),
     ],
 )
-def test_a_registration_with_a_wrong_field_is_422_and_names_it(master: Running, changes: dict[str, Any], field: str) -> None:
+def test_a_registration_with_a_wrong_field_is_422_and_names_it(
+    master: Running, changes: dict[str, Any], field: str
+) -> None:
     answered = ask(master, "POST", REGISTER, json=registration(**changes))
     assert answered.status_code == 422
     assert [error["field"] for error in answered.json()["errors"]] == [field]

@@ -24,7 +24,16 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def _post(headers: bytes, body: bytes = b"", path: bytes = REGISTER.encode(), version: bytes = b"1.1") -> bytes:
-    return b"POST " + path + b" HTTP/" + version + b"\r\nHost: a\r\nContent-Type: application/json\r\n" + headers + b"\r\n" + body
+    return (
+        b"POST "
+        + path
+        + b" HTTP/"
+        + version
+        + b"\r\nHost: a\r\nContent-Type: application/json\r\n"
+        + headers
+        + b"\r\n"
+        + body
+    )
 
 
 def _chunked(chunks: bytes) -> bytes:
@@ -33,12 +42,17 @@ def _chunked(chunks: bytes) -> bytes:
 
 _HEALTH = b"GET /api/health HTTP/1.1\r\nHost: a\r\n"
 
-#: What gunicorn's own parser finds; our worker words the answer (``HttpWorker.handle_error``), the application never sees the request.
+#: What gunicorn's own parser finds; our worker words the answer (``HttpWorker.handle_error``), the application never
+#: sees the request.
 _FOUND_BY_GUNICORN = [
     ("two lengths", _post(b"Content-Length: 2\r\nContent-Length: 3\r\n", b"{}"), 400),
     ("the same length twice", _post(b"Content-Length: 2\r\nContent-Length: 2\r\n", b"{}"), 400),
     ("a list of lengths", _post(b"Content-Length: 2, 2\r\n", b"{}"), 400),
-    ("a length and chunks", _post(b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n", b"2\r\n{}\r\n0\r\n\r\n"), 400),
+    (
+        "a length and chunks",
+        _post(b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n", b"2\r\n{}\r\n0\r\n\r\n"),
+        400,
+    ),
     ("a negative length", _post(b"Content-Length: -1\r\n"), 400),
     ("a signed length", _post(b"Content-Length: +2\r\n", b"{}"), 400),
     ("a hexadecimal length", _post(b"Content-Length: 0x2\r\n", b"{}"), 400),
@@ -69,7 +83,7 @@ _FOUND_BY_GUNICORN = [
     ("many headers", _HEALTH + b"".join(b"X-%d: a\r\n" % index for index in range(64)) + b"\r\n", 431),
     ("another expectation", _post(b"Content-Length: 2\r\nExpect: secret\r\n", b"{}"), 417),
 ]
-#: What ``check_head`` and ``common.web`` find.
+#: What ``check_head`` and ``usher.common.http.app`` find.
 _FOUND_BY_US = [
     (
         "long headers together",
@@ -111,8 +125,13 @@ def _exchange(running: Running, sent: bytes, *, half_close: bool = False) -> tup
     return int(lines[0].split(" ")[1]), headers, body
 
 
-@pytest.mark.parametrize(("sent", "status"), [pytest.param(sent, status, id=name) for name, sent, status in _FOUND_BY_GUNICORN + _FOUND_BY_US])
-def test_a_request_that_could_be_read_in_two_ways_ends_its_connection(master: Running, sent: bytes, status: int) -> None:
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [pytest.param(sent, status, id=name) for name, sent, status in _FOUND_BY_GUNICORN + _FOUND_BY_US],
+)
+def test_a_request_that_could_be_read_in_two_ways_ends_its_connection(
+    master: Running, sent: bytes, status: int
+) -> None:
     got, headers, body = _exchange(master, sent)
     assert got == status
     assert headers["Connection"] == "close"
@@ -128,20 +147,27 @@ def test_a_body_that_ends_early_is_400(master: Running) -> None:
 
 
 def test_a_header_with_an_underscore_cannot_pretend_to_be_another(master: Running) -> None:
-    sent = b"GET /api/health HTTP/1.1\r\nHost: a\r\nSCRIPT_NAME: /secret\r\nContent_Length: 5\r\nConnection: close\r\n\r\n"
+    sent = (
+        b"GET /api/health HTTP/1.1\r\nHost: a\r\nSCRIPT_NAME: /secret\r\nContent_Length: 5\r\nConnection: close\r\n\r\n"
+    )
     assert _exchange(master, sent)[0] == 200
 
 
 def test_a_chunked_body_is_read(master: Running) -> None:
     body = json.dumps(registration(name="chunked")).encode()
-    chunks = b"".join(b"%x\r\n%s\r\n" % (len(body[at : at + 7]), body[at : at + 7]) for at in range(0, len(body), 7)) + b"0\r\n\r\n"
+    chunks = (
+        b"".join(b"%x\r\n%s\r\n" % (len(body[at : at + 7]), body[at : at + 7]) for at in range(0, len(body), 7))
+        + b"0\r\n\r\n"
+    )
     assert _exchange(master, _post(b"Transfer-Encoding: chunked\r\nConnection: close\r\n", chunks))[0] == 201
 
 
 def test_a_second_request_on_a_connection_is_not_read_from_the_first_ones_body(master: Running) -> None:
     """Smuggling: a refused body must not be taken for a request."""
     inner = b"GET /api/consumers HTTP/1.1\r\nHost: a\r\n\r\n"
-    status, headers, _ = _exchange(master, _post(b"Content-Length: %d\r\nContent-Encoding: gzip\r\n" % len(inner), inner))
+    status, headers, _ = _exchange(
+        master, _post(b"Content-Length: %d\r\nContent-Encoding: gzip\r\n" % len(inner), inner)
+    )
     assert (status, headers["Connection"]) == (415, "close")
 
 

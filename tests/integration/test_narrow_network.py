@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from common.errors import ReplyUnknown
-from common.large_commands import PIECE
-from common.producer import BATCH_BYTES, Outgoing, Producer
-from common.redis_client import Link
 from tests.proxy import Proxy
+from usher.common.base.errors import ReplyUnknown
+from usher.common.redis.chunked_send import PIECE
+from usher.common.redis.client import Link
+from usher.common.sending.producer import BATCH_BYTES, Outgoing, Producer
 
 _TIMEOUT_S = 0.6
 #: Takes four times as long.
@@ -24,7 +24,9 @@ def test_a_large_command_may_take_longer_than_the_timeout(redis_url: str, link: 
     with Proxy(redis_url, bytes_per_s=_BYTES_PER_S) as proxy:
         far = Link(proxy.url, "far", timeout_s=_TIMEOUT_S)
         assert far.call("SET", "k", b"x" * _LARGE) == b"OK"
-        assert far.pipeline([("SET", "a", b"x" * (_LARGE // 2)), ("SET", "b", b"x" * (_LARGE // 2)), ("STRLEN", "k")]) == [b"OK", b"OK", _LARGE]
+        assert far.pipeline(
+            [("SET", "a", b"x" * (_LARGE // 2)), ("SET", "b", b"x" * (_LARGE // 2)), ("STRLEN", "k")]
+        ) == [b"OK", b"OK", _LARGE]
         assert far.connections == 1
         far.close()
 
@@ -75,7 +77,8 @@ def test_a_batch_of_large_messages_is_no_longer_than_it_must_be(redis_url: str, 
 def test_where_the_system_does_not_say_what_has_arrived_large_commands_go_out_all_the_same(
     redis_url: str, link: Link, monkeypatch: pytest.MonkeyPatch, looks: int
 ) -> None:
-    """And what does not get on is given up as ever. ``looks``: how often the system says it of that, before it does not."""
+    """And what does not get on is given up as ever. ``looks``: how often the system says it of that, before it does
+    not."""
     told: list[int] = []
 
     def ioctl(*_: object) -> bytes:

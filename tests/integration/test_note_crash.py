@@ -1,4 +1,5 @@
-"""note_crash.lua: the successor tells what its predecessor's journal says; counts are kept, and nothing is counted twice."""
+"""note_crash.lua: the successor tells what its predecessor's journal says; counts are kept, and nothing is counted
+twice."""
 
 from __future__ import annotations
 
@@ -6,24 +7,26 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from common.attempts import Attempts, encode
-from common.errors import RedisTrouble
-from common.run_log import CRASHED, decode
-from common.streams import pairs
-from consumer.journal import Former
-from consumer.policy.quarantine import Left
-from consumer.predecessor import note_crash, tell_of
-from master.leader_steps import LeaderSteps
 from tests.integration.factories import Owner, World, plan
 from tests.integration.memory import full_memory
 from tests.integration.test_charge import attempts
+from usher.common.base.errors import RedisTrouble
+from usher.common.protocol.attempts import Attempts, encode
+from usher.common.protocol.run_log import CRASHED, decode
+from usher.common.redis.replies import pairs
+from usher.consumer.lifecycle.crash_report import note_crash, tell_of
+from usher.consumer.lifecycle.journal import Former
+from usher.consumer.policy.quarantine import Left
+from usher.master.leader.leader_scripts import LeaderSteps
 
 
 def left(entry_id: bytes, before: Attempts, ticket: bytes = b"T", *, is_blamed: bool = False) -> Left:
     return Left(ticket, entry_id, 5, before, 1_700_000_000_000_000, is_blamed)
 
 
-def tell(world: World, incarnation: str, *these: Left, is_explained: bool = False, run_log_length: int = 0) -> list[bytes]:
+def tell(
+    world: World, incarnation: str, *these: Left, is_explained: bool = False, run_log_length: int = 0
+) -> list[bytes]:
     noted = note_crash(world.scripts, world.keys, Former(incarnation, is_explained, list(these)), run_log_length)
     return [one.stream_id for one, _ in noted]
 
@@ -60,7 +63,9 @@ def test_a_start_that_was_charged_ahead_is_not_charged_again(world: World, dead:
     assert attempts(world) == {b"1-1": Attempts(3, 3, 2)}
 
 
-def test_failures_that_only_the_journal_knows_and_losses_that_only_redis_knows_are_kept(world: World, dead: Owner) -> None:
+def test_failures_that_only_the_journal_knows_and_losses_that_only_redis_knows_are_kept(
+    world: World, dead: Owner
+) -> None:
     world.link.call("HSET", world.keys.attempts, "1-1", encode(Attempts(1, 1, 0, 2)))
     tell(world, dead.incarnation, left(b"1-1", Attempts(4, 3)), left(b"2-1", Attempts(1)))
     assert attempts(world)[b"1-1"] == Attempts(4, 3, 1, 2)
@@ -68,7 +73,9 @@ def test_failures_that_only_the_journal_knows_and_losses_that_only_redis_knows_a
 
 def test_what_is_not_pending_any_more_is_not_noted(world: World, dead: Owner) -> None:
     dead.steps.ack({b"T1": [b"1-1"]}, b"", 0)
-    assert tell(world, dead.incarnation, left(b"1-1", Attempts(1)), left(b"2-1", Attempts(1)), left(b"99-1", Attempts(1))) == [b"2-1"]
+    assert tell(
+        world, dead.incarnation, left(b"1-1", Attempts(1)), left(b"2-1", Attempts(1)), left(b"99-1", Attempts(1))
+    ) == [b"2-1"]
     assert attempts(world) == {b"2-1": Attempts(1, 0, 1)}
 
 
@@ -82,7 +89,13 @@ def test_what_another_owner_has_by_now_is_noted_too(world: World, leader: Leader
 
 
 def test_an_explained_end_charges_who_is_blamed(world: World, dead: Owner) -> None:
-    told = tell(world, dead.incarnation, left(b"1-1", Attempts(2, 1), is_blamed=True), left(b"2-1", Attempts(1)), is_explained=True)
+    told = tell(
+        world,
+        dead.incarnation,
+        left(b"1-1", Attempts(2, 1), is_blamed=True),
+        left(b"2-1", Attempts(1)),
+        is_explained=True,
+    )
     assert told == [b"1-1"]
     assert attempts(world) == {b"1-1": Attempts(2, 2)}
 
@@ -102,8 +115,11 @@ def test_nothing_is_given_back_once_the_message_has_started_again(world: World, 
     assert attempts(world) == {b"1-1": Attempts(4, 4, 2)}
 
 
-def test_what_another_owner_charged_ahead_is_not_given_back_and_its_crash_counts(world: World, leader: LeaderSteps, dead: Owner) -> None:
-    """The first one was stopped for longer than its lease, and knew why it ended when it went on; its successor comes while another runs it."""
+def test_what_another_owner_charged_ahead_is_not_given_back_and_its_crash_counts(
+    world: World, leader: LeaderSteps, dead: Owner
+) -> None:
+    """The first one was stopped for longer than its lease, and knew why it ended when it went on; its successor comes
+    while another runs it."""
     world.link.call("HSET", world.keys.attempts, "1-1", encode(Attempts(losses=2)))
     took_back = leader_takes_all(world, leader, dead)
     assert b"1-1" in took_back
@@ -120,7 +136,13 @@ def test_what_another_owner_charged_ahead_is_not_given_back_and_its_crash_counts
 
 
 def test_what_was_cut_off_is_in_the_run_log(world: World, dead: Owner) -> None:
-    tell(world, dead.incarnation, left(b"1-1", Attempts(1), b"T1"), left(b"2-1", Attempts(3, 2), b"T2"), run_log_length=100)
+    tell(
+        world,
+        dead.incarnation,
+        left(b"1-1", Attempts(1), b"T1"),
+        left(b"2-1", Attempts(3, 2), b"T2"),
+        run_log_length=100,
+    )
     [(_, fields)] = world.link.call("XRANGE", world.keys.runs, "-", "+")
     runs = list(decode(pairs(fields)[b"batch"]))
     assert [(run.consumer, run.ticket, run.id, run.attempt, run.end_us, run.outcome) for run in runs] == [
@@ -159,7 +181,9 @@ def leader_takes_all(world: World, leader: LeaderSteps, owner: Owner) -> list[by
 
 
 @pytest.mark.parametrize("count", [1, 2, 100])
-def test_without_a_word_the_first_of_each_ticket_counts_as_lost_on_whatever_page_it_is(world: World, leader: LeaderSteps, count: int) -> None:
+def test_without_a_word_the_first_of_each_ticket_counts_as_lost_on_whatever_page_it_is(
+    world: World, leader: LeaderSteps, count: int
+) -> None:
     owner = world.join("a")
     world.owned(leader, owner, b"T", b"1-1")
     world.owned(leader, owner, b"U", b"2-1", b"3-1")
@@ -167,19 +191,28 @@ def test_without_a_word_the_first_of_each_ticket_counts_as_lost_on_whatever_page
     world.owned(leader, owner, b"V", b"6-1")
     owner.steps.charge({b"1-1": Attempts(2, 2), b"4-1": Attempts(1, 1)})
     take_all(world, leader, owner, count)
-    assert attempts(world) == {b"1-1": Attempts(2, 2, 0, 1), b"2-1": Attempts(losses=1), b"4-1": Attempts(1, 1), b"6-1": Attempts(losses=1)}
+    assert attempts(world) == {
+        b"1-1": Attempts(2, 2, 0, 1),
+        b"2-1": Attempts(losses=1),
+        b"4-1": Attempts(1, 1),
+        b"6-1": Attempts(losses=1),
+    }
     assert world.link.call("EXISTS", world.keys.noted(owner.incarnation)) == 0
 
 
 @pytest.mark.parametrize("count", [1, 100])
-def test_where_the_journal_has_spoken_nothing_is_guessed(world: World, leader: LeaderSteps, dead: Owner, count: int) -> None:
+def test_where_the_journal_has_spoken_nothing_is_guessed(
+    world: World, leader: LeaderSteps, dead: Owner, count: int
+) -> None:
     tell(world, dead.incarnation, left(b"1-1", Attempts(1)), left(b"2-1", Attempts(1)))
     take_all(world, leader, dead, count)
     assert attempts(world) == {b"1-1": Attempts(1, 0, 1), b"2-1": Attempts(1, 0, 1)}
     assert world.link.call("EXISTS", world.keys.noted(dead.incarnation)) == 0, "it goes with the last page"
 
 
-def test_what_was_noted_goes_with_its_incarnation_when_no_leader_saw_the_last_page(world: World, leader: LeaderSteps, dead: Owner) -> None:
+def test_what_was_noted_goes_with_its_incarnation_when_no_leader_saw_the_last_page(
+    world: World, leader: LeaderSteps, dead: Owner
+) -> None:
     """The reply of the page that took back everything was lost: the next leader finds nothing to take back."""
     tell(world, dead.incarnation, left(b"1-1", Attempts(1)))
     world.end_lease(dead)
@@ -223,7 +256,8 @@ _tallies = st.tuples(st.integers(0, 5), st.integers(0, 3)).map(lambda n: Attempt
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(stories=st.lists(st.tuples(_tallies, st.booleans()), min_size=1, max_size=6), times=st.integers(1, 3))
 def test_counts_are_conserved(world: World, stories: list[tuple[Attempts, bool]], times: int) -> None:
-    """Whatever was known, and however often it is told: starts and failures never fall, and nobody beside another is charged."""
+    """Whatever was known, and however often it is told: starts and failures never fall, and nobody beside another is
+    charged."""
     world.link.call("FLUSHALL")
     world.make_group()
     owner, leader = world.join("a"), world.elect()
@@ -231,7 +265,11 @@ def test_counts_are_conserved(world: World, stories: list[tuple[Attempts, bool]]
     for entry_id in ids:
         world.owned(leader, owner, b"T" + entry_id, entry_id)
     owner.steps.charge({entry_id: known for entry_id, (known, _) in zip(ids, stories, strict=True)})
-    running = [left(entry_id, known._replace(starts=known.starts + 1)) for entry_id, (known, runs) in zip(ids, stories, strict=True) if runs]
+    running = [
+        left(entry_id, known._replace(starts=known.starts + 1))
+        for entry_id, (known, runs) in zip(ids, stories, strict=True)
+        if runs
+    ]
     for _ in range(times):
         tell(world, owner.incarnation, *running)
     after = attempts(world)
@@ -247,7 +285,9 @@ def test_counts_are_conserved(world: World, stories: list[tuple[Attempts, bool]]
 # ---- the predecessor, as the registrar tells of it -----------------------------------------------------------------------------------
 
 
-def test_it_is_told_once_with_a_line_for_each_that_redis_did_not_know(world: World, dead: Owner, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_is_told_once_with_a_line_for_each_that_redis_did_not_know(
+    world: World, dead: Owner, caplog: pytest.LogCaptureFixture
+) -> None:
     former = Former(dead.incarnation, False, [left(b"1-1", Attempts(1)), left(b"99-1", Attempts(1))])
     tell_of(world.link.url, world.keys, former, 100)
     assert world.link.call("XLEN", world.keys.runs) == 1
@@ -263,7 +303,9 @@ def test_while_redis_cannot_be_told_it_is_not_told(world: World, dead: Owner) ->
         tell_of("redis://127.0.0.1:1", world.keys, former, 100)
 
 
-def test_a_redis_that_refuses_the_note_does_not_keep_anybody_from_work(world: World, dead: Owner, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_redis_that_refuses_the_note_does_not_keep_anybody_from_work(
+    world: World, dead: Owner, caplog: pytest.LogCaptureFixture
+) -> None:
     world.link.call("RPUSH", world.keys.attempts, "somebody else's")
     former = Former(dead.incarnation, False, [left(b"1-1", Attempts(1))])
     with world.unchanged():

@@ -1,4 +1,5 @@
-"""note_repeats.lua: up to where a group that was made again is given what it was given before, noted for the leader only."""
+"""note_repeats.lua: up to where a group that was made again is given what it was given before, noted for the leader
+only."""
 
 from __future__ import annotations
 
@@ -6,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from common.errors import Fenced
-from common.stream_id import Position
-from master.leader_steps import LeaderSteps
 from tests.integration.factories import World
 from tests.integration.memory import full_memory
+from usher.common.base.errors import Fenced
+from usher.common.protocol.stream_id import Position
+from usher.master.leader.leader_scripts import LeaderSteps
 
 
 def test_what_is_noted_is_read_again_until_the_group_is_past_it(world: World) -> None:
@@ -47,7 +48,9 @@ def test_the_saved_position_and_the_note_leave_each_other_alone(world: World) ->
 
 
 @pytest.mark.parametrize("until", [None, b"9-1"])
-def test_a_deposed_leader_notes_nothing_and_clears_nothing(world: World, depose: Callable[[LeaderSteps], None], until: bytes | None) -> None:
+def test_a_deposed_leader_notes_nothing_and_clears_nothing(
+    world: World, depose: Callable[[LeaderSteps], None], until: bytes | None
+) -> None:
     leader = world.elect()
     leader.note_repeats(b"5-1")
     depose(leader)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from common.keys import Keys
-from common.live_sockets import LiveSockets
-from common.redis_client import Link
-from master.actions import By
-from master.explainer import Explainer
-from master.live_rules import LiveRules
-from master.policy.rules import Action, Rule, Target
-from master.pulse import Pulse
-from master.settings import MasterSettings
-from master.status import StatusReader
-from master.vitals import VitalsReader, lag_document
 from tests.integration.factories import FIELD, LEASE_MS, World
 from tests.integration.gathered import Gathered
 from tests.integration.memory import full_memory
+from usher.common.http.server.push_sockets import LiveSockets
+from usher.common.protocol.keys import Keys
+from usher.common.redis.client import Link
+from usher.master.insight.explainer import Explainer
+from usher.master.insight.live_overview import Pulse
+from usher.master.insight.stats import VitalsReader, lag_document
+from usher.master.insight.status import StatusReader
+from usher.master.operations.action_log import By
+from usher.master.operations.live_rules import LiveRules
+from usher.master.policy.rules import Action, Rule, Target
+from usher.master.settings import MasterSettings
 
 
 def _pulse(link: Link, keys: Keys) -> Pulse:
@@ -32,13 +32,17 @@ def test_a_consumer_that_an_operator_drained_is_paused_for_everybody(world: Worl
     world.owned(leader, a, b"T")
     world.end_lease(gone)
     for name in ("a", "gone"):
-        LiveRules(world.link, world.keys).set(Rule(Target.CONSUMER, name, Action.PAUSE, None, "why", "ann"), By("ann", "cli"))
+        LiveRules(world.link, world.keys).set(
+            Rule(Target.CONSUMER, name, Action.PAUSE, None, "why", "ann"), By("ann", "cli")
+        )
     told = {"a": "paused", "gone": "lost"}
     assert {row["name"]: row["state"] for row in StatusReader(world.link, world.keys).consumers()} == told
     pulse = _pulse(world.link, world.keys)
     assert {row["name"]: row["state"] for row in pulse.consumers()} == told
     assert (pulse.last["living"], pulse.last["consumers"]["live"], pulse.last["consumers"]["paused"]) == (1, 0, 1)
-    assert "those that drain or are paused take nothing more" in "".join(alarm["text"] for alarm in pulse.last["alarms"])
+    assert "those that drain or are paused take nothing more" in "".join(
+        alarm["text"] for alarm in pulse.last["alarms"]
+    )
     vitals = VitalsReader(world.link, world.keys).read()
     assert {name: load.state for name, load in vitals.consumers.items()} == told
     assert lag_document(vitals)["consumers"] == 0, "what is to be scaled are those that take work"
@@ -66,13 +70,19 @@ def test_what_was_not_looked_through_is_not_said_to_be_finished(world: World, mo
     for ticket in (b"T", b"U"):
         world.owned(leader, a, ticket)
         world.give_up(a, ticket, "skip")
-    monkeypatch.setattr("master.explainer._LOOK_S", -1.0)
-    monkeypatch.setattr("master.dead_letters._FIND_AT_ONCE", 1)
+    monkeypatch.setattr("usher.master.insight.explainer._LOOK_S", -1.0)
+    monkeypatch.setattr("usher.master.operations.dead_letters._FIND_AT_ONCE", 1)
     few = {"lag": 0, "lag_is_exact": False}
-    told = [Explainer(world.link, world.keys, FIELD, LEASE_MS, **more).explain("T") for more in ({}, {"sources": lambda: few})]
-    assert [(one.state, one.reasons[0].code) for one in told] == [("idle", "nothing_to_do"), ("not_found", "not_looked_through")]
+    told = [
+        Explainer(world.link, world.keys, FIELD, LEASE_MS, **more).explain("T")
+        for more in ({}, {"sources": lambda: few})
+    ]
+    assert [(one.state, one.reasons[0].code) for one in told] == [
+        ("idle", "nothing_to_do"),
+        ("not_found", "not_looked_through"),
+    ]
     assert "not all were looked at" in told[0].reasons[0].text
-    monkeypatch.setattr("master.explainer._LOOK_S", 60.0)
+    monkeypatch.setattr("usher.master.insight.explainer._LOOK_S", 60.0)
     found = Explainer(world.link, world.keys, FIELD, LEASE_MS).explain("T")
     assert [reason.code for reason in found.reasons] == ["nothing_to_do", "has_dead_letter"]
     none = Explainer(world.link, world.keys, FIELD, LEASE_MS).explain("none")
@@ -103,7 +113,9 @@ def test_the_lag_is_the_same_wherever_it_is_told(world: World) -> None:
     assert (status["epoch"], status["leader_url"]) == (pulse["epoch"], pulse["leader_url"])
 
 
-def test_what_waits_in_the_sources_is_part_of_the_lag_and_is_looked_at_for_all_who_ask(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_waits_in_the_sources_is_part_of_the_lag_and_is_looked_at_for_all_who_ask(
+    link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = Gathered(link)
     world.send("a", "1-1", "2-1")
     world.gather("a", quantum=1)
@@ -114,5 +126,5 @@ def test_what_waits_in_the_sources_is_part_of_the_lag_and_is_looked_at_for_all_w
     assert (document["lag"], document["unfinished"]) == (4, 4), "one is in the work stream, one in a, two in b"
     world.send("b", "3-1")
     assert (status.sources() or {})["lag"] == 3, "what was seen a moment ago"
-    monkeypatch.setattr("master.status._SOURCES_KEPT_S", -1.0)
+    monkeypatch.setattr("usher.master.insight.status._SOURCES_KEPT_S", -1.0)
     assert (status.sources() or {})["lag"] == 4

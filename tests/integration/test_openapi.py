@@ -1,4 +1,5 @@
-"""The OpenAPI document: a valid one, of every route, and kept to (a short fuzzing; ``python -m tests.fuzz`` is the long one)."""
+"""The OpenAPI document: a valid one, of every route, and kept to (a short fuzzing; ``python -m tests.fuzz`` is the long
+one)."""
 
 from __future__ import annotations
 
@@ -12,23 +13,25 @@ from flask import Flask
 from openapi_spec_validator import validate
 from pydantic import ValidationError
 
-from common.health import Health
-from common.openapi import add_document, document
-from common.problem import answer
-from common.web import Problem
-from common.web import create_app as plain_app
-from consumer.web import create_app as consumer_app
-from master.web.api import Report, read_report
-from master.web.app import create_app
-from master.web.health_url import parse_hosts
 from tests.doors import doorman
 from tests.fuzz import TOKEN, fuzz, fuzzed_master, told
 from tests.integration.test_master_api import Desk
+from usher.common.http.app import Problem
+from usher.common.http.app import create_app as plain_app
+from usher.common.http.openapi import add_document, document
+from usher.common.http.problem import answer
+from usher.common.runtime.health import Health
+from usher.consumer.web import create_app as consumer_app
+from usher.master.assembly.web_app import create_app
+from usher.master.membership.health_url import parse_hosts
+from usher.master.web.api import Report, read_report
 
 
 def _master_app() -> Flask:
     parts: dict[str, Any] = {"letters": object()}
-    return create_app(Desk({}), doorman=doorman(TOKEN), health_hosts=parse_hosts("127.0.0.1"), metrics=lambda: b"", **parts)  # type: ignore[arg-type]
+    return create_app(
+        Desk({}), doorman=doorman(TOKEN), health_hosts=parse_hosts("127.0.0.1"), metrics=lambda: b"", **parts
+    )  # type: ignore[arg-type]
 
 
 def test_the_document_is_valid_and_has_every_route_with_its_role() -> None:
@@ -36,7 +39,11 @@ def test_the_document_is_valid_and_has_every_route_with_its_role() -> None:
     assert app.test_client().get("/api/openapi.json").status_code == 401
     served = app.test_client().get("/api/openapi.json", headers={"Authorization": f"Bearer {TOKEN}"}).get_json()
     validate(served)
-    roles = {f"{method} {path}": told["x-role"] for path, methods in served["paths"].items() for method, told in methods.items()}
+    roles = {
+        f"{method} {path}": told["x-role"]
+        for path, methods in served["paths"].items()
+        for method, told in methods.items()
+    }
     assert roles["post /api/messages/acknowledge"] == "consumer"
     assert roles["post /api/dead-letters/redrive"] == "operator"
     assert roles["get /api/tickets/{ticket_id}"] == roles["get /metrics"] == "viewer"
@@ -84,7 +91,11 @@ def test_what_is_told_of_reports_is_what_is_read() -> None:
     ]
 
     def item() -> Any:
-        good: dict[str, Any] = {"ticket_id": rng.choice(["T", "ä", "a" * 256]), "fence": rng.choice([0, 2**63 - 1]), "message_ids": ["1-0", "2-0"]}
+        good: dict[str, Any] = {
+            "ticket_id": rng.choice(["T", "ä", "a" * 256]),
+            "fence": rng.choice([0, 2**63 - 1]),
+            "message_ids": ["1-0", "2-0"],
+        }
         return good if rng.random() < 0.5 else _broken(good, rng, odd)
 
     seen = {True: 0, False: 0}
@@ -111,7 +122,11 @@ def _broken(good: dict[str, Any], rng: random.Random, odd: list[Any]) -> Any:
     name = rng.choice([*good, "more"])
     if rng.random() < 0.1:
         return rng.choice(odd)
-    return {key: value for key, value in good.items() if key != name} if rng.random() < 0.3 else {**good, name: rng.choice(odd)}
+    return (
+        {key: value for key, value in good.items() if key != name}
+        if rng.random() < 0.3
+        else {**good, name: rng.choice(odd)}
+    )
 
 
 @pytest.mark.timeout(300)

@@ -1,4 +1,5 @@
-"""What an application writes: with its transaction or not at all, in the order of the commits, and only what can become a message."""
+"""What an application writes: with its transaction or not at all, in the order of the commits, and only what can become
+a message."""
 
 from __future__ import annotations
 
@@ -18,17 +19,17 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from common.errors import SqlTrouble, StartRefused
-from common.outbox.database import OutboxMisused, check_schema, migrate, open_engine
-from common.outbox.log_consumer import LogConsumer
-from common.outbox.sql_files import schema
-from common.outbox.store import OutboxStore
-from common.outbox.writer import LogRecord, write, write_all
-from common.sql_trouble import is_autocommit
-from consumer.sinks.outcomes import SinkMisused
-from consumer.sinks.sql import SqlSink
-from consumer.sinks.sql_async import AsyncSqlSink
 from tests.outboxes import Outbox, until
+from usher.common.base.errors import SqlTrouble, StartRefused
+from usher.common.outbox.database import OutboxMisused, check_schema, migrate, open_engine
+from usher.common.outbox.log_consumer import LogConsumer
+from usher.common.outbox.sql_files import schema
+from usher.common.outbox.store import OutboxStore
+from usher.common.outbox.writer import LogRecord, write_all_to_outbox, write_to_outbox
+from usher.common.sql.errors import is_autocommit
+from usher.consumer.sinks.outcomes import SinkMisused
+from usher.consumer.sinks.sql import SqlSink
+from usher.consumer.sinks.sql_async import AsyncSqlSink
 
 
 def _staged(outbox: Outbox) -> list[tuple[object, ...]]:
@@ -37,14 +38,14 @@ def _staged(outbox: Outbox) -> list[tuple[object, ...]]:
 
 def test_the_record_is_there_with_the_commit_and_not_with_a_rollback(outbox: Outbox) -> None:
     with outbox.engine.connect() as connection:
-        write(connection, ticket_id="1", action="create", object="ride", data={"n": 1})
+        write_to_outbox(connection, ticket_id="1", action="create", object="ride", data={"n": 1})
         connection.rollback()
-        write(connection, ticket_id="2", action="create", object="ride", data={"n": 2})
+        write_to_outbox(connection, ticket_id="2", action="create", object="ride", data={"n": 2})
         connection.commit()
     with Session(outbox.engine) as session:
-        write(session, ticket_id="3", action="create", object="ride")
+        write_to_outbox(session, ticket_id="3", action="create", object="ride")
         session.rollback()
-        write(session, ticket_id="4", action="create", object="ride")
+        write_to_outbox(session, ticket_id="4", action="create", object="ride")
         session.commit()
     assert _staged(outbox) == [("2", "create", "ride", '{"n":2}'), ("4", "create", "ride", "{}")]
 
@@ -53,9 +54,13 @@ def test_a_driver_of_its_own_will_do(outbox: Outbox) -> None:
     raw = outbox.engine.raw_connection()
     try:
         driver = raw.driver_connection
-        uid = write(driver, ticket_id="1", action="a", object="100% :data", data={"n": "ä"})
+        uid = write_to_outbox(driver, ticket_id="1", action="a", object="100% :data", data={"n": "ä"})
         driver.rollback()
-        assert write(driver, ticket_id="2", action="a", object="100% :data", data={"n": "ä"}, uid="mine") == "mine" != uid
+        assert (
+            write_to_outbox(driver, ticket_id="2", action="a", object="100% :data", data={"n": "ä"}, uid="mine")
+            == "mine"
+            != uid
+        )
         driver.commit()
     finally:
         raw.close()
@@ -65,7 +70,9 @@ def test_a_driver_of_its_own_will_do(outbox: Outbox) -> None:
 def test_plain_sql_gets_a_uid_from_the_database(outbox: Outbox) -> None:
     with outbox.engine.begin() as connection:
         for _ in range(2):
-            connection.execute(sa.text("INSERT INTO staged_log_records (ticket_id, action, object) VALUES ('1', 'a', 'o')"))
+            connection.execute(
+                sa.text("INSERT INTO staged_log_records (ticket_id, action, object) VALUES ('1', 'a', 'o')")
+            )
     [(first,), (second,)] = outbox.rows("SELECT uid FROM staged_log_records")
     assert len(str(first)) >= 32
     assert first != second
@@ -88,27 +95,39 @@ def test_plain_sql_gets_a_uid_from_the_database(outbox: Outbox) -> None:
 )
 def test_what_could_become_no_message_is_refused_before_it_is_written(sqlite_outbox: Outbox, record: LogRecord) -> None:
     with sqlite_outbox.engine.begin() as connection, pytest.raises(OutboxMisused, match="can become no message"):
-        write_all(connection, [LogRecord("1", "a", "o"), record])
+        write_all_to_outbox(connection, [LogRecord("1", "a", "o"), record])
     assert _staged(sqlite_outbox) == []
 
 
 @pytest.mark.parametrize(
     ("wrong", "kind"),
-    [({"ticket_id": 42}, "int"), ({"ticket_id": b"42"}, "bytes"), ({"action": None}, "NoneType"), ({"uid": uuid.UUID(int=7)}, "UUID")],
+    [
+        ({"ticket_id": 42}, "int"),
+        ({"ticket_id": b"42"}, "bytes"),
+        ({"action": None}, "NoneType"),
+        ({"uid": uuid.UUID(int=7)}, "UUID"),
+    ],
 )
 def test_what_is_no_text_is_named(sqlite_outbox: Outbox, wrong: dict[str, Any], kind: str) -> None:
     [name] = wrong
-    with sqlite_outbox.engine.begin() as connection, pytest.raises(OutboxMisused, match=f"{name} is of type {kind}: give a str"):
-        write(connection, **({"ticket_id": "42", "action": "a", "object": "o"} | wrong))
+    with (
+        sqlite_outbox.engine.begin() as connection,
+        pytest.raises(OutboxMisused, match=f"{name} is of type {kind}: give a str"),
+    ):
+        write_to_outbox(connection, **({"ticket_id": "42", "action": "a", "object": "o"} | wrong))
     assert _staged(sqlite_outbox) == []
 
 
 def test_what_is_no_transaction_is_refused(sqlite_outbox: Outbox, tmp_path: Path) -> None:
     plain = sqlite3.connect(tmp_path / "outbox.db")
-    cursor, maker, asynchronous = plain.cursor(), sessionmaker(sqlite_outbox.engine), create_async_engine("postgresql+psycopg://u@h/d").connect()
+    cursor, maker, asynchronous = (
+        plain.cursor(),
+        sessionmaker(sqlite_outbox.engine),
+        create_async_engine("postgresql+psycopg://u@h/d").connect(),
+    )
     for wrong in (sqlite_outbox.engine, maker, asynchronous, cursor, threading.Lock(), None):
         with pytest.raises(OutboxMisused):
-            write(wrong, ticket_id="1", action="a", object="o")
+            write_to_outbox(wrong, ticket_id="1", action="a", object="o")
     plain.close()
     assert _staged(sqlite_outbox) == []
 
@@ -119,22 +138,23 @@ def test_in_autocommit_mode_nothing_is_written(outbox: Outbox) -> None:
     with careless.connect() as connection, Session(careless) as session:
         for wrong in (connection, session, connection.connection.driver_connection):
             with pytest.raises(OutboxMisused, match="in AUTOCOMMIT mode.*Leave out isolation_level"):
-                write(wrong, ticket_id="1", action="a", object="o")
+                write_to_outbox(wrong, ticket_id="1", action="a", object="o")
     careless.dispose()
     assert _staged(outbox) == []
 
 
 def test_a_transaction_that_was_begun_by_hand_in_autocommit_mode_is_one(outbox: Outbox) -> None:
-    """psycopg's ``with connection.transaction()``, sqlite3's BEGIN, and what SQLAlchemy's documentation says of SQLite's savepoints."""
+    """psycopg's ``with connection.transaction()``, sqlite3's BEGIN, and what SQLAlchemy's documentation says of
+    SQLite's savepoints."""
     careless = sa.create_engine(outbox.url, isolation_level="AUTOCOMMIT")
     with careless.connect() as connection:
         driver: Any = connection.connection.driver_connection
         driver.execute("BEGIN")
-        write(driver, ticket_id="1", action="a", object="o")
+        write_to_outbox(driver, ticket_id="1", action="a", object="o")
         driver.execute("ROLLBACK")
     sa.event.listen(careless, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
     with careless.connect() as connection:
-        write(connection, ticket_id="2", action="a", object="o")
+        write_to_outbox(connection, ticket_id="2", action="a", object="o")
         connection.connection.driver_connection.execute("COMMIT")
     careless.dispose()
     assert [row[0] for row in _staged(outbox)] == ["2"]
@@ -146,7 +166,7 @@ def test_aiosqlite_in_autocommit_mode_is_noticed(sqlite_outbox: Outbox) -> None:
 
     def careless(own: sa.Connection) -> bool:
         with pytest.raises(OutboxMisused, match="in AUTOCOMMIT mode"):
-            write(own, ticket_id="1", action="a", object="o")
+            write_to_outbox(own, ticket_id="1", action="a", object="o")
         own.execute(sa.text("DELETE FROM staged_log_records"))
         return is_autocommit(own)
 
@@ -156,7 +176,7 @@ def test_aiosqlite_in_autocommit_mode_is_noticed(sqlite_outbox: Outbox) -> None:
             if options:
                 assert await connection.run_sync(careless)
             else:
-                await connection.run_sync(lambda own: write(own, ticket_id="2", action="a", object="o"))
+                await connection.run_sync(lambda own: write_to_outbox(own, ticket_id="2", action="a", object="o"))
                 assert not await connection.run_sync(is_autocommit)
         await engine.dispose()
 
@@ -169,15 +189,21 @@ def test_what_is_no_engine_of_a_plain_driver_is_refused_with_the_way_out(tmp_pat
     url = f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}"
     waits = create_async_engine(url)
     with pytest.raises(OutboxMisused, match="await connection.run_sync"):
-        write(waits, ticket_id="1", action="a", object="o")
-    for given, told in ((waits, "this is an asynchronous engine; give a URL"), (url, "aiosqlite is asynchronous; give a URL"), (None, "NoneType")):
+        write_to_outbox(waits, ticket_id="1", action="a", object="o")
+    for given, told in (
+        (waits, "this is an asynchronous engine; give a URL"),
+        (url, "aiosqlite is asynchronous; give a URL"),
+        (None, "NoneType"),
+    ):
         with pytest.raises(OutboxMisused, match=told):
             LogConsumer("one", "s", given)  # type: ignore[arg-type]
     for given in (waits, url, None):
-        with pytest.raises(SinkMisused, match="for an AsyncEngine there is consumer.sinks.sql_async.AsyncSqlSink"):
+        with pytest.raises(
+            SinkMisused, match="for an AsyncEngine there is usher.consumer.sinks.sql_async.AsyncSqlSink"
+        ):
             SqlSink(given)  # type: ignore[arg-type]
     for given in (sa.create_engine("sqlite://"), url):
-        with pytest.raises(SinkMisused, match="for an Engine or a URL there is consumer.sinks.sql.SqlSink"):
+        with pytest.raises(SinkMisused, match="for an Engine or a URL there is usher.consumer.sinks.sql.SqlSink"):
             AsyncSqlSink(given)  # type: ignore[arg-type]
 
 
@@ -189,7 +215,7 @@ def test_an_asynchronous_connection_of_a_driver_is_refused(postgres_outbox: Outb
         asked = {"dbname": url.database, "user": url.username, **url.query}
         async with await psycopg.AsyncConnection.connect(**asked) as connection:
             with pytest.raises(OutboxMisused, match="asynchronous"):
-                write(connection, ticket_id="1", action="a", object="o")
+                write_to_outbox(connection, ticket_id="1", action="a", object="o")
 
     asyncio.run(work())
     assert _staged(postgres_outbox) == []
@@ -199,9 +225,9 @@ def test_an_asynchronous_session_writes_through_its_own(postgres_outbox: Outbox)
     async def work() -> None:
         engine = create_async_engine(postgres_outbox.url)
         async with AsyncSession(engine) as session:
-            await session.run_sync(lambda own: write(own, ticket_id="1", action="a", object="o"))
+            await session.run_sync(lambda own: write_to_outbox(own, ticket_id="1", action="a", object="o"))
             await session.rollback()
-            await session.run_sync(lambda own: write(own, ticket_id="2", action="a", object="o"))
+            await session.run_sync(lambda own: write_to_outbox(own, ticket_id="2", action="a", object="o"))
             await session.commit()
         await engine.dispose()
 
@@ -211,9 +237,9 @@ def test_an_asynchronous_session_writes_through_its_own(postgres_outbox: Outbox)
 
 def test_the_session_of_a_thread_will_do(sqlite_outbox: Outbox) -> None:
     session = scoped_session(sessionmaker(sqlite_outbox.engine))
-    write(session, ticket_id="1", action="a", object="o")
+    write_to_outbox(session, ticket_id="1", action="a", object="o")
     session.rollback()
-    write(session, ticket_id="2", action="a", object="o")
+    write_to_outbox(session, ticket_id="2", action="a", object="o")
     session.commit()
     session.remove()
     assert [row[0] for row in _staged(sqlite_outbox)] == ["2"]
@@ -225,7 +251,7 @@ def test_a_subclass_of_sqlites_connection_will_do(sqlite_outbox: Outbox, tmp_pat
 
     connection = sqlite3.connect(tmp_path / "outbox.db", factory=Own)
     with connection:
-        write(connection, ticket_id="1", action="a", object="o")
+        write_to_outbox(connection, ticket_id="1", action="a", object="o")
     connection.close()
     assert len(_staged(sqlite_outbox)) == 1
 
@@ -269,7 +295,9 @@ def test_a_url_that_cannot_be_used_is_refused(url: str, told: str) -> None:
 
 def test_a_database_that_is_away_is_refused_at_the_start_and_waited_for_later(tmp_path: Path) -> None:
     store = OutboxStore(f"postgresql+psycopg://nobody@/none?host={tmp_path}")
-    with pytest.raises(StartRefused, match="USHER_OUTBOX_URL: the database cannot be used: .*No such file or directory"):
+    with pytest.raises(
+        StartRefused, match="USHER_OUTBOX_URL: the database cannot be used: .*No such file or directory"
+    ):
         store.check()
     with pytest.raises(SqlTrouble, match="reading the outbox"):
         store.batch(10)
@@ -295,14 +323,14 @@ def test_a_ticket_that_another_transaction_has_written_is_waited_for(postgres_ou
     engine = postgres_outbox.engine
     with engine.connect() as first, engine.connect() as second:
         second.execute(sa.text("SELECT 1"))  # its transaction began before
-        write(first, ticket_id="T", action="1", object="o")
+        write_to_outbox(first, ticket_id="T", action="1", object="o")
         second.execute(sa.text("SET lock_timeout = '300ms'"))
-        write(second, ticket_id="other", action="free", object="o")
+        write_to_outbox(second, ticket_id="other", action="free", object="o")
         with pytest.raises(sa.exc.OperationalError, match="lock timeout"):
-            write(second, ticket_id="T", action="2", object="o")
+            write_to_outbox(second, ticket_id="T", action="2", object="o")
         second.rollback()
         first.commit()
-        write(second, ticket_id="T", action="2", object="o")
+        write_to_outbox(second, ticket_id="T", action="2", object="o")
         second.commit()
     assert [row[1] for row in _staged(postgres_outbox)] == ["1", "2"]
 
@@ -311,17 +339,17 @@ def test_ids_of_a_ticket_are_in_commit_order_whoever_began_first(postgres_outbox
     """The second writer has its turn in the sequence only when the first one has committed."""
     engine = postgres_outbox.engine
     with engine.connect() as first:
-        write(first, ticket_id="T", action="1", object="o")
+        write_to_outbox(first, ticket_id="T", action="1", object="o")
 
         def write_second() -> None:
             with engine.begin() as second:
-                write(second, ticket_id="T", action="2", object="o")
+                write_to_outbox(second, ticket_id="T", action="2", object="o")
 
         thread = threading.Thread(target=write_second)
         thread.start()
         waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
         until(lambda: postgres_outbox.scalar(waiting), "the second one did not wait")
-        write(first, ticket_id="T", action="1 again", object="o")
+        write_to_outbox(first, ticket_id="T", action="1 again", object="o")
         first.commit()
         thread.join(30)
         assert not thread.is_alive()
@@ -332,10 +360,10 @@ def test_a_bulk_load_takes_no_locks_if_it_says_so(postgres_outbox: Outbox) -> No
     locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
     with postgres_outbox.engine.begin() as connection:
         connection.execute(sa.text("SET LOCAL usher.outbox_lock = 'off'"))
-        write_all(connection, [LogRecord(f"T{n}", "a", "o") for n in range(50)])
+        write_all_to_outbox(connection, [LogRecord(f"T{n}", "a", "o") for n in range(50)])
         assert connection.scalar(sa.text(locks)) == 0
     with postgres_outbox.engine.begin() as connection:
-        write_all(connection, [LogRecord(f"T{n % 5}", "a", "o") for n in range(50)])
+        write_all_to_outbox(connection, [LogRecord(f"T{n % 5}", "a", "o") for n in range(50)])
         assert connection.scalar(sa.text(locks)) == 5
 
 
@@ -348,7 +376,7 @@ def test_an_application_needs_no_more_rights_than_the_schema_says(postgres_outbo
     application = sa.create_engine(sa.engine.make_url(postgres_outbox.url).set(username=role))
     try:
         with application.begin() as connection:
-            write(connection, ticket_id="T", action="a", object="o")
+            write_to_outbox(connection, ticket_id="T", action="a", object="o")
         assert len(_staged(postgres_outbox)) == 1
     finally:
         application.dispose()
@@ -362,15 +390,17 @@ def test_the_bell_rings_at_commits_only(postgres_outbox: Outbox) -> None:
     try:
         assert bell.rings(0.1), "it has connected: what was committed before is unknown"
         with postgres_outbox.engine.connect() as connection:
-            write(connection, ticket_id="T", action="a", object="o")
+            write_to_outbox(connection, ticket_id="T", action="a", object="o")
             assert not bell.rings(0.2)
             connection.rollback()
             assert not bell.rings(0.2)
-            write(connection, ticket_id="T", action="a", object="o")
+            write_to_outbox(connection, ticket_id="T", action="a", object="o")
             connection.commit()
             assert bell.rings(20)
         with postgres_outbox.engine.begin() as connection:
-            connection.execute(sa.text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"))
+            connection.execute(
+                sa.text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'")
+            )
         with pytest.raises(SqlTrouble):
             bell.rings(20)
         assert bell.rings(20), "and it connects again"

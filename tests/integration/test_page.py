@@ -1,4 +1,5 @@
-"""The page on a real Redis, asked over WSGI: who may see and do what, and that every page is there for an empty and for a busy system."""
+"""The page on a real Redis, asked over WSGI: who may see and do what, and that every page is there for an empty and for
+a busy system."""
 
 from __future__ import annotations
 
@@ -11,31 +12,34 @@ import pytest
 from flask import Flask
 from werkzeug.test import Client, TestResponse
 
-from common import web
-from common.cli import usher
-from common.credentials import Identity, Role
-from common.errors import NotNow
-from common.live_sockets import LiveSockets
-from common.redis_client import Link
-from common.sources import Sources
-from master.actions import ActionLog
-from master.bulk_letters import BulkLetters
-from master.dead_letters import DeadLetters, Outcome
-from master.explainer import Explainer
-from master.live_rules import LiveRules
-from master.operations import Operations
-from master.pulse import Pulse
-from master.status import StatusReader
-from master.system_facts import SystemFacts
-from master.ticket_story import TicketStory
-from master.web.pages.port import PagePort
-from master.web.pages.site import add_pages
 from tests.doors import doorman
 from tests.integration.factories import LEASE_MS, World
+from usher.cli import usher
+from usher.common.base.errors import NotNow
+from usher.common.http import app as web
+from usher.common.http.credentials import Identity, Role
+from usher.common.http.server.push_sockets import LiveSockets
+from usher.common.protocol.sources import Sources
+from usher.common.redis.client import Link
+from usher.master.insight.diagnostics import SystemFacts
+from usher.master.insight.explainer import Explainer
+from usher.master.insight.live_overview import Pulse
+from usher.master.insight.status import StatusReader
+from usher.master.insight.ticket_history import TicketStory
+from usher.master.operations.action_log import ActionLog
+from usher.master.operations.bulk_letters import BulkLetters
+from usher.master.operations.dead_letters import DeadLetters, Outcome
+from usher.master.operations.live_rules import LiveRules
+from usher.master.web.operations_adapter import Operations
+from usher.master.web.pages.port import PagePort
+from usher.master.web.pages.site import add_pages
 
 _PAGES = ("/", "/tickets", "/consumers", "/dead-letters", "/streams", "/audit", "/doctor", "/rules", "/actions")
 _HTML = {"Accept": "text/html,*/*;q=0.8"}
-_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'self'; "
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none';"
+    " form-action 'self'; "
+)
 
 
 class Site:
@@ -46,10 +50,17 @@ class Site:
         self.sockets = LiveSockets(10)
         self.pulse = Pulse(link, keys, "ticket_id", LEASE_MS, self.sockets, lambda ticket: None)
         self.bulk = BulkLetters(DeadLetters(link, keys))
-        operations = Operations(keys.stream, LiveRules(link, keys), ActionLog(link, keys), Explainer(link, keys, "ticket_id", LEASE_MS))
-        story, facts = TicketStory(link, keys, "ticket_id"), SystemFacts(Link(link.url, "facts"), keys, LEASE_MS, sources)
+        operations = Operations(
+            keys.stream, LiveRules(link, keys), ActionLog(link, keys), Explainer(link, keys, "ticket_id", LEASE_MS)
+        )
+        story, facts = (
+            TicketStory(link, keys, "ticket_id"),
+            SystemFacts(Link(link.url, "facts"), keys, LEASE_MS, sources),
+        )
         self._facts = facts
-        port = PagePort(self.pulse, StatusReader(link, keys, sources), story, DeadLetters(link, keys), self.bulk, facts, operations)
+        port = PagePort(
+            self.pulse, StatusReader(link, keys, sources), story, DeadLetters(link, keys), self.bulk, facts, operations
+        )
         self.app: Flask = web.create_app("test", doorman(**tokens), 4096)
         add_pages(self.app, port)
         self.client = Client(self.app)
@@ -64,7 +75,11 @@ class Site:
     def post(self, path: str, **form: str) -> TestResponse:
         """As the form of a page does."""
         token = re.search(r'name="csrf_token" value="([^"]+)"', self.get("/").text)
-        return self.client.post(path, data=form | ({"csrf_token": token[1]} if token else {}), headers=_HTML | {"Origin": "http://localhost"})
+        return self.client.post(
+            path,
+            data=form | ({"csrf_token": token[1]} if token else {}),
+            headers=_HTML | {"Origin": "http://localhost"},
+        )
 
     def close(self) -> None:
         self._facts.close()
@@ -72,7 +87,7 @@ class Site:
 
 @pytest.fixture
 def site(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setattr("master.pulse.Pulse.snapshot", lambda pulse, patience_s=0: pulse.last)
+    monkeypatch.setattr("usher.master.insight.live_overview.Pulse.snapshot", lambda pulse, patience_s=0: pulse.last)
     made = Site(world)
     made.pulse._looked_s = 1e18  # somebody looks all the time
     made.pulse.run_once()
@@ -82,8 +97,13 @@ def site(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 @pytest.fixture
 def guarded(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setattr("master.pulse.Pulse.snapshot", lambda pulse, patience_s=0: pulse.last)
-    made = Site(world, look=Identity(Role.VIEWER, "vera"), act=Identity(Role.OPERATOR, "otto"), consume=Identity(Role.CONSUMER, "c*"))
+    monkeypatch.setattr("usher.master.insight.live_overview.Pulse.snapshot", lambda pulse, patience_s=0: pulse.last)
+    made = Site(
+        world,
+        look=Identity(Role.VIEWER, "vera"),
+        act=Identity(Role.OPERATOR, "otto"),
+        consume=Identity(Role.CONSUMER, "c*"),
+    )
     yield made
     made.close()
 
@@ -107,9 +127,9 @@ def test_a_look_that_was_cut_short_says_so(site: Site, world: World, monkeypatch
     busy(world)
     assert "no dead letter has this id<" in site.get("/tickets?q=9-9").text
     assert "None that match.<" in site.get("/dead-letters?ticket=none").text
-    monkeypatch.setattr("master.web.pages.views._LOOK_S", -1.0)
-    monkeypatch.setattr("master.dead_letters._FIND_AT_ONCE", 1)
-    monkeypatch.setattr("master.dead_letters.PAGE", 1)
+    monkeypatch.setattr("usher.master.web.pages.views._LOOK_S", -1.0)
+    monkeypatch.setattr("usher.master.operations.dead_letters._FIND_AT_ONCE", 1)
+    monkeypatch.setattr("usher.master.operations.dead_letters.PAGE", 1)
     assert "no dead letter among those that were looked at has this id<" in site.get("/tickets?q=9-9").text
     assert "None that match among those that were looked at.<" in site.get("/dead-letters?ticket=none").text
 
@@ -132,7 +152,10 @@ def test_the_command_that_a_page_names_is_one_that_does_something(site: Site, pa
     for line in re.findall(r"<code>usher ([^<]*)</code>", site.get(path).text):
         command: click.Command | None = usher
         for word in html.unescape(line).split():
-            if not isinstance(command, click.Group) or (found := command.get_command(click.Context(command), word)) is None:
+            if (
+                not isinstance(command, click.Group)
+                or (found := command.get_command(click.Context(command), word)) is None
+            ):
                 break
             command = found
         assert not isinstance(command, click.Group) or command.invoke_without_command, line
@@ -141,8 +164,23 @@ def test_the_command_that_a_page_names_is_one_that_does_something(site: Site, pa
 def test_every_page_is_there_for_a_busy_system(site: Site, world: World) -> None:
     letters = busy(world)
     site.pulse.run_once()
-    pages = [*_PAGES, "/tickets?q=T", "/tickets?q=1-1", f"/tickets?q={letters[0]}", "/tickets/T", "/tickets/H", "/tickets/P", "/tickets/none"]
-    pages += ["/tickets?id=..", "/dead-letters?error=value&ticket=H", f"/dead-letters/{letters[1]}", "/messages/1-1", "/consumers?name=a"]
+    pages = [
+        *_PAGES,
+        "/tickets?q=T",
+        "/tickets?q=1-1",
+        f"/tickets?q={letters[0]}",
+        "/tickets/T",
+        "/tickets/H",
+        "/tickets/P",
+        "/tickets/none",
+    ]
+    pages += [
+        "/tickets?id=..",
+        "/dead-letters?error=value&ticket=H",
+        f"/dead-letters/{letters[1]}",
+        "/messages/1-1",
+        "/consumers?name=a",
+    ]
     for path in pages:
         assert site.get(path).status_code == 200, path
     assert "1 of this ticket" in site.get("/tickets?q=H").text
@@ -158,8 +196,22 @@ def test_every_page_is_there_for_a_busy_system(site: Site, world: World) -> None
 @pytest.mark.parametrize(
     "path",
     [
-        *("/nowhere", "/tickets?cursor=x", "/tickets/x?back=1", f"/tickets/{'x' * 257}", "/tickets?id=", "/messages/1-1", "/live/none"),
-        *("/dead-letters?before=x", "/dead-letters?younger_than_s=x", "/dead-letters/1-1", "/dead-letters/jobs/x", "/actions?before=x"),
+        *(
+            "/nowhere",
+            "/tickets?cursor=x",
+            "/tickets/x?back=1",
+            f"/tickets/{'x' * 257}",
+            "/tickets?id=",
+            "/messages/1-1",
+            "/live/none",
+        ),
+        *(
+            "/dead-letters?before=x",
+            "/dead-letters?younger_than_s=x",
+            "/dead-letters/1-1",
+            "/dead-letters/jobs/x",
+            "/actions?before=x",
+        ),
     ],
 )
 def test_what_is_not_there_or_wrong_is_a_page_too(site: Site, path: str) -> None:
@@ -182,7 +234,10 @@ def test_files_are_kept_by_browsers_as_long_as_their_address_is_that_of_their_co
 
 def test_a_tickets_page_has_its_letter_at_hand_halted_or_not(site: Site, world: World) -> None:
     skipped, parked = busy(world)
-    for ticket, letter, button in (("D", skipped, "Redrive its dead letter as a new message<"), ("H", parked, "Redrive its dead letter<")):
+    for ticket, letter, button in (
+        ("D", skipped, "Redrive its dead letter as a new message<"),
+        ("H", parked, "Redrive its dead letter<"),
+    ):
         page = site.get(f"/tickets/{ticket}").text
         assert f'name="id" value="{letter}"' in page
         assert button in page
@@ -200,13 +255,17 @@ def test_letters_are_redriven_and_the_log_says_who_and_why(site: Site, world: Wo
     assert len(world.letter_ids()) == 1
     log = site.get("/actions").text
     assert all(text in log for text in ("anybody", "redrive", "mended", "added 1"))
-    assert site.post("/dead-letters/drop", id=letters[1], back="//evil.example").headers["Location"].startswith("/?said=")
+    assert (
+        site.post("/dead-letters/drop", id=letters[1], back="//evil.example").headers["Location"].startswith("/?said=")
+    )
     assert world.letter_ids() == []
     nothing = site.post("/dead-letters/drop", id="<b>")
     assert "Nothing was chosen" in site.get(nothing.headers["Location"]).text
 
 
-def test_what_was_redriven_before_redis_went_away_is_in_the_log(site: Site, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_redriven_before_redis_went_away_is_in_the_log(
+    site: Site, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     letters, run, steps = busy(world), DeadLetters._run, list[str]()
 
     def once(self: DeadLetters, step: str, ids: Sequence[bytes]) -> list[Outcome]:
@@ -216,8 +275,13 @@ def test_what_was_redriven_before_redis_went_away_is_in_the_log(site: Site, worl
         return run(self, step, ids)
 
     monkeypatch.setattr(DeadLetters, "_run", once)
-    monkeypatch.setattr("master.web.pages.actions.AT_ONCE", 1)
-    assert site.client.post("/dead-letters/redrive", data={"id": letters, "why": "mended"}, headers={"Origin": "http://localhost"}).status_code == 503
+    monkeypatch.setattr("usher.master.web.pages.actions.AT_ONCE", 1)
+    assert (
+        site.client.post(
+            "/dead-letters/redrive", data={"id": letters, "why": "mended"}, headers={"Origin": "http://localhost"}
+        ).status_code
+        == 503
+    )
     [line], _ = ActionLog(world.link, world.keys).page(None, 10)
     assert (line["what"], line["why"], line["outcome"]) == ("redrive", "mended", "added 1, then Redis failed")
 
@@ -247,7 +311,9 @@ def test_rules_are_set_and_lifted(site: Site, world: World) -> None:
     rule = re.search(r'action="/rules/lift".*?name="id" value="([0-9a-f]+)"', ticket, re.DOTALL)
     assert rule
     assert "Resume" in ticket
-    assert site.post("/rules/set", target="pattern", value="T*", action="slow", rate_per_second="2.5").status_code == 303
+    assert (
+        site.post("/rules/set", target="pattern", value="T*", action="slow", rate_per_second="2.5").status_code == 303
+    )
     rules = site.get("/rules").text
     assert all(text in rules for text in ("asked", "T*", "2.5 /s"))
     assert site.post("/rules/lift", id=rule[1]).status_code == 303
@@ -275,12 +341,19 @@ def test_what_tickets_are_doing_is_told_also_of_those_that_nobody_has(site: Site
     world.link.call("HSET", world.keys.attempts, "1-1", "1 1 0 0")
     site.post("/rules/set", target="ticket", value="P", action="pause", why="stock <is> counted")
     for path, tickets in (("/tickets", {"P", "T", "H"}), ("/tickets?q=T", {"T"})):
-        rows = {row[0]: row[1] for row in re.findall(r'<bdi>(\w+)</bdi></a></td><td[^>]*><span class="state (\w+)">', site.get(path).text)}
-        assert {name: rows[name] for name in tickets} == {name: {"P": "paused", "T": "retrying", "H": "halted"}[name] for name in tickets}
+        rows = {
+            row[0]: row[1]
+            for row in re.findall(r'<bdi>(\w+)</bdi></a></td><td[^>]*><span class="state (\w+)">', site.get(path).text)
+        }
+        assert {name: rows[name] for name in tickets} == {
+            name: {"P": "paused", "T": "retrying", "H": "halted"}[name] for name in tickets
+        }
     assert "stock &lt;is&gt; counted" in site.get("/tickets").text
 
 
-def test_what_stands_behind_the_names_of_pages_is_there_before_anybody_has_seen_the_overview(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_stands_behind_the_names_of_pages_is_there_before_anybody_has_seen_the_overview(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     busy(world)
     site = Site(world)
 
@@ -290,9 +363,11 @@ def test_what_stands_behind_the_names_of_pages_is_there_before_anybody_has_seen_
         pulse.run_once()
         return pulse.last
 
-    monkeypatch.setattr("master.pulse.Pulse.snapshot", snapshot)
+    monkeypatch.setattr("usher.master.insight.live_overview.Pulse.snapshot", snapshot)
     site.post("/rules/set", target="ticket", value="T", action="pause")
-    counts = dict(re.findall(r'>([A-Z][a-z ]+) <span class="count" data-count="\w+">([^<]+)</span>', site.get("/actions").text))
+    counts = dict(
+        re.findall(r'>([A-Z][a-z ]+) <span class="count" data-count="\w+">([^<]+)</span>', site.get("/actions").text)
+    )
     assert counts["Rules"] == "1"
     assert counts["Dead letters"] == "2"
     assert int(counts["Overview"]) >= 2
@@ -313,8 +388,10 @@ def test_a_consumer_is_drained_and_resumed(site: Site, world: World) -> None:
     assert "No consumer of the name nobody" in site.get(unknown.headers["Location"]).text
 
 
-def test_a_drain_that_is_one_rule_too_many_says_what_to_do(site: Site, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("master.live_rules.MOST_RULES", 1)
+def test_a_drain_that_is_one_rule_too_many_says_what_to_do(
+    site: Site, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("usher.master.operations.live_rules.MOST_RULES", 1)
     busy(world)
     site.pulse.run_once()
     assert site.post("/rules/set", target="ticket", value="T", action="pause").status_code == 303
@@ -327,7 +404,9 @@ def test_a_thousand_consumers_come_in_pages_those_that_need_attention_first(site
     row = {"pending": 5, "tickets": 1, "slots": 8, "capacity": 100, "beat_ms": 10}
     names = [f"c{at:04}" for at in range(1000)]
     states = dict.fromkeys(names, "live") | {"c0999": "lost"}
-    site.pulse._rows = {f"{name}:1": row | {"name": name, "incarnation": f"{name}:1", "state": states[name]} for name in names}
+    site.pulse._rows = {
+        f"{name}:1": row | {"name": name, "incarnation": f"{name}:1", "state": states[name]} for name in names
+    }
     path, seen = "/consumers", []
     while True:
         page = site.get(path).text
@@ -372,7 +451,10 @@ def test_viewers_see_everything_but_what_messages_say_and_can_do_nothing(guarded
     assert guarded.get("/messages/1-1").status_code == 403
     letter_actions = ("/dead-letters/redrive", "/dead-letters/drop", "/dead-letters/bulk")
     for path in ("/consumers/drain", "/consumers/resume", *letter_actions, "/rules/set", "/rules/lift"):
-        assert guarded.post(path, name="a", id=letters[0], what="drop", target="everything", action="pause").status_code == 403, path
+        assert (
+            guarded.post(path, name="a", id=letters[0], what="drop", target="everything", action="pause").status_code
+            == 403
+        ), path
     assert [letter.decode() for letter in world.letter_ids()] == letters
 
 

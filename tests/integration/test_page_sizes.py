@@ -9,14 +9,14 @@ from typing import Any
 import orjson
 import pytest
 
-from common.keys import LogKeys
-from common.redis_client import Link
-from common.registration import Registration
-from common.scripts import ScriptRunner
-from common.sources import SHARDS, Sources, shards_of
-from master.pulse import CONSUMERS
 from tests.integration.factories import NO_LOCK, World
 from tests.integration.test_page import Site
+from usher.common.protocol.keys import LogKeys
+from usher.common.protocol.registration import Registration
+from usher.common.protocol.sources import SHARDS, Sources, shards_of
+from usher.common.redis.client import Link
+from usher.common.redis.scripts import ScriptRunner
+from usher.master.insight.live_overview import CONSUMERS
 
 _MOST_BYTES = 300_000
 
@@ -49,7 +49,7 @@ def trips(monkeypatch: pytest.MonkeyPatch) -> Trips:
 
 
 def made(world: World, monkeypatch: pytest.MonkeyPatch, sources: Sources | None = None) -> Iterator[Site]:
-    monkeypatch.setattr("master.pulse.Pulse.snapshot", lambda pulse, patience_s=0: pulse.last)
+    monkeypatch.setattr("usher.master.insight.live_overview.Pulse.snapshot", lambda pulse, patience_s=0: pulse.last)
     site = Site(world, sources)
     site.pulse._looked_s = 1e18
     site.pulse.run_once()
@@ -71,17 +71,28 @@ def names_in(text: str, pattern: str) -> list[str]:
     return re.findall(f">({pattern})<", text)
 
 
-def test_three_hundred_sources_are_paged_searched_and_told_with_their_troubles(gathering: Site, world: World, trips: Trips) -> None:
+def test_three_hundred_sources_are_paged_searched_and_told_with_their_troubles(
+    gathering: Site, world: World, trips: Trips
+) -> None:
     names = [f"shop:{number:03d}" for number in range(300)]
     link, keys = world.link, world.keys
-    says = {"url": "http://m1", "setting": "shop:*,listed", "sources": 300, "mode": "x", "moved": 0, "troubles": [["shop:far", "before", "why"]]}
+    says = {
+        "url": "http://m1",
+        "setting": "shop:*,listed",
+        "sources": 300,
+        "mode": "x",
+        "moved": 0,
+        "troubles": [["shop:far", "before", "why"]],
+    }
     world.scripts.run("share", (keys.shares,), ("m1", 60_000, SHARDS, orjson.dumps(says), 600_000))
     link.pipeline([("XADD", name, "*", "ticket_id", "42") for name in names for _ in range(2)])
     for at in range(0, len(names), 100):
         some = [name.encode() for name in names[at : at + 100]]
         groups = [LogKeys(name.decode()).groups for name in some]
         script_keys = (keys.stream, keys.shares, keys.gathered, keys.dead, *some, *groups)
-        ScriptRunner(link).run("gather", script_keys, (keys.group, "m1", "ticket_id", 256, "stream", 1000, 1, *shards_of(some)))
+        ScriptRunner(link).run(
+            "gather", script_keys, (keys.group, "m1", "ticket_id", 256, "stream", 1000, 1, *shards_of(some))
+        )
     link.call("DEL", "shop:007")
     link.call("SET", "shop:007", "no stream")
     link.call("XADD", "shop:123", "*", "ticket_id", "42")
@@ -90,7 +101,9 @@ def test_three_hundred_sources_are_paged_searched_and_told_with_their_troubles(g
     first = gathering.get("/streams").text
     found = names_in(first, r"shop:\d+|listed")
     assert len(found) == 99, "and shop:far"
-    assert first.index("shop:007") < first.index("shop:far") < first.index("shop:123"), "what needs somebody, then where most waits"
+    assert first.index("shop:007") < first.index("shop:far") < first.index("shop:123"), (
+        "what needs somebody, then where most waits"
+    )
     assert "not_a_stream" in first
     assert "before: why" in first
     assert "1 to 100 of 302" in first
@@ -99,7 +112,9 @@ def test_three_hundred_sources_are_paged_searched_and_told_with_their_troubles(g
     rest = names_in(gathering.get("/streams?from=300").text, r"shop:\d+|listed")
     every = [*found, *names_in(second, r"shop:\d+|listed"), *names_in(third, r"shop:\d+|listed"), *rest]
     assert sorted(every) == sorted([*names, "listed"])
-    assert names_in(gathering.get("/streams?source=:29").text, r"shop:\d+|listed") == [f"shop:29{last}" for last in range(10)]
+    assert names_in(gathering.get("/streams?source=:29").text, r"shop:\d+|listed") == [
+        f"shop:29{last}" for last in range(10)
+    ]
     assert "None with that in its name" in gathering.get("/streams?source=%3Cb%3E").text
     assert gathering.get("/streams?from=x").status_code == 422
     assert "source not_a_stream" in gathering.get("/doctor").text, "the doctor looks at the sources too"
@@ -107,7 +122,9 @@ def test_three_hundred_sources_are_paged_searched_and_told_with_their_troubles(g
 
 def test_a_thousand_consumers_are_paged_and_found_by_name(site: Site, world: World, trips: Trips) -> None:
     lives = [
-        world.members.register(Registration(f"c{number:04d}", f"{number:032d}", "http://127.0.0.1:1/api/health", 8, 100, NO_LOCK)).registration
+        world.members.register(
+            Registration(f"c{number:04d}", f"{number:032d}", "http://127.0.0.1:1/api/health", 8, 100, NO_LOCK)
+        ).registration
         for number in range(1000)
     ]
     world.link.call("DEL", world.keys.lease(lives[777].incarnation))
@@ -137,11 +154,15 @@ def test_a_thousand_consumers_are_paged_and_found_by_name(site: Site, world: Wor
 def test_a_hundred_thousand_tickets_are_paged_and_searched(site: Site, world: World, trips: Trips) -> None:
     world.apart_because = "the index is made up"
     for at in range(0, 100_000, 5000):
-        flat = [part for number in range(at, at + 5000) for part in (b"INC-%d" % number, b"a:1 5 %d-1" % (1000 + number))]
+        flat = [
+            part for number in range(at, at + 5000) for part in (b"INC-%d" % number, b"a:1 5 %d-1" % (1000 + number))
+        ]
         world.link.call("HSET", world.keys.tickets, *flat)
     for _ in range(21):
         site.pulse.run_once()
-    assert trips.of(site, "/tickets") <= 4, "a page of the index, what its tickets are doing, and who is parked (a script, whose text is sent once)"
+    assert trips.of(site, "/tickets") <= 4, (
+        "a page of the index, what its tickets are doing, and who is parked (a script, whose text is sent once)"
+    )
     assert trips.of(site, "/tickets") <= 3
     assert 90 <= len(names_in(site.get("/tickets").text, r"INC-\d+")) <= 150
     assert trips.of(site, "/tickets?q=INC-7") <= 150, "it looks for a moment, not for as long as it takes"
@@ -153,11 +174,13 @@ def test_a_hundred_thousand_tickets_are_paged_and_searched(site: Site, world: Wo
     assert ">50+<" in site.get("/").text, "there are more than are shown"
 
 
-def test_tickets_that_may_be_missing_behind_what_is_parked_are_told(site: Site, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tickets_that_may_be_missing_behind_what_is_parked_are_told(
+    site: Site, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     leader = world.elect()
     world.parked(leader, b"much")
     world.parked(leader, b"hidden")
     assert "More is parked" not in site.get("/tickets").text
-    monkeypatch.setattr("master.ticket_states.LOOKED_AT", 1)
+    monkeypatch.setattr("usher.master.insight.ticket_states.LOOKED_AT", 1)
     assert "More is parked" in site.get("/tickets").text
     assert "More is parked" not in site.get("/tickets?cursor=5").text

@@ -8,10 +8,10 @@ from urllib.parse import quote
 
 import pytest
 
-from master.web.pages.text import ticket_url, visible
 from tests.browser.test_hostile_texts import CORPUS
 from tests.integration.factories import World, fetch
 from tests.integration.test_page import Site, site  # noqa: F401
+from usher.master.insight.formatting import ticket_url, visible
 
 _ALIEN_TAGS = {"img", "script", "iframe", "style", "object", "base", "meta", "link"}
 
@@ -65,8 +65,16 @@ def hostile(world: World, site: Site) -> Iterator[Site]:  # noqa: F811
 
 def test_texts_of_others_are_never_markup(hostile: Site, world: World) -> None:
     ids = [letter_id.decode() for letter_id in world.letter_ids()]
-    paths = ["/", "/tickets", "/dead-letters", *[ticket_url(text) for text in CORPUS], *[ticket_url(f"d{text}") for text in CORPUS]]
-    paths += [f"/dead-letters/{letter_id}" for letter_id in ids] + [f"/messages/{1000 + 10 * at}-1" for at in range(len(CORPUS))]
+    paths = [
+        "/",
+        "/tickets",
+        "/dead-letters",
+        *[ticket_url(text) for text in CORPUS],
+        *[ticket_url(f"d{text}") for text in CORPUS],
+    ]
+    paths += [f"/dead-letters/{letter_id}" for letter_id in ids] + [
+        f"/messages/{1000 + 10 * at}-1" for at in range(len(CORPUS))
+    ]
     for path in paths:
         answered = hostile.get(path)
         assert answered.status_code == 200, path
@@ -78,7 +86,17 @@ def test_texts_of_others_are_never_markup(hostile: Site, world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/tickets?q=", "/tickets?cursor=", "/tickets?id=", "/dead-letters?error=", "/dead-letters?before=", "/?said=", "/consumers?name=", "/x/"]
+    "path",
+    [
+        "/tickets?q=",
+        "/tickets?cursor=",
+        "/tickets?id=",
+        "/dead-letters?error=",
+        "/dead-letters?before=",
+        "/?said=",
+        "/consumers?name=",
+        "/x/",
+    ],
 )
 def test_texts_of_queries_are_never_markup(site: Site, path: str) -> None:  # noqa: F811
     for text in (*CORPUS, "x" * 10_000):

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from common.errors import Fenced, GroupMissing, NotNow
-from common.message import LONGEST_TICKET
-from common.stream_id import rank
-from master.leader_steps import LeaderSteps
-from master.looks import Found, News
 from tests.integration.factories import FIELD, NASTY_TICKETS, TRICKY_IDS, World, fetch
 from tests.integration.memory import full_memory
+from usher.common.base.errors import Fenced, GroupMissing, NotNow
+from usher.common.protocol.message import LONGEST_TICKET
+from usher.common.protocol.stream_id import rank
+from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.leader.peeked import Found, News
 
 _BEGIN = b"0-0"
 
@@ -52,7 +52,9 @@ def test_nothing_new_is_all_there_is(world: World) -> None:
 
 
 @pytest.mark.parametrize("given", range(1, 5))
-def test_the_position_is_the_last_id_that_the_group_was_given_and_all_above_it_is_seen(world: World, given: int) -> None:
+def test_the_position_is_the_last_id_that_the_group_was_given_and_all_above_it_is_seen(
+    world: World, given: int
+) -> None:
     leader = world.elect()
     ids = world.send(b"T", *TRICKY_IDS)
     fetch(leader, given)
@@ -65,7 +67,10 @@ def test_the_position_may_be_an_id_that_no_entry_has(world: World, position: byt
     ids = world.send(b"T", *TRICKY_IDS)
     world.link.call("XGROUP", "SETID", world.keys.stream, world.keys.group, position)
     news = leader.peek(100)
-    assert (news.position, [found.id for found in news.found]) == (position, [one for one in ids if rank(one) > rank(position)])
+    assert (news.position, [found.id for found in news.found]) == (
+        position,
+        [one for one in ids if rank(one) > rank(position)],
+    )
 
 
 def test_what_is_pending_or_acknowledged_is_not_seen(world: World) -> None:
@@ -113,7 +118,10 @@ def test_fewer_because_they_are_large_are_not_all(world: World) -> None:
 
 def test_large_entries_come_a_few_at_a_time_and_in_order(world: World) -> None:
     leader = world.elect()
-    ids = [world.add(b"%d-1" % number, "ticket_id", "T", "body", b"x" * (1_000_000 if number % 50 else 10)) for number in range(1, 41)]
+    ids = [
+        world.add(b"%d-1" % number, "ticket_id", "T", "body", b"x" * (1_000_000 if number % 50 else 10))
+        for number in range(1, 41)
+    ]
     ids += world.send_many([b"U"] * 2000)
     pages = []
     while page := fetch(leader, 500):

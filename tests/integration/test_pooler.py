@@ -1,4 +1,5 @@
-"""Behind a pooler (PgBouncer) that gives each transaction another connection of the server: nothing may be left on one that is another's next."""
+"""Behind a pooler (PgBouncer) that gives each transaction another connection of the server: nothing may be left on one
+that is another's next."""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from common.outbox.store import Bell
-from consumer.sinks.sql import SqlSink
 from tests.outboxes import Outbox
 from tests.sinks import Mark, add
+from usher.common.outbox.store import Bell
+from usher.consumer.sinks.sql import SqlSink
 
 #: Messages of one connection; psycopg prepares what it sends for the sixth time.
 _OFTEN = 8
@@ -90,8 +91,11 @@ def _pass_on(one: socket.socket, other: socket.socket) -> None:
             sock.shutdown(socket.SHUT_RDWR)  # who waits at the other end is told; it is closed by whoever opened it
 
 
-def test_a_bell_behind_a_pooler_does_not_listen_and_says_so_once(postgres_outbox: Outbox, pooler: str, caplog: pytest.LogCaptureFixture) -> None:
-    """LISTEN would stay on a connection of the server that is another client's next, and psycopg keeps what nobody has asked for."""
+def test_a_bell_behind_a_pooler_does_not_listen_and_says_so_once(
+    postgres_outbox: Outbox, pooler: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """LISTEN would stay on a connection of the server that is another client's next, and psycopg keeps what nobody has
+    asked for."""
     engine = sa.create_engine(pooler)
     bell = Bell(engine)
     bell.rings(0.0)

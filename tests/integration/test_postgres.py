@@ -1,4 +1,5 @@
-"""The PostgreSQL that other tests rest on: it is a real server, each test has a database of its own, and nothing is left of it."""
+"""The PostgreSQL that other tests rest on: it is a real server, each test has a database of its own, and nothing is
+left of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""common/producer.py and send.lua: a message with a uid is added once, however often it is sent, and its first id is the answer."""
+"""common/sending/producer.py and send.lua: a message with a uid is added once, however often it is sent, and its first
+id is the answer."""
 
 from __future__ import annotations
 
@@ -9,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from common.clock import now_s
-from common.errors import MessageUndecodable, NotNow, ReplyUnknown
-from common.keys import uid_key
-from common.producer import Outgoing, Producer, idmp_command
-from common.redis_client import CommandRefused, Link
-from common.streams import pairs
 from tests.integration.factories import World
 from tests.integration.memory import full_memory
 from tests.integration.test_send import usher_send
 from tests.proxy import Proxy
+from usher.common.base.clock import now_s
+from usher.common.base.errors import MessageUndecodable, NotNow, ReplyUnknown
+from usher.common.protocol.keys import uid_key
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.replies import pairs
+from usher.common.sending.producer import Outgoing, Producer, idmp_command
 
 STREAM = "ticket_stream"
 
@@ -36,7 +37,9 @@ class TestSend:
         producer = Producer(world.link, dedup_s=60)
         first = producer.send("42", {"text": "hello", "n": 3, "raw": b"\xff"}, uid="order-7")
         assert producer.send("42", {"text": "hello again"}, uid="order-7") == first
-        assert entries(world.link) == [(first, {b"ticket_id": b"42", b"text": b"hello", b"n": b"3", b"raw": b"\xff", b"uid": b"order-7"})]
+        assert entries(world.link) == [
+            (first, {b"ticket_id": b"42", b"text": b"hello", b"n": b"3", b"raw": b"\xff", b"uid": b"order-7"})
+        ]
 
     def test_it_is_off_by_default(self, world: World) -> None:
         producer = Producer(world.link)
@@ -49,7 +52,13 @@ class TestSend:
         sent = producer.send_many(messages("a", "b", None, "c", "a", None))
         assert [one.repeated for one in sent] == [False, True, False, False, True, False]
         assert (sent[1].id, sent[4].id) == (early.id, sent[0].id)
-        assert [fields[b"text"] for _, fields in entries(world.link)] == [b"of b", b"of a", b"of None", b"of c", b"of None"]
+        assert [fields[b"text"] for _, fields in entries(world.link)] == [
+            b"of b",
+            b"of a",
+            b"of None",
+            b"of c",
+            b"of None",
+        ]
 
     def test_more_than_a_batch(self, world: World) -> None:
         producer = Producer(world.link, dedup_s=60)
@@ -92,7 +101,9 @@ class TestSend:
             Outgoing("T", {f"f{n}": "v" for n in range(3500)}),
         ],
     )
-    def test_what_could_never_be_handled_is_refused_before_anything_is_sent(self, world: World, wrong: Outgoing) -> None:
+    def test_what_could_never_be_handled_is_refused_before_anything_is_sent(
+        self, world: World, wrong: Outgoing
+    ) -> None:
         with pytest.raises((ValueError, MessageUndecodable)):
             Producer(world.link, dedup_s=60).send_many([*messages("a"), wrong])
         assert world.link.call("XLEN", STREAM) == 0
@@ -172,7 +183,9 @@ class TestLostReplies:
         assert {one.repeated for one in sent} == {True}, "by our own first send"
 
     @pytest.mark.parametrize("producer", [{"dedup_s": 0}, {"dedup_s": 600}])
-    def test_what_cannot_be_recognised_is_not_repeated(self, through: Any, link: Link, producer: dict[str, float]) -> None:
+    def test_what_cannot_be_recognised_is_not_repeated(
+        self, through: Any, link: Link, producer: dict[str, float]
+    ) -> None:
         uid = "a" if not producer["dedup_s"] else None
         with pytest.raises(ReplyUnknown):
             through(1, lambda far: Producer(far, patience_s=100, **producer).send_many(messages("b", uid)))
@@ -213,9 +226,11 @@ class TestServersOwn:
         assert first[0].repeated is None, "which does not tell"
 
     @pytest.mark.usefixtures("set_up")
-    def test_a_stream_that_is_made_anew_is_no_more_set_up_and_that_is_noticed(self, link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_stream_that_is_made_anew_is_no_more_set_up_and_that_is_noticed(
+        self, link: Link, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         producer, now = Producer(link, dedup_s=60), [now_s()]
-        monkeypatch.setattr("common.producer.now_s", lambda: now[0])
+        monkeypatch.setattr("usher.common.sending.producer.now_s", lambda: now[0])
         assert producer._server_drops_repeats()
         link.call("DEL", STREAM)
         producer.send("T", {}, uid="a")
@@ -223,11 +238,13 @@ class TestServersOwn:
         now[0] += 11
         assert not producer._server_drops_repeats()
 
-    def test_whether_the_server_drops_repeats_is_asked_now_and_then(self, link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_whether_the_server_drops_repeats_is_asked_now_and_then(
+        self, link: Link, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """On any server: what it answers is played."""
         producer, now, is_set_up = Producer(link, dedup_s=60), [now_s()], [True]
-        monkeypatch.setattr("common.producer.now_s", lambda: now[0])
-        monkeypatch.setattr("common.producer._is_set_up", lambda facts, dedup_s: is_set_up[0])
+        monkeypatch.setattr("usher.common.sending.producer.now_s", lambda: now[0])
+        monkeypatch.setattr("usher.common.sending.producer._is_set_up", lambda facts, dedup_s: is_set_up[0])
         assert producer._server_drops_repeats()
         is_set_up[0] = False
         assert producer._server_drops_repeats(), "not asked again yet"
@@ -265,8 +282,13 @@ class TestCommand:
         assert b"30 were there already" in again.stdout
         assert link.call("XLEN", STREAM) == 30
 
-    @pytest.mark.parametrize(("words", "told"), [(("--ticket", "1", "a=b"), b"a field uid="), (("--csv", "-", "--key", "a"), b"a column uid")])
-    def test_messages_that_could_not_be_recognised_are_refused(self, redis_url: str, link: Link, words: tuple[str, ...], told: bytes) -> None:
+    @pytest.mark.parametrize(
+        ("words", "told"),
+        [(("--ticket", "1", "a=b"), b"a field uid="), (("--csv", "-", "--key", "a"), b"a column uid")],
+    )
+    def test_messages_that_could_not_be_recognised_are_refused(
+        self, redis_url: str, link: Link, words: tuple[str, ...], told: bytes
+    ) -> None:
         done = usher_send(redis_url, *words, "--dedup", "60", stdin=b"a,b\n1,2\n")
         assert done.returncode == 2
         assert told in done.stderr

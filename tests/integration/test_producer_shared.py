@@ -1,4 +1,5 @@
-"""common/producer.py: one Producer for all threads of a process and for what it forks, and what the values of fields may be."""
+"""common/sending/producer.py: one Producer for all threads of a process and for what it forks, and what the values of
+fields may be."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from common.producer import Producer
-from common.redis_client import Link
 from tests.integration.factories import World
 from tests.proxy import Proxy
+from usher.common.redis.client import Link
+from usher.common.sending.producer import Producer
 
 STREAM = "ticket_stream"
 
@@ -51,7 +52,10 @@ def in_child(work: Callable[[], bool]) -> int:
 def test_threads_that_share_one_get_each_their_own_answers(link: Link, redis_url: str) -> None:
     producer = Producer(link)
     wrong: list[str] = []
-    threads = [threading.Thread(target=lambda who=f"t{n}": wrong.extend(sends(producer, redis_url, who, 100))) for n in range(4)]  # type: ignore[misc]
+    threads = [
+        threading.Thread(target=lambda who=f"t{n}": wrong.extend(sends(producer, redis_url, who, 100)))
+        for n in range(4)
+    ]  # type: ignore[misc]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -65,7 +69,9 @@ def test_a_forked_child_does_not_read_the_replies_of_its_parent(redis_url: str) 
     producer.send("parent", {"text": "first"})
     children: list[int] = []
     threads = [
-        threading.Thread(target=lambda who=f"c{n}": children.append(in_child(lambda: not sends(producer, redis_url, who, 50))))  # type: ignore[misc]
+        threading.Thread(
+            target=lambda who=f"c{n}": children.append(in_child(lambda: not sends(producer, redis_url, who, 50)))
+        )  # type: ignore[misc]
         for n in range(2)
     ]
     for thread in threads:
@@ -82,13 +88,17 @@ def test_a_child_that_is_forked_while_a_thread_sends_is_not_held_up(redis_url: s
     producer.send("parent", {"text": "first"})
     with producer._locks[os.getpid()]:  # as another thread that waits for Redis
         forked: list[int] = []
-        thread = threading.Thread(target=lambda: forked.append(in_child(lambda: bool(producer.send("child", {"text": "hello"})))), daemon=True)
+        thread = threading.Thread(
+            target=lambda: forked.append(in_child(lambda: bool(producer.send("child", {"text": "hello"})))), daemon=True
+        )
         thread.start()
         thread.join(20)
     assert forked == [0]
 
 
-def test_a_child_that_is_forked_while_a_thread_connects_does_not_read_the_replies_to_its_greeting(redis_url: str) -> None:
+def test_a_child_that_is_forked_while_a_thread_connects_does_not_read_the_replies_to_its_greeting(
+    redis_url: str,
+) -> None:
     """Those were taken for the answers to what the child sent."""
     forked: list[int] = []
 
@@ -121,11 +131,23 @@ def test_an_enum_is_sent_as_its_value(world: World) -> None:
 @pytest.mark.parametrize(
     ("value", "kind"),
     [
-        *((None, "NoneType"), ({"a": 1}, "dict"), ([1], "list"), (bytearray(b"x"), "bytearray"), (uuid.UUID(int=1), "UUID")),
-        *((decimal.Decimal("1.50"), "Decimal"), (datetime.date(2026, 11, 25), "date"), (datetime.datetime(2026, 11, 25), "datetime")),
+        *(
+            (None, "NoneType"),
+            ({"a": 1}, "dict"),
+            ([1], "list"),
+            (bytearray(b"x"), "bytearray"),
+            (uuid.UUID(int=1), "UUID"),
+        ),
+        *(
+            (decimal.Decimal("1.50"), "Decimal"),
+            (datetime.date(2026, 11, 25), "date"),
+            (datetime.datetime(2026, 11, 25), "datetime"),
+        ),
     ],
 )
 def test_what_has_no_text_of_its_own_is_refused_by_the_name_of_its_field(world: World, value: Any, kind: str) -> None:
-    with pytest.raises(TypeError, match=f"the field 'note' is of type {kind}: give str, bytes, int or float .str.value. of a UUID"):
+    with pytest.raises(
+        TypeError, match=f"the field 'note' is of type {kind}: give str, bytes, int or float .str.value. of a UUID"
+    ):
         Producer(world.link).send("42", {"note": value})
     assert world.link.call("XLEN", STREAM) == 0

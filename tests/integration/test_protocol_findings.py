@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from common.errors import NotNow
-from master.roster import read_roster
 from tests.integration.actors import ConsumerActor, MasterActor, Stage
 from tests.integration.factories import LEASE_MS
+from usher.common.base.errors import NotNow
+from usher.master.membership.registry import read_roster
 
 T = b"T"
 
@@ -32,7 +32,8 @@ def _renewed(stage: Stage, m: MasterActor, a: ConsumerActor) -> None:
 def test_a_message_whose_body_is_deleted_has_a_letter_also_when_its_owner_dies_before_it_looks(
     stage: Stage, touch: Callable[[Stage, MasterActor, ConsumerActor], None]
 ) -> None:
-    """Redis >= 7 drops it from the pending list as soon as anybody claims around it; then only the index knows of it."""
+    """Redis >= 7 drops it from the pending list as soon as anybody claims around it; then only the index knows of
+    it."""
     m, a = stage.leader(), stage.consumer("a")
     first, second = [*stage.send(T), *stage.send(T)]
     m.settle()
@@ -49,7 +50,8 @@ def test_a_message_whose_body_is_deleted_has_a_letter_also_when_its_owner_dies_b
 
 
 def test_tickets_that_a_reply_puts_in_doubt_are_read_again_though_redis_is_busy_then(stage: Stage) -> None:
-    """One call says that a consumer is lost and refuses tickets of the other; what Redis is asked next, it cannot answer."""
+    """One call says that a consumer is lost and refuses tickets of the other; what Redis is asked next, it cannot
+    answer."""
     m, a, b = stage.leader(), stage.consumer("a"), stage.consumer("b")
     m.settle()
     for number in range(20):

@@ -1,8 +1,8 @@
 """Anything may happen in any order, on a real Redis, and the promise is kept: checked after every step.
 
-Masters and consumers are the real objects of both programs, without threads (see actors.py). What an example does between two of its steps
-cannot be interrupted, so a master's turn also says what others do between the calls of that turn. No rule has a precondition: what can be
-drawn must not depend on what a server did.
+Masters and consumers are the real objects of both programs, without threads (see actors.py). What an example does
+between two of its steps cannot be interrupted, so a master's turn also says what others do between the calls of that
+turn. No rule has a precondition: what can be drawn must not depend on what a server did.
 """
 
 from __future__ import annotations
@@ -16,23 +16,34 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from common.clock import moment_ns
-from common.errors import Fenced, GiveUp, OwnershipLost, RedisTrouble
-from common.redis_client import Link
-from common.registration import NO_LOCK
-from master.mailbox import Report
-from master.membership import NameInUse
 from tests.integration.actors import ConsumerActor, MasterActor, Run, Stage, Trouble, TroubledLink
 from tests.integration.factories import FIELD, LEASE_MS
 from tests.integration.ledger import Ledger
 from tests.integration.strangers import Strangers
+from usher.common.base.clock import moment_ns
+from usher.common.base.errors import Fenced, GiveUp, OwnershipLost, RedisTrouble
+from usher.common.protocol.registration import NO_LOCK
+from usher.common.redis.client import Link
+from usher.master.dispatch.events import Report
+from usher.master.membership.registration import NameInUse
 
 TICKETS = [b"T1", b"T2", b"T3"]
 NAMES = ["a", "b", "c"]
 MASTERS = ["m1", "m2"]
 UNUSABLE = [("text", "no ticket"), (FIELD, ""), (FIELD, b"\xff\xfe")]
 #: Steps of a leader whose replies may be lost.
-LEADER_STEPS = ["peek", "hand_over", "hand_over", "take_back", "free_tickets", "read_parked", "sweep", "reject", "rejoin", "HMGET"]
+LEADER_STEPS = [
+    "peek",
+    "hand_over",
+    "hand_over",
+    "take_back",
+    "free_tickets",
+    "read_parked",
+    "sweep",
+    "reject",
+    "rejoin",
+    "HMGET",
+]
 _SOME = st.integers(0, 30)  # chooses among what is there
 _TICKETS = st.lists(st.sampled_from(TICKETS), max_size=5)
 #: Usually something goes on when something goes wrong.
@@ -58,7 +69,17 @@ _MEANWHILE = [
 ]
 #: (before which call of the turn, what, some).
 _MOVES = st.lists(st.tuples(st.integers(0, 12), st.sampled_from(_MEANWHILE), _SOME), max_size=3)
-_LIFE = ["register", "register", "register_again", "renew", "lease_ends", "crash", "crash_and_lease_ends", "lease_of_the_dead_ends", "revoke"]
+_LIFE = [
+    "register",
+    "register",
+    "register_again",
+    "renew",
+    "lease_ends",
+    "crash",
+    "crash_and_lease_ends",
+    "lease_of_the_dead_ends",
+    "revoke",
+]
 _LEAD = ["elect", "end_lead", "master_crashes", "leader_crashes", "late_commands_arrive", "several_turns"]
 _BEHIND = [
     *("sweep", "reap", "long_silence", "stranger_takes_parked", "stranger_reads", "delete_body", "delete_unread"),
@@ -106,7 +127,9 @@ class ProtocolMachine(Strangers, RuleBasedStateMachine):
         self.elect(0)
 
     @rule(tickets=_TICKETS, some=_SOME, moves=_MOVES, looks=st.booleans(), listens=st.booleans())
-    def messages_come_and_a_master_turns(self, tickets: list[bytes], some: int, moves: Moves, looks: bool, listens: bool) -> None:
+    def messages_come_and_a_master_turns(
+        self, tickets: list[bytes], some: int, moves: Moves, looks: bool, listens: bool
+    ) -> None:
         self._send(tickets)
         master = self._master(some)
         if listens:
@@ -117,8 +140,17 @@ class ProtocolMachine(Strangers, RuleBasedStateMachine):
             master.turn()
             master.turn()
 
-    @rule(tickets=_TICKETS, some=_SOME, step=st.sampled_from(LEADER_STEPS), trouble=_TROUBLE, moves=_MOVES, listens=st.booleans())
-    def a_master_turns_and_loses_a_reply(self, tickets: list[bytes], some: int, step: str, trouble: Trouble, moves: Moves, listens: bool) -> None:
+    @rule(
+        tickets=_TICKETS,
+        some=_SOME,
+        step=st.sampled_from(LEADER_STEPS),
+        trouble=_TROUBLE,
+        moves=_MOVES,
+        listens=st.booleans(),
+    )
+    def a_master_turns_and_loses_a_reply(
+        self, tickets: list[bytes], some: int, step: str, trouble: Trouble, moves: Moves, listens: bool
+    ) -> None:
         self._send(tickets)
         master = self._master(some)
         if listens:
@@ -141,7 +173,10 @@ class ProtocolMachine(Strangers, RuleBasedStateMachine):
         if consumer is None:
             return
         consumer.read_link.troubles = {trouble: Trouble.REPLY_LOST} if trouble else {}
-        with contextlib.suppress(RedisTrouble), self._meanwhile(consumer.read_link, [(1, meanwhile, some)] if meanwhile else []):
+        with (
+            contextlib.suppress(RedisTrouble),
+            self._meanwhile(consumer.read_link, [(1, meanwhile, some)] if meanwhile else []),
+        ):
             consumer.read()
         consumer.read_link.troubles = {}
         for _ in range(count):
@@ -177,7 +212,9 @@ class ProtocolMachine(Strangers, RuleBasedStateMachine):
             report = self.reports[some % len(self.reports)]
             if how != "late":
                 self.reports.remove(report)
-            targets = [] if how == "never" else list(self.masters.values()) if how == "to both" else [self._master(some)]
+            targets = (
+                [] if how == "never" else list(self.masters.values()) if how == "to both" else [self._master(some)]
+            )
             for master in targets * (2 if how == "twice" else 1):
                 master.dispatcher.post(Report(report.incarnation, report.items, wants_answers=how == "twice"))
 
@@ -328,9 +365,13 @@ class ProtocolMachine(Strangers, RuleBasedStateMachine):
         name = NAMES[some % len(NAMES)]
         holder = self.ledger.holder(name)
         dead = next((orphan for orphan in self.orphans if orphan.incarnation == holder), None)
-        is_local = some % 2 > 0 and (dead is not None or not holder)  # the lock file of the name is free, and this process takes it
+        is_local = some % 2 > 0 and (
+            dead is not None or not holder
+        )  # the lock file of the name is free, and this process takes it
         try:
-            consumer = self.stage.consumer(name, capacity=self.capacity, lock=f"boot:1:1{some % len(NAMES)}:{moment_ns()}" if is_local else NO_LOCK)
+            consumer = self.stage.consumer(
+                name, capacity=self.capacity, lock=f"boot:1:1{some % len(NAMES)}:{moment_ns()}" if is_local else NO_LOCK
+            )
         except NameInUse:
             assert holder, f"{name} is refused, and nobody holds it"
             return
@@ -479,10 +520,15 @@ class ProtocolMachine(Strangers, RuleBasedStateMachine):
 
 @pytest.mark.timeout(7200)
 def test_the_promise_is_kept_whatever_happens(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("master.dispatcher._SAVE_POSITION_S", 0.0)  # a turn must not depend on the clock: examples are run again
+    monkeypatch.setattr(
+        "usher.master.dispatch.dispatcher._SAVE_POSITION_S", 0.0
+    )  # a turn must not depend on the clock: examples are run again
     is_long = settings.get_current_profile_name() == "long"  # registered in tests/conftest.py
     size = settings.default if is_long else settings(max_examples=25, stateful_step_count=40)
-    run_state_machine_as_test(lambda: ProtocolMachine(redis_url), settings=settings(size, deadline=None, suppress_health_check=list(HealthCheck)))
+    run_state_machine_as_test(
+        lambda: ProtocolMachine(redis_url),
+        settings=settings(size, deadline=None, suppress_health_check=list(HealthCheck)),
+    )
 
 
 def test_every_move_is_there() -> None:

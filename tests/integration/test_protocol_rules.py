@@ -1,4 +1,5 @@
-"""The leader's side of the rules without which order or ownership breaks: for each the counter-example that showed that it is needed.
+"""The leader's side of the rules without which order or ownership breaks: for each the counter-example that showed that
+it is needed.
 
 Every story runs as the system is, and then once without the rule: then one of its assertions must fail.
 """
@@ -9,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from common.clock import now_s
-from common.errors import ReplyUnknown
-from master.dispatcher import Dispatcher
-from master.leader_steps import LeaderSteps
-from master.mailbox import Report
-from master.policy.affinity import Affinity
-from master.policy.plans import HandOverPlan
 from tests.chaos.mutants.catalogue import BY_IDLE_TIME, NO_EPOCH, READS_FIRST, RETRIES
 from tests.chaos.mutants.edits import CodeEdit, LuaEdit, Replace, mutant
 from tests.chaos.mutants.rules import rule
 from tests.integration.actors import MasterActor, Stage, Trouble
 from tests.integration.factories import FIELD, LEASE_MS, fetch
 from tests.proxy import Proxy
+from usher.common.base.clock import now_s
+from usher.common.base.errors import ReplyUnknown
+from usher.master.dispatch.dispatcher import Dispatcher
+from usher.master.dispatch.events import Report
+from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.policy.board.placement import Affinity
+from usher.master.policy.board.plans import HandOverPlan
 
 #: A ticket that belongs to ``b`` when ``a`` and ``b`` are there, so that it stays with ``a`` only for a reason.
 T = next(ticket for ticket in (b"T%d" % n for n in range(100)) if Affinity(["a", "b"]).ranking(ticket)[0] == "b")
@@ -29,11 +30,15 @@ T = next(ticket for ticket in (b"T%d" % n for n in range(100)) if Affinity(["a",
 
 # ---- 1, 2: epochs ------------------------------------------------------------------------------------------------------------
 
-_SAME_EPOCH = mutant("a leader in doubt drops its memory and keeps its epoch", Replace("master.elector:Lead.doubt", lambda lead, epoch: None))
+_SAME_EPOCH = mutant(
+    "a leader in doubt drops its memory and keeps its epoch",
+    Replace("usher.master.leader.elector:Lead.doubt", lambda lead, epoch: None),
+)
 
 
 def _late_hand_over(stage: Stage) -> tuple[MasterActor, bytes]:
-    """A leader whose hand-over of the first message is on its way, to a consumer whose lease has ended meanwhile: it would come under ``master``."""
+    """A leader whose hand-over of the first message is on its way, to a consumer whose lease has ended meanwhile: it
+    would come under ``master``."""
     m, a = stage.leader(), stage.consumer("a")
     m.look()
     [first] = stage.send(T)
@@ -66,7 +71,9 @@ def test_a_deposed_master_whose_hand_over_comes_late_takes_nothing(stage: Stage)
     stage.check_done(T, [first, second])
 
 
-_ELECTS_ANYWAY = mutant("a new epoch is not compared with the one that it succeeds", LuaEdit("elect", "and leads(KEYS[1], ARGV[3])", ""))
+_ELECTS_ANYWAY = mutant(
+    "a new epoch is not compared with the one that it succeeds", LuaEdit("elect", "and leads(KEYS[1], ARGV[3])", "")
+)
 
 
 @rule(_ELECTS_ANYWAY)
@@ -108,8 +115,11 @@ def _begin_with_what_was(dispatcher: Any, epoch: int) -> None:
 
 _OLD_MEMORY = mutant(
     "an epoch begins with the memory of an earlier one",
-    Replace("master.dispatcher:Dispatcher._begin", _begin_with_what_was),
-    Replace("master.dispatcher:Dispatcher._drop_memory", lambda dispatcher: setattr(dispatcher, "_steps", None)),
+    Replace("usher.master.dispatch.dispatcher:Dispatcher._begin", _begin_with_what_was),
+    Replace(
+        "usher.master.dispatch.dispatcher:Dispatcher._drop_memory",
+        lambda dispatcher: setattr(dispatcher, "_steps", None),
+    ),
 )
 
 
@@ -154,9 +164,17 @@ class LostReply:
 
 _NO_DOUBT = mutant(
     "a lost reply is taken for a refusal",
-    CodeEdit("master.dispatcher:Dispatcher.run_once", "self._in_doubt(epoch, str(unknown))", "pass"),
-    CodeEdit("master.dispatcher:Dispatcher._carry_out", "(NotNow, RulesMoved, GroupMoved)", "(NotNow, RulesMoved, GroupMoved, ReplyUnknown)"),
-    CodeEdit("master.dispatcher:Dispatcher._read_new", "(NotNow, RulesMoved, GroupMoved)", "(NotNow, RulesMoved, GroupMoved, ReplyUnknown)"),
+    CodeEdit("usher.master.dispatch.dispatcher:Dispatcher.run_once", "self._in_doubt(epoch, str(unknown))", "pass"),
+    CodeEdit(
+        "usher.master.dispatch.dispatcher:Dispatcher._carry_out",
+        "(NotNow, RulesMoved, GroupMoved)",
+        "(NotNow, RulesMoved, GroupMoved, ReplyUnknown)",
+    ),
+    CodeEdit(
+        "usher.master.dispatch.dispatcher:Dispatcher._read_new",
+        "(NotNow, RulesMoved, GroupMoved)",
+        "(NotNow, RulesMoved, GroupMoved, ReplyUnknown)",
+    ),
 )
 
 
@@ -228,11 +246,11 @@ def _ids(planned: HandOverPlan | None) -> list[tuple[str, list[bytes]]]:
 @rule(
     mutant(
         "the owner enters memory with the reply",
-        CodeEdit("master.policy.dispatch:Board._take", "if ticket.owner is None:", "if False:"),
+        CodeEdit("usher.master.policy.board.board:Board._take", "if ticket.owner is None:", "if False:"),
     ),
     mutant(
         "the ids enter memory with the reply",
-        CodeEdit("master.policy.dispatch:Board._take", "ticket.running.update(dict.fromkeys(ids))", "pass"),
+        CodeEdit("usher.master.policy.board.board:Board._take", "ticket.running.update(dict.fromkeys(ids))", "pass"),
     ),
 )
 def test_a_plan_is_in_memory_before_it_is_carried_out(stage: Stage) -> None:
@@ -257,7 +275,12 @@ def _frees_at_once(dispatcher: Any, posted: Any) -> None:
         _post(dispatcher, posted)
 
 
-@rule(mutant("a report frees its ticket while a command is under way", Replace("master.dispatcher:Dispatcher.post", _frees_at_once)))
+@rule(
+    mutant(
+        "a report frees its ticket while a command is under way",
+        Replace("usher.master.dispatch.dispatcher:Dispatcher.post", _frees_at_once),
+    )
+)
 def test_a_report_that_is_faster_than_the_reply_of_the_hand_over_waits_for_it(stage: Stage) -> None:
     m, a = stage.leader(), stage.consumer("a")
     m.look()
@@ -339,14 +362,18 @@ def _memory_keeps_what_runs(stage: Stage, m: MasterActor) -> None:
 _BY_COUNT = mutant(
     "a report frees as many as it names",
     CodeEdit(
-        "master.policy.dispatch:Board.free",
+        "usher.master.policy.board.board:Board.free",
         "running.pop(entry_id, None)",
         "running.pop(next(iter(running), None), None)",
     ),
 )
 _BY_ANYBODY = mutant(
     "a report frees whoever sends it",
-    CodeEdit("master.policy.dispatch:Board.free", "self.consumers.get(incarnation)", "next(iter(self.consumers.values()), None)"),
+    CodeEdit(
+        "usher.master.policy.board.board:Board.free",
+        "self.consumers.get(incarnation)",
+        "next(iter(self.consumers.values()), None)",
+    ),
 )
 
 
@@ -437,7 +464,12 @@ def test_a_late_sweep_of_a_deposed_master_moves_nothing(stage: Stage) -> None:
     stage.check_done(T, [first])
 
 
-@rule(mutant("what the sweep finds is told later", CodeEdit("master.idle_sweep:IdleSweep.turn", "board.take_in(usable)", "pass")))
+@rule(
+    mutant(
+        "what the sweep finds is told later",
+        CodeEdit("usher.master.recovery.idle_sweep:IdleSweep.turn", "board.take_in(usable)", "pass"),
+    )
+)
 def test_what_the_sweep_finds_is_known_before_a_later_entry_of_its_ticket_is_handed_over(stage: Stage) -> None:
     m, a = stage.leader(), stage.consumer("a")
     [first] = stage.send(T)

@@ -1,4 +1,5 @@
-"""The owner's side of the rules without which order or ownership breaks: inbox, acknowledgements, giving up, and the drain between the two sides.
+"""The owner's side of the rules without which order or ownership breaks: inbox, acknowledgements, giving up, and the
+drain between the two sides.
 
 Every story runs as the system is, and then once without the rule: then one of its assertions must fail.
 """
@@ -11,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from common.errors import GiveUp, OwnershipLost, ReplyUnknown
-from common.stream_id import from_rank
-from common.streams import parse_own, read_own_command
-from consumer.context import Message
-from consumer.policy.reads import OwnRead
 from tests.chaos.mutants.catalogue import NO_ACK_CHECK
 from tests.chaos.mutants.edits import CodeEdit, LuaEdit, Replace, mutant
 from tests.chaos.mutants.rules import rule
 from tests.integration.actors import ConsumerActor, Stage, Trouble
 from tests.integration.factories import plan
+from usher.common.base.errors import GiveUp, OwnershipLost, ReplyUnknown
+from usher.common.protocol.stream_id import from_rank
+from usher.common.redis.replies import parse_own, read_own_command
+from usher.consumer.handlers.message import Message
+from usher.consumer.policy.reads import OwnRead
 
 T, U = b"T", b"U"
 
@@ -38,11 +39,20 @@ def _run_all_that_is_pending(reader: Any, block_ms: int | None) -> int:
     found = parse_own(reader._link.call(*read_own_command(reader._keys, reader._incarnation, b"0", 1000)))
     fresh = set(reader._keeper.unknown(entry.id for entry in found))
     entries = [entry for entry in found if entry.id in fresh and entry.fields]
-    reader._keeper.add((entry.fields[1], [Message(entry.fields[1], entry.id, 0, entry.fields, reader._lease)]) for entry in entries if entry.fields)
+    reader._keeper.add(
+        (entry.fields[1], [Message(entry.fields[1], entry.id, 0, entry.fields, reader._lease)])
+        for entry in entries
+        if entry.fields
+    )
     return len(entries)
 
 
-@rule(mutant("the reader runs whatever is pending for it", Replace("consumer.batch_reader:BatchReader.read", _run_all_that_is_pending)))
+@rule(
+    mutant(
+        "the reader runs whatever is pending for it",
+        Replace("usher.consumer.execution.inbox_reader:BatchReader.read", _run_all_that_is_pending),
+    )
+)
 def test_what_no_inbox_record_names_is_not_run_although_it_is_pending(stage: Stage) -> None:
     leader, a = stage.world.elect(), stage.consumer("a")
     [first] = stage.world.parked(leader, T)
@@ -57,9 +67,12 @@ def test_what_no_inbox_record_names_is_not_run_although_it_is_pending(stage: Sta
 @rule(
     mutant(
         "the reader reads on above the highest id it has seen",
-        Replace("consumer.batch_reader:plan_reads", lambda wanted, held, highest: [OwnRead(from_rank(max(highest, 0)), len(wanted))]),
-        Replace("consumer.batch_reader:BatchReader._read_on", lambda *_: None),
-        Replace("consumer.batch_reader:BatchReader._look_in_the_stream", lambda *_: None),
+        Replace(
+            "usher.consumer.execution.inbox_reader:plan_reads",
+            lambda wanted, held, highest: [OwnRead(from_rank(max(highest, 0)), len(wanted))],
+        ),
+        Replace("usher.consumer.execution.inbox_reader:BatchReader._read_on", lambda *_: None),
+        Replace("usher.consumer.execution.inbox_reader:BatchReader._look_in_the_stream", lambda *_: None),
     )
 )
 def test_entries_below_those_already_read_are_read_too(stage: Stage) -> None:
@@ -79,7 +92,9 @@ def test_entries_below_those_already_read_are_read_too(stage: Stage) -> None:
 @rule(
     mutant(
         "lanes run in the order of arrival",
-        CodeEdit("consumer.policy.lanes:LaneBoard.add", "lane.early.extend(messages)", "lane.queue.extend(messages)"),
+        CodeEdit(
+            "usher.consumer.policy.lanes:LaneBoard.add", "lane.early.extend(messages)", "lane.queue.extend(messages)"
+        ),
     )
 )
 def test_an_entry_that_comes_late_runs_before_the_higher_ones_of_its_ticket(stage: Stage) -> None:
@@ -100,7 +115,7 @@ def test_an_entry_that_comes_late_runs_before_the_higher_ones_of_its_ticket(stag
     mutant(
         "what was asked for counts as seen",
         CodeEdit(
-            "consumer.batch_reader:BatchReader._go_on",
+            "usher.consumer.execution.inbox_reader:BatchReader._go_on",
             "page = begun.left",
             "self._begun, self._last_record = None, begun.records[-1].id; page = begun.left",
         ),
@@ -129,11 +144,19 @@ def _prefix_is_kept(stage: Stage, ids: list[bytes]) -> None:
 @rule(
     mutant(
         "a batch counts as written when it is sent",
-        CodeEdit("consumer.acker:Acker._acknowledge", "answer = self._steps.ack(", "self._ledger.settle(); answer = self._steps.ack("),
+        CodeEdit(
+            "usher.consumer.execution.acker:Acker._acknowledge",
+            "answer = self._steps.ack(",
+            "self._ledger.settle(); answer = self._steps.ack(",
+        ),
     ),
     mutant(
         "later batches go before one that is unsure",
-        CodeEdit("consumer.policy.acks:AckLedger.next_batch", "if self._under_way is None and self._finished:", "if self._finished:"),
+        CodeEdit(
+            "usher.consumer.policy.acks:AckLedger.next_batch",
+            "if self._under_way is None and self._finished:",
+            "if self._finished:",
+        ),
     ),
 )
 def test_a_batch_whose_reply_is_not_known_is_sent_again_before_later_ones(stage: Stage) -> None:
@@ -219,7 +242,9 @@ def test_a_living_incarnation_acknowledges_nothing_of_a_ticket_that_another_one_
         _NO_LEASE,
     )
 )
-def test_an_acknowledgement_of_the_former_process_does_not_count_for_its_successor_of_the_same_name(stage: Stage) -> None:
+def test_an_acknowledgement_of_the_former_process_does_not_count_for_its_successor_of_the_same_name(
+    stage: Stage,
+) -> None:
     """N4: the ack of attempt 1 arrives during attempt 2 under the same name."""
     m, former = stage.leader(), stage.consumer("a", lock="boot:1:2:1")
     ids = stage.send(T)
@@ -241,7 +266,9 @@ def test_an_acknowledgement_of_the_former_process_does_not_count_for_its_success
 
 _GOES_ON = mutant(
     "a ticket goes on after a message was given up",
-    CodeEdit("consumer.executor:Executor.bury", "self.keeper.hold(lane)", "self.keeper.release(lane, 0, 0.0)"),
+    CodeEdit(
+        "usher.consumer.execution.executor:Executor.bury", "self.keeper.hold(lane)", "self.keeper.release(lane, 0, 0.0)"
+    ),
 )
 
 
@@ -267,7 +294,9 @@ def test_nothing_of_a_ticket_starts_before_the_dead_letter_of_what_was_given_up_
 
 
 @rule(_GOES_ON)
-def test_when_its_owner_dies_before_the_dead_letter_is_written_the_message_runs_again_and_nothing_has_overtaken_it(stage: Stage) -> None:
+def test_when_its_owner_dies_before_the_dead_letter_is_written_the_message_runs_again_and_nothing_has_overtaken_it(
+    stage: Stage,
+) -> None:
     m, a = stage.leader(), stage.consumer("a")
     first, second = [*stage.send(T), *stage.send(T)]
     m.settle()
@@ -291,13 +320,15 @@ def test_when_its_owner_dies_before_the_dead_letter_is_written_the_message_runs_
 
 
 def _orders(owner: int, leader: int) -> Iterator[list[bool]]:
-    """All ways in which so many steps of the owner and of the leader can follow each other; True is the owner's turn."""
+    """All ways in which so many steps of the owner and of the leader can follow each other; True is the owner's
+    turn."""
     for places in combinations(range(owner + leader), owner):
         yield [place in places for place in range(owner + leader)]
 
 
 def _drains(stage: Stage, order: list[bool]) -> None:
-    """``a`` drains with T running and U waiting, while new messages of both come and the leader finds out bit by bit."""
+    """``a`` drains with T running and U waiting, while new messages of both come and the leader finds out bit by
+    bit."""
     m, a = stage.leader(), stage.consumer("a")
     ids = {T: [*stage.send(T), *stage.send(T)], U: [*stage.send(U)]}
     m.settle()
@@ -334,15 +365,20 @@ def _drains(stage: Stage, order: list[bool]) -> None:
 
 
 @rule(
-    mutant("a draining incarnation is still handed entries", LuaEdit("hand_over", "draining = 'DRAINING'", "draining = 'OK'")),
+    mutant(
+        "a draining incarnation is still handed entries",
+        LuaEdit("hand_over", "draining = 'DRAINING'", "draining = 'OK'"),
+    ),
     mutant(
         "a ticket that is given back loses its record",
         LuaEdit("give_back", "'returned', fence, without(ids, over)", "'returned', fence, ''"),
     ),
     mutant(
         "tickets are given back while they run",
-        CodeEdit("consumer.policy.lanes:LaneBoard.quiet", "held = {", "held = {*self.lanes} | {"),
-        LuaEdit("give_back", "owner == ARGV[2] and #held == #ids and without(held, given_set) == ''", "owner == ARGV[2]"),
+        CodeEdit("usher.consumer.policy.lanes:LaneBoard.quiet", "held = {", "held = {*self.lanes} | {"),
+        LuaEdit(
+            "give_back", "owner == ARGV[2] and #held == #ids and without(held, given_set) == ''", "owner == ARGV[2]"
+        ),
     ),
 )
 def test_a_drain_hands_everything_on_in_order_and_repeats_nothing_whatever_the_leader_knows(stage: Stage) -> None:
@@ -352,7 +388,10 @@ def test_a_drain_hands_everything_on_in_order_and_repeats_nothing_whatever_the_l
 
 
 @rule(
-    mutant("a lease that has ended can give back", LuaEdit("give_back", "if redis.call('GET', KEYS[2]) ~= 'draining' then return {'LOST'} end", ""))
+    mutant(
+        "a lease that has ended can give back",
+        LuaEdit("give_back", "if redis.call('GET', KEYS[2]) ~= 'draining' then return {'LOST'} end", ""),
+    )
 )
 def test_who_has_lost_the_lease_gives_nothing_back(stage: Stage) -> None:
     """Its entries may run elsewhere by now."""

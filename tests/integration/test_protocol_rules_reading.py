@@ -5,24 +5,33 @@ Every story runs as the system is, and then once without the rule: then one of i
 
 from __future__ import annotations
 
-from common.errors import NotNow
-from common.message import LONGEST_TICKET
-from master.leader_steps import LeaderSteps
-from master.looks import Found, News
 from tests.chaos.mutants.edits import LuaEdit, Replace, mutant
 from tests.chaos.mutants.rules import rule
 from tests.integration.actors import Stage, Trouble
 from tests.integration.test_protocol_rules import T
+from usher.common.base.errors import NotNow
+from usher.common.protocol.message import LONGEST_TICKET
+from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.leader.peeked import Found, News
 
 
 def _plain_read(steps: LeaderSteps, count: int) -> News:
     keys = steps._keys
     command = ("XREADGROUP", "GROUP", keys.group, "master", "COUNT", count, "STREAMS", keys.stream, ">")
     reply = steps._scripts._link.call(*command)
-    return News(b"", [Found(entry_id, fields[1][: LONGEST_TICKET + 1]) for entry_id, fields in (reply[0][1] if reply else ())], not reply)
+    return News(
+        b"",
+        [Found(entry_id, fields[1][: LONGEST_TICKET + 1]) for entry_id, fields in (reply[0][1] if reply else ())],
+        not reply,
+    )
 
 
-@rule(mutant("the leader reads with an XREADGROUP of its own", Replace("master.leader_steps:LeaderSteps.peek", _plain_read)))
+@rule(
+    mutant(
+        "the leader reads with an XREADGROUP of its own",
+        Replace("usher.master.leader.leader_scripts:LeaderSteps.peek", _plain_read),
+    )
+)
 def test_a_deposed_master_whose_read_comes_late_is_served_nothing(stage: Stage) -> None:
     old, a = stage.leader("m1"), stage.consumer("a")
     old.link.troubles = {"peek": Trouble.LATE, "XREADGROUP": Trouble.LATE}
@@ -40,7 +49,12 @@ def test_a_deposed_master_whose_read_comes_late_is_served_nothing(stage: Stage) 
 @rule(
     mutant(
         "what was seen is taken although the group has moved on",
-        LuaEdit("hand_over", "if has_news and facts['last-delivered-id'] ~= position then return {'MOVED', facts['last-delivered-id']} end", ""),
+        LuaEdit(
+            "hand_over",
+            "if has_news and facts['last-delivered-id'] ~= position then return {'MOVED',"
+            " facts['last-delivered-id']} end",
+            "",
+        ),
     )
 )
 def test_what_somebody_else_has_read_and_done_since_it_was_seen_is_not_handed_over(stage: Stage) -> None:
@@ -60,7 +74,12 @@ def test_what_somebody_else_has_read_and_done_since_it_was_seen_is_not_handed_ov
     assert stage.history.ids(T) == [second]
 
 
-@rule(mutant("what could not be taken is kept in memory", Replace("master.policy.dispatch:Board.forget", lambda board, entries: None)))
+@rule(
+    mutant(
+        "what could not be taken is kept in memory",
+        Replace("usher.master.policy.board.board:Board.forget", lambda board, entries: None),
+    )
+)
 def test_what_was_refused_to_be_taken_is_seen_again_once(stage: Stage) -> None:
     m, a = stage.leader(), stage.consumer("a")
     m.settle()

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from common.clock import wall_ms
-from common.live_sockets import LiveSocket, LiveSockets
-from common.redis_client import Link
-from master import pulse as pulse_module
-from master.index_scan import IndexScan
-from master.policy.stuck import Parked
-from master.pulse import CONSUMERS, OVERVIEW, Pulse
 from tests.abuse import check_contract
 from tests.integration.factories import LEASE_MS, World
 from tests.integration.routers import PATIENCE_S, until
+from usher.common.base.clock import wall_ms
+from usher.common.http.server.push_sockets import LiveSocket, LiveSockets
+from usher.common.redis.client import Link
+from usher.master.insight import live_overview as pulse_module
+from usher.master.insight.index_scan import IndexScan
+from usher.master.insight.live_overview import CONSUMERS, OVERVIEW, Pulse
+from usher.master.policy.explain.stuck import Parked
 
 
 @pytest.fixture
@@ -43,7 +43,9 @@ def look(pulse: Pulse) -> dict[str, Any]:
 
 
 def test_it_can_be_started_and_stopped_as_any_service(world: World, sockets: LiveSockets) -> None:
-    check_contract(lambda: Pulse(Link(world.link.url, "pulse"), world.keys, "ticket_id", LEASE_MS, sockets, lambda ticket: None))
+    check_contract(
+        lambda: Pulse(Link(world.link.url, "pulse"), world.keys, "ticket_id", LEASE_MS, sockets, lambda ticket: None)
+    )
 
 
 def test_an_empty_redis_is_shown_as_such(pulse: Pulse, world: World) -> None:
@@ -58,11 +60,16 @@ def test_an_empty_redis_is_shown_as_such(pulse: Pulse, world: World) -> None:
 def test_what_is_stuck_is_found_with_its_consumer_and_what_waits_behind(pulse: Pulse, world: World) -> None:
     leader, a = world.elect(), world.join("a")
     sent = world.owned(leader, a, b"T", *[b"%d-1" % n for n in (1000, 1001, 1002)])
-    world.link.call("HSET", world.keys.tickets, "T", b" ".join([a.name, b"5", *sent]))  # as if it had been handed over long ago
+    world.link.call(
+        "HSET", world.keys.tickets, "T", b" ".join([a.name, b"5", *sent])
+    )  # as if it had been handed over long ago
     world.parked(leader, b"P", b"2000-1", b"2001-1")
     world.send(b"unread", b"3000-1")
     seen = look(pulse)
-    told = [(row["ticket_id"], row["state"], row["behind"], row["behind_is_exact"], row["consumer"]) for row in seen["stuck"]]
+    told = [
+        (row["ticket_id"], row["state"], row["behind"], row["behind_is_exact"], row["consumer"])
+        for row in seen["stuck"]
+    ]
     assert told == [("T", "stuck", 2, True, "a"), ("P", "parked", 1, True, "")]
     assert (seen["pending"], seen["parked"], seen["lag"], seen["oldest_ms"], seen["tickets"]) == (5, 2, 1, 1000, 1)
     [row] = pulse.consumers()
@@ -70,10 +77,15 @@ def test_what_is_stuck_is_found_with_its_consumer_and_what_waits_behind(pulse: P
     assert 0 <= row["beat_ms"] <= LEASE_MS
     world.end_lease(a)
     look(pulse)
-    assert (pulse.consumers()[0]["state"], pulse.last["stuck"][0]["why"]) == ("lost", "its consumer is lost; is taken back")
+    assert (pulse.consumers()[0]["state"], pulse.last["stuck"][0]["why"]) == (
+        "lost",
+        "its consumer is lost; is taken back",
+    )
 
 
-def test_what_waits_behind_is_what_the_leader_knows_where_redis_was_not_asked_for_all(world: World, sockets: LiveSockets) -> None:
+def test_what_waits_behind_is_what_the_leader_knows_where_redis_was_not_asked_for_all(
+    world: World, sockets: LiveSockets
+) -> None:
     leader, a = world.elect(), world.join("a")
     for ticket in (b"ALL", b"PART"):
         [sent] = world.owned(leader, a, ticket)
@@ -107,7 +119,9 @@ def test_a_ticket_that_moves_on_is_not_stuck_any_more(pulse: Pulse, world: World
     world.apart_because = "its first message is gone from the index only"
 
 
-def test_what_is_parked_under_an_id_from_the_future_is_stuck_since_it_was_seen(pulse: Pulse, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_parked_under_an_id_from_the_future_is_stuck_since_it_was_seen(
+    pulse: Pulse, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.parked(world.elect(), b"T", b"%d-1" % (1000 * wall_ms()))
     assert look(pulse)["stuck"] == []
     monkeypatch.setattr(pulse_module, "wall_ms", lambda: wall_ms() + 10_000)
@@ -118,7 +132,9 @@ def test_what_is_parked_under_an_id_from_the_future_is_stuck_since_it_was_seen(p
 
 def test_the_oldest_of_many_are_found_slice_by_slice(world: World) -> None:
     names = [b"t%d" % number for number in range(3000)]
-    world.link.pipeline([("HSET", world.keys.tickets, name, b"a:1 5 %d-1" % (5000 - at)) for at, name in enumerate(names)])
+    world.link.pipeline(
+        [("HSET", world.keys.tickets, name, b"a:1 5 %d-1" % (5000 - at)) for at, name in enumerate(names)]
+    )
     scan = IndexScan(world.link, world.keys, "ticket_id")
     turns = 0
     while scan.owned_by("a:1") is None:
@@ -138,7 +154,9 @@ def test_the_oldest_is_told_before_the_first_look_at_all_is_over(world: World) -
     leader, a = world.elect(), world.join("a")
     world.owned(leader, a, b"OLD", b"1-1")
     newer = [b"t%d" % number for number in range(3000)]
-    world.link.pipeline([("HSET", world.keys.tickets, name, b"a:1 5 %d-1" % (5000 + at)) for at, name in enumerate(newer)])
+    world.link.pipeline(
+        [("HSET", world.keys.tickets, name, b"a:1 5 %d-1" % (5000 + at)) for at, name in enumerate(newer)]
+    )
     scan = IndexScan(world.link, world.keys, "ticket_id")
     first = scan.heads(wall_ms(), 0)
     assert [head.ticket for head in first] == [b"OLD"], "nothing else was looked at"
@@ -172,7 +190,9 @@ class Reader:
                 return json.loads(frame.partition(b"data: ")[2])
 
 
-def test_everybody_who_looks_is_told_what_is_new_and_nothing_else(pulse: Pulse, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everybody_who_looks_is_told_what_is_new_and_nothing_else(
+    pulse: Pulse, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pulse_module, "_CONSUMERS_EVERY_S", 0.0)
     readers = [Reader(pulse, OVERVIEW) for _ in range(20)]
     consumers = Reader(pulse, CONSUMERS)
@@ -181,7 +201,9 @@ def test_everybody_who_looks_is_told_what_is_new_and_nothing_else(pulse: Pulse, 
     world.join("a")
     pulse.run_once()
     assert [reader.next("overview")["living"] for reader in readers] == [1] * 20
-    assert [row["state"] for row in consumers.next("consumers")["rows"] or consumers.next("consumers")["rows"]] == ["live"]
+    assert [row["state"] for row in consumers.next("consumers")["rows"] or consumers.next("consumers")["rows"]] == [
+        "live"
+    ]
     told = dict(pulse._sent)
     pulse.run_once()
     pulse.run_once()
@@ -191,7 +213,9 @@ def test_everybody_who_looks_is_told_what_is_new_and_nothing_else(pulse: Pulse, 
     until(lambda: not pulse._watchers[OVERVIEW])
 
 
-def test_who_leaves_while_it_is_let_in_does_not_look_for_ever(pulse: Pulse, sockets: LiveSockets, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_leaves_while_it_is_let_in_does_not_look_for_ever(
+    pulse: Pulse, sockets: LiveSockets, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keep = sockets.keep
 
     def keep_until_it_has_left(sock: socket.socket, on_closed: Callable[[], None]) -> LiveSocket:
@@ -213,7 +237,9 @@ def test_who_comes_is_given_the_history(pulse: Pulse) -> None:
     reader.sock.close()
 
 
-def test_while_nobody_looks_it_only_keeps_the_history(pulse: Pulse, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_nobody_looks_it_only_keeps_the_history(
+    pulse: Pulse, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert pulse.run_once() > 1.5
     before = pulse.last
     world.join("a")

@@ -1,4 +1,5 @@
-"""From the start of a handler that ends its process to its dead letter, over journals, scripts, lanes and successors; on a real Redis."""
+"""From the start of a handler that ends its process to its dead letter, over journals, scripts, lanes and successors;
+on a real Redis."""
 
 from __future__ import annotations
 
@@ -9,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from common.attempts import Attempts
-from common.errors import GiveUp, RetryLater
-from consumer.journal import read_journal
-from consumer.policy.quarantine import Isolation
-from consumer.predecessor import note_crash
 from tests.integration.actors import ConsumerActor, MasterActor, Run, Stage, Trouble
 from tests.integration.test_charge import attempts
+from usher.common.base.errors import GiveUp, RetryLater
+from usher.common.protocol.attempts import Attempts
+from usher.consumer.lifecycle.crash_report import note_crash
+from usher.consumer.lifecycle.journal import read_journal
+from usher.consumer.policy.quarantine import Isolation
 
 T, U, V = b"T", b"U", b"V"
 
@@ -143,7 +144,9 @@ def test_one_that_survives_alone_by_raising_is_charged_with_that_and_no_crash(st
 
 
 @pytest.mark.parametrize("trouble", list(Trouble))
-def test_alone_it_does_not_start_unless_redis_has_said_that_its_start_is_noted(stage: Stage, process: Process, trouble: Trouble) -> None:
+def test_alone_it_does_not_start_unless_redis_has_said_that_its_start_is_noted(
+    stage: Stage, process: Process, trouble: Trouble
+) -> None:
     [first] = hand_over(stage, process, T)
     stage.link.call("HSET", stage.keys.attempts, first, "2 0 2 0")
     process.crash()
@@ -196,7 +199,9 @@ def run_alone(stage: Stage, process: Process, value: str) -> Run:
 
 @pytest.mark.parametrize(("value", "cut_off"), [("2 0 2 0", Attempts(3, 0, 2)), ("3 1 0 3", Attempts(4, 1, 0, 3))])
 @pytest.mark.parametrize("is_told", [True, False], ids=["given back", "by the journal"])
-def test_alone_and_cut_off_for_a_known_reason_it_is_not_charged(stage: Stage, process: Process, value: str, cut_off: Attempts, is_told: bool) -> None:
+def test_alone_and_cut_off_for_a_known_reason_it_is_not_charged(
+    stage: Stage, process: Process, value: str, cut_off: Attempts, is_told: bool
+) -> None:
     """A drain whose grace is over, a lost lease, another Redis: only the first of them can still tell Redis itself."""
     alone = run_alone(stage, process, value)
     first = alone.message.stream_id
@@ -242,7 +247,10 @@ def test_failures_survive_the_process_and_a_request_to_be_called_later_is_none(s
     process.crash()
     assert known(stage) == {first: Attempts(1, 1), second: Attempts(1, 0)}, "nothing ran"
     runs = [process.begin(), process.begin()]
-    assert {(run.message.stream_id, run.message.attempt, run.message.failures) for run in runs} == {(first, 2, 1), (second, 2, 0)}
+    assert {(run.message.stream_id, run.message.attempt, run.message.failures) for run in runs} == {
+        (first, 2, 1),
+        (second, 2, 0),
+    }
 
 
 def test_a_note_whose_reply_is_lost_goes_again_and_is_there_once(stage: Stage, process: Process) -> None:
@@ -277,7 +285,9 @@ def test_counts_that_redis_will_not_take_hold_up_no_acknowledgement(stage: Stage
             run.fail(ValueError("no"))
         else:
             run.succeed()
-    with pytest.raises(Exception, match="WRONGTYPE"):  # of the acknowledgement, which has happened: asked again, it is over
+    with pytest.raises(
+        Exception, match="WRONGTYPE"
+    ):  # of the acknowledgement, which has happened: asked again, it is over
         process.now.flush()
     assert stage.world.pending() == {process.now.name: [first]}
     process.now.flush()
@@ -287,7 +297,9 @@ def test_counts_that_redis_will_not_take_hold_up_no_acknowledgement(stage: Stage
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("has_journal", [True, False], ids=["journal", "no journal"])
-def test_exactly_the_killer_is_given_up_whatever_ran_beside_it(stage: Stage, tmp_path: Path, seed: int, has_journal: bool) -> None:
+def test_exactly_the_killer_is_given_up_whatever_ran_beside_it(
+    stage: Stage, tmp_path: Path, seed: int, has_journal: bool
+) -> None:
     """And everybody else is done without a charge, although processes end again and again while they run."""
     rng = random.Random(seed)
     max_attempts = rng.choice([2, 3, 5])

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from common.errors import Fenced
-from common.message import LONGEST_TICKET
-from master.leader_steps import LeaderSteps
-from master.looks import Found
 from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, World, fetch
+from usher.common.base.errors import Fenced
+from usher.common.protocol.message import LONGEST_TICKET
+from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.leader.peeked import Found
 
 
 def _all(leader: LeaderSteps, count: int) -> list[bytes]:
@@ -65,7 +65,9 @@ def test_an_entry_whose_body_is_gone_becomes_a_dead_letter_once(world: World) ->
     first, second, third = world.parked(leader, b"T", b"1-1", b"2-1", b"3-1")
     world.delete(first, third)
     assert leader.read_parked(None, 10) == (third, [Found(second, b"T")], [first, third])
-    assert leader.read_parked(None, 10) == (second, [Found(second, b"T")], []), "the reply was lost and the page is read again"
+    assert leader.read_parked(None, 10) == (second, [Found(second, b"T")], []), (
+        "the reply was lost and the page is read again"
+    )
     assert world.state().letters() == [(first, b"", b"body_gone"), (third, b"", b"body_gone")]
     assert world.pending() == {b"master": [second]}
 

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.stream_id import ZERO
-from master.leader_steps import LeaderSteps, Misheard
-from master.limits import Limits
-from master.looks import NO_NEWS, News
-from master.policy.dispatch import Board
-from master.policy.plans import NOTHING
-from master.reader import IDLE_READ_S, Reader
 from tests.integration.actors import Stage
 from tests.integration.ears import Ear
 from tests.integration.factories import FIELD, World
 from tests.integration.test_protocol_rules import T
+from usher.common.protocol.stream_id import ZERO
+from usher.master.dispatch.stream_cursor import IDLE_READ_S, Reader
+from usher.master.leader.leader_scripts import LeaderSteps, Misheard
+from usher.master.leader.limits import Limits
+from usher.master.leader.peeked import NO_NEWS, News
+from usher.master.policy.board.board import Board
+from usher.master.policy.board.plans import NOTHING
 
 
 class Looker:
@@ -106,7 +106,9 @@ def test_what_the_bell_heard_before_somebody_looked_is_looked_at(world: World, e
     assert (news.heard, looker.seen) == ("", ids + more)
 
 
-def test_of_more_than_there_is_room_for_the_first_are_taken_and_the_others_are_looked_at(world: World, ear: Ear) -> None:
+def test_of_more_than_there_is_room_for_the_first_are_taken_and_the_others_are_looked_at(
+    world: World, ear: Ear
+) -> None:
     looker, ids = Looker(world, batch=3, ear=ear), world.send_many([b"T"] * 5)
     ear.listen(ZERO)
     news = looker.look()
@@ -125,7 +127,9 @@ def test_what_was_heard_while_there_is_no_room_is_looked_at_when_there_is(world:
 
 
 @pytest.mark.parametrize("is_much", [False, True])
-def test_a_bell_that_tells_of_other_entries_again_and_again_is_not_listened_to_for_a_while(world: World, ear: Ear, is_much: bool) -> None:
+def test_a_bell_that_tells_of_other_entries_again_and_again_is_not_listened_to_for_a_while(
+    world: World, ear: Ear, is_much: bool
+) -> None:
     """It may be connected to another server. Once, an entry may have been deleted."""
     looker = Looker(world, ear=ear)
     for _ in range(3):

@@ -1,4 +1,5 @@
-"""MessageReadingLoop on a real server: all is handled, given up or given back, whatever the handler, Redis and the network do."""
+"""MessageReadingLoop on a real server: all is handled, given up or given back, whatever the handler, Redis and the
+network do."""
 
 from __future__ import annotations
 
@@ -10,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from common.clock import now_s
-from common.errors import GiveUp, RetryLater
-from common.keys import Keys
-from common.reading_board import ReadingBoard
-from common.reading_loop import LoopOptions, MessageReadingLoop
-from common.redis_client import Link
-from common.reliable_stream import ReliableStream, StreamMessage
-from common.streams import pairs
 from tests.proxy import Proxy
+from usher.common.base.clock import now_s
+from usher.common.base.errors import GiveUp, RetryLater
+from usher.common.protocol.keys import Keys
+from usher.common.readers.board import ReadingBoard
+from usher.common.readers.loop import LoopOptions, MessageReadingLoop
+from usher.common.readers.reliable_stream import ReliableStream, StreamMessage
+from usher.common.redis.client import Link
+from usher.common.redis.replies import pairs
 
 KEYS = Keys("payments", "billing")
 PATIENCE_S = 20.0
@@ -69,7 +70,10 @@ def pending(link: Link) -> int:
 
 def letters(link: Link) -> list[tuple[str, str, str]]:
     found = [pairs(fields) for _, fields in link.call("XRANGE", KEYS.dead, "-", "+")]
-    return sorted((letter[b"usher-id"].decode(), letter[b"usher-reason"].decode(), letter[b"usher-attempts"].decode()) for letter in found)
+    return sorted(
+        (letter[b"usher-id"].decode(), letter[b"usher-reason"].decode(), letter[b"usher-attempts"].decode())
+        for letter in found
+    )
 
 
 @pytest.fixture
@@ -93,7 +97,9 @@ def test_everything_is_handled_once_and_acknowledged(redis_url: str, link: Link)
     assert link.call("XINFO", "CONSUMERS", KEYS.stream, KEYS.group) == [], "it left"
 
 
-def test_two_loops_share_the_work_and_entries_leave_the_stream_where_that_is_asked_for(redis_url: str, link: Link) -> None:
+def test_two_loops_share_the_work_and_entries_leave_the_stream_where_that_is_asked_for(
+    redis_url: str, link: Link
+) -> None:
     one, two = Handled(lambda message: time.sleep(0.002)), Handled(lambda message: time.sleep(0.002))
     with loop_on(redis_url, one, remove=True, queue=20), loop_on(redis_url, two, remove=True, queue=20):
         sent: list[str] = []
@@ -126,7 +132,9 @@ def test_failures_are_tried_again_and_end_as_letters(redis_url: str, link: Link)
     assert (pending(link), link.call("EXISTS", KEYS.attempts)) == (0, 0)
 
 
-def test_a_stop_lets_what_runs_finish_and_gives_the_rest_to_others_at_once(redis_url: str, link: Link, opened: threading.Event) -> None:
+def test_a_stop_lets_what_runs_finish_and_gives_the_rest_to_others_at_once(
+    redis_url: str, link: Link, opened: threading.Event
+) -> None:
     first = Handled(lambda message: opened.wait(PATIENCE_S))
     sent = send(link, 30)
     loop = loop_on(redis_url, first, threads=2)
@@ -140,7 +148,9 @@ def test_a_stop_lets_what_runs_finish_and_gives_the_rest_to_others_at_once(redis
         until(lambda: other.metrics()["done"] == 28, lambda: other.metrics())
     assert first.done + second.done == Counter(sent)
     assert pending(link) == 0
-    assert {attempts[0] for attempts in second.attempts.values()} == {1}, "never started before: nobody is charged for that"
+    assert {attempts[0] for attempts in second.attempts.values()} == {1}, (
+        "never started before: nobody is charged for that"
+    )
 
 
 def test_what_a_dead_reader_had_runs_alone_and_its_starts_are_noted_before(redis_url: str, link: Link) -> None:
@@ -190,7 +200,9 @@ def test_a_retry_later_that_does_not_say_when_is_a_failure_like_any_other(redis_
     assert letters(link) == [(sent, "attempts_exhausted", "2")]
 
 
-def test_a_handler_of_which_a_call_runs_nothing_is_refused_and_no_message_counts_as_done(redis_url: str, link: Link) -> None:
+def test_a_handler_of_which_a_call_runs_nothing_is_refused_and_no_message_counts_as_done(
+    redis_url: str, link: Link
+) -> None:
     async def waits(message: StreamMessage) -> None: ...
 
     def yields(message: StreamMessage) -> Iterator[None]:
@@ -208,7 +220,9 @@ def test_a_handler_of_which_a_call_runs_nothing_is_refused_and_no_message_counts
     assert letters(link) == [(sent, "attempts_exhausted", "2")]
 
 
-def test_messages_in_work_are_touched_and_what_others_took_is_not_started(redis_url: str, link: Link, opened: threading.Event) -> None:
+def test_messages_in_work_are_touched_and_what_others_took_is_not_started(
+    redis_url: str, link: Link, opened: threading.Event
+) -> None:
     handled = Handled(lambda message: opened.wait(PATIENCE_S))
     sent = send(link, 3)
     with loop_on(redis_url, handled, idle_s=3.0, threads=1) as loop:
@@ -256,11 +270,15 @@ def test_lost_replies_lose_and_repeat_nothing(redis_url: str, link: Link) -> Non
 
 
 @pytest.mark.parametrize("claimed", [False, True])
-def test_messages_whose_only_reply_was_lost_are_found_among_the_pending_ones(redis_url: str, link: Link, claimed: bool) -> None:
+def test_messages_whose_only_reply_was_lost_are_found_among_the_pending_ones(
+    redis_url: str, link: Link, claimed: bool
+) -> None:
     """They are pending for the loop, which never saw them; what it took from a dead reader stays suspect."""
     suspects: list[bool] = []
     handled = Handled(lambda message: suspects.append(message.is_suspect))
-    sent = [bytes(link.call("XADD", KEYS.stream, "*", "body", f"body {number} to be lost")).decode() for number in range(3)]
+    sent = [
+        bytes(link.call("XADD", KEYS.stream, "*", "body", f"body {number} to be lost")).decode() for number in range(3)
+    ]
     if claimed:
         dead = ReliableStream(link, KEYS.stream, KEYS.group, "dead")
         dead.ensure_group()
@@ -269,7 +287,9 @@ def test_messages_whose_only_reply_was_lost_are_found_among_the_pending_ones(red
     lost: list[bytes] = []
 
     def loses_the_first(chunk: bytes) -> bytes | None:
-        if b"body 1 to be lost" in chunk and not lost:  # XINFO STREAM has the first and the last one; a reply may come in pieces
+        if (
+            b"body 1 to be lost" in chunk and not lost
+        ):  # XINFO STREAM has the first and the last one; a reply may come in pieces
             lost.append(chunk)
             return None
         return chunk

@@ -1,4 +1,5 @@
-"""What a reading loop leaves to other readers: the count of failures, what it had not begun, and a name that is no one else's."""
+"""What a reading loop leaves to other readers: the count of failures, what it had not begun, and a name that is no one
+else's."""
 
 from __future__ import annotations
 
@@ -12,20 +13,20 @@ from collections import Counter
 
 import pytest
 
-from common.errors import RetryLater
-from common.reading_loop import LoopOptions, MessageReadingLoop
-from common.redis_client import Link
-from common.reliable_stream import ReliableStream, StreamMessage
 from tests.integration.test_reading_loop import KEYS, PATIENCE_S, Handled, letters, loop_on, pending, send, until
 from tests.proxy import Proxy
 from tests.rules import ROOT
+from usher.common.base.errors import RetryLater
+from usher.common.readers.loop import LoopOptions, MessageReadingLoop
+from usher.common.readers.reliable_stream import ReliableStream, StreamMessage
+from usher.common.redis.client import Link
 
 #: A program that makes a loop, and runs it in two children: one ends while the other works.
 _FORKS = """
 import os, sys, time
-from common.reading_loop import LoopOptions, MessageReadingLoop
-from common.reading_loop import LoopOptions, MessageReadingLoop
-from common.redis_client import Link
+from usher.common.readers.loop import LoopOptions, MessageReadingLoop
+from usher.common.readers.loop import LoopOptions, MessageReadingLoop
+from usher.common.redis.client import Link
 
 def handle(message):
     own = Link(sys.argv[1], "test:effect")
@@ -47,7 +48,9 @@ for _ in range(2):
 
 
 @pytest.mark.parametrize("suspect", [False, True])
-def test_whoever_has_a_message_next_is_told_of_failures_and_not_of_starts_that_asked_for_later(redis_url: str, link: Link, suspect: bool) -> None:
+def test_whoever_has_a_message_next_is_told_of_failures_and_not_of_starts_that_asked_for_later(
+    redis_url: str, link: Link, suspect: bool
+) -> None:
     def act(message: StreamMessage) -> None:
         if message.attempt <= 4:
             raise RetryLater(0.001)
@@ -72,7 +75,9 @@ def test_whoever_has_a_message_next_is_told_of_failures_and_not_of_starts_that_a
 
 
 @pytest.mark.parametrize("claimed", [False, True])
-def test_what_a_read_brings_that_a_stop_breaks_off_goes_to_others_at_once_too(redis_url: str, link: Link, claimed: bool) -> None:
+def test_what_a_read_brings_that_a_stop_breaks_off_goes_to_others_at_once_too(
+    redis_url: str, link: Link, claimed: bool
+) -> None:
     sent = [bytes(link.call("XADD", KEYS.stream, "*", "body", "seen by nobody")).decode() for _ in range(3)]
     if claimed:
         dead = ReliableStream(link, KEYS.stream, KEYS.group, "dead")
@@ -93,7 +98,9 @@ def test_what_a_read_brings_that_a_stop_breaks_off_goes_to_others_at_once_too(re
         with loop_on(proxy.url, first, idle_s=600.0):
             assert on_its_way.wait(PATIENCE_S)
     suspects = []
-    with loop_on(redis_url, lambda message: (suspects.append(message.is_suspect), second(message)), idle_s=600.0) as loop:
+    with loop_on(
+        redis_url, lambda message: (suspects.append(message.is_suspect), second(message)), idle_s=600.0
+    ) as loop:
         until(lambda: loop.metrics()["done"] == 3)
     assert (first.starts, second.starts, suspects) == (Counter(), Counter(sent), [claimed] * 3)
 
@@ -101,7 +108,9 @@ def test_what_a_read_brings_that_a_stop_breaks_off_goes_to_others_at_once_too(re
 def test_a_loop_that_is_started_in_several_forked_processes_has_a_name_in_each(redis_url: str, link: Link) -> None:
     """What one gives back when it stops is not what another one works on."""
     send(link, 40)
-    done = subprocess.run([sys.executable, "-c", _FORKS, redis_url], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", _FORKS, redis_url], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     assert (link.call("HLEN", "effects"), set(link.call("HVALS", "effects")), pending(link)) == (40, {b"1"}, 0)
 

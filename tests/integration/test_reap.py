@@ -1,4 +1,5 @@
-"""reap.lua: a dead incarnation is forgotten once nothing is pending for it. Deleting a group consumer deletes its pending entries too."""
+"""reap.lua: a dead incarnation is forgotten once nothing is pending for it. Deleting a group consumer deletes its
+pending entries too."""
 
 from __future__ import annotations
 
@@ -6,15 +7,17 @@ from collections.abc import Callable
 
 import pytest
 
-from common.errors import Fenced
-from master.elector import Lead
-from master.janitor import Janitor
-from master.leader_steps import LeaderSteps
 from tests.integration.factories import Owner, World
+from usher.common.base.errors import Fenced
+from usher.master.leader.elector import Lead
+from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.recovery.janitor import Janitor
 
 
 def _reap(leader: LeaderSteps, owner: Owner, stored: bytes | None = None) -> bool:
-    return leader.reap(owner.incarnation, owner.registration.name, owner.registration.dump() if stored is None else stored)
+    return leader.reap(
+        owner.incarnation, owner.registration.name, owner.registration.dump() if stored is None else stored
+    )
 
 
 def _dead(world: World, leader: LeaderSteps) -> Owner:
@@ -29,7 +32,11 @@ def _traces(world: World, owner: Owner) -> tuple[bool, bool, bool]:
     """Whether the group consumer, the inbox and the registration are there."""
     names = [consumer.name for consumer in world.stream.group_consumers()]
     link, keys = world.link, world.keys
-    return owner.name in names, link.call("EXISTS", keys.inbox(owner.incarnation)) == 1, link.call("HEXISTS", keys.consumers, "a") == 1
+    return (
+        owner.name in names,
+        link.call("EXISTS", keys.inbox(owner.incarnation)) == 1,
+        link.call("HEXISTS", keys.consumers, "a") == 1,
+    )
 
 
 def test_group_consumer_inbox_and_registration_go(world: World) -> None:

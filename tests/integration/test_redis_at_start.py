@@ -1,4 +1,5 @@
-"""What a program that runs for good makes of its Redis when it starts: it waits for one that comes, and for nothing that waiting does not mend."""
+"""What a program that runs for good makes of its Redis when it starts: it waits for one that comes, and for nothing
+that waiting does not mend."""
 
 from __future__ import annotations
 
@@ -6,11 +7,11 @@ import re
 
 import pytest
 
-from common.embedded import free_port
-from common.errors import NotNow, StartRefused
-from common.redis_at_start import check_at_start
-from common.redis_client import Link
 from tests.proxy import Proxy
+from usher.common.base.errors import NotNow, StartRefused
+from usher.common.redis.client import Link
+from usher.common.redis.embedded import free_port
+from usher.common.redis.startup_check import check_at_start
 
 _FULL = (b"-ERR max number of clients reached\r\n", b"-ERR max number of clients + cluster connections reached\r\n")
 
@@ -21,7 +22,9 @@ def test_a_redis_that_is_away_is_waited_for(caplog: pytest.LogCaptureFixture) ->
 
 
 @pytest.mark.parametrize("answer", _FULL, ids=["a server", "a node of a cluster"])
-def test_a_redis_that_has_all_the_clients_it_may_have_is_waited_for(redis_url: str, answer: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_redis_that_has_all_the_clients_it_may_have_is_waited_for(
+    redis_url: str, answer: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     with Proxy(redis_url, lambda chunk: answer) as proxy:
         check_at_start(proxy.url)
     assert "redis_is_away" in caplog.text
@@ -43,5 +46,8 @@ def test_an_error_for_an_answer_is_refused_and_is_no_connection_that_failed(redi
 
 
 def test_a_server_that_is_too_old_is_refused(redis_url: str) -> None:
-    with Proxy(redis_url, lambda chunk: chunk.replace(b"redis_version:", b"redis_version:0.")) as proxy, pytest.raises(StartRefused, match="too old"):
+    with (
+        Proxy(redis_url, lambda chunk: chunk.replace(b"redis_version:", b"redis_version:0.")) as proxy,
+        pytest.raises(StartRefused, match="too old"),
+    ):
         check_at_start(proxy.url)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from common.embedded import EmbeddedRedis, free_port
-from common.errors import GroupMissing, NotNow, RedisTrouble, ReplyUnknown, SettingsError, StartRefused
-from common.redis_client import CommandRefused, Link, ScriptMissing, check_reachable
 from tests.integration.routers import until
 from tests.proxy import Proxy
+from usher.common.base.errors import GroupMissing, NotNow, RedisTrouble, ReplyUnknown, SettingsError, StartRefused
+from usher.common.redis.client import CommandRefused, Link, ScriptMissing, check_reachable
+from usher.common.redis.embedded import EmbeddedRedis, free_port
 
 _PATIENCE_S = 10.0
 
@@ -71,8 +71,12 @@ def test_what_is_done_meanwhile_is_done_while_redis_does_the_command(redis_url: 
     other.close()
 
 
-@pytest.mark.parametrize("problem", [RuntimeError("meanwhile"), NotNow("OOM", "meanwhile"), KeyboardInterrupt("meanwhile")])
-def test_what_fails_meanwhile_leaves_a_reply_that_is_unknown_and_none_for_the_next_call(link: Link, problem: BaseException) -> None:
+@pytest.mark.parametrize(
+    "problem", [RuntimeError("meanwhile"), NotNow("OOM", "meanwhile"), KeyboardInterrupt("meanwhile")]
+)
+def test_what_fails_meanwhile_leaves_a_reply_that_is_unknown_and_none_for_the_next_call(
+    link: Link, problem: BaseException
+) -> None:
     def fail() -> None:
         raise problem
 
@@ -158,7 +162,12 @@ def test_a_blocked_call_can_be_ended_from_another_thread(redis_url: str, link: L
 
 def test_an_answer_that_trying_again_will_not_mend(link: Link) -> None:
     link.call("SET", "k", "v")
-    for command in (("LPUSH", "k", "v"), ("NOPE",), ("EVAL", "error('boom')", 0), ("EVAL", "return redis.call('LPUSH', 'k', 'v')", 0)):
+    for command in (
+        ("LPUSH", "k", "v"),
+        ("NOPE",),
+        ("EVAL", "error('boom')", 0),
+        ("EVAL", "return redis.call('LPUSH', 'k', 'v')", 0),
+    ):
         with pytest.raises(CommandRefused):
             link.call(*command)
     assert link.call("GET", "k") == b"v", "the connection goes on"
@@ -183,7 +192,9 @@ def test_a_missing_group_and_a_missing_script_have_names(link: Link) -> None:
     ],
 )
 @pytest.mark.parametrize("in_script", [False, True], ids=["bare", "in a script"])
-def test_a_refusal_for_the_moment_is_not_now(kind: str, setup: list[tuple[str, ...]], command: str, in_script: bool, own_link: Link) -> None:
+def test_a_refusal_for_the_moment_is_not_now(
+    kind: str, setup: list[tuple[str, ...]], command: str, in_script: bool, own_link: Link
+) -> None:
     for step in setup:
         own_link.call(*step)
     arguments = (command, "k", "v") if command == "SET" else (command, "k")
@@ -216,7 +227,8 @@ def test_a_server_that_runs_an_endless_script_is_busy(own_server: EmbeddedRedis,
 
 
 def test_a_server_that_loads_its_data_is_not_now_also_in_a_pipeline(redis_url: str) -> None:
-    """redis-py takes LOADING for a broken connection; here it is an answer like any other: the command did not happen."""
+    """redis-py takes LOADING for a broken connection; here it is an answer like any other: the command did not
+    happen."""
     loading = b"-LOADING Redis is loading the dataset in memory\r\n"
     with Proxy(redis_url) as proxy:
         link = Link(proxy.url, "test")
@@ -237,7 +249,9 @@ def test_a_server_that_loads_its_data_is_not_now_also_in_a_pipeline(redis_url: s
 
 def test_a_refusal_for_lack_of_rights_begins_with_its_word(redis_url: str, link: Link) -> None:
     link.call("ACL", "SETUSER", "limited", "reset", "on", ">pw", "~*", "+client|setname", "+@connection")
-    limited = Link(redis_url.replace("://:", "://limited:").replace(redis_url.split(":")[2].split("@")[0], "pw"), "test")
+    limited = Link(
+        redis_url.replace("://:", "://limited:").replace(redis_url.split(":")[2].split("@")[0], "pw"), "test"
+    )
     with pytest.raises(CommandRefused, match=r"^Redis: NOPERM "):
         limited.call("GET", "k")
     limited.close()
@@ -246,7 +260,9 @@ def test_a_refusal_for_lack_of_rights_begins_with_its_word(redis_url: str, link:
 
 def test_a_pipeline_has_errors_in_their_place(link: Link) -> None:
     assert link.pipeline([]) == []
-    replies = link.pipeline([("SET", "k", "1"), ("LPUSH", "k", "x"), ("GET", "k"), ("XREADGROUP", "GROUP", "g", "c", "STREAMS", "s", ">")])
+    replies = link.pipeline(
+        [("SET", "k", "1"), ("LPUSH", "k", "x"), ("GET", "k"), ("XREADGROUP", "GROUP", "g", "c", "STREAMS", "s", ">")]
+    )
     assert replies[0] == b"OK"
     assert isinstance(replies[1], CommandRefused)
     assert replies[2] == b"1"
@@ -280,10 +296,18 @@ def test_a_reachable_server_passes_the_check_at_the_start(redis_url: str) -> Non
 
 
 def test_the_check_at_the_start_names_the_setting_and_keeps_the_password(redis_url: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, Proxy(redis_url, lambda chunk: b"HTTP/1.1 400 Bad Request\r\n\r\n") as web:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        Proxy(redis_url, lambda chunk: b"HTTP/1.1 400 Bad Request\r\n\r\n") as web,
+    ):
         taken.listen()
         silent = f"redis://:s3cret@127.0.0.1:{taken.getsockname()[1]}"
-        for url in (f"redis://:s3cret@127.0.0.1:{free_port()}", redis_url.replace("://:", "://:s3cret"), silent, web.url):
+        for url in (
+            f"redis://:s3cret@127.0.0.1:{free_port()}",
+            redis_url.replace("://:", "://:s3cret"),
+            silent,
+            web.url,
+        ):
             with pytest.raises(StartRefused, match="USHER_REDIS_URL") as refused:
                 check_reachable(url)
             assert "s3cret" not in str(refused.value)
@@ -294,7 +318,10 @@ def test_a_server_that_is_too_old_is_refused(redis_url: str) -> None:
     def aged(chunk: bytes) -> bytes:
         return re.sub(rb"redis_version:[0-9]+\.[0-9]+", b"redis_version:6.0", chunk)
 
-    with Proxy(redis_url, aged) as proxy, pytest.raises(StartRefused, match=r"USHER_REDIS_URL: Redis 6\.0\.\S+ is too old"):
+    with (
+        Proxy(redis_url, aged) as proxy,
+        pytest.raises(StartRefused, match=r"USHER_REDIS_URL: Redis 6\.0\.\S+ is too old"),
+    ):
         check_reachable(proxy.url)
 
 

@@ -1,4 +1,5 @@
-"""guard.lua through RedisGuard: the commands of an effect once per uid, never under an old fence, and what is refused changes nothing."""
+"""guard.lua through RedisGuard: the commands of an effect once per uid, never under an old fence, and what is refused
+changes nothing."""
 
 from __future__ import annotations
 
@@ -9,13 +10,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.errors import GiveUp
-from common.redis_client import CommandRefused, Link
-from consumer.sinks.outcomes import SinkMisused, SinkNotNow, StaleFence
-from consumer.sinks.redis_guard import Outcome, RedisGuard
 from tests.integration.test_capabilities import with_user
 from tests.proxy import Proxy
 from tests.sinks import Mark
+from usher.common.base.errors import GiveUp
+from usher.common.redis.client import CommandRefused, Link
+from usher.consumer.sinks.outcomes import SinkMisused, SinkNotNow, StaleFence
+from usher.consumer.sinks.redis_guard import Outcome, RedisGuard
 
 
 @pytest.fixture
@@ -34,7 +35,9 @@ def guard(any_redis_url: str, redis: Link) -> Iterator[RedisGuard]:
 
 def test_all_commands_of_an_effect_are_applied_once(guard: RedisGuard, redis: Link) -> None:
     for number in range(3):
-        done = guard.apply(Mark("T", "a", 5 + number), ("INCRBY", "total:{T}", 7), ("RPUSH", "log:{T}", b"\x00\xff", "x y"))
+        done = guard.apply(
+            Mark("T", "a", 5 + number), ("INCRBY", "total:{T}", 7), ("RPUSH", "log:{T}", b"\x00\xff", "x y")
+        )
         assert done.outcome is (Outcome.DUPLICATE if number else Outcome.APPLIED)
         assert done.replies == ([] if number else [7, 2])
     assert guard.apply(Mark("T", "b", 7), ("INCRBY", "total:{T}", 1)).replies == [8]
@@ -52,14 +55,21 @@ def test_an_old_fence_changes_nothing(guard: RedisGuard, redis: Link) -> None:
     guard.apply(Mark("other", "b", 9), ("SET", "state:{other}", "old"))
 
 
-def test_messages_without_a_ticket_are_applied_once_each_in_whatever_order_they_end(guard: RedisGuard, redis: Link) -> None:
-    done = [guard.apply(Mark("", uid, fence), ("INCR", "n")).outcome for uid, fence in (("b", 9), ("a", 5), ("b", 5), ("a", 9))]
+def test_messages_without_a_ticket_are_applied_once_each_in_whatever_order_they_end(
+    guard: RedisGuard, redis: Link
+) -> None:
+    done = [
+        guard.apply(Mark("", uid, fence), ("INCR", "n")).outcome
+        for uid, fence in (("b", 9), ("a", 5), ("b", 5), ("a", 9))
+    ]
     assert done == [Outcome.APPLIED, Outcome.APPLIED, Outcome.DUPLICATE, Outcome.DUPLICATE]
     assert redis.call("GET", "n") == b"2"
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_a_repeat_under_a_higher_fence_refuses_the_lower_one_from_then_on(guard: RedisGuard, redis: Link, half: bool) -> None:
+def test_a_repeat_under_a_higher_fence_refuses_the_lower_one_from_then_on(
+    guard: RedisGuard, redis: Link, half: bool
+) -> None:
     """The ticket has moved on with it: whoever ran it before is a zombie."""
     commands = [("INCR", "n:{T}"), ("RPUSH", "n:{T}", 1)] if half else [("INCR", "n:{T}")]
     for fence in (9, 10):
@@ -126,7 +136,9 @@ def test_no_more_is_kept_than_was_asked_for(any_redis_url: str, redis: Link) -> 
     brief = RedisGuard(any_redis_url, "brief", keep_s=0.05)
     brief.apply(Mark("T", "a", 1), ("INCR", "m:{T}"))
     time.sleep(0.2)
-    assert brief.apply(Mark("T", "a", 1), ("INCR", "m:{T}")).replies == [2], "what is not known any more is applied again"
+    assert brief.apply(Mark("T", "a", 1), ("INCR", "m:{T}")).replies == [2], (
+        "what is not known any more is applied again"
+    )
     brief.close()
     with pytest.raises(SinkMisused):
         RedisGuard(any_redis_url, keep_most=0)
@@ -196,7 +208,9 @@ def test_any_ticket_has_keys_of_its_own(guard: RedisGuard, redis: Link, ticket: 
     for other in (ticket, f"{ticket}:fence"):
         guard.apply(Mark(other, "a", 1), ("INCR", "n"))
         assert guard.apply(Mark(other, "a", 1), ("INCR", "n")).outcome is Outcome.DUPLICATE
-    assert len(redis.call("KEYS", "usher:guard:*")) == (4 if ticket else 3), "without a ticket there is no fence to keep"
+    assert len(redis.call("KEYS", "usher:guard:*")) == (4 if ticket else 3), (
+        "without a ticket there is no fence to keep"
+    )
     assert redis.call("GET", "n") == b"2"
 
 

@@ -1,5 +1,5 @@
-"""dead_letter.lua with policies park and tail, end_tail.lua, redrive.lua, drop_letters.lua and read_letters.lua: a ticket that waits for an
-operator, and what the operator does."""
+"""dead_letter.lua with policies park and tail, end_tail.lua, redrive.lua, drop_letters.lua and read_letters.lua: a
+ticket that waits for an operator, and what the operator does."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import time
 
 import pytest
 
-from common.errors import Fenced, NotNow, OwnershipLost
-from common.redis_client import CommandRefused
-from common.streams import pairs
-from consumer.owner_steps import Buried, Letter
-from master.dead_letters import DeadLetters, Outcome
-from master.leader_steps import LeaderSteps
-from master.policy.letters import LetterFilter, Preview
 from tests.integration.factories import NASTY_TICKETS, Owner, World, fetch, plan, states
+from usher.common.base.errors import Fenced, NotNow, OwnershipLost
+from usher.common.redis.client import CommandRefused
+from usher.common.redis.replies import pairs
+from usher.consumer.lifecycle.owner_scripts import Buried, Letter
+from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.operations.dead_letters import DeadLetters, Outcome
+from usher.master.policy.letters import LetterFilter, Preview
 
 T = b"T"
 
@@ -55,9 +55,16 @@ def test_a_parked_message_keeps_its_place_and_its_owner_keeps_nothing_of_the_tic
 def test_the_same_call_again_writes_no_second_letter(world: World) -> None:
     _, a, ids, fence = _halted(world)
     with world.unchanged():
-        assert a.steps.dead_letter(Letter(T, ids[0], "gave_up", "", 3, 1, 2, int(fence), "", "", "park")) is Buried.HALTED
-        assert a.steps.dead_letter(Letter(T, ids[1], "gave_up", "", 3, 1, 2, int(fence), "", "", "park")) is Buried.STALE
-        assert a.steps.dead_letter(Letter(T, ids[0], "gave_up", "", 3, 1, 2, int(fence) + 1, "", "", "park")) is Buried.STALE
+        assert (
+            a.steps.dead_letter(Letter(T, ids[0], "gave_up", "", 3, 1, 2, int(fence), "", "", "park")) is Buried.HALTED
+        )
+        assert (
+            a.steps.dead_letter(Letter(T, ids[1], "gave_up", "", 3, 1, 2, int(fence), "", "", "park")) is Buried.STALE
+        )
+        assert (
+            a.steps.dead_letter(Letter(T, ids[0], "gave_up", "", 3, 1, 2, int(fence) + 1, "", "", "park"))
+            is Buried.STALE
+        )
 
 
 def test_who_has_the_ticket_anew_parks_nothing_by_a_call_of_before(world: World, letters: DeadLetters) -> None:
@@ -66,7 +73,9 @@ def test_who_has_the_ticket_anew_parks_nothing_by_a_call_of_before(world: World,
     letters.redrive(world.letter_ids())
     assert states(leader.hand_over(plan(a, {T: ids[:1]}, {T: world.head(T)}))) == ["OK"]
     with world.unchanged():
-        assert a.steps.dead_letter(Letter(T, ids[0], "gave_up", "", 3, 1, 2, int(fence), "", "", "park")) is Buried.STALE
+        assert (
+            a.steps.dead_letter(Letter(T, ids[0], "gave_up", "", 3, 1, 2, int(fence), "", "", "park")) is Buried.STALE
+        )
 
 
 @pytest.mark.parametrize("policy", ["park", "tail"])
@@ -95,7 +104,8 @@ def test_where_there_is_nothing_to_park_the_rest_goes_back(world: World, policy:
 
 
 def test_a_halted_ticket_is_nobodys(world: World) -> None:
-    """Neither handed over, nor swept, nor taken back, nor given back, nor freed, nor reaped, nor claimed by a group that is made again."""
+    """Neither handed over, nor swept, nor taken back, nor given back, nor freed, nor reaped, nor claimed by a group
+    that is made again."""
     leader, a, ids, _ = _halted(world)
     b = world.join("b")
     before = world.state().index[T]
@@ -126,7 +136,9 @@ def test_a_ticket_is_any_bytes(world: World, letters: DeadLetters, ticket: bytes
 # ---- redrive ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_redriven_ticket_goes_on_with_that_very_message_and_with_no_later_one(world: World, letters: DeadLetters) -> None:
+def test_a_redriven_ticket_goes_on_with_that_very_message_and_with_no_later_one(
+    world: World, letters: DeadLetters
+) -> None:
     leader, a, ids, fence = _halted(world)
     [letter_id] = world.letter_ids()
     assert letters.redrive([letter_id]) == [Outcome(letter_id, "resumed")]
@@ -136,7 +148,9 @@ def test_a_redriven_ticket_goes_on_with_that_very_message_and_with_no_later_one(
     assert world.dead() == []
     assert _changed(world) == [T, T]
     head = {T: world.head(T)}
-    assert leader.hand_over(plan(a, {T: ids[3:]}, head)).targets[0].refused == [T], "a plan of a leader that has not heard of it"
+    assert leader.hand_over(plan(a, {T: ids[3:]}, head)).targets[0].refused == [T], (
+        "a plan of a leader that has not heard of it"
+    )
     assert leader.hand_over(plan(a, {T: ids[1:]}, head)).targets[0].refused == [T]
     assert leader.hand_over(plan(a, {T: ids}, head)).targets[0].refused == []
     assert world.pending() == {a.name: ids}
@@ -147,7 +161,10 @@ def test_a_redriven_ticket_goes_on_with_that_very_message_and_with_no_later_one(
 def test_what_is_asked_twice_happens_once(world: World, letters: DeadLetters, step: str) -> None:
     _halted(world)
     ids = world.letter_ids()
-    assert [outcome.word for outcome in getattr(letters, step)(ids * 2)] == [{"redrive": "resumed", "drop": "released"}[step], "gone"]
+    assert [outcome.word for outcome in getattr(letters, step)(ids * 2)] == [
+        {"redrive": "resumed", "drop": "released"}[step],
+        "gone",
+    ]
     with world.unchanged():
         assert [outcome.word for outcome in getattr(letters, step)(ids)] == ["gone"]
 
@@ -172,7 +189,16 @@ def test_a_message_that_was_skipped_comes_to_the_end_with_its_uid(world: World, 
     assert [one.word for one in (first, second, third)] == ["added"] * 3
     entries = dict(world.link.call("XRANGE", world.keys.stream, "(3-1", "+"))
     assert list(entries) == [first.message_id, second.message_id, third.message_id]
-    assert entries[first.message_id] == [b"ticket_id", b"T", b"body", b"\xff\0", b"usher-fields", b"theirs", b"uid", b"1-1"]
+    assert entries[first.message_id] == [
+        b"ticket_id",
+        b"T",
+        b"body",
+        b"\xff\0",
+        b"usher-fields",
+        b"theirs",
+        b"uid",
+        b"1-1",
+    ]
     assert entries[second.message_id] == [b"ticket_id", b"T", b"uid", b"order 7", b"uid", b"again"]
     assert entries[third.message_id] == [b"ticket_id", b"T", b"uid", b"3-1", b"body", b"x"], "an empty uid is none"
     assert (world.dead(), world.pending(), _changed(world)) == ([], {}, [])
@@ -184,7 +210,10 @@ def test_what_was_rejected_comes_to_the_end_too(world: World, letters: DeadLette
     fetch(leader, 1)
     leader.reject([(b"1-1", b"", "no_ticket_id")])  # type: ignore[list-item]
     [outcome] = letters.redrive(world.letter_ids())
-    assert pairs(world.link.call("XRANGE", world.keys.stream, "(1-1", "+")[0][1]) == {b"text": b"no ticket", b"uid": b"1-1"}
+    assert pairs(world.link.call("XRANGE", world.keys.stream, "(1-1", "+")[0][1]) == {
+        b"text": b"no ticket",
+        b"uid": b"1-1",
+    }
     assert outcome.word == "added"
 
 
@@ -201,14 +230,19 @@ def test_what_was_cut_is_added_whole_from_the_stream_or_not_at_all(world: World,
     assert world.state().letters() == [(b"2-1", b"T", b"too_large")], "its letter stays"
 
 
-def test_a_parked_message_whose_body_was_deleted_is_added_again_and_its_ticket_goes_on(world: World, letters: DeadLetters) -> None:
+def test_a_parked_message_whose_body_was_deleted_is_added_again_and_its_ticket_goes_on(
+    world: World, letters: DeadLetters
+) -> None:
     _, _, ids, fence = _halted(world)
     world.delete(ids[0])
     [outcome] = letters.redrive(world.letter_ids())
     assert outcome.word == "added"
     assert world.state().index == {T: b"returned " + fence + b" 2-1 3-1"}
     assert world.pending() == {b"master": ids[1:]}
-    assert pairs(world.link.call("XRANGE", world.keys.stream, outcome.message_id, outcome.message_id)[0][1])[b"uid"] == ids[0]
+    assert (
+        pairs(world.link.call("XRANGE", world.keys.stream, outcome.message_id, outcome.message_id)[0][1])[b"uid"]
+        == ids[0]
+    )
 
 
 def test_a_halt_that_the_index_has_lost_ends_too(world: World, letters: DeadLetters) -> None:
@@ -221,7 +255,9 @@ def test_a_halt_that_the_index_has_lost_ends_too(world: World, letters: DeadLett
 
 
 @pytest.mark.parametrize("step", ["redrive", "drop"])
-def test_what_is_parked_while_another_has_its_ticket_is_left_alone(world: World, letters: DeadLetters, step: str) -> None:
+def test_what_is_parked_while_another_has_its_ticket_is_left_alone(
+    world: World, letters: DeadLetters, step: str
+) -> None:
     _, a, ids, _ = _halted(world)
     world.spoil(T, a.name + b" 9 " + ids[3])
     with world.unchanged():
@@ -231,7 +267,11 @@ def test_what_is_parked_while_another_has_its_ticket_is_left_alone(world: World,
 
 def test_what_somebody_wrote_among_the_letters_stops_nothing(world: World, letters: DeadLetters) -> None:
     _, _, ids, _ = _halted(world)
-    for fields in (("a", "b"), ("usher-id", "x", "usher-ticket", "T", "usher-fields", "1", "a", "b"), ("usher-id", "1-1", "usher-fields", "0")):
+    for fields in (
+        ("a", "b"),
+        ("usher-id", "x", "usher-ticket", "T", "usher-fields", "1", "a", "b"),
+        ("usher-id", "1-1", "usher-fields", "0"),
+    ):
         world.link.call("XADD", world.keys.dead, "*", *fields)
     there = world.letter_ids()
     assert [outcome.word for outcome in letters.redrive(there)] == ["resumed", "cut", "cut", "cut"]
@@ -317,17 +357,23 @@ def test_letters_are_read_by_pages_and_filtered(world: World, letters: DeadLette
     until = letters.last_id()
     all_of_them = [letter for page in letters.all(LetterFilter(), until) for letter in page]
     assert [letter.id for letter in all_of_them] == world.letter_ids()
-    assert [letter.message_id for page in letters.all(LetterFilter(ticket=b"T3"), until) for letter in page] == ids[3::7]
+    assert [letter.message_id for page in letters.all(LetterFilter(ticket=b"T3"), until) for letter in page] == ids[
+        3::7
+    ]
     assert sum(len(page) for page in letters.all(LetterFilter(error="e1: \u2603", reason="GAVE"), until)) == 350
     assert [letter.message_id for letter in letters.page(LetterFilter(id=ids[5]), None, 10).letters] == [ids[5]]
     now_ms = time.time_ns() // 1_000_000
     assert letters.page(LetterFilter(before_ms=now_ms - 3_600_000), None, 10) == ([], None)
     assert len(letters.page(LetterFilter(after_ms=now_ms - 3_600_000), None, 10).letters) == 10
     first = letters.page(LetterFilter(), None, 300)
-    assert [letter.id for letter in letters.page(LetterFilter(), first.cursor, 1000).letters] == world.letter_ids()[300:]
+    assert [letter.id for letter in letters.page(LetterFilter(), first.cursor, 1000).letters] == world.letter_ids()[
+        300:
+    ]
     preview = Preview()
     preview.add(all_of_them)
-    assert [(group.reason, group.error_type, group.policy, group.count) for group in preview.groups] == [("gave_up", "ValueError", "skip", 700)]
+    assert [(group.reason, group.error_type, group.policy, group.count) for group in preview.groups] == [
+        ("gave_up", "ValueError", "skip", 700)
+    ]
     found = letters.get(all_of_them[0].id)
     assert found is not None
     assert (found[0].traceback, pairs(found[1])[b"ticket_id"]) == ("at x", b"T0")
@@ -369,9 +415,14 @@ def test_a_full_server_lets_park(world: World, policy: str) -> None:
 
 @pytest.mark.parametrize("key", ["stream", "tickets", "attempts", "changed"])
 @pytest.mark.parametrize("step", ["park", "redrive", "drop"])
-def test_a_key_of_another_type_stops_the_step_before_it_has_changed_anything(world: World, letters: DeadLetters, key: str, step: str) -> None:
+def test_a_key_of_another_type_stops_the_step_before_it_has_changed_anything(
+    world: World, letters: DeadLetters, key: str, step: str
+) -> None:
     _, _, _, _ = _halted(world)
-    leader, b = world.elect("http://one", succeed=world.link.call("GET", world.keys.leader).split()[0].decode()), world.join("b")
+    leader, b = (
+        world.elect("http://one", succeed=world.link.call("GET", world.keys.leader).split()[0].decode()),
+        world.join("b"),
+    )
     world.owned(leader, b, b"U", b"8-1", b"9-1")
     record = world.record(b"U")
     assert record is not None
@@ -381,12 +432,20 @@ def test_a_key_of_another_type_stops_the_step_before_it_has_changed_anything(wor
     before = world.link.call("XLEN", world.keys.dead)
     letter = Letter(b"U", b"8-1", "gave_up", "", 1, 1, 2, record.fence, "", "", "park")
     there = world.letter_ids()
-    steps = {"park": lambda: b.steps.dead_letter(letter), "redrive": lambda: letters.redrive(there), "drop": lambda: letters.drop(there)}
+    steps = {
+        "park": lambda: b.steps.dead_letter(letter),
+        "redrive": lambda: letters.redrive(there),
+        "drop": lambda: letters.drop(there),
+    }
     with pytest.raises(CommandRefused):
         steps[step]()
     assert world.link.call("XLEN", world.keys.dead) == before
     world.link.call("DEL", name)
-    world.link.call("RENAME", "aside{ticket_stream}", name) if world.link.call("EXISTS", "aside{ticket_stream}") else None
+    (
+        world.link.call("RENAME", "aside{ticket_stream}", name)
+        if world.link.call("EXISTS", "aside{ticket_stream}")
+        else None
+    )
     assert world.pending()[b"halted"] == [b"1-1"]
     assert world.pending()[b.name] == [b"8-1", b"9-1"]
 
@@ -394,7 +453,9 @@ def test_a_key_of_another_type_stops_the_step_before_it_has_changed_anything(wor
 # ---- gathered messages -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_gathered_message_that_is_redriven_keeps_its_header_by_which_sinks_know_it(world: World, letters: DeadLetters) -> None:
+def test_a_gathered_message_that_is_redriven_keeps_its_header_by_which_sinks_know_it(
+    world: World, letters: DeadLetters
+) -> None:
     leader, a = world.elect(), world.join("a")
     entry_id = world.add(b"1-1", "usher_from", "7-1 2 s", "usher_ticket", "s/T", "ticket_id", "T")
     fetch(leader, 10)
@@ -403,4 +464,6 @@ def test_a_gathered_message_that_is_redriven_keeps_its_header_by_which_sinks_kno
     [(letter_id, _)] = world.link.call("XRANGE", world.keys.dead, "-", "+")
     letters.redrive([letter_id])
     [*_, (_, fields)] = world.link.call("XRANGE", world.keys.stream, "-", "+")
-    assert fields == [b"usher_from", b"7-1 2 s", b"usher_ticket", b"s/T", b"ticket_id", b"T"], "no uid of the work stream"
+    assert fields == [b"usher_from", b"7-1 2 s", b"usher_ticket", b"s/T", b"ticket_id", b"T"], (
+        "no uid of the work stream"
+    )

@@ -1,4 +1,5 @@
-"""register.lua, next_generation.lua and master/membership.py: a name belongs to one living incarnation at a time."""
+"""register.lua, next_generation.lua and master/membership/registration.py: a name belongs to one living incarnation at
+a time."""
 
 from __future__ import annotations
 
@@ -10,11 +11,11 @@ from dataclasses import replace
 
 import pytest
 
-from common.redis_client import CommandRefused, Link
-from common.registration import NO_LOCK, Registration
-from common.scripts import ScriptRunner
-from master.membership import Membership, NameInUse, RegistrationOver
 from tests.integration.factories import LEASE_MS, World
+from usher.common.protocol.registration import NO_LOCK, Registration
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.scripts import ScriptRunner
+from usher.master.membership.registration import Membership, NameInUse, RegistrationOver
 
 
 def _lock(moment: int = 1) -> str:
@@ -26,10 +27,19 @@ def _asked(name: str = "a", lock: str = NO_LOCK) -> Registration:
     return Registration(name, uuid.uuid4().hex, "http://127.0.0.1:1/api/health", 4, 100, lock)
 
 
-def _register(world: World, believed: bytes, new: Registration, former: str = "none:0", proof: str = "0") -> list[object]:
+def _register(
+    world: World, believed: bytes, new: Registration, former: str = "none:0", proof: str = "0"
+) -> list[object]:
     """The bare script."""
     keys = world.keys
-    lines = (keys.consumers, keys.lease(former), keys.lease(new.incarnation), keys.changed, keys.counters, keys.inbox(former))
+    lines = (
+        keys.consumers,
+        keys.lease(former),
+        keys.lease(new.incarnation),
+        keys.changed,
+        keys.counters,
+        keys.inbox(former),
+    )
     return list(world.scripts.run("register", lines, (new.name, believed, new.dump(), LEASE_MS, proof, new.generation)))
 
 
@@ -83,8 +93,11 @@ def test_with_proof_that_the_former_process_is_dead_its_lease_ends_at_once(world
     assert world.link.call("GET", world.keys.lease("a:8")) == b"live"
 
 
-def test_the_inbox_of_the_former_goes_with_its_registration_by_which_alone_the_janitor_may_know_of_it(world: World) -> None:
-    """The group was lost before anything was taken back, and no record names the dead one: nobody heard of its inbox any more."""
+def test_the_inbox_of_the_former_goes_with_its_registration_by_which_alone_the_janitor_may_know_of_it(
+    world: World,
+) -> None:
+    """The group was lost before anything was taken back, and no record names the dead one: nobody heard of its inbox
+    any more."""
     leader, dead = world.elect(), world.join("a")
     ids = world.owned(leader, dead, b"T")
     inbox = world.keys.inbox(dead.incarnation)
@@ -94,7 +107,9 @@ def test_the_inbox_of_the_former_goes_with_its_registration_by_which_alone_the_j
     world.end_lease(dead)
     successor = world.join("a")
     assert world.link.call("EXISTS", inbox) == 0
-    assert [found.id for found in leader.take_back(dead.incarnation, 10).found] == ids, "what it had is in the pending list"
+    assert [found.id for found in leader.take_back(dead.incarnation, 10).found] == ids, (
+        "what it had is in the pending list"
+    )
     world.owned(leader, successor, b"U", b"9-1")
     assert world.link.call("EXISTS", world.keys.inbox(successor.incarnation)) == 1
 
@@ -167,7 +182,8 @@ def test_a_name_that_lives_elsewhere_is_refused_with_the_time_it_may_take(world:
 
 
 def test_a_dead_process_whose_request_comes_late_does_not_take_the_lease_of_its_living_successor(world: World) -> None:
-    """It asked a master that was stopped just then, and died; its successor took the lock and registered elsewhere; now that master goes on."""
+    """It asked a master that was stopped just then, and died; its successor took the lock and registered elsewhere; now
+    that master goes on."""
     dead, successor = _asked(lock=_lock(1)), _asked(lock=_lock(2))
     living = world.members.register(successor).registration
     with world.unchanged(), pytest.raises(RegistrationOver):
@@ -212,7 +228,8 @@ def test_the_same_process_again_cannot_shake_off_what_was_decided_about_its_leas
 
 
 def test_a_process_that_begins_again_under_a_new_uuid_proves_that_the_old_one_is_over(world: World) -> None:
-    """The answers to its first requests were lost for longer than a lease; whatever of them comes later is of an earlier moment."""
+    """The answers to its first requests were lost for longer than a lease; whatever of them comes later is of an
+    earlier moment."""
     first, second = _asked(lock=_lock(1)), _asked(lock=_lock(2))
     world.members.register(first)
     assert world.members.register(second).created
@@ -226,7 +243,9 @@ def test_no_lock_on_both_sides_is_no_proof(world: World) -> None:
         world.members.register(_asked(lock=NO_LOCK))
 
 
-@pytest.mark.parametrize("lock", ["boot:1:3:2", "other:1:2:2", "boot:1:2:2 ", "boot:1:2", "boot:1:2:", "1:2:2", "boot:1:2:1", NO_LOCK, ""])
+@pytest.mark.parametrize(
+    "lock", ["boot:1:3:2", "other:1:2:2", "boot:1:2:2 ", "boot:1:2", "boot:1:2:", "1:2:2", "boot:1:2:1", NO_LOCK, ""]
+)
 def test_another_lock_or_the_same_moment_is_no_proof(world: World, lock: str) -> None:
     world.members.register(_asked(lock=_lock(1)))
     with pytest.raises(NameInUse):
@@ -322,8 +341,10 @@ def test_who_is_proven_dead_keeps_his_lease_when_the_call_fails(world: World) ->
     world.link.call("DEL", world.keys.changed)
 
 
-def test_who_asks_again_at_a_master_that_gives_longer_leases_gets_none_that_is_longer_than_what_is_noted(world: World) -> None:
-    """What lasts longer than that is shortened, as of another clock (master/long_leases.py)."""
+def test_who_asks_again_at_a_master_that_gives_longer_leases_gets_none_that_is_longer_than_what_is_noted(
+    world: World,
+) -> None:
+    """What lasts longer than that is shortened, as of another clock (master/membership/lease_clamp.py)."""
     asked = _asked()
     assert world.members.register(asked).lease_ms == LEASE_MS
     assert Membership(world.link, world.keys, 10 * LEASE_MS).register(asked).lease_ms == LEASE_MS

@@ -1,4 +1,5 @@
-"""consumer/registrar.py: what a consumer makes of the answers of masters. They come from a real HTTP server that says what the test wants."""
+"""consumer/lifecycle/registrar.py: what a consumer makes of the answers of masters. They come from a real HTTP server
+that says what the test wants."""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from common.clock import now_s
-from common.errors import RedisTrouble
-from common.registration import Registration
-from common.service import Ended
-from consumer import registrar as registrar_module
-from consumer.master_client import MasterClient, MasterUnavailable
-from consumer.registrar import Registrar, Taken
 from tests.clock import clock_of
+from usher.common.base.clock import now_s
+from usher.common.base.errors import RedisTrouble
+from usher.common.protocol.registration import Registration
+from usher.common.runtime.service import Ended
+from usher.consumer.lifecycle import registrar as registrar_module
+from usher.consumer.lifecycle.master_client import MasterClient, MasterUnavailable
+from usher.consumer.lifecycle.registrar import Registrar, Taken
 
 
 class Master:
@@ -73,7 +74,10 @@ def test_the_client_tells_after_what_pause_a_master_wants_to_be_asked_again(mast
 def test_why_no_master_could_is_told_as_the_master_told_it(master: Master) -> None:
     refused = {"title": "redis_unavailable", "detail": "Redis refuses writes: its memory is full (OOM)"}
     master.answers += [(503, refused), (503, {"title": "not_leader", "leader_url": None})]
-    with pytest.raises(MasterUnavailable, match=r"redis_unavailable: Redis refuses writes: its memory is full \(OOM\); http.*not_leader$"):
+    with pytest.raises(
+        MasterUnavailable,
+        match=r"redis_unavailable: Redis refuses writes: its memory is full \(OOM\); http.*not_leader$",
+    ):
         MasterClient([master.url], "").post("/", b"{}")
 
 
@@ -158,7 +162,9 @@ def test_it_does_not_ask_again_and_again_without_a_pause_while_its_registrations
     assert len({asked["uuid"] for asked in master.asked}) == 4
 
 
-def test_that_somebody_has_the_name_is_said_now_and_then_with_the_way_out(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_that_somebody_has_the_name_is_said_now_and_then_with_the_way_out(
+    master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = clock_of(monkeypatch, registrar_module)
     said: list[dict[str, Any]] = []
     monkeypatch.setattr(registrar_module, "event", lambda _log, action, **facts: said.append(facts))

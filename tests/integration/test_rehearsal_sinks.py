@@ -11,13 +11,13 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from common.redis_client import Link
-from consumer.context import Message, message_type
-from consumer.sinks.http import headers, received
-from consumer.sinks.outcomes import SinkMisused
-from consumer.sinks.redis_guard import Outcome, RedisGuard
-from consumer.sinks.sql import SqlSink
 from tests.sinks import Mark, accounts, add, async_sink, rows
+from usher.common.redis.client import Link
+from usher.consumer.handlers.message import Message, message_type
+from usher.consumer.sinks.http import headers, received
+from usher.consumer.sinks.outcomes import SinkMisused
+from usher.consumer.sinks.redis_guard import Outcome, RedisGuard
+from usher.consumer.sinks.sql import SqlSink
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,9 @@ def test_what_the_database_refuses_is_refused_in_a_rehearsal_too(engine: sa.Engi
         session.execute(sa.text("INSERT INTO accounts VALUES ('T', NULL)"))
     if engine.dialect.name == "postgresql":
         with engine.begin() as connection:
-            connection.execute(sa.text("CREATE TABLE parts (id TEXT REFERENCES accounts DEFERRABLE INITIALLY DEFERRED)"))
+            connection.execute(
+                sa.text("CREATE TABLE parts (id TEXT REFERENCES accounts DEFERRABLE INITIALLY DEFERRED)")
+            )
         with pytest.raises(sa.exc.IntegrityError), sink.transaction(Trial("T", "a", 1)) as session:
             session.execute(sa.text("INSERT INTO parts VALUES ('nobody')"))
 
@@ -74,10 +76,15 @@ def test_what_would_end_the_transaction_by_itself_stays_inside_of_it(engine: sa.
 
 @pytest.mark.parametrize("goes_on", [False, True])
 @pytest.mark.parametrize("by_driver", [False, True])
-def test_an_effect_that_the_handler_itself_has_committed_is_told(engine: sa.Engine, sink: SqlSink, by_driver: bool, goes_on: bool) -> None:
+def test_an_effect_that_the_handler_itself_has_committed_is_told(
+    engine: sa.Engine, sink: SqlSink, by_driver: bool, goes_on: bool
+) -> None:
     """Neither SQLAlchemy nor the sink sees that, and the rehearsal said that it was taken, and nothing came of it."""
     mark = Trial("T", "a", 1)
-    with pytest.raises(SinkMisused, match="may be STORED, although this is a rehearsal"), sink.transaction(mark) as session:
+    with (
+        pytest.raises(SinkMisused, match="may be STORED, although this is a rehearsal"),
+        sink.transaction(mark) as session,
+    ):
         add(mark, session)
         if by_driver:
             session.connection().connection.commit()
@@ -94,7 +101,10 @@ def test_an_effect_that_the_handler_itself_has_committed_is_told(engine: sa.Engi
 
 
 def test_where_nothing_could_be_rolled_back_nothing_runs(engine: sa.Engine) -> None:
-    for made, told in ((SqlSink(engine, "x"), "create_tables"), (SqlSink(engine.execution_options(isolation_level="AUTOCOMMIT")), "AUTOCOMMIT")):
+    for made, told in (
+        (SqlSink(engine, "x"), "create_tables"),
+        (SqlSink(engine.execution_options(isolation_level="AUTOCOMMIT")), "AUTOCOMMIT"),
+    ):
         with pytest.raises(SinkMisused, match=told), made.transaction(Trial("T", "a", 1)):
             pytest.fail("the block ran")
         SqlSink(engine).create_tables()
@@ -112,7 +122,12 @@ def test_the_async_sink_rolls_back_too(postgres_url: str) -> None:
             for mark in (Trial("T", "a", 9), Mark("T", "a", 1)):
                 await handle(mark)
                 async with made.engine.connect() as connection:
-                    counts.append(await connection.scalar(sa.text("SELECT (SELECT count(*) FROM accounts) + (SELECT count(*) FROM usher_uids)")) or 0)
+                    counts.append(
+                        await connection.scalar(
+                            sa.text("SELECT (SELECT count(*) FROM accounts) + (SELECT count(*) FROM usher_uids)")
+                        )
+                        or 0
+                    )
             return counts
 
     assert asyncio.run(story()) == [0, 2]

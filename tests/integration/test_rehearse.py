@@ -12,26 +12,26 @@ import psutil
 import pytest
 import sqlalchemy as sa
 
-from common.clock import now_s
-from common.errors import ReplyUnknown
-from common.keys import Keys
-from common.redis_client import Link
-from common.rehearsal import Piece, Play
-from common.rehearsal_process import HandlerProcess
-from common.run_log import encode
-from consumer.context import Message, OwnLease
-from consumer.policy.acks import Finished
-from master.leader_steps import LeaderSteps
-from master.policy.rehearsals import Candidate
 from tests.commands import usher
 from tests.integration.factories import Owner, World
 from tests.integration.gathered import Gathered
 from tests.process.machine import until
 from tests.sinks import rows
+from usher.common.base.clock import now_s
+from usher.common.base.errors import ReplyUnknown
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.run_log import encode
+from usher.common.redis.client import Link
+from usher.common.rehearsal.process import HandlerProcess
+from usher.common.rehearsal.values import Piece, Play
+from usher.consumer.handlers.message import Message, OwnLease
+from usher.consumer.policy.acks import Finished
+from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.rehearsal.selection import Candidate
 
 _SHOP = """
 import asyncio, os, sqlite3, threading, time
-from consumer import GiveUp, RetryLater, batch, handler
+from usher import GiveUp, RetryLater, batch, handler
 
 opened = sqlite3.connect(":memory:")
 
@@ -99,7 +99,9 @@ def world(link: Link, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return made
 
 
-def buried(world: World, *tickets: bytes, policy: str = "skip", by: tuple[LeaderSteps, Owner] | None = None) -> list[str]:
+def buried(
+    world: World, *tickets: bytes, policy: str = "skip", by: tuple[LeaderSteps, Owner] | None = None
+) -> list[str]:
     """A dead letter of each; their ids."""
     leader, a = by or (world.elect(), world.join("a"))
     before = len(world.letter_ids())
@@ -121,48 +123,81 @@ def how(found: dict[str, Any]) -> list[str]:
     return [one["now"]["how"] for one in found["rehearsals"]]
 
 
-def test_a_letter_that_failed_is_taken_by_the_mended_handler_and_nothing_changes(world: World, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_letter_that_failed_is_taken_by_the_mended_handler_and_nothing_changes(
+    world: World, capfd: pytest.CaptureFixture[str]
+) -> None:
     (letter,) = buried(world, b"42")
     with world.unchanged():
         assert usher("rehearse", "shop:old", "--letter", letter, "--yes") == 1
         told = capfd.readouterr().out
         assert 'return int(message.fields["amount"])' in told, "the traceback of the new error"
-        assert "consumer/rehearsal.py" not in told
+        assert "consumer/handlers/rehearsal.py" not in told
         assert "0 of 1 message taken" in told
         assert "usher dead redrive" not in told
         assert usher("rehearse", "shop:mended", "--letter", letter, "--yes") == 0
         told = capfd.readouterr()
         assert told.err.startswith("saw ")
-        assert told.out.splitlines()[-2:] == ["1 of 1 message taken; nothing was acknowledged or redriven", f"usher dead redrive {letter}"]
+        assert told.out.splitlines()[-2:] == [
+            "1 of 1 message taken; nothing was acknowledged or redriven",
+            f"usher dead redrive {letter}",
+        ]
     assert usher(*shlex.split(told.out.splitlines()[-1])[1:], "--yes") == 0
     assert not world.letter_ids()
 
 
-def test_whatever_a_handler_does_is_told_and_the_next_message_has_its_turn(world: World, capfd: pytest.CaptureFixture[str]) -> None:
-    bodies = ("fine", "hang", "abort", "exit", "give up", "later", "sys.exit", "thread", "generator", "exit afterwards", "after that", "fine")
+def test_whatever_a_handler_does_is_told_and_the_next_message_has_its_turn(
+    world: World, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bodies = (
+        "fine",
+        "hang",
+        "abort",
+        "exit",
+        "give up",
+        "later",
+        "sys.exit",
+        "thread",
+        "generator",
+        "exit afterwards",
+        "after that",
+        "fine",
+    )
     for number, body in enumerate(bodies):
         world.add(b"%d-0" % (number + 1), "ticket_id", "T", "body", body)
     with world.unchanged():
         code, found = document(capfd, "shop:does", "--ticket", "T")
-    assert (code, [one["message_id"] for one in found["rehearsals"]]) == (1, [f"{number + 1}-0" for number in range(12)])
+    assert (code, [one["message_id"] for one in found["rehearsals"]]) == (
+        1,
+        [f"{number + 1}-0" for number in range(12)],
+    )
     assert (found["messages"], found["not_tried"], found["redrive"]) == (12, 0, None)
     now = [one["now"] for one in found["rehearsals"]]
     assert how(found)[:9] == ["done", "hung", "died", "died", "gave_up", "retry_later", "raised", "raised", "raised"]
     assert how(found)[9:] == ["done", "died", "done"]
-    assert (now[1]["error"], now[2]["error"], now[3]["error"]) == ("it did not end within 0.3 s", "by SIGABRT", "with exit code 3")
+    assert (now[1]["error"], now[2]["error"], now[3]["error"]) == (
+        "it did not end within 0.3 s",
+        "by SIGABRT",
+        "with exit code 3",
+    )
     assert "shop.py" in now[1]["traceback"] and "in does" in now[1]["traceback"] and "in does" in now[2]["traceback"]
     assert (now[4]["error"], now[5]["after_s"], now[6]["error"]) == ("GiveUp: never", 30.0, "SystemExit: no")
-    assert "created in a thread" in now[7]["error"], "what was opened at the import is another thread's, as in a consumer"
+    assert "created in a thread" in now[7]["error"], (
+        "what was opened at the import is another thread's, as in a consumer"
+    )
     assert now[8]["error_type"] == "HandlerUnusable"
     assert 0.3 <= now[1]["seconds"] < 5
 
 
 @pytest.mark.parametrize("handler", ["waits", "many"])
-def test_async_and_batch_handlers_are_called_as_a_consumer_calls_them(world: World, capfd: pytest.CaptureFixture[str], handler: str) -> None:
+def test_async_and_batch_handlers_are_called_as_a_consumer_calls_them(
+    world: World, capfd: pytest.CaptureFixture[str], handler: str
+) -> None:
     letters = buried(world, b"A", b"B", b"A")
     code, found = document(capfd, f"shop:{handler}", "--all")
     assert (code, how(found)) == (1, ["done", "raised", "done"])
-    assert found["rehearsals"][1]["now"]["error"] == ("ValueError: \\udcff" if handler == "waits" else "MessageFailed: not stored")
+    assert found["rehearsals"][1]["now"]["error"] == (
+        "ValueError: \\udcff" if handler == "waits" else "MessageFailed: not stored"
+    )
     assert found["redrive"] == f"usher dead redrive {letters[0]} {letters[2]}"
 
 
@@ -171,7 +206,9 @@ def test_all_of_a_ticket_in_order_with_what_became_of_it(world: World, capfd: py
     for entry_id, outcomes in ((b"1-1", ()), (b"2-1", ("failed",)), (b"3-1", None)):
         [sent] = world.owned(leader, a, b"T", entry_id)
         if outcomes is not None:
-            world.link.call("XADD", world.keys.runs, "*", "batch", encode("a:1", [Finished(b"T", sent, 77, 1, 1, 2)], outcomes))
+            world.link.call(
+                "XADD", world.keys.runs, "*", "batch", encode("a:1", [Finished(b"T", sent, 77, 1, 1, 2)], outcomes)
+            )
         a.steps.ack({b"T": [sent]}, b"", 0)
     (letter,) = buried(world, b"T", by=(leader, a))
     world.owned(leader, a, b"T", b"100-1")
@@ -183,7 +220,14 @@ def test_all_of_a_ticket_in_order_with_what_became_of_it(world: World, capfd: py
     told = capfd.readouterr()
     found = json.loads(told.out)
     before = [(one["message_id"].partition("-")[0], one["before"]["state"]) for one in found["rehearsals"]]
-    assert before == [("1", "done"), ("2", "ended"), ("3", "unknown"), ("4", "dead_letter"), ("100", "in_processing"), ("200", "waiting")]
+    assert before == [
+        ("1", "done"),
+        ("2", "ended"),
+        ("3", "unknown"),
+        ("4", "dead_letter"),
+        ("100", "in_processing"),
+        ("200", "waiting"),
+    ]
     record = world.record(b"T")
     assert record is not None
     fences = [int(line.split()[3]) for line in told.err.splitlines()]
@@ -202,14 +246,18 @@ def test_what_a_former_owner_was_refused_is_not_how_it_ended(world: World, capfd
     leader, a = world.elect(), world.join("a")
     [sent] = world.owned(leader, a, b"T", b"1-1")
     for name, fence, outcomes in ((a.incarnation, 77, ()), ("zombie:1", 76, ("stale",))):
-        world.link.call("XADD", world.keys.runs, "*", "batch", encode(name, [Finished(b"T", sent, fence, 1, 1, 2)], outcomes))
+        world.link.call(
+            "XADD", world.keys.runs, "*", "batch", encode(name, [Finished(b"T", sent, fence, 1, 1, 2)], outcomes)
+        )
     a.steps.ack({b"T": [sent]}, b"", 0)
     assert usher("rehearse", "shop:mended", "--ticket", "T", "--yes", "--json") == 0
     [one] = json.loads(capfd.readouterr().out)["rehearsals"]
     assert one["before"]["state"] == "done"
 
 
-def test_a_letter_is_known_by_its_message_too_and_a_message_says_if_it_is_a_letter(world: World, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_letter_is_known_by_its_message_too_and_a_message_says_if_it_is_a_letter(
+    world: World, capfd: pytest.CaptureFixture[str]
+) -> None:
     (letter,) = buried(world, b"T", policy="park")
     [(message_id, _)] = world.link.call("XRANGE", world.keys.stream, "-", "+")
     for option, named in (("--letter", message_id.decode()), ("--message", message_id.decode()), ("--letter", letter)):
@@ -220,7 +268,9 @@ def test_a_letter_is_known_by_its_message_too_and_a_message_says_if_it_is_a_lett
 
 def test_what_nobody_has_or_nobody_is_given_is_not_run(world: World, capfd: pytest.CaptureFixture[str]) -> None:
     for reason, cut in (("no_ticket_id", ()), ("too_large", ("usher-fields-cut", "1"))):
-        world.link.call("XADD", world.keys.dead, "*", "usher-id", "7-1", "usher-reason", reason, *cut, "usher-fields", "1", "a", "b")
+        world.link.call(
+            "XADD", world.keys.dead, "*", "usher-id", "7-1", "usher-reason", reason, *cut, "usher-fields", "1", "a", "b"
+        )
         _, found = document(capfd, "shop:mended", "--reason", reason)
         assert how(found) == ["not_run"]
     world.add(b"7-1", "ticket_id", "T")
@@ -231,7 +281,10 @@ def test_what_nobody_has_or_nobody_is_given_is_not_run(world: World, capfd: pyte
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--letter", "5-5", "--letter", "6-6", "--message", "7-7", "--yes"), ["no dead letter 5-5", "no dead letter 6-6", "no entry 7-7"]),
+        (
+            ("--letter", "5-5", "--letter", "6-6", "--message", "7-7", "--yes"),
+            ["no dead letter 5-5", "no dead letter 6-6", "no entry 7-7"],
+        ),
         (("--letter", "x", "--yes"), ["'x' is no id"]),
         (("--ticket", "nobody", "--yes"), ["of ticket 'nobody' nothing is in ticket_stream"]),
         (("--all", "--yes"), ["no dead letter matches"]),
@@ -241,22 +294,31 @@ def test_what_nobody_has_or_nobody_is_given_is_not_run(world: World, capfd: pyte
         (("--yes",), ["say which messages"]),
     ],
 )
-def test_where_nothing_can_be_said_the_reason_is(world: World, capfd: pytest.CaptureFixture[str], words: tuple[str, ...], told: list[str]) -> None:
+def test_where_nothing_can_be_said_the_reason_is(
+    world: World, capfd: pytest.CaptureFixture[str], words: tuple[str, ...], told: list[str]
+) -> None:
     assert usher("rehearse", "shop:mended", *words) == 2
     said = capfd.readouterr()
     assert said.out == ""
     assert not [text for text in told if text not in said.err]
 
 
-@pytest.mark.parametrize(("handler", "told"), [("nocolon", "module:function"), ("shop:none", "shop has no none"), ("quits:handle", "exit code 5")])
-def test_a_handler_that_cannot_be_had_is_told(world: World, capfd: pytest.CaptureFixture[str], handler: str, told: str) -> None:
+@pytest.mark.parametrize(
+    ("handler", "told"),
+    [("nocolon", "module:function"), ("shop:none", "shop has no none"), ("quits:handle", "exit code 5")],
+)
+def test_a_handler_that_cannot_be_had_is_told(
+    world: World, capfd: pytest.CaptureFixture[str], handler: str, told: str
+) -> None:
     Path("quits.py").write_text("import os\nos._exit(5)\n")
     world.send(b"T", b"1-1")
     assert usher("rehearse", handler, "--message", "1-1", "--yes") == 2
     assert told in capfd.readouterr().err
 
 
-def test_of_gathered_streams_a_ticket_is_its_sources(world: World, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_gathered_streams_a_ticket_is_its_sources(
+    world: World, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("USHER_TICKET_STREAM", "s,r")
     gathered = Gathered(world.link)
     for source in ("s", "r"):
@@ -270,8 +332,10 @@ def test_of_gathered_streams_a_ticket_is_its_sources(world: World, capfd: pytest
     assert told.err.split()[5:] == ["s", "True", "True"]
 
 
-def test_an_effect_in_a_database_is_tried_and_taken_back(world: World, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from consumer.sinks import examples
+def test_an_effect_in_a_database_is_tried_and_taken_back(
+    world: World, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from examples import sinks as examples
 
     monkeypatch.setenv("EXAMPLE_DATABASE", f"sqlite:///{Path.cwd()}/effects.db")
     examples.sink.cache_clear()
@@ -279,20 +343,22 @@ def test_an_effect_in_a_database_is_tried_and_taken_back(world: World, capfd: py
         examples.create()
         world.add(b"1-1", "ticket_id", "T", "amount", "5")
         world.add(b"2-1", "ticket_id", "T", "amount", "x")
-        code, found = document(capfd, "consumer.sinks.examples:once", "--ticket", "T")
+        code, found = document(capfd, "examples.sinks:once", "--ticket", "T")
         assert (code, how(found)) == (1, ["done", "raised"])
         assert (examples.total("T"), rows(examples.sink().engine, "usher_uids")) == (0, 0)
         flat = [b"ticket_id", b"T", b"amount", b"5"]
         examples.once(Message(b"T", b"1-1", 9, flat, OwnLease(10.0, now_s())))
-        assert (examples.total("T"), document(capfd, "consumer.sinks.examples:once", "--message", "1-1")[0]) == (5, 0)
+        assert (examples.total("T"), document(capfd, "examples.sinks:once", "--message", "1-1")[0]) == (5, 0)
         assert examples.total("T") == 5
     finally:
         sa.Engine.dispose(examples.sink().engine)
         examples.sink.cache_clear()
 
 
-def test_a_long_stream_is_looked_through_page_by_page(world: World, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from master import candidates
+def test_a_long_stream_is_looked_through_page_by_page(
+    world: World, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from usher.master.rehearsal import candidates
 
     monkeypatch.setattr(candidates, "_ENTRIES_AT_ONCE", 3)
     sent = world.send_many([b"T", b"U", b"U"] * 5)
@@ -301,7 +367,9 @@ def test_a_long_stream_is_looked_through_page_by_page(world: World, capfd: pytes
     monkeypatch.setattr(candidates, "_SEARCH_S", -1.0)
     assert usher("rehearse", "shop:mended", "--ticket", "T", "--yes") == 0
     told = capfd.readouterr()
-    assert f"{Keys('ticket_stream', 'g').stream} was looked through from its end down to {sent[-3].decode()}" in told.err
+    assert (
+        f"{Keys('ticket_stream', 'g').stream} was looked through from its end down to {sent[-3].decode()}" in told.err
+    )
     assert "1 of 1 message taken" in told.out
 
 
@@ -312,9 +380,14 @@ def test_a_process_that_ends_behind_its_last_message_is_told_and_the_next_one_ha
         assert process.rehearse(pieces[0]).how == "done"
         [child] = [one for one in psutil.Process().children() if one not in others]
         # Not by its status: a zombie is also one whose other threads are about to end.
-        until(lambda: os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT), 20, "its thread has ended it")
+        until(
+            lambda: os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT), 20, "its thread has ended it"
+        )
         assert process.rehearse(pieces[1]).how == "done"
-    assert process.notes == ["the handler's process ended with exit code 4 when a call was over: something that the handler began goes on behind it"]
+    assert process.notes == [
+        "the handler's process ended with exit code 4 when a call was over: something that the handler began goes on"
+        " behind it"
+    ]
 
 
 def test_a_child_that_the_handler_has_forked_answers_nothing_and_takes_no_message(world: World) -> None:
@@ -324,8 +397,10 @@ def test_a_child_that_the_handler_has_forked_answers_nothing_and_takes_no_messag
     assert (ended, process.notes) == (["raised", "done", "raised", "done"], [])
 
 
-def test_what_is_known_is_told_when_redis_goes_away(world: World, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from master.candidates import Candidates
+def test_what_is_known_is_told_when_redis_goes_away(
+    world: World, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from usher.master.rehearsal.candidates import Candidates
 
     world.send(b"T", b"1-1", b"2-1")
     asked = []

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from common.errors import Fenced
-from common.message import LONGEST_TICKET
-from common.redis_client import CommandRefused
-from master.intake import sort_out
-from master.leader_steps import LeaderSteps, Rejected
-from master.looks import Found
 from tests.integration.factories import FIELD, World, fetch
+from usher.common.base.errors import Fenced
+from usher.common.protocol.message import LONGEST_TICKET
+from usher.common.redis.client import CommandRefused
+from usher.master.leader.leader_scripts import LeaderSteps, Rejected
+from usher.master.leader.peeked import Found
+from usher.master.leader.validation import sort_out
 
 
 def test_a_rejected_entry_is_acknowledged_and_kept_with_its_reason_and_its_fields(world: World) -> None:
@@ -27,7 +27,13 @@ def test_a_rejected_entry_is_acknowledged_and_kept_with_its_reason_and_its_field
     assert (head[b"usher-owner"], head[b"usher-attempts"], head[b"usher-error"]) == (b"master", b"0", b"")
     assert head[b"usher-first-ms"] == head[b"usher-last-ms"]
     assert len(head[b"usher-first-ms"]) == 13
-    assert fields[16:26:2] == [b"usher-policy", b"usher-fence", b"usher-error-type", b"usher-traceback", b"usher-fields"]
+    assert fields[16:26:2] == [
+        b"usher-policy",
+        b"usher-fence",
+        b"usher-error-type",
+        b"usher-traceback",
+        b"usher-fields",
+    ]
     assert fields[26:] == [b"a", b"1", b"usher-id", b"theirs", b"a", b"\xff\x00"]
 
 
@@ -83,7 +89,14 @@ def test_an_entry_of_thousands_of_fields_is_kept_as_far_as_it_fits_and_says_so(w
     fetch(leader, 10)
     assert leader.reject([Rejected(b"1-1", b"", "no_ticket_id")]) == 1
     [(_, letter)] = world.link.call("XRANGE", world.keys.dead, "-", "+")
-    assert letter[24:30] == [b"usher-fields-cut", b"17000", b"usher-bytes", b"%d" % sum(map(len, fields)), b"usher-fields", b"3000"]
+    assert letter[24:30] == [
+        b"usher-fields-cut",
+        b"17000",
+        b"usher-bytes",
+        b"%d" % sum(map(len, fields)),
+        b"usher-fields",
+        b"3000",
+    ]
     assert letter[30:] == fields[:6000]
 
 
@@ -94,10 +107,17 @@ def test_what_is_too_large_is_kept_cut_and_says_how_much_is_missing(world: World
     world.add(b"3-1", FIELD, "T", *[part for n in range(3000) for part in (f"f{n}", "v")])
     world.add(b"4-1", "other", b"z" * 10_001)
     found = fetch(leader, 10)
-    assert found == [Found(b"1-1", b"T"), Found(b"2-1", b"T", 20_000_022), Found(b"3-1", b"T", 16_900), Found(b"4-1", b"", 10_006)]
+    assert found == [
+        Found(b"1-1", b"T"),
+        Found(b"2-1", b"T", 20_000_022),
+        Found(b"3-1", b"T", 16_900),
+        Found(b"4-1", b"", 10_006),
+    ]
     assert leader.read_parked(None, 10).found == found
     _, rejected = sort_out(found)
-    assert [(entry.id, entry.shown, entry.reason) for entry in rejected] == [(b"%d-1" % n, b"T" * (n < 4), b"too_large".decode()) for n in (2, 3, 4)]
+    assert [(entry.id, entry.shown, entry.reason) for entry in rejected] == [
+        (b"%d-1" % n, b"T" * (n < 4), b"too_large".decode()) for n in (2, 3, 4)
+    ]
     assert leader.reject(rejected) == 3
     large, many, _ = [fields for _, fields in world.link.call("XRANGE", world.keys.dead, "-", "+")]
     assert large[24:30] == [b"usher-values-cut", b"1", b"usher-bytes", b"20000022", b"usher-fields", b"3"]

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from common.errors import Fenced
-from master.leader_steps import LeaderSteps
 from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, World, fetch, plan
 from tests.integration.memory import full_memory
+from usher.common.base.errors import Fenced
+from usher.master.leader.leader_scripts import LeaderSteps
 
 
 def lose_the_group(world: World, start: str = "0") -> None:
@@ -54,7 +54,8 @@ def test_the_owner_can_acknowledge_as_if_nothing_had_happened(world: World) -> N
 
 
 def test_what_its_owner_acknowledged_meanwhile_was_done(world: World) -> None:
-    """Its acknowledgement found no group, so the entry comes again; handed over now, it would run behind the second one."""
+    """Its acknowledgement found no group, so the entry comes again; handed over now, it would run behind the second
+    one."""
     leader = world.elect()
     owner = world.join("a")
     first, second = world.owned(leader, owner, b"T", b"1-1", b"2-1")
@@ -66,7 +67,8 @@ def test_what_its_owner_acknowledged_meanwhile_was_done(world: World) -> None:
 
 
 def test_what_is_below_all_that_the_owner_has_was_done_also_when_it_has_nothing_pending_yet(world: World) -> None:
-    """Pages of what repeats come one after the other; ids are compared as numbers, and need not be in order in a record."""
+    """Pages of what repeats come one after the other; ids are compared as numbers, and need not be in order in a
+    record."""
     leader = world.elect()
     owner = world.join("a")
     ids = world.owned(leader, owner, b"T", b"8-1", b"9-1", b"9-2", b"9-10", b"10-1", b"11-1")
@@ -227,7 +229,8 @@ def test_a_record_that_cannot_be_read_gives_nobody_anything(world: World) -> Non
 
 
 def test_an_owner_whose_lease_has_ended_gets_them_too_and_recovery_takes_them_back(world: World) -> None:
-    """Whether it lives is not this step's question: what it has in processing is taken back from it like everything else."""
+    """Whether it lives is not this step's question: what it has in processing is taken back from it like everything
+    else."""
     leader = world.elect()
     owner = world.join("a")
     [entry_id] = world.owned(leader, owner, b"T")
@@ -250,7 +253,9 @@ def test_an_entry_whose_body_is_gone_is_still_its_owners(world: World) -> None:
     assert leader.rejoin([(b"T", first), (b"T", second)]).over == []
     assert world.record(b"T") is not None
     assert second in world.pending()[owner.name]
-    world.apart_because = "Redis 7 drops an entry without a body when it is claimed" if world.claiming_drops_the_bodiless else ""
+    world.apart_because = (
+        "Redis 7 drops an entry without a body when it is claimed" if world.claiming_drops_the_bodiless else ""
+    )
 
 
 def test_it_works_at_full_memory(world: World) -> None:

@@ -7,19 +7,26 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.errors import GroupMissing
-from common.keys import Keys, LogKeys
-from common.redis_client import CommandRefused, Link
-from common.reliable_stream import RETURNED, SUSPECT, ReliableStream, StreamMessage, goes_on_at, reader_name
-from common.stream_id import ZERO, Position, Span
-from common.streams import pairs
-from master.dead_letters import DeadLetters
 from tests.integration.memory import full_memory
 from tests.integration.rewound import set_back
+from usher.common.base.errors import GroupMissing
+from usher.common.protocol.keys import Keys, LogKeys
+from usher.common.protocol.stream_id import ZERO, Position, Span
+from usher.common.readers.reliable_stream import (
+    RETURNED,
+    SUSPECT,
+    ReliableStream,
+    StreamMessage,
+    goes_on_at,
+    reader_name,
+)
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.replies import pairs
+from usher.master.operations.dead_letters import DeadLetters
 
 KEYS = Keys("payments", "billing")
-#: A letter, a step that fails, an answer: ``stream_ack.lua``, ``stream_bury.lua``, ``stream_claim.lua``, ``stream_pass.lua``,
-#: ``stream_charge.lua`` and ``stream_leave.lua`` are tried here against a real server.
+#: A letter, a step that fails, an answer: ``stream_ack.lua``, ``stream_bury.lua``, ``stream_claim.lua``,
+#: ``stream_pass.lua``, ``stream_charge.lua`` and ``stream_leave.lua`` are tried here against a real server.
 
 
 @pytest.fixture
@@ -65,7 +72,9 @@ def make_idle(link: Link, owner: str, *entry_ids: bytes) -> None:
 
 
 class TestReading:
-    def test_new_messages_come_once_and_nothing_is_an_empty_answer(self, link: Link, a: ReliableStream, b: ReliableStream) -> None:
+    def test_new_messages_come_once_and_nothing_is_an_empty_answer(
+        self, link: Link, a: ReliableStream, b: ReliableStream
+    ) -> None:
         sent = send(link, 1, 2, 3)
         assert ids(a.read_new(2, None)) == sent[:2]
         assert ids(b.read_new(10, 1)) == sent[2:]
@@ -78,7 +87,9 @@ class TestReading:
         assert (message.id, message.uid, message.json(), message.attempt) == ("5-0", "order-7", {"n": 1}, 0)
         assert message.fields["raw"].encode("utf-8", "surrogateescape") == b"\xff"
 
-    def test_pending_ones_are_read_again_but_for_those_excluded_and_that_is_no_delivery(self, link: Link, a: ReliableStream) -> None:
+    def test_pending_ones_are_read_again_but_for_those_excluded_and_that_is_no_delivery(
+        self, link: Link, a: ReliableStream
+    ) -> None:
         sent = send(link, *range(1, 1501))
         a.read_new(2000, None)
         assert ids(a.read_pending(3)) == sent[:3]
@@ -91,7 +102,10 @@ class TestReading:
         [first, _] = send(link, 1, 2)
         a.read_new(10, None)
         link.call("XDEL", KEYS.stream, first)
-        assert [(message.stream_id, message.body_is_gone) for message in a.read_pending(10)] == [(b"1-0", True), (b"2-0", False)]
+        assert [(message.stream_id, message.body_is_gone) for message in a.read_pending(10)] == [
+            (b"1-0", True),
+            (b"2-0", False),
+        ]
 
     def test_attempts_that_were_noted_come_with_the_message(self, link: Link, a: ReliableStream) -> None:
         [entry_id] = send(link, 1)
@@ -168,7 +182,13 @@ class TestAcknowledge:
     def test_a_lost_group_is_told(self, link: Link, a: ReliableStream) -> None:
         send(link, 1)
         link.call("XGROUP", "DESTROY", KEYS.stream, KEYS.group)
-        steps = (lambda: a.acknowledge([b"1-0"]), lambda: a.touch([b"1-0"]), lambda: a.claim_idle(1, 0), lambda: a.read_pending(1), a.save_position)
+        steps = (
+            lambda: a.acknowledge([b"1-0"]),
+            lambda: a.touch([b"1-0"]),
+            lambda: a.claim_idle(1, 0),
+            lambda: a.read_pending(1),
+            a.save_position,
+        )
         for step in steps:
             with pytest.raises(GroupMissing):
                 step()
@@ -189,7 +209,9 @@ class TestDeadLetters:
         assert (second[b"usher-id"], second[b"usher-error"]) == (sent[1], b"")
         assert (pending(link), link.call("XLEN", KEYS.stream)) == ({}, 0)
 
-    def test_one_of_too_many_fields_for_its_letter_stays_in_the_stream_and_can_be_redriven(self, link: Link, a: ReliableStream) -> None:
+    def test_one_of_too_many_fields_for_its_letter_stays_in_the_stream_and_can_be_redriven(
+        self, link: Link, a: ReliableStream
+    ) -> None:
         fields = [part for number in range(3100) for part in (f"f{number}", number)]
         sent = [*send(link, 1), link.call("XADD", KEYS.stream, "2-0", *fields)]
         assert a.move_to_dead_letters(a.read_new(10, None), "gave_up") == sent
@@ -220,14 +242,18 @@ class TestDeadLetters:
 
 
 class TestClaiming:
-    def test_what_a_dead_reader_had_is_suspect_and_what_was_given_back_is_not(self, link: Link, a: ReliableStream, b: ReliableStream) -> None:
+    def test_what_a_dead_reader_had_is_suspect_and_what_was_given_back_is_not(
+        self, link: Link, a: ReliableStream, b: ReliableStream
+    ) -> None:
         sent = send(link, 1, 2, 3, 4)
         a.read_new(10, None)
         a.charge({sent[0]: 2})
         assert a.give_back(sent[2:3]) == []
         assert a.give_back(sent[3:], suspect=True) == []
         assert pending(link) == {b"a": sent[:2], RETURNED.encode(): sent[2:3], SUSPECT.encode(): sent[3:]}
-        assert ids(b.claim_idle(10, 60_000).messages) == sent[2:], "what was given back is idle at once, what is fresh is left alone"
+        assert ids(b.claim_idle(10, 60_000).messages) == sent[2:], (
+            "what was given back is idle at once, what is fresh is left alone"
+        )
         make_idle(link, "a", *sent[:2])
         make_idle(link, RETURNED, sent[2])
         make_idle(link, SUSPECT, sent[3])
@@ -236,16 +262,23 @@ class TestClaiming:
             (sent[0], True, 2), (sent[1], True, 0), (sent[2], False, 0), (sent[3], True, 0),
         ]  # fmt: skip
         assert (claimed.cursor, pending(link)) == (ZERO, {b"b": sent})
-        assert {row[3] for row in link.call("XPENDING", KEYS.stream, KEYS.group, "-", "+", 10)} == {1}, "taking over is no delivery"
+        assert {row[3] for row in link.call("XPENDING", KEYS.stream, KEYS.group, "-", "+", 10)} == {1}, (
+            "taking over is no delivery"
+        )
 
-    def test_what_consumers_noted_of_attempts_is_understood(self, link: Link, a: ReliableStream, b: ReliableStream) -> None:
+    def test_what_consumers_noted_of_attempts_is_understood(
+        self, link: Link, a: ReliableStream, b: ReliableStream
+    ) -> None:
         """A master had the group before; and what nobody can read stops no message."""
         sent = send(link, 1, 2, 3)
         link.call("HSET", KEYS.attempts, sent[0], "3 2 1 0", sent[1], "three", sent[2], "4 4 0 0")
         a.read_new(10, None)
         make_idle(link, "a", *sent)
         link.call("XDEL", KEYS.stream, sent[2])
-        assert [(one.stream_id, one.failures) for one in b.claim_idle(10, 60_000).messages] == [(sent[0], 2), (sent[1], 0)]
+        assert [(one.stream_id, one.failures) for one in b.claim_idle(10, 60_000).messages] == [
+            (sent[0], 2),
+            (sent[1], 0),
+        ]
         assert [one.failures for one in b.read_pending(10)] == [2, 0]
         assert [letter[b"usher-attempts"] for letter in letters(link)] == [b"4"]
 
@@ -269,9 +302,13 @@ class TestClaiming:
         time.sleep(0.2)
         assert ids(b.claim_idle(10, 150).messages) == sent[:2]
         assert [letter[b"usher-reason"] for letter in letters(link)] == [b"body_gone"]
-        assert {row[3] for row in link.call("XPENDING", KEYS.stream, KEYS.group, "-", "+", 10)} == {1}, "a touch is no delivery"
+        assert {row[3] for row in link.call("XPENDING", KEYS.stream, KEYS.group, "-", "+", 10)} == {1}, (
+            "a touch is no delivery"
+        )
 
-    def test_the_cursor_finds_what_lies_behind_many_young_ones(self, link: Link, a: ReliableStream, b: ReliableStream) -> None:
+    def test_the_cursor_finds_what_lies_behind_many_young_ones(
+        self, link: Link, a: ReliableStream, b: ReliableStream
+    ) -> None:
         sent = send(link, *range(1, 51))
         a.read_new(100, None)
         make_idle(link, "a", sent[-1])

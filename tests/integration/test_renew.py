@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from common.keys import Keys
-from consumer.owner_steps import Renewal
 from tests.integration.factories import LEASE_MS, World, fetch
+from usher.common.protocol.keys import Keys
+from usher.consumer.lifecycle.owner_scripts import Renewal
 
 
 def _idle_ms(world: World) -> dict[bytes, int]:
@@ -60,7 +60,8 @@ def test_what_was_not_touched_for_a_third_of_the_lease_is_and_counts_as_no_deliv
 
 
 def test_renewed_in_time_nothing_of_a_living_owner_ever_meets_the_sweep(world: World) -> None:
-    """Renewals every third of the lease: the oldest that an entry gets before the lease itself ends is 4/3 of a lease, the sweep looks from 2 on."""
+    """Renewals every third of the lease: the oldest that an entry gets before the lease itself ends is 4/3 of a lease,
+    the sweep looks from 2 on."""
     leader, a = world.elect(), world.join("a")
     ids = world.owned(leader, a, b"T", b"1-1", b"2-1")
     world.make_idle(a.incarnation, LEASE_MS // 3 - 1000, *ids)
@@ -97,7 +98,10 @@ def test_thousands_are_touched_page_by_page(world: World, count: int) -> None:
 
 def test_ids_whose_order_differs_as_text_are_all_touched(world: World) -> None:
     leader, a = world.elect(), world.join("a")
-    ids = [*(b"%d-%d" % (ms, n) for ms in (999, 1000) for n in (1, 2, 9, 10, 99)), *(b"%d-1" % ms for ms in range(2000, 3200))]
+    ids = [
+        *(b"%d-%d" % (ms, n) for ms in (999, 1000) for n in (1, 2, 9, 10, 99)),
+        *(b"%d-1" % ms for ms in range(2000, 3200)),
+    ]
     world.owned(leader, a, b"T", *ids)
     world.make_idle(a.incarnation, LEASE_MS, *ids)
     first = a.steps.renew(LEASE_MS)

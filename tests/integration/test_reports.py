@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from master import service_port
-from master.service_port import ServicePort
-from master.web.ports import AckReport, IncarnationFenced, NotLeader
 from tests.integration.actors import MasterActor, Stage
+from usher.master.web import adapter as service_port
+from usher.master.web.adapter import ServicePort
+from usher.master.web.ports import AckReport, IncarnationFenced, NotLeader
 
 T = b"T"
 
@@ -72,7 +72,9 @@ def test_who_wants_answers_waits_for_them(stage: Stage, pool: ThreadPoolExecutor
 
 
 @pytest.mark.parametrize("wants_answers", [True, False])
-def test_an_incarnation_that_is_not_known_is_fenced_by_the_dispatcher_alone(stage: Stage, pool: ThreadPoolExecutor, wants_answers: bool) -> None:
+def test_an_incarnation_that_is_not_known_is_fenced_by_the_dispatcher_alone(
+    stage: Stage, pool: ThreadPoolExecutor, wants_answers: bool
+) -> None:
     """What another thread sees of the board is a glance: that somebody is not on it yet must end nobody."""
     m = stage.leader()
     m.settle()
@@ -87,7 +89,9 @@ def test_an_incarnation_that_is_not_known_is_fenced_by_the_dispatcher_alone(stag
         told.result(5)
 
 
-def test_a_dispatcher_that_does_not_keep_up_is_waited_for(stage: Stage, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dispatcher_that_does_not_keep_up_is_waited_for(
+    stage: Stage, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So that whoever reports more and more fills no memory."""
     monkeypatch.setattr(service_port, "_MOST_UNREAD", 3)
     m, a = stage.leader(), stage.consumer("a")

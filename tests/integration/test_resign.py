@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from master.leader_steps import LeaderSteps
 from tests.integration.factories import World
+from usher.master.leader.leader_scripts import LeaderSteps
 
 
 def _resign(world: World, epoch: int) -> bytes:
@@ -26,7 +26,9 @@ def test_resigning_twice_is_refused_the_second_time(world: World) -> None:
         assert _resign(world, leader.epoch) == b"FENCED"
 
 
-def test_a_late_resignation_does_not_take_the_lease_of_a_successor(world: World, depose: Callable[[LeaderSteps], None]) -> None:
+def test_a_late_resignation_does_not_take_the_lease_of_a_successor(
+    world: World, depose: Callable[[LeaderSteps], None]
+) -> None:
     leader = world.elect()
     depose(leader)
     with world.unchanged():

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from common.errors import Fenced
-from master.leader_steps import LeaderSteps
 from tests.integration.factories import World
+from usher.common.base.errors import Fenced
+from usher.master.leader.leader_scripts import LeaderSteps
 
 
 def test_a_revoked_lease_keeps_its_end_and_cannot_be_renewed(world: World) -> None:

@@ -1,4 +1,5 @@
-"""Services that wait on sockets are woken by a byte: somebody who rings while the last ring is being heard must not silence all later ones."""
+"""Services that wait on sockets are woken by a byte: somebody who rings while the last ring is being heard must not
+silence all later ones."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from common.live_sockets import LiveSockets
-from common.router.change_reader import ChangeReader
-from common.stream_router import StreamRouter
+from usher.common.http.server.push_sockets import LiveSockets
+from usher.common.router.change_driven import ChangeReader
+from usher.common.router.router import StreamRouter
 
 
 class RungMeanwhile:
@@ -38,7 +39,9 @@ def _router(url: str) -> ChangeReader:
 
 
 @pytest.mark.parametrize("make", [_live, _router])
-def test_who_rings_while_a_ring_is_heard_silences_nobody(redis_url: str, make: Callable[[str], LiveSockets | ChangeReader]) -> None:
+def test_who_rings_while_a_ring_is_heard_silences_nobody(
+    redis_url: str, make: Callable[[str], LiveSockets | ChangeReader]
+) -> None:
     service = make(redis_url)
     service.run_once()
     ear = RungMeanwhile(service._ear, service.interrupt)

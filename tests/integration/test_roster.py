@@ -1,5 +1,5 @@
-"""The roster: who is registered, and who of them lives; read by the leader only, in two commands whatever their number, and in one while nothing
-has changed."""
+"""The roster: who is registered, and who of them lives; read by the leader only, in two commands whatever their number,
+and in one while nothing has changed."""
 
 from __future__ import annotations
 
@@ -7,27 +7,31 @@ from collections.abc import Callable
 
 import pytest
 
-from common.errors import RedisTrouble
-from common.metrics import Metrics
-from common.redis_client import Link
-from common.registration import Registration
-from master import roster
-from master.change_watch import ChangeWatch
-from master.elector import Lead
-from master.leading import Leading
-from master.long_leases import shorten_leases
-from master.mailbox import ChangedElsewhere
-from master.membership import Membership
-from master.place import Place
-from master.roster import Member, RosterReader, read_roster
-from master.settings import MasterSettings
 from tests.integration.factories import LEASE_MS, World
+from usher.common.base.errors import RedisTrouble
+from usher.common.observability.metrics import Metrics
+from usher.common.protocol.registration import Registration
+from usher.common.redis.client import Link
+from usher.master.assembly.context import Place
+from usher.master.assembly.leader_services import Leading
+from usher.master.dispatch.change_watch import ChangeWatch
+from usher.master.dispatch.events import ChangedElsewhere
+from usher.master.leader.elector import Lead
+from usher.master.membership import registry as roster
+from usher.master.membership.lease_clamp import shorten_leases
+from usher.master.membership.registration import Membership
+from usher.master.membership.registry import Member, RosterReader, read_roster
+from usher.master.settings import MasterSettings
 
 
 def _calls(world: World) -> dict[str, int]:
     """Commands of Redis so far, but for the one that asks."""
     lines = world.link.call("INFO", "commandstats").decode().splitlines()
-    facts = {line.partition(":")[0].removeprefix("cmdstat_"): line.partition("calls=")[2].partition(",")[0] for line in lines if "calls=" in line}
+    facts = {
+        line.partition(":")[0].removeprefix("cmdstat_"): line.partition("calls=")[2].partition(",")[0]
+        for line in lines
+        if "calls=" in line
+    }
     return {name: int(calls) for name, calls in facts.items() if name != "info"}
 
 
@@ -179,7 +183,9 @@ def test_whoever_is_elected_reads_the_roster_at_once(redis_url: str) -> None:
 _TWO_HOURS_MS = 7_200_000
 
 
-def test_a_lease_that_lasts_longer_than_any_that_was_given_is_shortened_and_keeps_its_state(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_that_lasts_longer_than_any_that_was_given_is_shortened_and_keeps_its_state(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its holder died, and Redis' clock was set back by two hours: its tickets and its name would wait for as long."""
     monkeypatch.setattr(roster, "_LONG_EVERY_S", 0.0)
     dead, revoked, living, gone = (world.join(name) for name in "abcd")

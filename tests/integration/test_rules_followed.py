@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.errors import NotNow
-from common.redis_client import Link
-from master.actions import By
-from master.live_rules import Changed, LiveRules
-from master.policy.rules import Action, Rule, Target
-from master.roster import read_roster
 from tests.integration.actors import MasterActor, Stage
 from tests.integration.factories import fetch
+from usher.common.base.errors import NotNow
+from usher.common.redis.client import Link
+from usher.master.membership.registry import read_roster
+from usher.master.operations.action_log import By
+from usher.master.operations.live_rules import Changed, LiveRules
+from usher.master.policy.rules import Action, Rule, Target
 
 _ALICE = By("alice", "cli")
 
@@ -132,6 +132,8 @@ def test_a_drain_is_followed_also_by_a_leader_whose_roster_was_read_before_the_c
     stage.send(b"X")
     for _ in range(3):
         m.turn()
-    assert changed.handed_over == a.link.call("XLEN", stage.keys.inbox(a.incarnation)) == 0, "handed over after the drain was answered"
+    assert changed.handed_over == a.link.call("XLEN", stage.keys.inbox(a.incarnation)) == 0, (
+        "handed over after the drain was answered"
+    )
     assert not m.board.consumers[a.incarnation].accepts
     rules.close()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import NotNow, ServerChanged
-from common.redis_client import Link, SameServer
 from tests.topologies import Server, until
+from usher.common.base.errors import NotNow, ServerChanged
+from usher.common.redis.client import Link, SameServer
 
 
 @pytest.fixture
@@ -34,8 +34,8 @@ def _lead(server: Server) -> None:
 
 
 def test_a_server_that_was_a_replica_for_a_moment_is_another_one(servers: list[Server]) -> None:
-    """It is the same process, and has lost what the other one had not got: what was acknowledged there is pending again for a consumer that has
-    done with it, and that keeps its lease."""
+    """It is the same process, and has lost what the other one had not got: what was acknowledged there is pending again
+    for a consumer that has done with it, and that keeps its lease."""
     first, second = servers
     _follow(second, first)
     told: list[str] = []

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from common.errors import Fenced, GroupMissing
-from common.keys import LogKeys
-from common.stream_id import Position, rank
-from master.leader_steps import LeaderSteps
 from tests.integration.factories import TRICKY_IDS, World
 from tests.integration.memory import full_memory
+from usher.common.base.errors import Fenced, GroupMissing
+from usher.common.protocol.keys import LogKeys
+from usher.common.protocol.stream_id import Position, rank
+from usher.master.leader.leader_scripts import LeaderSteps
 
 
 def test_nothing_was_ever_read(world: World) -> None:

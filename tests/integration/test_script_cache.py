@@ -1,4 +1,5 @@
-"""Scripts are known by their digest. A server that forgot them (restart, failover, SCRIPT FLUSH) gets the text again, and runs it once."""
+"""Scripts are known by their digest. A server that forgot them (restart, failover, SCRIPT FLUSH) gets the text again,
+and runs it once."""
 
 from __future__ import annotations
 
@@ -6,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from common.embedded import EmbeddedRedis
-from common.errors import ReplyUnknown
-from common.redis_client import CommandRefused, Link, ScriptMissing
-from common.scripts import ScriptRunner, source, with_memory_flag
-from master.leader_steps import LeaderSteps
-from master.policy.plans import NOTHING
 from tests.integration.factories import FIELD, World, fetch, plan
 from tests.proxy import Proxy
+from usher.common.base.errors import ReplyUnknown
+from usher.common.redis.client import CommandRefused, Link, ScriptMissing
+from usher.common.redis.embedded import EmbeddedRedis
+from usher.common.redis.scripts import ScriptRunner, source, with_memory_flag
+from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.policy.board.plans import NOTHING
 
-_ALL = sorted(file.stem for file in Path(__file__).parents[2].joinpath("common", "lua").glob("*.lua"))
+_LUA = Path(__file__).parents[2] / "common" / "lua"
+_ALL = sorted(file.stem for file in _LUA.glob("*/*.lua") if file.parent.name not in ("includes", "sinks"))
 
 
 def _calls(link: Link) -> dict[str, int]:
@@ -46,7 +48,10 @@ def test_the_text_is_sent_only_when_the_server_does_not_know_it(world: World) ->
     world.elect()
     world.link.call("CONFIG", "RESETSTAT")
     world.scripts.run("next_generation", (world.keys.counters,), ())
-    assert {name: count for name, count in _calls(world.link).items() if name.startswith("eval")} == {"evalsha": 1, "eval": 1}
+    assert {name: count for name, count in _calls(world.link).items() if name.startswith("eval")} == {
+        "evalsha": 1,
+        "eval": 1,
+    }
     for _ in range(5):
         world.scripts.run("next_generation", (world.keys.counters,), ())
     calls = _calls(world.link)

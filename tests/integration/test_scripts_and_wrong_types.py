@@ -1,5 +1,5 @@
-"""A script is not rolled back. So what could fail is looked at first: a key that holds something else than it should stops a step before it
-has changed anything, whichever key and whichever step it is."""
+"""A script is not rolled back. So what could fail is looked at first: a key that holds something else than it should
+stops a step before it has changed anything, whichever key and whichever step it is."""
 
 from __future__ import annotations
 
@@ -7,24 +7,37 @@ from collections.abc import Callable
 
 import pytest
 
-from common.attempts import Attempts
-from common.errors import RedisTrouble
-from common.redis_client import CommandRefused
-from consumer.journal import Former
-from consumer.owner_steps import Letter
-from consumer.policy.quarantine import Left
-from consumer.predecessor import note_crash
-from master.leader_steps import LeaderSteps, Rejected
-from master.looks import Found, News
-from master.policy.ruled import Condemned
-from master.policy.rules import Action, Rule, Target
 from tests.integration.factories import LEASE_MS, Owner, World, fetch, plan
+from usher.common.base.errors import RedisTrouble
+from usher.common.protocol.attempts import Attempts
+from usher.common.redis.client import CommandRefused
+from usher.consumer.lifecycle.crash_report import note_crash
+from usher.consumer.lifecycle.journal import Former
+from usher.consumer.lifecycle.owner_scripts import Letter
+from usher.consumer.policy.quarantine import Left
+from usher.master.leader.leader_scripts import LeaderSteps, Rejected
+from usher.master.leader.peeked import Found, News
+from usher.master.policy.board.rule_gate import Condemned
+from usher.master.policy.rules import Action, Rule, Target
 
-_KEYS = ("stream", "leader", "tickets", "counters", "consumers", "attempts", "dead", "runs", "changed", "lease", "inbox")
+_KEYS = (
+    "stream",
+    "leader",
+    "tickets",
+    "counters",
+    "consumers",
+    "attempts",
+    "dead",
+    "runs",
+    "changed",
+    "lease",
+    "inbox",
+)
 
 
 def _stage(world: World) -> tuple[LeaderSteps, Owner, Owner]:
-    """A living owner with a ticket, a dead one with two, something parked, something unusable, some unread; some bodies are gone."""
+    """A living owner with a ticket, a dead one with two, something parked, something unusable, some unread; some bodies
+    are gone."""
     leader, living, dead = world.elect(), world.join("living"), world.join("dead")
     world.owned(leader, living, b"T", b"1-1", b"2-1", b"3-1")
     world.owned(leader, dead, b"U", b"4-1", b"5-1")
@@ -44,19 +57,27 @@ _LEFT = Left(b"U", b"4-1", 5, Attempts(1), 1, False)
 #: (world, leader, the living owner, the dead one, head of the living one's ticket)
 _Call = Callable[[World, LeaderSteps, Owner, Owner, bytes], object]
 _CALLS: dict[str, _Call] = {
-    "elect": lambda w, leader, a, b, head: w.scripts.run("elect", (w.keys.leader, w.keys.counters), ("http://x", LEASE_MS, str(leader.epoch))),
-    "hold_lead": lambda w, leader, a, b, head: w.scripts.run("hold_lead", (w.keys.leader,), (str(leader.epoch), LEASE_MS)),
+    "elect": lambda w, leader, a, b, head: w.scripts.run(
+        "elect", (w.keys.leader, w.keys.counters), ("http://x", LEASE_MS, str(leader.epoch))
+    ),
+    "hold_lead": lambda w, leader, a, b, head: w.scripts.run(
+        "hold_lead", (w.keys.leader,), (str(leader.epoch), LEASE_MS)
+    ),
     "peek": lambda w, leader, a, b, head: leader.peek(10),
     "take news": lambda w, leader, a, b, head: fetch(leader, 10),
     "take news, planned": lambda w, leader, a, b, head: leader.hand_over(plan(a, {b"X": [b"10-1"]}), _NEWS),
-    "take news, going on": lambda w, leader, a, b, head: leader.hand_over(plan(a, {b"T": [b"7-1", b"10-1"]}, {b"T": head}), _NEWS),
+    "take news, going on": lambda w, leader, a, b, head: leader.hand_over(
+        plan(a, {b"T": [b"7-1", b"10-1"]}, {b"T": head}), _NEWS
+    ),
     "take news, body gone": lambda w, leader, a, b, head: leader.hand_over(plan(a, {b"X": [b"10-1", b"11-1"]}), _NEWS),
     "read_parked": lambda w, leader, a, b, head: leader.read_parked(None, 10),
     "reject": lambda w, leader, a, b, head: leader.reject([Rejected(b"9-1", b"", "empty_ticket_id")]),
     "hand_over": lambda w, leader, a, b, head: leader.hand_over(plan(a, {b"W": [b"7-1"]})),
     "hand_over, going on": lambda w, leader, a, b, head: leader.hand_over(plan(a, {b"T": [b"7-1"]}, {b"T": head})),
     "hand_over, body gone": lambda w, leader, a, b, head: leader.hand_over(plan(a, {b"W": [b"7-1", b"8-1"]})),
-    "end_by_rule": lambda w, leader, a, b, head: leader.end_by_rule([Condemned(b"W", b"", [b"7-1"], Rule(Target.TICKET, "W", Action.DEAD_LETTER))]),
+    "end_by_rule": lambda w, leader, a, b, head: leader.end_by_rule(
+        [Condemned(b"W", b"", [b"7-1"], Rule(Target.TICKET, "W", Action.DEAD_LETTER))]
+    ),
     "take_back": lambda w, leader, a, b, head: leader.take_back(b.incarnation, 10),
     "free_tickets": lambda w, leader, a, b, head: leader.free_tickets("x:1", [b"U"]),
     "sweep": lambda w, leader, a, b, head: leader.sweep([a.incarnation], 0, b"0-0", 100),
@@ -66,7 +87,9 @@ _CALLS: dict[str, _Call] = {
     "renew": lambda w, leader, a, b, head: a.steps.renew(LEASE_MS),
     "forget_attempts": lambda w, leader, a, b, head: leader.forget_attempts(b"0", 100),
     "charge": lambda w, leader, a, b, head: a.steps.charge({b"1-1": Attempts(2, 2)}, b"run", 100),
-    "note_crash": lambda w, leader, a, b, head: note_crash(w.scripts, w.keys, Former(b.incarnation, False, [_LEFT]), 100),
+    "note_crash": lambda w, leader, a, b, head: note_crash(
+        w.scripts, w.keys, Former(b.incarnation, False, [_LEFT]), 100
+    ),
     "ack": lambda w, leader, a, b, head: a.steps.ack({b"T": [b"1-1"]}, b"run", 100),
     "dead_letter": lambda w, leader, a, b, head: a.steps.dead_letter(Letter(b"T", b"1-1", "gave_up", "", 1, 1, 2)),
     "drain": lambda w, leader, a, b, head: a.steps.drain(LEASE_MS),

@@ -1,7 +1,8 @@
-"""When memory is full, everything that frees something or keeps somebody alive works; what would need more is refused whole.
+"""When memory is full, everything that frees something or keeps somebody alive works; what would need more is refused
+whole.
 
-Redis 6.2 lets a script through once it has made a write that needs no memory; from 7.0 on the script's first line says what it may do.
-Either way the answer must be the same.
+Redis 6.2 lets a script through once it has made a write that needs no memory; from 7.0 on the script's first line says
+what it may do. Either way the answer must be the same.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from common.errors import NotNow
-from common.scripts import source
-from consumer.owner_steps import Buried, Letter
-from master.leader_steps import Freed, LeaderSteps, Rejected
-from master.looks import Found
 from tests.integration.factories import LEASE_MS, Owner, World, fetch, plan
+from usher.common.base.errors import NotNow
+from usher.common.redis.scripts import source
+from usher.consumer.lifecycle.owner_scripts import Buried, Letter
+from usher.master.leader.leader_scripts import Freed, LeaderSteps, Rejected
+from usher.master.leader.peeked import Found
 
 
 @contextlib.contextmanager
@@ -133,9 +134,17 @@ def test_an_audit_looks_again(world: World) -> None:
     world.link.call("HSET", world.keys.attempts, first, 3)
     keys = (world.keys.stream, world.keys.tickets, world.keys.lease(a.incarnation), world.keys.attempts)
     with _full(world):
-        owner, idle_ms, deliveries, *known = world.scripts.run("look_again", keys, (world.keys.group, first, b"T", second))
-        nothing = world.scripts.run("look_again", (*keys[:2], world.keys.lease("b:1"), keys[3]), (world.keys.group, "9-9", b"U", "0-0"))
-    assert (owner, deliveries, known) == (a.name, 1, [b"%s %s %s" % (world.head(b"T"), first, second), 1, 1, b"3", a.name])
+        owner, idle_ms, deliveries, *known = world.scripts.run(
+            "look_again", keys, (world.keys.group, first, b"T", second)
+        )
+        nothing = world.scripts.run(
+            "look_again", (*keys[:2], world.keys.lease("b:1"), keys[3]), (world.keys.group, "9-9", b"U", "0-0")
+        )
+    assert (owner, deliveries, known) == (
+        a.name,
+        1,
+        [b"%s %s %s" % (world.head(b"T"), first, second), 1, 1, b"3", a.name],
+    )
     assert 0 <= idle_ms < 60_000
     assert nothing == [None, 0, 0, None, 0, 0, None, None]
 
@@ -158,7 +167,12 @@ def test_a_hand_over_to_a_new_owner_is_refused_whole(world: World) -> None:
         with _full(world), world.unchanged(), pytest.raises(NotNow) as refused:
             leader.hand_over(plan(a, parts, {b"T": world.head(b"T")}))
         assert refused.value.kind == "OOM"
-    assert leader.hand_over(plan(a, {b"T": going_on, b"U": new}, {b"T": world.head(b"T")})).targets[0] == ("OK", [], [], []), "and then it works"
+    assert leader.hand_over(plan(a, {b"T": going_on, b"U": new}, {b"T": world.head(b"T")})).targets[0] == (
+        "OK",
+        [],
+        [],
+        [],
+    ), "and then it works"
     assert world.inbox(b) == []
 
 
@@ -169,7 +183,10 @@ def test_a_hand_over_to_an_owner_that_goes_on_happens_whole_or_not_at_all(world:
     head = world.head(b"T")
     with _full(world), contextlib.suppress(NotNow):
         leader.hand_over(plan(a, {b"T": more}, {b"T": head}))
-    assert (world.pending(), len(world.inbox(a))) in [({a.name: first, b"master": more}, 1), ({a.name: first + more}, 2)]
+    assert (world.pending(), len(world.inbox(a))) in [
+        ({a.name: first, b"master": more}, 1),
+        ({a.name: first + more}, 2),
+    ]
 
 
 def test_new_entries_are_taken_whole_or_not_at_all(world: World) -> None:

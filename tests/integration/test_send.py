@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from common.commands.sender import Sender, SendingStopped
-from common.errors import NotNow
-from common.redis_client import Link
-from common.workload import NewMessage, incidents
 from tests.proxy import Proxy
+from usher.common.base.errors import NotNow
+from usher.common.redis.client import Link
+from usher.common.sending.pipelined import Sender, SendingStopped
+from usher.common.sending.workload import NewMessage, incidents
 
 ROOT = Path(__file__).resolve().parents[2]
 STREAM = "ticket_stream"
@@ -23,7 +23,12 @@ STREAM = "ticket_stream"
 def usher_send(url: str, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     env = {"PATH": os.environ["PATH"], "USHER_REDIS_URL": url}
     return subprocess.run(
-        [sys.executable, ROOT / "common" / "launch.py", "send", *words], env=env, input=stdin, capture_output=True, check=False, timeout=60
+        [sys.executable, ROOT / "usher" / "__main__.py", "send", *words],
+        env=env,
+        input=stdin,
+        capture_output=True,
+        check=False,
+        timeout=60,
     )
 
 
@@ -46,7 +51,8 @@ def test_a_simulated_workload_arrives_whole_and_in_order(redis_url: str, link: L
     assert (document["sent"], document["unknown"], document["error"]) == (1234, 0, None)
     assert document["messages_per_second"] > 0
     sent = [
-        {b"ticket_id": message.ticket_id.encode()} | {n.encode(): v.encode() for n, v in message.fields.items()} for message in incidents(1234, 50, 5)
+        {b"ticket_id": message.ticket_id.encode()} | {n.encode(): v.encode() for n, v in message.fields.items()}
+        for message in incidents(1234, 50, 5)
     ]
     assert entries(link) == sent
     assert done.stderr == b""
@@ -84,7 +90,9 @@ def test_a_rate_is_kept(redis_url: str) -> None:
 
 def test_a_refused_message_is_counted_apart(redis_url: str, link: Link) -> None:
     sender = Sender(link, STREAM, "ticket_id")
-    link.call("XADD", STREAM, "18446744073709551615-18446744073709551614", "a", "b")  # leaves room for exactly one more id
+    link.call(
+        "XADD", STREAM, "18446744073709551615-18446744073709551614", "a", "b"
+    )  # leaves room for exactly one more id
     with pytest.raises(SendingStopped, match="message 2 was refused"):
         sender.send([NewMessage(str(number), {}) for number in range(3)])
     assert (sender.accepted, sender.unknown) == (1, 0)
@@ -111,6 +119,18 @@ def test_a_lost_reply_is_unknown_and_not_sent_again(redis_url: str, link: Link) 
 
 
 def test_a_closed_standard_input_is_told(redis_url: str) -> None:
-    words = [sys.executable, str(ROOT / "common" / "launch.py"), "send", "--redis-url", redis_url, "--csv", "-", "--key", "id"]
-    done = subprocess.run(["sh", "-c", 'exec "$@" <&-', "sh", *words], capture_output=True, text=True, check=False, timeout=60)
+    words = [
+        sys.executable,
+        str(ROOT / "usher" / "__main__.py"),
+        "send",
+        "--redis-url",
+        redis_url,
+        "--csv",
+        "-",
+        "--key",
+        "id",
+    ]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", *words], capture_output=True, text=True, check=False, timeout=60
+    )
     assert (done.returncode, done.stderr.splitlines()[-1]) == (2, "usher: --csv: standard input is closed")

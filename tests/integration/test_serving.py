@@ -1,4 +1,4 @@
-"""``common.serving``: real arbiters and workers as processes of their own, real signals, real HTTP."""
+"""``usher.common.http.server.server``: real arbiters and workers as processes of their own, real signals, real HTTP."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ import pytest
 import requests
 from flask import Flask, request
 
-from common import serving, serving_sockets, serving_worker
-from common.errors import StartRefused, UsherError
-from common.log import configure, event
-from common.serving import Certificate
 from tests.served import PATIENCE_S, Running
+from usher.common.base.errors import StartRefused, UsherError
+from usher.common.base.log import configure, event
+from usher.common.http.server import server as serving
+from usher.common.http.server import sockets as serving_sockets
+from usher.common.http.server import worker as serving_worker
+from usher.common.http.server.server import Certificate
 
 _CHILD = "from tests.integration.test_serving import child; child()"
 
@@ -51,9 +53,13 @@ class Program:
         self.app.add_url_rule("/", "who", lambda: {"pid": os.getpid()})
         self.app.add_url_rule("/large", "large", lambda: "x" * 100_000)
         self.app.add_url_rule("/huge", "huge", lambda: "x" * 20_000_000)  # more than any socket takes at once
-        self.app.add_url_rule("/memory", "memory", lambda: {"frozen": gc.get_freeze_count(), "threshold": gc.get_threshold()[0]})
+        self.app.add_url_rule(
+            "/memory", "memory", lambda: {"frozen": gc.get_freeze_count(), "threshold": gc.get_threshold()[0]}
+        )
         self.app.add_url_rule("/slow", "slow", _slow)
-        self.app.add_url_rule("/read", "read", lambda: {"length": len(request.environ["wsgi.input"].read())}, methods=["POST"])
+        self.app.add_url_rule(
+            "/read", "read", lambda: {"length": len(request.environ["wsgi.input"].read())}, methods=["POST"]
+        )
         self.app.config["MAX_CONTENT_LENGTH"] = 10_000  # of forms
         self.app.add_url_rule("/form", "form", lambda: dict(request.form), methods=["POST"])
         self.app.add_url_rule("/refuse", "refuse", lambda: ("", 413), methods=["POST"])
@@ -99,7 +105,13 @@ def child() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (how["files"], how["files"]))
     certificate = Certificate(Path(how["cert"]), Path(how["key"])) if "cert" in how else Certificate()
     try:
-        serving.serve(lambda: Program(how), how.get("bind", "127.0.0.1:0"), "child", how.get("graceful_s", 10.0), certificate=certificate)
+        serving.serve(
+            lambda: Program(how),
+            how.get("bind", "127.0.0.1:0"),
+            "child",
+            how.get("graceful_s", 10.0),
+            certificate=certificate,
+        )
     except StartRefused as refused:
         event(log, "refused", says=str(refused))
         sys.exit(2)
@@ -336,7 +348,9 @@ def test_a_worker_that_always_leaves_at_once_is_not_started_all_the_time(start: 
         ({"make": "crash"}, "the child failed while it started; the lines above say why"),
     ],
 )
-def test_a_program_that_cannot_start_is_refused_with_its_own_words(start: Callable[..., Running], how: dict[str, str], says: str) -> None:
+def test_a_program_that_cannot_start_is_refused_with_its_own_words(
+    start: Callable[..., Running], how: dict[str, str], says: str
+) -> None:
     running = start(**how)
     assert running.ended() == 2
     assert [record["says"] for record in running.records("refused")] == [says]
@@ -373,7 +387,11 @@ def test_port_0_is_always_free(bind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bind", "says"), [("192.0.2.1:0", "is not an address of this machine"), ("no-such-host.invalid:0", "the host of .* cannot be found")]
+    ("bind", "says"),
+    [
+        ("192.0.2.1:0", "is not an address of this machine"),
+        ("no-such-host.invalid:0", "the host of .* cannot be found"),
+    ],
 )
 def test_an_address_that_is_not_ours_is_refused(bind: str, says: str) -> None:
     with pytest.raises(StartRefused, match=f"^USHER_BIND: .*{says}"):
@@ -408,7 +426,9 @@ def test_half_a_head_holds_no_thread(start: Callable[..., Running], before: byte
         assert time.monotonic() - began < 2
         opened[0].sendall(b"st: a\r\n\r\nGET / HTTP/1.1\r\nHost")
         assert _received(opened[0], b"}\n").startswith(b"HTTP/1.1 200")
-        opened[0].sendall(b": a\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n")  # what comes behind a head is not lost either
+        opened[0].sendall(
+            b": a\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n"
+        )  # what comes behind a head is not lost either
         answered = _received(opened[0], b"}\n")
         answered += b"" if answered.count(b"}\n") == 2 else _received(opened[0], b"}\n")
         assert answered.count(b"HTTP/1.1 200") == 2
@@ -438,7 +458,9 @@ def test_who_asks_on_and_on_and_reads_no_answer_holds_no_thread(start: Callable[
         assert time.monotonic() - began < 2
         opened[0].shutdown(socket.SHUT_WR)
         answers = opened[0].makefile("rb").read()
-        assert answers.count(b"HTTP/1.1 200 OK") == answers.count(b"x" * 100_000) == 100, "who reads late gets all of them"
+        assert answers.count(b"HTTP/1.1 200 OK") == answers.count(b"x" * 100_000) == 100, (
+            "who reads late gets all of them"
+        )
 
 
 def test_clients_that_do_not_close_their_end_do_not_stop_the_loop(start: Callable[..., Running]) -> None:

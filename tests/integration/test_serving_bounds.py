@@ -14,10 +14,11 @@ from typing import Any
 
 from flask import Flask
 
-from common import serving, serving_worker
-from common.log import configure
-from common.serving import Bounds
 from tests.served import PATIENCE_S, Running
+from usher.common.base.log import configure
+from usher.common.http.server import server as serving
+from usher.common.http.server import worker as serving_worker
+from usher.common.http.server.server import Bounds
 
 _CHILD = "from tests.integration.test_serving_bounds import child; child()"
 _GO = threading.Event()

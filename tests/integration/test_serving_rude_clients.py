@@ -1,4 +1,5 @@
-"""``common.serving`` and clients that read no answer, send a head without end, or go away in the middle."""
+"""``usher.common.http.server.server`` and clients that read no answer, send a head without end, or go away in the
+middle."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ def test_who_reads_no_answer_over_small_segments_holds_no_thread(tmp_path: Path)
         with ExitStack() as connections:
             for _ in range(12):
                 connection = connections.enter_context(closing(socket.socket()))
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)  # loopback's are larger, and with them the server's buffers
+                connection.setsockopt(
+                    socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536
+                )  # loopback's are larger, and with them the server's buffers
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
                 connection.connect(("127.0.0.1", port))
                 connection.sendall(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
@@ -91,7 +94,9 @@ def test_half_a_small_body_holds_no_thread(running: Running) -> None:
 def test_half_a_form_is_none(running: Running, length: int) -> None:
     with closing(running.connect()) as connection:
         kind = "Content-Type: application/x-www-form-urlencoded"
-        connection.sendall(f"POST /form HTTP/1.1\r\nHost: a\r\n{kind}\r\nContent-Length: {length}\r\n\r\naction=pause&ticket=T-12".encode())
+        connection.sendall(
+            f"POST /form HTTP/1.1\r\nHost: a\r\n{kind}\r\nContent-Length: {length}\r\n\r\naction=pause&ticket=T-12".encode()
+        )
         connection.shutdown(socket.SHUT_WR)
         answered = connection.makefile("rb").read()
     assert answered.startswith(b"HTTP/1.1 400"), "who meant T-1234 does not pause T-12"
@@ -105,7 +110,9 @@ def test_the_next_request_that_came_with_a_body_over_tls_is_answered_at_once(tmp
         connection = context.wrap_socket(running.wait_until_up().connect(), server_hostname="localhost")
         with closing(connection):
             connection.sendall(b"POST /read HTTP/1.1\r\nHost: a\r\nContent-Length: 9000\r\n\r\n")
-            connection.sendall(b"b" * 9000 + b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")  # one TLS record
+            connection.sendall(
+                b"b" * 9000 + b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+            )  # one TLS record
             began = time.monotonic()
             answered = connection.makefile("rb").read()
         assert answered.count(b"HTTP/1.1 200") == 2
@@ -114,7 +121,11 @@ def test_the_next_request_that_came_with_a_body_over_tls_is_answered_at_once(tmp
         running.kill()
 
 
-@pytest.mark.parametrize("framing", ["Content-Length: 60000\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\nea60\r\n"], ids=["a length", "chunks"])
+@pytest.mark.parametrize(
+    "framing",
+    ["Content-Length: 60000\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\nea60\r\n"],
+    ids=["a length", "chunks"],
+)
 def test_a_body_that_nobody_asked_for_and_trickles_in_holds_no_thread(running: Running, framing: str) -> None:
     with ExitStack() as connections:
         opened = [connections.enter_context(closing(running.connect())) for _ in range(12)]

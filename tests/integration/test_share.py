@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from common.redis_client import Link
-from common.sources import SHARDS
 from tests.integration.gathered import Gathered
 from tests.integration.routers import until
+from usher.common.protocol.sources import SHARDS
+from usher.common.redis.client import Link
 
 ALL = set(range(SHARDS))
 
@@ -36,7 +36,9 @@ def test_all_shards_are_held_and_evenly_after_two_beats(world: Gathered, masters
             others = [shards for other, shards in held.items() if other != name]
             if len(held) == masters:
                 assert len(_holders(world)) <= SHARDS
-            assert all(world.link.call("HGET", world.keys.shares, f"shard {shard}") == name.encode() for shard in held[name]), others
+            assert all(
+                world.link.call("HGET", world.keys.shares, f"shard {shard}") == name.encode() for shard in held[name]
+            ), others
     held = {name: world.share(name) for name in names}
     assert set().union(*held.values()) == ALL and sum(map(len, held.values())) == SHARDS
     assert max(map(len, held.values())) - min(map(len, held.values())) <= 1

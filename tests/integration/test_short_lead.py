@@ -1,4 +1,5 @@
-"""The shortest leader leases that may be set: a leader that has nothing to do keeps the lead, and one that is stuck loses it."""
+"""The shortest leader leases that may be set: a leader that has nothing to do keeps the lead, and one that is stuck
+loses it."""
 
 from __future__ import annotations
 
@@ -9,12 +10,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from common.metrics import Metrics
-from common.redis_client import Link
-from master.elector import Elector
-from master.leading import Leading
-from master.place import Place
-from master.settings import MasterSettings
+from usher.common.observability.metrics import Metrics
+from usher.common.redis.client import Link
+from usher.master.assembly.context import Place
+from usher.master.assembly.leader_services import Leading
+from usher.master.leader.elector import Elector
+from usher.master.settings import MasterSettings
 
 _IDLE_S = 3.5
 
@@ -22,7 +23,9 @@ _IDLE_S = 3.5
 @pytest.fixture(params=[0.5, 0.6, 1.0])
 def lead(request: pytest.FixtureRequest, redis_url: str, link: Link) -> Iterator[tuple[Leading, Elector]]:
     """A master that leads an empty stream, with all of its threads."""
-    leading = Leading(Place(MasterSettings(redis_url=redis_url, leader_lease_seconds=request.param), redis_url), Metrics())
+    leading = Leading(
+        Place(MasterSettings(redis_url=redis_url, leader_lease_seconds=request.param), redis_url), Metrics()
+    )
     elector = leading.elector("http://one")
     services = [*leading.services, elector]
     for service in services:

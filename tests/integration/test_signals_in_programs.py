@@ -8,16 +8,16 @@ import sys
 
 import pytest
 
-from common.redis_client import Link
 from tests.integration.test_reading_loop import KEYS, pending, send, until
 from tests.outboxes import Outbox
 from tests.rules import ROOT
+from usher.common.redis.client import Link
 
 #: As docs/plain-streams.md has it; a handler that takes a moment, and tells that it runs.
 _LOOP = """
 import sys, time
-from common.reading_loop import LoopOptions, MessageReadingLoop
-from common.redis_client import Link
+from usher.common.readers.loop import LoopOptions, MessageReadingLoop
+from usher.common.redis.client import Link
 
 def handle(message):
     own = Link(sys.argv[1], "test:effect")
@@ -32,8 +32,8 @@ print("the program goes on")
 #: As docs/outbox.md has it.
 _LOG = """
 import sys, time
-from common.outbox.log_consumer import LogConsumer
-from common.redis_client import Link
+from usher.common.outbox.log_consumer import LogConsumer
+from usher.common.redis.client import Link
 
 own = Link(sys.argv[1], "test:effect")
 
@@ -51,9 +51,9 @@ print("the program goes on")
 #: As docs/plain-streams.md has it for the stream router.
 _ROUTER = """
 import sys
-from common.redis_client import Link
-from common.stream_router import StreamRouter
-from common.until_signal import UntilSignal
+from usher.common.redis.client import Link
+from usher.common.router.router import StreamRouter
+from usher.common.runtime.signals import UntilSignal
 
 own = Link(sys.argv[1], "test:effect")
 with UntilSignal() as until, StreamRouter(sys.argv[1]) as router:
@@ -66,7 +66,9 @@ print("the program goes on")
 
 
 def _begin(program: str, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", program, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def _ended(process: subprocess.Popen[str], *signals: signal.Signals) -> tuple[int, str, str]:
@@ -80,7 +82,9 @@ def _ended(process: subprocess.Popen[str], *signals: signal.Signals) -> tuple[in
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_reading_loop_lets_what_runs_finish_gives_the_rest_back_and_the_program_goes_on(redis_url: str, link: Link, number: signal.Signals) -> None:
+def test_a_reading_loop_lets_what_runs_finish_gives_the_rest_back_and_the_program_goes_on(
+    redis_url: str, link: Link, number: signal.Signals
+) -> None:
     send(link, 9)
     process = _begin(_LOOP, redis_url)
     until(lambda: link.call("HLEN", "begun") == 2)
@@ -105,7 +109,9 @@ def test_a_log_consumer_stores_the_batch_that_it_handles_and_the_program_goes_on
         assert sql.exec_driver_sql("SELECT state FROM consumer_states").scalars().all() == ['{"handled":1}']
 
 
-def test_a_second_signal_does_not_wait_for_the_batch_of_which_nothing_is_stored_then(redis_url: str, link: Link, sqlite_outbox: Outbox) -> None:
+def test_a_second_signal_does_not_wait_for_the_batch_of_which_nothing_is_stored_then(
+    redis_url: str, link: Link, sqlite_outbox: Outbox
+) -> None:
     send(link, 3)
     process = _begin(_LOG, redis_url, sqlite_outbox.url)
     until(lambda: link.call("HLEN", "begun") == 1)

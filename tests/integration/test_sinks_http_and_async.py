@@ -12,10 +12,10 @@ import requests
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from consumer.sinks.http import Received, headers, received, refuse_by_status
-from consumer.sinks.outcomes import SinkMisused, SinkNotNow, StaleFence
-from consumer.sinks.sql import SqlSink
 from tests.sinks import Mark, accounts, async_sink
+from usher.consumer.sinks.http import Received, headers, received, refuse_by_status
+from usher.consumer.sinks.outcomes import SinkMisused, SinkNotNow, StaleFence
+from usher.consumer.sinks.sql import SqlSink
 
 
 @pytest.fixture
@@ -28,7 +28,10 @@ def service(sink: SqlSink) -> Iterator[str]:
                 mark = received(self.headers)
                 with sink.transaction(mark) as session:
                     session.execute(
-                        sa.text("INSERT INTO accounts VALUES (:id, 5) ON CONFLICT (id) DO UPDATE SET total = accounts.total + 5"),
+                        sa.text(
+                            "INSERT INTO accounts VALUES (:id, 5) ON CONFLICT (id) DO UPDATE SET total ="
+                            " accounts.total + 5"
+                        ),
                         {"id": mark.ticket_id},
                     )
                 status = 200
@@ -66,7 +69,9 @@ def test_a_service_that_keeps_uid_and_fence_charges_once(service: str, engine: s
     assert requests.post(service, timeout=30).status_code == 400
 
 
-@pytest.mark.parametrize("uid", ["order-17", "a b", "50%", "%41", 'q"\\', "ä\u20ac", "a\nb\0", "\udcff", "1700000000000-0"])
+@pytest.mark.parametrize(
+    "uid", ["order-17", "a b", "50%", "%41", 'q"\\', "ä\u20ac", "a\nb\0", "\udcff", "1700000000000-0"]
+)
 def test_any_uid_and_ticket_survive_the_headers(uid: str) -> None:
     sent = headers(Mark(uid, uid, 2**63 - 1))
     assert all(value.isascii() and value.isprintable() and value == value.strip() for value in sent.values())
@@ -102,7 +107,10 @@ def test_an_async_handler_stores_its_effect_once_too(postgres_url: str) -> None:
             @made.exactly_once
             async def handle(mark: Mark, session: AsyncSession) -> None:
                 await session.execute(
-                    sa.text("INSERT INTO accounts VALUES (:id, 1) ON CONFLICT (id) DO UPDATE SET total = accounts.total + 1"), {"id": mark.ticket_id}
+                    sa.text(
+                        "INSERT INTO accounts VALUES (:id, 1) ON CONFLICT (id) DO UPDATE SET total = accounts.total + 1"
+                    ),
+                    {"id": mark.ticket_id},
                 )
                 if mark.n < 0:
                     raise ZeroDivisionError
@@ -115,6 +123,9 @@ def test_an_async_handler_stores_its_effect_once_too(postgres_url: str) -> None:
             with pytest.raises(SinkMisused, match="SqlSink"):
                 made.exactly_once(lambda mark, session: None)  # type: ignore[arg-type, return-value]
             async with made.engine.connect() as connection:
-                return [(row.id, row.total) for row in await connection.execute(sa.text("SELECT id, total FROM accounts ORDER BY id"))]
+                return [
+                    (row.id, row.total)
+                    for row in await connection.execute(sa.text("SELECT id, total FROM accounts ORDER BY id"))
+                ]
 
     assert asyncio.run(story()) == [("T0", 2), ("T1", 2), ("T2", 2)]

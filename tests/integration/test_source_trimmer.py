@@ -1,4 +1,5 @@
-"""Trimming what was gathered: each source goes as far as nobody needs it, whoever asks and however often, and thousands of them cost little."""
+"""Trimming what was gathered: each source goes as far as nobody needs it, whoever asks and however often, and thousands
+of them cost little."""
 
 from __future__ import annotations
 
@@ -10,21 +11,21 @@ from typing import Any
 import orjson
 import pytest
 
-from common.acl import programs
-from common.doctor.gathering import _MEANS
-from common.errors import ReplyUnknown
-from common.keys import LogKeys
-from common.redis_client import Arg, Link
-from common.scripts import ScriptRunner
-from common.sources import SHARDS, Sources
-from master.gatherer import Gatherer, GatherPlan
-from master.source_trimmer import SourceTrimmer
-from master.trimming import cut_call
 from tests.abuse import check_contract
 from tests.integration.gathered import Gathered
 from tests.integration.routers import until
 from tests.integration.test_gathering import running, service
 from tests.proxy import Proxy
+from usher.common.base.errors import ReplyUnknown
+from usher.common.doctor.gathering import _MEANS
+from usher.common.protocol.keys import LogKeys
+from usher.common.protocol.sources import SHARDS, Sources
+from usher.common.redis.acl import programs
+from usher.common.redis.client import Arg, Link
+from usher.common.redis.scripts import ScriptRunner
+from usher.master.operations.trimming import cut_call
+from usher.master.sources.gatherer import Gatherer, GatherPlan
+from usher.master.sources.trimmer import SourceTrimmer
 
 #: Entries of a node of a stream: whole nodes are cut.
 NODE = 10
@@ -42,10 +43,14 @@ def world(link: Link) -> Iterator[Gathered]:
 class Master:
     """What gathers and trims, turn by turn. ``holder``: of all shards, as it believes."""
 
-    def __init__(self, world: Gathered, url: str, sources: Sequence[str], link: Link | None = None, archived_only: bool = False) -> None:
+    def __init__(
+        self, world: Gathered, url: str, sources: Sequence[str], link: Link | None = None, archived_only: bool = False
+    ) -> None:
         self.world = world
         self.link = link or Link(url, "test:trim")
-        self.gatherer = Gatherer(Link(url, "test:gather"), world.keys, "m1", Sources.parse("t:*"), GatherPlan("ticket_id", "stream", 1000))
+        self.gatherer = Gatherer(
+            Link(url, "test:gather"), world.keys, "m1", Sources.parse("t:*"), GatherPlan("ticket_id", "stream", 1000)
+        )
         self.gatherer.hold(ALL)
         self.gatherer.found(name.encode() for name in sources)
         self.trimmer = SourceTrimmer(self.link, "g", self.gatherer, 5.0, archived_only)
@@ -80,7 +85,11 @@ def test_what_was_gathered_goes_and_what_was_not_stays(world: Gathered, redis_ur
     master.gather()
     sent["t:1"] += world.send("t:1", *_ids(101, 150))
     master.trim()
-    assert (_left(world, "t:1"), _left(world, "t:2"), _left(world, "other")) == ((60, b"91-1"), (10, b"91-1"), (100, b"1-1"))
+    assert (_left(world, "t:1"), _left(world, "t:2"), _left(world, "other")) == (
+        (60, b"91-1"),
+        (10, b"91-1"),
+        (100, b"1-1"),
+    )
     master.gatherer.look_at_all()
     master.gather()
     assert world.all_moved() == sent
@@ -89,11 +98,16 @@ def test_what_was_gathered_goes_and_what_was_not_stays(world: Gathered, redis_ur
 
 
 @pytest.mark.parametrize("who", ["group", "pending", "checkpoint", "saved position", "archive", "nothing is archived"])
-def test_what_somebody_needs_stays_and_goes_later_although_nothing_more_comes(world: Gathered, redis_url: str, link: Link, who: str) -> None:
+def test_what_somebody_needs_stays_and_goes_later_although_nothing_more_comes(
+    world: Gathered, redis_url: str, link: Link, who: str
+) -> None:
     world.send("t:1", *_ids(1, 100))
     log_keys = LogKeys("t:1")
     needs: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
-        "group": (lambda: link.call("XGROUP", "CREATE", "t:1", "h", "50-1"), lambda: link.call("XGROUP", "SETID", "t:1", "h", "100-1")),
+        "group": (
+            lambda: link.call("XGROUP", "CREATE", "t:1", "h", "50-1"),
+            lambda: link.call("XGROUP", "SETID", "t:1", "h", "100-1"),
+        ),
         "pending": (
             lambda: (
                 link.call("XGROUP", "CREATE", "t:1", "h", "100-1"),
@@ -106,10 +120,16 @@ def test_what_somebody_needs_stays_and_goes_later_although_nothing_more_comes(wo
             lambda: link.call("HSET", log_keys.checkpoints, "c", "2 100-1 1700000000000"),
         ),
         "saved position": (
-            lambda: (link.call("XGROUP", "CREATE", "t:1", "h", "100-1"), link.call("HSET", log_keys.groups, "h", "50-1")),
+            lambda: (
+                link.call("XGROUP", "CREATE", "t:1", "h", "100-1"),
+                link.call("HSET", log_keys.groups, "h", "50-1"),
+            ),
             lambda: link.call("HSET", log_keys.groups, "h", "100-1"),
         ),
-        "archive": (lambda: link.call("SET", log_keys.archived, "50-1"), lambda: link.call("SET", log_keys.archived, "100-1")),
+        "archive": (
+            lambda: link.call("SET", log_keys.archived, "50-1"),
+            lambda: link.call("SET", log_keys.archived, "100-1"),
+        ),
         "nothing is archived": (lambda: None, lambda: link.call("SET", log_keys.archived, "100-1")),
     }
     begin, end = needs[who]
@@ -127,8 +147,11 @@ def test_what_somebody_needs_stays_and_goes_later_although_nothing_more_comes(wo
 
 
 @pytest.mark.parametrize("why", ["no group yet", "ahead"])
-def test_what_is_not_gathered_stays_although_others_have_read_it(world: Gathered, redis_url: str, link: Link, why: str) -> None:
-    """trim.lua and policy/trim.py know of a group only that it reads: that it gathers, and has not begun, or cannot, they do not."""
+def test_what_is_not_gathered_stays_although_others_have_read_it(
+    world: Gathered, redis_url: str, link: Link, why: str
+) -> None:
+    """trim.lua and policy/trim.py know of a group only that it reads: that it gathers, and has not begun, or cannot,
+    they do not."""
     world.send("t:1", *_ids(1, 100))
     link.call("XGROUP", "CREATE", "t:1", "h", "100-1")
     if why == "ahead":
@@ -148,7 +171,8 @@ def test_what_is_not_gathered_stays_although_others_have_read_it(world: Gathered
 def test_a_stream_that_came_with_its_group_under_another_name_stays_until_it_is_gathered(
     world: Gathered, redis_url: str, link: Link, copy: tuple[str, ...]
 ) -> None:
-    """Somebody's backup, or what was set aside: the pattern meets it too, and who has read only a part of it has noted that under the former name."""
+    """Somebody's backup, or what was set aside: the pattern meets it too, and who has read only a part of it has noted
+    that under the former name."""
     sent = world.send("t:1", *_ids(1, 100))
     link.call("HSET", LogKeys("t:1").checkpoints, "c", "1 20-1 1700000000000")
     master = Master(world, redis_url, ["t:1"])
@@ -172,8 +196,11 @@ def test_a_stream_that_came_with_its_group_under_another_name_stays_until_it_is_
 
 
 @pytest.mark.parametrize("group", [None, "0-0", "40-1", "100-1", "999-0"])
-def test_another_stream_in_its_place_between_look_and_cut_loses_nothing(world: Gathered, redis_url: str, link: Link, group: str | None) -> None:
-    """Also when it has been gathered in part by then, and for a master that stood still all the while and has lost the shard."""
+def test_another_stream_in_its_place_between_look_and_cut_loses_nothing(
+    world: Gathered, redis_url: str, link: Link, group: str | None
+) -> None:
+    """Also when it has been gathered in part by then, and for a master that stood still all the while and has lost the
+    shard."""
     world.send("t:1", *_ids(1, 100))
     master = Master(world, redis_url, ["t:1"])
     master.gather()
@@ -186,11 +213,17 @@ def test_another_stream_in_its_place_between_look_and_cut_loses_nothing(world: G
     master.trimmer._cut(floors)
     assert _left(world, "t:1") == (79, b"2-1")
     verdict, told = ScriptRunner(link).run("trim", *cut_call("t:1", b"100-1", 100, False, "g"))
-    assert (verdict, told) == (b"NEEDED", b"group g" if group in ("0-0", "40-1") else b"group g, which has not gathered it,")
+    assert (verdict, told) == (
+        b"NEEDED",
+        b"group g" if group in ("0-0", "40-1") else b"group g, which has not gathered it,",
+    )
 
 
-def test_a_last_id_that_was_set_back_between_look_and_cut_loses_nothing(world: Gathered, redis_url: str, link: Link) -> None:
-    """The group is ahead then, with all that is noted of it: what comes meanwhile is not gathered, and lies below all that."""
+def test_a_last_id_that_was_set_back_between_look_and_cut_loses_nothing(
+    world: Gathered, redis_url: str, link: Link
+) -> None:
+    """The group is ahead then, with all that is noted of it: what comes meanwhile is not gathered, and lies below all
+    that."""
     world.send("t:1", *_ids(1, 100))
     master = Master(world, redis_url, ["t:1"])
     master.gather()
@@ -203,7 +236,9 @@ def test_a_last_id_that_was_set_back_between_look_and_cut_loses_nothing(world: G
     assert _left(world, "t:1") == (79, b"2-1")
 
 
-def test_a_source_that_was_deleted_and_comes_back_is_gathered_before_it_is_cut(world: Gathered, redis_url: str, link: Link) -> None:
+def test_a_source_that_was_deleted_and_comes_back_is_gathered_before_it_is_cut(
+    world: Gathered, redis_url: str, link: Link
+) -> None:
     master = Master(world, redis_url, ["t:1"])
     sent = world.send("t:1", *_ids(1, 100))
     master.gather()
@@ -263,9 +298,13 @@ def test_a_source_with_a_trouble_is_told_once_and_holds_up_no_other(
         link.call("ACL", "DELUSER", "limited")
 
 
-def test_a_cut_that_redis_refuses_is_told_once(world: Gathered, redis_url: str, link: Link, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cut_that_redis_refuses_is_told_once(
+    world: Gathered, redis_url: str, link: Link, caplog: pytest.LogCaptureFixture
+) -> None:
     world.send("t:1", *_ids(1, 100))
-    master = Master(world, redis_url, ["t:1"], link=Link(_as_limited(link, redis_url, "~*", "+@all", "-xtrim"), "test:trim"))
+    master = Master(
+        world, redis_url, ["t:1"], link=Link(_as_limited(link, redis_url, "~*", "+@all", "-xtrim"), "test:trim")
+    )
     try:
         master.gather()
         for _ in range(3):
@@ -293,9 +332,13 @@ def test_sources_are_cut_when_memory_is_full(world: Gathered, redis_url: str, li
 
 
 def test_masters_that_have_no_more_rights_than_they_need_may_trim(world: Gathered, redis_url: str, link: Link) -> None:
-    _, _, _, _, _, *rights = next(one for one in programs("usher:{g}", "g", ("t:*",)) if one.name == "master").line().split()
+    _, _, _, _, _, *rights = (
+        next(one for one in programs("usher:{g}", "g", ("t:*",)) if one.name == "master").line().split()
+    )
     world.send("t:1", *_ids(1, 100))
-    master = Master(world, redis_url, ["t:1"], Link(_as_limited(link, redis_url, *rights), "test:trim"), archived_only=True)
+    master = Master(
+        world, redis_url, ["t:1"], Link(_as_limited(link, redis_url, *rights), "test:trim"), archived_only=True
+    )
     try:
         link.call("SET", LogKeys("t:1").archived, "100-1")
         master.gather()
@@ -409,7 +452,9 @@ def test_nodes_that_hold_more_than_a_call_cuts_go_too(world: Gathered, redis_url
         link.call("CONFIG", "SET", "stream-node-max-bytes", 4096)
 
 
-def test_two_masters_that_trim_the_same_and_one_that_lost_its_shards_lose_nothing(world: Gathered, redis_url: str) -> None:
+def test_two_masters_that_trim_the_same_and_one_that_lost_its_shards_lose_nothing(
+    world: Gathered, redis_url: str
+) -> None:
     names = [f"t:{number}" for number in range(20)]
     sent: dict[str, list[bytes]] = {name: [] for name in names}
     masters = [Master(world, redis_url, names) for _ in range(3)]
@@ -455,7 +500,9 @@ def test_a_shard_that_is_another_masters_is_left_to_it(world: Gathered, redis_ur
     assert _left(world, "t:1") == (10, b"91-1"), "who takes it over knows nothing of its last cut"
 
 
-def test_a_master_trims_what_it_gathers_if_it_is_asked_to_and_tells_what_it_cannot(world: Gathered, link: Link, redis_url: str) -> None:
+def test_a_master_trims_what_it_gathers_if_it_is_asked_to_and_tells_what_it_cannot(
+    world: Gathered, link: Link, redis_url: str
+) -> None:
     link.call("DEL", world.keys.shares)
     with running(redis_url) as off:
         assert "trim-sources" not in [one.name for one in off.services]

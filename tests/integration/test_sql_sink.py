@@ -11,12 +11,12 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from common.errors import OwnershipLost, RetryLater
-from consumer.handlers import load_handler
-from consumer.sinks.outcomes import SinkMisused, SinkNotNow, StaleFence
-from consumer.sinks.sql import SqlSink
-from consumer.sinks.tables import storable
 from tests.sinks import Mark, accounts, add, rows
+from usher.common.base.errors import OwnershipLost, RetryLater
+from usher.consumer.handlers.loader import load_handler
+from usher.consumer.sinks.outcomes import SinkMisused, SinkNotNow, StaleFence
+from usher.consumer.sinks.sql import SqlSink
+from usher.consumer.sinks.tables import storable
 
 
 @pytest.fixture
@@ -32,13 +32,21 @@ def test_a_repeat_is_done_already_and_its_function_is_not_called(engine: sa.Engi
         calls.append(mark.uid)
         add(mark, session)
 
-    for mark in (Mark("T", "a", 1, 10), Mark("T", "a", 1, 10), Mark("T", "a", 2, 10), Mark("T", "b", 2, 100), Mark("T", "a", 2, 10)):
+    for mark in (
+        Mark("T", "a", 1, 10),
+        Mark("T", "a", 1, 10),
+        Mark("T", "a", 2, 10),
+        Mark("T", "b", 2, 100),
+        Mark("T", "a", 2, 10),
+    ):
         handle(mark)
     assert calls == ["a", "b"]
     assert accounts(engine) == {"T": 110}
 
 
-def test_in_the_with_form_a_repeat_ends_at_the_first_use_and_goes_on_behind_the_block(engine: sa.Engine, sink: SqlSink) -> None:
+def test_in_the_with_form_a_repeat_ends_at_the_first_use_and_goes_on_behind_the_block(
+    engine: sa.Engine, sink: SqlSink
+) -> None:
     behind = []
 
     def handle(mark: Mark) -> None:
@@ -54,7 +62,9 @@ def test_in_the_with_form_a_repeat_ends_at_the_first_use_and_goes_on_behind_the_
 
 
 @pytest.mark.parametrize("use", [lambda session: object() in session, list])
-def test_every_use_of_the_session_ends_the_block_of_a_repeat(sink: SqlSink, handle: Callable[[Mark], None], use: Callable[[Any], Any]) -> None:
+def test_every_use_of_the_session_ends_the_block_of_a_repeat(
+    sink: SqlSink, handle: Callable[[Mark], None], use: Callable[[Any], Any]
+) -> None:
     handle(Mark("T", "a", 1))
     with sink.transaction(Mark("T", "a", 1)) as session:
         use(session)
@@ -94,8 +104,13 @@ def test_what_raises_is_undone_with_its_uid_and_its_fence(engine: sa.Engine, sin
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_ending_the_transaction_inside_is_refused_and_stores_nothing_twice(engine: sa.Engine, sink: SqlSink, end: str) -> None:
-    with pytest.raises(SinkMisused, match="leave commit and rollback to the sink"), sink.transaction(Mark("T", "a", 1)) as session:
+def test_ending_the_transaction_inside_is_refused_and_stores_nothing_twice(
+    engine: sa.Engine, sink: SqlSink, end: str
+) -> None:
+    with (
+        pytest.raises(SinkMisused, match="leave commit and rollback to the sink"),
+        sink.transaction(Mark("T", "a", 1)) as session,
+    ):
         add(Mark("T", "a", 1), session)
         getattr(session.connection(), end)() if end == "commit" else session.rollback()
     with sink.transaction(Mark("T", "a", 1)) as session:
@@ -138,7 +153,9 @@ def test_autocommit_is_refused(engine: sa.Engine, sink: SqlSink) -> None:
     careless.engine.dispose()
 
 
-def test_an_sqlalchemy_that_does_not_count_is_refused(engine: sa.Engine, sink: SqlSink, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_sqlalchemy_that_does_not_count_is_refused(
+    engine: sa.Engine, sink: SqlSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each message was taken for a repeat, and acknowledged without its effect."""
     monkeypatch.setattr(sa.CursorResult, "rowcount", -1)  # as before 2.0.28
     with pytest.raises(SinkMisused, match=r"2\.0\.28 or later is needed.*\[sql\]"):
@@ -148,7 +165,10 @@ def test_an_sqlalchemy_that_does_not_count_is_refused(engine: sa.Engine, sink: S
 
 
 def test_missing_tables_are_named_with_the_way_out(engine: sa.Engine) -> None:
-    with pytest.raises(SinkMisused, match=r"usher_fences.*create_tables\(\)"), SqlSink(engine).transaction(Mark("T", "a", 1)):
+    with (
+        pytest.raises(SinkMisused, match=r"usher_fences.*create_tables\(\)"),
+        SqlSink(engine).transaction(Mark("T", "a", 1)),
+    ):
         pass
 
 
@@ -210,7 +230,10 @@ def test_at_most_so_many_are_kept_the_youngest(engine: sa.Engine, sink: SqlSink)
         handle(Mark("T", f"u{number}", 1))
     with engine.begin() as connection:
         for number in range(10):
-            connection.execute(sa.text("UPDATE usher_uids SET at_s = at_s - :age WHERE uid = :uid"), {"age": 100 - number, "uid": f"u{number}"})
+            connection.execute(
+                sa.text("UPDATE usher_uids SET at_s = at_s - :age WHERE uid = :uid"),
+                {"age": 100 - number, "uid": f"u{number}"},
+            )
     assert SqlSink(engine, keep_most=4).prune() == 6
     with engine.connect() as connection:
         assert sorted(connection.scalars(sa.text("SELECT uid FROM usher_uids"))) == ["u6", "u7", "u8", "u9"]
@@ -237,7 +260,7 @@ def test_the_uid_of_a_moment_ago_is_kept_though_the_databases_clock_went_back(en
 
 
 def test_removing_happens_by_itself(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("consumer.sinks.sql.PRUNE_EVERY", 5)
+    monkeypatch.setattr("usher.consumer.sinks.sql.PRUNE_EVERY", 5)
     own = SqlSink(engine, keep_s=-5)  # everything is old at once
     own.create_tables()
     for number in range(5):
@@ -246,10 +269,16 @@ def test_removing_happens_by_itself(engine: sa.Engine, monkeypatch: pytest.Monke
 
 
 def test_many_threads_with_all_kinds_of_repeats_and_zombies_add_up(engine: sa.Engine, sink: SqlSink) -> None:
-    """Every message is offered three times, under rising fences, in a wild order; whoever is refused for the moment comes again."""
+    """Every message is offered three times, under rising fences, in a wild order; whoever is refused for the moment
+    comes again."""
     tickets, each = 4, 12
     handle = sink.exactly_once(add)
-    work = [Mark(f"T{ticket}", f"u{number}", 1 + copy, 1 + number) for copy in range(3) for number in range(each) for ticket in range(tickets)]
+    work = [
+        Mark(f"T{ticket}", f"u{number}", 1 + copy, 1 + number)
+        for copy in range(3)
+        for number in range(each)
+        for ticket in range(tickets)
+    ]
     random.Random(7).shuffle(work)
     stale, lock = [], threading.Lock()
 
@@ -295,7 +324,10 @@ def test_a_locked_database_is_not_now(engine: sa.Engine, database_url: str) -> N
 
 def test_the_decorated_function_is_a_handler(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    text = "from consumer.sinks.sql import SqlSink\nsink = SqlSink('sqlite:///x.db')\n@sink.exactly_once\ndef handle(message, session): ...\n"
+    text = (
+        "from usher.consumer.sinks.sql import SqlSink\nsink = SqlSink('sqlite:///x.db')\n@sink.exactly_once\ndef"
+        " handle(message, session): ...\n"
+    )
     (tmp_path / "decorated_once.py").write_text(text)
     assert load_handler("decorated_once:handle").is_async is False
 
@@ -330,7 +362,9 @@ def test_a_result_that_shows_that_nothing_was_done_stores_no_uid(engine: sa.Engi
     assert accounts(engine) == {"T": 10}
 
 
-def test_a_database_that_takes_no_writes_is_not_now_and_goes_on_when_it_does(engine: sa.Engine, database_url: str, sink: SqlSink) -> None:
+def test_a_database_that_takes_no_writes_is_not_now_and_goes_on_when_it_does(
+    engine: sa.Engine, database_url: str, sink: SqlSink
+) -> None:
     """A standby that a failover has not promoted yet, or a server that was set so because its disk is nearly full."""
     if engine.dialect.name == "sqlite":
         standby = sa.create_engine(f"{database_url.replace('///', '///file:')}?mode=ro&uri=true")

@@ -1,4 +1,5 @@
-"""The SQL sink on a real PostgreSQL with transactions that stand still at the worst places, and connections that break at the commit."""
+"""The SQL sink on a real PostgreSQL with transactions that stand still at the worst places, and connections that break
+at the commit."""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from consumer.sinks.outcomes import SinkNotNow, StaleFence
-from consumer.sinks.sql import SqlSink
 from tests.postgres import Postgres
 from tests.process.machine import ROOT, until
 from tests.sinks import Mark, accounts, add, rows
+from usher.consumer.sinks.outcomes import SinkNotNow, StaleFence
+from usher.consumer.sinks.sql import SqlSink
 
 _EVERY = pytest.mark.parametrize("isolation", ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"))
 
@@ -42,7 +43,8 @@ def engine(postgres_url: str, isolation: str) -> Iterator[sa.Engine]:
 
 
 class Execution(threading.Thread):
-    """A handler on a thread, which is held inside its transaction until it may go on; ``outcome`` is what it ended in."""
+    """A handler on a thread, which is held inside its transaction until it may go on; ``outcome`` is what it ended
+    in."""
 
     def __init__(self, engine: sa.Engine, mark: Mark) -> None:
         super().__init__(daemon=True)
@@ -77,7 +79,8 @@ def waiting(engine: sa.Engine) -> int:
 
 @_EVERY
 def test_two_zombies_that_wait_for_the_new_owner_are_refused(engine: sa.Engine, isolation: str) -> None:
-    """The fence is compared after the wait, with what the new owner has committed: a look before it would have let them in."""
+    """The fence is compared after the wait, with what the new owner has committed: a look before it would have let them
+    in."""
     owner = Execution(engine, Mark("T", "m2", 30, 100))
     assert owner.is_inside.wait(60)
     zombies = [Execution(engine, Mark("T", "m1", 10)), Execution(engine, Mark("T", "m2", 20, 100))]
@@ -94,7 +97,9 @@ def test_two_zombies_that_wait_for_the_new_owner_are_refused(engine: sa.Engine, 
 
 
 @_EVERY
-def test_of_two_zombies_that_come_first_each_stores_its_effect_once_and_the_new_owner_finds_it(engine: sa.Engine) -> None:
+def test_of_two_zombies_that_come_first_each_stores_its_effect_once_and_the_new_owner_finds_it(
+    engine: sa.Engine,
+) -> None:
     """What commits before the new owner comes is no harm: it is in order, and its uid is there."""
     first = Execution(engine, Mark("T", "m1", 10))
     assert first.is_inside.wait(60)
@@ -109,7 +114,9 @@ def test_of_two_zombies_that_come_first_each_stores_its_effect_once_and_the_new_
         SqlSink(engine).exactly_once(add)(Mark("T", "m2", 29))
 
 
-def test_a_deadlock_between_two_tickets_is_not_now_for_one_of_them_and_both_effects_are_stored_once(postgres_url: str, engine: sa.Engine) -> None:
+def test_a_deadlock_between_two_tickets_is_not_now_for_one_of_them_and_both_effects_are_stored_once(
+    postgres_url: str, engine: sa.Engine
+) -> None:
     quick = sa.create_engine(postgres_url, connect_args={"options": "-c deadlock_timeout=50ms"})
     both_inside = threading.Barrier(2)
     first_try = [True, True]
@@ -142,7 +149,7 @@ def test_a_deadlock_between_two_tickets_is_not_now_for_one_of_them_and_both_effe
 _STANDS_STILL = """
 import os, signal, sys
 import sqlalchemy as sa
-from consumer.sinks.sql import SqlSink
+from usher.consumer.sinks.sql import SqlSink
 from tests.sinks import Mark, add
 
 engine = sa.create_engine(sys.argv[1], connect_args={"options": "-c idle_in_transaction_session_timeout=1s"})
@@ -152,9 +159,13 @@ with SqlSink(engine).transaction(Mark("T", "m1", 10)) as session:
 """
 
 
-def test_a_stopped_process_inside_its_transaction_does_not_hold_its_ticket_for_ever(engine: sa.Engine, postgres_url: str, tmp_path: Path) -> None:
+def test_a_stopped_process_inside_its_transaction_does_not_hold_its_ticket_for_ever(
+    engine: sa.Engine, postgres_url: str, tmp_path: Path
+) -> None:
     with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen([sys.executable, "-c", _STANDS_STILL, postgres_url], cwd=ROOT, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [sys.executable, "-c", _STANDS_STILL, postgres_url], cwd=ROOT, stdout=log, stderr=log
+        )
     try:
         until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, 60, "it stands still")
         SqlSink(engine).exactly_once(add)(Mark("T", "m1", 11))  # waits until the server has ended the other's session
@@ -172,7 +183,8 @@ def test_a_stopped_process_inside_its_transaction_does_not_hold_its_ticket_for_e
 
 
 class BreakAtCommit:
-    """Stands between a client and PostgreSQL's socket; at each COMMIT it forwards, or drops, the command, and breaks the connection."""
+    """Stands between a client and PostgreSQL's socket; at each COMMIT it forwards, or drops, the command, and breaks
+    the connection."""
 
     def __init__(self, upstream: str, folder: Path) -> None:
         self._upstream = upstream
@@ -258,7 +270,9 @@ def test_a_connection_that_breaks_at_the_commit_is_not_now_and_the_next_try_does
     between.close()
 
 
-def test_a_statement_timeout_while_a_zombie_holds_the_ticket_is_not_the_fault_of_the_message(engine: sa.Engine, postgres_url: str) -> None:
+def test_a_statement_timeout_while_a_zombie_holds_the_ticket_is_not_the_fault_of_the_message(
+    engine: sa.Engine, postgres_url: str
+) -> None:
     """Its handler has not begun; a few of these, and it would be a dead letter."""
     hasty = SqlSink(sa.create_engine(postgres_url, connect_args={"options": "-c statement_timeout=50ms"}))
     handle = hasty.exactly_once(add)
@@ -291,7 +305,7 @@ def test_a_database_that_stays_away_is_asked_ever_less_by_all_tickets_together(
 ) -> None:
     """Time is ours here; each try is a real one."""
     now = 1000.0
-    monkeypatch.setattr("consumer.sinks.trouble.now_s", lambda: now, raising=False)
+    monkeypatch.setattr("usher.consumer.sinks.errors.now_s", lambda: now, raising=False)
     sink = SqlSink(f"postgresql+psycopg://postgres@/x?host={tmp_path_short}")
     handle = sink.exactly_once(add)
     due = [(now + n / 1000, f"T{n}") for n in range(tickets)]

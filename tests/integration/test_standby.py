@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from common.scripts import ScriptRunner
-from master.elector import Elector, Lead
 from tests.integration.factories import LEASE_MS, World
 from tests.integration.test_roster import _spent
+from usher.common.redis.scripts import ScriptRunner
+from usher.master.leader.elector import Elector, Lead
 
 
 def _elector(world: World) -> tuple[Elector, Lead, list[str | None]]:
@@ -45,11 +45,13 @@ def test_a_new_leader_elsewhere_is_told(world: World) -> None:
     assert told == ["http://one", "http://three"]
 
 
-def test_a_lead_whose_lease_lasts_longer_than_any_lease_is_succeeded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lead_whose_lease_lasts_longer_than_any_lease_is_succeeded(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its holder died, and Redis' clock was set back by two hours: nobody would lead for as long."""
     former = world.elect("abc http://one")
     elector, lead, told = _elector(world)
-    monkeypatch.setattr("master.elector._LEFT_EVERY_S", 0.0)
+    monkeypatch.setattr("usher.master.leader.elector._LEFT_EVERY_S", 0.0)
     elector.run_once()
     assert lead.epoch is None
     world.link.call("PEXPIRE", world.keys.leader, 7_200_000)
@@ -71,8 +73,10 @@ def test_its_own_lease_of_a_lost_reply_is_succeeded(world: World) -> None:
     assert lead.epoch > former
 
 
-def test_that_it_stands_by_and_behind_whom_is_logged_once_of_each_leader(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "master.elector")
+def test_that_it_stands_by_and_behind_whom_is_logged_once_of_each_leader(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "usher.master.leader.elector")
     world.elect("abc http://one")
     elector, _, _ = _elector(world)
     for _ in range(3):
@@ -83,7 +87,7 @@ def test_that_it_stands_by_and_behind_whom_is_logged_once_of_each_leader(world: 
 
 def test_who_stands_by_behind_its_own_former_process_says_so(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """A master that was killed and is back names its own URL as that of the leader."""
-    caplog.set_level("INFO", "master.elector")
+    caplog.set_level("INFO", "usher.master.leader.elector")
     elector, _, _ = _elector(world)
     elector.run_once()
     successor, _, _ = _elector(world)

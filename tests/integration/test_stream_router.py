@@ -1,4 +1,5 @@
-"""The stream router on real servers, in both modes: positions, sharing, slow subscribers, and every kind of bad input."""
+"""The stream router on real servers, in both modes: positions, sharing, slow subscribers, and every kind of bad
+input."""
 
 from __future__ import annotations
 
@@ -8,14 +9,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from common.errors import RedisTrouble, UsherError
-from common.redis_client import Link
-from common.router.options import RouterOptions
-from common.router.subscription import SubscriptionEnded
-from common.stream_router import NOW, End, Mode, SlowPolicy, StreamRouter
 from tests.integration.conftest import SYSTEM_SERVER
 from tests.integration.routers import PATIENCE_S, Tally, add, add_many, nothing_comes, running, taken, until
 from tests.proxy import Proxy
+from usher.common.base.errors import RedisTrouble, UsherError
+from usher.common.redis.client import Link
+from usher.common.router.options import RouterOptions
+from usher.common.router.router import NOW, End, Mode, SlowPolicy, StreamRouter
+from usher.common.router.subscription import SubscriptionEnded
 
 _NOWHERE = "redis://127.0.0.1:1/0"
 #: With so many streams, the slow passes come to none of them while a test runs.
@@ -23,7 +24,11 @@ _SELDOM, _MANY = RouterOptions(sweep_seconds=1e6, check_seconds=1e6), [f"other:{
 
 
 #: Announcements are what differs between servers; plain reads are the same everywhere.
-_WHERE = [(Mode.CHANGE_DRIVEN, "embedded"), (Mode.PORTABLE, "embedded"), *([(Mode.CHANGE_DRIVEN, "system")] if SYSTEM_SERVER else [])]
+_WHERE = [
+    (Mode.CHANGE_DRIVEN, "embedded"),
+    (Mode.PORTABLE, "embedded"),
+    *([(Mode.CHANGE_DRIVEN, "system")] if SYSTEM_SERVER else []),
+]
 
 
 @pytest.fixture(params=_WHERE, ids=lambda where: f"{where[0].value} {where[1]}")
@@ -71,7 +76,9 @@ def test_from_the_beginning_from_an_id_and_from_now(router: StreamRouter, link: 
         nothing_comes(subscription)
 
 
-def test_entries_have_their_fields_and_come_by_iteration_until_the_subscription_is_closed(router: StreamRouter, link: Link) -> None:
+def test_entries_have_their_fields_and_come_by_iteration_until_the_subscription_is_closed(
+    router: StreamRouter, link: Link
+) -> None:
     subscription = router.subscribe("s")
     later = threading.Timer(0.05, add, (link, "s", "1-1", "2-1"))
     later.start()
@@ -116,7 +123,9 @@ def test_a_subscriber_that_stops_reading_keeps_the_newest_if_it_says_so(router: 
     assert slow.dropped == 240
 
 
-def test_a_subscriber_that_stops_reading_is_ended_if_it_says_so_after_what_it_has(router: StreamRouter, link: Link) -> None:
+def test_a_subscriber_that_stops_reading_is_ended_if_it_says_so_after_what_it_has(
+    router: StreamRouter, link: Link
+) -> None:
     ids = add(link, "s", *(f"{number}-1" for number in range(1, 251)))
     slow, other = router.subscribe("s", capacity=10, policy=SlowPolicy.CLOSE), router.subscribe("s")
     until(lambda: slow.end is End.SLOW)
@@ -151,7 +160,8 @@ def test_a_callback_that_fails_ends_its_own_subscription_only(router: StreamRout
 
 
 def test_a_callback_gets_entries_in_order_however_many_readers_there_are(redis_url: str) -> None:
-    """One that is slow holds up its reader, with what came in the same read behind it; another reader must not get ahead of that."""
+    """One that is slow holds up its reader, with what came in the same read behind it; another reader must not get
+    ahead of that."""
     begun, go_on, calls, link = threading.Event(), threading.Event(), Tally(), Link(redis_url, "test")
 
     def slow(_subscription: object, _entries: object) -> None:
@@ -200,7 +210,9 @@ def test_a_stream_that_becomes_something_else_ends_its_subscription(router: Stre
     until(lambda: subscription.end is End.NOT_A_STREAM)
 
 
-def test_a_stream_deleted_while_subscribed_goes_on_when_it_is_made_again_with_any_ids(router: StreamRouter, link: Link) -> None:
+def test_a_stream_deleted_while_subscribed_goes_on_when_it_is_made_again_with_any_ids(
+    router: StreamRouter, link: Link
+) -> None:
     subscription = router.subscribe("s")
     for ids, resets in ((("5-1", "6-1"), 0), (("1-1", "2-1"), 1), (("7-1",), 1)):
         add(link, "s", *ids)
@@ -234,8 +246,11 @@ def test_an_id_from_the_future_of_a_stream_that_is_not_there_yet(router: StreamR
     assert taken(subscription, 1) == [b"3-1"]
 
 
-def test_an_id_from_the_future_is_found_out_though_another_subscription_finds_entries(url: str, mode: Mode, link: Link) -> None:
-    """Else it is not before ``check_seconds``, in which the ids may pass the position, and nobody would know of what was below it."""
+def test_an_id_from_the_future_is_found_out_though_another_subscription_finds_entries(
+    url: str, mode: Mode, link: Link
+) -> None:
+    """Else it is not before ``check_seconds``, in which the ids may pass the position, and nobody would know of what
+    was below it."""
     router = StreamRouter(url, mode=mode, options=_SELDOM)
     add(link, "s", "1-1", "2-1")
     stale, other = router.subscribe("s", "50-0"), router.subscribe("s")
@@ -251,7 +266,9 @@ def test_an_id_from_the_future_is_found_out_though_another_subscription_finds_en
         router.stop()
 
 
-def test_a_lost_end_of_a_stream_is_found_out_though_a_slow_subscription_finds_entries(url: str, mode: Mode, link: Link) -> None:
+def test_a_lost_end_of_a_stream_is_found_out_though_a_slow_subscription_finds_entries(
+    url: str, mode: Mode, link: Link
+) -> None:
     """A failover that has lost data, during which the slow one gets room again."""
     with Proxy(url) as proxy, running(proxy.url, mode, **vars(_SELDOM)) as router:
         add(link, "s", "1-1", "2-1", "9-1")
@@ -284,13 +301,17 @@ def test_a_key_that_may_not_be_read_ends_its_subscription(url: str, link: Link, 
         link.call("ACL", "DELUSER", "limited")
 
 
-@pytest.mark.parametrize("wrong", ["", "x", "1-", "-1", "1-1-1", "18446744073709551616-0", "1-18446744073709551616", "$", "+"])
+@pytest.mark.parametrize(
+    "wrong", ["", "x", "1-", "-1", "1-1-1", "18446744073709551616-0", "1-18446744073709551616", "$", "+"]
+)
 def test_what_is_no_id_is_refused_at_once(wrong: str) -> None:
     with pytest.raises(ValueError, match="id"):
         StreamRouter(_NOWHERE).subscribe("s", wrong)
 
 
-@pytest.mark.parametrize(("given", "position"), [("5", b"5-0"), (b"007-01", b"7-1"), ("18446744073709551615-0", b"18446744073709551615-0")])
+@pytest.mark.parametrize(
+    ("given", "position"), [("5", b"5-0"), (b"007-01", b"7-1"), ("18446744073709551615-0", b"18446744073709551615-0")]
+)
 def test_an_id_may_be_written_as_redis_lets_it_be_written(given: str | bytes, position: bytes) -> None:
     assert StreamRouter(_NOWHERE).subscribe("s", given).last == position
 

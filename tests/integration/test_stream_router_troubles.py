@@ -1,4 +1,5 @@
-"""The stream router when connections break, servers change, and what is in between loses messages: nothing missed, nothing twice."""
+"""The stream router when connections break, servers change, and what is in between loses messages: nothing missed,
+nothing twice."""
 
 from __future__ import annotations
 
@@ -10,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from common.embedded import EmbeddedRedis
-from common.redis_client import Link
-from common.router import change_reader
-from common.router.subscription import SubscriptionEnded
-from common.stream_router import NOW, End, Mode
 from tests.integration.routers import PATIENCE_S, Tally, add, add_many, running, taken, until
 from tests.proxy import Proxy
+from usher.common.redis.client import Link
+from usher.common.redis.embedded import EmbeddedRedis
+from usher.common.router import change_driven as change_reader
+from usher.common.router.router import NOW, End, Mode
+from usher.common.router.subscription import SubscriptionEnded
 
 _PUSH = re.compile(rb">2\r\n\$10\r\ninvalidate\r\n(?:_\r\n|\*(\d+)\r\n(?:\$\d+\r\n[^\r]*\r\n)*)")
 
@@ -35,7 +36,9 @@ def _kill_connections(link: Link) -> int:
 
 
 @pytest.mark.parametrize(("mode", "streams"), [(Mode.CHANGE_DRIVEN, 20_000), (Mode.PORTABLE, 4000)])
-def test_connections_killed_in_the_middle_of_many_streams_lose_nothing_and_repeat_nothing(proxy: Proxy, link: Link, mode: Mode, streams: int) -> None:
+def test_connections_killed_in_the_middle_of_many_streams_lose_nothing_and_repeat_nothing(
+    proxy: Proxy, link: Link, mode: Mode, streams: int
+) -> None:
     rng = random.Random(1)
     names = [f"s{number}" for number in range(streams)]
     sent: dict[bytes, list[bytes]] = {}
@@ -62,7 +65,9 @@ def test_connections_killed_in_the_middle_of_many_streams_lose_nothing_and_repea
     assert tally.ids == sent
 
 
-def test_what_happens_while_there_is_no_connection_is_found_afterwards(proxy: Proxy, link: Link, redis_url: str) -> None:
+def test_what_happens_while_there_is_no_connection_is_found_afterwards(
+    proxy: Proxy, link: Link, redis_url: str
+) -> None:
     """Also that a stream was deleted and made again with lower ids, and that the server was emptied."""
     with running(proxy.url, Mode.CHANGE_DRIVEN) as router:
         kept, again, gone = router.subscribe("kept"), router.subscribe("again"), router.subscribe("gone")
@@ -84,7 +89,9 @@ def test_what_happens_while_there_is_no_connection_is_found_afterwards(proxy: Pr
 
 
 @pytest.mark.parametrize("mode", [Mode.CHANGE_DRIVEN, Mode.PORTABLE])
-def test_another_server_with_less_in_it_is_read_from_its_beginning(proxy: Proxy, link: Link, tmp_path_short: Path, mode: Mode) -> None:
+def test_another_server_with_less_in_it_is_read_from_its_beginning(
+    proxy: Proxy, link: Link, tmp_path_short: Path, mode: Mode
+) -> None:
     """A failover to a copy that lacks the last entries: its later ids are below those we have."""
     with EmbeddedRedis(tmp_path_short, port=None, durable=False) as behind, running(proxy.url, mode) as router:
         add(link, "s", "1-1", "8-1", "9-1")
@@ -93,7 +100,9 @@ def test_another_server_with_less_in_it_is_read_from_its_beginning(proxy: Proxy,
         other = Link(behind.url, "test")
         add(other, "s", "1-1", "8-1")
         proxy.lead_to(behind.url)
-        other.call("CONFIG", "SET", "requirepass", link.url.partition("://:")[2].partition("@")[0])  # as the one before it
+        other.call(
+            "CONFIG", "SET", "requirepass", link.url.partition("://:")[2].partition("@")[0]
+        )  # as the one before it
         proxy.break_all()
         assert taken(subscription, 2) == [b"1-1", b"8-1"]  # history was lost, so it is told again rather than missed
         add(other, "s", "8-5")
@@ -102,7 +111,9 @@ def test_another_server_with_less_in_it_is_read_from_its_beginning(proxy: Proxy,
         other.close()
 
 
-def test_a_server_that_does_not_answer_any_more_is_left(proxy: Proxy, link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_answer_any_more_is_left(
+    proxy: Proxy, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(change_reader, "_REPLY_S", 0.5)
     with running(proxy.url, Mode.CHANGE_DRIVEN) as router:
         subscription = router.subscribe("s", NOW)
@@ -120,7 +131,9 @@ def test_a_server_that_does_not_answer_any_more_is_left(proxy: Proxy, link: Link
         assert taken(subscription, 1) == [b"1-1"]
 
 
-def test_a_server_without_tracking_is_read_in_turn(redis_url: str, link: Link, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_without_tracking_is_read_in_turn(
+    redis_url: str, link: Link, caplog: pytest.LogCaptureFixture
+) -> None:
     link.call("ACL", "SETUSER", "plain", "reset", "on", ">pw", "~*", "+@all", "-client", "+client|setname")
     scheme, _, rest = redis_url.partition("://")
     try:

@@ -17,20 +17,20 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from common.embedded import EmbeddedRedis, find_redis_server
-from common.errors import NotNow, ReplyUnknown, SqlTrouble, StartRefused
-from common.outbox.rows import FIELDS
-from common.outbox.sql_files import queries
-from common.outbox.writer import LogRecord, write
-from common.redis_client import Link
-from common.scripts import ScriptRunner
-from master import streamer
-from master.settings import StreamerSettings
-from master.streamer import Pace
-from master.streamer_wiring import StreamerProgram
 from tests.outboxes import STREAM, Hand, Outbox, entries, made_outbox, uids, until
 from tests.proxy import Proxy
 from tests.valkey import durable_server
+from usher.common.base.errors import NotNow, ReplyUnknown, SqlTrouble, StartRefused
+from usher.common.outbox.rows import FIELDS
+from usher.common.outbox.sql_files import queries
+from usher.common.outbox.writer import LogRecord, write_to_outbox
+from usher.common.redis.client import Link
+from usher.common.redis.embedded import EmbeddedRedis, find_redis_server
+from usher.common.redis.scripts import ScriptRunner
+from usher.master.settings import StreamerSettings
+from usher.master.streamer import streamer
+from usher.master.streamer.program import StreamerProgram
+from usher.master.streamer.streamer import Pace
 
 
 def test_rows_become_messages_in_order_and_go(outbox: Outbox, hands: Callable[..., Hand], link: Link) -> None:
@@ -38,17 +38,25 @@ def test_rows_become_messages_in_order_and_go(outbox: Outbox, hands: Callable[..
     written = outbox.stage_many(2500)
     hand = hands(outbox)
     hand.turn(3)
-    assert entries(link)[0] == {b"ticket_id": b"42", b"uid": b"u-1", b"action": b"create", b"object": b"ride", b"data": b'{"id":7}'}
+    assert entries(link)[0] == {
+        b"ticket_id": b"42",
+        b"uid": b"u-1",
+        b"action": b"create",
+        b"object": b"ride",
+        b"data": b'{"id":7}',
+    }
     assert uids(link) == ["u-1", *written]
     assert outbox.store.waiting() == (0, 0)
     assert hand.streamer.run_once() > 0, "an empty outbox is looked at again later"
 
 
-def test_slow_transactions_that_commit_out_of_id_order_lose_nothing(postgres_outbox: Outbox, hands: Callable[..., Hand], link: Link) -> None:
+def test_slow_transactions_that_commit_out_of_id_order_lose_nothing(
+    postgres_outbox: Outbox, hands: Callable[..., Hand], link: Link
+) -> None:
     hand = hands(postgres_outbox)
     with postgres_outbox.engine.connect() as slow, postgres_outbox.engine.connect() as quick:
-        write(slow, ticket_id="A", action="a", object="o", uid="low id")
-        write(quick, ticket_id="B", action="b", object="o", uid="high id")
+        write_to_outbox(slow, ticket_id="A", action="a", object="o", uid="low id")
+        write_to_outbox(quick, ticket_id="B", action="b", object="o", uid="high id")
         lower = slow.scalar(sa.text("SELECT id FROM staged_log_records"))
         higher = quick.scalar(sa.text("SELECT id FROM staged_log_records"))
         assert lower < higher
@@ -61,11 +69,13 @@ def test_slow_transactions_that_commit_out_of_id_order_lose_nothing(postgres_out
     assert postgres_outbox.store.waiting() == (0, 0)
 
 
-def test_a_row_that_becomes_visible_between_read_and_remove_stays(postgres_outbox: Outbox, hands: Callable[..., Hand], link: Link) -> None:
+def test_a_row_that_becomes_visible_between_read_and_remove_stays(
+    postgres_outbox: Outbox, hands: Callable[..., Hand], link: Link
+) -> None:
     """What `DELETE ... WHERE id <= x` would take with it."""
     hand = hands(postgres_outbox)
     with postgres_outbox.engine.connect() as slow:
-        write(slow, ticket_id="A", action="a", object="o", uid="low id")
+        write_to_outbox(slow, ticket_id="A", action="a", object="o", uid="low id")
         postgres_outbox.stage(LogRecord("B", "b", "o", uid="high id"))
         emit = hand.streamer.emit
         hand.streamer.emit = lambda *given: (emit(*given), slow.commit())[0]  # type: ignore[method-assign,func-returns-value]
@@ -77,7 +87,9 @@ def test_a_row_that_becomes_visible_between_read_and_remove_stays(postgres_outbo
     assert uids(link) == ["high id", "low id"]
 
 
-def test_many_writers_of_few_tickets_keep_each_tickets_order(postgres_outbox: Outbox, hands: Callable[..., Hand], link: Link) -> None:
+def test_many_writers_of_few_tickets_keep_each_tickets_order(
+    postgres_outbox: Outbox, hands: Callable[..., Hand], link: Link
+) -> None:
     """Each transaction of a ticket counts those that have committed before it; the streamer runs all the while."""
     tickets, writers, turns = 3, 4, 15
     with postgres_outbox.engine.begin() as connection:
@@ -88,11 +100,13 @@ def test_many_writers_of_few_tickets_keep_each_tickets_order(postgres_outbox: Ou
         for _ in range(turns):
             ticket = {"ticket": f"T{rng.randrange(tickets)}"}
             with postgres_outbox.engine.begin() as connection:
-                write(connection, ticket_id=ticket["ticket"], action="first", object="o")
-                n = 1 + int(connection.scalar(sa.text("SELECT count(*) FROM committed WHERE ticket = :ticket"), ticket) or 0)
+                write_to_outbox(connection, ticket_id=ticket["ticket"], action="first", object="o")
+                n = 1 + int(
+                    connection.scalar(sa.text("SELECT count(*) FROM committed WHERE ticket = :ticket"), ticket) or 0
+                )
                 connection.execute(sa.text("INSERT INTO committed VALUES (:ticket, :n)"), ticket | {"n": n})
                 time.sleep(rng.random() / 100)
-                write(connection, ticket_id=ticket["ticket"], action="then", object="o", data=n)
+                write_to_outbox(connection, ticket_id=ticket["ticket"], action="then", object="o", data=n)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(writers)]
     for thread in threads:
@@ -111,11 +125,27 @@ def test_many_writers_of_few_tickets_keep_each_tickets_order(postgres_outbox: Ou
 def test_rows_that_can_become_no_message_are_set_aside_and_the_others_go_on(
     sqlite_outbox: Outbox, hands: Callable[..., Hand], link: Link, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rows = [("good 1", "'T'"), ("bad 1", "''"), ("good 2", "'T'"), ("bad 2", "CAST(x'ff41' AS TEXT)"), ("good 3", "'T'")]
+    rows = [
+        ("good 1", "'T'"),
+        ("bad 1", "''"),
+        ("good 2", "'T'"),
+        ("bad 2", "CAST(x'ff41' AS TEXT)"),
+        ("good 3", "'T'"),
+    ]
     with sqlite_outbox.engine.begin() as connection:
         for uid, ticket in rows:
-            connection.execute(sa.text(f"INSERT INTO staged_log_records (uid, ticket_id, action, object) VALUES ('{uid}', {ticket}, 'a', 'o')"))
-        connection.execute(sa.text("INSERT INTO staged_log_records (uid, ticket_id, action, object, data) VALUES ('bad 3', 'T', 'a', 'o', x'ff')"))
+            connection.execute(
+                sa.text(
+                    f"INSERT INTO staged_log_records (uid, ticket_id, action, object) VALUES ('{uid}', {ticket}, 'a',"
+                    " 'o')"
+                )
+            )
+        connection.execute(
+            sa.text(
+                "INSERT INTO staged_log_records (uid, ticket_id, action, object, data) VALUES ('bad 3', 'T', 'a', 'o',"
+                " x'ff')"
+            )
+        )
     hands(sqlite_outbox).turn(2)  # the good ones first
     assert uids(link) == ["good 1", "good 2", "good 3"]
     assert sqlite_outbox.store.waiting() == (0, 3)
@@ -124,9 +154,13 @@ def test_rows_that_can_become_no_message_are_set_aside_and_the_others_go_on(
     assert caplog.text.count("row_refused") == 3
 
 
-def test_postgres_sets_aside_too_and_a_row_can_be_put_back(postgres_outbox: Outbox, hands: Callable[..., Hand], link: Link) -> None:
+def test_postgres_sets_aside_too_and_a_row_can_be_put_back(
+    postgres_outbox: Outbox, hands: Callable[..., Hand], link: Link
+) -> None:
     with postgres_outbox.engine.begin() as connection:
-        connection.execute(sa.text("INSERT INTO staged_log_records (uid, ticket_id, action, object) VALUES ('x', '', 'a', 'o')"))
+        connection.execute(
+            sa.text("INSERT INTO staged_log_records (uid, ticket_id, action, object) VALUES ('x', '', 'a', 'o')")
+        )
     hand = hands(postgres_outbox)
     hand.turn()
     assert postgres_outbox.rows("SELECT uid, reason FROM refused_log_records") == [("x", "empty_ticket_id")]
@@ -137,9 +171,13 @@ def test_postgres_sets_aside_too_and_a_row_can_be_put_back(postgres_outbox: Outb
     assert uids(link) == ["x"]
 
 
-def test_ten_megabytes_go_through_alone_and_more_than_allowed_is_set_aside(outbox: Outbox, hands: Callable[..., Hand], link: Link) -> None:
+def test_ten_megabytes_go_through_alone_and_more_than_allowed_is_set_aside(
+    outbox: Outbox, hands: Callable[..., Hand], link: Link
+) -> None:
     large = "x" * 10_000_000
-    outbox.stage(LogRecord("T", "a", "o", 1, "1"), LogRecord("T", "a", "o", large, "2"), LogRecord("T", "a", "o", 3, "3"))
+    outbox.stage(
+        LogRecord("T", "a", "o", 1, "1"), LogRecord("T", "a", "o", large, "2"), LogRecord("T", "a", "o", 3, "3")
+    )
     batches = [[row.uid for row in outbox.store.batch(100)]]
     assert batches == [["1", "2"]], "the large one ends its batch"
     hands(outbox).turn(2)
@@ -155,7 +193,9 @@ def test_ten_megabytes_go_through_alone_and_more_than_allowed_is_set_aside(outbo
 # ---- Redis -------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_streamer_without_the_lease_adds_nothing(sqlite_outbox: Outbox, hands: Callable[..., Hand], link: Link) -> None:
+def test_a_streamer_without_the_lease_adds_nothing(
+    sqlite_outbox: Outbox, hands: Callable[..., Hand], link: Link
+) -> None:
     """emit.lua, the losing side: another holder, another epoch, no lease at all."""
     one, two = hands(sqlite_outbox), hands(sqlite_outbox, lead=False, holder="two")
     assert two.elect() is None
@@ -184,7 +224,9 @@ def test_a_lost_answer_means_a_new_epoch_and_the_same_batch_again(
         hand = hands(sqlite_outbox, proxy.url)
         before = hand.lead.epoch
         scripts = ScriptRunner(link)
-        scripts.run("emit", (hand.keys.stream, hand.keys.leader), ("0", 1, "f"))  # known to the server: no NOSCRIPT in the way
+        scripts.run(
+            "emit", (hand.keys.stream, hand.keys.leader), ("0", 1, "f")
+        )  # known to the server: no NOSCRIPT in the way
         hand.streamer._scripts._server_reads_flags()
         proxy.on_reply = lambda chunk: None
         with pytest.raises(ReplyUnknown):
@@ -228,7 +270,9 @@ def test_a_redis_that_answers_too_late_for_a_large_batch_gets_smaller_ones_and_t
     assert sizes[:6] == [100, 50, 25, 29, 33, 38]
 
 
-def test_a_full_redis_takes_nothing_and_the_rows_wait(sqlite_outbox: Outbox, hands: Callable[..., Hand], link: Link) -> None:
+def test_a_full_redis_takes_nothing_and_the_rows_wait(
+    sqlite_outbox: Outbox, hands: Callable[..., Hand], link: Link
+) -> None:
     sqlite_outbox.stage_many(3)
     hand = hands(sqlite_outbox)
     link.call("CONFIG", "SET", "maxmemory", 1)
@@ -243,7 +287,9 @@ def test_a_full_redis_takes_nothing_and_the_rows_wait(sqlite_outbox: Outbox, han
     assert (link.call("XLEN", STREAM), sqlite_outbox.store.waiting()[0]) == (3, 0)
 
 
-def test_a_database_lost_between_add_and_remove_sends_nothing_twice(postgres_outbox: Outbox, hands: Callable[..., Hand], link: Link) -> None:
+def test_a_database_lost_between_add_and_remove_sends_nothing_twice(
+    postgres_outbox: Outbox, hands: Callable[..., Hand], link: Link
+) -> None:
     staged = "SELECT count(*) FROM staged_log_records"
     written = postgres_outbox.stage_many(5)
     hand = hands(postgres_outbox)
@@ -251,7 +297,10 @@ def test_a_database_lost_between_add_and_remove_sends_nothing_twice(postgres_out
 
     def lost(ids: list[int]) -> None:
         with postgres_outbox.engine.begin() as connection:
-            others = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()"
+            others = (
+                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND"
+                " datname = current_database()"
+            )
             assert connection.scalar(sa.text(others)) >= 1
         remove(ids)
 
@@ -269,7 +318,10 @@ def test_rows_are_kept_until_a_replica_has_them(
 ) -> None:
     monkeypatch.setattr(streamer, "_DURABLE_MS", 20)
     written = sqlite_outbox.stage_many(3)
-    with EmbeddedRedis(tmp_path_short / "a", durable=False) as first, EmbeddedRedis(tmp_path_short / "b", durable=False) as second:
+    with (
+        EmbeddedRedis(tmp_path_short / "a", durable=False) as first,
+        EmbeddedRedis(tmp_path_short / "b", durable=False) as second,
+    ):
         hand = hands(sqlite_outbox, first.url, pace=Pace(replicas=1))
         far, near = Link(second.url, "test"), Link(first.url, "test")
         try:
@@ -306,13 +358,17 @@ def test_waiting_for_the_disk_is_refused_where_redis_cannot_say(sqlite_outbox: O
         StreamerProgram(settings, redis_url)
 
 
-def test_a_program_that_is_refused_leaves_no_connection_to_its_database(sqlite_outbox: Outbox, redis_url: str, tmp_path: Path) -> None:
+def test_a_program_that_is_refused_leaves_no_connection_to_its_database(
+    sqlite_outbox: Outbox, redis_url: str, tmp_path: Path
+) -> None:
     """Python says so from 3.13 on (ResourceWarning: unclosed database)."""
     (tmp_path / "without.db").touch()
     for name, wait_aof in (("outbox.db", True), ("without.db", False)):
         before = _descriptors_of(tmp_path / name)
         with pytest.raises(StartRefused) as refused:
-            StreamerProgram(StreamerSettings(outbox_url=f"sqlite:///{tmp_path / name}", outbox_wait_aof=wait_aof), redis_url)
+            StreamerProgram(
+                StreamerSettings(outbox_url=f"sqlite:///{tmp_path / name}", outbox_wait_aof=wait_aof), redis_url
+            )
         assert (_descriptors_of(tmp_path / name), wait_aof) == (before, "WAIT_AOF" in str(refused.value))
 
 
@@ -324,10 +380,14 @@ def _descriptors_of(file: Path) -> int:
     return found
 
 
-def test_with_the_durable_profile_a_killed_redis_has_all_whose_rows_are_gone(sqlite_outbox: Outbox, tmp_path_short: Path) -> None:
+def test_with_the_durable_profile_a_killed_redis_has_all_whose_rows_are_gone(
+    sqlite_outbox: Outbox, tmp_path_short: Path
+) -> None:
     """deploy/redis.conf: appendfsync always."""
     written = sqlite_outbox.stage_many(5000)
-    settings = StreamerSettings(outbox_url=sqlite_outbox.url, ticket_stream=STREAM, outbox_batch=100, outbox_lease_seconds=1)
+    settings = StreamerSettings(
+        outbox_url=sqlite_outbox.url, ticket_stream=STREAM, outbox_batch=100, outbox_lease_seconds=1
+    )
     with contextlib.ExitStack() as stack:
         server, url = stack.enter_context(durable_server(find_redis_server(), tmp_path_short))
         link = Link(url, "test")
@@ -349,8 +409,11 @@ def test_with_the_durable_profile_a_killed_redis_has_all_whose_rows_are_gone(sql
         assert list(dict.fromkeys(uids(link))) == written
 
 
-def test_rows_are_kept_until_they_are_on_disk(sqlite_outbox: Outbox, hands: Callable[..., Hand], valkey_url: str) -> None:
-    """WAITAOF, which Redis has from 7.2 on: here of a Valkey that is told to leave it to the kernel when it writes to the disk."""
+def test_rows_are_kept_until_they_are_on_disk(
+    sqlite_outbox: Outbox, hands: Callable[..., Hand], valkey_url: str
+) -> None:
+    """WAITAOF, which Redis has from 7.2 on: here of a Valkey that is told to leave it to the kernel when it writes to
+    the disk."""
     written = sqlite_outbox.stage_many(3)
     link = Link(valkey_url, "test")
     link.call("CONFIG", "SET", "appendfsync", "no")
@@ -373,7 +436,9 @@ def test_waiting_for_the_disk_is_refused_where_nothing_goes_there(sqlite_outbox:
 
 def test_the_program_waits_for_the_disk_where_redis_can_say(sqlite_outbox: Outbox, valkey_url: str) -> None:
     written = sqlite_outbox.stage_many(2500)
-    program = StreamerProgram(StreamerSettings(outbox_url=sqlite_outbox.url, ticket_stream=STREAM, outbox_wait_aof=True), valkey_url)
+    program = StreamerProgram(
+        StreamerSettings(outbox_url=sqlite_outbox.url, ticket_stream=STREAM, outbox_wait_aof=True), valkey_url
+    )
     link = Link(valkey_url, "test")
     try:
         program.start()
@@ -394,7 +459,9 @@ def test_two_outboxes_of_one_stream_need_a_name_each(
         programs[0].start()
         until(lambda: link.call("EXISTS", "{log}:streamer-outbox"))
         for name in ("outbox", "second"):
-            programs.append(StreamerProgram(settings.model_copy(update={"outbox_url": other.url, "outbox_name": name}), redis_url))
+            programs.append(
+                StreamerProgram(settings.model_copy(update={"outbox_url": other.url, "outbox_name": name}), redis_url)
+            )
             programs[-1].start()
             if name == "outbox":
                 until(lambda: "another_outbox_leads" in caplog.text)
@@ -408,7 +475,8 @@ def test_two_outboxes_of_one_stream_need_a_name_each(
 
 
 def test_the_program_streams_hears_commits_and_hands_its_lease_on(outbox: Outbox, redis_url: str, link: Link) -> None:
-    # Half a minute between looks: in PostgreSQL only the bell can be in time, in SQLite nothing is, so it looks often there.
+    # Half a minute between looks: in PostgreSQL only the bell can be in time, in SQLite nothing is, so it looks often
+    # there.
     poll_s = 30.0 if outbox.store.dialect == "postgresql" else 0.05
     settings = StreamerSettings(outbox_url=outbox.url, ticket_stream=STREAM, outbox_poll_seconds=poll_s)
     first, second = StreamerProgram(settings, redis_url), StreamerProgram(settings, redis_url)

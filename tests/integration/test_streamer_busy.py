@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common.errors import SqlBusy, SqlTrouble
-from common.outbox.store import OutboxStore
-from common.redis_client import Link
 from tests.integration.test_streamer_trouble import _program
 from tests.outboxes import Hand, Outbox, uids, until
+from usher.common.base.errors import SqlBusy, SqlTrouble
+from usher.common.outbox.store import OutboxStore
+from usher.common.redis.client import Link
 
 
 @contextlib.contextmanager
@@ -31,9 +31,16 @@ def _two_streamers(url: str, redis_url: str, lease_s: float) -> Iterator[list[An
             program.stop()
 
 
-@pytest.mark.parametrize(("lease_s", "options"), [(0.5, ""), (3.0, "%20-cstatement_timeout%3D200ms")], ids=["short lease", "statement_timeout"])
-def test_a_held_row_is_sent_once_also(postgres_outbox: Outbox, redis_url: str, link: Link, lease_s: float, options: str) -> None:
-    """The pauses between tries are longer than the lease may be; and statement_timeout may end the wait before lock_timeout does."""
+@pytest.mark.parametrize(
+    ("lease_s", "options"),
+    [(0.5, ""), (3.0, "%20-cstatement_timeout%3D200ms")],
+    ids=["short lease", "statement_timeout"],
+)
+def test_a_held_row_is_sent_once_also(
+    postgres_outbox: Outbox, redis_url: str, link: Link, lease_s: float, options: str
+) -> None:
+    """The pauses between tries are longer than the lease may be; and statement_timeout may end the wait before
+    lock_timeout does."""
     written = postgres_outbox.stage_many(3)
     with contextlib.ExitStack() as stack:
         with postgres_outbox.engine.begin() as holder:
@@ -88,7 +95,9 @@ def read_only_url(postgres_outbox: Outbox) -> Iterator[str]:
         connection.execute(sa.text(f"DROP ROLE {role}"))
 
 
-def test_a_database_that_only_reads_gets_nothing_sent(postgres_outbox: Outbox, read_only_url: str, hands: Callable[..., Hand], link: Link) -> None:
+def test_a_database_that_only_reads_gets_nothing_sent(
+    postgres_outbox: Outbox, read_only_url: str, hands: Callable[..., Hand], link: Link
+) -> None:
     """Its disk is nearly full, or it is a standby: a copy more at each lease, for as long as that lasts."""
     written = postgres_outbox.stage_many(3)
     hand = hands(Outbox(read_only_url, postgres_outbox.engine, postgres_outbox.store))
@@ -124,9 +133,25 @@ def test_nothing_is_left_open_between_removing_rows_and_making_it_last(postgres_
 
 def test_uids_of_any_characters_are_found_again(outbox: Outbox) -> None:
     with outbox.engine.begin() as connection:
-        for uid in ("a'b", "a\\b", "\u00fc\u20ac\U0001f600", "trail  ", 'q"q', "{x,y}", "NULL", "\\N", "%s :ids $1", "e\u0301", "x" * 256):
+        for uid in (
+            "a'b",
+            "a\\b",
+            "\u00fc\u20ac\U0001f600",
+            "trail  ",
+            'q"q',
+            "{x,y}",
+            "NULL",
+            "\\N",
+            "%s :ids $1",
+            "e\u0301",
+            "x" * 256,
+        ):
             connection.execute(
-                sa.text("INSERT INTO staged_log_records (uid, ticket_id, action, object, data) VALUES (:uid, 'T', 'a', 'o', '{}')"), {"uid": uid}
+                sa.text(
+                    "INSERT INTO staged_log_records (uid, ticket_id, action, object, data) VALUES (:uid, 'T', 'a', 'o',"
+                    " '{}')"
+                ),
+                {"uid": uid},
             )
     outbox.store.remove([(row.id, row.uid) for row in outbox.store.batch(100)])
     assert outbox.store.waiting() == (0, 0)

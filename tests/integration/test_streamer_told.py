@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common.clock import now_s
-from common.errors import SqlTrouble
-from common.redis_client import Link
-from master.elector import Elector
-from master.streamer import Pace
-from master.streamer_metrics import streamer_metrics
-from master.streamer_web import ServedStreamer
 from tests.integration.test_streamer_trouble import _program, _program_settings
 from tests.outboxes import Hand, Outbox, made_outbox, until
+from usher.common.base.clock import now_s
+from usher.common.base.errors import SqlTrouble
+from usher.common.redis.client import Link
+from usher.master.leader.elector import Elector
+from usher.master.streamer.metrics import streamer_metrics
+from usher.master.streamer.streamer import Pace
+from usher.master.streamer.web import ServedStreamer
 
 _LONG_S = 1000.0
 
@@ -36,7 +36,9 @@ def _long_ago(hand: Hand) -> None:
     hand.streamer.caught_up_s = now_s() - _LONG_S
 
 
-def test_the_outbox_was_sent_to_its_end_when_a_look_found_no_more_than_was_sent(sqlite_outbox: Outbox, hands: Callable[..., Hand]) -> None:
+def test_the_outbox_was_sent_to_its_end_when_a_look_found_no_more_than_was_sent(
+    sqlite_outbox: Outbox, hands: Callable[..., Hand]
+) -> None:
     hand = hands(sqlite_outbox, pace=Pace(batch=10))
     sqlite_outbox.stage_many(25)
     _long_ago(hand)
@@ -57,7 +59,9 @@ def test_what_is_not_durable_yet_is_behind(sqlite_outbox: Outbox, hands: Callabl
     assert _behind(hand)
 
 
-def test_who_doubts_its_epoch_is_as_far_behind_as_before_and_who_stands_by_is_not(sqlite_outbox: Outbox, hands: Callable[..., Hand]) -> None:
+def test_who_doubts_its_epoch_is_as_far_behind_as_before_and_who_stands_by_is_not(
+    sqlite_outbox: Outbox, hands: Callable[..., Hand]
+) -> None:
     hand = hands(sqlite_outbox)
     sqlite_outbox.stage_many(1)
     _long_ago(hand)
@@ -81,7 +85,9 @@ def test_a_failing_database_leaves_it_behind(sqlite_outbox: Outbox, hands: Calla
     assert _behind(hand)
 
 
-def test_who_has_not_extended_its_lease_no_longer_says_that_it_streams(sqlite_outbox: Outbox, hands: Callable[..., Hand]) -> None:
+def test_who_has_not_extended_its_lease_no_longer_says_that_it_streams(
+    sqlite_outbox: Outbox, hands: Callable[..., Hand]
+) -> None:
     """Nobody tells it that another one leads by now."""
     hand = hands(sqlite_outbox, lead=False)
     hand.elector._lease_ms = 300
@@ -94,7 +100,9 @@ def test_who_has_not_extended_its_lease_no_longer_says_that_it_streams(sqlite_ou
     until(lambda: (hand.elector.run_once(), hand.lead.holds)[1])  # type: ignore[func-returns-value]
 
 
-def test_a_lease_that_is_longer_than_health_waits_is_extended_in_time(sqlite_outbox: Outbox, hands: Callable[..., Hand]) -> None:
+def test_a_lease_that_is_longer_than_health_waits_is_extended_in_time(
+    sqlite_outbox: Outbox, hands: Callable[..., Hand]
+) -> None:
     hand = hands(sqlite_outbox)
     elector = Elector(hand.elector._link, hand.keys, hand.lead, "one", 600_000, lambda: True)
     assert elector.run_once() < elector.stalls_after_s / 2
@@ -106,7 +114,11 @@ def test_metrics_name_the_outbox(sqlite_outbox: Outbox, redis_url: str, link: Li
         program.start()
         sqlite_outbox.stage_many(3)
         until(lambda: program.streamer.sent == 3)
-        told = {sample.name: (sample.labels, sample.value) for family in streamer_metrics(program, "mine") for sample in family.samples}
+        told = {
+            sample.name: (sample.labels, sample.value)
+            for family in streamer_metrics(program, "mine")
+            for sample in family.samples
+        }
         assert told["usher_outbox_streams"] == ({"outbox": "mine"}, 1)
         assert told["usher_outbox_sent_rows_total"] == ({"outbox": "mine"}, 3)
         assert told["usher_outbox_refused_rows_total"] == ({"outbox": "mine"}, 0)
@@ -115,7 +127,9 @@ def test_metrics_name_the_outbox(sqlite_outbox: Outbox, redis_url: str, link: Li
         program.stop()
 
 
-def test_an_outbox_whose_name_another_one_has_is_unwell(sqlite_outbox: Outbox, redis_url: str, link: Link, tmp_path_short: Path) -> None:
+def test_an_outbox_whose_name_another_one_has_is_unwell(
+    sqlite_outbox: Outbox, redis_url: str, link: Link, tmp_path_short: Path
+) -> None:
     other = made_outbox(f"sqlite:///{tmp_path_short}/other.db")
     first = _program(sqlite_outbox.url, redis_url)
     served = ServedStreamer(_program_settings(other.url), redis_url, lambda why: None)

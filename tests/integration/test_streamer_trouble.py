@@ -1,5 +1,5 @@
-"""What a streamer does when Redis or the database is not what it was a moment ago: nothing is removed that may be lost, and a streamer that
-cannot do its work lets another one."""
+"""What a streamer does when Redis or the database is not what it was a moment ago: nothing is removed that may be lost,
+and a streamer that cannot do its work lets another one."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from common.embedded import EmbeddedRedis
-from common.errors import NotNow, RedisTrouble, SqlTrouble
-from common.outbox.database import open_engine
-from common.outbox.rows import BATCH_BYTES
-from common.outbox.store import OutboxStore
-from common.outbox.writer import LogRecord
-from common.redis_client import CommandRefused, Link
-from master import streamer, streamer_wiring
-from master.settings import StreamerSettings
-from master.streamer import Pace
-from master.streamer_wiring import StreamerProgram
 from tests.outboxes import STREAM, Hand, Outbox, uids, until
+from usher.common.base.errors import NotNow, RedisTrouble, SqlTrouble
+from usher.common.outbox.database import open_engine
+from usher.common.outbox.rows import BATCH_BYTES
+from usher.common.outbox.store import OutboxStore
+from usher.common.outbox.writer import LogRecord
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.embedded import EmbeddedRedis
+from usher.master.settings import StreamerSettings
+from usher.master.streamer import program as streamer_wiring
+from usher.master.streamer import streamer
+from usher.master.streamer.program import StreamerProgram
+from usher.master.streamer.streamer import Pace
 
 # ---- Redis loses what it has answered ------------------------------------------------------------------------------------------
 
@@ -84,7 +85,10 @@ def test_a_redis_that_is_made_a_replica_has_what_the_other_one_has_so_the_rows_s
     monkeypatch.setattr(streamer, "_DURABLE_MS", 20)
     written = sqlite_outbox.stage_many(3)
     waits = when == "while it waits for a replica"
-    with EmbeddedRedis(tmp_path_short / "a", durable=False) as first, EmbeddedRedis(tmp_path_short / "b", durable=False) as second:
+    with (
+        EmbeddedRedis(tmp_path_short / "a", durable=False) as first,
+        EmbeddedRedis(tmp_path_short / "b", durable=False) as second,
+    ):
         hand, link = hands(sqlite_outbox, first.url, pace=Pace(replicas=1 if waits else 0)), Link(first.url, "test")
         if waits:
             emit = hand.streamer.emit
@@ -213,7 +217,8 @@ def test_a_database_that_does_not_answer_one_streamer_is_asked_by_its_standby_or
 def test_a_row_that_somebody_holds_is_sent_once_and_its_streamer_keeps_the_lease(
     postgres_outbox: Outbox, redis_url: str, link: Link, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A COMMIT that waits for a synchronous standby holds rows too. Each streamer in turn sent the batch again, and left another connection there."""
+    """A COMMIT that waits for a synchronous standby holds rows too. Each streamer in turn sent the batch again, and
+    left another connection there."""
     written = postgres_outbox.stage_many(3)
     lease_s = 3.0  # longer than the pauses between two turns that fail
     programs = [_program(postgres_outbox.url, redis_url, outbox_lease_seconds=lease_s) for _ in range(2)]
@@ -231,7 +236,9 @@ def test_a_row_that_somebody_holds_is_sent_once_and_its_streamer_keeps_the_lease
             program.stop()
 
 
-def test_the_log_says_when_trouble_is_over_and_only_then(sqlite_outbox: Outbox, hands: Callable[..., Hand], caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_says_when_trouble_is_over_and_only_then(
+    sqlite_outbox: Outbox, hands: Callable[..., Hand], caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
     sqlite_outbox.stage_many(3)
     hand = hands(sqlite_outbox)
@@ -246,7 +253,9 @@ def test_the_log_says_when_trouble_is_over_and_only_then(sqlite_outbox: Outbox, 
     assert caplog.text.count("streams_again") == 1
 
 
-def test_a_connection_that_closes_while_it_is_to_be_ended_takes_nobody_with_it(postgres_outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_closes_while_it_is_to_be_ended_takes_nobody_with_it(
+    postgres_outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Right after it has told its descriptor's number, it closes, and the number goes to somebody else's connection."""
     store = OutboxStore(postgres_outbox.url)
     store.batch(1)
@@ -287,7 +296,9 @@ def test_a_server_that_is_gone_without_a_word_is_noticed(postgres_outbox: Outbox
         engine.dispose()
 
 
-def test_an_idle_streamer_looks_often_enough_to_hold_its_lease(sqlite_outbox: Outbox, redis_url: str, link: Link) -> None:
+def test_an_idle_streamer_looks_often_enough_to_hold_its_lease(
+    sqlite_outbox: Outbox, redis_url: str, link: Link
+) -> None:
     program = _program(sqlite_outbox.url, redis_url, outbox_poll_seconds=60)
     try:
         program.start()
@@ -302,10 +313,14 @@ def test_an_idle_streamer_looks_often_enough_to_hold_its_lease(sqlite_outbox: Ou
 # ---- rows ------------------------------------------------------------------------------------------------------------------------
 
 
-def test_rows_that_are_refused_do_not_make_the_batches_behind_them_smaller(sqlite_outbox: Outbox, hands: Callable[..., Hand], link: Link) -> None:
+def test_rows_that_are_refused_do_not_make_the_batches_behind_them_smaller(
+    sqlite_outbox: Outbox, hands: Callable[..., Hand], link: Link
+) -> None:
     with sqlite_outbox.engine.begin() as connection:
         for _ in range(8):
-            connection.execute(sa.text("INSERT INTO staged_log_records (ticket_id, action, object) VALUES ('', 'a', 'o')"))
+            connection.execute(
+                sa.text("INSERT INTO staged_log_records (ticket_id, action, object) VALUES ('', 'a', 'o')")
+            )
     written = sqlite_outbox.stage_many(12)
     hands(sqlite_outbox, pace=Pace(batch=10)).turn(2)
     assert uids(link) == written
@@ -313,12 +328,18 @@ def test_rows_that_are_refused_do_not_make_the_batches_behind_them_smaller(sqlit
 
 
 @pytest.mark.parametrize("column", ["uid", "ticket_id", "action", "object", "data"])
-def test_a_row_is_measured_with_all_its_columns(outbox: Outbox, hands: Callable[..., Hand], link: Link, column: str) -> None:
+def test_a_row_is_measured_with_all_its_columns(
+    outbox: Outbox, hands: Callable[..., Hand], link: Link, column: str
+) -> None:
     row = {"uid": "large", "ticket_id": "T", "action": "a", "object": "o", "data": "{}"}
     row[column] = '"' + "é" * 1000 + '"'
     with outbox.engine.begin() as connection:
         connection.execute(
-            sa.text("INSERT INTO staged_log_records (uid, ticket_id, action, object, data) VALUES (:uid,:ticket_id,:action,:object,:data)"), row
+            sa.text(
+                "INSERT INTO staged_log_records (uid, ticket_id, action, object, data) VALUES"
+                " (:uid,:ticket_id,:action,:object,:data)"
+            ),
+            row,
         )
     written = outbox.stage_many(2)
     hands(outbox, row_bytes=2000).turn(2)

@@ -1,4 +1,5 @@
-"""USHER_ACK_MODE=strict: what a ticket waits for is written at once when nothing else can run, however long USHER_FLUSH_MS is."""
+"""USHER_ACK_MODE=strict: what a ticket waits for is written at once when nothing else can run, however long
+USHER_FLUSH_MS is."""
 
 from __future__ import annotations
 
@@ -9,21 +10,21 @@ from contextlib import contextmanager
 
 import pytest
 
-from common.clock import now_s
-from common.redis_client import Link
-from common.scripts import ScriptRunner
-from consumer.acker import Acker
-from consumer.context import Message, OwnLease
-from consumer.drain import Drain
-from consumer.lane_keeper import LaneKeeper
-from consumer.master_client import MasterClient
-from consumer.owner_steps import OwnerSteps
-from consumer.policy.acks import Finished, Linger
-from consumer.reporter import Reporter
-from consumer.worker_pool import LaneWorker
 from tests.integration.actors import Stage
 from tests.integration.factories import LEASE_MS, World
 from tests.integration.routers import until
+from usher.common.base.clock import now_s
+from usher.common.redis.client import Link
+from usher.common.redis.scripts import ScriptRunner
+from usher.consumer.execution.acker import Acker
+from usher.consumer.execution.drain import Drain
+from usher.consumer.execution.lanes import LaneKeeper
+from usher.consumer.execution.reporter import Reporter
+from usher.consumer.execution.thread_pool import LaneWorker
+from usher.consumer.handlers.message import Message, OwnLease
+from usher.consumer.lifecycle.master_client import MasterClient
+from usher.consumer.lifecycle.owner_scripts import OwnerSteps
+from usher.consumer.policy.acks import Finished, Linger
 
 _NEVER_S = 3600.0
 _PATIENCE_S = 20.0
@@ -31,8 +32,8 @@ _PATIENCE_S = 20.0
 
 @contextmanager
 def _acker(world: World, keeper: LaneKeeper, enough: int = 500, was_quiet: bool = False) -> Iterator[Acker]:
-    """A running acker of consumer ``a`` that has just written something (unless it ``was_quiet``), and so waits for ever for more to finish, unless
-    there is enough or something tells it not to."""
+    """A running acker of consumer ``a`` that has just written something (unless it ``was_quiet``), and so waits for
+    ever for more to finish, unless there is enough or something tells it not to."""
     owner = world.join("a")
     world.owned(world.elect(), owner, b"T", b"1-1", b"2-1")
     link = Link(world.link.url, "test:ack")
@@ -70,7 +71,17 @@ def _finish(keeper: LaneKeeper, acker: Acker, entry_id: bytes, strict: bool) -> 
 
 def _lanes() -> LaneKeeper:
     keeper = LaneKeeper()
-    keeper.add([(b"T", [Message(b"T", entry_id, 1, [b"ticket_id", b"T"], OwnLease(60.0, 0.0)) for entry_id in (b"1-1", b"2-1")])])
+    keeper.add(
+        [
+            (
+                b"T",
+                [
+                    Message(b"T", entry_id, 1, [b"ticket_id", b"T"], OwnLease(60.0, 0.0))
+                    for entry_id in (b"1-1", b"2-1")
+                ],
+            )
+        ]
+    )
     return keeper
 
 
@@ -122,7 +133,8 @@ def test_what_finishes_after_a_quiet_time_is_written_at_once_and_then_more_is_wa
 
 
 def test_where_the_incarnation_ends_nothing_waits_for_more_to_finish(world: World) -> None:
-    """Also what already waits, and what finishes later: a drain gives nothing back while something is unacknowledged."""
+    """Also what already waits, and what finishes later: a drain gives nothing back while something is
+    unacknowledged."""
     keeper = _lanes()
     with _acker(world, keeper) as acker:
         _finish(keeper, acker, b"1-1", strict=False)
@@ -141,7 +153,9 @@ def test_a_drain_waits_for_no_more_to_finish(any_redis_url: str) -> None:
         a.read()
         a.acker._linger_s, a.acker._flushed_s = _NEVER_S, now_s()
         link = Link(stage.url, "test:drain")
-        drain = Drain(OwnerSteps(ScriptRunner(link), stage.keys, a.registration), a.keeper, a.reader, a.acker, a.starts, LEASE_MS)
+        drain = Drain(
+            OwnerSteps(ScriptRunner(link), stage.keys, a.registration), a.keeper, a.reader, a.acker, a.starts, LEASE_MS
+        )
         run = a.start()
         assert run is not None
         a.acker.start()

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from common.errors import Fenced, GroupMissing
-from master.leader_steps import Freed, LeaderSteps, Swept
-from master.looks import Found
 from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, World, fetch
 from tests.integration.rewound import set_back
+from usher.common.base.errors import Fenced, GroupMissing
+from usher.master.leader.leader_scripts import Freed, LeaderSteps, Swept
+from usher.master.leader.peeked import Found
 
 _IDLE_MS = 100_000
 _LIMIT_MS = 50_000
@@ -21,7 +21,9 @@ def _sweep(leader: LeaderSteps, known: Sequence[str] = (), cursor: bytes = b"0-0
     return leader.sweep(known, _LIMIT_MS, cursor, count)
 
 
-def _stray(world: World, leader: LeaderSteps, ticket: bytes, *ids: bytes, owner: str = "stranger", idle_ms: int = _IDLE_MS) -> list[bytes]:
+def _stray(
+    world: World, leader: LeaderSteps, ticket: bytes, *ids: bytes, owner: str = "stranger", idle_ms: int = _IDLE_MS
+) -> list[bytes]:
     """Entries that were handed to somebody whom we do not know."""
     made = world.parked(leader, ticket, *ids)
     world.make_idle(owner, idle_ms, *made)
@@ -176,7 +178,8 @@ def _is_idle(world: World) -> dict[bytes, bool]:
 
 
 def test_where_somebody_looks_after_everything_nothing_is_touched(world: World) -> None:
-    """Of a million parked entries each touch would be a line in the append-only file, and nobody could tell for how long they wait."""
+    """Of a million parked entries each touch would be a line in the append-only file, and nobody could tell for how
+    long they wait."""
     leader, a = world.elect(), world.join("a")
     mine, parked, halted = world.owned(leader, a, b"T"), world.parked(leader, b"P"), world.parked(leader, b"H")
     for owner, ids in ((a.name, mine), (b"master", parked), (b"halted", halted)):
@@ -188,7 +191,8 @@ def test_where_somebody_looks_after_everything_nothing_is_touched(world: World) 
 
 
 def test_where_a_body_is_gone_what_a_living_owner_has_behind_the_page_stays_its_own(world: World) -> None:
-    """From 7.0 on, what was just delivered and has lost its body is dropped before XAUTOCLAIM looks, which then looks one entry further."""
+    """From 7.0 on, what was just delivered and has lost its body is dropped before XAUTOCLAIM looks, which then looks
+    one entry further."""
     leader, a = world.elect(), world.join("a")
     [gone] = _stray(world, leader, b"G", b"1-1", idle_ms=0)
     set_back(world.link, world.keys.stream, 3_600_000)
@@ -235,7 +239,8 @@ def test_a_parked_or_halted_entry_without_its_body_is_never_dropped_without_a_le
 
 
 def test_what_a_living_owner_has_without_its_body_stays_its_own_to_end(world: World) -> None:
-    """From 7.0 on the pending list loses it; the index still names it, and the owner's acknowledgement takes it from there."""
+    """From 7.0 on the pending list loses it; the index still names it, and the owner's acknowledgement takes it from
+    there."""
     leader, a = world.elect(), world.join("a")
     first, second = world.owned(leader, a, b"T", b"1-1", b"2-1")
     world.delete(first)

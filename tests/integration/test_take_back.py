@@ -1,4 +1,5 @@
-"""take_back.lua: what a dead incarnation had goes back to ``master``, page by page, in id order; index and pending list change together."""
+"""take_back.lua: what a dead incarnation had goes back to ``master``, page by page, in id order; index and pending list
+change together."""
 
 from __future__ import annotations
 
@@ -6,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from common.errors import Fenced
-from master.leader_steps import Freed, LeaderSteps, TakenPage
-from master.looks import Found
 from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, Owner, World
+from usher.common.base.errors import Fenced
+from usher.master.leader.leader_scripts import Freed, LeaderSteps, TakenPage
+from usher.master.leader.peeked import Found
 
 
 def _take_all(leader: LeaderSteps, owner: Owner, count: int) -> list[Found]:
@@ -20,7 +21,9 @@ def _take_all(leader: LeaderSteps, owner: Owner, count: int) -> list[Found]:
 
 
 @pytest.mark.parametrize("count", [1, 3, 100])
-def test_everything_comes_back_in_the_order_of_the_stream_and_the_index_follows_page_by_page(world: World, count: int) -> None:
+def test_everything_comes_back_in_the_order_of_the_stream_and_the_index_follows_page_by_page(
+    world: World, count: int
+) -> None:
     leader, a = world.elect(), world.join("a")
     ids = world.owned(leader, a, b"T", *TRICKY_IDS)
     world.end_lease(a)
@@ -132,7 +135,9 @@ def test_a_ticket_is_any_bytes(world: World, ticket: bytes) -> None:
     assert world.state().index == {}
 
 
-def test_an_entry_whose_body_is_gone_is_a_dead_letter_and_its_id_leaves_the_index_at_the_end_of_the_recovery(world: World) -> None:
+def test_an_entry_whose_body_is_gone_is_a_dead_letter_and_its_id_leaves_the_index_at_the_end_of_the_recovery(
+    world: World,
+) -> None:
     leader, a = world.elect(), world.join("a")
     first, second, third = world.owned(leader, a, b"T", b"1-1", b"2-1", b"3-1")
     alone = world.owned(leader, a, b"U", b"4-1")

@@ -14,13 +14,13 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import Tracer
 
-from common import telemetry
-from common.errors import RetryLater
-from common.producer import Outgoing, Producer
-from common.redis_client import Link
-from consumer.context import Message, OwnLease
-from master.hand_over_spans import HandOverSpans
 from tests.integration.factories import World, fetch, plan
+from usher.common.base.errors import RetryLater
+from usher.common.observability import tracing as telemetry
+from usher.common.redis.client import Link
+from usher.common.sending.producer import Outgoing, Producer
+from usher.consumer.handlers.message import Message, OwnLease
+from usher.master.leader.tracing import HandOverSpans
 
 
 class Recorder:
@@ -59,8 +59,17 @@ def test_a_handler_runs_in_a_child_of_the_span_that_its_message_was_sent_in(link
 
     telemetry.traced(handle, recorder.tracer, "ticket_stream", is_async=False, is_batch=False)(message)
     order, inside, process = recorder.spans
-    assert (process.name, process.kind.name, process.status.status_code.name) == ("process ticket_stream", "CONSUMER", "UNSET")
-    assert process.parent is not None and order.context is not None and inside.parent is not None and process.context is not None
+    assert (process.name, process.kind.name, process.status.status_code.name) == (
+        "process ticket_stream",
+        "CONSUMER",
+        "UNSET",
+    )
+    assert (
+        process.parent is not None
+        and order.context is not None
+        and inside.parent is not None
+        and process.context is not None
+    )
     assert (process.parent.trace_id, process.parent.span_id) == (order.context.trace_id, order.context.span_id)
     assert inside.parent.span_id == process.context.span_id
     assert process.attributes is not None
@@ -82,13 +91,23 @@ def test_an_async_handler_has_its_span_for_as_long_as_it_runs(link: Link, record
         await asyncio.gather(*map(call, messages))
 
     asyncio.run(both())
-    parents = {span.name: span.parent.span_id for span in recorder.spans if span.parent is not None and span.name in "01"}
-    processes = {span.attributes["messaging.message.id"]: span for span in recorder.spans if span.name == "process s" and span.attributes}
+    parents = {
+        span.name: span.parent.span_id for span in recorder.spans if span.parent is not None and span.name in "01"
+    }
+    processes = {
+        span.attributes["messaging.message.id"]: span
+        for span in recorder.spans
+        if span.name == "process s" and span.attributes
+    }
     assert parents == {message.fields["number"]: processes[message.id].context.span_id for message in messages}  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(("raised", "status", "event"), [(ValueError("no"), "ERROR", "exception"), (RetryLater(1), "UNSET", "retry_later")])
-def test_what_a_handler_raises_goes_on_and_is_told(link: Link, recorder: Recorder, raised: Exception, status: str, event: str) -> None:
+@pytest.mark.parametrize(
+    ("raised", "status", "event"), [(ValueError("no"), "ERROR", "exception"), (RetryLater(1), "UNSET", "retry_later")]
+)
+def test_what_a_handler_raises_goes_on_and_is_told(
+    link: Link, recorder: Recorder, raised: Exception, status: str, event: str
+) -> None:
     [message] = _sent(link, recorder)
 
     def handle(message: Message) -> None:
@@ -114,7 +133,9 @@ def test_a_batch_call_is_one_span_that_links_to_all(link: Link, recorder: Record
 def test_a_message_without_a_usable_context_begins_a_trace_of_its_own(recorder: Recorder, told: str | None) -> None:
     flat = [b"ticket_id", b"T"] + ([] if told is None else [b"traceparent", told.encode("utf-8", "surrogateescape")])
     with recorder.tracer.start_as_current_span("of the thread, which has nothing to do with it"):
-        telemetry.traced(str, recorder.tracer, "s", is_async=False, is_batch=False)(Message(b"T", b"1-1", 1, flat, OwnLease(60, 0)))
+        telemetry.traced(str, recorder.tracer, "s", is_async=False, is_batch=False)(
+            Message(b"T", b"1-1", 1, flat, OwnLease(60, 0))
+        )
     assert recorder.spans[0].parent is None
 
 
@@ -169,7 +190,7 @@ def test_where_opentelemetry_is_not_installed_nothing_is_done() -> None:
     _runs("""
 import sys
 sys.modules["opentelemetry"] = None  # importing it fails, as where it is not installed
-import common.producer, consumer.wiring, master.wiring
+import usher.common.sending.producer, usher.consumer.program, usher.master.assembly.program
 from common import telemetry
 assert telemetry.tracer() is None and telemetry.context_fields() == {}
 assert not [name for name in sys.modules if name.startswith("opentelemetry.")]

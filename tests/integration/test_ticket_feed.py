@@ -12,25 +12,25 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from common import web
-from common.credentials import Identity, Role
-from common.keys import Keys
-from common.live_sockets import DETACH, LiveSockets
-from common.redis_client import Link
-from common.run_log import encode
-from common.sources import SCOPED_TICKET_FIELD
-from common.stream_router import StreamRouter
-from master import ticket_feed
-from master.actions import By
-from master.live_rules import LiveRules
-from master.policy.rules import Action, Rule, Target, rule_id
-from master.policy.ticket_events import parse_position
-from master.ticket_feed import TicketFeed
-from master.web.follow import events_route
 from tests.doors import doorman
 from tests.integration.factories import FIELD, World
 from tests.integration.gathered import Gathered
 from tests.integration.routers import PATIENCE_S, until
+from usher.common.http import app as web
+from usher.common.http.credentials import Identity, Role
+from usher.common.http.server.push_sockets import DETACH, LiveSockets
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.run_log import encode
+from usher.common.protocol.sources import SCOPED_TICKET_FIELD
+from usher.common.redis.client import Link
+from usher.common.router.router import StreamRouter
+from usher.master.insight import ticket_feed
+from usher.master.insight.ticket_feed import TicketFeed
+from usher.master.operations.action_log import By
+from usher.master.operations.live_rules import LiveRules
+from usher.master.policy.explain.ticket_events import parse_position
+from usher.master.policy.rules import Action, Rule, Target, rule_id
+from usher.master.web.follow import events_route
 
 _T = b"T"
 
@@ -64,7 +64,8 @@ def feed(world: World) -> Iterator[TicketFeed]:
 
 
 def told(feed: TicketFeed, position: str, most: int) -> list[dict[str, Any]]:
-    """The first ``most`` events that a follower gets which comes back with ``position``; each with its name as ``event``."""
+    """The first ``most`` events that a follower gets which comes back with ``position``; each with its name as
+    ``event``."""
     ours, theirs = socket.socketpair()
     ours.settimeout(PATIENCE_S)
     feed.follow(theirs, _T, parse_position(position), with_fields=True)
@@ -86,7 +87,8 @@ def read(ours: socket.socket, most: int) -> list[dict[str, Any]]:
 
 
 def fill(world: World, count: int) -> None:
-    """A message every 10 ms, and a message of another ticket; each is done 5 ms after it was sent, and acknowledged 1 ms later."""
+    """A message every 10 ms, and a message of another ticket; each is done 5 ms after it was sent, and acknowledged 1
+    ms later."""
     commands: list[Any] = []
     for ms in range(1000, 1000 + 10 * count, 10):
         commands.append(("XADD", world.keys.stream, b"%d-1" % ms, FIELD, _T))
@@ -132,7 +134,9 @@ def test_what_messages_say_is_for_operators_and_not_for_viewers() -> None:
         def can_follow(self) -> bool:
             return True
 
-        def follow(self, connection: socket.socket, ticket_id: str, position: list[bytes] | None, with_fields: bool) -> None:
+        def follow(
+            self, connection: socket.socket, ticket_id: str, position: list[bytes] | None, with_fields: bool
+        ) -> None:
             told_fields.append(with_fields)
 
     app = web.create_app(__name__, doorman(look=Identity(Role.VIEWER, "vera"), act=Identity(Role.OPERATOR, "otto")), 0)
@@ -141,7 +145,9 @@ def test_what_messages_say_is_for_operators_and_not_for_viewers() -> None:
         for token in ("look", "act"):
             for path in ("/api/tickets/T/events", "/api/events?id=T"):
                 detached = {DETACH: lambda keeper: keeper(connection)}
-                answered = app.test_client().get(path, headers={"Authorization": f"Bearer {token}"}, environ_overrides=detached)
+                answered = app.test_client().get(
+                    path, headers={"Authorization": f"Bearer {token}"}, environ_overrides=detached
+                )
                 assert answered.status_code == 200
     assert told_fields == [False, False, True, True]
 
@@ -154,18 +160,24 @@ def test_who_comes_back_gets_each_once(feed: TicketFeed, world: World, monkeypat
     assert [(one["event"], one.get("message_id")) for one in found] == [("completed", "1020-1"), *each, ("state", None)]
 
 
-def test_a_gap_is_told_once_however_much_was_missed_elsewhere(feed: TicketFeed, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gap_is_told_once_however_much_was_missed_elsewhere(
+    feed: TicketFeed, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ticket_feed, "_PAGE", 2)
     fill(world, 12)
     world.link.call("XTRIM", world.keys.runs, "MAXLEN", 2)
     found = told(feed, "1000-1_1006-0_0-0", 15)
-    assert [(one["source"], one["after"], one["time_ms"]) for one in found if one["event"] == "gap"] == [("runs", "1006-0", 1006)]
+    assert [(one["source"], one["after"], one["time_ms"]) for one in found if one["event"] == "gap"] == [
+        ("runs", "1006-0", 1006)
+    ]
     assert [one["event"] for one in found].count("entry") == 11
     assert [one["event"] for one in found].count("completed") == 2
     assert [one["time_ms"] for one in found] == sorted(one["time_ms"] for one in found)
 
 
-def test_a_stream_that_could_not_be_read_for_a_moment_is_followed_again(feed: TicketFeed, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_could_not_be_read_for_a_moment_is_followed_again(
+    feed: TicketFeed, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ticket_feed, "_POSITION_S", 0.1)
     fill(world, 1)
     ours, theirs = socket.socketpair()
@@ -182,7 +194,9 @@ def test_a_stream_that_could_not_be_read_for_a_moment_is_followed_again(feed: Ti
     assert told(feed, position.decode().split()[1], 1)[0]["event"] == "entry"
 
 
-def test_a_stream_of_which_nothing_is_left_is_a_gap_for_who_had_not_all_of_it_and_for_nobody_else(feed: TicketFeed, world: World) -> None:
+def test_a_stream_of_which_nothing_is_left_is_a_gap_for_who_had_not_all_of_it_and_for_nobody_else(
+    feed: TicketFeed, world: World
+) -> None:
     fill(world, 3)
     world.link.call("XTRIM", world.keys.stream, "MAXLEN", 0)
     assert [one["event"] for one in told(feed, "1010-2_1026-0_0-0", 1)] == ["gap"]
@@ -190,7 +204,9 @@ def test_a_stream_of_which_nothing_is_left_is_a_gap_for_who_had_not_all_of_it_an
 
 
 @pytest.mark.parametrize(("cut", "gap"), [(3, []), (4, ["gap"])])
-def test_a_cut_of_a_work_stream_is_a_gap_only_if_something_is_gone_that_was_not_told(link: Link, cut: int, gap: list[str]) -> None:
+def test_a_cut_of_a_work_stream_is_a_gap_only_if_something_is_gone_that_was_not_told(
+    link: Link, cut: int, gap: list[str]
+) -> None:
     gathered = Gathered(link)
     gathered.send("a", *(f"{number}-1" for number in range(1, 7)), ticket="T")
     gathered.gather("a")
@@ -205,12 +221,18 @@ def test_a_cut_of_a_work_stream_is_a_gap_only_if_something_is_gone_that_was_not_
 
 
 def test_who_reads_slowly_gets_all_that_it_has_missed_over_one_connection(feed: TicketFeed, world: World) -> None:
-    commands: list[Any] = [("XADD", world.keys.stream, b"%d-1" % ms, FIELD, _T, "body", "x" * 10_000) for ms in range(1000, 1600)]
-    commands += [("XADD", world.keys.runs, b"%d-1" % ms, "batch", encode("c:1", [Done(ms)])) for ms in range(1000, 1600)]
+    commands: list[Any] = [
+        ("XADD", world.keys.stream, b"%d-1" % ms, FIELD, _T, "body", "x" * 10_000) for ms in range(1000, 1600)
+    ]
+    commands += [
+        ("XADD", world.keys.runs, b"%d-1" % ms, "batch", encode("c:1", [Done(ms)])) for ms in range(1000, 1600)
+    ]
     world.link.pipeline(commands)
     found = told(feed, "0", 2 * 600 + 1)
     assert [one["message_id"] for one in found if one["event"] == "entry"] == [f"{ms}-1" for ms in range(1000, 1600)]
-    assert sorted(one["message_id"] for one in found if one["event"] == "completed") == sorted(f"{ms}-1" for ms in range(1000, 1600))
+    assert sorted(one["message_id"] for one in found if one["event"] == "completed") == sorted(
+        f"{ms}-1" for ms in range(1000, 1600)
+    )
 
 
 def test_a_hand_over_that_was_not_seen_is_told_with_the_time_of_the_start(feed: TicketFeed, world: World) -> None:
@@ -221,14 +243,17 @@ def test_a_hand_over_that_was_not_seen_is_told_with_the_time_of_the_start(feed: 
         while b"event: state" not in next(lines):
             pass
         fill(world, 1)
-        datas = (orjson.loads(line.partition(b" ")[2]) for line in lines if line.startswith(b"data: ") and b'"fence"' in line)
+        datas = (
+            orjson.loads(line.partition(b" ")[2]) for line in lines if line.startswith(b"data: ") and b'"fence"' in line
+        )
         handed, completed = next(datas), next(datas)
     assert handed["message_ids"] == [completed["message_id"]]
     assert (handed["time_ms"], completed["time_ms"]) == (1000, 1005)
 
 
 def test_who_was_told_more_by_another_master_has_missed_nothing(feed: TicketFeed, world: World) -> None:
-    """A master that is behind with reading does not know the last entries yet: they are neither of an earlier stream nor told twice."""
+    """A master that is behind with reading does not know the last entries yet: they are neither of an earlier stream
+    nor told twice."""
     ours, theirs = socket.socketpair()
     ours.settimeout(PATIENCE_S)
     feed.follow(theirs, b"other", None, with_fields=True)
@@ -246,7 +271,11 @@ def test_who_was_told_more_by_another_master_has_missed_nothing(feed: TicketFeed
         until(lambda: feed._heads[0] == b"1020-2")
         world.link.call("XADD", world.keys.stream, b"1030-1", FIELD, _T)
         found = read(others, 3)
-    assert [(one["event"], one.get("message_id")) for one in found] == [("entry", "1020-1"), ("state", None), ("entry", "1030-1")]
+    assert [(one["event"], one.get("message_id")) for one in found] == [
+        ("entry", "1020-1"),
+        ("state", None),
+        ("entry", "1030-1"),
+    ]
 
 
 def test_who_comes_back_after_the_stream_began_anew_is_told_so_and_gets_all(feed: TicketFeed, world: World) -> None:
@@ -264,7 +293,10 @@ def test_a_ticket_that_is_paused_is_told_so_and_when_that_ends(feed: TicketFeed,
     """Its messages are parked: the index, which has records of what is handed over, knows nothing of it."""
     world.parked(world.elect(), _T)
     rules = LiveRules(world.link, world.keys)
-    rules.set(Rule(Target.TICKET, _T.decode(), Action.PAUSE, reason="stock is being counted", who="alice"), By("alice", "cli", ""))
+    rules.set(
+        Rule(Target.TICKET, _T.decode(), Action.PAUSE, reason="stock is being counted", who="alice"),
+        By("alice", "cli", ""),
+    )
     ours, theirs = socket.socketpair()
     ours.settimeout(PATIENCE_S)
     feed.follow(theirs, _T, None, with_fields=True)

@@ -7,15 +7,15 @@ import socket
 
 import pytest
 
-from common.embedded import free_port
-from common.errors import RedisTrouble, ReplyUnknown
-from common.keys import Keys
-from common.live_sockets import LiveSockets
-from common.redis_client import Link
-from common.stream_router import StreamRouter
-from master.ticket_feed import TicketFeed
 from tests.integration.routers import until
 from tests.proxy import Proxy
+from usher.common.base.errors import RedisTrouble, ReplyUnknown
+from usher.common.http.server.push_sockets import LiveSockets
+from usher.common.protocol.keys import Keys
+from usher.common.redis.client import Link
+from usher.common.redis.embedded import free_port
+from usher.common.router.router import StreamRouter
+from usher.master.insight.ticket_feed import TicketFeed
 
 KEYS = Keys("tickets", "usher")
 

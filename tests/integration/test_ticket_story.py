@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import pytest
 
-from common.run_log import encode
-from master import ticket_story
-from master.status import shown
-from master.ticket_story import TicketStory
 from tests.integration.factories import World
+from usher.common.protocol.run_log import encode
+from usher.master.insight import ticket_history as ticket_story
+from usher.master.insight.status import shown
+from usher.master.insight.ticket_history import TicketStory
 
 T = b'T "1" *[x]'
 
@@ -36,7 +36,13 @@ def log(world: World, consumer: str, *executions: Execution, outcomes: tuple[str
 def test_entries_executions_hand_overs_and_letters_are_one_story_newest_first(world: World, story: TicketStory) -> None:
     leader, a = world.elect(), world.join("a")
     world.owned(leader, a, T, b"5000-1", b"6000-1")
-    log(world, "a:1", Execution(T, b"5000-1", 7000 * 1024, 1, 7_100_000, 7_200_000), Execution(b"U", b"1-1", 1, 1, 1, 2), outcomes=("failed", "done"))
+    log(
+        world,
+        "a:1",
+        Execution(T, b"5000-1", 7000 * 1024, 1, 7_100_000, 7_200_000),
+        Execution(b"U", b"1-1", 1, 1, 1, 2),
+        outcomes=("failed", "done"),
+    )
     log(world, "a:1", Execution(T, b"5000-1", 7000 * 1024, 2, 8_000_000, 8_500_000))
     log(world, "b:1", Execution(T, b"6000-1", 9000 * 1024, 1, 9_100_000, 0), outcomes=("crashed",))
     told = story.story(T.decode())
@@ -45,7 +51,12 @@ def test_entries_executions_hand_overs_and_letters_are_one_story_newest_first(wo
     ]  # fmt: skip
     assert told.back is None
     crashed, _, done, failed = told.events[:4]
-    assert (crashed["outcome"], crashed["took_ms"], done["took_ms"], failed["outcome"]) == ("crashed", None, 500, "failed")
+    assert (crashed["outcome"], crashed["took_ms"], done["took_ms"], failed["outcome"]) == (
+        "crashed",
+        None,
+        500,
+        "failed",
+    )
     world.give_up(a, T, "skip")
     assert story.story(T.decode()).events[0]["event"] == "dead_letter"
 
@@ -53,12 +64,17 @@ def test_entries_executions_hand_overs_and_letters_are_one_story_newest_first(wo
 def test_who_has_the_ticket_now_is_told_before_anything_has_ended(world: World, story: TicketStory) -> None:
     world.send(T, b"5000-1")
     held = ("a:1", 7000 * 1024)
-    assert [(one["event"], one["ms"]) for one in story.story(T.decode(), held=held).events] == [("handed", 7000), ("sent", 5000)]
+    assert [(one["event"], one["ms"]) for one in story.story(T.decode(), held=held).events] == [
+        ("handed", 7000),
+        ("sent", 5000),
+    ]
     log(world, "a:1", Execution(T, b"5000-1", 7000 * 1024, 1, 7_100_000, 7_200_000))
     assert [one["event"] for one in story.story(T.decode(), held=held).events] == ["ran", "handed", "sent"]
 
 
-def test_what_is_known_to_be_unfinished_is_told_however_old_it_is(world: World, story: TicketStory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_known_to_be_unfinished_is_told_however_old_it_is(
+    world: World, story: TicketStory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ticket_story, "_FIRST_S", 0.0)
     monkeypatch.setattr(ticket_story, "_PIECE_S", 0.0)
     monkeypatch.setattr(ticket_story, "_ENTRIES_AT_ONCE", 2)
@@ -69,7 +85,9 @@ def test_what_is_known_to_be_unfinished_is_told_however_old_it_is(world: World, 
     assert story.story(T.decode(), first.back, [old.decode()]).events == []
 
 
-def test_a_long_story_comes_in_pieces_that_are_all_of_it(world: World, story: TicketStory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_story_comes_in_pieces_that_are_all_of_it(
+    world: World, story: TicketStory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ticket_story, "_FIRST_S", 0.0)
     monkeypatch.setattr(ticket_story, "_PIECE_S", 0.0)
     monkeypatch.setattr(ticket_story, "_ENTRIES_AT_ONCE", 7)
@@ -85,7 +103,9 @@ def test_a_long_story_comes_in_pieces_that_are_all_of_it(world: World, story: Ti
         if back is None:
             break
     assert pieces == 3
-    assert sorted(one["message_id"] for one in found if one["event"] == "sent") == sorted(one.decode() for one in sent[::2])
+    assert sorted(one["message_id"] for one in found if one["event"] == "sent") == sorted(
+        one.decode() for one in sent[::2]
+    )
     assert sorted(one["attempt"] for one in found if one["event"] == "ran") == list(range(1, 9))
 
 
@@ -124,7 +144,9 @@ def test_tickets_are_found_by_a_part_of_their_id_that_is_no_pattern(world: World
     assert found("nothing") == set()
 
 
-def test_of_many_tickets_about_as_many_are_found_as_were_asked_for_and_the_rest_from_there_on(world: World, story: TicketStory) -> None:
+def test_of_many_tickets_about_as_many_are_found_as_were_asked_for_and_the_rest_from_there_on(
+    world: World, story: TicketStory
+) -> None:
     world.apart_because = "the index is made up"
     every = {b"T%d" % number: b"a:1 1 %d-1" % number for number in range(2000)}
     world.link.pipeline([("HSET", world.keys.tickets, ticket, record) for ticket, record in every.items()])

@@ -13,22 +13,22 @@ from unittest import mock
 
 import pytest
 
-from common.errors import NotNow
-from common.keys import Keys, LogKeys
-from common.metrics import Metrics
-from common.outbox.log_consumer import LogConsumer
-from common.redis_client import Link
-from common.reliable_stream import ReliableStream
-from master import trimming
-from master.elector import Lead
-from master.leading import Leading
-from master.place import Place
-from master.policy.trim import Cut, Nothing, Refused, decide
-from master.settings import MasterSettings
-from master.trimming import StillNeeded, Trimmer, Trimming
 from tests.commands import usher
 from tests.integration.factories import TRICKY_IDS
 from tests.outboxes import STREAM, Outbox
+from usher.common.base.errors import NotNow
+from usher.common.observability.metrics import Metrics
+from usher.common.outbox.log_consumer import LogConsumer
+from usher.common.protocol.keys import Keys, LogKeys
+from usher.common.readers.reliable_stream import ReliableStream
+from usher.common.redis.client import Link
+from usher.master.assembly.context import Place
+from usher.master.assembly.leader_services import Leading
+from usher.master.leader.elector import Lead
+from usher.master.operations import trimming
+from usher.master.operations.trimming import StillNeeded, Trimmer, Trimming
+from usher.master.policy.trim import Cut, Nothing, Refused, decide
+from usher.master.settings import MasterSettings
 
 KEYS, LOG_KEYS = Keys(STREAM, "g"), LogKeys(STREAM)
 #: Entries of a node of a stream: `MINID ~` cuts whole nodes.
@@ -116,7 +116,10 @@ def test_what_any_of_several_groups_would_read_again_is_kept_also_when_it_is_los
     other.acknowledge([message.stream_id for message in other.read_new(1000, None)])
 
 
-@pytest.mark.parametrize("who", ["group", "pending", "checkpoint", "archive", "odd checkpoint", "archive is gone", "lost group", "odd position"])
+@pytest.mark.parametrize(
+    "who",
+    ["group", "pending", "checkpoint", "archive", "odd checkpoint", "archive is gone", "lost group", "odd position"],
+)
 def test_who_begins_to_need_it_between_look_and_cut_loses_nothing(link: Link, who: str) -> None:
     _fill(link, 1000)
     _group(link, "900-1")
@@ -140,7 +143,9 @@ def test_who_begins_to_need_it_between_look_and_cut_loses_nothing(link: Link, wh
     assert _length(link) == 1000
 
 
-def test_an_archive_that_was_made_once_keeps_nothing_unless_it_is_asked_for(redis_url: str, link: Link, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_archive_that_was_made_once_keeps_nothing_unless_it_is_asked_for(
+    redis_url: str, link: Link, capsys: pytest.CaptureFixture[str]
+) -> None:
     _fill(link, 1000)
     _group(link, "900-1")
     link.call("SET", LOG_KEYS.archived, "200-1")
@@ -207,7 +212,14 @@ def test_nodes_that_hold_more_than_is_cut_at_once_go_too(link: Link, monkeypatch
 def test_counting_what_would_go(link: Link) -> None:
     _fill(link, 2500)
     trimming = Trimming(link, KEYS)
-    assert [trimming.count_below(floor) for floor in (b"1-1", b"2-1", b"1001-1", b"2001-1", b"2300-0", b"9999-0")] == [0, 1, 1000, 2000, 2299, 2500]
+    assert [trimming.count_below(floor) for floor in (b"1-1", b"2-1", b"1001-1", b"2001-1", b"2300-0", b"9999-0")] == [
+        0,
+        1,
+        1000,
+        2000,
+        2299,
+        2500,
+    ]
     assert isinstance(decide(trimming.facts()), Nothing)
 
 
@@ -247,7 +259,9 @@ def _usher(capsys: pytest.CaptureFixture[str], redis_url: str, *words: str) -> t
     return code, told.out + told.err
 
 
-def test_the_command_shows_first_and_cuts_when_told(redis_url: str, link: Link, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_shows_first_and_cuts_when_told(
+    redis_url: str, link: Link, capsys: pytest.CaptureFixture[str]
+) -> None:
     _fill(link, 1000)
     _group(link, "900-1")
     _checkpoint(link, "600-1", "totals")
@@ -264,7 +278,9 @@ def test_the_command_shows_first_and_cuts_when_told(redis_url: str, link: Link, 
     assert (code, "nothing is archived yet" in told) == (0, True)
 
 
-def test_the_command_refuses_when_a_reader_is_lost_and_says_the_way_out(redis_url: str, link: Link, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_refuses_when_a_reader_is_lost_and_says_the_way_out(
+    redis_url: str, link: Link, capsys: pytest.CaptureFixture[str]
+) -> None:
     _fill(link, 1000)
     _group(link, "900-1")
     _checkpoint(link, "2000-1", "lost")
@@ -291,7 +307,9 @@ def test_a_key_that_is_no_stream_is_refused(redis_url: str, link: Link, capsys: 
     assert _usher(capsys, redis_url, "--keep", "soon")[0] == 2
 
 
-def test_a_problem_is_told_on_one_line_whatever_is_in_a_name(redis_url: str, link: Link, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_problem_is_told_on_one_line_whatever_is_in_a_name(
+    redis_url: str, link: Link, capsys: pytest.CaptureFixture[str]
+) -> None:
     for number in range(1, 11):
         link.call("XADD", STREAM, f"{number}-1", "f", "v")
     link.call("HSET", LOG_KEYS.groups, "a; b", "5-1")

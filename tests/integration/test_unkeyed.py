@@ -1,4 +1,5 @@
-"""USHER_UNKEYED=spread: a message without a ticket id is a ticket of its own, through everything that may happen to a ticket."""
+"""USHER_UNKEYED=spread: a message without a ticket id is a ticket of its own, through everything that may happen to a
+ticket."""
 
 from __future__ import annotations
 
@@ -8,19 +9,19 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from common.errors import GiveUp
-from common.message import unkeyed_ticket
-from consumer.context import Message
-from consumer.owner_steps import Buried, Letter
-from consumer.sinks.sql import SqlSink
-from master.intake import sort_out
-from master.leader_steps import LeaderSteps, Rejected
-from master.looks import Found
-from master.status import StatusReader
-from master.web.api import read_report
 from tests.integration.actors import MasterActor, Stage
 from tests.integration.factories import FIELD, World, fetch, plan
 from tests.sinks import Mark, accounts, add
+from usher.common.base.errors import GiveUp
+from usher.common.protocol.message import unkeyed_ticket
+from usher.consumer.handlers.message import Message
+from usher.consumer.lifecycle.owner_scripts import Buried, Letter
+from usher.consumer.sinks.sql import SqlSink
+from usher.master.insight.status import StatusReader
+from usher.master.leader.leader_scripts import LeaderSteps, Rejected
+from usher.master.leader.peeked import Found
+from usher.master.leader.validation import sort_out
+from usher.master.web.api import read_report
 
 
 @pytest.fixture
@@ -48,7 +49,10 @@ def test_only_a_missing_ticket_id_makes_a_message_its_own_ticket() -> None:
     found = [Found(b"1-0", None), Found(b"2-0", b""), Found(b"3-0", b"\xff3-0"), Found(b"4-0", b"T")]
     usable, rejected = sort_out(found, spread=True)
     assert usable == [(b"1-0", b"\xff1-0"), (b"4-0", b"T")]
-    assert [(entry.id, entry.reason) for entry in rejected] == [(b"2-0", "empty_ticket_id"), (b"3-0", "ticket_id_not_utf8")]
+    assert [(entry.id, entry.reason) for entry in rejected] == [
+        (b"2-0", "empty_ticket_id"),
+        (b"3-0", "ticket_id_not_utf8"),
+    ]
 
 
 def test_rejected_by_default(stage: Stage) -> None:
@@ -91,7 +95,9 @@ def test_they_neither_wait_for_tickets_nor_make_them_wait(stage: Stage) -> None:
     runs = []
     while (run := a.start()) is not None:
         runs.append(run)
-    assert [run.message.stream_id for run in runs] == [tickets[0], *ids], "the window is of a ticket, and each of these is one"
+    assert [run.message.stream_id for run in runs] == [tickets[0], *ids], (
+        "the window is of a ticket, and each of these is one"
+    )
     for run in runs:
         run.succeed()
     stage.finish(m, [a])
@@ -173,7 +179,8 @@ def test_the_report_of_one_travels_without_a_ticket(stage: Stage) -> None:
 
 
 def test_a_sink_stores_each_once_in_whatever_order_they_end(stage: Stage, engine: sa.Engine, sink: SqlSink) -> None:
-    """They have no ticket whose fences could be compared: the second one's is higher, and the first one is no zombie."""
+    """They have no ticket whose fences could be compared: the second one's is higher, and the first one is no
+    zombie."""
     m, a = stage.leader(spread=True), stage.consumer()
     m.settle()
     send(stage)
@@ -219,7 +226,9 @@ def test_the_sweep_finds_what_a_stranger_took(stage: Stage) -> None:
     nothing_is_left(stage, m)
 
 
-def test_after_a_change_back_to_reject_what_a_dead_consumer_had_is_rejected_and_what_lives_ends_well(stage: Stage) -> None:
+def test_after_a_change_back_to_reject_what_a_dead_consumer_had_is_rejected_and_what_lives_ends_well(
+    stage: Stage,
+) -> None:
     old, a, b = stage.leader("m1", spread=True), stage.consumer("a"), stage.consumer("b")
     old.settle()
     send(stage, 20)
@@ -253,7 +262,9 @@ class TestScripts:
         """What is no UTF-8 is rejected, whatever it looks like; its letter shows what it was."""
         leader = world.elect()
         world.add(b"1-1", FIELD, b"\xff2-1")
-        usable, rejected = sort_out(fetch(LeaderSteps(world.scripts, world.keys, leader.epoch, FIELD, spread=True), 10), spread=True)
+        usable, rejected = sort_out(
+            fetch(LeaderSteps(world.scripts, world.keys, leader.epoch, FIELD, spread=True), 10), spread=True
+        )
         assert (usable, rejected) == ([], [Rejected(b"1-1", b"\xff2-1", "ticket_id_not_utf8")])
         leader.reject(rejected)
         assert world.state().letters() == [(b"1-1", b"\xff2-1", b"ticket_id_not_utf8")]

@@ -6,15 +6,15 @@ import time
 
 import pytest
 
-from common.errors import NotNow
-from common.keys import Keys
-from common.redis_client import Link
-from master.actions import By
-from master.live_rules import LiveRules
-from master.policy.rules import Action, Rule, Target
-from master.vitals import VitalsReader, lag_document
 from tests.integration.factories import World, plan
 from tests.integration.memory import full_memory
+from usher.common.base.errors import NotNow
+from usher.common.protocol.keys import Keys
+from usher.common.redis.client import Link
+from usher.master.insight.stats import VitalsReader, lag_document
+from usher.master.operations.action_log import By
+from usher.master.operations.live_rules import LiveRules
+from usher.master.policy.rules import Action, Rule, Target
 
 
 def _read(world: World) -> dict[str, object]:
@@ -37,7 +37,10 @@ def test_what_waits_where_is_told_apart(world: World) -> None:
     seen = VitalsReader(world.link, world.keys).read()
     assert (seen.entries, seen.lag, seen.lag_is_exact, seen.pending) == (4, 1, True, 3)
     assert (seen.handed_over, seen.parked, seen.halted, seen.tickets, seen.unfinished) == (1, 2, 0, 1, 4)
-    assert {name: (load.state, load.pending) for name, load in seen.consumers.items()} == {"a": ("live", 1), "b": ("lost", 0)}
+    assert {name: (load.state, load.pending) for name, load in seen.consumers.items()} == {
+        "a": ("live", 1),
+        "b": ("lost", 0),
+    }
     assert seen.led
     assert lag_document(seen) | {"time_ms": 0, "oldest_seconds": 0} == {
         "lag": 1,
@@ -118,9 +121,11 @@ def test_a_lost_group_and_a_lost_stream_are_all_lag_or_nothing(world: World) -> 
     world.make_group()
 
 
-def test_a_lag_beyond_what_is_counted_says_so_where_redis_does_not_know(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("master.vitals._MOST_COUNTED", 4)
-    monkeypatch.setattr("master.lag._PAGE", 2)
+def test_a_lag_beyond_what_is_counted_says_so_where_redis_does_not_know(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("usher.master.insight.stats._MOST_COUNTED", 4)
+    monkeypatch.setattr("usher.master.insight.lag._PAGE", 2)
     for _ in range(9):
         world.send(b"T")
     seen = VitalsReader(world.link, world.keys).read()

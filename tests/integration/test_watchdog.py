@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from common.attempts import Attempts
-from consumer.batch_pool import BatchCall, Gatherer
-from consumer.declared import Batch
-from consumer.watchdog import Watchdog
 from tests.integration.actors import Stage, Trouble
 from tests.integration.test_quarantine import Process, T, U, V, hand_over, known
+from usher.common.protocol.attempts import Attempts
+from usher.consumer.execution.batch_pool import BatchCall, Gatherer
+from usher.consumer.execution.watchdog import Watchdog
+from usher.consumer.handlers.decorators import Batch
 
 _BATCH = Batch(10, 0.0, 2)
 
@@ -45,7 +45,15 @@ class BatchProcess(Process):
             message.deadline = 0.0
         actor, said = self.now, list[str]()
         running, limit_s, run_log_length = actor.executor.running, 1.0, 0
-        watch = (actor.link, actor.steps, lambda: list(running.values()), lambda: True, actor.journal, limit_s, run_log_length)
+        watch = (
+            actor.link,
+            actor.steps,
+            lambda: list(running.values()),
+            lambda: True,
+            actor.journal,
+            limit_s,
+            run_log_length,
+        )
         Watchdog(*watch, said.append).run_once()
         assert said == [f"{len(call.messages)} handler(s) ran past USHER_HANDLER_SECONDS"]
         self.crash()
@@ -53,14 +61,18 @@ class BatchProcess(Process):
 
 @pytest.mark.parametrize("max_attempts", [1, 2])
 @pytest.mark.parametrize("has_journal", [True, False], ids=["journal", "no journal"])
-def test_of_a_call_that_hangs_only_the_culprit_is_charged(stage: Stage, tmp_path: Path, has_journal: bool, max_attempts: int) -> None:
+def test_of_a_call_that_hangs_only_the_culprit_is_charged(
+    stage: Stage, tmp_path: Path, has_journal: bool, max_attempts: int
+) -> None:
     process = BatchProcess(stage, stage.leader(), tmp_path / "a.journal" if has_journal else None, max_attempts)
     ids = hand_over(stage, process, T, U, U, V)
     culprit = ids[3]
     call = process.call()
     assert len(call.messages) == 4
     process.hang(call)
-    assert {entry_id: value._replace(losses=0) for entry_id, value in known(stage).items()} == dict.fromkeys(ids, Attempts(1, 0, 1))
+    assert {entry_id: value._replace(losses=0) for entry_id, value in known(stage).items()} == dict.fromkeys(
+        ids, Attempts(1, 0, 1)
+    )
     hung = 0
     for _ in range(20):
         if not stage.world.pending() or stage.world.dead():
@@ -98,11 +110,16 @@ def test_what_redis_does_not_hear_of_such_a_call_charges_nobody(stage: Stage, tm
     assert known(stage) == {first: Attempts(1, 1)}, "of a call of one the journal says it"
 
 
-def test_a_handler_that_raises_just_then_is_charged_for_one_failure(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handler_that_raises_just_then_is_charged_for_one_failure(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While the log says that it hangs, which may take as long as whoever reads the log likes."""
     process = BatchProcess(stage, stage.leader(), None, 5)
     [entry_id] = hand_over(stage, process, T)
     call = process.call()
-    monkeypatch.setattr("consumer.watchdog.event", lambda *_, **facts: call.end(None, ValueError("late")) if "ticket" in facts else None)
+    monkeypatch.setattr(
+        "usher.consumer.execution.watchdog.event",
+        lambda *_, **facts: call.end(None, ValueError("late")) if "ticket" in facts else None,
+    )
     process.hang(call)
     assert known(stage)[entry_id]._replace(losses=0) == Attempts(1, 1)

@@ -1,4 +1,5 @@
-"""A connection to Redis that cannot be made: one line names the setting and what is to be changed in it, whatever the TLS library says."""
+"""A connection to Redis that cannot be made: one line names the setting and what is to be changed in it, whatever the
+TLS library says."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ from urllib.parse import urlsplit
 import pytest
 import trustme
 
-from common.errors import NotNow, SettingsError, StartRefused
-from common.redis_client import Link, check_reachable
-from common.router.push_link import PushLink
-from common.way_out import way_out
 from tests.proxy import Proxy
 from tests.tls_front import Papers, TlsFront
+from usher.common.base.errors import NotNow, SettingsError, StartRefused
+from usher.common.redis.client import Link, check_reachable
+from usher.common.redis.connection_hints import way_out
+from usher.common.redis.tracking import PushLink
 
 
 class Bench:
@@ -56,12 +57,19 @@ def test_a_ca_that_is_not_trusted_is_told_with_the_option_that_names_it(bench: B
 @pytest.mark.parametrize(
     ("issue", "told"),
     [
-        (lambda ca: ca.issue_cert("127.0.0.1", not_after=datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone.utc)), "has to be renewed"),
+        (
+            lambda ca: ca.issue_cert(
+                "127.0.0.1", not_after=datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone.utc)
+            ),
+            "has to be renewed",
+        ),
         (lambda ca: ca.issue_cert("redis.example"), "the URL must name the host as the server's certificate does"),
     ],
     ids=["expired", "of another host"],
 )
-def test_a_certificate_of_the_server_that_is_no_good_is_told(bench: Bench, issue: Callable[[trustme.CA], trustme.LeafCert], told: str) -> None:
+def test_a_certificate_of_the_server_that_is_no_good_is_told(
+    bench: Bench, issue: Callable[[trustme.CA], trustme.LeafCert], told: str
+) -> None:
     issued = issue(bench.papers._ca)
     bench.papers.key.write_bytes(issued.private_key_pem.bytes())
     bench.papers.cert.write_bytes(b"".join(part.bytes() for part in issued.cert_chain_pems))
@@ -78,7 +86,10 @@ def test_that_a_client_certificate_is_wanted_is_told(bench: Bench) -> None:
         )
 
 
-@pytest.mark.parametrize("seen", ["Error 104 while writing to socket. Connection reset by peer.", "Error 32 while writing to socket. Broken pipe."])
+@pytest.mark.parametrize(
+    "seen",
+    ["Error 104 while writing to socket. Connection reset by peer.", "Error 32 while writing to socket. Broken pipe."],
+)
 def test_so_is_it_where_the_server_has_hung_up_before_its_reason_was_read(seen: str) -> None:
     assert "ssl_certfile and ssl_keyfile in the URL" in way_out("rediss://redis.example.com", seen)
 
@@ -91,7 +102,9 @@ def test_a_file_that_is_not_there_is_named(bench: Bench) -> None:
 
 def test_tls_to_a_server_that_speaks_none_and_the_other_way_round_are_told(bench: Bench, redis_url: str) -> None:
     with Proxy(redis_url) as proxy:
-        assert "reached with redis instead of rediss" in bench.refused(f"rediss://127.0.0.1:{urlsplit(proxy.url).port}/0")
+        assert "reached with redis instead of rediss" in bench.refused(
+            f"rediss://127.0.0.1:{urlsplit(proxy.url).port}/0"
+        )
     with closing(TlsFront(bench.papers, bench.behind)) as front:
         assert "reached with rediss instead of redis" in bench.refused(f"redis://127.0.0.1:{front.port}/0")
         push = PushLink(f"redis://127.0.0.1:{front.port}/0", "test", 2.0)

@@ -1,4 +1,5 @@
-"""The bell's webhook against a real HTTP server: in batches, not too often, never in the way, and it says nothing that is secret."""
+"""The bell's webhook against a real HTTP server: in batches, not too often, never in the way, and it says nothing that
+is secret."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from common.bell import Bell
-from common.keys import Keys
-from common.metrics import Metrics
-from common.webhook import _TRIES, MOST_AT_ONCE, MOST_WAITING, Webhook
 from tests.abuse import check_contract
+from usher.common.observability.dead_letter_notifier import Bell
+from usher.common.observability.metrics import Metrics
+from usher.common.observability.webhook import _TRIES, MOST_AT_ONCE, MOST_WAITING, Webhook
+from usher.common.protocol.keys import Keys
 
 _WITHIN_S = 20.0
 
@@ -103,13 +104,17 @@ def test_dead_letters_are_told_in_batches(server: Server, start: Callable[..., W
         hook.add({"message_id": f"{number}-0"})
     server.release.set()
     _until(lambda: hook.sent == 250)
-    assert [letter["message_id"] for document in server.got for letter in document["dead_letters"]] == [f"{number}-0" for number in range(250)]
+    assert [letter["message_id"] for document in server.got for letter in document["dead_letters"]] == [
+        f"{number}-0" for number in range(250)
+    ]
     assert all(len(document["dead_letters"]) <= MOST_AT_ONCE for document in server.got)
     assert len(server.got) <= 4, "the first at once, the others a pause apart"
     assert server.got[0].keys() == {"program", "stream", "group", "dead_letters", "left_out"}
 
 
-def test_who_does_not_answer_holds_up_nobody_and_too_many_are_only_counted(server: Server, start: Callable[..., Webhook]) -> None:
+def test_who_does_not_answer_holds_up_nobody_and_too_many_are_only_counted(
+    server: Server, start: Callable[..., Webhook]
+) -> None:
     server.holds = True
     hook = start(server.url)
     hook.add({"message_id": "first"})
@@ -122,7 +127,9 @@ def test_who_does_not_answer_holds_up_nobody_and_too_many_are_only_counted(serve
     assert sum(document["left_out"] for document in server.got[-(MOST_WAITING // MOST_AT_ONCE) :]) == 2 * MOST_WAITING
 
 
-def test_what_is_refused_comes_again_and_is_left_in_the_end(server: Server, start: Callable[..., Webhook], caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_refused_comes_again_and_is_left_in_the_end(
+    server: Server, start: Callable[..., Webhook], caplog: pytest.LogCaptureFixture
+) -> None:
     server.answer = lambda number: 500 if number <= _TRIES + 1 else 200
     hook = start(server.url)
     hook.add({"message_id": "1-0"})

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from common.doctor.writes import INFO_COMMANDS, WriteTrouble, write_trouble
-from common.embedded import EmbeddedRedis
-from common.errors import NotNow
-from common.keys import Keys
-from common.live_sockets import LiveSockets
-from common.redis_client import CommandRefused, Link
-from master.commands.status import drawn, look
-from master.pulse import Pulse
-from master.status import StatusReader
 from tests.integration.factories import FIELD, LEASE_MS, World
 from tests.integration.memory import full_memory
 from tests.integration.routers import until
+from usher.common.base.errors import NotNow
+from usher.common.doctor.writes import INFO_COMMANDS, WriteTrouble, write_trouble
+from usher.common.http.server.push_sockets import LiveSockets
+from usher.common.protocol.keys import Keys
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.embedded import EmbeddedRedis
+from usher.master.cli.status import drawn, look
+from usher.master.insight.live_overview import Pulse
+from usher.master.insight.status import StatusReader
 
 _KEYS = Keys("tickets", "g")
 
@@ -31,7 +31,9 @@ def link(tmp_path: Path) -> Iterator[Link]:
     with EmbeddedRedis(tmp_path / "redis", port=None, durable=False) as server:
         made = Link(server.url, "test")
         yield made
-        made.call("CONFIG", "SET", "save", "")  # else a server that cannot save refuses to end, and is killed after 10 s
+        made.call(
+            "CONFIG", "SET", "save", ""
+        )  # else a server that cannot save refuses to end, and is killed after 10 s
         made.close()
 
 
@@ -86,7 +88,8 @@ def test_full_memory(link: Link) -> None:
 
 
 def test_missing_replicas(link: Link) -> None:
-    """As `usher doctor` advises to have Redis set up. The page said that nobody leads, and `usher status` nothing at all."""
+    """As `usher doctor` advises to have Redis set up. The page said that nobody leads, and `usher status` nothing at
+    all."""
     link.call("CONFIG", "SET", "min-replicas-to-write", "1")
     told = "Redis, replicas: Redis refuses writes (NOREPLICAS) until replicas are back"
     assert seen(link) == WriteTrouble(f"{told}: nothing is lost, nothing moves; bring the replicas back", True)
@@ -113,7 +116,11 @@ def test_who_may_not_ask_is_told_nothing() -> None:
     assert write_trouble(CommandRefused("NOPERM"), CommandRefused("NOPERM")) is None
 
 
-@pytest.mark.parametrize("refuse", [("CONFIG", "SET", "min-replicas-to-write", "1"), ("REPLICAOF", "127.0.0.1", "1")], ids=["NOREPLICAS", "READONLY"])
+@pytest.mark.parametrize(
+    "refuse",
+    [("CONFIG", "SET", "min-replicas-to-write", "1"), ("REPLICAOF", "127.0.0.1", "1")],
+    ids=["NOREPLICAS", "READONLY"],
+)
 @pytest.mark.parametrize(
     ("name", "keys", "args"),
     [
@@ -132,7 +139,8 @@ def test_who_may_not_ask_is_told_nothing() -> None:
 def test_what_is_only_read_is_told_while_writes_are_refused(
     world: World, name: str, keys: tuple[str, ...], args: tuple[str | int, ...], refuse: tuple[str, ...]
 ) -> None:
-    """Where many streams are gathered, `usher doctor` and `usher status` ended with exit code 2, and tickets had no story."""
+    """Where many streams are gathered, `usher doctor` and `usher status` ended with exit code 2, and tickets had no
+    story."""
     link = world.link
     link.all_of([("XADD", "s", "1-1", "f", "v"), ("XGROUP", "CREATE", "s", "g", "0")])
     told = world.scripts.run(name, keys, args)

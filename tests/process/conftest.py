@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from common.embedded import EmbeddedRedis
-from common.redis_client import Link
 from tests.process.machine import kill_all_of, processes_of
+from usher.common.redis.client import Link
+from usher.common.redis.embedded import EmbeddedRedis
 
 
 @pytest.fixture
 def folder(request: pytest.FixtureRequest) -> Iterator[Path]:
-    """Working directory and TMPDIR of the programs, with the module's ``FILES`` (name -> text) in it. At the end no process of it lives, and
-    what a command made for itself is gone."""
+    """Working directory and TMPDIR of the programs, with the module's ``FILES`` (name -> text) in it. At the end no
+    process of it lives, and what a command made for itself is gone."""
     with tempfile.TemporaryDirectory(prefix="usher-t-", dir="/tmp") as name:
         made = Path(name)
         for file, text in getattr(request.module, "FILES", {}).items():

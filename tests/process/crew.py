@@ -1,4 +1,5 @@
-"""Masters and consumers as programs of their own, on whatever Redis a test has made, and what they wrote: logs, and records of handlers."""
+"""Masters and consumers as programs of their own, on whatever Redis a test has made, and what they wrote: logs, and
+records of handlers."""
 
 from __future__ import annotations
 
@@ -16,15 +17,15 @@ from typing import Any
 
 import psutil
 
-from common.commands.leader import ask, is_well, living_consumers
-from common.commands.local import quiet_port
-from common.demo.records import Execution, RecordReader
-from common.errors import NotNow, ReplyUnknown
-from common.keys import Keys
-from common.redis_client import Link
-from common.stream_id import rank
-from common.streams import group_of
 from tests.process.machine import USHER, environ_for, kill_all_of, processes_of, until
+from usher.common.base.errors import NotNow, ReplyUnknown
+from usher.common.cli.masters import ask, is_well, living_consumers
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.stream_id import rank
+from usher.common.redis.client import Link
+from usher.common.redis.replies import group_of
+from usher.deploy.demo.records import Execution, RecordReader
+from usher.deploy.local.plan import quiet_port
 
 KEYS = Keys("ticket_stream", "concurrency_stream_group")
 #: Messages of one round trip of the producer.
@@ -44,7 +45,8 @@ def _living_child(parent: psutil.Process) -> int | None:
 
 
 class Crew:
-    """Programs of one system, with ``folder`` as their working directory; ``with`` ends them all, however the test went."""
+    """Programs of one system, with ``folder`` as their working directory; ``with`` ends them all, however the test
+    went."""
 
     def __init__(self, folder: Path, redis_url: str, **environ: str) -> None:
         self._home = folder
@@ -56,7 +58,11 @@ class Crew:
         self._reader = RecordReader(self.records)
         self._killed_ns: dict[int, int] = {}
         self._began_ns = self._began_ms = 0
-        ours = {"USHER_REDIS_URL": redis_url, "USHER_STATE_DIR": str(self.folder / "state"), "USHER_DEMO_FOLDER": str(self.records)}
+        ours = {
+            "USHER_REDIS_URL": redis_url,
+            "USHER_STATE_DIR": str(self.folder / "state"),
+            "USHER_DEMO_FOLDER": str(self.records),
+        }
         self._environ = environ_for(self.folder, **(_QUICK | ours | environ))
         self.masters: list[str] = []
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -64,7 +70,9 @@ class Crew:
     def __enter__(self) -> Crew:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         kill_all_of(self.folder)
         for process in self.processes.values():
             process.wait(10)
@@ -72,15 +80,20 @@ class Crew:
 
     # ---- programs ------------------------------------------------------------------------------------------------------------
 
-    def start(self, masters: int, consumers: Iterable[str], handler: str = "common.demo.handlers:record", **environ: str) -> None:
-        """Start all and wait until every consumer is registered, and every master listens, also one that the consumers did not need."""
+    def start(
+        self, masters: int, consumers: Iterable[str], handler: str = "usher.deploy.demo.handlers:record", **environ: str
+    ) -> None:
+        """Start all and wait until every consumer is registered, and every master listens, also one that the consumers
+        did not need."""
         for _ in range(masters):
             self.start_master()
         names = list(consumers)
         for name in names:
             self.start_consumer(name, handler, **environ)
         self.until(lambda: living_consumers(self.masters) >= set(names), 30, "consumers are registered")
-        self.until(lambda: all(ask(f"{url}/api/health/live").status == 200 for url in self.masters), 30, "masters listen")
+        self.until(
+            lambda: all(ask(f"{url}/api/health/live").status == 200 for url in self.masters), 30, "masters listen"
+        )
 
     def start_master(self) -> None:
         port = quiet_port(1, random.Random())
@@ -88,7 +101,14 @@ class Crew:
         self._start(f"master-{len(self.masters)}", "master", USHER_BIND=f"127.0.0.1:{port}")
 
     def start_consumer(self, name: str, handler: str, **environ: str) -> None:
-        self._start(name, "consumer", USHER_CONSUMER_NAME=name, USHER_HANDLER=handler, USHER_MASTER_URLS=",".join(self.masters), **environ)
+        self._start(
+            name,
+            "consumer",
+            USHER_CONSUMER_NAME=name,
+            USHER_HANDLER=handler,
+            USHER_MASTER_URLS=",".join(self.masters),
+            **environ,
+        )
 
     def run(self, name: str, *words: str, **environ: str) -> None:
         """Start another command; what it says is its log."""
@@ -97,11 +117,17 @@ class Crew:
     def _start(self, name: str, *words: str, **environ: str) -> None:
         with (self.logs / name).open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [*USHER, *words], env=self._environ | environ, cwd=self._home, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                [*USHER, *words],
+                env=self._environ | environ,
+                cwd=self._home,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )
 
     def worker_of(self, name: str) -> int:
-        """Process id of the worker that does the program's work (its parent only watches it). After one was killed, of the next."""
+        """Process id of the worker that does the program's work (its parent only watches it). After one was killed, of
+        the next."""
         parent = psutil.Process(self.processes[name].pid)
         found: int = until(lambda: _living_child(parent), 20, f"{name} has a worker")
         return found
@@ -126,7 +152,8 @@ class Crew:
         self._killed_ns[pid] = time.monotonic_ns()
 
     def kill_both(self, name: str) -> None:
-        """kill -9 of a program whole: nobody brings it back, and its worker, which would drain if it saw its parent go, sees nothing."""
+        """kill -9 of a program whole: nobody brings it back, and its worker, which would drain if it saw its parent go,
+        sees nothing."""
         worker = psutil.Process(self.worker_of(name))
         worker.suspend()
         self.processes[name].kill()
@@ -136,20 +163,28 @@ class Crew:
 
     def log(self) -> str:
         """All logs, for the message of a failed test."""
-        return "\n".join(f"== {file.name}\n{file.read_text(errors='replace')[-6000:]}" for file in sorted(self.logs.iterdir()))
+        return "\n".join(
+            f"== {file.name}\n{file.read_text(errors='replace')[-6000:]}" for file in sorted(self.logs.iterdir())
+        )
 
     def events(self, action: str, of: str = "") -> list[dict[str, Any]]:
         """What was logged under ``action``, by programs whose name begins with ``of``, in order of time."""
         found = []
         for file in sorted(self.logs.glob(f"{of}*")):
             for line in file.read_text(errors="replace").splitlines():
-                if line.startswith("{") and (record := json.loads(line))["action"] == action and record["time_ms"] >= self._began_ms:
+                if (
+                    line.startswith("{")
+                    and (record := json.loads(line))["action"] == action
+                    and record["time_ms"] >= self._began_ms
+                ):
                     found.append(record)
         return sorted(found, key=lambda record: int(record["time_ms"]))
 
     def executions(self) -> list[Execution]:
         self._reader.poll()
-        return sorted((run for run in self._reader.executions() if run.start_ns >= self._began_ns), key=lambda run: run.start_ns)
+        return sorted(
+            (run for run in self._reader.executions() if run.start_ns >= self._began_ns), key=lambda run: run.start_ns
+        )
 
     def forget_the_past(self) -> None:
         """From now on only what happens from now on is seen."""
@@ -160,7 +195,11 @@ class Crew:
         if run.pid in self._killed_ns:
             return self._killed_ns[run.pid]
         ahead_ns = time.time_ns() - time.monotonic_ns()
-        left_ns = [int(left["time_ms"]) * 1_000_000 - ahead_ns for left in self.events("worker_leaves", run.consumer) if left["pid"] == run.pid]
+        left_ns = [
+            int(left["time_ms"]) * 1_000_000 - ahead_ns
+            for left in self.events("worker_leaves", run.consumer)
+            if left["pid"] == run.pid
+        ]
         # Between that line and its end a process may still begin something.
         return max(left_ns[0], run.start_ns) if left_ns else None
 
@@ -243,7 +282,8 @@ def ids_in(link: Link) -> list[str]:
 
 
 def out_of_order(executions: Iterable[Execution]) -> list[str]:
-    """First starts of messages that came after the first start of a later one of their ticket. At least once: repeats are no matter."""
+    """First starts of messages that came after the first start of a later one of their ticket. At least once: repeats
+    are no matter."""
     furthest: dict[str, int] = {}
     started: set[str] = set()
     found = []
@@ -259,7 +299,8 @@ def out_of_order(executions: Iterable[Execution]) -> list[str]:
 
 
 def out_of_order_under_a_fence(executions: Iterable[Execution]) -> list[str]:
-    """Starts that came after the start of a later message of their ticket under the same fence, repeats included: those have a new fence."""
+    """Starts that came after the start of a later message of their ticket under the same fence, repeats included: those
+    have a new fence."""
     furthest: dict[tuple[str, int], int] = {}
     found = []
     for run in executions:
@@ -271,7 +312,8 @@ def out_of_order_under_a_fence(executions: Iterable[Execution]) -> list[str]:
 
 
 def overlaps(executions: Iterable[Execution], cut_off_ns: Callable[[Execution], int | None]) -> list[str]:
-    """Executions that started while another one of their ticket ran. ``cut_off_ns``: when one that has no end was ended with its process."""
+    """Executions that started while another one of their ticket ran. ``cut_off_ns``: when one that has no end was ended
+    with its process."""
     by_ticket: dict[str, list[Execution]] = defaultdict(list)
     for run in executions:
         by_ticket[run.ticket].append(run)
@@ -280,7 +322,10 @@ def overlaps(executions: Iterable[Execution], cut_off_ns: Callable[[Execution], 
         for before, run in itertools.pairwise(history):
             end_ns = before.end_ns if before.end_ns is not None else cut_off_ns(before)
             if end_ns is None or run.start_ns < end_ns:
-                found.append(f"{run.stream_id} of {run.ticket} started on {run.consumer} while {before.stream_id} ran on {before.consumer}")
+                found.append(
+                    f"{run.stream_id} of {run.ticket} started on {run.consumer} while {before.stream_id} ran on"
+                    f" {before.consumer}"
+                )
     return found
 
 

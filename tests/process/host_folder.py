@@ -10,14 +10,14 @@ from pathlib import Path
 
 import requests
 
-from common.commands.local import quiet_port
-from common.redis_client import Link
 from tests.process.machine import ROOT, USHER, environ_for, redis_cli
+from usher.common.redis.client import Link
+from usher.deploy.local.plan import quiet_port
 
 FILES = {
     "shop.py": """
 import pathlib
-from consumer import GiveUp, RetryLater
+from usher import GiveUp, RetryLater
 def handle(message):
     if message.fields["text"] == "bad" and not pathlib.Path("mended").exists():
         raise GiveUp("not mended")
@@ -37,7 +37,13 @@ class HostFolder:
         path = f"{redis_cli().parent}:{environ_for(home)['PATH']}"
         self.environ = environ_for(home) | {"PATH": path, "PYTHONPATH": f"{home}:{ROOT}"} | environ
         done = subprocess.run(
-            [*USHER, "init-deploy", str(self.folder), *words], env=self.environ, cwd=home, capture_output=True, text=True, check=False, timeout=60
+            [*USHER, "init-deploy", str(self.folder), *words],
+            env=self.environ,
+            cwd=home,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
         )
         assert (done.returncode, done.stderr) == (0, ""), done.stderr
         lines = (self.folder / "usher.env").read_text().splitlines()
@@ -45,19 +51,30 @@ class HostFolder:
 
     def start(self) -> None:
         with (self.folder / "out").open("wb") as out:
-            self.process = subprocess.Popen([self.folder / "start"], env=self.environ, cwd="/", stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+            self.process = subprocess.Popen(
+                [self.folder / "start"], env=self.environ, cwd="/", stdout=out, stderr=out, stdin=subprocess.DEVNULL
+            )
 
     def sh(self, script: str) -> str:
         """What a person does in the folder; it must go well."""
         prelude = "set -euo pipefail; set -a; . ./usher.env; set +a\n"
         done = subprocess.run(
-            ["bash", "-c", prelude + script], env=self.environ, cwd=self.folder, capture_output=True, text=True, check=False, timeout=180
+            ["bash", "-c", prelude + script],
+            env=self.environ,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=180,
         )
         assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}\n{self.logs()}"
         return done.stdout
 
     def logs(self) -> str:
-        return "\n".join(f"== {file.name}\n{file.read_text(errors='replace')[-3000:]}" for file in sorted((self.folder / "state" / "logs").iterdir()))
+        return "\n".join(
+            f"== {file.name}\n{file.read_text(errors='replace')[-3000:]}"
+            for file in sorted((self.folder / "state" / "logs").iterdir())
+        )
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
@@ -82,7 +99,16 @@ def quiet_ports(count: int) -> int:
 def one_host(home: Path, scheme: str = "http", **environ: str) -> HostFolder:
     port = quiet_ports(5)
     masters = f"{scheme}://127.0.0.1:{port},{scheme}://127.0.0.1:{port + 1}"
-    words = ("--masters", masters, "--redis-port", str(port + 2), "--health-port", str(quiet_ports(4)), "--handler", "shop:handle")
+    words = (
+        "--masters",
+        masters,
+        "--redis-port",
+        str(port + 2),
+        "--health-port",
+        str(quiet_ports(4)),
+        "--handler",
+        "shop:handle",
+    )
     return HostFolder(home, "one", *words, **{"USHER_LEASE_SECONDS": "3", **environ})
 
 

@@ -1,6 +1,8 @@
-"""A streamer that kills itself (SIGKILL) at one step: ``python -m tests.process.killed_streamer POINT URL REDIS STREAM``.
+"""A streamer that kills itself (SIGKILL) at one step: ``python -m tests.process.killed_streamer POINT URL REDIS
+STREAM``.
 
-The points are put around the program's own methods from outside; it has no switch for them. ``none`` streams until it is ended.
+The points are put around the program's own methods from outside; it has no switch for them. ``none`` streams until it
+is ended.
 """
 
 from __future__ import annotations
@@ -12,12 +14,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from common.outbox.store import OutboxStore
-from common.redis_client import Link
-from master.commands.streamer import run
-from master.settings import StreamerSettings
-from master.streamer import Streamer
-from master.streamer_wiring import StreamerProgram
+from usher.common.outbox.store import OutboxStore
+from usher.common.redis.client import Link
+from usher.master.settings import StreamerSettings
+from usher.master.streamer.cli import run
+from usher.master.streamer.program import StreamerProgram
+from usher.master.streamer.streamer import Streamer
 
 #: Point -> (class, method, kill before or after it, which call of it).
 POINTS: dict[str, tuple[type, str, str, int]] = {
@@ -73,7 +75,12 @@ def main(point: str, url: str, redis_url: str, stream: str) -> int:
     elif point != "none":
         _put(*POINTS[point])
     settings = StreamerSettings(
-        outbox_url=url, ticket_stream=stream, redis_url=redis_url, outbox_batch=10, outbox_lease_seconds=3.0, log_level="warning"
+        outbox_url=url,
+        ticket_stream=stream,
+        redis_url=redis_url,
+        outbox_batch=10,
+        outbox_lease_seconds=3.0,
+        log_level="warning",
     )
     return run(StreamerProgram(settings, redis_url))
 

@@ -17,17 +17,23 @@ from typing import Any
 
 import psutil
 
-from common.commands.leader import ask
-from common.commands.local import quiet_port
-from common.embedded import server_of
+from usher.common.cli.masters import ask
+from usher.common.redis.embedded import server_of
+from usher.deploy.local.plan import quiet_port
 
 ROOT = Path(__file__).resolve().parents[2]
-USHER = [sys.executable, str(ROOT / "common" / "launch.py")]
+USHER = [sys.executable, str(ROOT / "usher" / "__main__.py")]
 
 
 def environ_for(folder: Path, **more: str) -> dict[str, str]:
     """The environment of a user who has set nothing, with a mark by which all processes of one test are found."""
-    return {"PATH": os.environ["PATH"], "HOME": str(folder), "TMPDIR": str(folder), "USHER_TEST_MARK": str(folder), **more}
+    return {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "TMPDIR": str(folder),
+        "USHER_TEST_MARK": str(folder),
+        **more,
+    }
 
 
 #: What processes of a server are called.
@@ -49,7 +55,9 @@ def processes_of(folder: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            marked = process.environ().get("USHER_TEST_MARK") == str(folder) or Path(process.cwd()).is_relative_to(folder)
+            marked = process.environ().get("USHER_TEST_MARK") == str(folder) or Path(process.cwd()).is_relative_to(
+                folder
+            )
             if process.pid != os.getpid() and marked and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
@@ -93,7 +101,12 @@ class UsherUp:
 
     def __enter__(self) -> UsherUp:
         self.process = subprocess.Popen(
-            [*USHER, "up", *self._words], env=self._environ, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [*USHER, "up", *self._words],
+            env=self._environ,
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -134,7 +147,15 @@ class UsherUp:
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Another `usher` command of the same user."""
-        return subprocess.run([*USHER, *words], env=self._environ, cwd=self.folder, capture_output=True, text=True, check=False, timeout=60)
+        return subprocess.run(
+            [*USHER, *words],
+            env=self._environ,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
 
     def end(self, number: int = signal.SIGINT, within_s: float = 60) -> int:
         """Send a signal and wait for the end; the exit code."""

@@ -1,4 +1,5 @@
-"""Handlers that take their process with them: exactly these become dead letters, after exactly their attempts; nobody beside them is charged."""
+"""Handlers that take their process with them: exactly these become dead letters, after exactly their attempts; nobody
+beside them is charged."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from common.redis_client import Link
-from common.run_log import CRASHED, DONE, Run, decode
-from common.streams import pairs
 from tests.process.crew import KEYS, Crew, out_of_order
 from tests.topologies import figures
+from usher.common.protocol.run_log import CRASHED, DONE, Run, decode
+from usher.common.redis.client import Link
+from usher.common.redis.replies import pairs
 
 pytestmark = pytest.mark.process
 
@@ -22,14 +23,14 @@ import logging
 import os
 import resource
 import time
-from common.demo.handlers import record
+from usher.deploy.demo.handlers import record
 
 log = logging.getLogger(__name__)
 
 
 def started(message):
     """Write the start down as the recording handler does; there is no end."""
-    from common.demo.handlers import _Setup
+    from usher.deploy.demo.handlers import _Setup
     file, _ = _Setup.get()
     file.started(message)
 
@@ -64,13 +65,16 @@ def runs_of(link: Link) -> list[Run]:
 
 
 def environ(**more: str) -> dict[str, str]:
-    """Leases so long that on a slow machine, too, the successor of a process comes before anybody else gets its tickets."""
+    """Leases so long that on a slow machine, too, the successor of a process comes before anybody else gets its
+    tickets."""
     short = {"USHER_MAX_ATTEMPTS": str(_ATTEMPTS), "USHER_DEMO_WORK_MS": "4", "USHER_CONCURRENCY": "8"}
     return {**short, "USHER_LEASE_SECONDS": "20", **more}
 
 
 @pytest.mark.parametrize("bad", ["abort", "hang"])
-def test_of_a_thousand_messages_the_one_that_ends_its_process_is_given_up_and_no_neighbour_is_charged(folder: Path, link: Link, bad: str) -> None:
+def test_of_a_thousand_messages_the_one_that_ends_its_process_is_given_up_and_no_neighbour_is_charged(
+    folder: Path, link: Link, bad: str
+) -> None:
     limit = {"USHER_HANDLER_SECONDS": "1"} if bad == "hang" else {}
     with Crew(folder, link.url, **environ(**limit)) as crew:
         crew.start(1, ["c1", "c2"], "ending:handle")
@@ -95,14 +99,21 @@ def test_of_a_thousand_messages_the_one_that_ends_its_process_is_given_up_and_no
         assert Counter(run.outcome for run in runs if run.id == killer) == {CRASHED: _ATTEMPTS}
         assert {run.id for run in runs if run.outcome == DONE} == set(good)
         lines = crew.events("it_begins")
-        assert [(line["id"], line["attempt"], line["ticket"]) for line in lines] == [(killer, n, "T20") for n in range(1, _ATTEMPTS + 1)]
-        figures(seconds=took_s, suspects=len({event["id"] for event in crashed}), started_again=len(executions) - _MESSAGES - _ATTEMPTS + 1)
+        assert [(line["id"], line["attempt"], line["ticket"]) for line in lines] == [
+            (killer, n, "T20") for n in range(1, _ATTEMPTS + 1)
+        ]
+        figures(
+            seconds=took_s,
+            suspects=len({event["id"] for event in crashed}),
+            started_again=len(executions) - _MESSAGES - _ATTEMPTS + 1,
+        )
 
 
 def test_kill_9_from_outside_ends_no_message(folder: Path, link: Link) -> None:
-    """Nor would it look otherwise to whoever is left: so three kills must stay below the attempts, whomever they hit."""
+    """Nor would it look otherwise to whoever is left: so three kills must stay below the attempts, whomever they
+    hit."""
     with Crew(folder, link.url, **environ(USHER_DEMO_WORK_MS="30", USHER_MAX_ATTEMPTS="5")) as crew:
-        crew.start(1, ["c1", "c2"], "common.demo.handlers:record")
+        crew.start(1, ["c1", "c2"], "usher.deploy.demo.handlers:record")
         good, last = send(link, 999, "nothing")
         for kills in range(1, 4):
             crew.until(lambda kills=kills: len(crew.handled()) > 200 * kills, 30, "work goes on")

@@ -1,4 +1,5 @@
-"""`usher bench compare`: the real command with what is always there, and the runner with peers that misbehave."""
+"""`python -m benchmarks compare`: the real command with what is always there, and the runner with peers that
+misbehave."""
 
 from __future__ import annotations
 
@@ -16,22 +17,23 @@ from typing import Any
 import psutil
 import pytest
 
-from common.bench import compare
-from common.bench.compare import Installed, Workload, find, run_peer
-from common.bench.contest import contest
-from common.bench.peers.catalog import PEERS
-from common.bench.rig import BenchFailed
-from common.commands.bench_compare import compare as command
+from benchmarks.cli.compare import compare as command
+from benchmarks.measure import compare
+from benchmarks.measure.compare import Installed, Workload, find, run_peer
+from benchmarks.measure.comparison import contest
+from benchmarks.peers.catalog import PEERS
 from tests.process.machine import ROOT, USHER, environ_for, processes_of, until
+from usher.deploy.bench.rig import BenchFailed
 
 pytestmark = pytest.mark.process
 
-#: A peer's interpreter that is none: it answers as a worker does, starts a process, and then does what ``misdeed`` says.
+#: A peer's interpreter that is none: it answers as a worker does, starts a process, and then does what ``misdeed``
+#: says.
 _FAKE = """#!{python}
 import os, subprocess, sys, time
 sys.path.insert(0, {root!r})
 from pathlib import Path
-from common.bench.recording import FOLDER_VARIABLE, Job, record
+from benchmarks.rig.recording import FOLDER_VARIABLE, Job, record
 messages = list(Job.load(Path(os.environ[FOLDER_VARIABLE])).workload())
 if "fill" in sys.argv:
     print("server 1", flush=True)
@@ -69,9 +71,25 @@ def _run(installed: Installed, workload: Workload = _LITTLE) -> dict[str, Any]:
 
 
 def test_usher_and_the_floor_through_the_real_command(folder: Path) -> None:
-    words = ["bench", "compare", "--messages", "1000", "--tickets", "50", "--runs", "1", "--json", "--peer", "floor", "--peer", "rabbitmq"]
+    words = [
+        "bench",
+        "compare",
+        "--messages",
+        "1000",
+        "--tickets",
+        "50",
+        "--runs",
+        "1",
+        "--json",
+        "--peer",
+        "floor",
+        "--peer",
+        "rabbitmq",
+    ]
     words += ["--environments", str(folder / "none")]
-    done = subprocess.run([*USHER, *words], env=environ_for(folder), cwd=folder, capture_output=True, text=True, check=False, timeout=110)
+    done = subprocess.run(
+        [*USHER, *words], env=environ_for(folder), cwd=folder, capture_output=True, text=True, check=False, timeout=110
+    )
     assert done.returncode == 0, done.stderr + done.stdout
     rows = {row["name"]: row for row in json.loads(done.stdout)["peers"]}
     assert set(rows) == {"usher", "floor", "rabbitmq"}
@@ -99,9 +117,15 @@ def test_ctrl_c_ends_all_that_was_started(folder: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell has what it starts in the background ignore Ctrl-C
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # a shell has what it starts in the background ignore Ctrl-C
     )
-    until(lambda: any("common.bench.peers" in words_of(process) for process in processes_of(folder)), 100, "a peer's process")
+    until(
+        lambda: any("benchmarks.peers" in words_of(process) for process in processes_of(folder)),
+        100,
+        "a peer's process",
+    )
     running.send_signal(signal.SIGINT)
     said, _ = running.communicate(timeout=60)
     assert running.returncode == 130, said
@@ -109,10 +133,18 @@ def test_ctrl_c_ends_all_that_was_started(folder: Path) -> None:
     assert not list(folder.glob("usher-bench-*"))
 
 
-def test_the_runner_counts_what_a_peer_does_wrong(fake: Callable[[str], Installed], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_runner_counts_what_a_peer_does_wrong(
+    fake: Callable[[str], Installed], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compare, "_STALLED_S", 1.0)
     sound = _run(fake(""))
-    assert (sound["handled"], sound["lost"], sound["doubled"], sound["out_of_order"], sound["cut"]) == (100, 0, 0, 0, "")
+    assert (sound["handled"], sound["lost"], sound["doubled"], sound["out_of_order"], sound["cut"]) == (
+        100,
+        0,
+        0,
+        0,
+        "",
+    )
     assert sound["server"] == "server 1"
     backwards = _run(fake("messages.reverse()"))
     assert backwards["out_of_order"] == 100 - 5  # all but the last one of each ticket
@@ -123,13 +155,17 @@ def test_the_runner_counts_what_a_peer_does_wrong(fake: Callable[[str], Installe
 
 
 def test_a_slow_peer_is_stopped_and_what_it_handled_is_counted(fake: Callable[[str], Installed]) -> None:
-    result = _run(fake("for message in messages:\n    record(*message); time.sleep(0.1)"), replace(_LITTLE, at_most_s=1.0))
+    result = _run(
+        fake("for message in messages:\n    record(*message); time.sleep(0.1)"), replace(_LITTLE, at_most_s=1.0)
+    )
     assert result["cut"] == "stopped after 1 s"
     assert 0 < result["handled"] < 100
     assert result["lost"] is None
 
 
-@pytest.mark.parametrize(("limit", "left_out"), [("_READY_WITHIN_S", 'print("ready", flush=True)'), ("_FIRST_WITHIN_S", "record(*message)")])
+@pytest.mark.parametrize(
+    ("limit", "left_out"), [("_READY_WITHIN_S", 'print("ready", flush=True)'), ("_FIRST_WITHIN_S", "record(*message)")]
+)
 def test_a_peer_that_hangs_does_not_stop_the_others(
     fake: Callable[[str], Installed], monkeypatch: pytest.MonkeyPatch, limit: str, left_out: str
 ) -> None:
@@ -141,12 +177,16 @@ def test_a_peer_that_hangs_does_not_stop_the_others(
         _run(installed)
 
 
-def test_a_peer_that_ends_is_a_row_with_its_last_words(fake: Callable[[str], Installed], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_ends_is_a_row_with_its_last_words(
+    fake: Callable[[str], Installed], monkeypatch: pytest.MonkeyPatch
+) -> None:
     installed = fake("sys.exit('no such broker')")
     with pytest.raises(BenchFailed, match="exit code 1: no such broker"):
         _run(installed)
     monkeypatch.setattr(compare, "find", lambda *_: installed)
-    monkeypatch.setattr(compare, "run_usher", lambda *_: run_peer(_PEER, fake(""), _LITTLE, os.environ) | {"messages_per_second": 10.0})
+    monkeypatch.setattr(
+        compare, "run_usher", lambda *_: run_peer(_PEER, fake(""), _LITTLE, os.environ) | {"messages_per_second": 10.0}
+    )
 
     def run_failing(*words: Any) -> dict[str, Any]:
         fake("sys.exit('no such broker')")

@@ -1,4 +1,5 @@
-"""`usher bench`: a short run of measures that need whole systems. Their figures are nobody's here; that they end, and tell what they should."""
+"""`usher bench`: a short run of measures that need whole systems. Their figures are nobody's here; that they end, and
+tell what they should."""
 
 from __future__ import annotations
 
@@ -9,13 +10,15 @@ from typing import Any
 import orjson
 import pytest
 
-from common.commands.supervision import command_line
+from usher.deploy.local.supervision import command_line
 
 pytestmark = pytest.mark.process
 
 
 def _bench(folder: Path, *words: str) -> dict[str, Any]:
-    ended = subprocess.run([*command_line(), "bench", *words, "--no-aof", "--json"], cwd=folder, capture_output=True, timeout=240)
+    ended = subprocess.run(
+        [*command_line(), "bench", *words, "--no-aof", "--json"], cwd=folder, capture_output=True, timeout=240
+    )
     assert ended.returncode == 0, ended.stderr.decode()
     document: dict[str, Any] = orjson.loads(ended.stdout)
     assert document["machine"]["cores"]
@@ -23,7 +26,9 @@ def _bench(folder: Path, *words: str) -> dict[str, Any]:
 
 
 def test_a_crowd_registers_is_handed_what_it_may_have_and_the_others_do_the_work(tmp_path: Path) -> None:
-    document = _bench(tmp_path, "consumers", "--registered", "30", "--messages", "2000", "--consumers", "1", "--runs", "1")
+    document = _bench(
+        tmp_path, "consumers", "--registered", "30", "--messages", "2000", "--consumers", "1", "--runs", "1"
+    )
     (run,) = document["runs"]
     assert run["registered"] == 30
     assert run["ratio"] == pytest.approx(run["messages_per_second"] / run["floor_per_second"], rel=0.05)
@@ -54,7 +59,9 @@ def test_latency_is_told_beside_that_of_bare_consumers(tmp_path: Path) -> None:
 def test_every_page_is_loaded_both_ways_while_messages_come(tmp_path: Path) -> None:
     document = _bench(tmp_path, "page", "--pending", "200", "--rate", "100", "--gets", "3", "--consumers", "1")
     rows = document["runs"]
-    assert {(row["page"], row["keep_alive"]) for row in rows} == {(row["page"], kept) for row in rows for kept in (True, False)}
+    assert {(row["page"], row["keep_alive"]) for row in rows} == {
+        (row["page"], kept) for row in rows for kept in (True, False)
+    }
     assert {"/", "/tickets", "/consumers", "/dead-letters", "/streams", "/doctor"} <= {row["page"] for row in rows}
     assert all(0 < row["p50_ms"] <= row["p99_ms"] <= row["max_ms"] for row in rows)
     assert document["p50_ms"] <= document["p99_ms"] <= document["max_ms"] == max(row["max_ms"] for row in rows)

@@ -7,8 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from common.redis_client import Link
 from tests.process.crew import KEYS, Crew
+from usher.common.redis.client import Link
 
 pytestmark = pytest.mark.process
 

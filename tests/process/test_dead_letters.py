@@ -1,4 +1,5 @@
-"""Dead letters of a running system: tickets that wait for an operator, redriven by the command and over HTTP, and the bell."""
+"""Dead letters of a running system: tickets that wait for an operator, redriven by the command and over HTTP, and the
+bell."""
 
 from __future__ import annotations
 
@@ -14,19 +15,19 @@ from typing import Any
 import pytest
 import requests
 
-from common.embedded import EmbeddedRedis
-from common.redis_client import Link
-from common.streams import pairs
 from tests.process.crew import KEYS, Crew, out_of_order, overlaps
 from tests.process.machine import USHER, kill_all_of, processes_of, until
 from tests.topologies import figures
+from usher.common.redis.client import Link
+from usher.common.redis.embedded import EmbeddedRedis
+from usher.common.redis.replies import pairs
 
 pytestmark = pytest.mark.process
 
 _HANDLERS = '''
 from pathlib import Path
-from common.demo.handlers import record
-from common.errors import GiveUp
+from usher.deploy.demo.handlers import record
+from usher.common.base.errors import GiveUp
 
 
 def handle(message):
@@ -76,7 +77,11 @@ def running(hook: str) -> Iterator[tuple[Crew, Link]]:
         (folder / "fragile.py").write_text(_HANDLERS)
         with EmbeddedRedis(folder / "redis", port=None, durable=False) as server:
             link = Link(server.url, "test")
-            settings = {"USHER_DEAD_LETTER_POLICY": "park", "USHER_DEAD_LETTER_WEBHOOK": hook, "USHER_LONGEST_MESSAGE_BYTES": "100000"}
+            settings = {
+                "USHER_DEAD_LETTER_POLICY": "park",
+                "USHER_DEAD_LETTER_WEBHOOK": hook,
+                "USHER_LONGEST_MESSAGE_BYTES": "100000",
+            }
             with Crew(folder, server.url, USHER_DEMO_WORK_MS="1", **settings) as crew:
                 crew.start(2, ["c1", "c2"], "fragile:handle")
                 yield crew, link
@@ -87,11 +92,18 @@ def running(hook: str) -> Iterator[tuple[Crew, Link]]:
 
 
 def _send(link: Link, *messages: dict[str, str]) -> list[str]:
-    return [reply.decode() for reply in link.pipeline([("XADD", KEYS.stream, "*", *[part for pair in m.items() for part in pair]) for m in messages])]
+    return [
+        reply.decode()
+        for reply in link.pipeline(
+            [("XADD", KEYS.stream, "*", *[part for pair in m.items() for part in pair]) for m in messages]
+        )
+    ]
 
 
 def _usher(crew: Crew, *words: str, code: int = 0) -> str:
-    done = subprocess.run([*USHER, *words], env=crew._environ, cwd=crew._home, capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run(
+        [*USHER, *words], env=crew._environ, cwd=crew._home, capture_output=True, text=True, check=False, timeout=100
+    )
     assert done.returncode == code, (words, done.stdout[-2000:], done.stderr[-2000:])
     return done.stdout if code != 2 else done.stderr
 
@@ -102,7 +114,10 @@ def _letters(link: Link) -> list[dict[bytes, bytes]]:
 
 def test_parked_tickets_wait_and_go_on_in_stream_order_when_they_are_redriven(running: tuple[Crew, Link]) -> None:
     crew, link = running
-    ids = {ticket: _send(link, {"ticket_id": ticket, "broken": "1"}, {"ticket_id": ticket}) for ticket in (f"T{n}" for n in range(_TICKETS))}
+    ids = {
+        ticket: _send(link, {"ticket_id": ticket, "broken": "1"}, {"ticket_id": ticket})
+        for ticket in (f"T{n}" for n in range(_TICKETS))
+    }
     crew.until(lambda: link.call("XLEN", KEYS.dead) == _TICKETS, 40, "every ticket has its dead letter")
     others = _send(link, *[{"ticket_id": f"U{n % 10}"} for n in range(50)])
     for ticket in ids:
@@ -110,11 +125,17 @@ def test_parked_tickets_wait_and_go_on_in_stream_order_when_they_are_redriven(ru
     _send(link, *[{"text": "no ticket"} for _ in range(_UNUSABLE)], {"ticket_id": "L", "body": "x" * 200_000})
     crew.wait_until_handled(others, within_s=40)
     crew.until(lambda: link.call("XLEN", KEYS.dead) == _TICKETS + _UNUSABLE + 1, 40, "what is unusable is there too")
-    assert {run.ticket for run in crew.executions()} == {f"U{n}" for n in range(10)}, "the tickets wait, and nobody else does"
+    assert {run.ticket for run in crew.executions()} == {f"U{n}" for n in range(10)}, (
+        "the tickets wait, and nobody else does"
+    )
     status = json.loads(_usher(crew, "status", "--json"))
     assert (status["halted"], status["dead_letters"]) == (_TICKETS, _TICKETS + _UNUSABLE + 1)
     shown = json.loads(_usher(crew, "tickets", "show", "T7", "--json"))
-    assert (shown["state"], shown["message_ids"][0], shown["dead_letter"]["reason"]) == ("halted", ids["T7"][0], "gave_up")
+    assert (shown["state"], shown["message_ids"][0], shown["dead_letter"]["reason"]) == (
+        "halted",
+        ids["T7"][0],
+        "gave_up",
+    )
     assert "usher dead redrive --all --ticket T7" in _usher(crew, "tickets", "show", "T7")
     assert "waits for message" in _usher(crew, "tickets", "list")
     assert f"halted {_TICKETS}" in _usher(crew, "status", "--once")
@@ -145,8 +166,12 @@ def test_thousands_are_redriven_exactly_once_and_dropped(running: tuple[Crew, Li
     assert told["outcomes"] == {"added": _UNUSABLE}, "those that are given up again meanwhile are not met"
     assert link.call("XLEN", KEYS.stream) == before + _UNUSABLE
     crew.until(lambda: link.call("XLEN", KEYS.dead) == _UNUSABLE + 1, 40, "they are dead letters again")
-    assert {fields[b"uid"] for fields in _letters(link) if fields[b"usher-reason"] == b"no_ticket_id"} == originals, "their uids stay"
-    told = json.loads(_usher(crew, "dead", "drop", "--all", "--reason", "no_ticket", "--younger-than", "1h", "--yes", "--json"))
+    assert {fields[b"uid"] for fields in _letters(link) if fields[b"usher-reason"] == b"no_ticket_id"} == originals, (
+        "their uids stay"
+    )
+    told = json.loads(
+        _usher(crew, "dead", "drop", "--all", "--reason", "no_ticket", "--younger-than", "1h", "--yes", "--json")
+    )
     assert told["outcomes"] == {"dropped": _UNUSABLE}
     [large] = json.loads(_usher(crew, "dead", "list", "--json"))["dead_letters"]
     assert (large["reason"], large["cut"], large["ticket_id"]) == ("too_large", True, "L")
@@ -178,15 +203,24 @@ def test_any_master_redrives_over_http_and_the_bell_has_rung(running: tuple[Crew
     whole = requests.get(f"{url}/api/dead-letters/{letter['id']}", timeout=20).json()
     assert whole["message_fields"] == [["ticket_id", "H"], ["broken", "1"]]
     assert "GiveUp: it is broken" in whole["traceback"]
-    answers = [requests.post(f"{url}/api/dead-letters/redrive", json={"ids": [letter["id"]]}, timeout=20).json() for url in crew.masters]
+    answers = [
+        requests.post(f"{url}/api/dead-letters/redrive", json={"ids": [letter["id"]]}, timeout=20).json()
+        for url in crew.masters
+    ]
     assert [answer["results"][0]["outcome"] for answer in answers] == ["resumed", "gone"]
     crew.wait_until_handled([first, second], within_s=40)
     crew.wait_until_settled(link, within_s=30)
     assert [run.stream_id for run in crew.executions() if run.ticket == "H"] == [first, second]
 
     metrics = [requests.get(f"{url}/metrics", timeout=20).text for url in crew.masters]
-    assert sum(f'usher_dead_letters_total{{reason="no_ticket_id"}} {2 * _UNUSABLE}.0' in text for text in metrics) == 1, "the leader has counted"
-    until(lambda: {x["reason"] for d in list(_Hook.told) for x in d["dead_letters"]} >= {"gave_up", "no_ticket_id"}, 40, "the hook is told")
+    assert (
+        sum(f'usher_dead_letters_total{{reason="no_ticket_id"}} {2 * _UNUSABLE}.0' in text for text in metrics) == 1
+    ), "the leader has counted"
+    until(
+        lambda: {x["reason"] for d in list(_Hook.told) for x in d["dead_letters"]} >= {"gave_up", "no_ticket_id"},
+        40,
+        "the hook is told",
+    )
     assert 500 in _Hook.answers, "the first was refused, and came again"
     assert all(set(document) == {"program", "stream", "group", "dead_letters", "left_out"} for document in _Hook.told)
     assert all(len(document["dead_letters"]) <= 100 for document in _Hook.told)

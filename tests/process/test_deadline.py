@@ -1,4 +1,5 @@
-"""A handler that hangs: its process is ended, the attempt counted, the message given up in the end; its ticket and all others go on."""
+"""A handler that hangs: its process is ended, the attempt counted, the message given up in the end; its ticket and all
+others go on."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from common.redis_client import Link
-from common.streams import pairs
 from tests.process.crew import KEYS, Crew, out_of_order, overlaps, repeated
 from tests.process.machine import until
 from tests.topologies import figures
+from usher.common.redis.client import Link
+from usher.common.redis.replies import pairs
 
 pytestmark = pytest.mark.process
 
@@ -20,7 +21,7 @@ _LIMIT_S, _ATTEMPTS = 1.0, 3
 _HANDLERS = '''
 import asyncio
 import time
-from common.demo.handlers import record
+from usher.deploy.demo.handlers import record
 
 
 def handle(message):
@@ -42,7 +43,7 @@ async def handle_async(message):
 
 def started(message):
     """Write the start down as the recording handler does; there is no end."""
-    from common.demo.handlers import _Setup
+    from usher.deploy.demo.handlers import _Setup
     file, _ = _Setup.get()
     file.started(message)
 '''
@@ -55,11 +56,18 @@ def send(link: Link, ticket: str, **fields: str) -> str:
 
 
 def limits(**more: str) -> dict[str, str]:
-    return {"USHER_HANDLER_SECONDS": str(_LIMIT_S), "USHER_MAX_ATTEMPTS": str(_ATTEMPTS), "USHER_DEMO_WORK_MS": "1", **more}
+    return {
+        "USHER_HANDLER_SECONDS": str(_LIMIT_S),
+        "USHER_MAX_ATTEMPTS": str(_ATTEMPTS),
+        "USHER_DEMO_WORK_MS": "1",
+        **more,
+    }
 
 
 @pytest.mark.parametrize("handler", ["handle", "handle_async"])
-def test_a_hanging_handler_ends_in_a_dead_letter_and_nothing_else_stops_for_long(folder: Path, link: Link, handler: str) -> None:
+def test_a_hanging_handler_ends_in_a_dead_letter_and_nothing_else_stops_for_long(
+    folder: Path, link: Link, handler: str
+) -> None:
     with Crew(folder, link.url, **limits()) as crew:
         crew.start(1, ["c1"], f"hanging:{handler}")
         first_pid = crew.worker_of("c1")
@@ -77,11 +85,20 @@ def test_a_hanging_handler_ends_in_a_dead_letter_and_nothing_else_stops_for_long
         crew.wait_until_settled(link)
 
         [letter] = [pairs(fields) for _, fields in link.call("XRANGE", KEYS.dead, "-", "+")]
-        assert (letter[b"usher-id"].decode(), letter[b"usher-ticket"], letter[b"usher-attempts"]) == (hangs, b"T", b"%d" % _ATTEMPTS)
-        assert (letter[b"usher-reason"], letter[b"usher-error"][:34]) == (b"attempts_exhausted", b"it ran past USHER_HANDLER_SECONDS ")
+        assert (letter[b"usher-id"].decode(), letter[b"usher-ticket"], letter[b"usher-attempts"]) == (
+            hangs,
+            b"T",
+            b"%d" % _ATTEMPTS,
+        )
+        assert (letter[b"usher-reason"], letter[b"usher-error"][:34]) == (
+            b"attempts_exhausted",
+            b"it ran past USHER_HANDLER_SECONDS ",
+        )
         executions = crew.executions()
         tries = [run for run in executions if run.stream_id == hangs]
-        assert [run.attempt for run in tries] == list(range(1, _ATTEMPTS + 1)), "each start is counted, over the ends of processes"
+        assert [run.attempt for run in tries] == list(range(1, _ATTEMPTS + 1)), (
+            "each start is counted, over the ends of processes"
+        )
         assert len({run.pid for run in tries}) == _ATTEMPTS, "every time another process"
         assert first_pid not in {run.pid for run in executions if run.stream_id == behind}
         assert [event["attempt"] for event in crew.events("handler_hangs")] == list(range(1, _ATTEMPTS + 1))
@@ -90,10 +107,17 @@ def test_a_hanging_handler_ends_in_a_dead_letter_and_nothing_else_stops_for_long
         assert overlaps(executions, crew.cut_off_ns) == []
         assert {run.attempt for run in executions if run.stream_id != hangs} == {1}
         pauses = [later.start_ns - earlier.start_ns for earlier, later in itertools.pairwise(executions)]
-        figures(letter_after_s=took_s, repeated=len(repeated(executions)) - 1, longest_pause_s=max(pauses) / 1e9, limit_s=_LIMIT_S)
+        figures(
+            letter_after_s=took_s,
+            repeated=len(repeated(executions)) - 1,
+            longest_pause_s=max(pauses) / 1e9,
+            limit_s=_LIMIT_S,
+        )
 
 
-def test_while_one_consumer_is_ended_the_other_goes_on_and_a_second_attempt_that_ends_is_a_success(folder: Path, link: Link) -> None:
+def test_while_one_consumer_is_ended_the_other_goes_on_and_a_second_attempt_that_ends_is_a_success(
+    folder: Path, link: Link
+) -> None:
     with Crew(folder, link.url, **limits()) as crew:
         crew.start(1, ["c1", "c2"], "hanging:handle")
         hangs, behind = send(link, "T", hang="once"), send(link, "T")

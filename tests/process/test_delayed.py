@@ -8,17 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from common.keys import LogKeys
-from common.producer import Producer
-from common.redis_client import Link
 from tests.process.crew import KEYS, Crew, ids_in, out_of_order, overlaps
+from usher.common.protocol.keys import LogKeys
+from usher.common.redis.client import Link
+from usher.common.sending.producer import Producer
 
 pytestmark = pytest.mark.process
 
 _MESSAGES, _TICKETS = 300, 40
 
 
-def test_what_is_due_while_masters_are_killed_comes_once_and_in_order(tmp_path: Path, redis_url: str, link: Link) -> None:
+def test_what_is_due_while_masters_are_killed_comes_once_and_in_order(
+    tmp_path: Path, redis_url: str, link: Link
+) -> None:
     rng = random.Random(1)
     with Crew(tmp_path, redis_url) as crew:
         crew.start(2, ["a", "b"])
@@ -36,9 +38,14 @@ def test_what_is_due_while_masters_are_killed_comes_once_and_in_order(tmp_path: 
         crew.wait_until_settled(link)
         crew.wait_until_handled(ids_in(link), 20)
         executions = crew.executions()
-    entries = {entry_id: dict(zip(flat[::2], flat[1::2], strict=True)) for entry_id, flat in link.call("XRANGE", KEYS.stream, "-", "+")}
+    entries = {
+        entry_id: dict(zip(flat[::2], flat[1::2], strict=True))
+        for entry_id, flat in link.call("XRANGE", KEYS.stream, "-", "+")
+    }
     assert sorted(int(fields[b"number"]) for fields in entries.values()) == list(range(_MESSAGES)), "each was sent once"
-    early = [entry_id for entry_id, fields in entries.items() if int(entry_id.partition(b"-")[0]) < int(fields[b"due_ms"])]
+    early = [
+        entry_id for entry_id, fields in entries.items() if int(entry_id.partition(b"-")[0]) < int(fields[b"due_ms"])
+    ]
     assert not early
     assert not out_of_order(executions)
     assert not overlaps(executions, crew.cut_off_ns)

@@ -17,7 +17,15 @@ REAL_INCIDENTS = ROOT.parent / "shared" / "data" / "incidents.csv.gz"
 
 
 def demo(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*USHER, "demo", *words], env=environ_for(folder), cwd=folder, capture_output=True, text=True, check=False, timeout=110)
+    return subprocess.run(
+        [*USHER, "demo", *words],
+        env=environ_for(folder),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
 
 
 def test_a_clean_run(folder: Path) -> None:
@@ -25,7 +33,15 @@ def test_a_clean_run(folder: Path) -> None:
     assert done.returncode == 0, done.stderr + done.stdout
     verdict = json.loads(done.stdout)
     assert (verdict["sent"], verdict["handled"]) == (3000, 3000)
-    for nothing in ("lost", "duplicates", "order_violations", "overlaps", "dead_letters", "unexpected", "unacknowledged"):
+    for nothing in (
+        "lost",
+        "duplicates",
+        "order_violations",
+        "overlaps",
+        "dead_letters",
+        "unexpected",
+        "unacknowledged",
+    ):
         assert verdict[nothing] == 0
     assert sum(share["handled"] for share in verdict["consumers"]) == 3000
     assert {share["name"] for share in verdict["consumers"]} <= {"consumer-1", "consumer-2"}
@@ -58,7 +74,9 @@ def test_real_incidents(folder: Path) -> None:
 @pytest.mark.parametrize("moment", ["starting Redis", "sending"])
 def test_stopped_at_any_moment_it_leaves_nothing_behind(folder: Path, moment: str, number: int, code: int) -> None:
     words = ["--messages", "20000", "--work-ms", "5"]
-    with subprocess.Popen([*USHER, "demo", *words], env=environ_for(folder), cwd=folder, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [*USHER, "demo", *words], env=environ_for(folder), cwd=folder, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stderr is not None
             for line in process.stderr:
@@ -81,7 +99,13 @@ def test_a_bad_csv_is_refused_before_anything_starts(folder: Path) -> None:
 
 
 def test_settings_of_the_user_do_not_reach_the_demo(folder: Path) -> None:
-    env = environ_for(folder, USHER_REDIS_URL="redis://127.0.0.1:1/0", USHER_TICKET_STREAM="precious", USHER_HANDLER="nowhere:f", USHER_NONSENSE="1")
+    env = environ_for(
+        folder,
+        USHER_REDIS_URL="redis://127.0.0.1:1/0",
+        USHER_TICKET_STREAM="precious",
+        USHER_HANDLER="nowhere:f",
+        USHER_NONSENSE="1",
+    )
     done = subprocess.run(
         [*USHER, "demo", "--messages", "50", "--consumers", "1", "--json"],
         env=env,

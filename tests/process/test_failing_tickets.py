@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from common.attempts import decode
-from common.redis_client import Link
-from common.streams import pairs
 from tests.process.crew import KEYS, Crew, out_of_order
 from tests.topologies import figures
+from usher.common.protocol.attempts import decode
+from usher.common.redis.client import Link
+from usher.common.redis.replies import pairs
 
 pytestmark = pytest.mark.process
 
 _SLOTS, _FAILING, _OTHERS, _TICKETS = 4, 40, 1500, 50
 _HANDLERS = """
-from common.demo.handlers import record
-from consumer import handler
+from usher.deploy.demo.handlers import record
+from usher import handler
 
 
 @handler(max_attempts=500, backoff_s=0.4, backoff_cap_s=1.0)
@@ -38,12 +38,16 @@ def send_others(crew: Crew, link: Link) -> float:
     return time.monotonic() - began_s
 
 
-def test_ten_times_more_failing_tickets_than_slots_slow_nobody_down_and_their_attempts_survive_the_process(folder: Path, link: Link) -> None:
+def test_ten_times_more_failing_tickets_than_slots_slow_nobody_down_and_their_attempts_survive_the_process(
+    folder: Path, link: Link
+) -> None:
     environ = {"USHER_CONCURRENCY": str(_SLOTS), "USHER_DEMO_WORK_MS": "2", "USHER_MAX_ATTEMPTS": "1"}
     with Crew(folder, link.url, **environ) as crew:
         crew.start(1, ["c1"], "failing:handle")
         without_s = send_others(crew, link)
-        failing = link.pipeline([("XADD", KEYS.stream, "*", "ticket_id", f"F{number}", "fail", 1) for number in range(_FAILING)])
+        failing = link.pipeline(
+            [("XADD", KEYS.stream, "*", "ticket_id", f"F{number}", "fail", 1) for number in range(_FAILING)]
+        )
         behind = link.pipeline([("XADD", KEYS.stream, "*", "ticket_id", f"F{number}") for number in range(_FAILING)])
         crew.until(lambda: len(crew.events("handler_failed")) >= 2 * _FAILING, 30, "all have failed twice")
         with_s = send_others(crew, link)
@@ -58,4 +62,10 @@ def test_ten_times_more_failing_tickets_than_slots_slow_nobody_down_and_their_at
         assert out_of_order(crew.executions()) == []
         lines = crew.events("handler_failed")
         assert all(line["attempt"] <= noted[line["id"].encode()].starts for line in lines)
-        figures(others_alone_s=without_s, others_beside_failing_s=with_s, failing=_FAILING, slots=_SLOTS, failures_meanwhile=failed - 2 * _FAILING)
+        figures(
+            others_alone_s=without_s,
+            others_beside_failing_s=with_s,
+            failing=_FAILING,
+            slots=_SLOTS,
+            failures_meanwhile=failed - 2 * _FAILING,
+        )

@@ -12,9 +12,9 @@ import psutil
 import pytest
 import requests
 
-from common.commands.leader import is_well
-from common.redis_client import Link
 from tests.process.crew import KEYS, Crew
+from usher.common.cli.masters import is_well
+from usher.common.redis.client import Link
 
 pytestmark = pytest.mark.process
 
@@ -37,14 +37,19 @@ class Listener:
 
 
 def send(link: Link, ticket: str, count: int) -> list[str]:
-    return [reply.decode() for reply in link.pipeline([("XADD", KEYS.stream, "*", "ticket_id", ticket, "n", n) for n in range(count)])]
+    return [
+        reply.decode()
+        for reply in link.pipeline([("XADD", KEYS.stream, "*", "ticket_id", ticket, "n", n) for n in range(count)])
+    ]
 
 
 def events_url(master: str, ticket: str) -> str:
     return f"{master}/api/tickets/{ticket}/events"
 
 
-def test_a_ticket_is_followed_over_the_death_of_a_master_and_nothing_is_missed_or_told_twice(folder: Path, redis_url: str, link: Link) -> None:
+def test_a_ticket_is_followed_over_the_death_of_a_master_and_nothing_is_missed_or_told_twice(
+    folder: Path, redis_url: str, link: Link
+) -> None:
     with Crew(folder, redis_url, USHER_DEMO_WORK_MS="2") as crew:
         crew.start(2, ["c1"])
         listener = Listener(crew, "listener", "T/1 ä")
@@ -64,10 +69,16 @@ def test_a_ticket_is_followed_over_the_death_of_a_master_and_nothing_is_missed_o
         assert set(sent[:20]) <= set(handed)
         assert not listener.of("gap", "source")
         late = Listener(crew, "late", "T/1 ä", "--from", "0")
-        crew.until(lambda: late.of("completed") == sent and late.of("entry") == sent, _PATIENCE_S, "who comes late gets all from the beginning")
+        crew.until(
+            lambda: late.of("completed") == sent and late.of("entry") == sent,
+            _PATIENCE_S,
+            "who comes late gets all from the beginning",
+        )
 
 
-def test_hundreds_of_followers_need_neither_threads_nor_places_of_requests_and_have_a_limit(folder: Path, redis_url: str, link: Link) -> None:
+def test_hundreds_of_followers_need_neither_threads_nor_places_of_requests_and_have_a_limit(
+    folder: Path, redis_url: str, link: Link
+) -> None:
     """More than gunicorn's own limit of connections (256)."""
     count = 300
     with Crew(folder, redis_url, USHER_FOLLOWERS_LIMIT=str(count)) as crew, ExitStack() as closing:
@@ -117,7 +128,12 @@ def _check_refusals(master: str) -> None:
     wrong = requests.get(url, headers={"Last-Event-ID": "x"}, timeout=_PATIENCE_S)
     assert (wrong.status_code, wrong.json()["errors"][0]["field"]) == (422, "last_event_id")
     assert requests.get(url, headers={"Accept": "text/html"}, timeout=_PATIENCE_S).status_code == 406
-    assert requests.get(f"{master}/api/tickets/T1", headers={"Accept": "text/event-stream"}, timeout=_PATIENCE_S).status_code == 406
+    assert (
+        requests.get(
+            f"{master}/api/tickets/T1", headers={"Accept": "text/event-stream"}, timeout=_PATIENCE_S
+        ).status_code
+        == 406
+    )
     assert requests.head(url, timeout=_PATIENCE_S).status_code == 200
 
 

@@ -1,4 +1,5 @@
-"""A child is forked while another thread of its parent is in the middle of writing: in the child that thread is not there to end it."""
+"""A child is forked while another thread of its parent is in the middle of writing: in the child that thread is not
+there to end it."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ def ends(pid, within_s):
 
 _WHILE_A_THREAD_LOGS = f"""
 import logging, os, signal, sys, threading, time
-from common.log import configure, event
+from usher.common.base.log import configure, event
 {_ENDS}
 def read_on():
     time.sleep(0.3)
@@ -45,7 +46,7 @@ os._exit(0)
 
 _WHILE_A_THREAD_PRINTS = f"""
 import os, signal, sys, threading, time
-from common.forked import EndsInChildren
+from usher.common.runtime.fork_guard import EndsInChildren
 {_ENDS}
 read_end, write_end = os.pipe()
 sys.stdout = os.fdopen(write_end, "w")

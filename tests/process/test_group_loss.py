@@ -1,4 +1,5 @@
-"""Somebody destroys the group, deletes the stream, or empties Redis under a running system: it goes on by itself and says what that cost."""
+"""Somebody destroys the group, deletes the stream, or empties Redis under a running system: it goes on by itself and
+says what that cost."""
 
 from __future__ import annotations
 
@@ -11,13 +12,22 @@ from typing import Any
 
 import pytest
 
-from common.embedded import EmbeddedRedis
-from common.redis_client import Link
-from common.stream_id import rank
-from common.streams import pairs
-from tests.process.crew import KEYS, Crew, Producer, ids_in, out_of_order, out_of_order_under_a_fence, overlaps, repeated
+from tests.process.crew import (
+    KEYS,
+    Crew,
+    Producer,
+    ids_in,
+    out_of_order,
+    out_of_order_under_a_fence,
+    overlaps,
+    repeated,
+)
 from tests.process.machine import kill_all_of, processes_of, until
 from tests.topologies import figures
+from usher.common.protocol.stream_id import rank
+from usher.common.redis.client import Link
+from usher.common.redis.embedded import EmbeddedRedis
+from usher.common.redis.replies import pairs
 
 pytestmark = pytest.mark.process
 
@@ -90,7 +100,9 @@ def is_between(entry_id: str, told: str) -> bool:
     return bool(dots) and rank(first.encode()) <= rank(entry_id.encode()) <= rank(last.encode())
 
 
-def test_a_destroyed_group_goes_on_where_it_was_and_the_repeats_are_those_that_were_told(crew: Crew, link: Link) -> None:
+def test_a_destroyed_group_goes_on_where_it_was_and_the_repeats_are_those_that_were_told(
+    crew: Crew, link: Link
+) -> None:
     producer = backlog(crew, link)
     before = destroy(link, "XGROUP", "DESTROY", KEYS.stream, KEYS.group)
     began = time.monotonic()
@@ -145,11 +157,18 @@ def test_a_deleted_stream_loses_what_was_told_and_what_comes_after_is_handled(cr
     assert not repeated(executions)
     assert out_of_order(executions) == []
     assert overlaps(executions, crew.cut_off_ns) == []
-    figures(told_after_s=told_s, lost=len(gone), of_these_never_read=len(unread), dead_letters=len(letters), handled_after=len(after))
+    figures(
+        told_after_s=told_s,
+        lost=len(gone),
+        of_these_never_read=len(unread),
+        dead_letters=len(letters),
+        handled_after=len(after),
+    )
 
 
 def test_an_emptied_redis_is_filled_again_and_the_loss_is_told_from_memory(crew: Crew, link: Link) -> None:
-    """Exactly if the same master leads again; a standby knows the position that was saved last, which is a second or two old."""
+    """Exactly if the same master leads again; a standby knows the position that was saved last, which is a second or
+    two old."""
     producer = backlog(crew, link)
     leader = crew.master_at(bytes(link.call("GET", KEYS.leader)).decode().rpartition(" ")[2])
     before = destroy(link, "FLUSHALL")
@@ -173,7 +192,13 @@ def test_an_emptied_redis_is_filled_again_and_the_loss_is_told_from_memory(crew:
     assert overlaps(executions, crew.cut_off_ns) == []
     early, all_fences = [run.fence for run in executions[: len(executions) // 4]], [run.fence for run in executions]
     assert max(early) < max(all_fences), "numbers grow on, though the last ones that were given are lost"
-    figures(told_exactly=is_exact, all_handled_after_s=seconds, lost=len(gone), of_these_never_read=len(unread), repeated=len(repeated(executions)))
+    figures(
+        told_exactly=is_exact,
+        all_handled_after_s=seconds,
+        lost=len(gone),
+        of_these_never_read=len(unread),
+        repeated=len(repeated(executions)),
+    )
 
 
 def test_a_stream_that_comes_back_with_lower_ids_is_read_from_its_beginning(crew: Crew, link: Link) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from common.commands.preflight import check_programs
-from common.commands.signals import StopAsked
-from common.errors import StartRefused
-from common.redis_client import Link
 from tests.process.crew import KEYS, Crew
 from tests.process.machine import USHER, environ_for, kill_all_of, processes_of, until, words_of
+from usher.common.base.errors import StartRefused
+from usher.common.redis.client import Link
+from usher.common.runtime.stop_request import StopAsked
+from usher.deploy.local.preflight import check_programs
 
 pytestmark = pytest.mark.process
 
@@ -35,7 +35,9 @@ FILES = {
     "sets_signals.py": _SETS_SIGNALS,
     "leaves.py": "import os\nos._exit(3)",
     "crashes.py": "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)",
-    "odd.py": "class Odd(Exception):\n    def __str__(self): raise RuntimeError('no')\n    __repr__ = __str__\nraise Odd",
+    "odd.py": (
+        "class Odd(Exception):\n    def __str__(self): raise RuntimeError('no')\n    __repr__ = __str__\nraise Odd"
+    ),
     "surrogate.py": "raise ValueError('a\\udcffb')",
 }
 
@@ -63,7 +65,9 @@ def test_a_module_that_sets_signals_does_not_keep_its_consumer_from_draining(fol
         ("surrogate", "cannot be imported: ValueError: a\\udcffb"),
     ],
 )
-def test_a_module_that_cannot_be_imported_is_told_before_anything_starts(folder: Path, redis_url: str, module: str, says: str) -> None:
+def test_a_module_that_cannot_be_imported_is_told_before_anything_starts(
+    folder: Path, redis_url: str, module: str, says: str
+) -> None:
     command = [*USHER, "consumer", "--consumer-name", "c1", "--handler", f"{module}:handle", "--redis-url", redis_url]
     done = subprocess.run(
         [*command, "--master-urls", "http://127.0.0.1:1"],
@@ -81,7 +85,9 @@ def test_a_module_that_cannot_be_imported_is_told_before_anything_starts(folder:
     assert says in line
 
 
-@pytest.mark.parametrize("left", ["threading.Thread(target=time.sleep, args=(60,)).start()", "subprocess.Popen(['sleep', '60'])"])
+@pytest.mark.parametrize(
+    "left", ["threading.Thread(target=time.sleep, args=(60,)).start()", "subprocess.Popen(['sleep', '60'])"]
+)
 def test_what_a_module_leaves_behind_at_its_import_is_not_waited_for_by_the_check(folder: Path, left: str) -> None:
     (folder / "leaving.py").write_text(f"import subprocess, threading, time\n{left}\ndef handle(message): ...\n")
     check_programs(environ_for(folder, USHER_HANDLER="leaving:handle"), folder)
@@ -89,7 +95,9 @@ def test_what_a_module_leaves_behind_at_its_import_is_not_waited_for_by_the_chec
 
 
 def test_what_a_module_forks_at_its_import_is_not_waited_for_by_the_consumer(folder: Path, link: Link) -> None:
-    (folder / "forks.py").write_text("import os, time\nif os.fork() == 0:\n    time.sleep(30)\n    os._exit(0)\ndef handle(message): ...\n")
+    (folder / "forks.py").write_text(
+        "import os, time\nif os.fork() == 0:\n    time.sleep(30)\n    os._exit(0)\ndef handle(message): ...\n"
+    )
     began_s = time.monotonic()
     with Crew(folder, link.url) as crew:
         crew.start(1, ["c1"], "forks:handle")
@@ -98,8 +106,12 @@ def test_what_a_module_forks_at_its_import_is_not_waited_for_by_the_consumer(fol
 
 
 def test_a_process_that_a_module_starts_ends_by_the_signals_that_drain_its_consumer(folder: Path, link: Link) -> None:
-    """It had the consumer's way to take them, which nobody goes there: Ctrl-C of `usher up` waited for it for longer than a consumer may drain."""
-    module = "import multiprocessing, time\nchild = multiprocessing.get_context('fork').Process(target=time.sleep, args=(60,))\nchild.start()\n"
+    """It had the consumer's way to take them, which nobody goes there: Ctrl-C of `usher up` waited for it for longer
+    than a consumer may drain."""
+    module = (
+        "import multiprocessing, time\nchild = multiprocessing.get_context('fork').Process(target=time.sleep,"
+        " args=(60,))\nchild.start()\n"
+    )
     (folder / "starts.py").write_text(module + "def handle(message):\n    print('child', child.pid, flush=True)\n")
     with Crew(folder, link.url) as crew:
         crew.start(1, ["c1"], "starts:handle")
@@ -113,10 +125,19 @@ def test_a_process_that_a_module_starts_ends_by_the_signals_that_drain_its_consu
 
 
 def test_a_process_that_is_ended_as_soon_as_it_was_started_ends(folder: Path, link: Link) -> None:
-    """The signal came before the child was done with having been forked, and was lost there: nearly always, if it came at once."""
-    module = "import multiprocessing, time\nFork = multiprocessing.get_context('fork')\n\ndef handle(message):\n    left = []\n"
-    module += "    for _ in range(20):\n        child = Fork.Process(target=time.sleep, args=(60,))\n        child.start()\n"
-    module += "        child.terminate()\n        child.join(0.5)\n        left += [child] * child.is_alive()\n        child.kill()\n"
+    """The signal came before the child was done with having been forked, and was lost there: nearly always, if it came
+    at once."""
+    module = (
+        "import multiprocessing, time\nFork = multiprocessing.get_context('fork')\n\ndef handle(message):\n    left ="
+        " []\n"
+    )
+    module += (
+        "    for _ in range(20):\n        child = Fork.Process(target=time.sleep, args=(60,))\n        child.start()\n"
+    )
+    module += (
+        "        child.terminate()\n        child.join(0.5)\n        left += [child] * child.is_alive()\n       "
+        " child.kill()\n"
+    )
     (folder / "at_once.py").write_text(module + "    print('still there:', len(left), flush=True)\n")
     with Crew(folder, link.url) as crew:
         crew.start(1, ["c1"], "at_once:handle")
@@ -127,7 +148,9 @@ def test_a_process_that_is_ended_as_soon_as_it_was_started_ends(folder: Path, li
 
 
 def test_a_check_that_takes_long_ends_when_it_is_asked_to(folder: Path) -> None:
-    (folder / "slow.py").write_text("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)\n")
+    (folder / "slow.py").write_text(
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)\n"
+    )
 
     def asked() -> None:
         if any("preflight" in words_of(process) for process in processes_of(folder)):

@@ -1,7 +1,9 @@
-"""The table of HTTP answers, row by row: sent over raw sockets to real masters (a leader and a standby) on a real Redis.
+"""The table of HTTP answers, row by row: sent over raw sockets to real masters (a leader and a standby) on a real
+Redis.
 
-Where a row of the design promises something else than we do, ``instead_of`` has its answer and the row says why. What is looked at more closely
-elsewhere is in `tests/integration/test_master_api*.py` and `test_serving*.py`; these rows say that a whole master does it too.
+Where a row of the design promises something else than we do, ``instead_of`` has its answer and the row says why. What
+is looked at more closely elsewhere is in `tests/integration/test_master_api*.py` and `test_serving*.py`; these rows say
+that a whole master does it too.
 """
 
 from __future__ import annotations
@@ -18,17 +20,24 @@ from typing import Any
 
 import pytest
 
-from common.commands.leader import ask
-from common.credentials import Role, line_of
-from common.embedded import EmbeddedRedis
-from common.redis_client import Link
 from tests.process.crew import KEYS, Crew
 from tests.process.machine import until
+from usher.common.cli.masters import ask
+from usher.common.http.credentials import Role, line_of
+from usher.common.redis.client import Link
+from usher.common.redis.embedded import EmbeddedRedis
 
 pytestmark = pytest.mark.process
 
 _REGISTER, _ACKNOWLEDGE = "/api/consumers/register", "/api/messages/acknowledge"
-_TOKENS = {"a": Role.CONSUMER, "b": Role.CONSUMER, "new": Role.CONSUMER, "greedy": Role.CONSUMER, "ann": Role.VIEWER, "olga": Role.OPERATOR}
+_TOKENS = {
+    "a": Role.CONSUMER,
+    "b": Role.CONSUMER,
+    "new": Role.CONSUMER,
+    "greedy": Role.CONSUMER,
+    "ann": Role.VIEWER,
+    "olga": Role.OPERATOR,
+}
 _IN_FLIGHT = 12
 #: Registrations of one token per minute; every row together stays below, but for the greedy one.
 _RARELY = 60
@@ -36,7 +45,8 @@ _RARELY = 60
 
 @dataclass
 class System:
-    """A leader and a standby; a is registered in its second generation, its ticket T is acknowledged, its ticket U is not; b has nothing."""
+    """A leader and a standby; a is registered in its second generation, its ticket T is acknowledged, its ticket U is
+    not; b has nothing."""
 
     leader: int
     standby: int
@@ -86,7 +96,14 @@ def _answer(connection: socket.socket) -> Answer:
 
 
 def _request(
-    method: str, path: str, body: object = None, *, token: str = "a", of: str | None = "application/json", host: str = "127.0.0.1", **headers: str
+    method: str,
+    path: str,
+    body: object = None,
+    *,
+    token: str = "a",
+    of: str | None = "application/json",
+    host: str = "127.0.0.1",
+    **headers: str,
 ) -> bytes:
     """A whole request; ``body``: bytes as they are, anything else as JSON."""
     content = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -163,8 +180,22 @@ ROWS = [
     Row("a viewer acts", _post({"reason": ""}, "/api/consumers/a/drain", token="ann"), 403, "role_missing"),
     Row("a consumer acts as operator", _post({"reason": ""}, "/api/consumers/a/drain"), 403, "role_missing"),
     # Registering and reporting
-    Row("register new", _register("new", name="new"), 201, None, {}, lambda _, got: got["generation"] > 0 and got["lease_ms"] == 60_000),
-    Row("the same start again", _register(), 200, None, {}, lambda system, got: bool(got["generation"] == system.facts["generation"])),
+    Row(
+        "register new",
+        _register("new", name="new"),
+        201,
+        None,
+        {},
+        lambda _, got: got["generation"] > 0 and got["lease_ms"] == 60_000,
+    ),
+    Row(
+        "the same start again",
+        _register(),
+        200,
+        None,
+        {},
+        lambda system, got: bool(got["generation"] == system.facts["generation"]),
+    ),
     Row("a name that is held", _register(uuid="a-2"), 409, "name_in_use", _LATER),
     Row("report: ok", _report("T", "done"), 200, None, {}, _results("ok")),
     Row("report: the same again", _report("T", "done"), 200, None, {}, _results("gone")),
@@ -175,10 +206,29 @@ ROWS = [
         _report("T", "done", of="a:1"),
         409,
         "fenced",
-        instead_of=(404, "a leader knows who lives, not who ever lived: unknown and ended look alike, and both have to register again"),
+        instead_of=(
+            404,
+            (
+                "a leader knows who lives, not who ever lived: unknown and ended look alike, and both have to register"
+                " again"
+            ),
+        ),
     ),
-    Row("deregister an unknown consumer", _post({"incarnation": "a:1"}, "/api/consumers/deregister"), 404, "unknown_incarnation"),
-    Row("a report to a standby", _report("T", "done"), 503, "not_leader", _LATER, lambda system, got: bool(got["leader_url"]), to_standby=True),
+    Row(
+        "deregister an unknown consumer",
+        _post({"incarnation": "a:1"}, "/api/consumers/deregister"),
+        404,
+        "unknown_incarnation",
+    ),
+    Row(
+        "a report to a standby",
+        _report("T", "done"),
+        503,
+        "not_leader",
+        _LATER,
+        lambda system, got: bool(got["leader_url"]),
+        to_standby=True,
+    ),
     # Malformed: 400
     Row("malformed JSON", _post(b'{"name":'), 400, "malformed_json"),
     Row("bad UTF-8", _post(b'{"name": "\xff"}'), 400, "malformed_json"),
@@ -201,20 +251,58 @@ ROWS = [
     Row("unknown path", _get("/api/nowhere"), 404, "not_found"),
     Row("wrong method", _get(_REGISTER), 405, "method_not_allowed", {"Allow": None}),
     Row("a registration of 4,097 bytes", _post(b" " * 4097), 413, "content_too_large", _CLOSE),
-    Row("a length beyond the limit, before any of it was sent", _raw(b"Content-Length: 4097\r\n", b""), 413, "content_too_large", _CLOSE),
-    Row("a report of 64 KiB + 1", _post(b" " * (64 * 1024 + 1), _ACKNOWLEDGE), 400, "malformed_json", instead_of=_LONG_REPORT),
+    Row(
+        "a length beyond the limit, before any of it was sent",
+        _raw(b"Content-Length: 4097\r\n", b""),
+        413,
+        "content_too_large",
+        _CLOSE,
+    ),
+    Row(
+        "a report of 64 KiB + 1",
+        _post(b" " * (64 * 1024 + 1), _ACKNOWLEDGE),
+        400,
+        "malformed_json",
+        instead_of=_LONG_REPORT,
+    ),
     Row("a report of 512 KiB + 1", _post(b" " * (512 * 1024 + 1), _ACKNOWLEDGE), 413, "content_too_large", _CLOSE),
     Row("no length", _raw(b"", b""), 411, "length_required", _CLOSE),
     Row("a length and chunks", _raw(b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n"), 400, None, _CLOSE),
     Row("two lengths", _raw(b"Content-Length: 2\r\nContent-Length: 2\r\n"), 400, None, _CLOSE),
-    Row("a coding that is not exactly chunked", _raw(b"Transfer-Encoding: gzip, chunked\r\n", b"0\r\n\r\n"), 400, None, _CLOSE),
+    Row(
+        "a coding that is not exactly chunked",
+        _raw(b"Transfer-Encoding: gzip, chunked\r\n", b"0\r\n\r\n"),
+        400,
+        None,
+        _CLOSE,
+    ),
     Row("lines that end in LF", lambda _: b"GET /api/consumers HTTP/1.1\nHost: 127.0.0.1\n\n", 400, None, _CLOSE),
-    Row("LF in a chunk extension", _raw(b"Transfer-Encoding: chunked\r\n", b"2;a\nb\r\n{}\r\n0\r\n\r\n"), 400, None, _CLOSE),
+    Row(
+        "LF in a chunk extension",
+        _raw(b"Transfer-Encoding: chunked\r\n", b"2;a\nb\r\n{}\r\n0\r\n\r\n"),
+        400,
+        None,
+        _CLOSE,
+    ),
     Row("a space before the colon", _raw(b"Content-Length : 2\r\n"), 400, None, _CLOSE),
     Row("a URI of more than 2 KiB", _get("/" + "a" * 2048), 414, "uri_too_long", _CLOSE),
-    Row("headers of more than 8 KiB", _get(**{f"X-{index}": "a" * 950 for index in range(9)}), 431, "request_header_fields_too_large", _CLOSE),
-    Row("65 headers", _get(**{f"X-{index}": "a" for index in range(64)}), 431, "request_header_fields_too_large", _CLOSE),
-    Row("Expect, with a length beyond the limit", _raw(b"Content-Length: 4097\r\nExpect: 100-continue\r\n", b""), 413, None, _CLOSE),
+    Row(
+        "headers of more than 8 KiB",
+        _get(**{f"X-{index}": "a" * 950 for index in range(9)}),
+        431,
+        "request_header_fields_too_large",
+        _CLOSE,
+    ),
+    Row(
+        "65 headers", _get(**{f"X-{index}": "a" for index in range(64)}), 431, "request_header_fields_too_large", _CLOSE
+    ),
+    Row(
+        "Expect, with a length beyond the limit",
+        _raw(b"Content-Length: 4097\r\nExpect: 100-continue\r\n", b""),
+        413,
+        None,
+        _CLOSE,
+    ),
     Row("a Host that is not ours", _get(host="rebound.example"), 421, "misdirected_request"),
 ]
 
@@ -247,7 +335,9 @@ def system(tmp_path_factory: pytest.TempPathFactory, short_tmp: Path) -> Iterato
 
 def _prepared(crew: Crew, link: Link) -> System:
     crew.until(lambda: sorted(_leads(url) for url in crew.masters) == [False, True], 30, "one master leads")
-    leader, standby = sorted((int(url.rpartition(":")[2]) for url in crew.masters), key=lambda port: not _leads(f"http://127.0.0.1:{port}"))
+    leader, standby = sorted(
+        (int(url.rpartition(":")[2]) for url in crew.masters), key=lambda port: not _leads(f"http://127.0.0.1:{port}")
+    )
     system = System(leader, standby, link, crew)
     ended = _send(leader, _register(uuid="a-0")(system)).document["incarnation"]
     crew.until(lambda: ended in _told(crew, "consumer_joined"), 30, "it is known")
@@ -258,7 +348,12 @@ def _prepared(crew: Crew, link: Link) -> System:
     crew.until(lambda: len(_pending(link, registered["incarnation"])) == 2, 30, "both are handed over")
     link.call("XACK", KEYS.stream, KEYS.group, done)
     other = _send(leader, _register("b", name="b")(system)).document["incarnation"]
-    system.facts = {"incarnation": registered["incarnation"], "generation": registered["generation"], "ended": ended, "b": other}
+    system.facts = {
+        "incarnation": registered["incarnation"],
+        "generation": registered["generation"],
+        "ended": ended,
+        "b": other,
+    }
     system.facts |= {"done": done, "others": others}
     return system
 
@@ -302,8 +397,11 @@ def _check(answered: Answer, status: int, title: str | None) -> None:
 
 
 def test_the_token_of_a_flood_of_registrations_is_429_and_no_other(system: System) -> None:
-    """6.1 has 20 registrations a minute and 200 requests a second as bounds; ours are settings, and higher: 1,000 consumers may start at once."""
-    flood = _request("POST", _REGISTER, _registration(system), token="greedy")  # of a name that is not its own: 403 until then
+    """6.1 has 20 registrations a minute and 200 requests a second as bounds; ours are settings, and higher: 1,000
+    consumers may start at once."""
+    flood = _request(
+        "POST", _REGISTER, _registration(system), token="greedy"
+    )  # of a name that is not its own: 403 until then
     answers = [_send(system.leader, flood) for _ in range(2 * _RARELY)]
     assert answers[0].status == 403
     _check(answers[-1], 429, "too_many_requests")
@@ -312,10 +410,14 @@ def test_the_token_of_a_flood_of_registrations_is_429_and_no_other(system: Syste
 
 
 def test_more_requests_in_flight_than_allowed_are_503_and_slow_ones_are_408(system: System) -> None:
-    """Heads that do not end in 5 s and bodies that do not in 10 s. 6.1 has 64 in flight as bound; ours is USHER_REQUESTS_IN_FLIGHT."""
+    """Heads that do not end in 5 s and bodies that do not in 10 s. 6.1 has 64 in flight as bound; ours is
+    USHER_REQUESTS_IN_FLIGHT."""
     with contextlib.ExitStack() as stack:
         half_head, half_body = _get()(system)[:-10], _raw(b"Transfer-Encoding: chunked\r\n", b"5\r\n{}")(system)
-        slow = [stack.enter_context(socket.create_connection(("127.0.0.1", system.leader), timeout=60)) for _ in range(_IN_FLIGHT)]
+        slow = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", system.leader), timeout=60))
+            for _ in range(_IN_FLIGHT)
+        ]
         for connection in slow:
             connection.sendall(half_body)
         slow.append(stack.enter_context(socket.create_connection(("127.0.0.1", system.leader), timeout=60)))
@@ -329,14 +431,19 @@ def test_more_requests_in_flight_than_allowed_are_503_and_slow_ones_are_408(syst
             assert late.headers["Connection"] == "close"
 
 
-_LOG_IN = b"POST /login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/x-www-form-urlencoded\r\nContent-Length: 10\r\n\r\n"
+_LOG_IN = (
+    b"POST /login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/x-www-form-urlencoded\r\nContent-Length:"
+    b" 10\r\n\r\n"
+)
 
 
 @pytest.mark.parametrize(
     "half",
     [
         pytest.param(b"GET /api/health/live HT", id="half a head"),
-        pytest.param(b"GET /api/health/live HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n", id="a body that nobody asked for"),
+        pytest.param(
+            b"GET /api/health/live HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n", id="a body that nobody asked for"
+        ),
         pytest.param(_LOG_IN, id="half a log-in"),
     ],
 )
@@ -353,7 +460,10 @@ def test_strangers_that_take_their_time_hold_up_nobody(system: System, half: byt
         pytest.param(_LOG_IN, id="a length"),
         pytest.param(_LOG_IN.replace(b"Content-Length: 10", b"Content-Length: 4096"), id="the greatest length"),
         pytest.param(_LOG_IN.replace(b"Content-Length: 10", b"Transfer-Encoding: chunked"), id="chunks"),
-        pytest.param(_LOG_IN.replace(b"Content-Length: 10", b"Content-Length: 10\r\nExpect: 100-continue"), id="when told to go on"),
+        pytest.param(
+            _LOG_IN.replace(b"Content-Length: 10", b"Content-Length: 10\r\nExpect: 100-continue"),
+            id="when told to go on",
+        ),
     ],
 )
 def test_log_ins_that_trickle_in_keep_nobody_from_logging_in(system: System, half: bytes) -> None:
@@ -362,7 +472,9 @@ def test_log_ins_that_trickle_in_keep_nobody_from_logging_in(system: System, hal
             stack.enter_context(socket.create_connection(("127.0.0.1", system.leader), timeout=60)).sendall(half)
         time.sleep(0.3)
         began = time.monotonic()
-        assert _send(system.leader, _LOG_IN + b"token=view").status == 403, "nobody has that token, and it was looked at"
+        assert _send(system.leader, _LOG_IN + b"token=view").status == 403, (
+            "nobody has that token, and it was looked at"
+        )
         assert time.monotonic() - began < 2
 
 
@@ -395,11 +507,21 @@ def away(short_tmp: Path) -> Iterator[int]:
         (_request("POST", _REGISTER, {"name": "a", "health_url": "http://127.0.0.1:1/"}), ("redis_unavailable",)),
         (_request("POST", "/api/consumers/deregister", {"incarnation": "a:1"}), ("redis_unavailable", "not_leader")),
         (
-            _request("POST", _ACKNOWLEDGE, {"incarnation": "a:1", "tickets": [{"ticket_id": "T", "fence": 1, "message_ids": ["1-0"]}]}),
+            _request(
+                "POST",
+                _ACKNOWLEDGE,
+                {"incarnation": "a:1", "tickets": [{"ticket_id": "T", "fence": 1, "message_ids": ["1-0"]}]},
+            ),
             ("redis_unavailable", "not_leader"),
         ),
-        *((_request("GET", path), ("redis_unavailable",)) for path in ("/api/consumers", "/api/tickets", "/api/tickets/T", "/api/dead-letters")),
-        *((_request("GET", path), ("redis_unavailable",)) for path in ("/api/rules", "/api/actions", "/api/tickets/T/explain", "/api/lag")),
+        *(
+            (_request("GET", path), ("redis_unavailable",))
+            for path in ("/api/consumers", "/api/tickets", "/api/tickets/T", "/api/dead-letters")
+        ),
+        *(
+            (_request("GET", path), ("redis_unavailable",))
+            for path in ("/api/rules", "/api/actions", "/api/tickets/T/explain", "/api/lag")
+        ),
         (_request("POST", "/api/rules", {"target": "everything", "action": "pause"}), ("redis_unavailable",)),
     ],
     ids=lambda value: value.split(b" HTTP", 1)[0].decode().replace(" ", "-") if isinstance(value, bytes) else "",

@@ -18,11 +18,11 @@ import pytest
 import redis
 import requests
 
-from common.acl import USERS
-from common.redis_client import CommandRefused, Link
 from tests.process.host_folder import FILES, HostFolder, handled, one_host, quiet_ports, requests_ready, send_one
 from tests.process.machine import ROOT, USHER, environ_for, kill_all_of, processes_of, until
 from tests.tls_front import Papers
+from usher.common.redis.acl import USERS
+from usher.common.redis.client import CommandRefused, Link
 
 __all__ = ["FILES"]
 
@@ -31,14 +31,23 @@ pytestmark = pytest.mark.process
 
 def test_a_folder_for_everything_runs_and_drains(folder: Path) -> None:
     host = one_host(folder)
-    modes = {name: stat.S_IMODE((host.folder / name).stat().st_mode) for name in ("usher.env", "users.acl", "redis.conf", "state", "start")}
+    modes = {
+        name: stat.S_IMODE((host.folder / name).stat().st_mode)
+        for name in ("usher.env", "users.acl", "redis.conf", "state", "start")
+    }
     assert modes == {"usher.env": 0o600, "users.acl": 0o600, "redis.conf": 0o600, "state": 0o700, "start": 0o755}
     secrets = {value for name, value in host.settings.items() if name.endswith("_TOKEN")}
-    secrets |= {urlsplit(url).password or "" for name, url in host.settings.items() if name.startswith(("USHER_REDIS_URL", "REDIS_URL_"))}
+    secrets |= {
+        urlsplit(url).password or ""
+        for name, url in host.settings.items()
+        if name.startswith(("USHER_REDIS_URL", "REDIS_URL_"))
+    }
     assert len(secrets) == 3 + len(USERS)
     for file in host.folder.iterdir():
         if file.is_file() and file.stat().st_mode & 0o077:
-            assert not [secret for secret in secrets if secret in file.read_text()], f"{file.name} is readable for others"
+            assert not [secret for secret in secrets if secret in file.read_text()], (
+                f"{file.name} is readable for others"
+            )
     host.start()
     url = host.settings["USHER_MASTER_URLS"].partition(",")[0]
     token = {"Authorization": f"Bearer {host.settings['USHER_API_TOKEN']}"}
@@ -51,10 +60,15 @@ def test_a_folder_for_everything_runs_and_drains(folder: Path) -> None:
 
     until(lambda: consumers() == 2, 60, "both consumers are registered")
     assert requests.get(f"{url}/api/lag", timeout=20).status_code == 401, "the token is asked for"
-    roles = {name: {"Authorization": f"Bearer {host.settings[f'USHER_{name}_TOKEN']}"} for name in ("OPERATOR", "VIEWER")}
+    roles = {
+        name: {"Authorization": f"Bearer {host.settings[f'USHER_{name}_TOKEN']}"} for name in ("OPERATOR", "VIEWER")
+    }
     for name, status in (("VIEWER", 403), ("OPERATOR", 404)):
         assert requests.get(f"{url}/api/lag", headers=roles[name], timeout=20).status_code == 200
-        assert requests.post(f"{url}/api/consumers/nobody/drain", headers=roles[name], json={}, timeout=20).status_code == status
+        assert (
+            requests.post(f"{url}/api/consumers/nobody/drain", headers=roles[name], json={}, timeout=20).status_code
+            == status
+        )
     check_users(host, folder)
     with redis.Redis.from_url(host.settings["REDIS_URL_PRODUCER"]) as producer:
         producer.xadd("ticket_stream", {"ticket_id": "7", "text": "hello"})
@@ -71,7 +85,9 @@ def test_a_handler_in_the_folder_where_the_command_was_given_is_found_by_the_ser
     assert "PYTHONPATH" not in host.settings
     conf = (host.folder / "supervisord.conf").read_text()
     assert (conf.count(f"\ndirectory = {folder}\n"), conf.count("[program:consumer-")) == (2, 2)
-    assert f"cd {folder} && usher init-deploy {host.folder} --force" in conf, "else it would not be found after it was written anew"
+    assert f"cd {folder} && usher init-deploy {host.folder} --force" in conf, (
+        "else it would not be found after it was written anew"
+    )
     (script,) = re.findall(r"^    (cd .* && )usher preflight$", (host.folder / "README.md").read_text(), re.MULTILINE)
     assert host.sh(script + shlex.join([*USHER, "preflight"])) == ""
     host.start()
@@ -93,7 +109,12 @@ def test_of_a_handler_that_the_service_could_not_use_it_warns(folder: Path, hand
     (folder / "broken.py").write_text("import not_there_at_all\n")
     made = folder / "made"
     done = subprocess.run(
-        [*USHER, "init-deploy", str(made), "--handler", handler], env=environ_for(folder), cwd=folder, capture_output=True, text=True, check=False
+        [*USHER, "init-deploy", str(made), "--handler", handler],
+        env=environ_for(folder),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, (made / "supervisord.conf").exists()) == (1, True)
     assert told.format(folder=folder, made=made) in done.stderr
@@ -102,7 +123,8 @@ def test_of_a_handler_that_the_service_could_not_use_it_warns(folder: Path, hand
 
 
 def test_systemd_finds_nothing_wrong_with_the_unit(folder: Path) -> None:
-    """`systemd-analyze verify` reads the file as systemd does, and looks whether what it names is there; nothing is started."""
+    """`systemd-analyze verify` reads the file as systemd does, and looks whether what it names is there; nothing is
+    started."""
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         pytest.skip("systemd-analyze is not installed here (Debian: apt-get install systemd): the unit is not verified")
@@ -110,11 +132,17 @@ def test_systemd_finds_nothing_wrong_with_the_unit(folder: Path) -> None:
     unit = host.folder / "usher.service"
 
     def verify() -> str:
-        done = subprocess.run([analyze, "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False, timeout=60)
-        return "\n".join(line for line in (done.stdout + done.stderr).splitlines() if str(unit) in line or "usher.service" in line)
+        done = subprocess.run(
+            [analyze, "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False, timeout=60
+        )
+        return "\n".join(
+            line for line in (done.stdout + done.stderr).splitlines() if str(unit) in line or "usher.service" in line
+        )
 
     assert verify() == ""
-    unit.write_text(unit.read_text().replace("KillMode=mixed", "KillMode=mixt").replace("ExecStart=/", "ExecStart=/nowhere/"))
+    unit.write_text(
+        unit.read_text().replace("KillMode=mixed", "KillMode=mixt").replace("ExecStart=/", "ExecStart=/nowhere/")
+    )
     told = verify()
     assert "kill mode" in told.lower()
     assert "/nowhere/" in told
@@ -143,7 +171,18 @@ def test_two_hosts_share_one_redis_and_survive_the_loss_of_one(folder: Path) -> 
     settings = {"USHER_LEASE_SECONDS": "3", "USHER_LEADER_LEASE_SECONDS": "2", "USHER_HEALTH_HOSTS": "127.0.0.0/8"}
     with_redis = ("--role", "redis", "--role", "master", "--redis-port", str(ports[0] + 1))
     first = HostFolder(folder, "a", *with_redis, "--masters", masters, **settings)
-    second_words = ("--role", "master", "--role", "consumer", "--host", "127.0.0.2", "--health-port", str(ports[2]), "--consumers", "1")
+    second_words = (
+        "--role",
+        "master",
+        "--role",
+        "consumer",
+        "--host",
+        "127.0.0.2",
+        "--health-port",
+        str(ports[2]),
+        "--consumers",
+        "1",
+    )
     second = HostFolder(folder, "b", *second_words, "--handler", "shop:handle", **{**first.settings, **settings})
     assert second.settings["USHER_API_TOKEN"] == first.settings["USHER_API_TOKEN"]
     url = first.settings["USHER_REDIS_URL"]
@@ -179,7 +218,14 @@ def test_an_installed_wheel_writes_the_folder_too(folder: Path) -> None:
     run(sys.executable, "-m", "pip", "install", "--no-deps", "--target", folder / "site", wheel)
     environ["PYTHONPATH"] = str(folder / "site")
     run(sys.executable, folder / "site" / "common" / "launch.py", "init-deploy", folder / "made")
-    assert {file.name for file in (folder / "made").iterdir()} >= {"supervisord.conf", "usher.env", "redis.conf", "runbook.md", "alerts.yml", "start"}
+    assert {file.name for file in (folder / "made").iterdir()} >= {
+        "supervisord.conf",
+        "usher.env",
+        "redis.conf",
+        "runbook.md",
+        "alerts.yml",
+        "start",
+    }
     assert str(folder / "site") in (folder / "made" / "supervisord.conf").read_text()
 
 
@@ -188,7 +234,9 @@ def test_a_folder_with_certificates_speaks_https_everywhere(folder: Path) -> Non
     papers = Papers(folder)
     tls = {"USHER_TLS_CERT": str(papers.cert), "USHER_TLS_KEY": str(papers.key), "USHER_TLS_CA": str(papers.ca)}
     words = (*USHER, "init-deploy", str(folder / "plain"), "--masters", "http://127.0.0.1:8700")
-    refused = subprocess.run(words, env=environ_for(folder) | tls, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    refused = subprocess.run(
+        words, env=environ_for(folder) | tls, cwd=folder, capture_output=True, text=True, check=False, timeout=60
+    )
     assert refused.returncode == 2 and "name them https://" in refused.stderr
     host = one_host(folder, scheme="https", **tls, USHER_HEALTH_SECONDS="0.2")
     host.start()
@@ -219,8 +267,17 @@ def test_a_source_distribution_has_all_of_the_checkout(folder: Path) -> None:
 
 def _copy_of_the_checkout(tree: Path, without: str | None = None) -> set[str]:
     """Names of the files that are copied: those of the checkout, committed or to be."""
-    found = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True).stdout
-    names = {name for name in found.decode().split("\0") if name and (ROOT / name).is_file() and not (without and name.startswith(without))}
+    found = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    ).stdout
+    names = {
+        name
+        for name in found.decode().split("\0")
+        if name and (ROOT / name).is_file() and not (without and name.startswith(without))
+    }
     for name in names:
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tree / name)

@@ -1,4 +1,5 @@
-"""`usher init-deploy` and the handler: what its programs will find where they run, and not who wrote it in a project."""
+"""`usher init-deploy` and the handler: what its programs will find where they run, and not who wrote it in a
+project."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ class Written(NamedTuple):
 def written(home: Path, handler: str, cwd: Path, **environ: str) -> Written:
     """The folder is written in any case: the handler may come later."""
     words = [*USHER, "init-deploy", str(home / "srv"), "--handler", handler]
-    done = subprocess.run(words, env=environ_for(home) | environ, cwd=cwd, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        words, env=environ_for(home) | environ, cwd=cwd, capture_output=True, text=True, check=False, timeout=60
+    )
     assert done.returncode == (1 if "no consumer will start" in done.stderr else 0), done.stderr
     settings = dict(re.findall(r"(\w+)='(.*)'", (home / "srv" / "usher.env").read_text()))
     directories = re.findall(r"^directory = (.*)$", (home / "srv" / "supervisord.conf").read_text(), re.MULTILINE)
@@ -39,7 +42,9 @@ def written(home: Path, handler: str, cwd: Path, **environ: str) -> Written:
 def as_a_service(home: Path, made: Written) -> int:
     """Exit code of the check of settings and handler where the consumers will run, and with what they will get."""
     environ = {name: value for name, value in environ_for(home).items() if name != "PYTHONPATH"} | made.settings
-    return subprocess.run([*USHER, "preflight"], env=environ, cwd=made.directory, capture_output=True, check=False, timeout=60).returncode
+    return subprocess.run(
+        [*USHER, "preflight"], env=environ, cwd=made.directory, capture_output=True, check=False, timeout=60
+    ).returncode
 
 
 @pytest.fixture
@@ -69,7 +74,7 @@ def test_what_the_shell_names_is_named_to_the_service(folder: Path, project: Pat
 
 
 def test_one_that_is_installed_needs_nothing(folder: Path, project: Path) -> None:
-    made = written(folder, "common.demo.handlers:show", project, PYTHONPATH="")
+    made = written(folder, "usher.deploy.demo.handlers:show", project, PYTHONPATH="")
     assert ("PYTHONPATH" in made.settings, made.directory, made.warned) == (False, str(folder / "srv"), "")
 
 
@@ -80,7 +85,9 @@ def test_one_that_is_nowhere_is_told_with_the_command_for_later(folder: Path, pr
     assert as_a_service(folder, made) == 2
 
 
-def test_in_the_folder_that_the_warning_names_the_handler_is_found_when_it_has_come(folder: Path, project: Path) -> None:
+def test_in_the_folder_that_the_warning_names_the_handler_is_found_when_it_has_come(
+    folder: Path, project: Path
+) -> None:
     made = written(folder, "late:handle", project)
     assert "no consumer will start" in made.warned
     (folder / "srv" / "late.py").write_text("def handle(message): ...\n")
@@ -91,11 +98,14 @@ def again(home: Path, command: str) -> subprocess.CompletedProcess[str]:
     """What a person does with a command that was told, in a shell that has no settings."""
     script = f'usher() {{ {shlex.join(USHER)} "$@"; }}\n{command}'
     environ = environ_for(home) | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(["bash", "-c", script], env=environ, cwd=home, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(
+        ["bash", "-c", script], env=environ, cwd=home, capture_output=True, text=True, check=False, timeout=60
+    )
 
 
 def test_the_command_for_later_keeps_handler_masters_and_secrets(folder: Path, project: Path) -> None:
-    """It ran with none of them: consumers of the example handler acknowledged what was sent, and all passwords were others."""
+    """It ran with none of them: consumers of the example handler acknowledged what was sent, and all passwords were
+    others."""
     made = written(folder, "late:handle", project, USHER_MASTER_URLS="http://127.0.0.1:9700")
     (folder / "srv" / "late.py").write_text("def handle(message): ...\n")
     _, _, command = made.warned.strip().partition("Once that is mended: ")
@@ -127,6 +137,9 @@ def test_the_runbook_finds_the_command_also_where_consumers_run_in_a_project(fol
 def test_files_are_named_so_that_programs_find_them_from_their_own_folders(folder: Path, project: Path) -> None:
     """Masters and consumers run elsewhere: none of them started."""
     papers = Papers(project)
-    tls = {name: str(path.relative_to(project)) for name, path in (("USHER_TLS_CERT", papers.cert), ("USHER_TLS_KEY", papers.key))}
+    tls = {
+        name: str(path.relative_to(project))
+        for name, path in (("USHER_TLS_CERT", papers.cert), ("USHER_TLS_KEY", papers.key))
+    }
     made = written(folder, "shop:handle", project, **tls)
     assert (made.settings["USHER_TLS_CERT"], made.settings["USHER_TLS_KEY"]) == (str(papers.cert), str(papers.key))

@@ -1,4 +1,5 @@
-"""Metrics of real programs, read with Prometheus' own parser; and whether dashboard and alerts ask for what there is."""
+"""Metrics of real programs, read with Prometheus' own parser; and whether dashboard and alerts ask for what there
+is."""
 
 from __future__ import annotations
 
@@ -15,10 +16,10 @@ import requests
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from common.embedded import EmbeddedRedis
-from common.redis_client import Link
 from tests.process.crew import KEYS, Crew
 from tests.process.machine import ROOT
+from usher.common.redis.client import Link
+from usher.common.redis.embedded import EmbeddedRedis
 
 pytestmark = pytest.mark.process
 
@@ -26,7 +27,7 @@ _TICKETS = 300
 #: As many messages of as many tickets run at the same time: the slots of a consumer.
 _AT_ONCE = 8
 _HANDLER = """
-from consumer import GiveUp
+from usher import GiveUp
 def handle(message):
     if message.fields["text"] == "bad":
         raise GiveUp("bad")
@@ -67,14 +68,19 @@ def is_done(crew: Crew) -> bool:
 
 @pytest.fixture(scope="module")
 def pages() -> Iterator[Pages]:
-    with tempfile.TemporaryDirectory(prefix="usher-t-", dir="/tmp") as name, EmbeddedRedis(Path(name) / "redis", port=None, durable=False) as redis:
+    with (
+        tempfile.TemporaryDirectory(prefix="usher-t-", dir="/tmp") as name,
+        EmbeddedRedis(Path(name) / "redis", port=None, durable=False) as redis,
+    ):
         folder = Path(name)
         (folder / "shop.py").write_text(_HANDLER)
         link = Link(redis.url, "test")
         with Crew(folder, redis.url) as crew:
             crew.start(2, ["c1", "c2"], "shop:handle", USHER_RETRY_SECONDS="0.05")
             words = ["bad", "again", *["good"] * (_TICKETS - 2)]
-            link.pipeline([("XADD", KEYS.stream, "*", "ticket_id", f"secret-{n}", "text", word) for n, word in enumerate(words)])
+            link.pipeline(
+                [("XADD", KEYS.stream, "*", "ticket_id", f"secret-{n}", "text", word) for n, word in enumerate(words)]
+            )
             time.sleep(1.1)
             crew.until(lambda: is_done(crew), 60, "all are done")
             crew.kill_both("c2")
@@ -99,7 +105,12 @@ def test_the_master_tells_what_it_did_and_how_the_stream_is(pages: Pages) -> Non
         assert page["usher_redis_up"] == page["usher_leader_known"] == 1
         assert page["usher_redis_refuses_writes"] == page["usher_oldest_unheld_message_age_seconds"] == 0
         assert page["usher_stream_entries"] == _TICKETS + 3
-        assert page["usher_lag_messages"] == page["usher_unfinished_messages"] == page["usher_oldest_message_age_seconds"] == 0
+        assert (
+            page["usher_lag_messages"]
+            == page["usher_unfinished_messages"]
+            == page["usher_oldest_message_age_seconds"]
+            == 0
+        )
         assert page["usher_dead_letters_open"] == 1
         assert page['usher_consumers{state="live"}'] == page['usher_consumer_live{consumer="c1"}'] == 1
         assert page['usher_service_threads_down{service="elect"}'] == 0
@@ -109,7 +120,9 @@ def test_a_consumer_tells_what_its_handlers_did(pages: Pages) -> None:
     page = pages.samples(pages.consumer_urls["c1"])
     done = page['usher_attempts_total{outcome="done"}']
     assert done == page["usher_acknowledged_messages_total"] > 0
-    failed = sum(value for name, value in page.items() if name.startswith("usher_attempts_total") and "done" not in name)
+    failed = sum(
+        value for name, value in page.items() if name.startswith("usher_attempts_total") and "done" not in name
+    )
     assert page["usher_handler_seconds_count"] == page['usher_handler_seconds_bucket{le="+Inf"}'] == done + failed
     assert 0 < page["usher_wait_seconds_count"] <= done
     assert page["usher_registered"] == 1
@@ -129,7 +142,9 @@ def test_no_label_names_a_ticket_or_a_message_and_the_pages_stay_small(pages: Pa
 def test_asking_again_and_again_costs_redis_nothing_more(pages: Pages) -> None:
     def calls() -> int:
         lines = pages.link.call("INFO", "commandstats").decode().splitlines()
-        return sum(int(line.partition("calls=")[2].partition(",")[0]) for line in lines if line.startswith("cmdstat_xpending"))
+        return sum(
+            int(line.partition("calls=")[2].partition(",")[0]) for line in lines if line.startswith("cmdstat_xpending")
+        )
 
     before = calls()
     for _ in range(30):
@@ -140,7 +155,12 @@ def test_asking_again_and_again_costs_redis_nothing_more(pages: Pages) -> None:
 def test_lag_is_plain_json_for_autoscalers(pages: Pages) -> None:
     for url in pages.crew.masters:
         document = requests.get(f"{url}/api/lag", timeout=20).json()
-        assert (document["lag"], document["unfinished"], document["consumers"], document["lag_is_exact"]) == (0, 0, 1, True)
+        assert (document["lag"], document["unfinished"], document["consumers"], document["lag_is_exact"]) == (
+            0,
+            0,
+            1,
+            True,
+        )
 
 
 def test_what_the_readme_tells_kubernetes_and_keda_is_there(pages: Pages) -> None:
@@ -165,10 +185,16 @@ def test_dashboard_and_alerts_ask_only_for_what_there_is(pages: Pages) -> None:
     told: set[str] = set()
     for url in [*pages.crew.masters, pages.consumer_urls["c1"]]:
         told |= {name.partition("{")[0] for name in pages.samples(url)}
-    asked = names_in((ROOT / "deploy" / "alerts.yml").read_text()) | names_in((ROOT / "deploy" / "grafana.json").read_text())
+    asked = names_in((ROOT / "deploy" / "alerts.yml").read_text()) | names_in(
+        (ROOT / "deploy" / "grafana.json").read_text()
+    )
     # Only there after something happened that did not happen here.
     rare = {"usher_audit_findings", "usher_audit_last_run_timestamp_seconds"}
-    streamers = {"usher_outbox_streams", "usher_outbox_behind_seconds", "usher_outbox_refused_rows_total"}  # test_outbox.py sees these
+    streamers = {
+        "usher_outbox_streams",
+        "usher_outbox_behind_seconds",
+        "usher_outbox_refused_rows_total",
+    }  # test_outbox.py sees these
     rare |= streamers
     assert len(asked) > 15
     assert asked - rare <= told
@@ -194,7 +220,9 @@ def test_who_drained_has_left_and_who_was_killed_is_lost_although_it_is_back_at_
     crew = pages.crew
 
     def told(action: str, name: str) -> list[str]:
-        return [found["consumer"] for found in crew.events(action, "master") if found["consumer"].startswith(f"{name}:")]
+        return [
+            found["consumer"] for found in crew.events(action, "master") if found["consumer"].startswith(f"{name}:")
+        ]
 
     def recoveries() -> float:
         return max(pages.samples(url)["usher_recovery_seconds_count"] for url in crew.masters)
@@ -205,14 +233,18 @@ def test_who_drained_has_left_and_who_was_killed_is_lost_although_it_is_back_at_
     assert crew.stop("c3") == 0
     crew.until(lambda: told("consumer_left", "c3"), 30, "c3 has left")
     crew.kill_worker("c4")
-    crew.until(lambda: told("consumer_lost", "c4") and len(told("consumer_joined", "c4")) == 2, 30, "c4 is lost, and back")
+    crew.until(
+        lambda: told("consumer_lost", "c4") and len(told("consumer_joined", "c4")) == 2, 30, "c4 is lost, and back"
+    )
     crew.until(lambda: recoveries() == 2, 30, "of c2 and c4, and no other")
     assert not told("consumer_lost", "c3") + told("consumer_recovered", "c3") + told("consumer_left", "c4")
     assert max(pages.samples(url)["usher_consumers_lost_total"] for url in crew.masters) == 2
 
 
 def test_a_consumer_counts_what_no_master_could_be_told_and_logs_it_seldom(folder: Path, link: Link) -> None:
-    waits = "    while not os.path.exists('go'):\n        time.sleep(0.02)\n    time.sleep(int(message.fields['n']) / 10)\n"
+    waits = (
+        "    while not os.path.exists('go'):\n        time.sleep(0.02)\n    time.sleep(int(message.fields['n']) / 10)\n"
+    )
     (folder / "shop.py").write_text(f"import os, time\ndef handle(message):\n{waits}")
     with Crew(folder, link.url) as crew:
         crew.start(1, ["c1"], "shop:handle")
@@ -221,8 +253,14 @@ def test_a_consumer_counts_what_no_master_could_be_told_and_logs_it_seldom(folde
         crew.until(lambda: Pages.samples(url).get("usher_running_handlers") == _AT_ONCE, 10, "all run")
         crew.kill_both("master-1")
         (folder / "go").touch()
-        crew.until(lambda: Pages.samples(url)["usher_unreported_messages_total"] == _AT_ONCE, 20, "they are done, and nobody heard of it")
+        crew.until(
+            lambda: Pages.samples(url)["usher_unreported_messages_total"] == _AT_ONCE,
+            20,
+            "they are done, and nobody heard of it",
+        )
         assert Pages.samples(url)["usher_acknowledged_messages_total"] == _AT_ONCE
         assert len(crew.events("report_dropped", "c1")) == 1
         assert crew.stop("c1") == 0
-        assert sum(record["ids"] for record in crew.events("report_dropped", "c1")) == _AT_ONCE, "the log has them all in the end"
+        assert sum(record["ids"] for record in crew.events("report_dropped", "c1")) == _AT_ONCE, (
+            "the log has them all in the end"
+        )

@@ -1,4 +1,5 @@
-"""The whole system on Sentinel and on a cluster: real servers, real programs, a failover or a moving slot in the middle."""
+"""The whole system on Sentinel and on a cluster: real servers, real programs, a failover or a moving slot in the
+middle."""
 
 from __future__ import annotations
 
@@ -7,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from common.endpoints import near
-from common.redis_client import Link
 from tests.process.crew import KEYS, Crew, Producer, ids_in, longest_pause_s, out_of_order, overlaps, repeated
 from tests.topologies import Cluster, UnderSentinel, figures
+from usher.common.redis.client import Link
+from usher.common.redis.endpoints import near
 
 pytestmark = pytest.mark.process
 
@@ -30,7 +31,8 @@ def check_promise(crew: Crew, link: Link) -> None:
 
 
 def test_sentinel_with_a_failover_in_the_middle(folder: Path) -> None:
-    """Replication is asynchronous: the tail of sends and acknowledgements may be lost. What the new master has is handled."""
+    """Replication is asynchronous: the tail of sends and acknowledgements may be lost. What the new master has is
+    handled."""
     with UnderSentinel(folder) as pair, Crew(folder, pair.url, USHER_DEMO_WORK_MS="4") as crew:
         crew.start(2, ["c1", "c2"])
         link = Link(pair.url, "test")
@@ -59,7 +61,8 @@ def test_sentinel_with_a_failover_in_the_middle(folder: Path) -> None:
 
 
 def test_cluster_with_a_slot_that_moves_in_the_middle(folder: Path) -> None:
-    """Nothing is lost when a slot moves: all that was accepted is handled. It is another server, so what was in flight may come again."""
+    """Nothing is lost when a slot moves: all that was accepted is handled. It is another server, so what was in flight
+    may come again."""
     with Cluster(folder) as cluster, Crew(folder, cluster.url, USHER_DEMO_WORK_MS="4") as crew:
         crew.start(2, ["c1", "c2"])
         link = Link(near(cluster.url, KEYS.stream), "test")

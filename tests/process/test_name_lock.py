@@ -14,17 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from common import process
-from common.errors import StartRefused
-from common.process import NameLock, boot_id
-from common.registration import NO_LOCK, held_later
+from usher.common.base.errors import StartRefused
+from usher.common.protocol.registration import NO_LOCK, held_later
+from usher.common.runtime import name_lock as process
+from usher.common.runtime.name_lock import NameLock, boot_id
 
 pytestmark = pytest.mark.process
 
 _HOLDER = """
 import os, subprocess, sys, time
 from pathlib import Path
-from common.process import NameLock
+from usher.common.runtime.name_lock import NameLock
 
 lock = NameLock(Path(sys.argv[1]), "c1")
 print(lock.acquire() or lock.begin_anew(), flush=True)
@@ -41,7 +41,9 @@ time.sleep(60)
 @contextlib.contextmanager
 def _holder(state: Path, and_then: str = "waits") -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A process that holds the lock of c1, and the evidence it got."""
-    with subprocess.Popen([sys.executable, "-c", _HOLDER, str(state), and_then], stdout=subprocess.PIPE, text=True) as holder:
+    with subprocess.Popen(
+        [sys.executable, "-c", _HOLDER, str(state), and_then], stdout=subprocess.PIPE, text=True
+    ) as holder:
         try:
             assert holder.stdout is not None
             yield holder, holder.stdout.readline().strip()
@@ -132,7 +134,9 @@ def test_files_that_somebody_removed_give_other_evidence(tmp_path: Path) -> None
         assert not held_later(evidence, its_evidence), "it proves nothing about a holder that may still live"
 
 
-def test_without_a_boot_id_the_name_is_still_locked_but_proves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_boot_id_the_name_is_still_locked_but_proves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(process, "_BOOT_ID", tmp_path / "none")
     assert boot_id() is None
     with _holder(tmp_path):
@@ -167,7 +171,9 @@ def test_while_its_holder_lives_a_lock_is_not_begun_anew(tmp_path: Path) -> None
             assert lock.begin_anew() is None
 
 
-def test_a_lock_that_only_children_of_a_dead_holder_have_is_begun_anew_and_proves_nothing_about_that_holder(tmp_path: Path) -> None:
+def test_a_lock_that_only_children_of_a_dead_holder_have_is_begun_anew_and_proves_nothing_about_that_holder(
+    tmp_path: Path,
+) -> None:
     with _holder(tmp_path, "forks") as (holder, its_evidence):
         child = _its_child(holder)
         try:
@@ -181,13 +187,17 @@ def test_a_lock_that_only_children_of_a_dead_holder_have_is_begun_anew_and_prove
                 successor.wait()
                 next_evidence = NameLock(tmp_path, "c1").acquire()
                 assert next_evidence is not None
-                assert held_later(next_evidence, evidence), "who comes after that one need not wait, though the child lives"
+                assert held_later(next_evidence, evidence), (
+                    "who comes after that one need not wait, though the child lives"
+                )
                 assert not held_later(next_evidence, its_evidence)
         finally:
             os.kill(child, signal.SIGKILL)
 
 
-def test_a_file_that_was_replaced_between_look_and_lock_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_was_replaced_between_look_and_lock_is_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lock, flock = NameLock(tmp_path, "c1"), process.fcntl.flock
 
     def late(descriptor: int, how: int) -> None:
@@ -201,7 +211,9 @@ def test_a_file_that_was_replaced_between_look_and_lock_is_no_lock(tmp_path: Pat
 
 
 @pytest.mark.parametrize("step", ["lockf", "flock"])
-def test_who_stands_still_while_it_takes_a_lock_is_not_taken_for_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+def test_who_stands_still_while_it_takes_a_lock_is_not_taken_for_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     """Two that are started at once both had a lock then, and one journal."""
     real, others = getattr(process.fcntl, step), []
     with contextlib.ExitStack() as stack:
@@ -213,10 +225,14 @@ def test_who_stands_still_while_it_takes_a_lock_is_not_taken_for_dead(tmp_path: 
 
         monkeypatch.setattr(process.fcntl, step, late)
         ours = NameLock(tmp_path, "c1").acquire()
-        assert [evidence for evidence in (ours, *others) if evidence not in (None, "None")] == [ours or others[0]], "one of them has it"
+        assert [evidence for evidence in (ours, *others) if evidence not in (None, "None")] == [ours or others[0]], (
+            "one of them has it"
+        )
 
 
-def test_of_two_that_come_after_a_dead_holder_with_a_child_only_one_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_that_come_after_a_dead_holder_with_a_child_only_one_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The other one comes when the old file is gone and the new one not there yet."""
     unlink, others = Path.unlink, []
     with contextlib.ExitStack() as stack:
@@ -235,4 +251,6 @@ def test_of_two_that_come_after_a_dead_holder_with_a_child_only_one_begins_anew(
         monkeypatch.setattr(Path, "unlink", late)
         lock.begin_anew()
         ours = lock.acquire() or lock.begin_anew()  # it asks again, as long as it is told to wait
-        assert [evidence for evidence in (ours, *others) if evidence not in (None, "None")] == [ours or others[0]], "one of them has it"
+        assert [evidence for evidence in (ours, *others) if evidence not in (None, "None")] == [ours or others[0]], (
+            "one of them has it"
+        )

@@ -14,12 +14,12 @@ import pytest
 import requests
 from click.testing import CliRunner
 
-from common.cli import usher as usher_command
-from common.keys import Keys
-from common.redis_client import Link
-from common.streams import pairs
 from tests.process.crew import KEYS, Crew, Producer, out_of_order, overlaps
 from tests.process.machine import until
+from usher.cli import usher as usher_command
+from usher.common.protocol.keys import Keys
+from usher.common.redis.client import Link
+from usher.common.redis.replies import pairs
 
 pytestmark = pytest.mark.process
 
@@ -29,8 +29,8 @@ import json
 import os
 import time
 from pathlib import Path
-from common.demo.handlers import record
-from common.errors import RetryLater
+from usher.deploy.demo.handlers import record
+from usher.common.base.errors import RetryLater
 
 
 def handle(message):
@@ -78,14 +78,24 @@ class Api:
 
 @pytest.fixture
 def crew(folder: Path, link: Link) -> Iterator[Crew]:
-    environ = {"USHER_DEMO_WORK_MS": "1", "USHER_RECONCILE_SECONDS": "1", "USHER_TICKET_WINDOW": "20", "USHER_PARKED_LIMIT": "100"}
+    environ = {
+        "USHER_DEMO_WORK_MS": "1",
+        "USHER_RECONCILE_SECONDS": "1",
+        "USHER_TICKET_WINDOW": "20",
+        "USHER_PARKED_LIMIT": "100",
+    }
     with Crew(folder, link.url, **environ) as made:
         made.start(2, ["c1", "c2"], "slowly:handle")
         yield made
 
 
 def send(link: Link, *messages: dict[str, str]) -> list[str]:
-    return [reply.decode() for reply in link.pipeline([("XADD", KEYS.stream, "*", *[part for pair in m.items() for part in pair]) for m in messages])]
+    return [
+        reply.decode()
+        for reply in link.pipeline(
+            [("XADD", KEYS.stream, "*", *[part for pair in m.items() for part in pair]) for m in messages]
+        )
+    ]
 
 
 def leader(link: Link) -> str:
@@ -122,10 +132,16 @@ def test_explain_says_what_runs_since_when_and_who_waits_behind_it(crew: Crew, l
     assert {run.consumer for run in crew.executions() if run.stream_id in ids} == {other}
     former = {row["incarnation"] for row in api.ask("GET", "/api/consumers")["consumers"]}
     crew.kill_worker(owner)
-    crew.until(lambda: {row["incarnation"] for row in api.ask("GET", "/api/consumers")["consumers"]} - former, 30, f"{owner} is back")
+    crew.until(
+        lambda: {row["incarnation"] for row in api.ask("GET", "/api/consumers")["consumers"]} - former,
+        30,
+        f"{owner} is back",
+    )
     again = send(link, *[{"ticket_id": f"M{number}"} for number in range(60)])
     crew.wait_until_handled(again, within_s=30)
-    assert {run.consumer for run in crew.executions() if run.stream_id in again} == {other}, "a drain holds for the name, not for one process"
+    assert {run.consumer for run in crew.executions() if run.stream_id in again} == {other}, (
+        "a drain holds for the name, not for one process"
+    )
     rows = {row["name"]: row["state"] for row in api.ask("GET", "/api/consumers")["consumers"]}
     assert rows == {owner: "paused", other: "live"}
     api.ask("POST", f"/api/consumers/{owner}/resume", json={}, master=1)
@@ -142,7 +158,9 @@ def test_explain_says_what_runs_since_when_and_who_waits_behind_it(crew: Crew, l
     assert {(line["who"], line["via"]) for line in actions} == {("anybody", "http")}
 
 
-def test_a_paused_ticket_waits_through_the_death_of_the_leader_and_goes_on_in_order_while_others_never_stop(crew: Crew, link: Link) -> None:
+def test_a_paused_ticket_waits_through_the_death_of_the_leader_and_goes_on_in_order_while_others_never_stop(
+    crew: Crew, link: Link
+) -> None:
     api = Api(crew)
     producer = Producer(link, 10)
     producer.send(200)
@@ -154,7 +172,9 @@ def test_a_paused_ticket_waits_through_the_death_of_the_leader_and_goes_on_in_or
     later = [(entry_id, _ticket(link, entry_id)) for entry_id in producer.accepted if entry_id not in before]
     held = {name: [entry_id for entry_id, ticket in later if ticket == name] for name in ("T3", "T4")}
     others = [entry_id for entry_id in producer.accepted if entry_id not in {*held["T3"], *held["T4"]}]
-    crew.wait_until_handled([entry_id for entry_id in others if entry_id not in before or entry_id in started], within_s=40)
+    crew.wait_until_handled(
+        [entry_id for entry_id in others if entry_id not in before or entry_id in started], within_s=40
+    )
     told = api.explain("T3", "paused")
     assert "paused by anybody: the customer asked" in told["summary"]
     psutil.Process(crew.worker_of(crew.master_at(leader(link)))).kill()
@@ -177,7 +197,9 @@ def _ticket(link: Link, entry_id: str) -> str:
     return str(pairs(fields)[b"ticket_id"].decode())
 
 
-def test_what_a_rule_slows_goes_at_its_rate_and_what_it_ends_becomes_dead_letters_in_order(crew: Crew, link: Link, keys: Keys = KEYS) -> None:
+def test_what_a_rule_slows_goes_at_its_rate_and_what_it_ends_becomes_dead_letters_in_order(
+    crew: Crew, link: Link, keys: Keys = KEYS
+) -> None:
     api = Api(crew)
     ended = api.rule(target="ticket", value="D", action="dead_letter", reason="poison")
     api.rule(target="ticket", value="S", action="slow", rate_per_second=10.0)

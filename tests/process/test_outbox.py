@@ -18,14 +18,14 @@ import requests
 import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 
-from common.commands.local import quiet_port
-from common.outbox.log_consumer import LogConsumer
-from common.redis_client import Link
 from tests.commands import usher
 from tests.outboxes import Outbox, add, made_outbox, new_schema, uids, until
 from tests.postgres import find_binaries
 from tests.process.killed_streamer import POINTS
 from tests.process.machine import ROOT, USHER, environ_for
+from usher.common.outbox.log_consumer import LogConsumer
+from usher.common.redis.client import Link
+from usher.deploy.local.plan import quiet_port
 
 pytestmark = pytest.mark.process
 
@@ -40,16 +40,22 @@ def _streamer(point: str, outbox: Outbox, redis_url: str, folder: Path) -> subpr
 def test_a_streamer_killed_at_any_step_loses_nothing_and_nothing_is_effective_twice(
     redis_url: str, link: Link, tmp_path: Path, folder: Path, request: pytest.FixtureRequest
 ) -> None:
-    """All points at once, each with an outbox and a stream of its own: first one that dies there, then one that goes on. Every other outbox is
-    in PostgreSQL, where there is one."""
+    """All points at once, each with an outbox and a stream of its own: first one that dies there, then one that goes
+    on. Every other outbox is in PostgreSQL, where there is one."""
     postgres = request.getfixturevalue("postgres") if find_binaries() is not None else None
     points = [*POINTS, "before the answer is read"]
     outboxes, written = {}, {}
     for at, point in enumerate(points):
-        outbox = outboxes[point] = made_outbox(new_schema(postgres) if postgres and at % 2 else f"sqlite:///{tmp_path / f'{at}.db'}")
+        outbox = outboxes[point] = made_outbox(
+            new_schema(postgres) if postgres and at % 2 else f"sqlite:///{tmp_path / f'{at}.db'}"
+        )
         written[point] = outbox.stage_many(_ROWS)
         with outbox.engine.begin() as connection:
-            connection.execute(sa.text("INSERT INTO staged_log_records (uid, ticket_id, action, object) VALUES ('refused', '', 'a', 'o')"))
+            connection.execute(
+                sa.text(
+                    "INSERT INTO staged_log_records (uid, ticket_id, action, object) VALUES ('refused', '', 'a', 'o')"
+                )
+            )
     doomed = {point: _streamer(point, outbox, redis_url, folder) for point, outbox in outboxes.items()}
     try:
         codes = {point: process.wait(60) for point, process in doomed.items()}
@@ -71,7 +77,9 @@ def test_a_streamer_killed_at_any_step_loses_nothing_and_nothing_is_effective_tw
     twice = {point for point in points if len(uids(link, point)) > _ROWS}
     # In PostgreSQL the removal is one statement, and over by then.
     between = "in the transaction that removes them"
-    died_between = {"after they are added", "before they are removed"} | ({between} if outboxes[between].url.startswith("sqlite") else set())
+    died_between = {"after they are added", "before they are removed"} | (
+        {between} if outboxes[between].url.startswith("sqlite") else set()
+    )
     assert died_between <= twice
     assert sent_before["after the rows are read"] == sent_before["before they are added"] == 10
     assert sent_before["after they are added"] == 20
@@ -79,13 +87,15 @@ def test_a_streamer_killed_at_any_step_loses_nothing_and_nothing_is_effective_tw
 
 def _go_on(outboxes: dict[str, Outbox], redis_url: str, link: Link) -> None:
     """The same again without faults, in here: each is the next leader when the dead one's lease has ended."""
-    from master.settings import StreamerSettings
-    from master.streamer_wiring import StreamerProgram
+    from usher.master.settings import StreamerSettings
+    from usher.master.streamer.program import StreamerProgram
 
     programs = []
     try:
         for point, outbox in outboxes.items():
-            settings = StreamerSettings(outbox_url=outbox.url, ticket_stream=point, outbox_batch=10, outbox_lease_seconds=1)
+            settings = StreamerSettings(
+                outbox_url=outbox.url, ticket_stream=point, outbox_batch=10, outbox_lease_seconds=1
+            )
             programs.append(StreamerProgram(settings, redis_url))
             programs[-1].start()
         for point, outbox in outboxes.items():
@@ -95,17 +105,30 @@ def _go_on(outboxes: dict[str, Outbox], redis_url: str, link: Link) -> None:
             program.stop()
 
 
+RIDES = [sys.executable, "-m", "examples.rides"]
+
+
 def test_rocket_rides(folder: Path) -> None:
     """With faults on, every consumer's total is that of the source table."""
-    words = ["demo", "--rides", "--messages", "300", "--seed", "67", "--json"]  # seeds whose faults come early
-    done = subprocess.run([*USHER, *words], env=environ_for(folder), cwd=folder, capture_output=True, text=True, check=False, timeout=110)
+    words = ["--rides", "300", "--seed", "67", "--json"]  # seeds whose faults come early
+    done = subprocess.run(
+        [*RIDES, *words], env=environ_for(folder), cwd=ROOT, capture_output=True, text=True, check=False, timeout=110
+    )
     assert done.returncode == 0, done.stderr + done.stdout
     _check(json.loads(done.stdout), 300)
 
 
 def test_rocket_rides_in_postgres(folder: Path, postgres_schema_url: str) -> None:
-    words = ["rides", "--rides", "200", "--sql", postgres_schema_url, "--seed", "308"]
-    done = subprocess.run([*USHER, *words, "--json"], env=environ_for(folder), cwd=folder, capture_output=True, text=True, check=False, timeout=110)
+    words = ["--rides", "200", "--sql", postgres_schema_url, "--seed", "308"]
+    done = subprocess.run(
+        [*RIDES, *words, "--json"],
+        env=environ_for(folder),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
     assert done.returncode == 0, done.stderr + done.stdout
     _check(json.loads(done.stdout), 200)
 
@@ -128,7 +151,7 @@ def _check(verdict: dict[str, object], rides: int) -> None:
 @pytest.fixture
 def streamer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
     """The command in this process: exit code, and all that it told."""
-    monkeypatch.setattr("master.commands.streamer.configure", lambda *given: None)  # logging belongs to the test run
+    monkeypatch.setattr("usher.master.streamer.cli.configure", lambda *given: None)  # logging belongs to the test run
 
     def run(*words: str) -> tuple[int, str]:
         code = usher("streamer", "--log-level", "error", *words)
@@ -138,7 +161,9 @@ def streamer(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     return run
 
 
-def test_the_command_makes_the_tables_and_says_what_is_wrong(tmp_path: Path, streamer: Callable[..., tuple[int, str]]) -> None:
+def test_the_command_makes_the_tables_and_says_what_is_wrong(
+    tmp_path: Path, streamer: Callable[..., tuple[int, str]]
+) -> None:
     url = f"sqlite:///{tmp_path / 'shop.db'}"
     assert "CREATE TABLE staged_log_records" in streamer("--schema", "postgresql")[1]
     code, told = streamer("--outbox-url", url, "--waiting")
@@ -146,7 +171,10 @@ def test_the_command_makes_the_tables_and_says_what_is_wrong(tmp_path: Path, str
     assert streamer("--outbox-url", url, "--migrate") == (0, "outbox: version 1 applied\n")
     assert streamer("--outbox-url", url, "--migrate") == (0, "outbox: nothing to do\n")
     assert streamer("--outbox-url", url, "--waiting") == (0, "0 staged, 0 refused\n")
-    assert streamer("--migrate") == (2, "usher streamer: USHER_OUTBOX_URL is not set: which database? (or give --outbox-url)\n")
+    assert streamer("--migrate") == (
+        2,
+        "usher streamer: USHER_OUTBOX_URL is not set: which database? (or give --outbox-url)\n",
+    )
     code, told = streamer("--redis-url", "http://127.0.0.1:1")
     assert (code, "USHER_REDIS_URL" in told) == (2, True)
 
@@ -155,7 +183,7 @@ def test_tables_that_cannot_be_made_are_told_in_one_line(
     tmp_path: Path, postgres_schema_url: str, streamer: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A database that is locked, one that nobody may write, and one in which this user may make nothing."""
-    monkeypatch.setattr("common.outbox.database._SQLITE_WAIT_S", 0.05)
+    monkeypatch.setattr("usher.common.outbox.database._SQLITE_WAIT_S", 0.05)
     path, role = tmp_path / "shop.db", f"role_{os.urandom(4).hex()}"
     with contextlib.closing(sqlite3.connect(path)) as other:
         other.execute("BEGIN EXCLUSIVE")
@@ -168,7 +196,10 @@ def test_tables_that_cannot_be_made_are_told_in_one_line(
         connection.execute(sa.text(f"CREATE ROLE {role} LOGIN"))
     url = sa.engine.make_url(postgres_schema_url).set(username=role).render_as_string(hide_password=False)
     try:
-        assert streamer("--outbox-url", url, "--migrate") == (2, "usher streamer: USHER_OUTBOX_URL: no schema has been selected to create in\n")
+        assert streamer("--outbox-url", url, "--migrate") == (
+            2,
+            "usher streamer: USHER_OUTBOX_URL: no schema has been selected to create in\n",
+        )
     finally:
         with engine.begin() as connection:
             connection.execute(sa.text(f"DROP ROLE {role}"))
@@ -183,16 +214,28 @@ def _told(url: str) -> tuple[int, dict[str, object], dict[str, float]]:
     return (
         health.status_code,
         health.json(),
-        {one.name: one.value for family in families for one in family.samples if one.labels in ({}, {"outbox": "outbox"})},
+        {
+            one.name: one.value
+            for family in families
+            for one in family.samples
+            if one.labels in ({}, {"outbox": "outbox"})
+        },
     )
 
 
-def test_streamers_tell_over_http_who_streams_and_since_when_rows_wait(redis_url: str, tmp_path: Path, folder: Path) -> None:
-    """Two of them, of one database, which fails for a while; then the first one is killed, and the other one goes on."""
+def test_streamers_tell_over_http_who_streams_and_since_when_rows_wait(
+    redis_url: str, tmp_path: Path, folder: Path
+) -> None:
+    """Two of them, of one database, which fails for a while; then the first one is killed, and the other one goes
+    on."""
     outbox = made_outbox(f"sqlite:///{tmp_path / 'outbox.db'}")
     ports = quiet_port(2, random.Random())
     urls = [f"http://127.0.0.1:{ports + number}" for number in range(2)]
-    given = environ_for(folder) | {"USHER_REDIS_URL": redis_url, "USHER_OUTBOX_URL": outbox.url, "USHER_OUTBOX_LEASE_SECONDS": "1"}
+    given = environ_for(folder) | {
+        "USHER_REDIS_URL": redis_url,
+        "USHER_OUTBOX_URL": outbox.url,
+        "USHER_OUTBOX_LEASE_SECONDS": "1",
+    }
     with contextlib.ExitStack() as stack:
         programs = []
 
@@ -205,7 +248,11 @@ def test_streamers_tell_over_http_who_streams_and_since_when_rows_wait(redis_url
         start(urls[0])
         outbox.stage_many(5)
         with outbox.engine.begin() as connection:
-            connection.execute(sa.text("INSERT INTO staged_log_records (uid, ticket_id, action, object) VALUES ('refused', '', 'a', 'o')"))
+            connection.execute(
+                sa.text(
+                    "INSERT INTO staged_log_records (uid, ticket_id, action, object) VALUES ('refused', '', 'a', 'o')"
+                )
+            )
         until(lambda: _told(urls[0])[1]["sent"] == 5, "not sent", 20)
         until(lambda: _told(urls[0])[1]["refused"] == 1, "not refused", 20)
         start(urls[1])

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from common.redis_client import Link
 from tests.process.machine import REDIS, USHER, environ_for, processes_of, until
+from usher.common.redis.client import Link
 
 pytestmark = pytest.mark.process
 
@@ -27,14 +27,20 @@ def handle(message):
 FILES = {"shop.py": _SHOP}
 
 
-def test_it_asks_first_and_ctrl_c_ends_the_handler_and_tells_what_is_known(folder: Path, redis_url: str, link: Link) -> None:
-    sent = [link.call("XADD", "ticket_stream", "*", "ticket_id", ticket).decode() for ticket in ("well", "hangs", "later")]
+def test_it_asks_first_and_ctrl_c_ends_the_handler_and_tells_what_is_known(
+    folder: Path, redis_url: str, link: Link
+) -> None:
+    sent = [
+        link.call("XADD", "ticket_stream", "*", "ticket_id", ticket).decode() for ticket in ("well", "hangs", "later")
+    ]
     words = [*USHER, "rehearse", "shop:handle", *(word for one in sent for word in ("--message", one))]
     mine, theirs = pty.openpty()
 
     def started() -> subprocess.Popen[bytes]:
         environ = environ_for(folder, USHER_REDIS_URL=redis_url)
-        return subprocess.Popen(words, env=environ, cwd=folder, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        return subprocess.Popen(
+            words, env=environ, cwd=folder, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
 
     os.write(mine, b"n\n")
     declined = started()
@@ -51,4 +57,8 @@ def test_it_asks_first_and_ctrl_c_ends_the_handler_and_tells_what_is_known(folde
     os.close(theirs)
     assert process.returncode == 130
     assert "1 of 3 messages taken, 2 not tried" in out.decode()
-    until(lambda: REDIS.issuperset(left.name() for left in processes_of(folder)), 10, "what the handler started is gone too")
+    until(
+        lambda: REDIS.issuperset(left.name() for left in processes_of(folder)),
+        10,
+        "what the handler started is gone too",
+    )

@@ -70,7 +70,10 @@ def test_every_command_of_the_runbook(folder: Path) -> None:
         "Killed supervisord": kill_supervisord,
         "Stuck ticket": stick,
         "Lag grows": unstick,
-        "Lost group": lambda: (send_one(url, "9", "x"), host.sh(f"{cli} XGROUP DESTROY ticket_stream concurrency_stream_group")),
+        "Lost group": lambda: (
+            send_one(url, "9", "x"),
+            host.sh(f"{cli} XGROUP DESTROY ticket_stream concurrency_stream_group"),
+        ),
         "Full disk or memory": lambda: host.sh(f"{cli} CONFIG SET maxmemory 1mb"),
         "Dead letters": bury,
         "Restore from a backup": lambda: send_one(url, "99", "after the backup"),

@@ -9,10 +9,10 @@ import psutil
 import pytest
 import requests
 
-from common.embedded import EmbeddedRedis
-from common.redis_client import Link
 from tests.process.crew import KEYS, Crew
 from tests.process.machine import processes_of
+from usher.common.redis.client import Link
+from usher.common.redis.embedded import EmbeddedRedis
 
 pytestmark = pytest.mark.process
 
@@ -23,8 +23,17 @@ def handle(message):
 
 
 def test_no_secret_is_in_a_log_an_answer_a_command_line_or_an_open_file() -> None:
-    secrets = {"token": "CANARY-token", "viewer": "CANARY-viewer", "hook": "CANARY-hook", "payload": "CANARY-payload", "guess": "CANARY-guess"}
-    with tempfile.TemporaryDirectory(prefix="usher-t-", dir="/tmp") as name, EmbeddedRedis(Path(name) / "redis", port=None, durable=False) as server:
+    secrets = {
+        "token": "CANARY-token",
+        "viewer": "CANARY-viewer",
+        "hook": "CANARY-hook",
+        "payload": "CANARY-payload",
+        "guess": "CANARY-guess",
+    }
+    with (
+        tempfile.TemporaryDirectory(prefix="usher-t-", dir="/tmp") as name,
+        EmbeddedRedis(Path(name) / "redis", port=None, durable=False) as server,
+    ):
         folder = Path(name)
         (folder / "failing.py").write_text(_HANDLER)
         settings = {"USHER_API_TOKEN": secrets["token"], "USHER_VIEWER_TOKEN": secrets["viewer"]}
@@ -41,14 +50,27 @@ def test_no_secret_is_in_a_log_an_answer_a_command_line_or_an_open_file() -> Non
             answers = ""
             for token in (None, secrets["guess"], secrets["viewer"], secrets["token"]):
                 headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-                for path in ("/api/consumers", "/api/tickets", "/api/health", "/metrics", "/api/openapi.json", f"/nowhere/{secrets['guess']}"):
+                for path in (
+                    "/api/consumers",
+                    "/api/tickets",
+                    "/api/health",
+                    "/metrics",
+                    "/api/openapi.json",
+                    f"/nowhere/{secrets['guess']}",
+                ):
                     answers += requests.get(url + path, headers=headers, timeout=20).text
-                answers += requests.post(f"{url}/api/consumers/register", headers=headers, json={"name": secrets["guess"] + "!"}, timeout=20).text
+                answers += requests.post(
+                    f"{url}/api/consumers/register", headers=headers, json={"name": secrets["guess"] + "!"}, timeout=20
+                ).text
             assert "unauthorized" in answers
             assert "invalid_fields" in answers
             lines = [" ".join(process.cmdline()) for process in processes_of(folder) if psutil.pid_exists(process.pid)]
             logs = crew.log()
-            others_read = [file for file in (folder / "crew" / "state").rglob("*") if file.is_file() and file.stat().st_mode & 0o077]
+            others_read = [
+                file
+                for file in (folder / "crew" / "state").rglob("*")
+                if file.is_file() and file.stat().st_mode & 0o077
+            ]
         link.close()
     assert "message_given_up" in logs
     for kind, secret in secrets.items():

@@ -1,4 +1,5 @@
-"""Work of other shapes than one message of a ticket at a time, through real programs: batches, messages without a ticket, no master at all."""
+"""Work of other shapes than one message of a ticket at a time, through real programs: batches, messages without a
+ticket, no master at all."""
 
 from __future__ import annotations
 
@@ -11,19 +12,19 @@ from pathlib import Path
 import psutil
 import pytest
 
-from common.keys import Keys
-from common.redis_client import Link
-from common.streams import pairs
 from tests.process.crew import KEYS, Crew, out_of_order, overlaps
 from tests.process.machine import ROOT, environ_for, until
+from usher.common.protocol.keys import Keys
+from usher.common.redis.client import Link
+from usher.common.redis.replies import pairs
 
 pytestmark = pytest.mark.process
 
 _HANDLERS = '''
 import asyncio
-from common.demo.handlers import record
-from common.errors import PartialFailure
-from consumer import batch
+from usher.deploy.demo.handlers import record
+from usher.common.base.errors import PartialFailure
+from usher import batch
 
 
 @batch(most=20, wait_s=0.02)
@@ -63,7 +64,7 @@ def handle_one_by_one(messages):
 _READER = """
 import os
 import sys
-from common.reading_loop import LoopOptions, MessageReadingLoop
+from usher.common.readers.loop import LoopOptions, MessageReadingLoop
 
 
 def handle(message):
@@ -95,19 +96,25 @@ FILES = {"shapes.py": _HANDLERS, "reader.py": _READER, "cpus.py": _CPUS}
 
 
 def send(link: Link, *messages: dict[str, str]) -> list[str]:
-    commands = [("XADD", KEYS.stream, "*", *(part for pair in message.items() for part in pair)) for message in messages]
+    commands = [
+        ("XADD", KEYS.stream, "*", *(part for pair in message.items() for part in pair)) for message in messages
+    ]
     return [bytes(reply).decode() for reply in link.pipeline(commands)]
 
 
 @pytest.mark.parametrize("handler", ["handle", "handle_async"])
-def test_batches_of_messages_with_and_without_tickets_over_two_processes_one_of_which_is_killed(folder: Path, link: Link, handler: str) -> None:
+def test_batches_of_messages_with_and_without_tickets_over_two_processes_one_of_which_is_killed(
+    folder: Path, link: Link, handler: str
+) -> None:
     """Two processes get work (that is how CPU-bound handlers scale), and what the killed one had goes on."""
     with Crew(folder, link.url, USHER_UNKEYED="spread", USHER_RETRY_SECONDS="0.05", USHER_MAX_ATTEMPTS="3") as crew:
         crew.start(1, ["c1", "c2"], f"shapes:{handler}", USHER_CAPACITY="100", USHER_DEMO_WORK_MS="1")
         unkeyed = send(link, *({"text": str(n)} for n in range(300)))
         keyed = send(link, *({"ticket_id": f"T{n % 30}", "text": str(n)} for n in range(300)))
         [poison] = send(link, {"text": "x", "say": "poison"})
-        failing = send(link, {"text": "x", "say": "fail once"}, {"ticket_id": "T1", "say": "fail once"}, {"ticket_id": "T1"})
+        failing = send(
+            link, {"text": "x", "say": "fail once"}, {"ticket_id": "T1", "say": "fail once"}, {"ticket_id": "T1"}
+        )
         crew.until(lambda: {run.consumer for run in crew.executions()} == {"c1", "c2"}, 30, "both processes work")
         crew.kill_worker("c1")
         later = send(link, *({"text": str(n)} for n in range(100)))
@@ -115,30 +122,44 @@ def test_batches_of_messages_with_and_without_tickets_over_two_processes_one_of_
         crew.wait_until_settled(link, within_s=30)
         executions = crew.executions()
     [letter] = [pairs(fields) for _, fields in link.call("XRANGE", KEYS.dead, "-", "+")]
-    assert (letter[b"usher-id"].decode(), letter[b"usher-ticket"], letter[b"usher-reason"]) == (poison, b"", b"attempts_exhausted")
+    assert (letter[b"usher-id"].decode(), letter[b"usher-ticket"], letter[b"usher-reason"]) == (
+        poison,
+        b"",
+        b"attempts_exhausted",
+    )
     tickets = [run for run in executions if run.ticket]
     assert out_of_order(tickets) == []
     assert overlaps(tickets, crew.cut_off_ns) == []
     assert {run.stream_id for run in executions if not run.ticket} == {*unkeyed, *later, failing[0]}
     assert len({run.pid for run in executions}) >= 2
     done = Counter(run.stream_id for run in executions if run.end_ns is not None)
-    assert sum(done.values()) - len(done) <= 150, "only what the killed process had and had not acknowledged comes again"
+    assert sum(done.values()) - len(done) <= 150, (
+        "only what the killed process had and had not acknowledged comes again"
+    )
 
 
 def test_one_message_that_kills_readers_is_given_up_and_its_neighbours_are_handled(folder: Path, link: Link) -> None:
-    """A plain consumer group without a master: common.reading_loop, killed by a handler again and again."""
+    """A plain consumer group without a master: usher.common.readers.loop, killed by a handler again and again."""
     keys = Keys("payments", "billing")
     bodies = [b"fine"] * 12 + [b"abort"] + [b"fine"] * 12
-    ids = [bytes(reply).decode() for reply in link.pipeline([("XADD", keys.stream, "*", "body", body) for body in bodies])]
+    ids = [
+        bytes(reply).decode() for reply in link.pipeline([("XADD", keys.stream, "*", "body", body) for body in bodies])
+    ]
     starts = folder / "starts"
     command = [sys.executable, str(folder / "reader.py"), link.url, str(starts)]
     readers: list[subprocess.Popen[bytes]] = []
 
     def is_over() -> bool:
         if not readers or readers[-1].poll() is not None:
-            readers.append(subprocess.Popen(command, env=environ_for(folder, PYTHONPATH=str(ROOT)), cwd=folder, stderr=subprocess.DEVNULL))
+            readers.append(
+                subprocess.Popen(
+                    command, env=environ_for(folder, PYTHONPATH=str(ROOT)), cwd=folder, stderr=subprocess.DEVNULL
+                )
+            )
         found = link.call("XINFO", "GROUPS", keys.stream)
-        return bool(found) and link.call("XLEN", keys.dead) == 1 and link.call("XPENDING", keys.stream, keys.group)[0] == 0
+        return (
+            bool(found) and link.call("XLEN", keys.dead) == 1 and link.call("XPENDING", keys.stream, keys.group)[0] == 0
+        )
 
     try:
         until(is_over, 60, "all is handled or given up")
@@ -147,8 +168,14 @@ def test_one_message_that_kills_readers_is_given_up_and_its_neighbours_are_handl
             reader.kill()
             reader.wait(10)
     [letter] = [pairs(fields) for _, fields in link.call("XRANGE", keys.dead, "-", "+")]
-    assert (letter[b"usher-id"].decode(), letter[b"usher-reason"], letter[b"usher-attempts"]) == (ids[12], b"attempts_exhausted", b"2")
-    assert starts.read_text().splitlines() == [f"{ids[12]} 1", f"{ids[12]} 1", f"{ids[12]} 2"], "the first one was in no record, and did not count"
+    assert (letter[b"usher-id"].decode(), letter[b"usher-reason"], letter[b"usher-attempts"]) == (
+        ids[12],
+        b"attempts_exhausted",
+        b"2",
+    )
+    assert starts.read_text().splitlines() == [f"{ids[12]} 1", f"{ids[12]} 1", f"{ids[12]} 2"], (
+        "the first one was in no record, and did not count"
+    )
     assert pairs(link.call("XINFO", "GROUPS", keys.stream)[0])[b"last-delivered-id"] == ids[-1].encode()
     assert link.call("EXISTS", keys.attempts) == 0
 
@@ -166,7 +193,11 @@ def test_consumers_that_are_to_keep_to_one_cpu_do_and_masters_do_not(folder: Pat
             return {tuple(sorted(os.sched_getaffinity(thread.id))) for thread in worker.threads()}
 
         ordered = sorted(allowed)
-        own = {"c1": (ordered[0],), "c2": (ordered[1 % len(ordered)],)} if pinned == "on" else dict.fromkeys(("c1", "c2"), tuple(ordered))
+        own = (
+            {"c1": (ordered[0],), "c2": (ordered[1 % len(ordered)],)}
+            if pinned == "on"
+            else dict.fromkeys(("c1", "c2"), tuple(ordered))
+        )
         send(link, *({"ticket_id": f"T{n}"} for n in range(40)))
         until(lambda: seen.exists() and len(seen.read_text().splitlines()) == 40, 30, "all are handled")
         assert {name: cpus_of(name) for name in own} == {name: {cpus} for name, cpus in own.items()}

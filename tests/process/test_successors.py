@@ -1,4 +1,5 @@
-"""A consumer that is started while another process still has its name: it takes over when that ends, however it ends."""
+"""A consumer that is started while another process still has its name: it takes over when that ends, however it
+ends."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from common.redis_client import Link
-from common.run_log import CRASHED
 from tests.process.crew import KEYS, Crew
 from tests.process.test_aborts import runs_of
 from tests.topologies import figures
+from usher.common.protocol.run_log import CRASHED
+from usher.common.redis.client import Link
 
 pytestmark = pytest.mark.process
 
@@ -22,7 +23,11 @@ _LEASE_S, _AT_ONCE_S = 30, 8
 
 def start_next(crew: Crew, process: str, **environ: str) -> None:
     """Start a consumer with the name c1."""
-    ours = {"USHER_CONSUMER_NAME": "c1", "USHER_HANDLER": "common.demo.handlers:record", "USHER_MASTER_URLS": crew.masters[0]}
+    ours = {
+        "USHER_CONSUMER_NAME": "c1",
+        "USHER_HANDLER": "usher.deploy.demo.handlers:record",
+        "USHER_MASTER_URLS": crew.masters[0],
+    }
     crew.run(process, "consumer", **(ours | environ))
 
 
@@ -33,7 +38,9 @@ def _registered(crew: Crew, name: str, times: int, within_s: float) -> float:
     return time.monotonic() - began_s
 
 
-def test_who_waits_for_a_name_takes_it_when_its_holder_is_killed_and_so_does_who_comes_after_that(folder: Path, link: Link) -> None:
+def test_who_waits_for_a_name_takes_it_when_its_holder_is_killed_and_so_does_who_comes_after_that(
+    folder: Path, link: Link
+) -> None:
     """It was not the holder of the name's lock when it began: it is now."""
     environ = {"USHER_LEASE_SECONDS": str(_LEASE_S), "USHER_DEMO_WORK_MS": "60000"}
     with Crew(folder, link.url, **environ) as crew:
@@ -44,7 +51,9 @@ def test_who_waits_for_a_name_takes_it_when_its_holder_is_killed_and_so_does_who
         crew.until(lambda: crew.events("name_in_use", "second"), 20, "the second one waits")
         crew.kill_both("c1")
         second_s = _registered(crew, "second", 1, _LEASE_S + 10)
-        assert [event["id"] for event in crew.events("handler_crashed", "second")] == [entry_id], "it told what its predecessor was running"
+        assert [event["id"] for event in crew.events("handler_crashed", "second")] == [entry_id], (
+            "it told what its predecessor was running"
+        )
         crew.until(lambda: len(crew.executions()) == 2, 10, "the ticket goes on")
         crew.kill_worker("second")
         third_s = _registered(crew, "second", 2, _LEASE_S + 10)
@@ -67,7 +76,9 @@ def test_what_a_former_process_was_running_is_told_once_however_many_come_after_
         assert [run.outcome for run in runs_of(link)] == [CRASHED]
 
 
-def test_a_consumer_that_died_before_the_clock_of_redis_was_set_back_keeps_neither_its_tickets_nor_its_name(folder: Path, link: Link) -> None:
+def test_a_consumer_that_died_before_the_clock_of_redis_was_set_back_keeps_neither_its_tickets_nor_its_name(
+    folder: Path, link: Link
+) -> None:
     """Its lease would last for as long as the step."""
     with Crew(folder, link.url, USHER_DEMO_WORK_MS="2000") as crew:
         crew.start(1, ["c1"])
@@ -85,7 +96,7 @@ _POOL = """
 import os, time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from common.demo.handlers import record
+from usher.deploy.demo.handlers import record
 
 _pool = []
 
@@ -98,7 +109,9 @@ def handle(message):
 """
 
 
-def test_a_child_that_a_killed_consumer_left_behind_is_waited_for_once_and_not_by_all_that_come_after_it(folder: Path, link: Link) -> None:
+def test_a_child_that_a_killed_consumer_left_behind_is_waited_for_once_and_not_by_all_that_come_after_it(
+    folder: Path, link: Link
+) -> None:
     (folder / "pooled.py").write_text(_POOL)
     lease_s = 10
     with Crew(folder, link.url, USHER_LEASE_SECONDS=str(lease_s), USHER_CONCURRENCY="1") as crew:
@@ -109,7 +122,9 @@ def test_a_child_that_a_killed_consumer_left_behind_is_waited_for_once_and_not_b
             crew.wait_until_handled([entry_id], within_s=30)
             if times == 2:
                 assert psutil.Process(crew.worker_of("c1")).children(), "it has a pool"
-                (folder / "pooled.py").write_text("from common.demo.handlers import record as handle")  # who comes after it has none
+                (folder / "pooled.py").write_text(
+                    "from usher.deploy.demo.handlers import record as handle"
+                )  # who comes after it has none
             crew.kill_worker("c1")
             took_s.append(_registered(crew, "c1", times, lease_s + 20))
         figures(with_the_child_of_its_predecessor_s=took_s[0], after_that_s=took_s[1])

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from supervisor.xmlrpc import SupervisorTransport
 
-from common.commands.leader import ask
-from common.commands.local import quiet_port
-from common.commands.supervision import environment
-from common.embedded import find_redis_server, free_port
-from common.errors import NotNow
-from common.redis_client import Link
 from tests.process.machine import ROOT, environ_for, until
+from usher.common.base.errors import NotNow
+from usher.common.cli.masters import ask
+from usher.common.redis.client import Link
+from usher.common.redis.embedded import find_redis_server, free_port
+from usher.deploy.local.plan import quiet_port
+from usher.deploy.local.supervision import environment
 
 pytestmark = pytest.mark.process
 
@@ -36,7 +36,8 @@ def handle(message):
 
 
 class Supervised:
-    """The checked-in file, but with a single try more for each program; the Redis of its settings is one that the test starts, or not."""
+    """The checked-in file, but with a single try more for each program; the Redis of its settings is one that the test
+    starts, or not."""
 
     def __init__(self, folder: Path) -> None:
         text = (ROOT / "deploy" / "supervisord.conf").read_text()
@@ -44,13 +45,18 @@ class Supervised:
         self.file.write_text(re.sub(r"(?m)^startretries = \d+$", "startretries = 1", text))
         self.state, self.redis_port = folder / "state", free_port()
         (self.state / "logs").mkdir(parents=True)
-        environ = environ_for(folder, USHER_REDIS_URL=f"redis://127.0.0.1:{self.redis_port}/0", USHER_HANDLER="shop:handle")
+        environ = environ_for(
+            folder, USHER_REDIS_URL=f"redis://127.0.0.1:{self.redis_port}/0", USHER_HANDLER="shop:handle"
+        )
         port = quiet_port(1, random.Random())
         self.master = f"http://127.0.0.1:{port}"
         whole = environment(environ, self.state, consumers=1, masters=1, port=port, redis_port=None, stop_seconds=10)
         self.environ = whole | {"USHER_AUTOSTART": "true", "USHER_LEASE_SECONDS": "3", "PYTHONPATH": str(ROOT)}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "supervisor.supervisord", "-c", str(self.file)], cwd=folder, env=self.environ, stdout=subprocess.DEVNULL
+            [sys.executable, "-m", "supervisor.supervisord", "-c", str(self.file)],
+            cwd=folder,
+            env=self.environ,
+            stdout=subprocess.DEVNULL,
         )
 
     def states(self) -> dict[str, str]:
@@ -84,7 +90,11 @@ def test_redis_away_for_longer_than_any_retry_and_then_back(supervised: Supervis
         return len(logs) == 2 and all("redis_is_away" in text and "turn_failed" in text for text in logs)
 
     until(all_have_noticed, 60, "master and consumer have noticed")
-    until(lambda: ask(f"{supervised.master}/api/health/live").status == 200, 60, "it is alive: a restart would mend nothing")
+    until(
+        lambda: ask(f"{supervised.master}/api/health/live").status == 200,
+        60,
+        "it is alive: a restart would mend nothing",
+    )
     assert ask(f"{supervised.master}/api/health/ready").status == 503
     until(lambda: supervised.states() == {"master": "RUNNING", "consumer": "RUNNING"}, 20, "both run")
     words = [str(find_redis_server()), "--port", str(supervised.redis_port), "--save", "", "--dir", str(folder)]

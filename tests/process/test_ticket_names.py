@@ -1,4 +1,5 @@
-"""A ticket is found whatever its id is: by the API, by `usher tickets explain` and `follow`, and by the links of the page."""
+"""A ticket is found whatever its id is: by the API, by `usher tickets explain` and `follow`, and by the links of the
+page."""
 
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ import pytest
 import requests
 from click.testing import CliRunner
 
-from common.cli import usher
-from common.embedded import EmbeddedRedis
-from common.redis_client import Link
-from master.commands.follow import follow
-from master.owner_question import OwnerQuestion
-from master.web.health_url import parse_hosts
 from tests.process.crew import KEYS, Crew
+from usher.cli import usher
+from usher.common.redis.client import Link
+from usher.common.redis.embedded import EmbeddedRedis
+from usher.master.cli.follow import follow
+from usher.master.membership.health_url import parse_hosts
+from usher.master.membership.owner_question import OwnerQuestion
 
 pytestmark = pytest.mark.process
 
@@ -35,8 +36,44 @@ def wait(message):
 """
 #: Ids that a path, a query, a proxy or a client may take for something else.
 _IDS = (
-    *("x/explain", "explain", "/explain", "x/explain/explain", "x/events", "events", "x", "a/b", "a//b", "/a", "a/", "a?b", "?id=x", "a#b", "#"),
-    *("%2F", "a%2Fb", "%", "%252F", ".", "..", "...", "a/..", "../x", "a/./b", "a.b", "a b", " ", "a+b", "a&id=x", "a;b", "a\\b", "ä😀", "[a-z]*"),
+    *(
+        "x/explain",
+        "explain",
+        "/explain",
+        "x/explain/explain",
+        "x/events",
+        "events",
+        "x",
+        "a/b",
+        "a//b",
+        "/a",
+        "a/",
+        "a?b",
+        "?id=x",
+        "a#b",
+        "#",
+    ),
+    *(
+        "%2F",
+        "a%2Fb",
+        "%",
+        "%252F",
+        ".",
+        "..",
+        "...",
+        "a/..",
+        "../x",
+        "a/./b",
+        "a.b",
+        "a b",
+        " ",
+        "a+b",
+        "a&id=x",
+        "a;b",
+        "a\\b",
+        "ä😀",
+        "[a-z]*",
+    ),
 )
 
 
@@ -52,7 +89,10 @@ class Held(NamedTuple):
 
 @pytest.fixture(scope="module")
 def held() -> Iterator[Held]:
-    with tempfile.TemporaryDirectory(prefix="usher-t-", dir="/tmp") as name, EmbeddedRedis(Path(name) / "redis", port=None, durable=False) as redis:
+    with (
+        tempfile.TemporaryDirectory(prefix="usher-t-", dir="/tmp") as name,
+        EmbeddedRedis(Path(name) / "redis", port=None, durable=False) as redis,
+    ):
         (Path(name) / "shop.py").write_text(_HANDLER)
         link = Link(redis.url, "test")
         with Crew(Path(name), redis.url, USHER_LEASE_SECONDS="20") as crew:
@@ -102,7 +142,14 @@ def test_its_owner_says_what_it_does_with_it(held: Held) -> None:
 def test_who_is_not_there_is_not_found_and_what_cannot_be_is_refused(held: Held) -> None:
     assert held.get("/api/tickets?id=nobody").json() == {"tickets": [], "cursor": None}
     assert held.get("/api/explain?id=nobody").json()["state"] == "idle"
-    for path in ("/api/explain", "/api/explain?id=", f"/api/explain?id={'t' * 257}", "/api/tickets?id=", "/api/events?id=", "/api/events"):
+    for path in (
+        "/api/explain",
+        "/api/explain?id=",
+        f"/api/explain?id={'t' * 257}",
+        "/api/tickets?id=",
+        "/api/events?id=",
+        "/api/events",
+    ):
         assert held.get(path).status_code == 422, path
 
 

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 import requests
 
-from common.commands.local import quiet_port
-from common.embedded import EmbeddedRedis
-from common.errors import NotNow, SettingsError, StartRefused
-from common.redis_client import Link
-from common.tls import ServerTls
-from master.commands.explain import _ask_leader
-from master.commands.operator import desk
 from tests.process.crew import KEYS, Crew, Producer
 from tests.process.machine import until
 from tests.tls_front import Papers, TlsFront
+from usher.common.base.errors import NotNow, SettingsError, StartRefused
+from usher.common.http.tls import ServerTls
+from usher.common.redis.client import Link
+from usher.common.redis.embedded import EmbeddedRedis
+from usher.deploy.local.plan import quiet_port
+from usher.master.cli.options import desk
+from usher.master.cli.tickets import _ask_leader
 
 pytestmark = pytest.mark.process
 
@@ -44,10 +44,22 @@ def running(folder: Path, papers: Papers) -> Iterator[tuple[Crew, str, Link]]:
     """A master and a consumer that speak HTTPS only."""
     port = quiet_port(1, random.Random())
     url = f"https://127.0.0.1:{port}"
-    tls = {"USHER_TLS_CERT": str(papers.cert), "USHER_TLS_KEY": str(papers.key), "USHER_TLS_CA": str(papers.ca), "USHER_API_TOKEN": _TOKEN}
-    with EmbeddedRedis(folder / "redis", port=None, durable=False) as server, Crew(folder, server.url, USHER_HEALTH_SECONDS="0.3", **tls) as crew:
+    tls = {
+        "USHER_TLS_CERT": str(papers.cert),
+        "USHER_TLS_KEY": str(papers.key),
+        "USHER_TLS_CA": str(papers.ca),
+        "USHER_API_TOKEN": _TOKEN,
+    }
+    with (
+        EmbeddedRedis(folder / "redis", port=None, durable=False) as server,
+        Crew(folder, server.url, USHER_HEALTH_SECONDS="0.3", **tls) as crew,
+    ):
         crew.run("master-1", "master", USHER_BIND=f"127.0.0.1:{port}")
-        consumer = {"USHER_CONSUMER_NAME": "c1", "USHER_HANDLER": "common.demo.handlers:record", "USHER_MASTER_URLS": url}
+        consumer = {
+            "USHER_CONSUMER_NAME": "c1",
+            "USHER_HANDLER": "usher.deploy.demo.handlers:record",
+            "USHER_MASTER_URLS": url,
+        }
         crew.run("c1", "consumer", **consumer)
         with closing(Link(server.url, "test")) as link:
             crew.until(lambda: link.call("HEXISTS", KEYS.consumers, "c1"), 40, "the consumer has registered over HTTPS")
@@ -60,7 +72,9 @@ def test_a_system_works_over_https_and_says_so(running: tuple[Crew, str, Link], 
     producer.send(100)
     crew.wait_until_handled(producer.accepted, 40)
     assert [event["url"] for event in crew.events("listening", "master")] == [url]
-    [registered] = requests.get(f"{url}/api/consumers", headers=_bearer(), verify=str(papers.ca), timeout=10).json()["consumers"]
+    [registered] = requests.get(f"{url}/api/consumers", headers=_bearer(), verify=str(papers.ca), timeout=10).json()[
+        "consumers"
+    ]
     assert registered["health_url"].startswith("https://127.0.0.1:")
     # Reports came, and the health URL was asked over HTTPS and was well: nothing was dropped or revoked.
     assert not crew.events("report_dropped")
@@ -95,11 +109,16 @@ def test_the_leader_is_asked_over_https_what_a_ticket_waits_for(
         with desk({"redis_url": link.url, "tls_ca": ca}) as at:
             assert at.explainer.leader_url() == url
             assert (_ask_leader(at, "42") is not None) == answers
-    with desk({"redis_url": link.url, "tls_ca": "/nowhere/ca.pem"}) as at, pytest.raises(StartRefused, match="USHER_TLS_CA: there is no"):
+    with (
+        desk({"redis_url": link.url, "tls_ca": "/nowhere/ca.pem"}) as at,
+        pytest.raises(StartRefused, match="USHER_TLS_CA: there is no"),
+    ):
         _ask_leader(at, "42")
 
 
-def test_what_speaks_no_tls_is_closed_and_what_is_silent_holds_nobody_up(running: tuple[Crew, str, Link], papers: Papers) -> None:
+def test_what_speaks_no_tls_is_closed_and_what_is_silent_holds_nobody_up(
+    running: tuple[Crew, str, Link], papers: Papers
+) -> None:
     _, url, _ = running
     port = int(url.rpartition(":")[2])
     with ExitStack() as stack:

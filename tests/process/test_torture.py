@@ -1,4 +1,5 @@
-"""``usher torture`` and its pytest fixture, on the examples and on handlers as users write them: real processes, a real Redis, real faults."""
+"""``usher torture`` and its pytest fixture, on the examples and on handlers as users write them: real processes, a real
+Redis, real faults."""
 
 from __future__ import annotations
 
@@ -16,14 +17,14 @@ from tests.sinks import quick_folder
 
 pytestmark = pytest.mark.process
 
-_EXAMPLE = ("--effect", "consumer.sinks.examples:total", "--setup", "consumer.sinks.examples:create")
+_EXAMPLE = ("--effect", "examples.sinks:total", "--setup", "examples.sinks:create")
 #: Handlers that keep a mapping in a file, under a lock; no database, so that they are quick.
 _HANDLERS = """
 import contextlib, fcntl, json, os, time
-from common.errors import RetryLater
-from common.redis_client import Link
-from consumer import batch
-from consumer.sinks.redis_guard import RedisGuard
+from usher.common.base.errors import RetryLater
+from usher.common.redis.client import Link
+from usher import batch
+from usher.consumer.sinks.redis_guard import RedisGuard
 
 @contextlib.contextmanager
 def book():
@@ -136,7 +137,15 @@ def handle(message):
 def torture(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     with quick_folder() as fast:
         environ = environ_for(folder, EXAMPLE_DATABASE=f"sqlite:///{fast}/example.db")
-        return subprocess.run([*USHER, "torture", *words], env=environ, cwd=folder, capture_output=True, text=True, check=False, timeout=110)
+        return subprocess.run(
+            [*USHER, "torture", *words],
+            env=environ,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=110,
+        )
 
 
 def verdict(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -145,7 +154,7 @@ def verdict(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def test_the_sql_sink_is_safe(folder: Path) -> None:
-    done = torture(folder, "consumer.sinks.examples:once", *_EXAMPLE, "--stops", "3", "--json")
+    done = torture(folder, "examples.sinks:once", *_EXAMPLE, "--stops", "3", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["safe"] is True
     assert {name: scenario["runs"] for name, scenario in verdict(done).items() if scenario["runs"] > 1} == {
@@ -180,7 +189,7 @@ def test_a_handler_of_which_nothing_runs_in_a_consumer_is_not_safe(folder: Path)
 
 
 def test_a_naive_counter_is_not_and_the_user_is_told_why(folder: Path) -> None:
-    done = torture(folder, "consumer.sinks.examples:naive", *_EXAMPLE, "--stops", "1")
+    done = torture(folder, "examples.sinks:naive", *_EXAMPLE, "--stops", "1")
     assert done.returncode == 1, done.stdout + done.stderr
     text = " ".join(done.stdout.split())
     assert "NOT SAFE: effects went wrong in" in text
@@ -204,7 +213,12 @@ def test_an_effect_that_is_overwritten_fails_under_zombies_only(folder: Path) ->
     done = torture(folder, "shop:state", "--effect", "shop:pages", "--field", "color=c{n}", "--stops", "1", "--json")
     assert done.returncode == 1, done.stdout + done.stderr
     found = verdict(done)
-    assert {name for name, scenario in found.items() if not scenario["safe"]} == {"sent_again_later", "zombie", "two_zombies", "zombie_within"}
+    assert {name for name, scenario in found.items() if not scenario["safe"]} == {
+        "sent_again_later",
+        "zombie",
+        "two_zombies",
+        "zombie_within",
+    }
     [failure] = found["zombie"]["failures"]
     assert (failure["expected"], failure["seen"]) == ("c3", "c2")
     assert failure["explanation"] == "it is as after message 2: a later effect is missing or was overwritten"
@@ -224,8 +238,12 @@ def test_what_cannot_be_judged_is_said(folder: Path, words: tuple[str, ...], tol
     assert told in done.stderr
 
 
-def test_a_module_that_opens_files_at_its_import_is_imported_by_every_actor_for_itself_and_a_total_is_an_effect_too(folder: Path) -> None:
-    (folder / "opened.py").write_text("import os\nfrom shop import *\nFILE, PID = open('opened', 'w'), os.getpid()\n\n" + _OWN_PID)
+def test_a_module_that_opens_files_at_its_import_is_imported_by_every_actor_for_itself_and_a_total_is_an_effect_too(
+    folder: Path,
+) -> None:
+    (folder / "opened.py").write_text(
+        "import os\nfrom shop import *\nFILE, PID = open('opened', 'w'), os.getpid()\n\n" + _OWN_PID
+    )
     done = torture(folder, "opened:handle", "--effect", "opened:total", "--stops", "1", "--json")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "added message 2 twice" in verdict(done)["sent_twice"]["failures"][0]["explanation"]
@@ -233,7 +251,9 @@ def test_a_module_that_opens_files_at_its_import_is_imported_by_every_actor_for_
 
 def test_ctrl_c_ends_everything(folder: Path) -> None:
     command = [*USHER, "torture", "shop:hangs", "--effect", "shop:pages"]
-    process = subprocess.Popen(command, env=environ_for(folder), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        command, env=environ_for(folder), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     until(lambda: (folder / "hangs").exists(), 60, "the handler runs")
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
@@ -246,9 +266,27 @@ def test_the_fixture_passes_a_safe_handler_and_fails_another_with_the_explanatio
         "def test_safe(usher_torture):\n    usher_torture('shop:fenced', effect='shop:pages', stops=1)\n"
         "def test_not_safe(usher_torture):\n    usher_torture('shop:naive', effect='shop:pages', stops=1)\n"
     )
-    # Where Usher is installed the plugin is there by its entry point; here it is named, so that the test is the same everywhere.
-    words = ("-q", "-p", "no:usher_torture", "-p", "consumer.torture.pytest_plugin", "-p", "no:cacheprovider", "test_shop.py")
+    # Where Usher is installed the plugin is there by its entry point; here it is named, so that the test is the same
+    # everywhere.
+    words = (
+        "-q",
+        "-p",
+        "no:usher_torture",
+        "-p",
+        "usher.consumer.torture.pytest_plugin",
+        "-p",
+        "no:cacheprovider",
+        "test_shop.py",
+    )
     environ = environ_for(folder, PYTHONPATH=str(ROOT))
-    done = subprocess.run([sys.executable, "-m", "pytest", *words], env=environ, cwd=folder, capture_output=True, text=True, check=False, timeout=110)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words],
+        env=environ,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert '"10" too often' in done.stdout

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
-from common.producer import Producer
-from common.redis_client import Link
 from tests.process.crew import Crew
+from usher.common.redis.client import Link
+from usher.common.sending.producer import Producer
 
 pytestmark = pytest.mark.process
 
@@ -43,7 +43,11 @@ def test_one_trace_leads_from_the_producer_through_master_and_consumer(folder: P
         tracer = TracerProvider(shutdown_on_exit=False).get_tracer("test")
         with tracer.start_as_current_span("order") as order:
             stream_id = Producer(link).send("42", {"text": "hello"})
-        crew.until(lambda: {str(span["name"]).split()[0] for span in _spans(folder)} == {"hand_over", "process"}, 30, "both spans")
+        crew.until(
+            lambda: {str(span["name"]).split()[0] for span in _spans(folder)} == {"hand_over", "process"},
+            30,
+            "both spans",
+        )
     spans = {str(span["name"]).split()[0]: span for span in _spans(folder)}
     sent_in = order.get_span_context()
     process, hand_over = spans["process"], spans["hand_over"]

@@ -19,18 +19,18 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from common.outbox.log_consumer import LogConsumer, Record
-from common.outbox.writer import write
-from common.producer import Outgoing, Producer, Sent
-from common.reading_loop import LoopOptions, MessageReadingLoop, StreamMessage
-from common.redis_client import Link
-from common.reliable_stream import ReliableStream, reader_name
-from common.stream_router import NOW, StreamRouter
-from consumer import GiveUp, Message, PartialFailure, RetryLater, batch, handler
-from consumer.sinks.http import headers, received, refuse_by_status
-from consumer.sinks.redis_guard import Outcome, RedisGuard
-from consumer.sinks.sql import SqlSink
-from consumer.sinks.sql_async import AsyncSqlSink
+from usher.common.outbox.log_consumer import LogConsumer, Record
+from usher.common.outbox.writer import write
+from usher.common.sending.producer import Outgoing, Producer, Sent
+from usher.common.readers.loop import LoopOptions, MessageReadingLoop, StreamMessage
+from usher.common.redis.client import Link
+from usher.common.readers.reliable_stream import ReliableStream, reader_name
+from usher.common.router.router import NOW, StreamRouter
+from usher import GiveUp, Message, PartialFailure, RetryLater, batch, handler
+from usher.consumer.sinks.http import headers, received, refuse_by_status
+from usher.consumer.sinks.redis_guard import Outcome, RedisGuard
+from usher.consumer.sinks.sql import SqlSink
+from usher.consumer.sinks.sql_async import AsyncSqlSink
 
 
 @handler(max_attempts=3, backoff_s=1, deadline_s=30)
@@ -96,5 +96,7 @@ def test_what_the_documents_name_has_types_for_a_strict_check(tmp_path: Path) ->
     # On the path of the interpreter Usher counts as installed: its types are taken only if it says that it has some.
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "shop.py"]
-    checked = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=110, check=False)
+    checked = subprocess.run(
+        command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=110, check=False
+    )
     assert (checked.returncode, checked.stdout.strip()) == (0, "Success: no issues found in 1 source file")

@@ -18,13 +18,23 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from common.commands.leader import is_well, living_consumers, somebody_leads
-from common.commands.local import LocalSettings, plan, quiet_port
-from common.commands.supervision import CONFIGURATION, environment
-from common.embedded import EmbeddedRedis, find_redis_server
-from common.errors import StartRefused
-from common.redis_client import Link
-from tests.process.machine import REDIS, USHER, UsherUp, environ_for, kill_all_of, processes_of, redis_cli, until, words_of
+from tests.process.machine import (
+    REDIS,
+    USHER,
+    UsherUp,
+    environ_for,
+    kill_all_of,
+    processes_of,
+    redis_cli,
+    until,
+    words_of,
+)
+from usher.common.base.errors import StartRefused
+from usher.common.cli.masters import is_well, living_consumers, somebody_leads
+from usher.common.redis.client import Link
+from usher.common.redis.embedded import EmbeddedRedis, find_redis_server
+from usher.deploy.local.plan import LocalSettings, plan, quiet_port
+from usher.deploy.local.supervision import CONFIGURATION, environment
 
 pytestmark = pytest.mark.process
 
@@ -46,7 +56,9 @@ def test_from_start_to_ctrl_c(folder: Path) -> None:
         # Any client in any language.
         port = told["redis_url"].rpartition(":")[2].partition("/")[0]
         client = [redis_cli(), "-p", port, "XADD", "ticket_stream", "*", "ticket_id", "42", "text", "hello"]
-        done = subprocess.run(client, env={"REDISCLI_AUTH": password}, capture_output=True, text=True, check=True, timeout=10)
+        done = subprocess.run(
+            client, env={"REDISCLI_AUTH": password}, capture_output=True, text=True, check=True, timeout=10
+        )
         until(lambda: shown(up, f"id={done.stdout.strip()}"), 10, "the message is handled and shown")
         assert up.run("send", "--ticket", "43", "text=from usher send").returncode == 0
         until(lambda: shown(up, "ticket=43"), 10, "the second message is handled")
@@ -92,7 +104,8 @@ def test_a_killed_consumer_comes_back_and_its_ticket_goes_on(folder: Path) -> No
 
 
 def test_a_consumer_that_does_not_come_back_is_told_by_the_status_with_its_log(folder: Path) -> None:
-    """Its program was changed under it, say: it ends before it registers, again and again, and soon it is on no roster any more."""
+    """Its program was changed under it, say: it ends before it registers, again and again, and soon it is on no roster
+    any more."""
     (folder / "mine.py").write_text("def handle(message): ...\n")
     with UsherUp(folder, "--consumers", "2", "--handler", "mine:handle", USHER_LEASE_SECONDS="2") as up:
         well = up.run("status")
@@ -107,9 +120,16 @@ def test_a_consumer_that_does_not_come_back_is_told_by_the_status_with_its_log(f
         told = "".join(up.run("status").stdout.split())  # without its line breaks
         for name in ("consumer-1", "consumer-2"):
             assert f"{name}of`usherup`isnotalive;itslogmaysaywhy:{up.state}/logs/{name}.log" in told
-        until(lambda: up.output.count("usher consumer: USHER_HANDLER=mine:handle cannot be imported") >= 2, 20, "both have said why")
+        until(
+            lambda: up.output.count("usher consumer: USHER_HANDLER=mine:handle cannot be imported") >= 2,
+            20,
+            "both have said why",
+        )
         document = up.run("status", "--json")
-        assert (document.returncode, set(json.loads(document.stdout)["missing_consumers"])) == (0, {"consumer-1", "consumer-2"})
+        assert (document.returncode, set(json.loads(document.stdout)["missing_consumers"])) == (
+            0,
+            {"consumer-1", "consumer-2"},
+        )
         assert up.end(signal.SIGTERM) == 0
 
 
@@ -135,7 +155,8 @@ def test_when_supervisord_is_killed_everything_ends_and_the_exit_code_is_1(folde
 
 
 def test_when_the_disk_of_the_logs_is_full_everything_goes_on(folder: Path) -> None:
-    """supervisord tells on its stderr, a file on the same disk, that it cannot write a log; that it could not was the end of everything."""
+    """supervisord tells on its stderr, a file on the same disk, that it cannot write a log; that it could not was the
+    end of everything."""
     logs = folder / "state" / "logs"
     logs.mkdir(parents=True)
     for name in ("supervisord.out", "supervisord.log"):
@@ -159,7 +180,8 @@ def test_when_usher_up_itself_is_killed_everything_ends(folder: Path) -> None:
 def test_a_handler_of_the_users_own_folder_and_a_second_ctrl_c(folder: Path) -> None:
     (folder / "common").mkdir()  # a project may have such a folder, as long as its handler does not need it
     (folder / "shop.py").write_text(
-        "import time, pathlib\ndef handle(message):\n    pathlib.Path(message.fields['text']).write_text(message.ticket_id)\n    time.sleep(60)\n"
+        "import time, pathlib\ndef handle(message):\n   "
+        " pathlib.Path(message.fields['text']).write_text(message.ticket_id)\n    time.sleep(60)\n"
     )
     with UsherUp(folder, "--consumers", "1", "--handler", "shop:handle") as up:
         assert up.run("send", "--ticket", "42", "text=made-by-handler").returncode == 0
@@ -185,15 +207,28 @@ def test_a_supervisord_that_hangs_does_not_hold_up_a_second_ctrl_c(folder: Path)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 @pytest.mark.parametrize("when", ["usher: checking settings", "usher: starting 2 masters", "Usher is up."])
 def test_the_exit_code_of_a_stop_is_the_same_whenever_it_comes(folder: Path, when: str, number: int, code: int) -> None:
-    """As a terminal does it: the signal goes to the whole process group, so to the check of settings too, which then ends early."""
+    """As a terminal does it: the signal goes to the whole process group, so to the check of settings too, which then
+    ends early."""
     env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_PORT=str(quiet_port(2, random.Random())))
     command = [*USHER, "up", "--consumers", "1"]
-    with subprocess.Popen(command, env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True) as up:
+    with subprocess.Popen(
+        command,
+        env=env,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as up:
         try:
             assert up.stdout is not None
             assert any(line.startswith(when) for line in up.stdout), "it comes so far"
             if "checking" in when:
-                until(lambda: any("preflight" in words_of(process) for process in processes_of(folder)), 10, "the check runs")
+                until(
+                    lambda: any("preflight" in words_of(process) for process in processes_of(folder)),
+                    10,
+                    "the check runs",
+                )
             os.killpg(up.pid, number)
             output = up.stdout.read()
             assert up.wait(60) == code, output
@@ -216,16 +251,24 @@ def test_the_exit_code_of_a_stop_is_the_same_whenever_it_comes(folder: Path, whe
         (["--redis-url", "http://127.0.0.1"], {}, "USHER_REDIS_URL"),
         (["--state-dir", "/proc/nothing"], {}, "USHER_STATE_DIR"),
         (["--state-dir", "50%"], {}, "USHER_STATE_DIR: supervisord cannot use a folder with % in its name"),
-        (["--state-dir", "~nobody-has-this-name/usher"], {}, "USHER_STATE_DIR: ~nobody-has-this-name/usher cannot be used"),
+        (
+            ["--state-dir", "~nobody-has-this-name/usher"],
+            {},
+            "USHER_STATE_DIR: ~nobody-has-this-name/usher cannot be used",
+        ),
         (["--redis-server", "nowhere"], {}, "USHER_REDIS_SERVER: there is no program 'nowhere'"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_starts(folder: Path, words: list[str], environ: dict[str, str], told: str) -> None:
+def test_what_cannot_work_is_refused_before_anything_starts(
+    folder: Path, words: list[str], environ: dict[str, str], told: str
+) -> None:
     (folder / "broken.py").write_text("import not_there_at_all\n")
     (folder / "leaving.py").write_text("raise SystemExit(0)\n")
     port = str(quiet_port(2, random.Random()))
     env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_PORT=port, **environ)
-    done = subprocess.run([*USHER, "up", *words], env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [*USHER, "up", *words], env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=60
+    )
     assert done.returncode == 2
     assert told in done.stderr
     assert "Traceback" not in done.stderr
@@ -235,9 +278,17 @@ def test_what_cannot_work_is_refused_before_anything_starts(folder: Path, words:
 
 
 def test_one_message_names_every_bad_setting_of_usher_up_and_of_its_programs(folder: Path) -> None:
-    bad = {"USHER_CONCURENCY": "3", "USHER_LEASE_SECOND": "3", "USHER_MAX_ATTEMPTS": "x", "USHER_BATCH_SIZE": "0", "USHER_GROUP": "a b"}
+    bad = {
+        "USHER_CONCURENCY": "3",
+        "USHER_LEASE_SECOND": "3",
+        "USHER_MAX_ATTEMPTS": "x",
+        "USHER_BATCH_SIZE": "0",
+        "USHER_GROUP": "a b",
+    }
     env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), **bad)
-    done = subprocess.run([*USHER, "up", "--consumers", "0"], env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [*USHER, "up", "--consumers", "0"], env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=60
+    )
     assert done.returncode == 2
     first, *lines = done.stderr.splitlines()
     assert first == "usher: These settings cannot be used:"
@@ -258,13 +309,19 @@ def test_the_port_of_redis_may_not_be_one_of_the_masters(folder: Path) -> None:
 def test_the_program_of_redis_that_is_asked_for_is_told_to_who_starts_it(folder: Path) -> None:
     own = folder / "own-redis"
     own.symlink_to(find_redis_server())
-    planned = plan(LocalSettings(port=quiet_port(2, random.Random()), state_dir=folder, redis_server=str(own)), environ_for(folder))
+    planned = plan(
+        LocalSettings(port=quiet_port(2, random.Random()), state_dir=folder, redis_server=str(own)), environ_for(folder)
+    )
     assert planned.environ["USHER_REDIS_SERVER"] == str(own)
 
 
 def test_another_server_in_the_place_of_a_master_is_no_master(folder: Path) -> None:
-    """Somebody may have taken the port after it was looked at; a Redis closes the connection of a browser, others answer in their own way."""
-    with EmbeddedRedis(folder / "other", port=0, durable=False) as other, socket.create_server(("127.0.0.1", 0)) as greeting:
+    """Somebody may have taken the port after it was looked at; a Redis closes the connection of a browser, others
+    answer in their own way."""
+    with (
+        EmbeddedRedis(folder / "other", port=0, durable=False) as other,
+        socket.create_server(("127.0.0.1", 0)) as greeting,
+    ):
 
         def greet() -> None:
             with greeting.accept()[0] as connection:
@@ -279,7 +336,9 @@ def test_another_server_in_the_place_of_a_master_is_no_master(folder: Path) -> N
 
 
 def test_what_a_killed_run_has_left_is_waited_for(folder: Path) -> None:
-    (folder / "shop.py").write_text("import time, pathlib\ndef handle(message):\n    pathlib.Path('begun').touch()\n    time.sleep(5)\n")
+    (folder / "shop.py").write_text(
+        "import time, pathlib\ndef handle(message):\n    pathlib.Path('begun').touch()\n    time.sleep(5)\n"
+    )
     words = ("--consumers", "1", "--handler", "shop:handle")
     with UsherUp(folder, *words) as first:
         assert first.run("send", "--ticket", "42").returncode == 0
@@ -292,7 +351,9 @@ def test_what_a_killed_run_has_left_is_waited_for(folder: Path) -> None:
 
 
 def test_the_last_words_of_a_program_are_those_of_this_run(folder: Path) -> None:
-    (folder / "shop.py").write_text("import sys\nif 'consumer' in sys.argv: raise RuntimeError('only here')\ndef handle(message): ...\n")
+    (folder / "shop.py").write_text(
+        "import sys\nif 'consumer' in sys.argv: raise RuntimeError('only here')\ndef handle(message): ...\n"
+    )
     logs = folder / "state" / "logs"
     logs.mkdir(parents=True, mode=0o700)
     (logs / "consumer-1.log").write_text("said by an earlier run\n" * 9)
@@ -315,7 +376,9 @@ def test_the_last_words_of_a_program_are_those_of_this_run(folder: Path) -> None
     ],
 )
 def test_a_flag_of_its_programs_is_told_as_the_variable_that_it_is_here(folder: Path, flag: str, told: str) -> None:
-    done = subprocess.run([*USHER, "up", flag, "1"], env=environ_for(folder), capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [*USHER, "up", flag, "1"], env=environ_for(folder), capture_output=True, text=True, check=False, timeout=60
+    )
     assert done.returncode == 2
     assert told in done.stderr
     assert ("=... usher up" in done.stderr) == ("=... usher up" in told)
@@ -326,7 +389,9 @@ def test_a_port_in_use_is_named(folder: Path, setting: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = {"USHER_PORT": str(quiet_port(2, random.Random()))} | {setting: str(taken.getsockname()[1])}
         env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), **ports)
-        done = subprocess.run([*USHER, "up"], env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(
+            [*USHER, "up"], env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=60
+        )
     assert done.returncode == 2
     assert setting in done.stderr
 
@@ -338,11 +403,17 @@ def test_the_configuration_works_with_plain_supervisord(folder: Path) -> None:
     (state / "redis").mkdir(mode=0o700)
     (state / "redis" / "password").write_text("chosen\n")
     port, redis_port = quiet_port(1, random.Random()), quiet_port(1, random.Random())
-    base = environ_for(folder, USHER_HANDLER="common.demo.handlers:show", USHER_REDIS_URL=f"redis://:chosen@127.0.0.1:{redis_port}/0")
+    base = environ_for(
+        folder,
+        USHER_HANDLER="usher.deploy.demo.handlers:show",
+        USHER_REDIS_URL=f"redis://:chosen@127.0.0.1:{redis_port}/0",
+    )
     env = environment(base, state, consumers=2, masters=1, port=port, redis_port=redis_port, stop_seconds=30)
     env |= {"USHER_AUTOSTART": "true", "USHER_EMBEDDED_REDIS": "true"}
     with (folder / "out").open("wb") as out:
-        supervisord = subprocess.Popen(["supervisord", "-c", str(CONFIGURATION)], env=env, cwd=folder, stdout=out, stderr=out)
+        supervisord = subprocess.Popen(
+            ["supervisord", "-c", str(CONFIGURATION)], env=env, cwd=folder, stdout=out, stderr=out
+        )
         try:
             until(lambda: len(living_consumers([f"http://127.0.0.1:{port}"])) == 2, 60, "both consumers are registered")
             supervisord.send_signal(signal.SIGTERM)
@@ -356,7 +427,15 @@ def test_the_configuration_works_with_plain_supervisord(folder: Path) -> None:
 def test_too_few_open_files_are_told_with_what_to_do(folder: Path) -> None:
     env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_PORT=str(quiet_port(2, random.Random())))
     script = 'ulimit -n 64; (ulimit -n 1024) 2>/dev/null && exit 77; exec "$@"'
-    done = subprocess.run(["sh", "-c", script, "sh", *USHER, "up"], env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", *USHER, "up"],
+        env=env,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     if done.returncode == 77:
         pytest.skip("this user may raise it again, and supervisord does")
     assert done.returncode == 2
@@ -370,12 +449,20 @@ def test_warnings_that_are_errors_are_those_of_the_programs(folder: Path) -> Non
 
 def test_a_full_disk_behind_the_output_stops_nothing(folder: Path) -> None:
     env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_PORT=str(quiet_port(2, random.Random())))
-    with Path("/dev/full").open("w") as full, subprocess.Popen([*USHER, "up"], env=env, cwd=folder, stdout=full, stderr=subprocess.PIPE) as up:
+    with (
+        Path("/dev/full").open("w") as full,
+        subprocess.Popen([*USHER, "up"], env=env, cwd=folder, stdout=full, stderr=subprocess.PIPE) as up,
+    ):
         try:
             until(lambda: (folder / "state" / "logs" / "consumer-2.log").exists(), 60, "all is started")
             time.sleep(3)
             assert up.poll() is None
-            assert subprocess.run([*USHER, "send", "--ticket", "42"], env=env, cwd=folder, check=False, timeout=20).returncode == 0
+            assert (
+                subprocess.run(
+                    [*USHER, "send", "--ticket", "42"], env=env, cwd=folder, check=False, timeout=20
+                ).returncode
+                == 0
+            )
             up.send_signal(signal.SIGTERM)
             _, told = up.communicate(timeout=60)
             assert b"everything has stopped" in told
@@ -390,7 +477,12 @@ def test_an_output_that_nobody_reads_any_more_ends_it_in_order(folder: Path) -> 
             assert up.stdout is not None and up.stderr is not None
             assert any(line.startswith(b"Usher is up.") for line in up.stdout)
             up.stdout.close()
-            assert subprocess.run([*USHER, "send", "--ticket", "42"], env=env, cwd=folder, check=False, timeout=20).returncode == 0
+            assert (
+                subprocess.run(
+                    [*USHER, "send", "--ticket", "42"], env=env, cwd=folder, check=False, timeout=20
+                ).returncode
+                == 0
+            )
             assert b"everything has stopped" in up.stderr.read()
             assert up.wait(60) == 1
             assert not processes_of(folder)

@@ -1,4 +1,5 @@
-"""Per ticket a prefix in the order of finishing; one batch under way; an unsure one goes again before anything later."""
+"""Per ticket a prefix in the order of finishing; one batch under way; an unsure one goes again before anything
+later."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import random
 
 import pytest
 
-from consumer.policy.acks import AckLedger, Finished, Linger, linger
+from usher.consumer.policy.acks import AckLedger, Finished, Linger, linger
 
 
 def finished(ticket: bytes, number: int) -> Finished:
@@ -32,7 +33,9 @@ def filled(*items: tuple[bytes, int], most: int = 500) -> AckLedger:
         (False, -3, 512, Linger(0.02, 1)),
     ],
 )
-def test_finished_messages_wait_for_more_unless_somebody_waits_for_them(strict: bool, spare: int, window: int, waits: Linger) -> None:
+def test_finished_messages_wait_for_more_unless_somebody_waits_for_them(
+    strict: bool, spare: int, window: int, waits: Linger
+) -> None:
     assert linger(0.02, strict, spare, window) == waits
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from master.policy import affinity
-from master.policy.affinity import Affinity, load_bound
+from usher.master.policy.board import placement as affinity
+from usher.master.policy.board.placement import Affinity, load_bound
 
 TICKETS = [b"ticket-%d" % number for number in range(4000)]
 

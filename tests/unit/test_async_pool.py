@@ -1,4 +1,5 @@
-"""``async def`` handlers on the event loop of the standard library: what a handler may do to it, and what a stop does."""
+"""``async def`` handlers on the event loop of the standard library: what a handler may do to it, and what a stop
+does."""
 
 from __future__ import annotations
 
@@ -11,15 +12,15 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-import consumer.async_pool
-from common.clock import now_s
-from consumer.async_pool import AsyncPool
-from consumer.context import Message, OwnLease
-from consumer.executor import Executor
-from consumer.lane_keeper import LaneKeeper, MessageLane
-from consumer.policy.acks import Failure
-from consumer.policy.outcome import Bury, RetryPolicy
+import usher.consumer.execution.async_pool
 from tests.books import Book
+from usher.common.base.clock import now_s
+from usher.consumer.execution.async_pool import AsyncPool
+from usher.consumer.execution.executor import Executor
+from usher.consumer.execution.lanes import LaneKeeper, MessageLane
+from usher.consumer.handlers.message import Message, OwnLease
+from usher.consumer.policy.acks import Failure
+from usher.consumer.policy.outcome import Bury, RetryPolicy
 
 PATIENCE_S = 20.0
 LEASE = OwnLease(1e6, now_s())  # taken when the tests are collected; it outlives the run, however long that is
@@ -28,12 +29,20 @@ LEASE = OwnLease(1e6, now_s())  # taken when the tests are collected; it outlive
 class Pool:
     """An async pool on lanes; what its messages ended in."""
 
-    def __init__(self, handle: Callable[[Message], Awaitable[None]], slots: int = 4, policy: RetryPolicy | None = None, strict: bool = False) -> None:
+    def __init__(
+        self,
+        handle: Callable[[Message], Awaitable[None]],
+        slots: int = 4,
+        policy: RetryPolicy | None = None,
+        strict: bool = False,
+    ) -> None:
         self.done: list[str] = []
         self.given_up: list[str] = []
         self.broken: list[str] = []
         self.keeper = LaneKeeper()
-        self.executor = Executor(self.keeper, self, Book(), LEASE, policy or RetryPolicy(3, 0.0, 0.0), strict, 0.0, self.broken.append)
+        self.executor = Executor(
+            self.keeper, self, Book(), LEASE, policy or RetryPolicy(3, 0.0, 0.0), strict, 0.0, self.broken.append
+        )
         self.pool = AsyncPool(self.executor, handle, slots)
 
     def finished(self, item: Message) -> None:
@@ -103,7 +112,9 @@ def test_a_handler_may_use_child_processes_threads_and_its_own_cancellation() ->
 
     async def handle(message: Message) -> None:
         if message.id == "1-0":
-            child = await asyncio.create_subprocess_exec(sys.executable, "-c", "print(42)", stdout=asyncio.subprocess.PIPE)
+            child = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", "print(42)", stdout=asyncio.subprocess.PIPE
+            )
             assert (await child.communicate())[0] == b"42\n"
         elif message.id == "2-0":
             assert await asyncio.get_running_loop().run_in_executor(None, threading.get_ident) != threading.get_ident()
@@ -136,7 +147,7 @@ def test_work_that_comes_after_the_end_hurts_nobody() -> None:
 @pytest.fixture
 def no_glances(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody looks for lanes by chance: what is not told is not seen."""
-    monkeypatch.setattr(consumer.async_pool, "_LONGEST_WAIT_S", 3600.0)
+    monkeypatch.setattr(usher.consumer.execution.async_pool, "_LONGEST_WAIT_S", 3600.0)
 
 
 @pytest.mark.usefixtures("no_glances")
@@ -235,7 +246,9 @@ def test_what_a_handler_has_in_its_context_no_other_lane_and_no_retry_sees(slots
 
 
 @pytest.mark.usefixtures("no_glances")
-def test_a_retry_that_comes_due_between_the_look_for_lanes_and_that_for_due_times_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_retry_that_comes_due_between_the_look_for_lanes_and_that_for_due_times_is_not_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     gate, fails = threading.Event(), threading.Event()
 
     async def handle(message: Message) -> None:
@@ -270,7 +283,9 @@ def test_a_retry_that_comes_due_between_the_look_for_lanes_and_that_for_due_time
     made.end()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # it leaves its thread, as it should
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning"
+)  # it leaves its thread, as it should
 def test_a_task_of_a_handler_that_ends_the_loop_is_the_failure_of_no_other_message() -> None:
     async def leave() -> None:
         raise SystemExit(3)

@@ -6,8 +6,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from common.attempts import NEVER, Attempts, decode, encode
-from consumer.policy.quarantine import Isolation, Left, charges, isolation
+from usher.common.protocol.attempts import NEVER, Attempts, decode, encode
+from usher.consumer.policy.quarantine import Isolation, Left, charges, isolation
 
 counts = st.integers(0, 10**9 - 1)
 TOGETHER, ONE_SUSPECT, ALONE = Isolation.TOGETHER, Isolation.ONE_SUSPECT, Isolation.ALONE
@@ -19,7 +19,9 @@ def test_what_is_written_is_read(starts: int, failures: int, crashes: int, losse
     assert decode(encode(attempts)) == attempts
 
 
-@pytest.mark.parametrize("value", [b"", b" ", b"-1", b"1 2", b"1 2 3", b"1 2 3 4 5", b"1 2 3 x", b"\xff", b" 1 2 3 4", b"9999999999"])
+@pytest.mark.parametrize(
+    "value", [b"", b" ", b"-1", b"1 2", b"1 2 3", b"1 2 3 4 5", b"1 2 3 x", b"\xff", b" 1 2 3 4", b"9999999999"]
+)
 def test_what_cannot_be_read_stops_nobody(value: bytes) -> None:
     assert decode(value) is NEVER
 
@@ -30,7 +32,9 @@ def test_a_plain_number_of_a_former_version_is_that_many_failures() -> None:
 
 def test_only_a_message_that_nothing_went_wrong_with_asked_to_be_called_later() -> None:
     assert Attempts(1).put_off
-    assert not any(known.put_off for known in (NEVER, Attempts(2, failures=1), Attempts(2, crashes=1), Attempts(2, losses=1)))
+    assert not any(
+        known.put_off for known in (NEVER, Attempts(2, failures=1), Attempts(2, crashes=1), Attempts(2, losses=1))
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,7 +53,9 @@ def test_only_a_message_that_nothing_went_wrong_with_asked_to_be_called_later() 
         (Attempts(0, 0, 0, 3), 5, ALONE),
     ],
 )
-def test_the_more_often_a_message_was_there_the_less_may_run_beside_it(known: Attempts, max_attempts: int, answer: Isolation) -> None:
+def test_the_more_often_a_message_was_there_the_less_may_run_beside_it(
+    known: Attempts, max_attempts: int, answer: Isolation
+) -> None:
     assert isolation(known, max_attempts) is answer
 
 
@@ -63,15 +69,22 @@ def noted(*these: Left, is_explained: bool = False) -> dict[bytes, Attempts]:
 
 class TestCharges:
     def test_of_several_all_are_suspects_and_nobody_is_charged(self) -> None:
-        assert noted(left(1, Attempts(1)), left(2, Attempts(3, 2))) == {b"1-1": Attempts(1, 0, 1), b"2-1": Attempts(3, 2, 1)}
+        assert noted(left(1, Attempts(1)), left(2, Attempts(3, 2))) == {
+            b"1-1": Attempts(1, 0, 1),
+            b"2-1": Attempts(3, 2, 1),
+        }
 
     def test_one_that_ran_by_itself_is_charged_with_this_start_and_the_crashes_before(self) -> None:
         assert noted(left(1, Attempts(1))) == {b"1-1": Attempts(1, 1, 1)}
         assert noted(left(1, Attempts(3, 1, 1))) == {b"1-1": Attempts(3, 3, 2)}
-        assert noted(left(1, Attempts(9, 0, 0))) == {b"1-1": Attempts(9, 1, 1)}, "not with starts that asked to be called later"
+        assert noted(left(1, Attempts(9, 0, 0))) == {b"1-1": Attempts(9, 1, 1)}, (
+            "not with starts that asked to be called later"
+        )
 
     def test_an_end_that_is_explained_is_charged_to_those_who_are_blamed(self) -> None:
-        assert noted(left(1, Attempts(2, 1), is_blamed=True), left(2, Attempts(1)), is_explained=True) == {b"1-1": Attempts(2, 2, 0)}
+        assert noted(left(1, Attempts(2, 1), is_blamed=True), left(2, Attempts(1)), is_explained=True) == {
+            b"1-1": Attempts(2, 2, 0)
+        }
         assert noted(left(1, Attempts(2, 1)), is_explained=True) == {}
 
     def test_what_was_charged_ahead_is_as_before_when_the_end_is_explained(self) -> None:
@@ -83,7 +96,9 @@ class TestCharges:
 
 
 @given(st.integers(1, 8), st.integers(0, 8), st.integers(0, 8), st.booleans())
-def test_a_killer_is_given_up_after_max_attempts_whatever_it_did_before(max_attempts: int, raises: int, laters: int, is_busy: bool) -> None:
+def test_a_killer_is_given_up_after_max_attempts_whatever_it_did_before(
+    max_attempts: int, raises: int, laters: int, is_busy: bool
+) -> None:
     """``raises`` failures and ``laters`` requests to be called later, and from then on every start ends the process.
 
     A crash in company proves nothing, so who has only one attempt left when it comes to that gets one more, alone.

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import StartRefused
-from master.audit.commits import Commit, DataSet, locked
+from usher.common.base.errors import StartRefused
+from usher.master.audit.archive.commits import Commit, DataSet, locked
 
 
 def stage(data: DataSet, number: int, *names: str) -> None:
@@ -17,7 +17,11 @@ def stage(data: DataSet, number: int, *names: str) -> None:
 
 def visible(folder: Path) -> list[str]:
     """What a Parquet reader sees: nothing below names that begin with _."""
-    return sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*.parquet") if not file.relative_to(folder).parts[0].startswith("_"))
+    return sorted(
+        file.relative_to(folder).as_posix()
+        for file in folder.rglob("*.parquet")
+        if not file.relative_to(folder).parts[0].startswith("_")
+    )
 
 
 def test_a_commit_makes_all_files_visible_and_is_the_last_one(tmp_path: Path) -> None:
@@ -99,9 +103,14 @@ def test_an_archive_has_one_writer(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize(("missing", "told"), [(1, "2 begins behind 1-0, not behind 0-0"), (2, "3 begins behind 2-0, not behind 1-0")])
-def test_an_archive_that_lacks_a_commit_is_not_complete_wherever_that_was(tmp_path: Path, missing: int, told: str) -> None:
-    """An archive without its first commit was summed as if it were whole, and `usher audit reconcile --apply` wrote these totals."""
+@pytest.mark.parametrize(
+    ("missing", "told"), [(1, "2 begins behind 1-0, not behind 0-0"), (2, "3 begins behind 2-0, not behind 1-0")]
+)
+def test_an_archive_that_lacks_a_commit_is_not_complete_wherever_that_was(
+    tmp_path: Path, missing: int, told: str
+) -> None:
+    """An archive without its first commit was summed as if it were whole, and `usher audit reconcile --apply` wrote
+    these totals."""
     data = DataSet(tmp_path)
     for number in (1, 2, 3):
         stage(data, number, "date=1/a.parquet")

@@ -8,13 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.keys import Keys
-from master.audit.facts import StreamFacts, is_capped, unproven
-from master.audit.findings import CHECKS, Example, Found, Limits, Member, commands, in_order, index_agrees, judge_members, repair
-from master.audit.plots import bars, line
-from master.audit.ranges import Probe, cut, points
-from master.audit.report import Report, section
-from master.audit.snapshot import Look, still_holds
+from usher.common.protocol.keys import Keys
+from usher.master.audit.checks.facts import StreamFacts, is_capped, unproven
+from usher.master.audit.checks.findings import (
+    CHECKS,
+    Example,
+    Found,
+    Limits,
+    Member,
+    commands,
+    in_order,
+    index_agrees,
+    judge_members,
+    repair,
+)
+from usher.master.audit.output.plots import bars, line
+from usher.master.audit.output.report import Report, section
+from usher.master.audit.read.ranges import Probe, cut, points
+from usher.master.audit.read.snapshot import Look, still_holds
 
 KEYS = Keys("s", "g")
 RUNBOOK = (Path(__file__).resolve().parents[2] / "deploy" / "runbook.md").read_text()
@@ -30,7 +41,9 @@ def test_every_check_says_what_how_to_look_and_what_to_do(check: object) -> None
     lines = commands(one, FULL, KEYS)
     assert len(lines) == len(one.look) > 0
     assert f"\n## {section(one)}\n" in RUNBOOK
-    assert not any("{" in line.replace("{s}", "") for line in [*lines, repair(one, FULL, KEYS)]), "everything is filled in"
+    assert not any("{" in line.replace("{s}", "") for line in [*lines, repair(one, FULL, KEYS)]), (
+        "everything is filled in"
+    )
 
 
 def test_lines_are_quoted_for_a_shell_and_need_what_they_name() -> None:
@@ -49,7 +62,10 @@ def test_where_there_was_nothing_nothing_is_said_to_have_held() -> None:
     """Who audits the wrong stream must not take it for a proof."""
     empty = Report("run", 1, 1.0, "redis://", ("s",), "g", (), (), {"entries": 0, "pending": 0, "executions": 0})
     assert empty.sentence() == "nothing found, for there is nothing: no message and no execution in any of the streams"
-    assert dataclasses.replace(empty, figures={"entries": 0, "pending": 0, "executions": 7}).sentence() == "clean: the promise held"
+    assert (
+        dataclasses.replace(empty, figures={"entries": 0, "pending": 0, "executions": 7}).sentence()
+        == "clean: the promise held"
+    )
 
 
 def test_the_worst_comes_first() -> None:
@@ -125,7 +141,8 @@ def test_the_second_look_keeps_what_was_overtaken_while_it_is_pending_and_there(
 
 
 @pytest.mark.parametrize(
-    ("length", "added", "cap", "capped"), [(10, 10, 5, False), (10, 11, 99, True), (10, None, 10, True), (9, None, 10, False), (9, None, 0, False)]
+    ("length", "added", "cap", "capped"),
+    [(10, 10, 5, False), (10, 11, 99, True), (10, None, 10, True), (9, None, 10, False), (9, None, 0, False)],
 )
 def test_whether_a_run_log_was_capped(length: int, added: int | None, cap: int, capped: bool) -> None:
     assert is_capped(length, added, cap) is capped
@@ -181,6 +198,8 @@ def test_a_chart_of_nothing_says_so_and_a_line_needs_two_runs() -> None:
     assert bars("t", "n", [("a", 0)], "nothing").empty == "nothing"
     assert [bar.width > 0 for bar in bars("t", "n", [("a", 5), ("b\x1b", 0)], "").bars] == [True, False]
     assert line("t", [{"run": "1", "pending": 3}], "pending") is None
-    drawn = line("t", [{"run": "1", "pending": 3}, {"run": "2", "pending": None}, {"run": "3", "pending": 0}], "pending")
+    drawn = line(
+        "t", [{"run": "1", "pending": 3}, {"run": "2", "pending": None}, {"run": "3", "pending": 0}], "pending"
+    )
     assert drawn is not None
     assert [y for _, y, _ in drawn.dots] == [5.0, 115.0]

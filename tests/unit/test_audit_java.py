@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import StartRefused
-from master.audit import java
-from master.audit.session import why_java_failed
+from usher.common.base.errors import StartRefused
+from usher.master.audit.read import java
+from usher.master.audit.read.session import why_java_failed
 
 
 def _program(folder: Path, name: str, text: str) -> Path:
@@ -42,14 +42,24 @@ def test_a_java_of_the_machine_comes_first_and_an_old_one_is_passed_over(tmp_pat
 
 def test_without_any_the_way_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(java, "_wheel_java", lambda: None)
-    with pytest.raises(StartRefused, match=r"no Java 17 or later was found \(.*11.* is Java 11\): pip install -e '.\[audit\]' in"):
+    with pytest.raises(
+        StartRefused, match=r"no Java 17 or later was found \(.*11.* is Java 11\): pip install -e '.\[audit\]' in"
+    ):
         java.java_home({"JAVA_HOME": str(_home(tmp_path, "11.0.2")), "PATH": ""}, tmp_path / "shim")
 
 
 def test_the_shim_drops_the_one_option_and_keeps_every_other_word(tmp_path: Path) -> None:
     real = _program(tmp_path, "it's real", 'for word in "$@"; do echo "<$word>"; done')
     home = java.make_shim(tmp_path / "shim", real)
-    words = ["-cp", "a b", "--add-modules=jdk.incubator.vector", "", "-Dx='y'", "--add-modules=jdk.incubator.vector", "Main"]
+    words = [
+        "-cp",
+        "a b",
+        "--add-modules=jdk.incubator.vector",
+        "",
+        "-Dx='y'",
+        "--add-modules=jdk.incubator.vector",
+        "Main",
+    ]
     done = subprocess.run([home / "bin" / "java", *words], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["<-cp>", "<a b>", "<>", "<-Dx='y'>", "<Main>"]
 
@@ -60,7 +70,9 @@ def test_the_java_of_the_wheel_starts_with_the_option_that_it_does_not_know(tmp_
     wheel = java._wheel_java()
     assert wheel is not None
     option = "--add-modules=jdk.incubator.vector"
-    assert subprocess.run([wheel, option, "-version"], capture_output=True, check=False).returncode != 0, "then the shim is not needed any more"
+    assert subprocess.run([wheel, option, "-version"], capture_output=True, check=False).returncode != 0, (
+        "then the shim is not needed any more"
+    )
     home = java.java_home({"PATH": ""}, tmp_path / "shim")
     assert subprocess.run([home / "bin" / "java", option, "-version"], capture_output=True, check=False).returncode == 0
 
@@ -71,7 +83,13 @@ _FULL = "java.io.IOException: No space left on device"
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (f"An error occurred while calling o1.count.\n: org.x.Failed: stage 3\n\tat a.b(C:1)\nCaused by: {_FULL}\n\t... 3 more", _FULL),
+        (
+            (
+                "An error occurred while calling o1.count.\n: org.x.Failed: stage 3\n\tat a.b(C:1)\nCaused by:"
+                f" {_FULL}\n\t... 3 more"
+            ),
+            _FULL,
+        ),
         (f"An error occurred while calling o1.count.\n: {_FULL}\n\tat a.b(C:1)", _FULL),
         ("Answer from Java side is empty", "Answer from Java side is empty"),
         ("", "Exception"),

@@ -11,15 +11,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("pyarrow", reason="pip install -e '.[audit]' in Usher's folder")
-from common.message import first_value
-from master.audit.replies import entry_page, pending_page
+from usher.common.protocol.message import first_value
+from usher.master.audit.read.replies import entry_page, pending_page
 
 MARK = b"+PONG\r\n"
 FIELD = b"t"
 #: Names and values that look like what is around them.
-_NASTY = st.sampled_from([b"", b"t", b"*2", b"$1", b"\r\n", b"a\r\n$1\r\nb", b"\r", b"\n", b":5", b"+PONG\r\n", b"\xff", b"x" * 120])
+_NASTY = st.sampled_from(
+    [b"", b"t", b"*2", b"$1", b"\r\n", b"a\r\n$1\r\nb", b"\r", b"\n", b":5", b"+PONG\r\n", b"\xff", b"x" * 120]
+)
 _IDS = st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 99)).map(lambda part: b"%d-%d" % part)
-_ENTRIES = st.lists(st.tuples(_IDS, st.lists(st.tuples(_NASTY, _NASTY | st.binary(max_size=20)), min_size=1, max_size=4)), max_size=6)
+_ENTRIES = st.lists(
+    st.tuples(_IDS, st.lists(st.tuples(_NASTY, _NASTY | st.binary(max_size=20)), min_size=1, max_size=4)), max_size=6
+)
 _PENDING = st.lists(st.tuples(_IDS, _NASTY, st.integers(0, 10**12), st.integers(0, 10**9)), max_size=6)
 
 
@@ -47,7 +51,9 @@ def decoded(reply: bytes) -> Any:
 @example([])
 @example([(b"1-1", [(b"t", b"a")]), (b"2-1", [(b"t", b"b"), (b"other", b"c")])])
 @example([(b"1-1", [(b"a", b"b"), (b"t", b"c")]), (b"2-1", [(b"t\r\n$1\r\na\r\n$1\r\nb", b"c")])])
-def test_entries_are_read_as_hiredis_reads_them_or_not_at_all(entries: list[tuple[bytes, list[tuple[bytes, bytes]]]]) -> None:
+def test_entries_are_read_as_hiredis_reads_them_or_not_at_all(
+    entries: list[tuple[bytes, list[tuple[bytes, bytes]]]],
+) -> None:
     reply = reply_of(entries)
     page = entry_page(reply, FIELD)
     words = [word for _, pairs in entries for pair in pairs for word in pair]
@@ -63,7 +69,9 @@ def test_entries_are_read_as_hiredis_reads_them_or_not_at_all(entries: list[tupl
 @given(_PENDING)
 @example([])
 @example([(b"1-1", b"a\r\n:7\r\n:7", 1, 1)])
-def test_pending_entries_are_read_as_hiredis_reads_them_or_not_at_all(rows: list[tuple[bytes, bytes, int, int]]) -> None:
+def test_pending_entries_are_read_as_hiredis_reads_them_or_not_at_all(
+    rows: list[tuple[bytes, bytes, int, int]],
+) -> None:
     reply = written(rows) + MARK
     page = pending_page(reply)
     if page is None:

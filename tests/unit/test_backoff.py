@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.backoff import backoff_s
+from usher.common.base.backoff import backoff_s
 
 
 @given(st.integers(1, 10_000), st.integers(0, 1000))

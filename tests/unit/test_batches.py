@@ -1,4 +1,5 @@
-"""Batch handlers: what is declared, what follows from the end of a call, and that per message nothing differs from single calls."""
+"""Batch handlers: what is declared, what follows from the end of a call, and that per message nothing differs from
+single calls."""
 
 from __future__ import annotations
 
@@ -12,20 +13,21 @@ from typing import Any
 
 import pytest
 
-from common.attempts import NEVER, Attempts
-from common.clock import now_s
-from common.errors import GiveUp, PartialFailure, RetryLater
-from common.service import Service
-from consumer import async_pool, batch, batch_pool
-from consumer.context import Message, OwnLease
-from consumer.declared import Batch, batch_of
-from consumer.executor import Executor
-from consumer.handlers import Handler
-from consumer.lane_keeper import LaneKeeper, MessageLane
-from consumer.policy.acks import Failure, Finished
-from consumer.policy.batches import MessageFailed, TriedTogether, Verdict, goes_alone, judge
-from consumer.policy.outcome import Bury, RetryPolicy
 from tests.books import Book
+from usher import batch
+from usher.common.base.clock import now_s
+from usher.common.base.errors import GiveUp, PartialFailure, RetryLater
+from usher.common.protocol.attempts import NEVER, Attempts
+from usher.common.runtime.service import Service
+from usher.consumer.execution import async_pool, batch_pool
+from usher.consumer.execution.executor import Executor
+from usher.consumer.execution.lanes import LaneKeeper, MessageLane
+from usher.consumer.handlers.decorators import Batch, batch_of
+from usher.consumer.handlers.loader import Handler
+from usher.consumer.handlers.message import Message, OwnLease
+from usher.consumer.policy.acks import Failure, Finished
+from usher.consumer.policy.batches import MessageFailed, TriedTogether, Verdict, goes_alone, judge
+from usher.consumer.policy.outcome import Bury, RetryPolicy
 
 PATIENCE_S = 20.0
 LEASE = OwnLease(1e6, now_s())  # taken when the tests are collected; it outlives the run, however long that is
@@ -51,7 +53,15 @@ class TestDeclared:
         assert batch_of(Handle()) == Batch(100, 0.01, 1)
 
     @pytest.mark.parametrize(
-        "wrong", [{"most": 0}, {"most": 10_001}, {"wait_s": -1}, {"wait_s": 61}, {"per_ticket": 0}, {"most": 2, "per_ticket": 3}]
+        "wrong",
+        [
+            {"most": 0},
+            {"most": 10_001},
+            {"wait_s": -1},
+            {"wait_s": 61},
+            {"per_ticket": 0},
+            {"most": 2, "per_ticket": 3},
+        ],
     )
     def test_what_cannot_be_is_said_at_once(self, wrong: dict[str, Any]) -> None:
         with pytest.raises(ValueError, match="@batch"):
@@ -82,7 +92,10 @@ class TestJudge:
     def test_what_is_behind_a_failed_one_of_its_ticket_is_not_done(self, by_id: bool, is_raised: bool) -> None:
         error = ValueError("x")
         failed: dict[Any, Any] = {(self.A2.id if by_id else self.A2): error}
-        assert judge(self.PARTS, *((None, PartialFailure(failed)) if is_raised else (failed, None))) == [Verdict(1, error), Verdict(1, None)]
+        assert judge(self.PARTS, *((None, PartialFailure(failed)) if is_raised else (failed, None))) == [
+            Verdict(1, error),
+            Verdict(1, None),
+        ]
 
     def test_the_first_failed_one_of_a_ticket_counts(self) -> None:
         first, second = GiveUp(), ValueError()
@@ -134,7 +147,14 @@ class TestJudge:
 class Runners:
     """A batch handler on its pool, on lanes, with accounts that keep what comes."""
 
-    def __init__(self, handle: Callable[[list[Message]], Any], is_async: bool = False, strict: bool = False, slots: int = 2, **declared: Any) -> None:
+    def __init__(
+        self,
+        handle: Callable[[list[Message]], Any],
+        is_async: bool = False,
+        strict: bool = False,
+        slots: int = 2,
+        **declared: Any,
+    ) -> None:
         self.finished_items: list[Finished] = []
         self.failures: list[Failure] = []
         self.given_up: list[tuple[str, str, int]] = []
@@ -173,7 +193,10 @@ class Runners:
         threading.Thread(target=lambda: self.keeper.let_go([lane]), daemon=True).start()
 
     def add(self, **numbers: list[int]) -> None:
-        self.keeper.add((ticket.encode(), [message(ticket.encode(), number) for number in of_it]) for ticket, of_it in numbers.items())
+        self.keeper.add(
+            (ticket.encode(), [message(ticket.encode(), number) for number in of_it])
+            for ticket, of_it in numbers.items()
+        )
 
     def __enter__(self) -> Runners:
         for service in self.services:
@@ -239,7 +262,9 @@ class TestPool:
             runners.until_over()
         assert [len(call) for call in runners.calls] == [3, 3]
 
-    def test_a_retry_that_is_due_before_the_batch_is_gathered_when_it_is_due(self, is_async: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_retry_that_is_due_before_the_batch_is_gathered_when_it_is_due(
+        self, is_async: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """It fills the batch, which then waits for nothing more."""
         for pool in (async_pool, batch_pool):
             monkeypatch.setattr(pool, "_LONGEST_WAIT_S", 3600.0)  # nobody looks by chance
@@ -276,7 +301,9 @@ class TestPool:
         assert runners.calls == [["1-0", "2-0", "3-0"], ["4-0"]]
         spans = [(item.start_us, item.end_us) for item in runners.finished_items]
         assert spans == sorted(spans)
-        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans)), "a ticket's executions do not overlap"
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans)), (
+            "a ticket's executions do not overlap"
+        )
 
     def test_strict_acknowledgements_allow_one_of_a_ticket(self, is_async: bool) -> None:
         runners = Runners(lambda messages: None, is_async, strict=True, per_ticket=3)
@@ -301,7 +328,13 @@ class TestPool:
         assert runners.done("A") == ["1-0", "2-0", "3-0"]
         assert runners.done("B") == ["4-0", "5-0"]
         assert failures["2-0"] == 2
-        assert Counter(one for call in runners.calls for one in call) == {"1-0": 1, "2-0": 3, "3-0": 2, "4-0": 1, "5-0": 1}
+        assert Counter(one for call in runners.calls for one in call) == {
+            "1-0": 1,
+            "2-0": 3,
+            "3-0": 2,
+            "4-0": 1,
+            "5-0": 1,
+        }
         assert {item.stream_id: item.attempt for item in runners.finished_items}[b"2-0"] == 3
         assert runners.given_up == []
 
@@ -318,7 +351,10 @@ class TestPool:
             runners.until_over()
         [failure] = runners.failures
         assert failure.run.stream_id == b"3-0"
-        assert [item.stream_id for item in runners.finished_items if item.end_us <= failure.run.start_us] == [b"1-0", b"2-0"]
+        assert [item.stream_id for item in runners.finished_items if item.end_us <= failure.run.start_us] == [
+            b"1-0",
+            b"2-0",
+        ]
         assert failure.run.start_us <= failure.run.end_us
 
     def test_one_that_poisons_its_call_is_given_up_and_its_neighbours_are_not_charged(self, is_async: bool) -> None:
@@ -359,7 +395,9 @@ class TestPool:
 
     def test_suspects_of_a_crash_are_called_by_themselves(self, is_async: bool) -> None:
         runners = Runners(lambda messages: None, is_async)
-        runners.keeper.add([(b"A", [message(b"A", 1, attempts=1)]), (b"B", [message(b"B", 2)]), (b"C", [message(b"C", 3, attempts=1)])])
+        runners.keeper.add(
+            [(b"A", [message(b"A", 1, attempts=1)]), (b"B", [message(b"B", 2)]), (b"C", [message(b"C", 3, attempts=1)])]
+        )
         runners.keeper.add([(b"D", [message(b"D", 4, attempts=3)])])
         with runners:
             runners.until_over()

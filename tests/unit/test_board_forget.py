@@ -1,4 +1,5 @@
-"""``Board.forget``: news that were seen and planned, and not taken after all, leave the board as it was, and come again as if for the first time."""
+"""``Board.forget``: news that were seen and planned, and not taken after all, leave the board as it was, and come again
+as if for the first time."""
 
 from __future__ import annotations
 
@@ -8,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from master.policy.dispatch import Board
-from master.policy.plans import HALTED, RETURNED, TAIL
-from master.policy.rules import Action, Rule, Rulebook, Target
-from master.policy.tickets import Standing
 from tests.boards import NOW, answer, arrive, board_with, freed, hand_over, ids, planned
+from usher.master.policy.board.board import Board
+from usher.master.policy.board.plans import HALTED, RETURNED, TAIL
+from usher.master.policy.board.tickets import Standing
+from usher.master.policy.rules import Action, Rule, Rulebook, Target
 
-#: (ticket, number of the id) of news, in id order: several of one ticket, the tickets by turns; A is what a board here is about.
+#: (ticket, number of the id) of news, in id order: several of one ticket, the tickets by turns; A is what a board here
+#: is about.
 _NEWS = [(b"A", 50), (b"B", 51), (b"A", 52), (b"C", 53), (b"B", 54), (b"A", 60), (b"A", 100), (b"D", 101)]
 
 
@@ -210,8 +212,34 @@ def _condemned_and_new() -> Board:
 
 
 _BOARDS = [
-    *(_empty, _nobody, _runs, _full_window, _half_window, _ready, _homeless, _no_room, _one_is_full, _draining, _recovering, _recovered, _unsure),
-    *(_returned, _ending, _halted, _hidden, _being_read, _slowed, _slowed_and_new, _paused, _paused_and_new, _unloaded, _condemned),
+    *(
+        _empty,
+        _nobody,
+        _runs,
+        _full_window,
+        _half_window,
+        _ready,
+        _homeless,
+        _no_room,
+        _one_is_full,
+        _draining,
+        _recovering,
+        _recovered,
+        _unsure,
+    ),
+    *(
+        _returned,
+        _ending,
+        _halted,
+        _hidden,
+        _being_read,
+        _slowed,
+        _slowed_and_new,
+        _paused,
+        _paused_and_new,
+        _unloaded,
+        _condemned,
+    ),
     _condemned_and_new,
 ]
 
@@ -282,7 +310,9 @@ def test_what_was_forgotten_comes_again_as_for_the_first_time(make: Callable[[],
     assert _plans(board) == _plans(once)
 
 
-@pytest.mark.parametrize("make", [_empty, _runs, _one_is_full, _slowed_and_new, _paused_and_new, _condemned_and_new, _hidden])
+@pytest.mark.parametrize(
+    "make", [_empty, _runs, _one_is_full, _slowed_and_new, _paused_and_new, _condemned_and_new, _hidden]
+)
 def test_there_is_the_same_room_once_something_was_planned_again(make: Callable[[], Board]) -> None:
     """Until then nothing is read, which is as well: every turn plans before it reads."""
     board = make()
@@ -340,7 +370,9 @@ def test_a_paused_ticket_that_was_forgotten_and_came_again_goes_on_once_when_the
 
 def test_the_slowed_who_were_there_before_the_news_go_on_when_each_one_is_due() -> None:
     board = board_with("c1")
-    board.follow(Rulebook(Rule(Target.TICKET, name, Action.SLOW, rate) for name, rate in (("A", 1.0), ("B", 0.2), ("C", 0.5))))
+    board.follow(
+        Rulebook(Rule(Target.TICKET, name, Action.SLOW, rate) for name, rate in (("A", 1.0), ("B", 0.2), ("C", 0.5)))
+    )
     arrive(board, b"A", 1)
     hand_over(board)
     freed(board, "c1:1", b"A", ids(1))
@@ -356,7 +388,8 @@ def test_the_slowed_who_were_there_before_the_news_go_on_when_each_one_is_due() 
 
 
 def test_only_what_is_last_of_its_ticket_is_forgotten() -> None:
-    """Others are no news: those that the board did not take because their ticket has them in processing, and those of halted tickets."""
+    """Others are no news: those that the board did not take because their ticket has them in processing, and those of
+    halted tickets."""
     board = board_with("c1")
     arrive(board, b"A", 1, 2)
     hand_over(board)

@@ -1,4 +1,5 @@
-"""Anything may happen in any order, and the board keeps its promises: checked after every step against a model of what Redis does."""
+"""Anything may happen in any order, and the board keeps its promises: checked after every step against a model of what
+Redis does."""
 
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from common.registration import name_of
-from common.stream_id import rank
-from master.policy.dispatch import Board
-from master.policy.tickets import Standing, Ticket
-from master.roster import Member
 from tests.leader_model import Leader
 from tests.redis_model import HALTED, MASTER, STRANGER, RedisModel
+from usher.common.protocol.registration import name_of
+from usher.common.protocol.stream_id import rank
+from usher.master.membership.registry import Member
+from usher.master.policy.board.board import Board
+from usher.master.policy.board.tickets import Standing, Ticket
 
 TICKETS = [b"T1", b"T2", b"T3"]
 NAMES = ["c1", "c2", "c3"]
@@ -122,7 +123,11 @@ class BoardMachine(RuleBasedStateMachine):
         self.leader.take_in(self.redis.sweep(ownerless[first : first + most]))
 
     def _left_by_the_dead(self) -> list[bytes]:
-        return [entry_id for entry_id in self._ownerless() if entry_id in self.redis.recorded(self.redis.ticket_of[entry_id])]
+        return [
+            entry_id
+            for entry_id in self._ownerless()
+            if entry_id in self.redis.recorded(self.redis.ticket_of[entry_id])
+        ]
 
     @precondition(lambda self: self._left_by_the_dead())
     @rule(some=some)
@@ -158,7 +163,10 @@ class BoardMachine(RuleBasedStateMachine):
         assert self._facts() == before
 
     def _facts(self) -> Facts:
-        return [(t.name, list(t.running), list(t.parked), t.owner, t.believed, t.standing) for t in self.board.tickets.values()]
+        return [
+            (t.name, list(t.running), list(t.parked), t.owner, t.believed, t.standing)
+            for t in self.board.tickets.values()
+        ]
 
     @rule()
     def a_whole_turn(self) -> None:
@@ -217,7 +225,11 @@ class BoardMachine(RuleBasedStateMachine):
     # ---- dead letters --------------------------------------------------------------------------------------------------------
 
     def _owned(self) -> list[tuple[str, bytes]]:
-        return [(record.owner, ticket) for ticket, record in sorted(self.redis.index.items()) if self.redis.lives(record.owner)]
+        return [
+            (record.owner, ticket)
+            for ticket, record in sorted(self.redis.index.items())
+            if self.redis.lives(record.owner)
+        ]
 
     @precondition(lambda self: self._owned())
     @rule(some=some)
@@ -368,7 +380,9 @@ class BoardMachine(RuleBasedStateMachine):
                     assert ticket.standing is Standing.OPEN
                     assert ticket.owner is None or ticket.owner.incarnation == target.incarnation
         # Of two incarnations of a name the later one is chosen; the former is dead, and nobody has noticed.
-        by_generation = sorted(board.consumers.values(), key=lambda consumer: int(consumer.incarnation.rpartition(":")[2]))
+        by_generation = sorted(
+            board.consumers.values(), key=lambda consumer: int(consumer.incarnation.rpartition(":")[2])
+        )
         chosen = {consumer.name: consumer for consumer in by_generation if consumer.accepts}
         there_is_room = any(consumer.room > 0 for consumer in chosen.values())
         stuck = [ticket.name for ticket in board.tickets.values() if self._could_go(ticket, there_is_room)]
@@ -470,21 +484,45 @@ class Walk:
             (1, always, lambda: machine.news_are_deleted_before_they_are_taken(few(), limit(), some())),
             (2, machine._ownerless, lambda: machine.the_sweep_finds_strays(some(), rng.randint(1, 3))),
             (1, machine._left_by_the_dead, lambda: machine.an_operator_brings_an_entry_of_the_dead_to_master(some())),
-            (1, lambda: machine.redis.pending or machine.redis.unread, lambda: machine.a_body_is_deleted(some(), rng.random() < 0.5)),
+            (
+                1,
+                lambda: machine.redis.pending or machine.redis.unread,
+                lambda: machine.a_body_is_deleted(some(), rng.random() < 0.5),
+            ),
             (10, ready, lambda: machine.hand_over(limit())),
             (1, ready, lambda: machine.redis_refuses_a_plan_for_the_moment(limit())),
             (3, lambda: machine.leader.unsure, machine.read_what_is_unsure),
-            (1, lambda: machine.board.in_flight, lambda: machine.compare_quiet_tickets_with_the_index(rng.choice([0.0, 3.0]))),
-            (10, lambda: machine.redis.index, lambda: machine.an_owner_acknowledges(some(), rng.randint(1, 4), rng.choice(REPORTED))),
-            (3, lambda: machine.reports, lambda: machine.a_report_comes_late_and_perhaps_twice(some(), rng.random() < 0.3)),
-            (1, lambda: machine.board.in_flight, lambda: machine.a_report_of_somebody_else_changes_nothing(some(), "c1:0")),
+            (
+                1,
+                lambda: machine.board.in_flight,
+                lambda: machine.compare_quiet_tickets_with_the_index(rng.choice([0.0, 3.0])),
+            ),
+            (
+                10,
+                lambda: machine.redis.index,
+                lambda: machine.an_owner_acknowledges(some(), rng.randint(1, 4), rng.choice(REPORTED)),
+            ),
+            (
+                3,
+                lambda: machine.reports,
+                lambda: machine.a_report_comes_late_and_perhaps_twice(some(), rng.random() < 0.3),
+            ),
+            (
+                1,
+                lambda: machine.board.in_flight,
+                lambda: machine.a_report_of_somebody_else_changes_nothing(some(), "c1:0"),
+            ),
             (2, machine._owned, lambda: machine.an_owner_parks_a_message(some())),
             (1, machine._owned, lambda: machine.an_owner_ends_a_tail(some())),
             (3, machine._waiting, lambda: machine.an_operator_ends_a_halt(some(), rng.random() < 0.3)),
             (3, lambda: machine.leader.has_news, machine.the_leader_hears_of_it),
             (4, lambda: machine.board.to_read() or machine.board.ending_page(1), machine.a_page_is_read_again_or_ended),
             (2, machine._free_names, lambda: machine.a_consumer_starts(some(), rng.randint(1, 5))),
-            (2, lambda: machine.redis.leases, lambda: machine.a_lease_ends_or_changes(some(), rng.choice(["", "", "draining", "revoked"]))),
+            (
+                2,
+                lambda: machine.redis.leases,
+                lambda: machine.a_lease_ends_or_changes(some(), rng.choice(["", "", "draining", "revoked"])),
+            ),
             (4, machine._draining, lambda: machine.a_ticket_is_given_back(some())),
             (3, always, machine.the_roster_is_read),
             (3, lambda: machine.rosters, machine.a_roster_is_looked_at),

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from common import changed_files, credentials
-from common.changed_files import ChangedFiles
-from common.credentials import Credentials, Identity, Role, line_of
-from common.tls import ClientTls, ServerTls
 from tests.tls_front import Papers
+from usher.common.http import credentials
+from usher.common.http.credentials import Credentials, Identity, Role, line_of
+from usher.common.http.tls import ClientTls, ServerTls
+from usher.common.runtime import file_watch as changed_files
+from usher.common.runtime.file_watch import ChangedFiles
 
 
 @contextmanager
@@ -100,7 +101,9 @@ def test_a_token_that_was_taken_back_while_no_descriptor_was_left_ends_all_the_s
 
 
 @pytest.mark.parametrize(
-    "made", [lambda papers: ServerTls(papers.cert, papers.key), lambda papers: ClientTls(papers.ca)], ids=["certificate", "authorities"]
+    "made",
+    [lambda papers: ServerTls(papers.cert, papers.key), lambda papers: ClientTls(papers.ca)],
+    ids=["certificate", "authorities"],
 )
 def test_papers_that_were_renewed_while_no_descriptor_was_left_are_taken_up_later(
     tmp_path: Path, clock: list[float], made: Callable[[Papers], ServerTls | ClientTls]

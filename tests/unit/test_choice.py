@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from master.policy.affinity import Affinity
-from master.policy.choice import OpenConsumers
-from master.policy.tickets import ConsumerLoad, Ticket
+from usher.master.policy.board.placement import Affinity, OpenConsumers
+from usher.master.policy.board.tickets import ConsumerLoad, Ticket
 
 BEST, SECOND, THIRD = Affinity(["c1", "c2", "c3"]).ranking(b"42")
 
@@ -61,7 +60,10 @@ def test_load_is_compared_as_a_part_of_capacity() -> None:
     names = [f"c{number}" for number in range(100)]
     ranked = set(Affinity(names).ranking(b"42"))
     large = next(name for name in names if name not in ranked)
-    everybody = [consumer(name, 60 if name == large else 80 if name in ranked else 50, capacity=1000 if name == large else 100) for name in names]
+    everybody = [
+        consumer(name, 60 if name == large else 80 if name in ranked else 50, capacity=1000 if name == large else 100)
+        for name in names
+    ]
     assert chosen(*everybody) == f"{large}:1"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import importlib.util
 import json
@@ -14,17 +15,22 @@ from pathlib import Path
 import click
 import pytest
 
-from common import cli
-from common.commands.relay import Relay
-from common.commands.supervision import environment, master_urls
-from common.errors import SettingsError, StartRefused
+import usher as public
+from usher import cli
+from usher.common.base.errors import SettingsError
+from usher.deploy.local.log_relay import Relay
+from usher.deploy.local.supervision import environment, master_urls
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def usher(*words: str, cwd: Path = ROOT, start: tuple[str, ...] = ("-m", "common.cli"), **environ: str) -> subprocess.CompletedProcess[str]:
+def usher(
+    *words: str, cwd: Path = ROOT, start: tuple[str, ...] = ("-m", "usher"), **environ: str
+) -> subprocess.CompletedProcess[str]:
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": str(cwd), **environ}
-    return subprocess.run([sys.executable, *start, *words], cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(
+        [sys.executable, *start, *words], cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=60
+    )
 
 
 def package(folder: Path, name: str, text: str = "") -> None:
@@ -33,11 +39,12 @@ def package(folder: Path, name: str, text: str = "") -> None:
 
 
 def test_help_lists_every_command_and_imports_none_of_them() -> None:
-    ours = "('master', 'consumer', 'redis', 'flask')"
+    ours = "('redis', 'flask')"
     look = (
-        "import sys; from common.cli import run, COMMANDS; code = run(['--help']);"
-        "print([name for name in sys.modules if name.split('.')[0] in " + ours + " or name.startswith('common.commands')]);"
-        "sys.exit(code)"
+        "import sys; from usher.cli import run, COMMANDS; code = run(['--help']);"
+        "print([name for name in sys.modules if name.split('.')[0] in "
+        + ours
+        + " or name.startswith(('usher.common.cli', 'usher.master', 'usher.consumer', 'usher.deploy'))]);sys.exit(code)"
     )
     done = usher(start=("-c", look))
     assert done.returncode == 0, done.stderr
@@ -60,12 +67,17 @@ def test_a_misspelt_command_is_told_which_one_may_be_meant(word: str, meant: str
 
 
 @pytest.mark.parametrize(
-    ("line", "offered"), [("usher de", {"demo", "dead", "delayed"}), ("usher tickets ex", {"explain"}), ("usher up --cons", {"--consumers"})]
+    ("line", "offered"),
+    [
+        ("usher de", {"demo", "dead", "delayed"}),
+        ("usher tickets ex", {"explain"}),
+        ("usher up --cons", {"--consumers"}),
+    ],
 )
 def test_the_shell_completes_as_the_help_says(line: str, offered: set[str]) -> None:
     assert "_USHER_COMPLETE=bash_source" in usher("--help").stdout
     asked = {"_USHER_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
-    done = usher(start=("-c", "from common.cli import main; main()"), **asked)
+    done = usher(start=("-c", "from usher.cli import main; main()"), **asked)
     assert {word.partition(",")[2] for word in done.stdout.split()} == offered
 
 
@@ -76,7 +88,15 @@ def test_version() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("nope",), ("send", "--nope"), ("send",), ("send", "--csv", "x"), ("send", "--simulate", "1", "--ticket", "2"), ("send", "a=b")]
+    "words",
+    [
+        ("nope",),
+        ("send", "--nope"),
+        ("send",),
+        ("send", "--csv", "x"),
+        ("send", "--simulate", "1", "--ticket", "2"),
+        ("send", "a=b"),
+    ],
 )
 def test_wrong_usage_is_exit_code_2(words: tuple[str, ...]) -> None:
     done = usher(*words)
@@ -85,7 +105,9 @@ def test_wrong_usage_is_exit_code_2(words: tuple[str, ...]) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_our_errors_are_one_message_and_exit_code_2(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_errors_are_one_message_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     @click.command()
     def broken() -> None:
         raise SettingsError(["USHER_X: is wrong", "USHER_Y: too"])
@@ -114,31 +136,44 @@ def test_without_redis_and_usher_up_a_command_says_so(tmp_path: Path) -> None:
     assert done.stderr.startswith("usher: USHER_REDIS_URL is empty and no `usher up` is running")
 
 
-def test_a_package_of_another_project_with_our_name_is_told(tmp_path: Path) -> None:
-    package(tmp_path, "consumer")
-    done = usher("consumer", cwd=tmp_path)
-    assert done.returncode == 2
-    assert f"`consumer` was imported from {tmp_path / 'consumer'}, which hides Usher's own {ROOT / 'consumer'}" in done.stderr
-
-
-def test_the_launcher_finds_our_packages_in_a_folder_with_others_of_the_same_name(tmp_path: Path) -> None:
-    for name in ("common", "master", "consumer"):
+def test_usher_runs_by_path_in_a_folder_with_packages_of_any_name(tmp_path: Path) -> None:
+    for name in ("common", "master", "consumer", "deploy", "usher"):
         package(tmp_path, name, "raise RuntimeError('not ours')")
-    done = usher("--version", cwd=tmp_path, start=(str(ROOT / "common" / "launch.py"),), PYTHONPATH=str(tmp_path))
+    done = usher("--version", cwd=tmp_path, start=(str(ROOT / "usher" / "__main__.py"),), PYTHONPATH=str(tmp_path))
     assert (done.returncode, str(ROOT) in done.stdout) == (0, True), done.stderr
 
 
-def test_refuse_foreign_passes_our_own() -> None:
-    cli.refuse_foreign("common")
-    cli.refuse_foreign("not_imported_at_all")
-    with pytest.raises(StartRefused, match="`common` was imported from"):
-        cli.refuse_foreign("common", Path("/elsewhere"))
+@pytest.mark.parametrize("name", ["common", "master", "consumer", "deploy"])
+def test_our_packages_have_one_name_each(name: str) -> None:
+    """A shell in the checkout's root can import them by another one; two copies of a module would not know each other."""
+    done = usher(start=("-c", f"import {name}"))
+    assert done.returncode == 1
+    assert f"ImportError: '{name}' was imported from Usher's own folder, where it is 'usher.{name}'" in done.stderr
+
+
+def test_importing_usher_loads_nothing_else() -> None:
+    look = "import sys; before = set(sys.modules); import usher; print(sorted(set(sys.modules) - before))"
+    loaded = ast.literal_eval(usher(start=("-c", look)).stdout)
+    assert [name for name in loaded if name.partition(".")[0] not in sys.stdlib_module_names] == ["usher"]
+
+
+@pytest.mark.parametrize("name", public.__all__)
+def test_every_public_name_is_there_and_a_page_tells_of_it(name: str) -> None:
+    assert getattr(public, name) is not None
+    assert f"`{name}`" in (ROOT / "docs" / "api.md").read_text(), "docs/api.md lists the public names"
+
+
+def test_a_name_that_is_not_public_is_refused() -> None:
+    with pytest.raises(AttributeError, match="'usher' has no attribute 'Handler'; its public names: NOW, "):
+        _ = public.Handler
 
 
 def test_supervisord_gets_every_variable_that_its_file_asks_for(tmp_path: Path) -> None:
     text = (ROOT / "deploy" / "supervisord.conf").read_text()
     asked = {part.partition(")")[0] for part in text.split("%(ENV_")[1:]}
-    made = environment({"USHER_HANDLER": "a:b"}, tmp_path, consumers=3, masters=2, port=8700, redis_port=None, stop_seconds=30)
+    made = environment(
+        {"USHER_HANDLER": "a:b"}, tmp_path, consumers=3, masters=2, port=8700, redis_port=None, stop_seconds=30
+    )
     assert asked <= set(made)
     for name in asked:
         assert f";   {name} " in text, f"{name} is not in the header"
@@ -186,24 +221,33 @@ class TestRelay:
 
     def test_of_supervisord_only_news_is_shown(self, tmp_path: Path) -> None:
         relay = Relay(tmp_path, coloured=True)
-        (tmp_path / "supervisord.log").write_text("x INFO spawned: 'a' with pid 1\nx WARN exited: a (exit status 1; not expected)\n")
+        (tmp_path / "supervisord.log").write_text(
+            "x INFO spawned: 'a' with pid 1\nx WARN exited: a (exit status 1; not expected)\n"
+        )
         (line,) = relay.lines()
         assert "exited: a" in line
         assert line.startswith("\x1b[31m")
         relay.close()
 
 
-@pytest.mark.parametrize("words", [["streamer", "--migrate", "--outbox-url", "sqlite://"], ["demo", "--rides"], ["bench", "outbox"]])
+@pytest.mark.parametrize("words", [["streamer", "--migrate", "--outbox-url", "sqlite://"]])
 def test_what_needs_an_extra_says_so_without_it(words: list[str]) -> None:
-    program = f"import sys; sys.modules['sqlalchemy'] = None; from common.cli import run; sys.exit(run({words!r}))"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    program = f"import sys; sys.modules['sqlalchemy'] = None; from usher.cli import run; sys.exit(run({words!r}))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
     assert done.returncode == 2
     assert "pip install -e '.[sql]' in Usher's folder" in done.stderr
 
 
 def test_the_tables_of_an_outbox_are_printed_without_any_extra() -> None:
-    program = "import sys; sys.modules['sqlalchemy'] = None; from common.cli import run; sys.exit(run(['streamer', '--schema', 'sqlite']))"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    program = (
+        "import sys; sys.modules['sqlalchemy'] = None; from usher.cli import run; sys.exit(run(['streamer', '--schema',"
+        " 'sqlite']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     assert "CREATE TABLE" in done.stdout
 
@@ -211,7 +255,7 @@ def test_the_tables_of_an_outbox_are_printed_without_any_extra() -> None:
 _EVERY_HELP = """
 import contextlib, io, json, sys
 import click
-from common import cli
+from usher import cli
 
 class Without:
     def find_spec(self, name, path=None, target=None):
@@ -247,8 +291,15 @@ def _modules(brings: importlib.metadata.Distribution) -> set[str]:
 
 def test_the_help_of_every_command_needs_no_extra() -> None:
     """None of the modules that the extras bring can be imported, as where somebody installed Usher without any."""
-    text = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]")[2].partition("[project.scripts]")[0]
-    extras = {re.sub("[-_.]+", "-", name).lower() for name in re.findall(r'"([A-Za-z0-9_.-]+)', text)} - {"usher-streams"}
+    text = (
+        (ROOT / "pyproject.toml")
+        .read_text()
+        .partition("[project.optional-dependencies]")[2]
+        .partition("[project.scripts]")[0]
+    )
+    extras = {re.sub("[-_.]+", "-", name).lower() for name in re.findall(r'"([A-Za-z0-9_.-]+)', text)} - {
+        "usher-streams"
+    }
     modules = {
         module
         for brings in importlib.metadata.distributions()
@@ -265,7 +316,20 @@ def test_the_help_of_every_command_needs_no_extra() -> None:
 
 def test_commands_that_look_and_act_do_not_carry_a_web_server() -> None:
     """A fifth of the time that they take to start."""
-    names = ("status", "tickets", "consumers", "dead", "delayed", "pause", "rules", "actions", "rehearse", "log", "trim", "send")
+    names = (
+        "status",
+        "tickets",
+        "consumers",
+        "dead",
+        "delayed",
+        "pause",
+        "rules",
+        "actions",
+        "rehearse",
+        "log",
+        "trim",
+        "send",
+    )
     modules = [cli.COMMANDS[name].target.partition(":")[0] for name in names]
     code = f"import sys, {', '.join(modules)}; sys.exit(str({{'flask', 'gunicorn'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -275,11 +339,21 @@ def test_commands_that_look_and_act_do_not_carry_a_web_server() -> None:
 @pytest.mark.parametrize("program", ["master", "consumer"])
 def test_a_program_that_nobody_gave_a_webhook_does_not_carry_requests(program: str) -> None:
     """Four MiB of each process, which it would never use."""
-    code = f"import sys, {program}.__main__; sys.exit('requests' in sys.modules)"
+    code = f"import sys, usher.{program}.__main__; sys.exit('requests' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
 def test_a_full_disk_behind_the_output_is_told_in_one_line() -> None:
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run([sys.executable, "-m", "common.cli", "--help"], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, check=False, timeout=60)
-    assert (done.returncode, done.stderr) == (1, b"usher: the disk on which it writes, or to which its output goes, is full\n")
+        done = subprocess.run(
+            [sys.executable, "-m", "usher", "--help"],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+            timeout=60,
+        )
+    assert (done.returncode, done.stderr) == (
+        1,
+        b"usher: the disk on which it writes, or to which its output goes, is full\n",
+    )

@@ -1,4 +1,4 @@
-"""The verifier of `usher bench compare`, and the notes that it judges from."""
+"""The verifier of `python -m benchmarks compare`, and the notes that it judges from."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from common.bench import recording
-from common.bench.contest import summary
-from common.bench.findings import Note, Verdict, judge
-from common.bench.recording import FOLDER_VARIABLE, Job, count_notes, read_notes, record
+from benchmarks.measure.comparison import summary
+from benchmarks.rig import recording
+from benchmarks.rig.findings import Note, Verdict, judge
+from benchmarks.rig.recording import FOLDER_VARIABLE, Job, count_notes, read_notes, record
 
 
 def _notes(*runs: tuple[int, int, int, int]) -> list[Note]:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.errors import StartRefused
-from consumer.one_cpu import keep_to_one_cpu
-from consumer.policy.cpus import cpu_for
+from usher.common.base.errors import StartRefused
+from usher.consumer.lifecycle.cpu_pinning import keep_to_one_cpu
+from usher.consumer.policy.cpus import cpu_for
 
 CPUS = st.sets(st.integers(0, 500), min_size=1, max_size=40)
 
@@ -23,7 +23,13 @@ def test_numbered_consumers_share_no_cpu_while_there_are_enough(allowed: set[int
 
 
 def test_the_number_is_the_one_at_the_end() -> None:
-    assert [cpu_for(name, [0, 1, 2, 3]) for name in ("eu1-consumer-2", "c3", "04", "consumer-0", "host7")] == [1, 2, 3, 3, 2]
+    assert [cpu_for(name, [0, 1, 2, 3]) for name in ("eu1-consumer-2", "c3", "04", "consumer-0", "host7")] == [
+        1,
+        2,
+        3,
+        3,
+        2,
+    ]
 
 
 @given(st.text(max_size=30), CPUS)

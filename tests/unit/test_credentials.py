@@ -9,14 +9,24 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from common import credentials
-from common.commands.token import token
-from common.credentials import Credentials, Identity, Role, check_reach, digest_of, fixed_tokens, line_of, new_token, read_tokens_file
-from common.errors import SettingsError, StartRefused
-from consumer.__main__ import main as consumer_main
-from master.__main__ import main as master_main
-from master.access import hosts_of, master_credentials
-from master.settings import MasterSettings
+from usher.common.base.errors import SettingsError, StartRefused
+from usher.common.cli.token import token
+from usher.common.http import credentials
+from usher.common.http.credentials import (
+    Credentials,
+    Identity,
+    Role,
+    check_reach,
+    digest_of,
+    fixed_tokens,
+    line_of,
+    new_token,
+    read_tokens_file,
+)
+from usher.consumer.__main__ import main as consumer_main
+from usher.master.__main__ import main as master_main
+from usher.master.assembly.access import hosts_of, master_credentials
+from usher.master.settings import MasterSettings
 
 
 def _file(folder: Path, text: str, mode: int = 0o600) -> Path:
@@ -36,7 +46,11 @@ def test_a_role_may_what_its_table_says() -> None:
 
 def test_a_token_of_the_file_is_found_and_no_other(tmp_path: Path) -> None:
     mine = new_token()
-    file = _file(tmp_path, f"# people\n\n{line_of(Role.OPERATOR, 'ann@desk', mine)}   # until June\n{line_of(Role.CONSUMER, 'shop-*', 'ä b')}\n")
+    file = _file(
+        tmp_path,
+        f"# people\n\n{line_of(Role.OPERATOR, 'ann@desk', mine)}   # until"
+        f" June\n{line_of(Role.CONSUMER, 'shop-*', 'ä b')}\n",
+    )
     known = Credentials({"all": Identity(Role.ALL, "api-token"), "": Identity(Role.ALL, "nobody")}, file)
     assert known.find(mine) == Identity(Role.OPERATOR, "ann@desk")
     assert known.find("ä b") == Identity(Role.CONSUMER, "shop-*")
@@ -51,7 +65,9 @@ def test_nobody_is_asked_only_where_nothing_is_configured(tmp_path: Path) -> Non
     assert Credentials({}, _file(tmp_path, "")).asked
 
 
-def test_the_file_is_read_again_when_it_has_changed_and_one_that_is_broken_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_is_read_again_when_it_has_changed_and_one_that_is_broken_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(credentials, "_LOOK_S", 0.0)
     file = _file(tmp_path, line_of(Role.VIEWER, "ann", "one"))
     known = Credentials({}, file)
@@ -70,8 +86,21 @@ def test_the_file_is_read_again_when_it_has_changed_and_one_that_is_broken_chang
 @pytest.mark.parametrize(
     "line",
     [
-        *("viewer ann", "viewer ann x", "all ann " + "0" * 64, "anybody ann " + "0" * 64, "viewer a/b " + "0" * 64, "viewer ann " + "A" * 64),
-        *("viewer ann* " + "0" * 64, "consumer * " + "0" * 64, "consumer a*b " + "0" * 64, "viewer ann " + "0" * 64 + " more", "\udcff"),
+        *(
+            "viewer ann",
+            "viewer ann x",
+            "all ann " + "0" * 64,
+            "anybody ann " + "0" * 64,
+            "viewer a/b " + "0" * 64,
+            "viewer ann " + "A" * 64,
+        ),
+        *(
+            "viewer ann* " + "0" * 64,
+            "consumer * " + "0" * 64,
+            "consumer a*b " + "0" * 64,
+            "viewer ann " + "0" * 64 + " more",
+            "\udcff",
+        ),
     ],
 )
 def test_a_line_that_is_none_is_told_by_its_number_only(tmp_path: Path, line: str) -> None:
@@ -90,7 +119,9 @@ def test_a_token_that_stands_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="line 2 .* earlier line"):
         read_tokens_file(_file(tmp_path, lines))
     with pytest.raises(SettingsError, match="USHER_VIEWER_TOKEN: the same token"):
-        fixed_tokens({"USHER_API_TOKEN": ("x", Identity(Role.ALL, "a")), "USHER_VIEWER_TOKEN": ("x", Identity(Role.VIEWER, "b"))})
+        fixed_tokens(
+            {"USHER_API_TOKEN": ("x", Identity(Role.ALL, "a")), "USHER_VIEWER_TOKEN": ("x", Identity(Role.VIEWER, "b"))}
+        )
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o777])
@@ -125,7 +156,9 @@ def test_two_masters_make_the_same_sessions_and_without_a_set_token_none_outlive
         ("somewhere:1", False, False, True),
     ],
 )
-def test_beyond_loopback_a_token_is_asked_for_unless_one_insists(bind: str, asked: bool, insecure: bool, refused: bool) -> None:
+def test_beyond_loopback_a_token_is_asked_for_unless_one_insists(
+    bind: str, asked: bool, insecure: bool, refused: bool
+) -> None:
     if refused:
         with pytest.raises(StartRefused, match="USHER_API_TOKEN must be set"):
             check_reach(bind, asked, insecure)
@@ -135,9 +168,24 @@ def test_beyond_loopback_a_token_is_asked_for_unless_one_insists(bind: str, aske
 
 @pytest.mark.parametrize(
     ("main", "arguments"),
-    [(master_main, []), (consumer_main, ["--consumer-name", "c1", "--handler", "common.demo.handlers:show", "--health-url", "http://10.0.0.1/"])],
+    [
+        (master_main, []),
+        (
+            consumer_main,
+            [
+                "--consumer-name",
+                "c1",
+                "--handler",
+                "usher.deploy.demo.handlers:show",
+                "--health-url",
+                "http://10.0.0.1/",
+            ],
+        ),
+    ],
 )
-def test_neither_program_starts_beyond_loopback_without_a_token(main: object, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_program_starts_beyond_loopback_without_a_token(
+    main: object, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in [name for name in os.environ if name.startswith("USHER_")]:
         monkeypatch.delenv(name)
     done = CliRunner().invoke(main, ["--bind", "0.0.0.0:0", *arguments])  # type: ignore[arg-type]

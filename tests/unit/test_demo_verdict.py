@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from common.demo.records import Execution, RecordFile, RecordReader
-from common.demo.verdict import Verdict, judge
+from usher.deploy.demo.records import Execution, RecordFile, RecordReader
+from usher.deploy.demo.verdict import Verdict, judge
 
 SENT = [("1-0", "A"), ("2-0", "A"), ("3-0", "B"), ("4-0", "A")]
 
 
-def run(stream_id: str, start: int, end: int | None, *, ticket: str = "A", fence: int = 1, attempt: int = 1, pid: int = 7) -> Execution:
+def run(
+    stream_id: str, start: int, end: int | None, *, ticket: str = "A", fence: int = 1, attempt: int = 1, pid: int = 7
+) -> Execution:
     return Execution(f"c{pid}", pid, stream_id, ticket, fence, attempt, start, end)
 
 
@@ -36,7 +38,9 @@ def test_a_good_run_is_clean_and_counted() -> None:
 
 
 def test_the_document_has_the_decided_names() -> None:
-    decided = "sent handled tickets lost duplicates order_violations overlaps dead_letters messages_per_second consumers"
+    decided = (
+        "sent handled tickets lost duplicates order_violations overlaps dead_letters messages_per_second consumers"
+    )
     assert set(decided.split()) <= set(verdict(good()).document())
 
 
@@ -143,12 +147,23 @@ def test_after_a_kill_a_loss_is_still_a_loss() -> None:
 
 
 def test_going_back_under_the_same_fence_is_a_violation() -> None:
-    runs = [run("1-0", 10, 20), run("2-0", 20, 30), run("1-0", 30, 35), run("3-0", 12, 18, ticket="B"), run("4-0", 41, 50)]
+    runs = [
+        run("1-0", 10, 20),
+        run("2-0", 20, 30),
+        run("1-0", 30, 35),
+        run("3-0", 12, 18, ticket="B"),
+        run("4-0", 41, 50),
+    ]
     assert verdict(runs, killed_ns={1: 1}).order_violations == 1
 
 
 def test_an_owner_with_a_lower_fence_that_runs_later_is_a_violation() -> None:
-    runs = [run("1-0", 10, 20, fence=5), run("2-0", 20, 30, fence=4), run("3-0", 12, 18, ticket="B"), run("4-0", 31, 40, fence=5)]
+    runs = [
+        run("1-0", 10, 20, fence=5),
+        run("2-0", 20, 30, fence=4),
+        run("3-0", 12, 18, ticket="B"),
+        run("4-0", 31, 40, fence=5),
+    ]
     assert verdict(runs).order_violations == 1
 
 
@@ -231,7 +246,14 @@ class TestRecords:
         reader = RecordReader(tmp_path)
         reader.poll()
         whole, open_one = sorted(reader.executions(), key=lambda seen: seen.stream_id)
-        assert (whole.consumer, whole.pid, whole.stream_id, whole.ticket, whole.fence, whole.attempt) == ("c1", os.getpid(), "5-1", "T 1", 3, 2)
+        assert (whole.consumer, whole.pid, whole.stream_id, whole.ticket, whole.fence, whole.attempt) == (
+            "c1",
+            os.getpid(),
+            "5-1",
+            "T 1",
+            3,
+            2,
+        )
         assert whole.end_ns is not None
         assert whole.end_ns >= whole.start_ns
         assert (open_one.ticket, open_one.end_ns) == ("with\nbreak \\ and \u00fc\u4e2d", None)

@@ -11,12 +11,12 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from common.acl import USERS, acl_file
-from common.commands import deploy_folder
-from common.commands.deploy_folder import AROUND_DRAIN_S, DEPLOY, Host
-from common.commands.init_deploy import plan
-from common.commands.local import LocalSettings, Plan
-from common.errors import SettingsError, StartRefused, UsherError
+from usher.common.base.errors import SettingsError, StartRefused, UsherError
+from usher.common.redis.acl import USERS, acl_file
+from usher.deploy.local import deploy_folder
+from usher.deploy.local.deploy_folder import AROUND_DRAIN_S, DEPLOY, Host
+from usher.deploy.local.init_deploy import plan
+from usher.deploy.local.plan import LocalSettings, Plan
 
 _ASKED: dict[str, Any] = {
     "host": "127.0.0.1",
@@ -33,7 +33,7 @@ _ELSEWHERE = {"USHER_REDIS_URL": "redis://:pw@10.0.0.9:6379/0", "USHER_API_TOKEN
 @pytest.fixture(autouse=True)
 def _programs_accept_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process for each of these tests would take a second; tests/process/test_init_deploy.py asks the real ones."""
-    monkeypatch.setattr("common.commands.init_deploy.check_programs", lambda environ, folder=None: None)
+    monkeypatch.setattr("usher.deploy.local.init_deploy.check_programs", lambda environ, folder=None: None)
 
 
 def planned(*roles: str, folder: str = "/srv/usher", environ: dict[str, str] | None = None, **asked: Any) -> Host:
@@ -50,29 +50,48 @@ def test_one_host_runs_all_of_it_in_groups_that_stop_in_order() -> None:
     found = sections(planned())
     programs = [name.removeprefix("program:") for name in found if name.startswith("program:")]
     assert programs == ["redis", "master-1", "master-2", "consumer-1", "consumer-2"]
-    assert (found["group:master"]["programs"], found["group:consumer"]["programs"]) == ("master-1,master-2", "consumer-1,consumer-2")
-    assert int(found["program:redis"]["priority"]) < int(found["group:master"]["priority"]) < int(found["group:consumer"]["priority"])
-    assert "--bind 127.0.0.1:8722 --health-url http://127.0.0.1:8722/api/health" in found["program:consumer-2"]["command"]
+    assert (found["group:master"]["programs"], found["group:consumer"]["programs"]) == (
+        "master-1,master-2",
+        "consumer-1,consumer-2",
+    )
+    assert (
+        int(found["program:redis"]["priority"])
+        < int(found["group:master"]["priority"])
+        < int(found["group:consumer"]["priority"])
+    )
+    assert (
+        "--bind 127.0.0.1:8722 --health-url http://127.0.0.1:8722/api/health" in found["program:consumer-2"]["command"]
+    )
 
 
 def test_what_is_generated_is_new_each_time_and_what_is_given_is_kept() -> None:
     one, other = planned(), planned()
     for name in ("USHER_API_TOKEN", "USHER_REDIS_URL"):
         assert one.settings[name] != other.settings[name]
-        assert planned(environ=dict(one.settings)).settings[name] == one.settings[name], "again, with usher.env in the environment"
+        assert planned(environ=dict(one.settings)).settings[name] == one.settings[name], (
+            "again, with usher.env in the environment"
+        )
     assert planned(environ=dict(one.settings)).roles == one.roles
     assert set(planned(environ=_ELSEWHERE).files()) == set(one.files()) - {"redis.conf", "users.acl"}
 
 
 def test_settings_of_the_environment_are_kept_but_for_those_of_one_program() -> None:
-    environ = {"USHER_LEASE_SECONDS": "7", "USHER_BIND": "127.0.0.1:1", "USHER_CONSUMER_NAME": "x", "USHER_STATE_DIR": "/elsewhere", "HOME": "/"}
+    environ = {
+        "USHER_LEASE_SECONDS": "7",
+        "USHER_BIND": "127.0.0.1:1",
+        "USHER_CONSUMER_NAME": "x",
+        "USHER_STATE_DIR": "/elsewhere",
+        "HOME": "/",
+    }
     settings = planned(environ=environ).settings
     assert settings["USHER_LEASE_SECONDS"] == "7.0"
     assert settings["USHER_STATE_DIR"] == "/srv/usher/state"
     assert not {"USHER_BIND", "USHER_CONSUMER_NAME", "HOME"} & settings.keys()
 
 
-def test_the_python_path_of_the_environment_is_kept_and_holds_in_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_python_path_of_the_environment_is_kept_and_holds_in_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     kept = planned(environ={"PYTHONPATH": "shop::/srv/lib"})
     assert f"PYTHONPATH='{tmp_path}/shop:/srv/lib'\n" in kept.files()["usher.env"][0]
@@ -98,7 +117,9 @@ def test_a_redis_of_our_own_has_a_user_for_each_kind_of_program() -> None:
     for name, (text, mode) in files.items():
         if mode & 0o077 or name == "users.acl":
             assert not [secret for secret in passwords if secret in text], name
-    again = planned(environ=dict(host.settings) | {f"REDIS_URL_{user.upper()}": url for user, url in host.redis_users.items()})
+    again = planned(
+        environ=dict(host.settings) | {f"REDIS_URL_{user.upper()}": url for user, url in host.redis_users.items()}
+    )
     assert again.files()["users.acl"] == files["users.acl"], "with usher.env in the environment nothing changes"
 
 
@@ -136,7 +157,9 @@ def test_tokens_are_made_for_programs_operators_and_viewers() -> None:
 
 
 def test_consumers_of_another_host_are_told_apart_and_reached_there() -> None:
-    host = planned("consumer", environ=_ELSEWHERE, host="10.0.0.3", masters="http://10.0.0.1:8700,http://10.0.0.2:8700/")
+    host = planned(
+        "consumer", environ=_ELSEWHERE, host="10.0.0.3", masters="http://10.0.0.1:8700,http://10.0.0.2:8700/"
+    )
     command = sections(host)["program:10.0.0.3-1"]["command"]
     assert "--consumer-name 10.0.0.3-1 --bind 10.0.0.3:8721 --health-url http://10.0.0.3:8721/api/health" in command
     assert host.settings["USHER_MASTER_URLS"] == "http://10.0.0.1:8700,http://10.0.0.2:8700"
@@ -144,7 +167,9 @@ def test_consumers_of_another_host_are_told_apart_and_reached_there() -> None:
 
 def test_of_several_masters_a_host_runs_its_own() -> None:
     masters = "http://10.0.0.1:8700,http://10.0.0.2:8701"
-    host = planned("master", environ=_ELSEWHERE | {"USHER_HEALTH_HOSTS": "10.0.0.0/24"}, host="10.0.0.2", masters=masters)
+    host = planned(
+        "master", environ=_ELSEWHERE | {"USHER_HEALTH_HOSTS": "10.0.0.0/24"}, host="10.0.0.2", masters=masters
+    )
     found = sections(host)
     assert [name for name in found if name.startswith("program:")] == ["program:master-1"]
     assert "--bind 10.0.0.2:8701 --advertise-url http://10.0.0.2:8701" in found["program:master-1"]["command"]
@@ -162,7 +187,12 @@ def test_addresses_of_ipv6_have_brackets_where_they_must() -> None:
     ("roles", "environ", "asked", "told"),
     [
         (("master",), {}, {}, "USHER_REDIS_URL"),
-        (("consumer",), {"USHER_REDIS_URL": "redis://10.0.0.9"}, {"masters": "http://10.0.0.1:8700"}, "USHER_API_TOKEN"),
+        (
+            ("consumer",),
+            {"USHER_REDIS_URL": "redis://10.0.0.9"},
+            {"masters": "http://10.0.0.1:8700"},
+            "USHER_API_TOKEN",
+        ),
         (("consumer",), _ELSEWHERE, {}, "USHER_MASTER_URLS"),
         (("redis",), _ELSEWHERE, {}, "USHER_REDIS_URL"),
         (("master",), _ELSEWHERE, {"host": "10.0.0.1"}, "USHER_HEALTH_HOSTS"),
@@ -175,21 +205,26 @@ def test_addresses_of_ipv6_have_brackets_where_they_must() -> None:
         (("all",), {"USHER_LEASE_SECONDS": "soon"}, {}, "USHER_LEASE_SECONDS"),
     ],
 )
-def test_what_cannot_work_is_refused_and_named(roles: tuple[str, ...], environ: dict[str, str], asked: dict[str, Any], told: str) -> None:
+def test_what_cannot_work_is_refused_and_named(
+    roles: tuple[str, ...], environ: dict[str, str], asked: dict[str, Any], told: str
+) -> None:
     with pytest.raises(UsherError, match=re.escape(told)) as refused:
         planned(*roles, environ=environ, **asked).files()
     assert isinstance(refused.value, (StartRefused, SettingsError))
 
 
 def test_a_program_is_not_killed_while_it_may_still_drain() -> None:
-    """supervisord must wait for longer than the program: drain, 5 s around it (consumer/__main__), and 3 s until its arbiter kills."""
+    """supervisord must wait for longer than the program: drain, 5 s around it (consumer/__main__), and 3 s until its
+    arbiter kills."""
     for drain_s in (0.0, 20.0, 100.5):
         host = planned(environ={"USHER_DRAIN_SECONDS": str(drain_s)})
         settings = LocalSettings(drain_seconds=drain_s)
         for seconds in (host.consumer_stop_seconds, Plan(settings, Path(), "", None, {}).stop_seconds):
             assert seconds > drain_s + 5 + 3
         whole = int(re.findall(r"TimeoutStopSec=(\d+)", host.files()["usher.service"][0])[0])
-        waits = {name: int(section["stopwaitsecs"]) for name, section in sections(host).items() if "stopwaitsecs" in section}
+        waits = {
+            name: int(section["stopwaitsecs"]) for name, section in sections(host).items() if "stopwaitsecs" in section
+        }
         assert whole > waits["program:consumer-1"] + waits["program:master-1"] + waits["program:redis"]
         assert waits["program:master-1"] > 10 + 3, "a master has 10 s"
     assert Plan(LocalSettings(drain_seconds=0), Path(), "", None, {}).stop_seconds == AROUND_DRAIN_S
@@ -197,7 +232,10 @@ def test_a_program_is_not_killed_while_it_may_still_drain() -> None:
 
 def test_every_alert_says_what_to_do() -> None:
     runbook = (DEPLOY / "runbook.md").read_text()
-    anchors = {"#" + re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^## (.+)$", runbook, re.MULTILINE)}
+    anchors = {
+        "#" + re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")
+        for title in re.findall(r"^## (.+)$", runbook, re.MULTILINE)
+    }
     (group,) = yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"]
     assert len({rule["alert"] for rule in group["rules"]}) == len(group["rules"]) >= 15
     for rule in group["rules"]:
@@ -212,7 +250,9 @@ def test_nobody_is_woken_for_what_handlers_or_operators_do_on_purpose() -> None:
     failing = re.findall(r'usher_attempts_total\{outcome=~"([a-z_|]+)"\}', asked["UsherHandlersFail"])
     assert failing == ["failed|gave_up"], "to ask for a later call is no failure"
     for name in ("UsherStuck", "UsherOldMessage"):
-        assert "usher_oldest_message_age_seconds" not in asked[name], "what is halted or paused waits for somebody who knows"
+        assert "usher_oldest_message_age_seconds" not in asked[name], (
+            "what is halted or paused waits for somebody who knows"
+        )
 
 
 def test_a_program_that_is_gone_or_does_nothing_is_told_for_as_long_as_it_is() -> None:
@@ -225,14 +265,21 @@ def test_a_program_that_is_gone_or_does_nothing_is_told_for_as_long_as_it_is() -
 
 def test_links_within_the_runbook_lead_somewhere() -> None:
     runbook = (DEPLOY / "runbook.md").read_text()
-    anchors = {"#" + re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^## (.+)$", runbook, re.MULTILINE)}
+    anchors = {
+        "#" + re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")
+        for title in re.findall(r"^## (.+)$", runbook, re.MULTILINE)
+    }
     assert set(re.findall(r"\]\((#[^)]*)\)", runbook)) <= anchors
 
 
 def test_all_files_that_are_read_are_packaged() -> None:
     """Those beside the code and those in folders of their own: pyproject.toml names both."""
     pyproject = (DEPLOY.parent / "pyproject.toml").read_text()
-    folders = {file.parent.relative_to(DEPLOY.parent).as_posix().replace("/", ".") for file in DEPLOY.rglob("*") if file.is_file()}
+    folders = {
+        file.parent.relative_to(DEPLOY.parent).as_posix().replace("/", ".")
+        for file in DEPLOY.rglob("*")
+        if file.is_file() and file.suffix not in (".py", ".pyc")
+    }
     assert folders == {"deploy", "deploy.init"}
-    assert 'deploy = ["*"]' in pyproject and '"deploy.init" = ["*"]' in pyproject
+    assert '"usher.deploy" = ["*"]' in pyproject and '"usher.deploy.init" = ["*"]' in pyproject
     assert set(deploy_folder._COPIES) <= {file.name for file in DEPLOY.iterdir()}

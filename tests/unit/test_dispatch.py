@@ -1,16 +1,17 @@
 """What the leader's board promises of plans, replies and reports, one sentence each.
 
-That all of it holds in any order of events is in test_board_model.py; recovery and records are in test_dispatch_recovery.py.
+That all of it holds in any order of events is in test_board_model.py; recovery and records are in
+test_dispatch_recovery.py.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from master.policy import choice
-from master.policy.affinity import Affinity
-from master.policy.plans import NOBODY, HandOverReply, TargetReply, Verdict
 from tests.boards import NOW, answer, arrive, board_with, freed, hand_over, ids, owner_of, wait_once
+from usher.master.policy.board import placement as choice
+from usher.master.policy.board.placement import Affinity
+from usher.master.policy.board.plans import NOBODY, HandOverReply, TargetReply, Verdict
 
 
 class TestPlan:
@@ -52,7 +53,9 @@ class TestPlan:
             arrive(board, b"T%d" % number, number + 1)
         hand_over(board)
         ranking = Affinity(names).ranking
-        assert all(consumer.name == ranking(ticket)[0] for consumer in board.consumers.values() for ticket in consumer.tickets)
+        assert all(
+            consumer.name == ranking(ticket)[0] for consumer in board.consumers.values() for ticket in consumer.tickets
+        )
 
     def test_a_ticket_in_processing_stays_with_its_owner_whoever_else_is_idle(self) -> None:
         board = board_with("c1")
@@ -243,7 +246,9 @@ class TestReplies:
             ("STRAY", Verdict(doubt=True)),
         ],
     )
-    def test_a_refused_target_gets_nothing_more_and_its_part_goes_to_another(self, state: str, verdict: Verdict) -> None:
+    def test_a_refused_target_gets_nothing_more_and_its_part_goes_to_another(
+        self, state: str, verdict: Verdict
+    ) -> None:
         board = board_with("c1")
         arrive(board, b"T", 1, 2)
         plan = board.plan(1000, NOW)

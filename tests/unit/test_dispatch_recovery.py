@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from master.policy.affinity import Affinity
-from master.policy.dispatch import Board
-from master.policy.plans import NOBODY
-from master.policy.tickets import Standing
 from tests.boards import NOW, arrive, board_with, freed, hand_over, ids, owner_of, planned
+from usher.master.policy.board.board import Board
+from usher.master.policy.board.placement import Affinity
+from usher.master.policy.board.plans import NOBODY
+from usher.master.policy.board.tickets import Standing
 
 
 class TestRecovery:
@@ -57,7 +57,9 @@ class TestRecovery:
         board.join("c1:2", "c1", 4, 100, True)
         board.take_in(entries)
         board.recovered("c1:1")
-        assert {incarnation for incarnation, _ in hand_over(board)} == {"c1:2"}, "although all of them rank another one first"
+        assert {incarnation for incarnation, _ in hand_over(board)} == {"c1:2"}, (
+            "although all of them rank another one first"
+        )
 
     def test_a_ticket_that_somebody_else_has_is_read_before_it_goes_on(self) -> None:
         board = self.lost()
@@ -168,7 +170,8 @@ class TestRecords:
         assert hand_over(board) == {("c9:4", b"U"): ids(2)}
 
     def test_a_stray_stays_parked_although_its_record_still_names_it(self) -> None:
-        """The sweep brings a dead owner's entries to master and leaves the index alone; they must not get lost between the two."""
+        """The sweep brings a dead owner's entries to master and leaves the index alone; they must not get lost between
+        the two."""
         board = board_with("c1", "c2")
         board.set_record(b"T", b"c1:1", 7, ids(1, 2), NOW)
         board.take_in([(b"1-0", b"T"), (b"2-0", b"T")])

@@ -1,4 +1,5 @@
-"""What the documents say exists: links and their headings, commands and their flags, settings; and Python in them is Python."""
+"""What the documents say exists: links and their headings, commands and their flags, settings; and Python in them is
+Python."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
-from common.cli import LazyGroup
+from usher.cli import LazyGroup
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted((*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "deploy" / "runbook.md"))
@@ -37,7 +38,9 @@ def blocks(text: str, language: str) -> list[str]:
 
 def command_lines(text: str) -> Iterator[list[str]]:
     """The words of every ``usher ...`` that a reader may copy, in blocks and between backticks."""
-    for line in [line for block in blocks(text, "sh") for line in block.splitlines()] + re.findall(r"`([^`\n]+)`", without_blocks(text)):
+    for line in [line for block in blocks(text, "sh") for line in block.splitlines()] + re.findall(
+        r"`([^`\n]+)`", without_blocks(text)
+    ):
         for part in re.split(r"&&|;| \| |\s#\s", line):
             words = part.strip()
             if match := re.match(r"(?:sudo |[A-Z_]+=\S+ )*usher (.+)", words):
@@ -79,13 +82,18 @@ def test_commands_and_their_flags_exist(document: Path) -> None:
 
 
 def test_a_command_or_flag_that_does_not_exist_is_noticed() -> None:
-    text = "```sh\nusher frobnicate 1   # no\nUSHER_X=1 usher up --sideways\n```\nand `usher dead list --errors x`, `usher tickets explain 42`"
+    text = (
+        "```sh\nusher frobnicate 1   # no\nUSHER_X=1 usher up --sideways\n```\nand `usher dead list --errors x`, `usher"
+        " tickets explain 42`"
+    )
     assert len([words for words in command_lines(text) if wrong(words)]) == 3
 
 
 def test_settings_exist() -> None:
     known = set(re.findall(r"USHER_[A-Z_]+", (ROOT / "deploy" / "env.example").read_text()))
-    told = {(name, named(one)) for one in DOCUMENTS for name in re.findall(r"(?<!_)USHER_[A-Z_]*[A-Z]", one.read_text())}
+    told = {
+        (name, named(one)) for one in DOCUMENTS for name in re.findall(r"(?<!_)USHER_[A-Z_]*[A-Z]", one.read_text())
+    }
     assert sorted((name, where) for name, where in told if name not in known) == []
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from common.doctor.facts import Clock, Facts, Finding, NameInGroup, Rights, Severity, StreamFacts
-from common.doctor.findings import examine, promise, worst
-from common.doctor.rights import needed, needed_of_sources
-from common.doctor.versions import Version, known_holes, version_of
-from common.keys import Keys
-from common.sources import Sources
+from usher.common.doctor.facts import Clock, Facts, Finding, NameInGroup, Rights, Severity, StreamFacts
+from usher.common.doctor.findings import examine, promise, worst
+from usher.common.doctor.rights import needed, needed_of_sources
+from usher.common.doctor.versions import Version, known_holes, version_of
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.sources import Sources
 
 OK, UNKNOWN, WARN, BAD = Severity.OK, Severity.UNKNOWN, Severity.WARN, Severity.BAD
 NOW_MS = 1_800_000_000_000
@@ -124,7 +124,11 @@ ONE_THING_WRONG: list[tuple[Facts, str, Severity]] = [
     (with_info(maxmemory_policy="volatile-ttl"), "eviction", BAD),
     (with_info(evicted_keys="7"), "eviction", WARN),
     (with_info(maxmemory="1000000"), "memory", BAD),
-    (with_info(maxmemory="1000000", maxmemory_policy="allkeys-lru"), "memory", WARN),  # it deletes, which is told as eviction
+    (
+        with_info(maxmemory="1000000", maxmemory_policy="allkeys-lru"),
+        "memory",
+        WARN,
+    ),  # it deletes, which is told as eviction
     (with_info(maxmemory="1000000", mem_not_counted_for_evict="900000"), "memory", OK),
     (with_info(maxmemory="1100000"), "memory", WARN),
     (with_info(used_memory="900000000"), "memory", WARN),
@@ -147,8 +151,20 @@ ONE_THING_WRONG: list[tuple[Facts, str, Severity]] = [
     (with_info(redis_version="7.0.15"), "security", WARN),
     (with_info(role="slave", master_host="h", master_port="1"), "role", BAD),
     (with_info(connected_slaves="1"), "replicas", WARN),
-    (replace(with_info(connected_slaves="1", min_slaves_good_slaves="1"), config=CONFIG | {"min-replicas-to-write": "1"}), "replicas", OK),
-    (replace(with_info(connected_slaves="1", min_slaves_good_slaves="0"), config=CONFIG | {"min-replicas-to-write": "1"}), "replicas", BAD),
+    (
+        replace(
+            with_info(connected_slaves="1", min_slaves_good_slaves="1"), config=CONFIG | {"min-replicas-to-write": "1"}
+        ),
+        "replicas",
+        OK,
+    ),
+    (
+        replace(
+            with_info(connected_slaves="1", min_slaves_good_slaves="0"), config=CONFIG | {"min-replicas-to-write": "1"}
+        ),
+        "replicas",
+        BAD,
+    ),
     (replace(with_info(connected_slaves="1"), config=None), "replicas", UNKNOWN),
     (with_info(cluster_enabled="1"), "failover", BAD),
     (replace(with_info(cluster_enabled="1"), mode="cluster", cluster={"cluster_state": "ok"}), "failover", OK),
@@ -187,7 +203,9 @@ ONE_THING_WRONG: list[tuple[Facts, str, Severity]] = [
 
 
 @pytest.mark.parametrize(
-    ("facts", "check", "severity"), ONE_THING_WRONG, ids=[f"{n}-{row[1]}-{row[2].value}" for n, row in enumerate(ONE_THING_WRONG)]
+    ("facts", "check", "severity"),
+    ONE_THING_WRONG,
+    ids=[f"{n}-{row[1]}-{row[2].value}" for n, row in enumerate(ONE_THING_WRONG)],
 )
 def test_what_is_wrong_is_found_and_what_is_bad_says_what_to_do(facts: Facts, check: str, severity: Severity) -> None:
     finding = findings(facts)[check]
@@ -223,7 +241,9 @@ def test_what_could_not_be_asked_is_unknown_and_never_fine() -> None:
     assert worst(no_config) is UNKNOWN
     nothing = {finding.check: finding.severity for finding in examine(Facts())}
     assert set(nothing.values()) == {UNKNOWN, OK}
-    assert [check for check, severity in nothing.items() if severity is OK] == ["lease"], "our own setting is all that is known"
+    assert [check for check, severity in nothing.items() if severity is OK] == ["lease"], (
+        "our own setting is all that is known"
+    )
     assert {"version", "append-only file", "eviction", "memory", "rights", "role", "clock", "stream"} <= set(nothing)
 
 
@@ -250,7 +270,11 @@ def test_a_long_list_of_names_is_cut() -> None:
         (with_config(appendfsync="no"), "no loss was seen", "half a minute"),
         (replace(WELL, config=None), "no loss was seen", "not known"),
         (with_info(aof_enabled="0"), "all that Redis had is lost", "all that Redis had is lost"),
-        (replace(with_info(aof_enabled="0"), config=CONFIG | {"save": "60 1"}), "since the last snapshot", "since the last snapshot"),
+        (
+            replace(with_info(aof_enabled="0"), config=CONFIG | {"save": "60 1"}),
+            "since the last snapshot",
+            "since the last snapshot",
+        ),
         (Facts(), "not known", "not known"),
     ],
 )
@@ -322,13 +346,16 @@ def test_every_command_of_every_script_is_among_the_rights() -> None:
     keys = Keys("s", "g")
     commands = [*needed(keys), *needed_of_sources(keys, Sources.parse("a,b:*"))]
     asked = {str(word) for command in commands for word in (command[0], " ".join(map(str, command[:2])))}
-    folder = Path(str(resources.files("common") / "lua"))
+    folder = Path(str(resources.files("usher.common") / "lua"))
     used = set()
     for file in folder.rglob("*.lua"):
         if file.parent.name == "sinks":
             continue  # runs on the Redis of a handler's effects, under a user of its own
         text = re.sub(r"--.*", "", file.read_text(encoding="utf-8"))
-        used |= {" ".join(filter(None, words)) for words in re.findall(r"redis\.p?call\('(\w+)'(?:, '(GROUPS|STREAM|CONSUMERS|DELCONSUMER)')?", text)}
+        used |= {
+            " ".join(filter(None, words))
+            for words in re.findall(r"redis\.p?call\('(\w+)'(?:, '(GROUPS|STREAM|CONSUMERS|DELCONSUMER)')?", text)
+        }
         used |= set(re.findall(r"command = \{'(\w+)'", text))
     assert {"XACK", "XCLAIM", "XINFO GROUPS", "XGROUP DELCONSUMER"} <= used, "the scripts are read as they should be"
     assert used <= asked

@@ -1,4 +1,5 @@
-"""Explain: what a ticket waits for in every state of the protocol; and whatever the facts are, there is an explanation."""
+"""Explain: what a ticket waits for in every state of the protocol; and whatever the facts are, there is an
+explanation."""
 
 from __future__ import annotations
 
@@ -10,12 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.attempts import Attempts
-from master.owner_question import read_answer
-from master.policy.explain import explain, span
-from master.policy.explain_facts import STATES, BoardFacts, Crowd, Facts, LeaderFacts, OwnEntry, OwnerFacts, OwnerTold
-from master.policy.letters import DeadLetter
-from master.policy.rules import Action, Rule, Target
+from usher.common.protocol.attempts import Attempts
+from usher.master.membership.owner_question import read_answer
+from usher.master.policy.explain.explain import explain, span
+from usher.master.policy.explain.facts import (
+    STATES,
+    BoardFacts,
+    Crowd,
+    Facts,
+    LeaderFacts,
+    OwnEntry,
+    OwnerFacts,
+    OwnerTold,
+)
+from usher.master.policy.letters import DeadLetter
+from usher.master.policy.rules import Action, Rule, Target
 
 NOW = 1_790_000_000_000
 #: A fence that was given 50 s ago.
@@ -23,7 +33,9 @@ FENCE = (NOW - 50_000) * 1024
 A, B, C = b"12-0", b"17-0", b"18-0"
 LEADER = LeaderFacts("http://m1")
 OWNER = OwnerFacts("c3:7", "live", 4000)
-LETTER = DeadLetter(b"99-0", A, b"T", "attempts_exhausted", "no disk", "OSError", "", 5, "c3:7", NOW, NOW, "park", 8, 1, False)
+LETTER = DeadLetter(
+    b"99-0", A, b"T", "attempts_exhausted", "no disk", "OSError", "", 5, "c3:7", NOW, NOW, "park", 8, 1, False
+)
 CROWD = Crowd(live=2, room=10)
 PAUSE = Rule(Target.EVERYTHING, "", Action.PAUSE, None, "maintenance", "alice", 1, NOW, "71f1")
 SLOW, ENDS = replace(PAUSE, action=Action.SLOW, rate_per_second=2.0), replace(PAUSE, action=Action.DEAD_LETTER)
@@ -70,7 +82,10 @@ _TABLE: dict[str, tuple[Facts, str, str, str]] = {
     ),
     "a suspect": (
         *(owned(OwnEntry(A, "apart", 1)), "handed_over", "suspect_apart"),
-        f"12-0 may have ended its process before: it waits on c3 (fence {FENCE}) until it can run where it harms no other",
+        (
+            f"12-0 may have ended its process before: it waits on c3 (fence {FENCE}) until it can run where it harms no"
+            " other"
+        ),
     ),
     "just ended": (
         *(owned(), "handed_over", "on_the_way"),
@@ -78,18 +93,33 @@ _TABLE: dict[str, tuple[Facts, str, str, str]] = {
     ),
     "its owner does not answer": (
         *(owned(told=False, attempts={A: Attempts(2, 1)}), "handed_over", "owner_silent"),
-        f"12-0 was handed over to c3 50 s ago (fence {FENCE}, 2 starts of it before); c3 did not say whether it runs: if it is dead, others "
-        "get the ticket once its lease has ended",
+        (
+            f"12-0 was handed over to c3 50 s ago (fence {FENCE}, 2 starts of it before); c3 did not say whether it"
+            " runs: if it is dead, others get the ticket once its lease has ended"
+        ),
     ),
     "its owner is dead": (
         *(owned(owner=replace(OWNER, state="", successor="c3:8")), "recovering", "owner_lost"),
-        f"consumer c3 died with 12-0 (fence {FENCE}): the leader http://m1 takes its entries back, oldest first, and hands them over anew under "
-        "a new fence, in 10 s at the latest; c3:8 has its name now and gets the ticket first",
+        (
+            f"consumer c3 died with 12-0 (fence {FENCE}): the leader http://m1 takes its entries back, oldest first,"
+            " and hands them over anew under a new fence, in 10 s at the latest; c3:8 has its name now and gets the"
+            " ticket first"
+        ),
     ),
     "its owner is dead, and nobody leads": (
-        *(owned(owner=replace(OWNER, state=""), leader=None), "recovering", "owner_lost", "consumer c3 died with 12-0: its lease has ended"),
+        *(
+            owned(owner=replace(OWNER, state=""), leader=None),
+            "recovering",
+            "owner_lost",
+            "consumer c3 died with 12-0: its lease has ended",
+        ),
     ),
-    "parked, about to go": (ticket(parked=(A,)), "parked", "about_to_move", "12-0 is handed over within moments by the leader http://m1"),
+    "parked, about to go": (
+        ticket(parked=(A,)),
+        "parked",
+        "about_to_move",
+        "12-0 is handed over within moments by the leader http://m1",
+    ),
     "parked, nobody leads": (
         *(ticket(parked=(A,), leader=None), "parked", "no_leader"),
         "no master leads at the moment: nothing is read or handed over before one does (is `usher master` running?)",
@@ -115,12 +145,19 @@ _TABLE: dict[str, tuple[Facts, str, str, str]] = {
         "12-0 waits because the ticket is paused by alice: maintenance (rule 71f1, ticket)",
     ),
     "parked, slowed": (
-        *(ticket(parked=(A,), rules=(SLOW,), board=BoardFacts("open", 1, True, due_ms=NOW + 500)), "parked", "rule_slow"),
+        *(
+            ticket(parked=(A,), rules=(SLOW,), board=BoardFacts("open", 1, True, due_ms=NOW + 500)),
+            "parked",
+            "rule_slow",
+        ),
         "12-0 waits 0.5 s more: the ticket is slowed to 2/s by alice: maintenance (rule 71f1, everything)",
     ),
     "parked, ends by rule": (
         *(ticket(parked=(A,), rules=(ENDS,)), "parked", "rule_dead_letter"),
-        "12-0 becomes a dead letter within moments: the ticket is made dead letters by alice: maintenance (rule 71f1, everything)",
+        (
+            "12-0 becomes a dead letter within moments: the ticket is made dead letters by alice: maintenance (rule"
+            " 71f1, everything)"
+        ),
     ),
     "parked, the leader is in doubt": (
         *(ticket(parked=(A,), board=BoardFacts("unsure", 1, True)), "parked", "leader_unsure"),
@@ -138,13 +175,22 @@ _TABLE: dict[str, tuple[Facts, str, str, str]] = {
         *(ticket(kind="returned", fence=8, ids=(A,), rules=(PAUSE,)), "paused", "rule_pause"),
         "12-0 waits because the ticket is paused by alice: maintenance (rule 71f1, everything)",
     ),
-    "unread": (ticket(unread=(A,), lag=900), "unread", "lag", "12-0 waits to be read: the leader http://m1 reads the stream in order"),
+    "unread": (
+        ticket(unread=(A,), lag=900),
+        "unread",
+        "lag",
+        "12-0 waits to be read: the leader http://m1 reads the stream in order",
+    ),
     "unread, everything is paused": (
         *(ticket(unread=(A,), lag=900, rules=(PAUSE,)), "paused", "rule_pause"),
         "12-0 waits because the ticket is paused by alice: maintenance (rule 71f1, everything)",
     ),
     "unread, its ticket is paused": (  # the leader reads it all the same
-        *(ticket(unread=(A,), lag=900, rules=(replace(PAUSE, target=Target.PATTERN, value="T*"),)), "unread", "rule_pause"),
+        *(
+            ticket(unread=(A,), lag=900, rules=(replace(PAUSE, target=Target.PATTERN, value="T*"),)),
+            "unread",
+            "rule_pause",
+        ),
         "12-0 waits because the ticket is paused by alice: maintenance (rule 71f1, pattern T*)",
     ),
     "parked, as only the leader knows": (
@@ -152,8 +198,15 @@ _TABLE: dict[str, tuple[Facts, str, str, str]] = {
         "what is parked of it is handed over within moments by the leader http://m1",
     ),
     "halted": (
-        *(ticket(kind="halted", fence=8, ids=(A, B), letter=replace(LETTER, id=b"%d-0" % (NOW - 7_200_000))), "halted", "halted"),
-        "halted: 12-0 became a dead letter 2 h 0 min ago after 5 attempts (attempts_exhausted: no disk); the ticket waits for an operator",
+        *(
+            ticket(kind="halted", fence=8, ids=(A, B), letter=replace(LETTER, id=b"%d-0" % (NOW - 7_200_000))),
+            "halted",
+            "halted",
+        ),
+        (
+            "halted: 12-0 became a dead letter 2 h 0 min ago after 5 attempts (attempts_exhausted: no disk); the ticket"
+            " waits for an operator"
+        ),
     ),
     "halted, its letter is old": (
         *(ticket(kind="halted", fence=8, ids=(A,)), "halted", "halted"),
@@ -161,11 +214,17 @@ _TABLE: dict[str, tuple[Facts, str, str, str]] = {
     ),
     "ending": (
         *(ticket(kind="tail", fence=8, ids=(B,), parked=(A, C)), "ending", "tail_ends"),
-        "a message of it was given up with the policy `tail`: what is parked up to 17-0 becomes dead letters too, then the ticket is free",
+        (
+            "a message of it was given up with the policy `tail`: what is parked up to 17-0 becomes dead letters too,"
+            " then the ticket is free"
+        ),
     ),
     "unreadable": (
         *(ticket(kind="unreadable"), "unreadable", "record_unreadable"),
-        "the record of the ticket in the index cannot be read (somebody wrote it by hand?): nothing of it moves until it is repaired or deleted",
+        (
+            "the record of the ticket in the index cannot be read (somebody wrote it by hand?): nothing of it moves"
+            " until it is repaired or deleted"
+        ),
     ),
     "delayed": (
         *(ticket(delayed=1, due_ms=NOW + 570_000), "delayed", "delayed"),
@@ -185,7 +244,10 @@ _TABLE: dict[str, tuple[Facts, str, str, str]] = {
     ),
     "idle, but not all letters were looked at": (
         *(ticket(letters_are_all=False), "idle", "nothing_to_do"),
-        "nothing of it is unread, parked or in processing; whether it has a dead letter is not known: not all were looked at",
+        (
+            "nothing of it is unread, parked or in processing; whether it has a dead letter is not known: not all were"
+            " looked at"
+        ),
     ),
     "not all streams were looked at": (
         *(ticket(gathered_is_exact=False, by_stream=True), "not_found", "not_looked_through"),
@@ -193,11 +255,17 @@ _TABLE: dict[str, tuple[Facts, str, str, str]] = {
     ),
     "not gathered, and not all streams were looked at": (
         *(ticket(not_gathered=7, gathered_is_exact=False, by_stream=True), "not_found", "not_gathered"),
-        "nothing of it is in the work stream; at least 7 entries wait in the ticket streams to be gathered, and some may be of it",
+        (
+            "nothing of it is in the work stream; at least 7 entries wait in the ticket streams to be gathered, and"
+            " some may be of it"
+        ),
     ),
     "not gathered": (
         *(ticket(not_gathered=1, by_stream=True), "not_found", "not_gathered"),
-        "nothing of it is in the work stream; 1 entry waits in the ticket streams to be gathered, and some may be of it",
+        (
+            "nothing of it is in the work stream; 1 entry waits in the ticket streams to be gathered, and some may be"
+            " of it"
+        ),
     ),
     "not found, more is parked": (
         *(ticket(parked_is_exact=False), "not_found", "not_looked_through"),
@@ -220,7 +288,14 @@ def test_every_state_has_its_words(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("milliseconds", "words"),
-    [(10_000, "10 s"), (59_999, "59 s"), (60_000, "1 min 0 s"), (3_600_000, "1 h 0 min"), (172_799_999, "47 h 59 min"), (172_800_000, "2 days")],
+    [
+        (10_000, "10 s"),
+        (59_999, "59 s"),
+        (60_000, "1 min 0 s"),
+        (3_600_000, "1 h 0 min"),
+        (172_799_999, "47 h 59 min"),
+        (172_800_000, "2 days"),
+    ],
 )
 def test_a_length_of_time_is_told_in_the_units_that_fit(milliseconds: int, words: str) -> None:
     assert span(milliseconds) == words
@@ -241,7 +316,10 @@ class TestWhatElseIsSaid:
 
     def test_what_else_is_known_is_told_beside_what_is_delayed(self) -> None:
         told = self.sentences(ticket(delayed=1, due_ms=NOW + 9_000, unread_is_exact=False, rules=(PAUSE,), leader=None))
-        assert told[:2] == ["1 message of it is delayed, due in 9 s", self.sentences(ticket(parked=(A,), leader=None))[0]]
+        assert told[:2] == [
+            "1 message of it is delayed, due in 9 s",
+            self.sentences(ticket(parked=(A,), leader=None))[0],
+        ]
         assert told[2].endswith("more is unread or parked than was looked through, so it may be further behind")
         assert told[3].startswith("a rule waits for it: the ticket is paused by alice")
 
@@ -250,21 +328,34 @@ class TestWhatElseIsSaid:
         assert "2 wait behind 12-0, the next is 17-0" in self.sentences(owned(RUNS, parked=(C,)))
         for part in ({"parked_is_exact": False}, {"unread_is_exact": False}):
             assert "at least 2 wait behind 12-0, the next is 17-0" in self.sentences(owned(RUNS, parked=(C,), **part))
-        assert "2 wait behind 12-0, the next is 17-0" in self.sentences(owned(RUNS, parked=(C,), board=BoardFacts("open", 1, False)))
+        assert "2 wait behind 12-0, the next is 17-0" in self.sentences(
+            owned(RUNS, parked=(C,), board=BoardFacts("open", 1, False))
+        )
         more = owned(RUNS, board=BoardFacts("open", 70, False))
         assert "at least 71 wait behind 12-0, the next is 17-0" in self.sentences(more)
-        assert "1 waits behind 12-0" in self.sentences(owned(RUNS, ids=(A,), board=BoardFacts("open", 1, True))), "which one only the leader knows"
+        assert "1 waits behind 12-0" in self.sentences(owned(RUNS, ids=(A,), board=BoardFacts("open", 1, True))), (
+            "which one only the leader knows"
+        )
 
     @pytest.mark.parametrize(
         ("facts", "also"),
         [
             (ticket(parked=(A,)), ["12-0 was read by the leader and is parked: nobody has it"]),
-            (ticket(unread=(A,), lag=1), ["12-0 is in the stream and was not read yet; 1 entry of all tickets is unread"]),
-            (ticket(unread=(A,), lag=9000), ["12-0 is in the stream and was not read yet; 9,000 entries of all tickets are unread"]),
+            (
+                ticket(unread=(A,), lag=1),
+                ["12-0 is in the stream and was not read yet; 1 entry of all tickets is unread"],
+            ),
+            (
+                ticket(unread=(A,), lag=9000),
+                ["12-0 is in the stream and was not read yet; 9,000 entries of all tickets are unread"],
+            ),
             (
                 ticket(kind="returned", fence=8, ids=(A, B)),
                 [
-                    "12-0 was given back, by a drain or a redrive: whoever gets the ticket begins with it, under a fence above 8",
+                    (
+                        "12-0 was given back, by a drain or a redrive: whoever gets the ticket begins with it, under a"
+                        " fence above 8"
+                    ),
                     "17-0 waits behind 12-0",
                 ],
             ),
@@ -276,11 +367,17 @@ class TestWhatElseIsSaid:
     def test_a_rule_is_told_where_something_else_is_in_the_way_first(self) -> None:
         told = explain(ticket(parked=(A,), crowd=Crowd(), rules=(SLOW,)))
         assert [reason.code for reason in told.reasons] == ["no_consumers", "parked", "rule_too"]
-        assert told.reasons[-1].text == "a rule holds too: the ticket is slowed to 2/s by alice: maintenance (rule 71f1, everything)"
+        assert (
+            told.reasons[-1].text
+            == "a rule holds too: the ticket is slowed to 2/s by alice: maintenance (rule 71f1, everything)"
+        )
         assert told.commands == (("lifts the rule of everything", "usher rules lift 71f1"),)
         for board in (None, BoardFacts("open", 1, True)):
             [first, *_] = self.sentences(ticket(parked=(A,), rules=(SLOW,), board=board))
-            assert first.endswith(" http://m1, but not faster than its rule lets it (slowed to 2/s by alice: maintenance (rule 71f1, everything))")
+            assert first.endswith(
+                " http://m1, but not faster than its rule lets it (slowed to 2/s by alice: maintenance (rule 71f1,"
+                " everything))"
+            )
         assert "rule_too" not in [reason.code for reason in explain(ticket(parked=(A,), rules=(PAUSE,))).reasons]
 
     def test_how_many_wait_where_nobody_knows_which_one_is_first(self) -> None:
@@ -290,16 +387,24 @@ class TestWhatElseIsSaid:
 
     def test_what_becomes_of_the_owner(self) -> None:
         assert "the lease of c3 ends in 4 s unless it is renewed" in self.sentences(owned(RUNS))
-        assert any(told.startswith("consumer c3 is draining: ") for told in self.sentences(owned(RUNS, owner=replace(OWNER, state="draining"))))
+        assert any(
+            told.startswith("consumer c3 is draining: ")
+            for told in self.sentences(owned(RUNS, owner=replace(OWNER, state="draining")))
+        )
         assert any("was revoked" in told for told in self.sentences(owned(RUNS, owner=replace(OWNER, state="revoked"))))
         told = self.sentences(owned(RUNS, owner=replace(OWNER, paused=PAUSE)))
-        assert "consumer c3 was drained by alice: maintenance: it finishes what it has, what comes later goes to others" in told
+        assert (
+            "consumer c3 was drained by alice: maintenance: it finishes what it has, what comes later goes to others"
+            in told
+        )
 
     def test_why_the_rest_stays_parked(self) -> None:
         full = owned(RUNS, parked=(C,), board=BoardFacts("open", 5, True, True))
         assert "5 more are parked: so many of one ticket are not handed over at a time" in self.sentences(full)
         paused = owned(RUNS, parked=(C,), rules=(PAUSE,))
-        expected = "what is not handed over yet is paused by alice: maintenance (rule 71f1, everything); what c3 has goes on"
+        expected = (
+            "what is not handed over yet is paused by alice: maintenance (rule 71f1, everything); what c3 has goes on"
+        )
         assert expected in self.sentences(paused)
         for owner in (replace(OWNER, state="draining"), replace(OWNER, paused=PAUSE)):
             waits = "what is parked waits until c3 is done with what it has, then others get it"
@@ -307,19 +412,26 @@ class TestWhatElseIsSaid:
                 assert waits in self.sentences(owned(RUNS, owner=owner, **more))
                 assert waits not in self.sentences(owned(RUNS, **more))
             assert waits not in self.sentences(owned(RUNS, owner=owner)), "there is nothing else"
-        assert expected in self.sentences(owned(RUNS, rules=(PAUSE,))), "who has paused a ticket is told what goes on all the same"
+        assert expected in self.sentences(owned(RUNS, rules=(PAUSE,))), (
+            "who has paused a ticket is told what goes on all the same"
+        )
 
     def test_the_way_out_of_a_halt(self) -> None:
         told = explain(replace(ticket(kind="halted", ids=(A,)), ticket_id="two words"))
         commands = [command for _, command in told.commands]
-        assert commands == ["usher dead redrive --all --ticket 'two words'", "usher dead drop --all --ticket 'two words'"]
+        assert commands == [
+            "usher dead redrive --all --ticket 'two words'",
+            "usher dead drop --all --ticket 'two words'",
+        ]
 
     def test_of_several_streams_it_is_said_what_their_tickets_are_called(self) -> None:
         expected = "tickets of several streams are told apart by the stream here: ask for STREAM/ID, such as shop:3/T"
         assert expected in self.sentences(ticket(by_stream=True))
         assert expected not in self.sentences(replace(ticket(by_stream=True), ticket_id="shop:3/T"))
 
-    @pytest.mark.parametrize("facts", [ticket(kind="halted", ids=(A,)), ticket(kind="tail", ids=(A,)), ticket(delayed=1, due_ms=NOW + 1)])
+    @pytest.mark.parametrize(
+        "facts", [ticket(kind="halted", ids=(A,)), ticket(kind="tail", ids=(A,)), ticket(delayed=1, due_ms=NOW + 1)]
+    )
     def test_that_nobody_leads_is_said_where_it_matters_later(self, facts: Facts) -> None:
         told = [[reason.code for reason in explain(replace(facts, leader=leader)).reasons] for leader in (LEADER, None)]
         assert ["no_leader" in codes for codes in told] == [False, True]
@@ -344,11 +456,23 @@ class TestWhatElseIsSaid:
         ("facts", "parked", "behind"),
         [
             (ticket(kind="halted", ids=(A, B)), 1, "17-0 waits behind 12-0"),
-            (ticket(kind="halted", ids=(A, B), parked=(C,), board=BoardFacts("halted", 0, False)), 2, "2 wait behind 12-0, the next is 17-0"),
+            (
+                ticket(kind="halted", ids=(A, B), parked=(C,), board=BoardFacts("halted", 0, False)),
+                2,
+                "2 wait behind 12-0, the next is 17-0",
+            ),
             (ticket(kind="returned", ids=(A, B), board=BoardFacts("open", 2, True)), 2, "17-0 waits behind 12-0"),
-            (ticket(kind="returned", ids=(A, B), board=BoardFacts("open", 3, True)), 3, "2 wait behind 12-0, the next is 17-0"),
+            (
+                ticket(kind="returned", ids=(A, B), board=BoardFacts("open", 3, True)),
+                3,
+                "2 wait behind 12-0, the next is 17-0",
+            ),
             (owned(RUNS, parked=(C,), board=BoardFacts("open", 1, True)), 1, "2 wait behind 12-0, the next is 17-0"),
-            (owned(owner=replace(OWNER, state=""), board=BoardFacts("recovering", 2, True)), 0, "17-0 waits behind 12-0"),
+            (
+                owned(owner=replace(OWNER, state=""), board=BoardFacts("recovering", 2, True)),
+                0,
+                "17-0 waits behind 12-0",
+            ),
         ],
     )
     def test_nothing_is_counted_twice(self, facts: Facts, parked: int, behind: str) -> None:
@@ -369,7 +493,14 @@ class TestWhatElseIsSaid:
             ("20-0", "unread", "18-0"),
         ]
         assert (rows[0]["attempt"], rows[0]["started_ms"], rows[1]["attempt"]) == (2, NOW - 41_000, None)
-        assert rows[2] == {"id": "18-0", "state": "parked", "attempt": None, "started_ms": None, "due_ms": None, "behind": "17-0"}
+        assert rows[2] == {
+            "id": "18-0",
+            "state": "parked",
+            "attempt": None,
+            "started_ms": None,
+            "due_ms": None,
+            "behind": "17-0",
+        }
         halted = explain(ticket(kind="halted", ids=(A, B), parked=(C,))).entries
         assert [row.state for row in halted] == ["halted", "parked", "parked"]
 
@@ -378,13 +509,19 @@ class TestWhatElseIsSaid:
             assert explain(owned(*entries)).state == "running"
 
 
-_ids = st.lists(st.builds(lambda ms, seq: b"%d-%d" % (ms, seq), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)), max_size=4).map(tuple)
+_ids = st.lists(
+    st.builds(lambda ms, seq: b"%d-%d" % (ms, seq), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)), max_size=4
+).map(tuple)
 _numbers = st.integers(-(2**70), 2**70)
 _texts = st.text(max_size=8)
 _rates = st.one_of(st.none(), st.floats(0.001, 1e6))
-_rule = st.builds(Rule, st.sampled_from(Target), _texts, st.sampled_from(Action), _rates, _texts, _texts, _numbers, _numbers, _texts)
+_rule = st.builds(
+    Rule, st.sampled_from(Target), _texts, st.sampled_from(Action), _rates, _texts, _texts, _numbers, _numbers, _texts
+)
 _rules = st.lists(_rule, max_size=2).map(tuple)
-_letters = st.one_of(st.none(), st.builds(lambda error, attempts: replace(LETTER, error=error, attempts=attempts), _texts, _numbers))
+_letters = st.one_of(
+    st.none(), st.builds(lambda error, attempts: replace(LETTER, error=error, attempts=attempts), _texts, _numbers)
+)
 _states = st.sampled_from(["", "live", "draining", "revoked", "odd"])
 _owners = st.builds(OwnerFacts, _texts, _states, _numbers, _texts, st.one_of(st.none(), st.just(PAUSE)))
 _doings = st.sampled_from(["running", "waiting", "queued", "apart", "odd"])
@@ -440,7 +577,9 @@ class TestDocument:
         assert self.part(facts, *told) == told
         owner = {"name": "c3", "incarnation": "c3:7", "state": "live", "lease_ms": 4000, "paused": False}
         assert self.part(facts, "owner") == {"owner": owner}
-        paused = explain(owned(RUNS, owner=replace(OWNER, incarnation="odd", state="", paused=PAUSE))).document()["owner"]
+        paused = explain(owned(RUNS, owner=replace(OWNER, incarnation="odd", state="", paused=PAUSE))).document()[
+            "owner"
+        ]
         assert paused == owner | {"name": "odd", "incarnation": "odd", "state": "lost", "paused": True}
 
     def test_of_one_that_is_tried_again(self) -> None:
@@ -449,11 +588,23 @@ class TestDocument:
         assert document["entries"][0]["started_ms"] is None
 
     def test_of_one_of_which_nothing_is_there(self) -> None:
-        nothing = dict.fromkeys(("waits_for", "until_ms", "owner", "fence", "max_attempts", "leader_url", "dead_letter", "last_dead_letter"))
+        nothing = dict.fromkeys(
+            ("waits_for", "until_ms", "owner", "fence", "max_attempts", "leader_url", "dead_letter", "last_dead_letter")
+        )
         assert self.part(Facts("T", NOW), *nothing) == nothing
-        empty: dict[str, Any] = {"entries": [], "rules": [], "commands": [], "in_processing": 0, "parked": 0, "unread": 0}
+        empty: dict[str, Any] = {
+            "entries": [],
+            "rules": [],
+            "commands": [],
+            "in_processing": 0,
+            "parked": 0,
+            "unread": 0,
+        }
         assert self.part(Facts("T", NOW), *empty) == empty
-        assert self.part(ticket(kind="halted", ids=(A, B)), "in_processing", "parked") == {"in_processing": 0, "parked": 1}
+        assert self.part(ticket(kind="halted", ids=(A, B)), "in_processing", "parked") == {
+            "in_processing": 0,
+            "parked": 1,
+        }
 
     def test_no_more_entries_are_named_than_a_page_shows_and_all_are_counted(self) -> None:
         document = explain(ticket(parked=tuple(b"%d-0" % number for number in range(1, 302)))).document()
@@ -466,6 +617,13 @@ class TestTheOwnersAnswer:
         body = orjson.dumps({"time_ms": 4_000, "max_attempts": 5, "entries": [entry]})
         assert read_answer(body, 14_000) == OwnerTold((OwnEntry(A, "waiting", 2, 0, 15_000),), 5)
 
-    @given(st.one_of(st.binary(), st.sampled_from([b"[]", b"null", b"{}", b'{"time_ms": 1, "max_attempts": 1, "entries": [1]}', b'{"time_ms": []}'])))
+    @given(
+        st.one_of(
+            st.binary(),
+            st.sampled_from(
+                [b"[]", b"null", b"{}", b'{"time_ms": 1, "max_attempts": 1, "entries": [1]}', b'{"time_ms": []}']
+            ),
+        )
+    )
     def test_anything_odd_is_no_answer(self, body: bytes) -> None:
         assert read_answer(body, 1) is None

@@ -1,4 +1,5 @@
-"""common/forked.py: a child that a handler has forked ends where the handler ends in it, and runs no message of its parent."""
+"""common/runtime/fork_guard.py: a child that a handler has forked ends where the handler ends in it, and runs no
+message of its parent."""
 
 from __future__ import annotations
 
@@ -11,20 +12,20 @@ from typing import Any
 
 import pytest
 
-from common.clock import now_s
-from common.forked import call_in_children
-from common.service import Service
-from consumer.async_pool import AsyncPool
-from consumer.batch_pool import batch_pool
-from consumer.context import Message, OwnLease
-from consumer.declared import Batch
-from consumer.executor import Executor
-from consumer.handlers import Handler
-from consumer.lane_keeper import LaneKeeper
-from consumer.policy.outcome import RetryPolicy
-from consumer.worker_pool import LaneWorker
 from tests.books import Book
 from tests.unit.test_pools import Accounts
+from usher.common.base.clock import now_s
+from usher.common.runtime.fork_guard import call_in_children
+from usher.common.runtime.service import Service
+from usher.consumer.execution.async_pool import AsyncPool
+from usher.consumer.execution.batch_pool import batch_pool
+from usher.consumer.execution.executor import Executor
+from usher.consumer.execution.lanes import LaneKeeper
+from usher.consumer.execution.thread_pool import LaneWorker
+from usher.consumer.handlers.decorators import Batch
+from usher.consumer.handlers.loader import Handler
+from usher.consumer.handlers.message import Message, OwnLease
+from usher.consumer.policy.outcome import RetryPolicy
 
 Handle = Callable[[Any], None]
 
@@ -54,7 +55,9 @@ def _raises() -> None:
 
 @pytest.mark.parametrize("pool", [_threads, _loop, _calls])
 @pytest.mark.parametrize(("end", "code"), [(_returns, 0), (sys.exit, 0), (lambda: sys.exit(3), 3), (_raises, 1)])
-def test_a_forked_child_ends_with_its_handler(pool: Callable[[Executor, Handle], Service], end: Callable[[], None], code: int) -> None:
+def test_a_forked_child_ends_with_its_handler(
+    pool: Callable[[Executor, Handle], Service], end: Callable[[], None], code: int
+) -> None:
     keeper, accounts, lease = LaneKeeper(), Accounts(), OwnLease(60.0, now_s())
     executor = Executor(keeper, accounts, Book(), lease, RetryPolicy(1, 0.0, 0.0), False, 0.0, pytest.fail)
     call_in_children(executor.end_in_child)

@@ -1,31 +1,38 @@
-"""What the gatherer and its watch do in time: pauses before a full work stream, and news of which nobody had said anything."""
+"""What the gatherer and its watch do in time: pauses before a full work stream, and news of which nobody had said
+anything."""
 
 from __future__ import annotations
 
 import pytest
 
-from common.keys import Keys
-from common.redis_client import Link
-from common.sources import Sources
-from master import source_watch
-from master.gatherer import Gatherer, GatherPlan
-from master.policy.rounds import Outcome, Told
-from master.source_watch import SourceWatch
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.sources import Sources
+from usher.common.redis.client import Link
+from usher.master.policy.fair_queue import Outcome, Told
+from usher.master.sources import discovery as source_watch
+from usher.master.sources.discovery import SourceWatch
+from usher.master.sources.gatherer import Gatherer, GatherPlan
 
 
 @pytest.fixture
 def gatherer() -> Gatherer:
     link = Link("redis://127.0.0.1:1", "test")  # never connected
-    return Gatherer(link, Keys("usher:{g}", "g"), "m1", Sources.parse("a,b,c,d"), GatherPlan("ticket_id", "stream", 1000))
+    return Gatherer(
+        link, Keys("usher:{g}", "g"), "m1", Sources.parse("a,b,c,d"), GatherPlan("ticket_id", "stream", 1000)
+    )
 
 
-def test_a_full_work_stream_that_stands_still_is_asked_more_and_more_rarely(gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_work_stream_that_stands_still_is_asked_more_and_more_rarely(
+    gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(gatherer._stop, "wait", pauses.append)
     for _ in range(20):
         gatherer._next_pause_s(True, b"5-1")
     assert pauses == sorted(pauses) and pauses[0] <= 0.01
-    assert all(pause <= sum(pauses[:at]) + 0.01 for at, pause in enumerate(pauses)), "no longer than it stood still already"
+    assert all(pause <= sum(pauses[:at]) + 0.01 for at, pause in enumerate(pauses)), (
+        "no longer than it stood still already"
+    )
     assert 1.0 <= pauses[-1] <= 2.0
     gatherer._next_pause_s(True, b"6-1")
     assert pauses[-1] <= 0.01, "it moves"
@@ -51,7 +58,9 @@ def _watch(gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch) -> tuple[SourceW
     return SourceWatch(ear, Heard, Sources.parse("a,b,c,d"), gatherer, lambda: None), ear
 
 
-def test_sources_that_are_heard_after_all_do_not_count_as_lost(gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sources_that_are_heard_after_all_do_not_count_as_lost(
+    gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     watch, ear = _watch(gatherer, monkeypatch)
     for _ in range(10):
         gatherer.on_unsaid([b"a"])
@@ -63,7 +72,9 @@ def test_sources_that_are_heard_after_all_do_not_count_as_lost(gatherer: Gathere
 
 
 @pytest.mark.parametrize("lost", [[b"a", b"b", b"c"], [b"a", b"a", b"a"]])
-def test_what_is_never_heard_of_is_asked_for_although_others_are(gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch, lost: list[bytes]) -> None:
+def test_what_is_never_heard_of_is_asked_for_although_others_are(
+    gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch, lost: list[bytes]
+) -> None:
     watch, ear = _watch(gatherer, monkeypatch)
     for source in lost:
         assert watch.mode == "change-driven"
@@ -73,7 +84,9 @@ def test_what_is_never_heard_of_is_asked_for_although_others_are(gatherer: Gathe
     assert watch.mode == "polling"
 
 
-def test_what_a_sweep_finds_in_the_moment_in_which_it_is_said_does_not_count_as_lost(gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_sweep_finds_in_the_moment_in_which_it_is_said_does_not_count_as_lost(
+    gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     watch, ear = _watch(gatherer, monkeypatch)
     real = gatherer.changed
 
@@ -88,7 +101,9 @@ def test_what_a_sweep_finds_in_the_moment_in_which_it_is_said_does_not_count_as_
     assert watch.mode == "change-driven"
 
 
-def test_what_was_found_before_a_new_connection_does_not_count_as_lost_after_it(gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_found_before_a_new_connection_does_not_count_as_lost_after_it(
+    gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     watch, ear = _watch(gatherer, monkeypatch)
     real = gatherer.look_at_all
 
@@ -102,13 +117,17 @@ def test_what_was_found_before_a_new_connection_does_not_count_as_lost_after_it(
     assert watch.mode == "change-driven"
 
 
-def test_entries_that_may_have_been_lost_while_a_group_was_gone_are_told(gatherer: Gatherer, caplog: pytest.LogCaptureFixture) -> None:
+def test_entries_that_may_have_been_lost_while_a_group_was_gone_are_told(
+    gatherer: Gatherer, caplog: pytest.LogCaptureFixture
+) -> None:
     gatherer._say([(b"a", Told(Outcome.OVER, 5, "made 3-1 6-1")), (b"b", Told(Outcome.OVER, 5, "made 3-1"))])
     warnings = [record for record in caplog.records if record.levelname == "WARNING"]
     assert [record.getMessage() for record in warnings] == ["source_entries_lost"]
 
 
-def test_what_was_cut_and_that_a_group_was_made_are_both_told(gatherer: Gatherer, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_was_cut_and_that_a_group_was_made_are_both_told(
+    gatherer: Gatherer, caplog: pytest.LogCaptureFixture
+) -> None:
     gatherer._say([(b"a", Told(Outcome.OVER, 5, "made 3-1 6-1, cut 2"))])
     warnings = [record for record in caplog.records if record.levelname == "WARNING"]
     assert [record.getMessage() for record in warnings] == ["source_entries_lost", "messages_rejected"]

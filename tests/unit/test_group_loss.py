@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from common.stream_id import Position, Span, rank
-from master.policy.group_loss import Held, Memory, Restart, reached, repeats, restart
+from usher.common.protocol.stream_id import Position, Span, rank
+from usher.master.policy.group_loss import Held, Memory, Restart, reached, repeats, restart
 
 DONE = Position(b"20-0", None)
 OPEN = Position(b"20-0", b"10-0")
@@ -21,12 +21,15 @@ def test_without_a_position_it_is_the_first_time(span: Span | None) -> None:
 
 @pytest.mark.parametrize(("position", "lost"), [(DONE, None), (OPEN, (b"10-0", b"20-0"))])
 def test_a_stream_that_is_gone_may_come_back_with_any_ids(position: Position, lost: tuple[bytes, bytes] | None) -> None:
-    """It was deleted, perhaps because its ids had been poisoned: at the saved position lower ids would never be read."""
+    """It was deleted, perhaps because its ids had been poisoned: at the saved position lower ids would never be
+    read."""
     assert restart(position, None) == Restart(b"0-0", None, lost)
 
 
 @pytest.mark.parametrize(("position", "lost"), [(DONE, None), (OPEN, (b"10-0", b"20-0"))])
-def test_a_new_stream_whose_ids_are_below_what_was_delivered_is_read_from_its_beginning(position: Position, lost: tuple[bytes, bytes] | None) -> None:
+def test_a_new_stream_whose_ids_are_below_what_was_delivered_is_read_from_its_beginning(
+    position: Position, lost: tuple[bytes, bytes] | None
+) -> None:
     assert restart(position, Span(b"1-0", b"19-99")) == Restart(b"0-0", None, lost)
     assert restart(position, Span(None, b"19-99")) == Restart(b"0-0", None, lost)
 
@@ -49,8 +52,12 @@ def test_the_newest_entry_was_deleted_after_it_was_done_the_stream_is_the_same_o
 
 
 def test_a_stream_that_begins_above_the_floor_has_lost_what_was_below() -> None:
-    assert restart(OPEN, Span(b"15-0", b"30-0")) == Restart(BELOW_OPEN, (b"15-0", b"20-0"), (b"10-0", b"14-18446744073709551615"))
-    assert restart(OPEN, Span(b"20-0", b"20-0")) == Restart(BELOW_OPEN, (b"20-0", b"20-0"), (b"10-0", b"19-18446744073709551615"))
+    assert restart(OPEN, Span(b"15-0", b"30-0")) == Restart(
+        BELOW_OPEN, (b"15-0", b"20-0"), (b"10-0", b"14-18446744073709551615")
+    )
+    assert restart(OPEN, Span(b"20-0", b"20-0")) == Restart(
+        BELOW_OPEN, (b"20-0", b"20-0"), (b"10-0", b"19-18446744073709551615")
+    )
 
 
 def test_a_stream_that_begins_above_all_that_was_delivered_has_lost_all_that_was_not_done() -> None:
@@ -79,13 +86,16 @@ def test_when_only_our_keys_are_gone_all_that_is_there_repeats_and_that_is_said(
 
 def test_memory_adds_what_was_read_since_the_position_was_noted() -> None:
     assert reached(DONE, Memory(DONE)) == DONE
-    assert reached(DONE, Memory(DONE).read(b"23-0", b"25-0")) == Position(b"25-0", b"23-0"), "what came after it counts as not done"
+    assert reached(DONE, Memory(DONE).read(b"23-0", b"25-0")) == Position(b"25-0", b"23-0"), (
+        "what came after it counts as not done"
+    )
     assert reached(OPEN, Memory(OPEN).read(b"23-0", b"25-0")) == Position(b"25-0", b"10-0")
     assert reached(DONE, Memory(DONE).read(b"23-0", b"25-0").read(b"26-0", b"29-0")) == Position(b"29-0", b"23-0")
 
 
 def test_what_another_master_read_since_it_was_noted_is_not_done_either() -> None:
-    """Lead went from us to another one and back within a second: 21-0 and 22-0 are pending, and the position is as we noted it."""
+    """Lead went from us to another one and back within a second: 21-0 and 22-0 are pending, and the position is as we
+    noted it."""
     for ours in (Memory(DONE), Memory(DONE).read(b"21-0", b"21-0")):
         memory = ours.found(b"22-0").read(b"23-0", b"25-0")
         assert restart(reached(DONE, memory), Span(b"1-0", b"30-0")).start == b"20-0"
@@ -104,7 +114,9 @@ def test_it_never_begins_above_what_the_index_has_in_processing() -> None:
     assert restart(DONE, whole, lowest_held=b"15-0") == Restart(b"14-18446744073709551615", (b"15-0", b"20-0"))
     assert restart(OPEN, whole, lowest_held=b"9-0") == Restart(b"8-18446744073709551615", (b"9-0", b"20-0"))
     assert restart(OPEN, whole, lowest_held=b"15-0") == restart(OPEN, whole)
-    assert restart(DONE, whole, lowest_held=b"25-0") == Restart(b"20-0"), "what was handed over after the position was saved comes anyway"
+    assert restart(DONE, whole, lowest_held=b"25-0") == Restart(b"20-0"), (
+        "what was handed over after the position was saved comes anyway"
+    )
 
 
 def test_what_was_handed_over_after_the_position_was_saved_is_said_to_repeat() -> None:
@@ -112,8 +124,12 @@ def test_what_was_handed_over_after_the_position_was_saved_is_said_to_repeat() -
     assert restart(DONE, whole, lowest_held=b"25-0", known=(b"26-0", None)) == Restart(b"20-0", (b"20-1", b"26-0"))
     assert restart(OPEN, whole, known=(None, b"30-0")) == Restart(BELOW_OPEN, (b"10-0", b"30-0"))
     assert restart(OPEN, whole, known=(b"15-0", b"12-0")) == restart(OPEN, whole)
-    assert restart(DONE, whole, known=(b"22-0", b"26-0", b"24-0")) == Restart(b"20-0", (b"20-1", b"26-0")), "up to the highest of them"
-    assert restart(DONE, Span(b"23-0", b"30-0"), known=(b"25-0",)) == Restart(b"20-0", (b"23-0", b"25-0")), "and nobody knows of anything lost"
+    assert restart(DONE, whole, known=(b"22-0", b"26-0", b"24-0")) == Restart(b"20-0", (b"20-1", b"26-0")), (
+        "up to the highest of them"
+    )
+    assert restart(DONE, Span(b"23-0", b"30-0"), known=(b"25-0",)) == Restart(b"20-0", (b"23-0", b"25-0")), (
+        "and nobody knows of anything lost"
+    )
     assert restart(DONE, Span(None, b"30-0"), known=(b"25-0",)) == Restart(b"20-0")
     assert restart(DONE, whole, saved=False, known=(b"25-0",)) == Restart(b"0-0", (b"1-0", b"25-0"))
 
@@ -121,7 +137,9 @@ def test_what_was_handed_over_after_the_position_was_saved_is_said_to_repeat() -
 def test_what_is_known_of_another_stream_that_was_there_before_repeats_nothing() -> None:
     assert restart(DONE, Span(b"1-0", b"30-0"), known=(b"31-0",)) == Restart(b"20-0")
     assert restart(DONE, Span(b"1-0", b"19-0"), known=(b"500-0", b"25-0")) == Restart(b"0-0")
-    assert restart(DONE, Span(b"1-0", b"19-0"), known=(b"500-0", b"5-0")) == Restart(b"0-0", (b"1-0", b"5-0")), "the new one had begun"
+    assert restart(DONE, Span(b"1-0", b"19-0"), known=(b"500-0", b"5-0")) == Restart(b"0-0", (b"1-0", b"5-0")), (
+        "the new one had begun"
+    )
 
 
 def test_it_repeats_up_to_the_highest_id_that_is_noted_or_held() -> None:
@@ -145,7 +163,9 @@ def test_it_repeats_up_to_the_highest_id_that_is_noted_or_held() -> None:
         (None, (None, None)),
     ],
 )
-def test_of_the_index_counts_what_is_between_the_ends_of_the_stream(span: Span | None, ends: tuple[bytes | None, bytes | None]) -> None:
+def test_of_the_index_counts_what_is_between_the_ends_of_the_stream(
+    span: Span | None, ends: tuple[bytes | None, bytes | None]
+) -> None:
     held = Held(span)
     held.add([b"9-0", b"25-0"])
     held.add([])
@@ -156,7 +176,9 @@ def test_of_the_index_counts_what_is_between_the_ends_of_the_stream(span: Span |
 def test_what_another_master_saved_since_counts_alone() -> None:
     assert reached(Position(b"30-0", None), Memory(OPEN).read(b"21-0", b"25-0")) == Position(b"30-0", None)
     assert reached(OPEN, Memory()) == OPEN
-    assert reached(OPEN, Memory().read(b"21-0", b"25-0")) == OPEN, "without a position of its own a master cannot tell what it has missed"
+    assert reached(OPEN, Memory().read(b"21-0", b"25-0")) == OPEN, (
+        "without a position of its own a master cannot tell what it has missed"
+    )
 
 
 def test_when_nothing_is_saved_memory_is_all_there_is() -> None:
@@ -173,8 +195,8 @@ def test_a_group_that_had_just_begun_lost_nothing_before_its_first_entry() -> No
 
 
 def test_every_small_case_keeps_what_it_is_for() -> None:
-    """Streams of up to five entries, any of them done, deleted or read by the group: nothing that is left and not done is skipped, what
-    comes again was announced, and what is announced as lost covers all that is lost."""
+    """Streams of up to five entries, any of them done, deleted or read by the group: nothing that is left and not done
+    is skipped, what comes again was announced, and what is announced as lost covers all that is lost."""
     cases = 0
     for delivered in range(1, 5):
         for done in itertools.product((False, True), repeat=delivered):

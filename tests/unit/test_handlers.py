@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import os
 import subprocess
 import sys
 import textwrap
@@ -11,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import HandlerUnusable
-from consumer.declared import Batch
-from consumer.handlers import _tell_of_future, check_ran, load_handler
+from usher.common.base.errors import HandlerUnusable
+from usher.consumer.handlers.decorators import Batch
+from usher.consumer.handlers.loader import _tell_of_future, check_ran, load_handler
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,12 +49,16 @@ def refusal(spec: str) -> str:
 class TestFound:
     @pytest.mark.parametrize("word", ["def", "async def"])
     def test_a_batch_handler_says_how_it_is_called(self, project: Path, word: str) -> None:
-        write(project, "many.py", f"from consumer import batch\n@batch(most=5, wait_s=0.5, per_ticket=2)\n{word} handle(messages): ...")
+        write(
+            project,
+            "many.py",
+            f"from usher import batch\n@batch(most=5, wait_s=0.5, per_ticket=2)\n{word} handle(messages): ...",
+        )
         handler = load_handler("many:handle")
         assert (handler.batch, handler.is_async) == (Batch(5, 0.5, 2), word != "def")
 
     def test_a_batch_that_cannot_be_is_said_at_the_start(self, project: Path) -> None:
-        write(project, "many.py", "from consumer import batch\n@batch\ndef handle(messages): ...")
+        write(project, "many.py", "from usher import batch\n@batch\ndef handle(messages): ...")
         assert "write @batch() with parentheses" in refusal("many:handle")
 
     def test_a_function_in_the_current_folder(self, project: Path) -> None:
@@ -106,7 +111,12 @@ class TestFound:
     ) -> None:
         monkeypatch.delitem(sys.modules, "colorsys", raising=False)
         write(project, "colorsys.py", "raise RuntimeError('the wrong one')")
-        write(project, "orders.py", "import colorsys\nimport common.keys\ndef handle(message): return common.keys.MASTER, colorsys.ONE_SIXTH")
+        write(
+            project,
+            "orders.py",
+            "import colorsys\nimport usher.common.protocol.keys\ndef handle(message): return"
+            " usher.common.protocol.keys.MASTER, colorsys.ONE_SIXTH",
+        )
         assert load_handler("orders:handle").call("m") == (b"master", 1 / 6)  # type: ignore[arg-type]
 
 
@@ -116,8 +126,10 @@ class TestRefused:
         assert refusal(spec) == f"USHER_HANDLER must look like module:function (it is {spec!r})"
 
     def test_a_module_that_is_not_there(self, project: Path) -> None:
-        assert refusal("orders:handle") == f"USHER_HANDLER=orders:handle: there is no module 'orders' in {project} or on the Python path: " + (
-            "install its project, or name its folder in PYTHONPATH"
+        assert (
+            refusal("orders:handle")
+            == f"USHER_HANDLER=orders:handle: there is no module 'orders' in {project} or on the Python path: "
+            + "install its project, or name its folder in PYTHONPATH"
         )
 
     def test_a_module_that_is_not_there_inside_a_package_that_is(self, project: Path) -> None:
@@ -150,7 +162,9 @@ class TestRefused:
         write(project, "queue.py", "def handle(message): ...")
         said = refusal("queue:handle")
         assert said.startswith("USHER_HANDLER=queue:handle: queue (")
-        assert said.endswith(f"/queue.py, which comes before {project / 'queue.py'}: give that another name) has no handle")
+        assert said.endswith(
+            f"/queue.py, which comes before {project / 'queue.py'}: give that another name) has no handle"
+        )
         assert "sys (a part of Python itself) has no handle" in refusal("sys:handle")
 
     @pytest.mark.parametrize("attribute", ["handel", "orders.handle", "Orders.handel"])
@@ -182,20 +196,32 @@ class TestRefused:
         assert "it is a generator" in refusal("orders:handle")
 
     @pytest.mark.parametrize(
-        "text", ["def __init__(self, database): ...\n    def __call__(self, message): ...", "def __call__(self, message): ...", "pass"]
+        "text",
+        [
+            "def __init__(self, database): ...\n    def __call__(self, message): ...",
+            "def __call__(self, message): ...",
+            "pass",
+        ],
     )
     def test_a_class_of_which_calling_it_only_makes_an_object(self, project: Path, text: str) -> None:
         """Each of its messages would count as handled."""
         write(project, "orders.py", f"class Orders:\n    {text}")
         told = (
-            "it is a class: calling it makes an object, and handles nothing; make an object of it in the module, and name that, or that and a method"
+            "it is a class: calling it makes an object, and handles nothing; make an object of it in the module, and"
+            " name that, or that and a method"
         )
         assert refusal("orders:Orders") == f"USHER_HANDLER=orders:Orders: {told} (shop:orders.handle)"
 
     @pytest.mark.parametrize(
         ("text", "kind"),
         [
-            ("def retry(times):\n    return lambda function: lambda message: function(message)\n@retry\ndef handle(message): ...", "function"),
+            (
+                (
+                    "def retry(times):\n    return lambda function: lambda message: function(message)\n@retry\ndef"
+                    " handle(message): ..."
+                ),
+                "function",
+            ),
             ("import functools\ndef handle(message): return functools.partial(print, message)", "partial"),
             ("async def other(message): ...\ndef handle(message): return other(message)", "coroutine"),
         ],
@@ -206,54 +232,15 @@ class TestRefused:
             check_ran(load_handler("orders:handle").call("m"))  # type: ignore[arg-type]
 
 
-class TestClash:
-    """A handler's project may have a ``common``, ``master`` or ``consumer`` of its own; Python knows one module of a name, and that is ours."""
-
-    @pytest.mark.parametrize("package", ["common", "master", "consumer"])
-    def test_a_handler_in_a_package_with_one_of_our_names(self, project: Path, package: str) -> None:
-        write(project, f"{package}/__init__.py", "")
-        write(project, f"{package}/orders.py", "def handle(message): ...")
-        told = refusal(f"{package}.orders:handle")
-        assert f"{package!r} in {project} has the name of one of Usher's own packages" in told
-        assert "rename it" in told
-
-    def test_a_handler_in_a_module_with_one_of_our_names(self, project: Path) -> None:
-        write(project, "common.py", "def handle(message): ...")
-        assert f"'common.py' in {project} has the name of one of Usher's own packages, which wins" in refusal("common:handle")
-
-    @pytest.mark.parametrize("statement", ["import common.prices", "from common import prices", "from common.prices import price"])
-    def test_a_handler_that_imports_from_its_own_common(self, project: Path, statement: str) -> None:
-        write(project, "common/__init__.py", "")
-        write(project, "common/prices.py", "price = 1")
-        write(project, "orders.py", f"{statement}\ndef handle(message): ...")
-        told = refusal("orders:handle")
-        assert "but 'common' is one of Usher's own packages here" in told
-        assert "must rename it" in told
-
-    def test_our_own_handlers_are_no_clash_even_beside_such_a_package(self, project: Path) -> None:
-        write(project, "common/__init__.py", "")
-        assert not load_handler("common.demo.handlers:show").is_async
-
-    def test_in_our_own_checkout_there_is_no_clash(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.chdir(ROOT)
-        assert callable(load_handler("common.log:redacted").call)
-
-    def test_a_program_that_starts_in_such_a_project_still_uses_our_packages(self, project: Path) -> None:
-        """A new process in the project's folder, as the ``usher`` script starts one; nothing is imported yet."""
-        write(project, "common/__init__.py", "raise RuntimeError('the wrong common')")
-        write(project, "orders.py", "from common import prices\ndef handle(message): ...")
-        write(
-            project,
-            "bin/start.py",
-            f"""
-            import sys; sys.path.insert(0, {str(ROOT)!r})
-            from consumer.handlers import load_handler
-            try: load_handler('orders:handle')
-            except Exception as refused: print(type(refused).__name__, refused)
-            """,
-        )
-        done = subprocess.run([sys.executable, "-B", "bin/start.py"], cwd=project, capture_output=True, text=True, check=False)
-        assert done.stdout.startswith("HandlerUnusable USHER_HANDLER=orders:handle: orders imports 'common'"), done.stdout + done.stderr
+@pytest.mark.parametrize("name", ["common", "master", "consumer", "deploy"])
+def test_a_project_may_have_packages_with_the_names_of_our_folders(project: Path, name: str) -> None:
+    write(project, f"{name}/__init__.py", "")
+    write(project, f"{name}/prices.py", "price = 1")
+    write(project, f"{name}/orders.py", f"from {name}.prices import price\ndef handle(message): ...")
+    words = [sys.executable, str(ROOT / "usher" / "__main__.py"), "preflight"]
+    environ = {"PATH": os.environ["PATH"], "USHER_HANDLER": f"{name}.orders:handle"}
+    done = subprocess.run(words, cwd=project, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_future_of_a_pool_is_done_and_told_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from common.health import Health, judge
+from usher.common.runtime.health import Health, judge
 
 
 @dataclass

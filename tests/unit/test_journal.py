@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from common.attempts import Attempts
-from common.clock import now_s
-from common.message import LONGEST_TICKET
-from consumer.context import Message, OwnLease
-from consumer.journal import Former, Journal, read_journal
-from consumer.policy.quarantine import Left
+from usher.common.base.clock import now_s
+from usher.common.protocol.attempts import Attempts
+from usher.common.protocol.message import LONGEST_TICKET
+from usher.consumer.handlers.message import Message, OwnLease
+from usher.consumer.lifecycle.journal import Former, Journal, read_journal
+from usher.consumer.policy.quarantine import Left
 
 LEASE = OwnLease(1e6, now_s())  # taken when the tests are collected; it outlives the run, however long that is
 BOOT = "0bd1cb5a-boot"
@@ -62,7 +62,9 @@ def test_it_is_read_after_the_process_was_killed(path: Path) -> None:
 
 def test_the_longest_names_fit_and_any_bytes_survive(path: Path) -> None:
     journal = Journal(path, BOOT, f"{'n' * 64}:{'9' * 20}", 2)
-    longest = Message(b"x\0" * (LONGEST_TICKET // 2), b"18446744073709551615-18446744073709551615", 2**53, [], LEASE, Attempts(1))
+    longest = Message(
+        b"x\0" * (LONGEST_TICKET // 2), b"18446744073709551615-18446744073709551615", 2**53, [], LEASE, Attempts(1)
+    )
     journal.started(longest, 2**53)
     journal.started(message(1, ticket=b"\0\0"), 77)
     former = read_journal(path, BOOT)

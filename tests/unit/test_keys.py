@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from common.keys import HALTED, MASTER, Keys, LogKeys
-from common.registration import NAME
 from tests.chaos.rig.facts import STAYING
+from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
+from usher.common.protocol.registration import NAME
 
 
 def _slot_tag(key: str) -> str:
@@ -38,9 +38,14 @@ def test_the_keys_of_the_log_are_in_the_same_slot_and_no_groups_keys(stream: str
 
 
 def test_the_chaos_rig_knows_all_keys_that_stay() -> None:
-    """One that it does not know fails the scenarios that make it, and some of those are run rarely. What none of them makes may not stay."""
+    """One that it does not know fails the scenarios that make it, and some of those are run rarely. What none of them
+    makes may not stay."""
     keys = Keys("s", "g")
-    fixed = {getattr(keys, name).removeprefix(keys.prefix) for name, value in vars(Keys).items() if isinstance(value, property)} - {""}
+    fixed = {
+        getattr(keys, name).removeprefix(keys.prefix)
+        for name, value in vars(Keys).items()
+        if isinstance(value, property)
+    } - {""}
     assert fixed - {"rules", "audit", "archived"} == set(STAYING)
 
 

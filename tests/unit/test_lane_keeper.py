@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from common.clock import now_s
-from consumer import lane_keeper
-from consumer.context import Message, OwnLease
-from consumer.lane_keeper import LaneKeeper, MessageLane
-from consumer.policy.quarantine import Isolation
+from usher.common.base.clock import now_s
+from usher.consumer.execution import lanes as lane_keeper
+from usher.consumer.execution.lanes import LaneKeeper, MessageLane
+from usher.consumer.handlers.message import Message, OwnLease
+from usher.consumer.policy.quarantine import Isolation
 
 #: Longer than any wait here may take on a busy machine.
 PATIENCE_S = 20.0
@@ -58,7 +58,9 @@ def test_a_retry_that_is_due_while_the_others_are_busy_wakes_who_watched(monkeyp
     watcher = Waiter(keeper)
     until(lambda: keeper._watched)
     monkeypatch.setattr(lane_keeper, "_WATCH_S", 0.01)  # the next time
-    with keeper._changed:  # the runner fails, and takes the lane that the watcher could have had, before that one is awake
+    with (
+        keeper._changed
+    ):  # the runner fails, and takes the lane that the watcher could have had, before that one is awake
         keeper._ended += 1
         keeper._board.retry(runner, runner.queue.popleft(), now_s() + 0.05)
         assert keeper._board.take() is not None
@@ -96,7 +98,9 @@ def make_slow(keeper: LaneKeeper) -> None:
     keeper.release(lane, 1, 1.0)
 
 
-def test_who_wants_to_be_alone_is_let_in_by_the_last_that_ends_and_lets_the_others_in_by_its_own(keeper: LaneKeeper) -> None:
+def test_who_wants_to_be_alone_is_let_in_by_the_last_that_ends_and_lets_the_others_in_by_its_own(
+    keeper: LaneKeeper,
+) -> None:
     keeper.add([messages(b"RUNS", 1), messages(b"A", 2), messages(b"B", 3)])
     runs, a = keeper.take_now(), keeper.take_now()
     assert runs is not None
@@ -182,7 +186,9 @@ def test_nobody_is_woken_who_is_not_needed(keeper: LaneKeeper, monkeypatch: pyte
     assert woken == [1, 1], "somebody runs, and somebody watches"
 
 
-def test_more_work_that_comes_while_somebody_watches_says_nothing_about_the_runner(keeper: LaneKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_work_that_comes_while_somebody_watches_says_nothing_about_the_runner(
+    keeper: LaneKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lane_keeper, "_WATCH_S", 0.3)
     keeper.add([messages(b"A", 1), messages(b"B", 2)])
     began_s = now_s()
@@ -214,7 +220,9 @@ def test_while_the_runner_goes_on_well_nobody_joins_in(keeper: LaneKeeper, monke
     assert waiter.join() is None
 
 
-def test_when_handlers_are_long_every_ready_lane_runs_at_once(keeper: LaneKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_handlers_are_long_every_ready_lane_runs_at_once(
+    keeper: LaneKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lane_keeper, "_WATCH_S", PATIENCE_S)  # watching would take for ever
     make_slow(keeper)
     waiters = [Waiter(keeper) for _ in range(4)]
@@ -408,7 +416,9 @@ def test_with_many_threads_each_ticket_runs_in_order_and_alone_and_all_is_done(k
         assert order == sorted(order)
 
 
-def test_what_comes_under_the_fence_of_a_ticket_that_has_ended_here_is_not_taken_and_what_comes_under_a_later_one_is() -> None:
+def test_what_comes_under_the_fence_of_a_ticket_that_has_ended_here_is_not_taken_and_what_comes_under_a_later_one_is() -> (
+    None
+):
     keeper = LaneKeeper()
     keeper.add([messages(b"T", 1, 2)])
     lane = keeper.take_now()

@@ -1,4 +1,5 @@
-"""Lanes: per ticket in id order and one in flight, nothing forgotten, and nothing that was forgotten on purpose starts again."""
+"""Lanes: per ticket in id order and one in flight, nothing forgotten, and nothing that was forgotten on purpose starts
+again."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from common.stream_id import rank
-from consumer.policy.lanes import Lane, LaneBoard
+from usher.common.protocol.stream_id import rank
+from usher.consumer.policy.lanes import Lane, LaneBoard
 
 
 @dataclass(frozen=True)
@@ -283,7 +284,17 @@ class Consumer:
 
     def moves(self) -> list[Callable[[], None]]:
         often = [self.hand_over, self.take, self.end, self.end]
-        return [*often, *often, *often, self.let_go, self.let_go, self.acknowledge, self.pass_time, self.pass_time, self.forget]
+        return [
+            *often,
+            *often,
+            *often,
+            self.let_go,
+            self.let_go,
+            self.acknowledge,
+            self.pass_time,
+            self.pass_time,
+            self.forget,
+        ]
 
     def hand_over(self) -> None:
         """New ids; sometimes lower ones than before, sometimes ids that are here already."""
@@ -361,7 +372,9 @@ class Consumer:
     def forget(self) -> None:
         """Somebody else has a ticket now; what runs of it cannot be called back, but it is not started again."""
         ticket = self.rng.choice([b"A", b"B", b"C", b"D"])
-        self.added[ticket] = [message.number for lane, message in self.running if lane.ticket == ticket and message is not None]
+        self.added[ticket] = [
+            message.number for lane, message in self.running if lane.ticket == ticket and message is not None
+        ]
         self.forgotten.update(self.added[ticket])
         self.board.forget(ticket, self.fence)
         self.fence += 1
@@ -376,7 +389,9 @@ class Consumer:
         for lane, message in self.running:
             if message is not None:
                 in_lanes[lane.ticket] = sorted([*in_lanes[lane.ticket], message.number])
-        assert {ticket: left for ticket, left in in_lanes.items() if left} == {t: sorted(left) for t, left in self.added.items() if left}
+        assert {ticket: left for ticket, left in in_lanes.items() if left} == {
+            t: sorted(left) for t, left in self.added.items() if left
+        }
 
     def finish(self) -> None:
         """Whatever is here can be done."""

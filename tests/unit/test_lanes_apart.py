@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from consumer.policy.lanes import Lane, LaneBoard
-from consumer.policy.quarantine import Isolation
 from tests.unit.test_lanes import Entry, entries, filled, numbers, taken
+from usher.consumer.policy.lanes import Lane, LaneBoard
+from usher.consumer.policy.quarantine import Isolation
 
 ONE, ALONE = Isolation.ONE_SUSPECT, Isolation.ALONE
 
@@ -33,7 +33,9 @@ class TestOneSuspect:
     def test_it_runs_beside_the_others_and_the_next_one_after_it(self) -> None:
         board = filled(A=entries(1), B=entries(2), C=entries(3))
         a, b = set_apart(board, ONE), set_apart(board, ONE)
-        assert [board.look(ticket)[2] for ticket in (b"A", b"B", b"C")] == [True, True, False], "people see who is apart"
+        assert [board.look(ticket)[2] for ticket in (b"A", b"B", b"C")] == [True, True, False], (
+            "people see who is apart"
+        )
         assert tickets(board) == [b"C", b"A"]
         assert (a.isolation, b.isolation) == (ONE, Isolation.TOGETHER)
         a.queue.clear()
@@ -278,7 +280,9 @@ class Quarantine:
         kinds = [kind for _, _, kind in self.running]
         assert sum(kind is not Isolation.TOGETHER for kind in kinds) <= 1
         assert Isolation.ALONE not in kinds or len(kinds) == 1
-        assert all(self.kinds[held.number] is not Isolation.ALONE for _, held in self.held), "its result is not in Redis yet"
+        assert all(self.kinds[held.number] is not Isolation.ALONE for _, held in self.held), (
+            "its result is not in Redis yet"
+        )
 
     def end(self) -> None:
         if not self.running:
@@ -316,7 +320,14 @@ class Quarantine:
 @pytest.mark.parametrize("seed", range(40))
 def test_whatever_happens_suspects_are_apart_and_all_is_done_in_the_end(seed: int) -> None:
     quarantine = Quarantine(seed)
-    moves: list[Callable[[], None]] = [quarantine.add, quarantine.take, quarantine.take, quarantine.end, quarantine.let_go, quarantine.pass_time]
+    moves: list[Callable[[], None]] = [
+        quarantine.add,
+        quarantine.take,
+        quarantine.take,
+        quarantine.end,
+        quarantine.let_go,
+        quarantine.pass_time,
+    ]
     for _ in range(400):
         quarantine.rng.choice(moves)()
     for _ in range(5000):

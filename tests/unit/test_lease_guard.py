@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from consumer import context, lease_guard
-from consumer.context import OwnLease
-from consumer.lease_guard import LeaseGuard
 from tests.clock import Clock, clock_of
+from usher.consumer.handlers import message as context
+from usher.consumer.handlers.message import OwnLease
+from usher.consumer.lifecycle import lease_guard
+from usher.consumer.lifecycle.lease_guard import LeaseGuard
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from common.attempts import Attempts
-from consumer.policy.outcome import unended
-from consumer.tracing import traced
-from master.policy.letters import DeadLetter, LetterFilter, Preview, parse_letter, split_letter
+from usher.common.protocol.attempts import Attempts
+from usher.consumer.handlers.error_trace import traced
+from usher.consumer.policy.outcome import unended
+from usher.master.policy.letters import DeadLetter, LetterFilter, Preview, parse_letter, split_letter
 
 _HEAD = [
     b"usher-id", b"5-1", b"usher-ticket", b"T\xff", b"usher-reason", b"gave_up", b"usher-error", b"ValueError: Not Now", b"usher-attempts", b"3",
@@ -32,7 +32,13 @@ def test_a_letter_is_split_where_ours_ends_whatever_the_producer_calls_its_field
 
 
 def test_what_is_missing_or_no_number_hides_no_letter() -> None:
-    for head in ([], [b"usher-id"], [b"usher-attempts", b"many"], [b"usher-fence", b"9" * 30], [b"usher-attempts", "\u00b2".encode()]):
+    for head in (
+        [],
+        [b"usher-id"],
+        [b"usher-attempts", b"many"],
+        [b"usher-fence", b"9" * 30],
+        [b"usher-attempts", "\u00b2".encode()],
+    ):
         letter = parse_letter(b"1-1", head)
         assert (letter.id, letter.attempts, letter.fence, letter.reason) == (b"1-1", 0, 0, "")
     assert _letter().row()["ticket_id"] == "T\ufffd"
@@ -83,13 +89,17 @@ def test_a_preview_counts_by_what_letters_have_in_common() -> None:
 
 def test_what_hung_or_took_its_process_with_it_has_a_name_and_can_be_asked_for() -> None:
     cut_off, hung = unended(Attempts(3, 3, 1)), unended(Attempts(3, 3))
-    of_crash, of_hang = (_letter(error_type=b"", error=one.error.encode(), reason=one.reason.encode()) for one in (cut_off, hung))
+    of_crash, of_hang = (
+        _letter(error_type=b"", error=one.error.encode(), reason=one.reason.encode()) for one in (cut_off, hung)
+    )
     preview = Preview()
     preview.add([of_crash, of_hang, _letter()])
     names = [group.error_type for group in preview.groups]
     assert names == ["its process ended while its handler ran", "most likely hung", "ValueError"]
     for letter, name in ((of_crash, names[0]), (of_hang, names[1])):
-        assert [one for one in (of_crash, of_hang) if LetterFilter(error=name).fits(one)] == [letter], "what the page's link asks for"
+        assert [one for one in (of_crash, of_hang) if LetterFilter(error=name).fits(one)] == [letter], (
+            "what the page's link asks for"
+        )
     assert _letter(error_type=b"", error=b"", reason=b"body_gone").error_name == ""
 
 

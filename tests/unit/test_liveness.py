@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from master.policy.liveness import HealthVerdict, judge
+from usher.master.policy.liveness import HealthVerdict, judge
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,9 @@ def test_each_row_of_the_table(failures: dict[str, int], verdict: HealthVerdict)
 
 
 @given(st.dictionaries(st.text("abcdef", min_size=1), st.integers(0, 9)), st.integers(1, 9))
-def test_most_are_never_revoked_at_once_and_whoever_answers_is_never_revoked(failures: dict[str, int], limit: int) -> None:
+def test_most_are_never_revoked_at_once_and_whoever_answers_is_never_revoked(
+    failures: dict[str, int], limit: int
+) -> None:
     verdict = judge(failures, limit)
     assert len(verdict.revoke) <= max(1, len(failures) // 2)
     assert all(failures[incarnation] >= limit for incarnation in verdict.revoke)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.log import configure, event, in_hand, redacted
-from common.settings import CommonSettings
+from usher.common.base.log import configure, event, in_hand, redacted
+from usher.common.runtime.settings import CommonSettings
 
 _log = logging.getLogger("tests.log")
 
@@ -33,10 +33,15 @@ def test_a_line_for_people_has_time_level_program_thread_action_and_facts(capsys
     configure("master", "info", "human")
     event(_log, "ticket_handed_over", ticket="42", owner="c1:7", after_s=0.25, id=b"5-1")
     (line,) = _lines(capsys)
-    assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3} INFO +master MainThread ticket_handed_over ticket=42 owner=c1:7 after_s=0\.250 id=5-1", line)
+    assert re.fullmatch(
+        r"\d\d:\d\d:\d\d\.\d{3} INFO +master MainThread ticket_handed_over ticket=42 owner=c1:7 after_s=0\.250 id=5-1",
+        line,
+    )
 
 
-@pytest.mark.parametrize("ticket", ["42\n00:00:00.000 INFO master intake all_is_well", "a b=c", "\x1b[31m", "\u2028x", "\x00", ""])
+@pytest.mark.parametrize(
+    "ticket", ["42\n00:00:00.000 INFO master intake all_is_well", "a b=c", "\x1b[31m", "\u2028x", "\x00", ""]
+)
 @pytest.mark.parametrize("style", ["human", "json"])
 def test_a_ticket_id_cannot_fake_a_line_or_a_fact(style: str, ticket: str, capsys: pytest.CaptureFixture[str]) -> None:
     configure("master", "info", style)
@@ -101,7 +106,10 @@ def test_a_password_is_never_logged_wherever_it_stands(style: str, capsys: pytes
         ("redis://:p/w@h/0", "redis://:***@h/0"),
         ('{"url":"redis://u:1@h","mail":"x@y"}', '{"url":"redis://u:***@h","mail":"x@y"}'),
         ("http://127.0.0.1:8700/api/health", "http://127.0.0.1:8700/api/health"),
-        ("redis+sentinel://:a@h:1,i:2/s?sentinel_password=b&x=1", "redis+sentinel://:***@h:1,i:2/s?sentinel_password=***&x=1"),
+        (
+            "redis+sentinel://:a@h:1,i:2/s?sentinel_password=b&x=1",
+            "redis+sentinel://:***@h:1,i:2/s?sentinel_password=***&x=1",
+        ),
         ("unix:///tmp/s?password=b and more", "unix:///tmp/s?password=*** and more"),
     ],
 )
@@ -119,7 +127,9 @@ class InHand:
 
 
 @pytest.mark.parametrize("style", ["human", "json"])
-def test_every_line_tells_what_is_in_hand_whoever_logs_it_and_however(style: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_line_tells_what_is_in_hand_whoever_logs_it_and_however(
+    style: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     configure("c1", "info", style)
     work = InHand()
     token = in_hand.set(work)
@@ -173,9 +183,15 @@ def test_the_level_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("style", ["human", "json"])
-def test_secrets_of_the_settings_are_never_logged_in_whatever_form(style: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_secrets_of_the_settings_are_never_logged_in_whatever_form(
+    style: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A canary for each, in every place of a line."""
-    settings = CommonSettings(redis_url="redis://:canary%2Fone@h/0", api_token="canary-two", dead_letter_webhook="https://hooks.example/canary-three")
+    settings = CommonSettings(
+        redis_url="redis://:canary%2Fone@h/0",
+        api_token="canary-two",
+        dead_letter_webhook="https://hooks.example/canary-three",
+    )
     configure("master", "info", style, settings.secrets)
     for hidden in ("canary%2Fone", "canary/one", "canary-two", "https://hooks.example/canary-three"):
         event(_log, f"said_{hidden}", fact=hidden, nested={"token": [hidden]}, raw=hidden.encode())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from master.looks import Found, News, Reading, most_to_tell
+from usher.master.leader.peeked import Found, News, Reading, most_to_tell
 
 
 @given(st.integers(0, 100_000), st.integers(0, 10**12))
@@ -38,4 +38,8 @@ def test_no_entries_are_news_of_nothing() -> None:
 
 def test_only_what_is_longer_than_allowed_says_its_size_also_when_all_together_are() -> None:
     entries = [[b"1-1", [b"t", b"A", b"", b"xxx"]], [b"2-1", [b"t", b"B", b"", b"xxxx"]], [b"3-1", [b"other", b"x"]]]
-    assert Reading(b"t", 5).news(b"0-0", entries, True).found == [Found(b"1-1", b"A"), Found(b"2-1", b"B", 6), Found(b"3-1", b"", 6)]
+    assert Reading(b"t", 5).news(b"0-0", entries, True).found == [
+        Found(b"1-1", b"A"),
+        Found(b"2-1", b"B", 6),
+        Found(b"3-1", b"", 6),
+    ]

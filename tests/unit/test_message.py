@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from common.attempts import NEVER, Attempts
-from common.clock import now_s
-from common.errors import MessageUndecodable
-from common.message import LONGEST_TICKET, as_mapping, check_ticket, first_value, ticket_text, unkeyed_ticket
-from consumer.context import Message, OwnLease, message_type
-from consumer.journal import Journal
+from usher.common.base.clock import now_s
+from usher.common.base.errors import MessageUndecodable
+from usher.common.protocol.attempts import NEVER, Attempts
+from usher.common.protocol.message import (
+    LONGEST_TICKET,
+    as_mapping,
+    check_ticket,
+    first_value,
+    ticket_text,
+    unkeyed_ticket,
+)
+from usher.consumer.handlers.message import Message, OwnLease, message_type
+from usher.consumer.lifecycle.journal import Journal
 
 FLAT = [b"ticket_id", b"42", b"text", "h\u00e9".encode(), b"uid", b"order-7", b"body", b'{"a": 1}']
 
@@ -19,7 +26,9 @@ def message(flat: list[bytes] | None, lease: OwnLease | None = None, known: Atte
 
 
 class TestTicket:
-    @pytest.mark.parametrize("ticket", [b"42", b"0", b" ", b"two words", b"a\nb", "\u2603".encode(), b"x" * LONGEST_TICKET])
+    @pytest.mark.parametrize(
+        "ticket", [b"42", b"0", b" ", b"two words", b"a\nb", "\u2603".encode(), b"x" * LONGEST_TICKET]
+    )
     def test_a_ticket_id_that_can_be_used_stays_as_it_is(self, ticket: bytes) -> None:
         assert check_ticket(ticket) == ticket
 
@@ -45,16 +54,31 @@ class TestTicket:
         assert (ticket_text(unkeyed_ticket(b"5-1")), ticket_text("t\u00fc".encode())) == ("", "t\u00fc")
         assert Message(unkeyed_ticket(b"5-1"), b"5-1", 9, [], OwnLease(10.0, now_s())).ticket_id == ""
         gathered = message_type("usher:{g}", is_gathered=True)
-        assert gathered(unkeyed_ticket(b"5-1"), b"5-1", 9, [b"usher_from", b"1-1 0 s"], OwnLease(10.0, now_s())).ticket_id == ""
+        assert (
+            gathered(unkeyed_ticket(b"5-1"), b"5-1", 9, [b"usher_from", b"1-1 0 s"], OwnLease(10.0, now_s())).ticket_id
+            == ""
+        )
 
     def test_it_knows_its_stream(self) -> None:
-        message = message_type("orders", is_gathered=False)(b"42", b"5-1", 9, [b"usher_from", b"1-1 0 s"], OwnLease(10.0, now_s()))
-        assert (message.source, message.source_id, message.uid, message.scoped_ticket_id) == ("orders", "5-1", "5-1", "42")
+        message = message_type("orders", is_gathered=False)(
+            b"42", b"5-1", 9, [b"usher_from", b"1-1 0 s"], OwnLease(10.0, now_s())
+        )
+        assert (message.source, message.source_id, message.uid, message.scoped_ticket_id) == (
+            "orders",
+            "5-1",
+            "5-1",
+            "42",
+        )
         assert message.fields == {"usher_from": "1-1 0 s"}, "a field like any other where nothing is gathered"
 
     def test_a_gathered_one_without_its_body_still_has_a_ticket(self) -> None:
         message = message_type("usher:{g}", is_gathered=True)(b"s/42", b"5-1", 9, None, OwnLease(10.0, now_s()))
-        assert (message.ticket_id, message.source, message.source_id, message.fields) == ("s/42", "usher:{g}", "5-1", {})
+        assert (message.ticket_id, message.source, message.source_id, message.fields) == (
+            "s/42",
+            "usher:{g}",
+            "5-1",
+            {},
+        )
 
 
 class TestFields:
@@ -127,7 +151,11 @@ class TestOwnLease:
         fresh = OwnLease(1000.0, now_s())
         late = OwnLease(1000.0, now_s() - 950.0)
         over = OwnLease(1000.0, now_s() - 1001.0)
-        assert [(lease.may_start(), lease.holds()) for lease in (fresh, late, over)] == [(True, True), (False, True), (False, False)]
+        assert [(lease.may_start(), lease.holds()) for lease in (fresh, late, over)] == [
+            (True, True),
+            (False, True),
+            (False, False),
+        ]
 
     def test_it_counts_from_before_the_renewal_was_sent(self) -> None:
         lease = OwnLease(1000.0, now_s() - 1001.0)

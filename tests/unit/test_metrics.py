@@ -5,22 +5,26 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from common.errors import GroupMissing, NotNow, ReplyUnknown
-from common.metrics import Metrics, histogram
-from common.redis_client import CommandRefused, Troubles
-from common.run_log import FAILED, GAVE_UP
-from common.timings import Timings
-from consumer.counts import HandlerCounts
-from consumer.policy.acks import Failure, Finished
-from master.intake import TOO_LARGE
-from master.metrics import MOST_CONSUMERS, _consumers
-from master.rule_work import RULE
-from master.vitals import Load
+from usher.common.base.errors import GroupMissing, NotNow, ReplyUnknown
+from usher.common.observability.metrics import Metrics, histogram
+from usher.common.protocol.run_log import FAILED, GAVE_UP
+from usher.common.redis.client import CommandRefused, Troubles
+from usher.common.runtime.histograms import Timings
+from usher.consumer.execution.counters import HandlerCounts
+from usher.consumer.policy.acks import Failure, Finished
+from usher.master.dispatch.rules import RULE
+from usher.master.insight.metrics import MOST_CONSUMERS, _consumers
+from usher.master.insight.stats import Load
+from usher.master.leader.validation import TOO_LARGE
 
 
 def _samples(metrics: Metrics) -> dict[tuple[str, str], float]:
     families = text_string_to_metric_families(metrics.page().decode())
-    return {(sample.name, next(iter(sample.labels.values()), "")): sample.value for family in families for sample in family.samples}
+    return {
+        (sample.name, next(iter(sample.labels.values()), "")): sample.value
+        for family in families
+        for sample in family.samples
+    }
 
 
 def test_a_histogram_is_read_back_as_it_was_filled() -> None:
@@ -55,18 +59,27 @@ def test_executions_are_counted_by_outcome_and_waiting_of_first_attempts_only() 
     assert counts.outcomes == {"done": 130, "failed": 2, "gave_up": 1}
     assert counts.handlers.cumulative()[-1][1] == 133
     assert counts.handlers.sum_s == pytest.approx(133 * 0.2)
-    assert (counts.waits.cumulative()[-1][1], counts.waits.sum_s) == (2, 1.0), "numbers 0 and 128; 64 is a second attempt"
+    assert (counts.waits.cumulative()[-1][1], counts.waits.sum_s) == (2, 1.0), (
+        "numbers 0 and 128; 64 is a second attempt"
+    )
 
 
 def test_troubles_of_redis_are_few_words() -> None:
     troubles = Troubles()
-    for trouble in (NotNow("OOM", "secret"), ReplyUnknown(), GroupMissing(), CommandRefused("Redis: WHATEVER secret"), NotNow("OOM", "")):
+    for trouble in (
+        NotNow("OOM", "secret"),
+        ReplyUnknown(),
+        GroupMissing(),
+        CommandRefused("Redis: WHATEVER secret"),
+        NotNow("OOM", ""),
+    ):
         assert troubles.count(trouble) is trouble
     assert troubles.seen() == {"oom": 2, "reply_unknown": 1, "nogroup": 1, "refused": 1}
 
 
 def test_what_alerts_take_the_increase_of_is_told_before_it_happens() -> None:
-    """Prometheus' ``increase`` of a series that begins with 1 is 0: the first dead letter of a program would wake nobody."""
+    """Prometheus' ``increase`` of a series that begins with 1 is 0: the first dead letter of a program would wake
+    nobody."""
     seen = _samples(Metrics())
     reasons = {label for name, label in seen if name == "usher_dead_letters_total"}
     assert {"attempts_exhausted", "gave_up", "body_gone", "no_ticket_id", TOO_LARGE, RULE} <= reasons

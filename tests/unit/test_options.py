@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from common.settings import load
-from consumer import GiveUp, Message, RetryLater, batch, handler
-from consumer.declared import Batch, batch_of
-from consumer.options import HandlerOptions, given, options_of
-from consumer.policy.outcome import RetryPolicy
-from consumer.settings import ConsumerSettings
-from consumer.wiring import _terms
+from usher import GiveUp, Message, RetryLater, batch, handler
+from usher.common.runtime.settings import load
+from usher.consumer.handlers.decorators import Batch, HandlerOptions, batch_of, given, options_of
+from usher.consumer.policy.outcome import RetryPolicy
+from usher.consumer.program import _terms
+from usher.consumer.settings import ConsumerSettings
 
 
 def test_the_function_stays_as_it_is_and_says_what_it_asked_for() -> None:
@@ -58,13 +57,23 @@ def test_one_that_asks_for_nothing_has_what_the_settings_say() -> None:
 
 
 def test_what_a_handler_asks_for_stands_above_the_settings() -> None:
-    settings = load(ConsumerSettings, {"USHER_CONSUMER_NAME": "c1", "USHER_HANDLER": "a:b", "USHER_HANDLER_SECONDS": "7"})
+    settings = load(
+        ConsumerSettings, {"USHER_CONSUMER_NAME": "c1", "USHER_HANDLER": "a:b", "USHER_HANDLER_SECONDS": "7"}
+    )
     assert _terms(settings, HandlerOptions()) == (RetryPolicy(5, 0.2, 60.0), 7.0)
     assert _terms(settings, HandlerOptions(2, 0.0, 3, 0)) == (RetryPolicy(2, 0.0, 3), 0)
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"max_attempts": 0}, {"max_attempts": 1001}, {"max_attempts": 1.5}, {"max_attempts": True}, {"backoff_s": -1}, {"deadline_s": "1"}]
+    "wrong",
+    [
+        {"max_attempts": 0},
+        {"max_attempts": 1001},
+        {"max_attempts": 1.5},
+        {"max_attempts": True},
+        {"backoff_s": -1},
+        {"deadline_s": "1"},
+    ],
 )
 def test_what_no_setting_would_accept_is_refused_at_the_definition(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from common.message import LONGEST_TICKET
-from common.outbox.log_reader import Loss, judge_loss
-from common.outbox.rows import LONGEST_UID, Row, encode
-from common.outbox.sql_files import DIALECTS, newest, queries, schema, versions
-from common.stream_id import Span
+from usher.common.outbox.log_reader import Loss, judge_loss
+from usher.common.outbox.rows import LONGEST_UID, Row, encode
+from usher.common.outbox.sql_files import DIALECTS, newest, queries, schema, versions
+from usher.common.protocol.message import LONGEST_TICKET
+from usher.common.protocol.stream_id import Span
 
 
 def _row(**changed: object) -> Row:
-    return Row(**({"id": 1, "uid": "u", "ticket_id": "T", "action": "a", "object": "o", "data": "{}", "size": 2} | changed))  # type: ignore[arg-type]
+    return Row(
+        **({"id": 1, "uid": "u", "ticket_id": "T", "action": "a", "object": "o", "data": "{}", "size": 2} | changed)
+    )  # type: ignore[arg-type]
 
 
 def test_a_row_becomes_its_fields_in_order() -> None:
@@ -38,7 +40,9 @@ def test_a_row_becomes_its_fields_in_order() -> None:
         ({"object": b"\xff"}, "object_not_utf8"),
     ],
 )
-def test_a_row_that_can_become_no_message_has_a_reason_and_stops_no_other(changed: dict[str, object], reason: str) -> None:
+def test_a_row_that_can_become_no_message_has_a_reason_and_stops_no_other(
+    changed: dict[str, object], reason: str
+) -> None:
     batch = encode([_row(id=1), _row(id=2, **changed), _row(id=3)])
     assert (batch.ids, batch.refused) == ([1, 3], [(2, reason)])
     assert len(batch.values) == 10

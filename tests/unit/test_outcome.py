@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from common.attempts import Attempts
-from common.errors import GiveUp, RetryLater
-from consumer.policy.outcome import Bury, RetryPolicy, TryAgain, decide, unended
+from usher.common.base.errors import GiveUp, RetryLater
+from usher.common.protocol.attempts import Attempts
+from usher.consumer.policy.outcome import Bury, RetryPolicy, TryAgain, decide, unended
 
 POLICY = RetryPolicy(max_attempts=3, base_s=1.0, cap_s=3.0)
 
@@ -48,9 +48,12 @@ def test_each_row_of_the_table(raised: BaseException, failures: int, decision: T
     assert decide(raised, failures, POLICY, Lowest()) == decision
 
 
-@pytest.mark.parametrize(("crashes", "losses", "why"), [(1, 0, "its process ended while its"), (0, 3, "it ran past"), (0, 0, "it ran past")])
+@pytest.mark.parametrize(
+    ("crashes", "losses", "why"), [(1, 0, "its process ended while its"), (0, 3, "it ran past"), (0, 0, "it ran past")]
+)
 def test_attempts_that_were_used_up_without_an_error_say_what_is_known(crashes: int, losses: int, why: str) -> None:
-    """And not more: whoever raised each time, beside others that ended the process, was not ended with it every time."""
+    """And not more: whoever raised each time, beside others that ended the process, was not ended with it every
+    time."""
     buried = unended(Attempts(4, 4, crashes, losses))
     assert buried.reason == "attempts_exhausted"
     assert buried.error.startswith(why)

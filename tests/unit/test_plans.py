@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from master.policy.plans import NOBODY, Part, span
+from usher.master.policy.board.plans import NOBODY, Part, span
 
 
 @pytest.mark.parametrize(
@@ -14,5 +14,8 @@ def test_a_ticket_gets_an_owner_if_it_has_none_or_was_given_back(believed: bytes
 
 
 def test_a_span_is_counted_in_numbers_over_all_parts() -> None:
-    parts = [[Part(b"A", NOBODY, [b"5-2", b"10-0"])], [Part(b"B", NOBODY, [b"5-10"]), Part(b"C", NOBODY, [b"9-1", b"9-99"])]]
+    parts = [
+        [Part(b"A", NOBODY, [b"5-2", b"10-0"])],
+        [Part(b"B", NOBODY, [b"5-10"]), Part(b"C", NOBODY, [b"9-1", b"9-99"])],
+    ]
     assert span(parts) == (b"5-2", b"10-0")

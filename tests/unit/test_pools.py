@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from common.clock import now_s
-from common.errors import HandlerUnusable
-from common.service import Service
-from consumer.async_pool import AsyncPool
-from consumer.context import Message, OwnLease
-from consumer.executor import Executor
-from consumer.lane_keeper import LaneKeeper, MessageLane
-from consumer.policy.acks import Failure, Finished
-from consumer.policy.outcome import Bury, RetryPolicy
-from consumer.worker_pool import LaneWorker
 from tests.books import Book
+from usher.common.base.clock import now_s
+from usher.common.base.errors import HandlerUnusable
+from usher.common.runtime.service import Service
+from usher.consumer.execution.async_pool import AsyncPool
+from usher.consumer.execution.executor import Executor
+from usher.consumer.execution.lanes import LaneKeeper, MessageLane
+from usher.consumer.execution.thread_pool import LaneWorker
+from usher.consumer.handlers.message import Message, OwnLease
+from usher.consumer.policy.acks import Failure, Finished
+from usher.consumer.policy.outcome import Bury, RetryPolicy
 
 
 class Accounts:
@@ -69,7 +69,9 @@ async def _async_generator() -> AsyncIterator[int]:
     yield 1
 
 
-@pytest.mark.parametrize("make", [_nothing, _generator, _async_generator], ids=["coroutine", "generator", "async generator"])
+@pytest.mark.parametrize(
+    "make", [_nothing, _generator, _async_generator], ids=["coroutine", "generator", "async generator"]
+)
 def test_a_plain_function_that_returns_what_nobody_runs_has_done_nothing(make: Callable[[], Any]) -> None:
     accounts = _run(lambda executor: LaneWorker(0, executor, lambda _message: make()))
     assert accounts.done == []

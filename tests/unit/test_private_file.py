@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from common import private_file
-from common.errors import StartRefused
-from common.private_file import write_private
+from usher.common.base import private_file
+from usher.common.base.errors import StartRefused
+from usher.common.base.private_file import write_private
 
 
 def test_what_is_written_is_for_its_owner_alone(tmp_path: Path) -> None:

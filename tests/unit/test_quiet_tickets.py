@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from master.policy.dispatch import Board
-from master.quiet_tickets import PAGE, QuietTickets
+from usher.master.policy.board.board import Board
+from usher.master.recovery.reconciler import PAGE, QuietTickets
 
 
 def board_with(tickets: int) -> Board:

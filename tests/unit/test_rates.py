@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from master.policy.pulse import Sample, point, rates
+from usher.master.policy.rates import Sample, point, rates
 
 #: As Redis counts from 7.0 on; nothing of the stream was cut off yet.
 _BEGAN = Sample(10_000, entries=5000, lag=1000, pending=100, read=4000)
@@ -33,8 +33,8 @@ def test_where_the_lag_is_not_known_it_is_still_told_what_comes() -> None:
 
 @pytest.mark.parametrize("unknown", [{"read": None}, {"lag": None}, {"read": None, "lag": None}])
 def test_a_count_of_all_and_one_of_what_is_there_are_not_compared(unknown: dict[str, None]) -> None:
-    """Redis forgets how much was read when an entry is deleted that was not read yet, and learns it again at the end of the stream. Of a stream that
-    was cut, the difference would be millions of messages that nobody sent."""
+    """Redis forgets how much was read when an entry is deleted that was not read yet, and learns it again at the end of
+    the stream. Of a stream that was cut, the difference would be millions of messages that nobody sent."""
     counted = Sample(10_000, 1000, 10, 0, 9_000_000)
     one, other = counted._replace(**unknown), counted._replace(time_ms=12_000)
     assert rates([one, other]) == rates([other, one]) == (None, None)
@@ -46,5 +46,7 @@ def test_one_look_tells_no_rate_and_two_of_the_same_moment_end_nothing() -> None
 
 
 @pytest.mark.parametrize(("oldest_ms", "age_s"), [(None, 0.0), (7_500, 2.5), (7_567, 2.4), (11_000, 0.0)])
-def test_a_point_has_the_age_of_the_oldest_message_and_none_is_from_the_future(oldest_ms: int | None, age_s: float) -> None:
+def test_a_point_has_the_age_of_the_oldest_message_and_none_is_from_the_future(
+    oldest_ms: int | None, age_s: float
+) -> None:
     assert point(10_000, 1.5, None, 7, oldest_ms) == [10_000, 1.5, None, 7, age_s]

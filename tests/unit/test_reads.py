@@ -1,4 +1,5 @@
-"""Reads of the own pending list bring the bodies of what is wanted, and nothing that is held is delivered again without need."""
+"""Reads of the own pending list bring the bodies of what is wanted, and nothing that is held is delivered again without
+need."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.stream_id import rank
-from consumer.policy.reads import OwnRead, plan_reads
+from usher.common.protocol.stream_id import rank
+from usher.consumer.policy.reads import OwnRead, plan_reads
 
 id_sets = st.sets(st.integers(1, 60), max_size=50)
 
@@ -54,7 +55,9 @@ def test_very_many_runs_are_read_as_one() -> None:
 
 
 @given(id_sets.filter(bool), id_sets, st.integers(0, 60))
-def test_whatever_is_wanted_comes_and_a_few_runs_bring_nothing_else(wanted: set[int], held: set[int], highest: int) -> None:
+def test_whatever_is_wanted_comes_and_a_few_runs_bring_nothing_else(
+    wanted: set[int], held: set[int], highest: int
+) -> None:
     held -= wanted
     reads = plan(wanted, held, highest)
     came = brought(reads, wanted | held)
@@ -65,7 +68,9 @@ def test_whatever_is_wanted_comes_and_a_few_runs_bring_nothing_else(wanted: set[
 
 
 @given(id_sets.filter(bool), id_sets, id_sets)
-def test_what_is_held_and_was_acknowledged_meanwhile_does_no_harm(wanted: set[int], held: set[int], acknowledged: set[int]) -> None:
+def test_what_is_held_and_was_acknowledged_meanwhile_does_no_harm(
+    wanted: set[int], held: set[int], acknowledged: set[int]
+) -> None:
     """It is not in the pending list any more; the ledger says so a moment later."""
     held -= wanted
     assert set(ids(wanted)) <= set(brought(plan(wanted, held), wanted | (held - acknowledged)))

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from common.registration import NAME, NO_LOCK, Registration, name_of, parse
+from usher.common.protocol.registration import NAME, NO_LOCK, Registration, name_of, parse
 
-_REGISTRATION = Registration("c1", "3f2b", "http://127.0.0.1:4711/api/health", slots=8, capacity=2000, lock="boot:2049:77:900", generation=7)
+_REGISTRATION = Registration(
+    "c1", "3f2b", "http://127.0.0.1:4711/api/health", slots=8, capacity=2000, lock="boot:2049:77:900", generation=7
+)
 
 
 def test_what_is_stored_reads_back() -> None:
@@ -23,7 +25,9 @@ def test_an_incarnation_is_name_and_generation_and_gives_the_name_back() -> None
     assert name_of("c1:7") == "c1"
 
 
-@pytest.mark.parametrize("stored", [b"", b"7", b"x 3f2b 8 2000 - http://h", b"7 3f2b 8 2000 -", b"7 3f2b eight 2000 - http://h", b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "stored", [b"", b"7", b"x 3f2b 8 2000 - http://h", b"7 3f2b 8 2000 -", b"7 3f2b eight 2000 - http://h", b"\xff\xfe"]
+)
 def test_what_is_not_ours_is_refused(stored: bytes) -> None:
     with pytest.raises(ValueError):
         parse(b"c1", stored)

@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 import pytest
 
-from consumer import reporter as reporter_module
-from consumer.master_client import Answer, MasterClient
-from consumer.reporter import MOST_IDS, Reporter
 from tests.clock import Clock, clock_of
+from usher.consumer.execution import reporter as reporter_module
+from usher.consumer.execution.reporter import MOST_IDS, Reporter
+from usher.consumer.lifecycle.master_client import Answer, MasterClient
 
 
 class Leader:
@@ -30,7 +30,9 @@ class Leader:
         assert headers == {"Prefer": "return=minimal"}
         if self.wait_s:
             return Answer("", 429, {}, 0.0, self.wait_s)
-        self.reports.append([entry_id for ticket in orjson.loads(body)["tickets"] for entry_id in ticket["message_ids"]])
+        self.reports.append(
+            [entry_id for ticket in orjson.loads(body)["tickets"] for entry_id in ticket["message_ids"]]
+        )
         return Answer("", self.status, {}, 0.0)
 
 
@@ -201,7 +203,9 @@ def test_more_than_fits_goes_in_several_reports(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize(("status", "level"), [(409, "INFO"), (500, "WARNING")])
-def test_a_report_of_an_incarnation_that_has_ended_is_no_trouble(caplog: pytest.LogCaptureFixture, clock: Clock, status: int, level: str) -> None:
+def test_a_report_of_an_incarnation_that_has_ended_is_no_trouble(
+    caplog: pytest.LogCaptureFixture, clock: Clock, status: int, level: str
+) -> None:
     caplog.set_level("INFO")
     reporter, leader = begun(spare=2000)
     leader.status = status
@@ -212,9 +216,13 @@ def test_a_report_of_an_incarnation_that_has_ended_is_no_trouble(caplog: pytest.
     assert reporter.dropped == 3
 
 
-def test_while_nobody_leads_it_is_said_now_and_then_how_many_were_dropped(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_nobody_leads_it_is_said_now_and_then_how_many_were_dropped(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[tuple[int, str]] = []
-    monkeypatch.setattr(reporter_module, "event", lambda _log, action, **facts: said.append((facts["ids"], facts["why"])))
+    monkeypatch.setattr(
+        reporter_module, "event", lambda _log, action, **facts: said.append((facts["ids"], facts["why"]))
+    )
     reporter, leader = begun(spare=2000)
     leader.status = 503
     for number in range(2, 42):
@@ -227,9 +235,13 @@ def test_while_nobody_leads_it_is_said_now_and_then_how_many_were_dropped(clock:
 
 
 @pytest.mark.parametrize("then", ["it answers", "nothing comes", "the end"])
-def test_what_a_short_outage_dropped_after_the_first_is_told_too(clock: Clock, monkeypatch: pytest.MonkeyPatch, then: str) -> None:
+def test_what_a_short_outage_dropped_after_the_first_is_told_too(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
     said: list[tuple[int, str]] = []
-    monkeypatch.setattr(reporter_module, "event", lambda _log, action, **facts: said.append((facts["ids"], facts["why"])))
+    monkeypatch.setattr(
+        reporter_module, "event", lambda _log, action, **facts: said.append((facts["ids"], facts["why"]))
+    )
     reporter, leader = begun(spare=2000)
     leader.status = 503
     for number in range(2, 8):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.sources import SHARDS, shard_of
-from master.policy.rounds import Outcome, Rounds, Told, Turn
+from usher.common.protocol.sources import SHARDS, shard_of
+from usher.master.policy.fair_queue import Outcome, Rounds, Told, Turn
 
 ALL = frozenset(range(SHARDS))
 
@@ -323,7 +323,9 @@ def test_what_may_have_more_to_cut_is_told_once_and_what_is_quiet_never_again() 
 def test_only_what_is_known_and_ours_has_more_to_cut_and_all_of_a_shard_that_was_taken_over() -> None:
     of = rounds(b"a", b"b", b"c")
     of.answered(taken(of), [told(Outcome.GONE), told(Outcome.OVER, 1), told(Outcome.OVER)])
-    assert not of.holds(b"a") and of._grown == {b"b", b"c"}, "names of what is gone would be kept for ever where nobody cuts"
+    assert not of.holds(b"a") and of._grown == {b"b", b"c"}, (
+        "names of what is gone would be kept for ever where nobody cuts"
+    )
     of.hold(ALL - {shard_of(b"b")})
     assert (of.holds(b"b"), of.grown()) == (False, [b"c"])
     of.hold(ALL)

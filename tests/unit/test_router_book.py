@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from common.router.book import Book, Check, Place, Read
-from common.router.options import RouterOptions
-from common.router.sizing import readers_wanted, sweep_slice
-from common.stream_id import ZERO, rank
-from common.streams import Entry
+from usher.common.protocol.stream_id import ZERO, rank
+from usher.common.redis.replies import Entry
+from usher.common.router.options import RouterOptions
+from usher.common.router.schedule import Book, Check, Place, Read
+from usher.common.router.sizing import readers_wanted, sweep_slice
 
 _COUNT = 3
 
@@ -98,7 +98,11 @@ def test_everybody_gets_everything_once_whatever_happens_in_between(seed: int, i
         elif chance < 0.92 and plot.under_way:
             plot.book.failed(plot.under_way.pop(rng.randrange(len(plot.under_way))))
         elif chance < 0.96 and plot.got:
-            plot.book.resume(rng.choice([place for place in plot.got if place not in plot.closed] or [Place(plot.book.stream(b"x"), ZERO)]))
+            plot.book.resume(
+                rng.choice(
+                    [place for place in plot.got if place not in plot.closed] or [Place(plot.book.stream(b"x"), ZERO)]
+                )
+            )
         elif plot.got:
             place = rng.choice(list(plot.got))
             if place not in plot.closed:
@@ -324,7 +328,14 @@ def test_a_sweep_takes_its_time_and_never_much_at_once() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"worker_count": 0}, {"min_workers": 0}, {"xread_streams": 0}, {"xread_block_millis": 0}, {"sweep_seconds": 0}, {"xread_count": -1}],
+    [
+        {"worker_count": 0},
+        {"min_workers": 0},
+        {"xread_streams": 0},
+        {"xread_block_millis": 0},
+        {"sweep_seconds": 0},
+        {"xread_count": -1},
+    ],
 )
 def test_options_that_make_no_sense_are_refused_by_name(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -1,16 +1,17 @@
-"""What the board does about rules, one sentence each. That it holds in any order of events is in test_ruled_model.py."""
+"""What the board does about rules, one sentence each. That it holds in any order of events is in
+test_ruled_model.py."""
 
 from __future__ import annotations
 
 import pytest
 
-from common.stream_id import rank
-from master.policy.dispatch import Board
-from master.policy.explain_facts import BoardFacts
-from master.policy.rules import Action, Buckets, Rule, Rulebook, Target, rule_id
-from master.policy.stuck import Parked
-from master.policy.tickets import Standing
 from tests.boards import NOW, answer, arrive, board_with, freed, hand_over, ids, planned, wait_once
+from usher.common.protocol.stream_id import rank
+from usher.master.policy.board.board import Board
+from usher.master.policy.board.tickets import Standing
+from usher.master.policy.explain.facts import BoardFacts
+from usher.master.policy.explain.stuck import Parked
+from usher.master.policy.rules import Action, Buckets, Rule, Rulebook, Target, rule_id
 
 
 def rule(value: str, action: Action = Action.PAUSE, rate: float | None = None, target: Target = Target.TICKET) -> Rule:
@@ -62,7 +63,11 @@ class TestPause:
             arrive(board, ticket, number)
         assert hand_over(board) == {}
         follow(board)
-        assert [hand_over(board, limit=1) for _ in range(3)] == [{("c1:1", b"P"): ids(1)}, {("c1:1", b"Q"): ids(2)}, {("c1:1", b"R"): ids(3)}]
+        assert [hand_over(board, limit=1) for _ in range(3)] == [
+            {("c1:1", b"P"): ids(1)},
+            {("c1:1", b"Q"): ids(2)},
+            {("c1:1", b"R"): ids(3)},
+        ]
 
     def test_what_its_owner_has_goes_on_and_nothing_follows(self) -> None:
         board = board_with("c1")
@@ -138,7 +143,14 @@ class TestPause:
         board.plan(1000, NOW)
         board.unload()
         follow(board)
-        assert read_all(board, {entry_id: b"P%d" % (number % 100) for number, entry_id in enumerate(ids(*range(1, 301)), 1)}, page=50) == 7
+        assert (
+            read_all(
+                board,
+                {entry_id: b"P%d" % (number % 100) for number, entry_id in enumerate(ids(*range(1, 301)), 1)},
+                page=50,
+            )
+            == 7
+        )
         assert len(hand_over(board)) == 100
         assert board.in_flight == 300
 
@@ -229,7 +241,9 @@ class TestSlow:
         assert planned(plan) == {("c1:1", b"S"): ids(2, 3)}
         assert plan is not None
         board.confirm(plan, answer(plan))
-        assert planned(board.plan(100, NOW + 60)) == {("c1:1", b"S"): ids(4, 5)}, "nobody saves up more than a second's worth"
+        assert planned(board.plan(100, NOW + 60)) == {("c1:1", b"S"): ids(4, 5)}, (
+            "nobody saves up more than a second's worth"
+        )
 
     def test_more_than_a_thousand_slowed_tickets_go_on(self) -> None:
         board = board_with("c1", capacity=2000)
@@ -247,7 +261,9 @@ class TestSlow:
         board.withdraw(plan)
         assert hand_over(board) == {("c1:1", b"S"): ids(1)}
 
-    def test_after_a_plan_that_did_not_happen_the_slowed_are_asked_once_and_not_with_every_plan(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_after_a_plan_that_did_not_happen_the_slowed_are_asked_once_and_not_with_every_plan(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """There may be 100,000 of them."""
         board = board_with("c1")
         follow(board, rule("S", Action.SLOW, 1.0))
@@ -273,8 +289,11 @@ class TestSlow:
         assert board.parked == 1, "beyond what ten seconds allow it leaves memory"
         assert board.tickets[b"S"].above == b"2-0"
 
-    def test_how_much_of_each_is_parked_is_told_without_looking_through_the_slowed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A page that is looked at asks that of 200 tickets a second, of the process that leads, and there may be 100,000 that wait for a slot."""
+    def test_how_much_of_each_is_parked_is_told_without_looking_through_the_slowed(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A page that is looked at asks that of 200 tickets a second, of the process that leads, and there may be
+        100,000 that wait for a slot."""
         board = board_with("c1")
         names = [b"T%d" % number for number in range(10)]
         for number, name in enumerate(names, 1):
@@ -315,7 +334,9 @@ class TestSlow:
         assert list(board.tickets[b"S"].parked) == ids(5, 6, 7, 8, 9)
 
     @pytest.mark.parametrize(("held", "kept"), [(rule("S", Action.SLOW, 0.1), ids(2, 3)), (rule("S"), [])])
-    def test_what_leaves_memory_in_the_midst_of_its_reading_is_read_once_more(self, held: Rule, kept: list[bytes]) -> None:
+    def test_what_leaves_memory_in_the_midst_of_its_reading_is_read_once_more(
+        self, held: Rule, kept: list[bytes]
+    ) -> None:
         """Else it would be passed over: what comes behind it would run before it, or instead of it."""
         board = board_with("c1")
         follow(board, rule("S"))
@@ -417,7 +438,9 @@ class TestDeadLetter:
         assert list(board.tickets[b"D"].parked) == ids(1)
 
     @pytest.mark.parametrize("records", [(b"halted",), (b"tail",), (b"halted", b"returned")])
-    def test_nothing_ends_by_rule_while_the_ticket_is_halted_or_ends_or_is_not_read_again_and_afterwards_it_does(self, records: list[bytes]) -> None:
+    def test_nothing_ends_by_rule_while_the_ticket_is_halted_or_ends_or_is_not_read_again_and_afterwards_it_does(
+        self, records: list[bytes]
+    ) -> None:
         board = board_with("c1")
         follow(board, rule("D", Action.DEAD_LETTER))
         arrive(board, b"D", 1, 2)

@@ -1,6 +1,7 @@
 """The board's promises hold while operators set and lift rules, whatever else happens; and the rules do what they say.
 
-The machine of ``test_board_model`` with three more things that can happen: rules change, the leader hears of it, memory is full.
+The machine of ``test_board_model`` with three more things that can happen: rules change, the leader hears of it, memory
+is full.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import precondition, rule
 
-from common.stream_id import rank
-from master.leader_steps import RulesMoved
-from master.looks import NO_NEWS, News
-from master.policy.plans import NOBODY, HandOverPlan, HandOverReply
-from master.policy.ruled import Condemned
-from master.policy.rules import Action, Rule, Rulebook, Target, rule_id
-from master.policy.tickets import Standing, Ticket
 from tests.boards import wait_once
 from tests.leader_model import Leader
 from tests.redis_model import MASTER, RedisModel
 from tests.unit.test_board_model import TICKETS, BoardMachine, Walk
+from usher.common.protocol.stream_id import rank
+from usher.master.leader.leader_scripts import RulesMoved
+from usher.master.leader.peeked import NO_NEWS, News
+from usher.master.policy.board.plans import NOBODY, HandOverPlan, HandOverReply
+from usher.master.policy.board.rule_gate import Condemned
+from usher.master.policy.board.tickets import Standing, Ticket
+from usher.master.policy.rules import Action, Rule, Rulebook, Target, rule_id
 
 _TARGETS = [(Target.TICKET, name.decode()) for name in TICKETS] + [(Target.PATTERN, "T[12]"), (Target.EVERYTHING, "")]
 
@@ -45,7 +46,9 @@ class RuledRedis(RedisModel):
             self.rules.pop(rule_id(target, value), None)
         else:
             rate = 2.0 if action is Action.SLOW else None
-            self.rules[rule_id(target, value)] = Rule(target, value, action, rate, version=self.version, id=rule_id(target, value))
+            self.rules[rule_id(target, value)] = Rule(
+                target, value, action, rate, version=self.version, id=rule_id(target, value)
+            )
 
     @property
     def book(self) -> Rulebook:
@@ -68,7 +71,9 @@ class RuledRedis(RedisModel):
         refused = []
         for doomed in condemned:
             record = self.index.get(doomed.ticket)
-            if (record.head if record is not None else NOBODY) != doomed.believed or (record is not None and record.owner != "returned"):
+            if (record.head if record is not None else NOBODY) != doomed.believed or (
+                record is not None and record.owner != "returned"
+            ):
                 refused.append(doomed.ticket)
                 continue
             held = self.book.of(doomed.ticket)
@@ -119,7 +124,7 @@ class RuledLeader(Leader):
         return plan
 
     def end_by_rule(self) -> None:
-        """A turn of master.rule_work."""
+        """A turn of usher.master.dispatch.rules."""
         condemned = self.board.condemned(3)
         try:
             if condemned:
@@ -154,7 +159,11 @@ class RuledMachine(BoardMachine):
     @rule()
     def memory_is_full(self) -> None:
         """What paused tickets have parked leaves memory; no other ticket loses anything."""
-        others = {name: list(ticket.parked) for name, ticket in self.board.tickets.items() if self.board.rules.of(name) is None}
+        others = {
+            name: list(ticket.parked)
+            for name, ticket in self.board.tickets.items()
+            if self.board.rules.of(name) is None
+        }
         self.board.unload()
         assert others == {name: list(self.board.tickets[name].parked) for name in others}
 
@@ -169,7 +178,11 @@ class RuledMachine(BoardMachine):
         wait_once(self.board)
         for ticket in self.board.tickets.values():
             rule_of = self.board.rules.of(ticket.name)
-            if ticket.above is not None and ticket.standing is Standing.OPEN and (rule_of is None or rule_of.action is not Action.PAUSE):
+            if (
+                ticket.above is not None
+                and ticket.standing is Standing.OPEN
+                and (rule_of is None or rule_of.action is not Action.PAUSE)
+            ):
                 assert ticket.name in self.board._hidden, "what memory does not have of it is read again"
 
     def teardown(self) -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.message import unkeyed_ticket
-from master.policy.rules import Action, Buckets, Rule, Rulebook, Target, dump, parse, rule_id
+from usher.common.protocol.message import unkeyed_ticket
+from usher.master.policy.rules import Action, Buckets, Rule, Rulebook, Target, dump, parse, rule_id
 
 
 def rule(target: Target, value: str, action: Action = Action.PAUSE, rate: float | None = None) -> Rule:
@@ -31,7 +31,10 @@ _RULES = st.builds(
 
 
 class TestRulebook:
-    @given(st.lists(_RULES, max_size=8, unique_by=lambda one: one.id), st.sampled_from([b"a", b"ab", b"a*", b"b", b"\xfe", unkeyed_ticket(b"5-1")]))
+    @given(
+        st.lists(_RULES, max_size=8, unique_by=lambda one: one.id),
+        st.sampled_from([b"a", b"ab", b"a*", b"b", b"\xfe", unkeyed_ticket(b"5-1")]),
+    )
     def test_the_rule_that_holds_is_the_strongest_of_all_that_fit(self, rules: list[Rule], ticket: bytes) -> None:
         book = Rulebook(rules)
         held, fit = book.of(ticket), book.all_of(ticket)
@@ -48,7 +51,9 @@ class TestRulebook:
         assert book.all_of(b"abc") == [paused, ended, slower, slow]
 
     def test_rules_are_listed_in_the_order_in_which_they_were_set(self) -> None:
-        first, second, third = (replace(rule(Target.TICKET, value), set_ms=set_ms) for value, set_ms in (("b", 1), ("c", 2), ("a", 3)))
+        first, second, third = (
+            replace(rule(Target.TICKET, value), set_ms=set_ms) for value, set_ms in (("b", 1), ("c", 2), ("a", 3))
+        )
         assert Rulebook([third, first, second]).rules == [first, second, third]
 
     def test_a_rule_for_a_ticket_is_for_no_other(self) -> None:
@@ -84,7 +89,13 @@ class TestStored:
         assert (read.version, read.set_ms) == (77, 1234)
         assert read.shown() | {"version": 0, "set_ms": 0} == made.shown()
 
-    @given(st.one_of(st.binary(), st.builds(lambda text: b"1 2 " + text.encode(), st.text()), st.just(b'1 2 {"target": "ticket", "action": "run"}')))
+    @given(
+        st.one_of(
+            st.binary(),
+            st.builds(lambda text: b"1 2 " + text.encode(), st.text()),
+            st.just(b'1 2 {"target": "ticket", "action": "run"}'),
+        )
+    )
     def test_what_cannot_be_read_pauses_everything_and_says_how_to_get_rid_of_it(self, stored: bytes) -> None:
         read = parse(b"some-id", stored)
         assert (read.target, read.action, read.version) == (Target.EVERYTHING, Action.PAUSE, 0)

@@ -3,9 +3,9 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from common.message import unkeyed_ticket
-from common.run_log import CRASHED, DONE, Run, decode, encode
-from consumer.policy.acks import Finished
+from usher.common.protocol.message import unkeyed_ticket
+from usher.common.protocol.run_log import CRASHED, DONE, Run, decode, encode
+from usher.consumer.policy.acks import Finished
 
 FINISHED = [
     Finished(b"42", b"5-1", 1_795_215_518_421_818, 1, 1_700_000_000_000_001, 1_700_000_000_000_009),

@@ -1,4 +1,5 @@
-"""The stories of ``tests/scenarios`` are played to the letter. They are there to be read: what happens, and what the leader does about it."""
+"""The stories of ``tests/scenarios`` are played to the letter. They are there to be read: what happens, and what the
+leader does about it."""
 
 from __future__ import annotations
 

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-import common
-import consumer
-import master
-from common.clock import now_s
-from common.errors import NotNow
-from common.service import Ended, Service
+import usher.common
+import usher.consumer
+import usher.master
 from tests.abuse import PATIENCE_S, check_contract
+from usher.common.base.clock import now_s
+from usher.common.base.errors import NotNow
+from usher.common.runtime.service import Ended, Service
 
 
 class Idle(Service):
@@ -84,9 +84,11 @@ def test_a_service_survives_the_abuse_of_its_contract(make: Callable[[], Service
 
 def _services_of_usher() -> Iterator[type[Service]]:
     """Every Service class of the three packages."""
-    for package in (common, master, consumer):
+    for package in (usher.common, usher.master, usher.consumer):
         for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-            with contextlib.suppress(ImportError):  # an extra that is not installed; anything else test_architecture.py tells
+            with contextlib.suppress(
+                ImportError
+            ):  # an extra that is not installed; anything else test_architecture.py tells
                 importlib.import_module(module.name)
     waiting = list(Service.__subclasses__())
     while waiting:
@@ -98,7 +100,8 @@ def _services_of_usher() -> Iterator[type[Service]]:
 
 @pytest.mark.parametrize("cls", sorted(_services_of_usher(), key=lambda cls: cls.__qualname__))
 def test_every_service_of_usher_leaves_the_contract_to_the_base_class(cls: type[Service]) -> None:
-    """Their constructors differ, so the contract is abused here with only the turn replaced; what blocks in a turn has tests of its own."""
+    """Their constructors differ, so the contract is abused here with only the turn replaced; what blocks in a turn has
+    tests of its own."""
 
     def make() -> Service:
         service = object.__new__(cls)
@@ -174,7 +177,9 @@ def test_a_turn_that_fails_is_trouble_until_a_turn_works_and_the_role_goes_on() 
     assert service.join(PATIENCE_S)
 
 
-def test_the_same_trouble_is_logged_once_and_an_unexpected_one_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_same_trouble_is_logged_once_and_an_unexpected_one_with_its_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Broken(Service):
         name = "broken"
 
@@ -248,8 +253,8 @@ def test_join_says_that_a_thread_which_cannot_be_interrupted_still_runs() -> Non
 
 _WITHOUT_THREADS = """
 import resource, threading
-from common.errors import StartRefused
-from common.service import Service
+from usher.common.base.errors import StartRefused
+from usher.common.runtime.service import Service
 
 threading.stack_size(256 * 1024 * 1024)
 resource.setrlimit(resource.RLIMIT_AS, (128 * 1024 * 1024, resource.RLIM_INFINITY))

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from common import set_back
-from common.reading_loop import MessageReadingLoop
-from common.set_back import SetBack
+from usher.common.readers.loop import MessageReadingLoop
+from usher.common.runtime import clock_steps as set_back
+from usher.common.runtime.clock_steps import SetBack
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -51,7 +51,10 @@ def test_waits_go_on_when_the_clock_was_set_back_and_others_notice_nothing(wall:
         assert not threading.Event().wait(3)
         waited_s.append(time.monotonic() - began_s)
 
-    waiting = [threading.Thread(target=lambda: ended.append(wait_by_the_wall_clock(20))), threading.Thread(target=wait_for_an_event)]
+    waiting = [
+        threading.Thread(target=lambda: ended.append(wait_by_the_wall_clock(20))),
+        threading.Thread(target=wait_for_an_event),
+    ]
     service = SetBack()
     service.start()
     for thread in waiting:
@@ -72,7 +75,7 @@ def test_waits_go_on_when_the_clock_was_set_back_and_others_notice_nothing(wall:
 
 _WITH_STRANGERS = """
 import _thread, threading, time
-from common.set_back import SetBack
+from usher.common.runtime.clock_steps import SetBack
 service = SetBack()
 for _ in range(20):
     _thread.start_new_thread(threading.current_thread, ())  # as a log record of a library's callback asks for it
@@ -82,13 +85,18 @@ service._end_waits()
 
 
 def test_threads_that_python_did_not_begin_and_that_have_ended_are_let_be() -> None:
-    """Python before 3.13 lists them for ever, and a signal to one ended the process (SIGSEGV): the C library had freed what it is known by."""
+    """Python before 3.13 lists them for ever, and a signal to one ended the process (SIGSEGV): the C library had freed
+    what it is known by."""
     assert subprocess.run([sys.executable, "-c", _WITH_STRANGERS], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(("has", "looks"), [(1, False), (0, True), (None, True)])
-def test_it_looks_only_where_locks_count_by_the_wall_clock(monkeypatch: pytest.MonkeyPatch, has: int | None, looks: bool) -> None:
-    monkeypatch.setattr(set_back.sysconfig, "get_config_var", lambda name: has if name == "HAVE_SEM_CLOCKWAIT" else 1 - bool(has))
+def test_it_looks_only_where_locks_count_by_the_wall_clock(
+    monkeypatch: pytest.MonkeyPatch, has: int | None, looks: bool
+) -> None:
+    monkeypatch.setattr(
+        set_back.sysconfig, "get_config_var", lambda name: has if name == "HAVE_SEM_CLOCKWAIT" else 1 - bool(has)
+    )
     assert set_back.waits_by_the_wall_clock() == looks
 
 

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from common.commands.local import LocalSettings
-from common.errors import SettingsError
-from common.settings import CommonSettings, environment, is_loopback, load, name_of, options
-from consumer.settings import ConsumerSettings
-from master.audit.settings import AuditSettings
-from master.commands.follow import FollowSettings
-from master.settings import MasterSettings, StreamerSettings
+from usher.common.base.errors import SettingsError
+from usher.common.runtime.settings import CommonSettings, environment, is_loopback, load, name_of, options
+from usher.consumer.settings import ConsumerSettings
+from usher.deploy.local.plan import LocalSettings
+from usher.master.audit.settings import AuditSettings
+from usher.master.cli.follow import FollowSettings
+from usher.master.settings import MasterSettings, StreamerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [*(ROOT / "common" / "commands").glob("*.py"), *(ROOT / "master" / "commands").glob("*.py")]
@@ -34,7 +34,13 @@ def test_without_any_setting_a_master_has_its_defaults_and_a_consumer_wants_a_na
 
 
 def test_one_error_lists_every_bad_value() -> None:
-    bad = {"USHER_REDIS_URL": "http://x", "USHER_LEASE_SECONDS": "soon", "USHER_BIND": "8700", "USHER_TIKET_STREAM": "s", "USHER_GROUP": "a b"}
+    bad = {
+        "USHER_REDIS_URL": "http://x",
+        "USHER_LEASE_SECONDS": "soon",
+        "USHER_BIND": "8700",
+        "USHER_TIKET_STREAM": "s",
+        "USHER_GROUP": "a b",
+    }
     with pytest.raises(SettingsError) as refused:
         load(MasterSettings, bad)
     told = "\n".join(refused.value.problems)
@@ -113,8 +119,12 @@ def test_the_state_folder_is_in_the_home_of_the_user(monkeypatch: pytest.MonkeyP
     insecure=st.booleans(),
     stream=st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="{},*?"), min_size=1, max_size=50),
 )
-def test_what_is_handed_to_a_child_program_reads_back_the_same(lease: float, batch: int, insecure: bool, stream: str) -> None:
-    settings = MasterSettings(lease_seconds=lease, batch_size=batch, insecure=insecure, ticket_stream=stream, state_dir=Path("/x y"))
+def test_what_is_handed_to_a_child_program_reads_back_the_same(
+    lease: float, batch: int, insecure: bool, stream: str
+) -> None:
+    settings = MasterSettings(
+        lease_seconds=lease, batch_size=batch, insecure=insecure, ticket_stream=stream, state_dir=Path("/x y")
+    )
     assert load(MasterSettings, environment(settings)) == settings
 
 
@@ -151,10 +161,19 @@ def _help(cls: type[CommonSettings]) -> str:
         (MasterSettings, "--lease-seconds SECONDS Life"),
         (MasterSettings, "--batch-size INTEGER Most"),
         (MasterSettings, "--requests-per-second NUMBER Most"),
-        (MasterSettings, "--insecure on|off Allow listening beyond loopback without any token. [default: off] [USHER_INSECURE]"),
+        (
+            MasterSettings,
+            "--insecure on|off Allow listening beyond loopback without any token. [default: off] [USHER_INSECURE]",
+        ),
         (MasterSettings, "--unkeyed reject|spread Messages"),
         (MasterSettings, "--redis-url URL Redis"),
-        (MasterSettings, "--tls-cert PATH Certificate chain (PEM) for HTTPS; read again when it has changed. Empty: plain HTTP. [USHER_TLS_CERT]"),
+        (
+            MasterSettings,
+            (
+                "--tls-cert PATH Certificate chain (PEM) for HTTPS; read again when it has changed. Empty: plain HTTP."
+                " [USHER_TLS_CERT]"
+            ),
+        ),
         (MasterSettings, "--tokens-file PATH File"),
         (MasterSettings, "--bind HOST:PORT Where"),
         (ConsumerSettings, "--flush-ms MILLISECONDS Shortest"),
@@ -174,7 +193,10 @@ def test_what_help_offers_for_a_switch_is_taken(value: str) -> None:
     assert load(MasterSettings, {"USHER_INSECURE": value}).insecure is (value == "on")
 
 
-@pytest.mark.parametrize("cls", [CommonSettings, MasterSettings, ConsumerSettings, StreamerSettings, AuditSettings, LocalSettings, FollowSettings])
+@pytest.mark.parametrize(
+    "cls",
+    [CommonSettings, MasterSettings, ConsumerSettings, StreamerSettings, AuditSettings, LocalSettings, FollowSettings],
+)
 def test_help_lists_what_is_read_and_all_flags_are_taken(cls: type[CommonSettings]) -> None:
     seen: dict[str, object] = {}
 
@@ -193,19 +215,28 @@ def test_help_lists_what_is_read_and_all_flags_are_taken(cls: type[CommonSetting
         assert seen[field] == "7"
 
 
-#: The programs of these classes, or what of them reads settings; and of CommonSettings all commands that have no class of their own.
+#: The programs of these classes, or what of them reads settings; and of CommonSettings all commands that have no class
+#: of their own.
 _READERS = {
-    CommonSettings: [path for path in COMMANDS if "@options(CommonSettings)" in path.read_text()] + [ROOT / "master/commands/looking.py"],
-    StreamerSettings: [ROOT / "master/commands/streamer.py", ROOT / "master/streamer_wiring.py"],
-    AuditSettings: [ROOT / "master/commands/audit.py", ROOT / "master/commands/archive.py", ROOT / "master/audit/settings.py"],
-    LocalSettings: [ROOT / "common/commands/up.py", ROOT / "common/commands/local.py"],
-    FollowSettings: [ROOT / "master/commands/follow.py"],
+    CommonSettings: (
+        [path for path in COMMANDS if "@options(CommonSettings)" in path.read_text()] + [ROOT / "master/cli/shared.py"]
+    ),
+    StreamerSettings: [ROOT / "master/streamer/cli.py", ROOT / "master/streamer/program.py"],
+    AuditSettings: [
+        ROOT / "master/audit/cli.py",
+        ROOT / "master/audit/archive_cli.py",
+        ROOT / "master/audit/settings.py",
+    ],
+    LocalSettings: [ROOT / "deploy/local/up.py", ROOT / "deploy/local/plan.py"],
+    FollowSettings: [ROOT / "master/cli/follow.py"],
 }
 
 
 @pytest.mark.parametrize("cls", _READERS)
 def test_what_help_does_not_list_is_not_read(cls: type[CommonSettings]) -> None:
-    read = {(path.name, name) for path in _READERS[cls] for name in re.findall(r"settings\.([a-z_]+)", path.read_text())}
+    read = {
+        (path.name, name) for path in _READERS[cls] for name in re.findall(r"settings\.([a-z_]+)", path.read_text())
+    }
     assert read, "it looks at the right files"
     refused = {("up.py", "tls_cert")}  # read to say that it cannot be used here
     assert {(path, name) for path, name in read if name in cls.UNREAD} <= refused

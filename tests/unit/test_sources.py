@@ -6,16 +6,21 @@ import inspect
 
 import pytest
 
-from common.errors import SettingsError, StartRefused
-from common.keys import Keys, LogKeys
-from common.running_up import resolve_redis_url
-from common.settings import CommonSettings, load
-from common.sources import SHARDS, Sources, shard_of
+from usher.common.base.errors import SettingsError, StartRefused
+from usher.common.protocol.keys import Keys, LogKeys
+from usher.common.protocol.sources import SHARDS, Sources, shard_of
+from usher.common.redis.locate import resolve_redis_url
+from usher.common.runtime.settings import CommonSettings, load
 
 
 def test_one_plain_name_is_worked_on_as_it_is() -> None:
     settings = CommonSettings(ticket_stream="orders", ticket_field="t")
-    assert (settings.sources, settings.work_stream, settings.work_ticket_field, settings.one_stream) == (None, "orders", "t", "orders")
+    assert (settings.sources, settings.work_stream, settings.work_ticket_field, settings.one_stream) == (
+        None,
+        "orders",
+        "t",
+        "orders",
+    )
 
 
 @pytest.mark.parametrize("several", ["orders,billing", "tickets:*", "tickets:?,orders", " orders , billing "])
@@ -31,7 +36,9 @@ def test_where_only_one_stream_will_do_the_error_says_how_to_choose() -> None:
         assert CommonSettings(ticket_stream="a,b").one_stream
 
 
-@pytest.mark.parametrize("wrong", ["a,,b", ",", "a,", "a,a", "a[bc]*", "x*\\", "*{a}{", "a}*", "{a*}b", "x" * 513 + ",a"])
+@pytest.mark.parametrize(
+    "wrong", ["a,,b", ",", "a,", "a,a", "a[bc]*", "x*\\", "*{a}{", "a}*", "{a*}b", "x" * 513 + ",a"]
+)
 def test_what_cannot_be_a_stream_or_a_pattern_is_refused_with_the_name_of_the_setting(wrong: str) -> None:
     with pytest.raises(SettingsError, match="USHER_TICKET_STREAM"):
         load(CommonSettings, {"USHER_TICKET_STREAM": wrong})
@@ -46,10 +53,13 @@ def test_the_work_stream_cannot_be_one_of_the_streams_that_are_gathered_into_it(
 
 
 def _streams(keys: Keys) -> list[str]:
-    """All keys of Usher that are streams, as common/keys.py says."""
+    """All keys of Usher that are streams, as common/protocol/keys.py says."""
     names = {name for name, made in vars(Keys).items() if (inspect.getdoc(made) or "").startswith("Stream")}
     assert {"dead", "inbox"} <= names
-    return [getattr(keys, name) if isinstance(getattr(Keys, name), property) else getattr(keys, name)("c:1") for name in sorted(names)]
+    return [
+        getattr(keys, name) if isinstance(getattr(Keys, name), property) else getattr(keys, name)("c:1")
+        for name in sorted(names)
+    ]
 
 
 def test_a_pattern_takes_no_stream_that_usher_keeps_for_itself() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.stream_id import ZERO, after, before, from_rank, is_id, rank
+from usher.common.protocol.stream_id import ZERO, after, before, from_rank, is_id, rank
 
 _MOST = 2**64 - 1
 _ids = st.tuples(st.integers(0, _MOST), st.integers(0, _MOST))
@@ -41,7 +41,9 @@ def test_ids_longer_by_a_digit_are_higher() -> None:
     assert sorted([b"10-1", b"9-1", b"9-10", b"9-9"], key=rank) == [b"9-1", b"9-9", b"9-10", b"10-1"]
 
 
-@pytest.mark.parametrize("largest", ["18446744073709551615-18446744073709551614", "18446744073709551614-18446744073709551615"])
+@pytest.mark.parametrize(
+    "largest", ["18446744073709551615-18446744073709551614", "18446744073709551614-18446744073709551615"]
+)
 def test_each_part_of_an_id_is_a_number_of_64_bits(largest: str) -> None:
     assert is_id(largest)
     assert not is_id("18446744073709551616-5")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.streams import HandOver, InboxRecord, parse_inbox, separator
+from usher.common.redis.replies import HandOver, InboxRecord, parse_inbox, separator
 
 _TICKETS = st.lists(st.binary(max_size=6) | st.text("\n0a", max_size=9).map(str.encode), min_size=1, unique=True)
 
@@ -26,17 +26,28 @@ def test_any_of_the_tickets_are_told_apart_in_any_order(tickets: list[bytes], da
 @given(_TICKETS)
 def test_a_record_names_each_tickets_ids_under_the_fence_of_the_call_or_its_own(tickets: list[bytes]) -> None:
     between = separator(tickets)
-    lines = [(b"", b"7 ")[number % 2] + b" ".join(b"%d-%d" % (number, n) for n in range(number % 3 + 1)) for number in range(len(tickets))]
+    lines = [
+        (b"", b"7 ")[number % 2] + b" ".join(b"%d-%d" % (number, n) for n in range(number % 3 + 1))
+        for number in range(len(tickets))
+    ]
     wanted = [HandOver(t, (9, 7)[n % 2], [b"%d-%d" % (n, k) for k in range(n % 3 + 1)]) for n, t in enumerate(tickets)]
-    assert _read(b"fence", b"9", b"between", between, b"tickets", between.join(tickets), b"ids", b"\n".join(lines)) == wanted
+    assert (
+        _read(b"fence", b"9", b"between", between, b"tickets", between.join(tickets), b"ids", b"\n".join(lines))
+        == wanted
+    )
 
 
 def test_a_call_that_gave_no_fence_names_those_that_stay() -> None:
-    assert _read(b"fence", b"", b"between", b"\n", b"tickets", b"T", b"ids", b"7 1-1 1-2") == [HandOver(b"T", 7, [b"1-1", b"1-2"])]
+    assert _read(b"fence", b"", b"between", b"\n", b"tickets", b"T", b"ids", b"7 1-1 1-2") == [
+        HandOver(b"T", 7, [b"1-1", b"1-2"])
+    ]
 
 
 def test_a_record_of_a_leader_of_a_former_version_is_read_also_with_tickets_of_our_names() -> None:
-    assert _read(b"T", b"7 1-1 1-2", b"U", b"8 2-1") == [HandOver(b"T", 7, [b"1-1", b"1-2"]), HandOver(b"U", 8, [b"2-1"])]
+    assert _read(b"T", b"7 1-1 1-2", b"U", b"8 2-1") == [
+        HandOver(b"T", 7, [b"1-1", b"1-2"]),
+        HandOver(b"U", 8, [b"2-1"]),
+    ]
     names = [b"fence", b"between", b"tickets", b"ids"]
     assert [part.ticket for part in _read(*(field for name in names for field in (name, b"7 1-1")))] == names
 
@@ -50,8 +61,12 @@ def test_an_empty_reply_names_nothing() -> None:
 _HEAD = (b"fence", b"9", b"between", b"\n", b"tickets", b"T\nU", b"ids", b"1-1 1-2\n7 2-1")
 _PARTS = [HandOver(b"T", 9, [b"1-1", b"1-2"]), HandOver(b"U", 7, [b"2-1"])]
 _IDS = (b"1-1", b"1-2", b"2-1")
-_WORDS = st.sampled_from([b"fence", b"between", b"tickets", b"ids", b"", b"\n", b"4", b"1-1", b"0"]) | st.binary(max_size=5)
-_FIELDS = st.lists(st.tuples(_WORDS, _WORDS), min_size=1, max_size=4).map(lambda pairs: [part for pair in pairs for part in pair])
+_WORDS = st.sampled_from([b"fence", b"between", b"tickets", b"ids", b"", b"\n", b"4", b"1-1", b"0"]) | st.binary(
+    max_size=5
+)
+_FIELDS = st.lists(st.tuples(_WORDS, _WORDS), min_size=1, max_size=4).map(
+    lambda pairs: [part for pair in pairs for part in pair]
+)
 
 
 def _record(*fields: bytes) -> InboxRecord:
@@ -71,13 +86,29 @@ def test_bodies_of_some_of_the_ids_may_be_missing() -> None:
 
 
 def test_each_record_of_a_reply_has_its_own_bodies() -> None:
-    records = [[b"5-0", [*_HEAD, b"1-1", b"2", b"a", b"b"]], [b"6-0", list(_HEAD)], [b"7-0", [*_HEAD, b"2-1", b"2", b"c", b"d"]]]
+    records = [
+        [b"5-0", [*_HEAD, b"1-1", b"2", b"a", b"b"]],
+        [b"6-0", list(_HEAD)],
+        [b"7-0", [*_HEAD, b"2-1", b"2", b"c", b"d"]],
+    ]
     found = list(parse_inbox([[b"inbox", records]]))
-    assert [(record.id, record.bodies) for record in found] == [(b"5-0", {b"1-1": [b"a", b"b"]}), (b"6-0", {}), (b"7-0", {b"2-1": [b"c", b"d"]})]
+    assert [(record.id, record.bodies) for record in found] == [
+        (b"5-0", {b"1-1": [b"a", b"b"]}),
+        (b"6-0", {}),
+        (b"7-0", {b"2-1": [b"c", b"d"]}),
+    ]
     assert all(record.parts == _PARTS for record in found)
 
 
-@given(st.lists(st.sampled_from([b"fence", b"between", b"tickets", b"ids", b"\n", b"1-1", b"2"]) | st.binary(max_size=4), min_size=1, unique=True))
+@given(
+    st.lists(
+        st.sampled_from([b"fence", b"between", b"tickets", b"ids", b"\n", b"1-1", b"2"]) | st.binary(max_size=4),
+        min_size=1,
+        unique=True,
+    )
+)
 def test_a_record_of_a_former_version_brings_nothing_however_many_tickets_it_names(tickets: list[bytes]) -> None:
     fields = [field for n, ticket in enumerate(tickets) for field in (ticket, b"7 %d-1 %d-2" % (n, n))]
-    assert _record(*fields) == InboxRecord(b"5-0", [HandOver(t, 7, [b"%d-1" % n, b"%d-2" % n]) for n, t in enumerate(tickets)], {})
+    assert _record(*fields) == InboxRecord(
+        b"5-0", [HandOver(t, 7, [b"%d-1" % n, b"%d-2" % n]) for n, t in enumerate(tickets)], {}
+    )

@@ -7,17 +7,19 @@ from typing import Any
 
 import pytest
 
-from common.attempts import Attempts
-from master.policy.alarms import alarms
-from master.policy.plans import HALTED, RETURNED, TAIL
-from master.policy.rules import Action, Rule, Rulebook, Target
-from master.policy.stuck import STUCK_MS, Head, Parked, Seen, behind, oldest, parse_head, stuck_rows
+from usher.common.protocol.attempts import Attempts
+from usher.master.policy.board.plans import HALTED, RETURNED, TAIL
+from usher.master.policy.explain.alarms import alarms
+from usher.master.policy.explain.stuck import STUCK_MS, Head, Parked, Seen, behind, oldest, parse_head, stuck_rows
+from usher.master.policy.rules import Action, Rule, Rulebook, Target
 
 _NOW = 1_000_000_000
 _SEEN = Seen({}, {"c1:1": "live", "c2:1": "draining", "c3:1": "revoked"}, {}, {})
 
 
-def head(ticket: bytes = b"T", owner: bytes = b"c1:1", handed_ms: int = 0, sent_ms: int = _NOW - 60_000, size: int = 1) -> Head:
+def head(
+    ticket: bytes = b"T", owner: bytes = b"c1:1", handed_ms: int = 0, sent_ms: int = _NOW - 60_000, size: int = 1
+) -> Head:
     return Head(ticket, owner, handed_ms * 1024, b"%d-0" % sent_ms, size)
 
 
@@ -44,7 +46,8 @@ def test_a_ticket_whose_head_was_seen_to_move_is_not_stuck() -> None:
 
 
 def test_an_id_from_the_future_is_no_time_since_when_something_stands() -> None:
-    """A producer may count microseconds, and the clock of Redis may have gone back: what is stuck is told all the same."""
+    """A producer may count microseconds, and the clock of Redis may have gone back: what is stuck is told all the
+    same."""
     [row] = rows(head(handed_ms=_NOW - 60_000, sent_ms=1000 * _NOW))
     assert (row["state"], row["since_ms"]) == ("stuck", _NOW - 60_000)
     waits = head(owner=b"", sent_ms=1000 * _NOW)
@@ -61,8 +64,12 @@ def test_a_message_that_failed_is_told_at_once() -> None:
     assert (row["state"], row["put_off"], row["why"]) == ("retrying", True, "asked to be called again later")
     [row] = rows(fails, seen=_SEEN._replace(attempts={fails.id: Attempts(1, losses=1)}))
     assert (row["put_off"], row["why"]) == (False, "its consumer was lost with it; is tried again")
-    [row] = rows(head(owner=b"c9:1"), seen=_SEEN._replace(attempts={fails.id: Attempts(3, 2, 1), head().id: Attempts(3, 3)}))
-    assert (row["state"], row["why"]) == ("retrying", "its consumer is lost; is taken back"), "it tries nothing any more"
+    [row] = rows(
+        head(owner=b"c9:1"), seen=_SEEN._replace(attempts={fails.id: Attempts(3, 2, 1), head().id: Attempts(3, 3)})
+    )
+    assert (row["state"], row["why"]) == ("retrying", "its consumer is lost; is taken back"), (
+        "it tries nothing any more"
+    )
 
 
 def test_a_ticket_that_is_no_utf_8_hides_no_other() -> None:
@@ -99,13 +106,19 @@ def test_what_a_rule_parks_is_told_with_the_rule() -> None:
     assert row["state"] == "stuck", "what its owner has goes on"
     slow = Rulebook([replace(rule, action=Action.SLOW, rate_per_second=2.0)])
     [row] = rows(head(owner=b""), seen=_SEEN._replace(rules=slow))
-    assert (row["state"], row["why"]) == ("parked", "is parked: no consumer has it; slowed to 2/s by alice: stop (rule r1, pattern T*)")
+    assert (row["state"], row["why"]) == (
+        "parked",
+        "is parked: no consumer has it; slowed to 2/s by alice: stop (rule r1, pattern T*)",
+    )
 
 
 def test_the_oldest_come_first_with_all_that_wait_behind() -> None:
     first, second = head(b"A", sent_ms=_NOW - 90_000, size=3), head(b"B", sent_ms=_NOW - 100_000)
     told = rows(first, second, seen=_SEEN._replace(parked={b"A": Parked(10, True)}))
-    assert [(row["ticket_id"], row["behind"], row["behind_is_exact"]) for row in told] == [("B", 0, False), ("A", 12, True)]
+    assert [(row["ticket_id"], row["behind"], row["behind_is_exact"]) for row in told] == [
+        ("B", 0, False),
+        ("A", 12, True),
+    ]
     assert [row["ticket_id"] for row in rows(first, second, most=1)] == ["B"]
     assert oldest([first, second], 1) == [second]
 
@@ -131,7 +144,15 @@ def test_nobody_behind_is_counted_twice(owner: bytes, size: int, parked: int, ex
 
 def snapshot(**more: Any) -> dict[str, Any]:
     consumers = {"live": 2, "paused": 0, "draining": 0, "revoked": 0, "lost": 0} | more.pop("consumers", {})
-    calm = {"time_ms": _NOW, "leader_url": "http://m", "halted": 0, "lag": 0, "lag_is_exact": True, "oldest_ms": None, "dead_letters": 0}
+    calm = {
+        "time_ms": _NOW,
+        "leader_url": "http://m",
+        "halted": 0,
+        "lag": 0,
+        "lag_is_exact": True,
+        "oldest_ms": None,
+        "dead_letters": 0,
+    }
     calm["write_trouble"] = None
     return calm | {"broad_rules": [], "stuck": [], "stuck_most": 50, "consumers": consumers} | more
 
@@ -141,7 +162,15 @@ def told(**more: Any) -> list[tuple[str, str]]:
 
 
 def stuck(**more: Any) -> dict[str, Any]:
-    row = {"state": "stuck", "since_ms": _NOW - 10_000, "attempts": 0, "put_off": False, "consumer": "c3", "behind": 4, "behind_is_exact": True}
+    row = {
+        "state": "stuck",
+        "since_ms": _NOW - 10_000,
+        "attempts": 0,
+        "put_off": False,
+        "consumer": "c3",
+        "behind": 4,
+        "behind_is_exact": True,
+    }
     return row | {"shown": "INC-7", "href": "/tickets/INC-7"} | more
 
 
@@ -153,7 +182,9 @@ def test_each_trouble_has_its_sentence_and_the_worst_comes_first() -> None:
     assert told(consumers={"live": 0}, leader_url=None)[0] == ("bad", "No master leads: nothing is handed over")
     assert told(consumers={"live": 0})[0] == ("bad", "No consumer is live: nothing is handled")
     for state in ("draining", "paused"):
-        assert told(consumers={"live": 0, state: 1}) == [("bad", "No consumer is live: those that drain or are paused take nothing more")]
+        assert told(consumers={"live": 0, state: 1}) == [
+            ("bad", "No consumer is live: those that drain or are paused take nothing more")
+        ]
     assert told(consumers={"lost": 1}, halted=2) == [
         ("bad", "2 tickets halted by a dead letter: redrive or drop it"),
         ("warn", "1 consumer lost; what they had is taken back"),
@@ -161,15 +192,22 @@ def test_each_trouble_has_its_sentence_and_the_worst_comes_first() -> None:
     assert told(lag=5000, oldest_ms=_NOW - 90_000) == [("warn", "The consumers are behind: 5,000 messages are unread")]
 
 
-@pytest.mark.parametrize(("lag", "oldest_ms", "is_behind"), [(1000, 60_000, True), (999, 90_000, False), (5000, 59_999, False), (5000, None, False)])
-def test_consumers_are_behind_when_much_is_unread_and_has_been_for_long(lag: int, oldest_ms: int | None, is_behind: bool) -> None:
+@pytest.mark.parametrize(
+    ("lag", "oldest_ms", "is_behind"),
+    [(1000, 60_000, True), (999, 90_000, False), (5000, 59_999, False), (5000, None, False)],
+)
+def test_consumers_are_behind_when_much_is_unread_and_has_been_for_long(
+    lag: int, oldest_ms: int | None, is_behind: bool
+) -> None:
     [(level, text)] = told(lag=lag, oldest_ms=None if oldest_ms is None else _NOW - oldest_ms)
     assert (level, text.startswith("The consumers are behind")) == (("warn", True) if is_behind else ("ok", False))
 
 
 def test_what_is_halted_is_told_whichever_way_it_was_seen() -> None:
     bad = ("bad", "1 ticket halted by a dead letter: redrive or drop it")
-    assert told(stuck=[stuck(state="halted")]) == told(halted=1) == told(stuck=[stuck(state="halted")], halted=1) == [bad]
+    assert (
+        told(stuck=[stuck(state="halted")]) == told(halted=1) == told(stuck=[stuck(state="halted")], halted=1) == [bad]
+    )
 
 
 def test_of_more_than_are_looked_at_it_is_said_that_there_may_be_more() -> None:
@@ -179,7 +217,9 @@ def test_of_more_than_are_looked_at_it_is_said_that_there_may_be_more() -> None:
 
 
 def test_a_rule_for_all_tickets_is_not_forgotten() -> None:
-    assert told(broad_rules=["paused by alice (rule r1, everything)"]) == [("warn", "All tickets are paused by alice (rule r1, everything)")]
+    assert told(broad_rules=["paused by alice (rule r1, everything)"]) == [
+        ("warn", "All tickets are paused by alice (rule r1, everything)")
+    ]
 
 
 def test_a_redis_that_refuses_writes_comes_first_because_the_rest_follows_from_it() -> None:
@@ -187,7 +227,9 @@ def test_a_redis_that_refuses_writes_comes_first_because_the_rest_follows_from_i
     assert told(write_trouble=trouble, leader_url=None)[0] == ("bad", "Redis refuses writes")
     assert told(write_trouble=trouble) == [("bad", "Redis refuses writes")]
     assert told(write_trouble=trouble | {"is_certain": False}) == [("warn", "Redis refuses writes")]
-    assert told(write_trouble=trouble | {"is_certain": False}, leader_url=None)[0] == ("bad", "Redis refuses writes"), "that nobody leads proves it"
+    assert told(write_trouble=trouble | {"is_certain": False}, leader_url=None)[0] == ("bad", "Redis refuses writes"), (
+        "that nobody leads proves it"
+    )
 
 
 def test_a_letter_that_waits_is_a_click_away() -> None:
@@ -201,12 +243,22 @@ def test_what_is_known_in_part_is_told_so() -> None:
 
 
 def test_a_handler_may_take_its_time_before_somebody_has_to_act() -> None:
-    assert told(stuck=[stuck()]) == [("warn", "1 ticket is stuck or being tried again; the oldest: INC-7 on c3, 4 behind")]
+    assert told(stuck=[stuck()]) == [
+        ("warn", "1 ticket is stuck or being tried again; the oldest: INC-7 on c3, 4 behind")
+    ]
     assert told(stuck=[stuck(since_ms=_NOW - 60_000)])[0][0] == "bad"
     paused = stuck(state="paused", since_ms=_NOW - 900_000, attempts=5)
     waits = ("warn", "1 paused ticket with messages that wait; the oldest: INC-7")
     assert told(stuck=[paused]) == [waits], "an operator did that"
-    assert told(stuck=[paused, stuck()]) == [("warn", "1 ticket is stuck or being tried again; the oldest: INC-7 on c3, 4 behind"), waits]
-    assert told(stuck=[stuck(since_ms=_NOW - 900_000, attempts=9, put_off=True)])[0][0] == "warn", "its handler did that"
+    assert told(stuck=[paused, stuck()]) == [
+        ("warn", "1 ticket is stuck or being tried again; the oldest: INC-7 on c3, 4 behind"),
+        waits,
+    ]
+    assert told(stuck=[stuck(since_ms=_NOW - 900_000, attempts=9, put_off=True)])[0][0] == "warn", (
+        "its handler did that"
+    )
     level, text = told(stuck=[stuck(attempts=3), stuck()])[0]
-    assert (level, text) == ("bad", "2 tickets are stuck or being tried again; the oldest: INC-7 on c3, 3 attempts, 4 behind")
+    assert (level, text) == (
+        "bad",
+        "2 tickets are stuck or being tried again; the oldest: INC-7 on c3, 3 attempts, 4 behind",
+    )

@@ -7,11 +7,24 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from common.run_log import CRASHED, encode
-from master.commands.follow import Told, lines_of, parse
-from master.policy.rules import Action, Rule, Target
-from master.policy.ticket_events import DEAD, ENTRIES, RUNS, Event, Seen, changes, events_of, frame, idle, parse_position, position_text, ruled
-from master.status import shown
+from usher.common.protocol.run_log import CRASHED, encode
+from usher.master.cli.follow import Told, lines_of, parse
+from usher.master.insight.status import shown
+from usher.master.policy.explain.ticket_events import (
+    DEAD,
+    ENTRIES,
+    RUNS,
+    Event,
+    Seen,
+    changes,
+    events_of,
+    frame,
+    idle,
+    parse_position,
+    position_text,
+    ruled,
+)
+from usher.master.policy.rules import Action, Rule, Target
 
 _T = b"T1"
 
@@ -37,7 +50,17 @@ def test_a_position_is_read_as_it_was_written(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "1", "1-1", "1-1_2-2", "1-1_2-2_3-3_4-4", "1-1_2-2_x", "1-1_2-2_3-3\n", "1-1_2-2_3-" + "1" * 21, "1-1_18446744073709551616-0_3-3"],
+    [
+        "",
+        "1",
+        "1-1",
+        "1-1_2-2",
+        "1-1_2-2_3-3_4-4",
+        "1-1_2-2_x",
+        "1-1_2-2_3-3\n",
+        "1-1_2-2_3-" + "1" * 21,
+        "1-1_18446744073709551616-0_3-3",
+    ],
 )
 def test_what_is_no_position_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must be"):
@@ -47,7 +70,11 @@ def test_what_is_no_position_is_refused(text: str) -> None:
 def test_an_entry_is_told_to_the_followers_of_its_ticket_only() -> None:
     fields = [b"ticket_id", _T, b"body", b"x\xff"]
     [event] = events_of(ENTRIES, b"5-1", fields, b"ticket_id", (_T,))
-    assert event == Event(_T, "entry", {"ticket_id": "T1", "time_ms": 5, "message_id": "5-1", "fields": {"ticket_id": "T1", "body": "x\udcff"}})
+    assert event == Event(
+        _T,
+        "entry",
+        {"ticket_id": "T1", "time_ms": 5, "message_id": "5-1", "fields": {"ticket_id": "T1", "body": "x\udcff"}},
+    )
     assert list(events_of(ENTRIES, b"5-1", fields, b"ticket_id", (b"T2",))) == []
     assert list(events_of(ENTRIES, b"5-1", fields, b"other", (_T,))) == []
     assert frame(event).startswith(b"event: entry\ndata: {")
@@ -62,7 +89,17 @@ def test_a_record_of_the_run_log_is_told_as_completions() -> None:
     record = encode("c1:3", [Done(), Done()])
     events = list(events_of(RUNS, b"9-9", [b"batch", record], b"ticket_id", (_T,)))
     assert names(events) == ["completed"] * 2
-    assert events[0].data.items() >= {"ticket_id": "T1", "message_id": "5-1", "consumer": "c1:3", "fence": 7, "attempt": 2, "time_ms": 3000}.items()
+    assert (
+        events[0].data.items()
+        >= {
+            "ticket_id": "T1",
+            "message_id": "5-1",
+            "consumer": "c1:3",
+            "fence": 7,
+            "attempt": 2,
+            "time_ms": 3000,
+        }.items()
+    )
     assert list(events_of(RUNS, b"9-9", [b"batch", record], b"ticket_id", (b"T2",))) == []
     assert list(events_of(RUNS, b"9-9", [b"other", b"x"], b"ticket_id", (_T,))) == []
 
@@ -81,19 +118,40 @@ def test_a_ticket_is_found_in_a_record_whatever_it_is_called(ticket: str, others
     done.ticket = ticket.encode()
     wanted = [ticket.encode(), *(b"other %d" % number for number in range(others))]
     record = encode("c1:3", [Done(), done])
-    assert [event.ticket for event in events_of(RUNS, b"9-9", [b"batch", record], b"ticket_id", wanted)] == [ticket.encode()]
+    assert [event.ticket for event in events_of(RUNS, b"9-9", [b"batch", record], b"ticket_id", wanted)] == [
+        ticket.encode()
+    ]
 
 
 def test_a_dead_letter_is_told_with_its_reason() -> None:
-    fields = [b"usher-id", b"5-1", b"usher-ticket", _T, b"usher-reason", b"gave_up", b"usher-attempts", b"3", b"ticket_id", _T]
+    fields = [
+        b"usher-id",
+        b"5-1",
+        b"usher-ticket",
+        _T,
+        b"usher-reason",
+        b"gave_up",
+        b"usher-attempts",
+        b"3",
+        b"ticket_id",
+        _T,
+    ]
     [event] = events_of(DEAD, b"9-9", fields, b"ticket_id", (_T,))
-    assert event == Event(_T, "dead_letter", {"ticket_id": "T1", "time_ms": 9, "message_id": "5-1", "reason": "gave_up", "attempts": "3"})
+    assert event == Event(
+        _T, "dead_letter", {"ticket_id": "T1", "time_ms": 9, "message_id": "5-1", "reason": "gave_up", "attempts": "3"}
+    )
 
 
 def test_what_changes_between_two_looks() -> None:
     nothing, first, more, done = seen(None), seen(b"c1:3 7 5-1"), seen(b"c1:3 7 5-1 6-1"), seen(b"c1:3 7 6-1")
     [handed, state] = changes(_T, nothing, first)
-    assert handed.data == {"ticket_id": "T1", "owner": "c1:3", "consumer_name": "c1", "fence": 7, "message_ids": ["5-1"]}
+    assert handed.data == {
+        "ticket_id": "T1",
+        "owner": "c1:3",
+        "consumer_name": "c1",
+        "fence": 7,
+        "message_ids": ["5-1"],
+    }
     assert state.data["state"] == "processing"
     [handed] = changes(_T, first, more)
     assert handed.data["message_ids"] == ["6-1"]
@@ -101,7 +159,9 @@ def test_what_changes_between_two_looks() -> None:
     [handed] = changes(_T, more, seen(b"c2:4 8 5-1 6-1"))
     assert (handed.data["owner"], handed.data["message_ids"]) == ("c2:4", ["5-1", "6-1"])
     [handed] = changes(_T, more, seen(b"c1:3 8 5-1 6-1"))
-    assert (handed.data["fence"], handed.data["message_ids"]) == (8, ["5-1", "6-1"]), "the same consumer may get it anew"
+    assert (handed.data["fence"], handed.data["message_ids"]) == (8, ["5-1", "6-1"]), (
+        "the same consumer may get it anew"
+    )
     assert names(changes(_T, done, nothing)) == ["state"]
     assert names(changes(_T, first, seen(b"returned 7 5-1"))) == ["state"]
     assert names(changes(_T, first, seen(b"c1:3 7 5-1", m5_1=1))) == ["attempt"]
@@ -130,8 +190,12 @@ def test_what_a_rule_holds_and_nobody_has_is_paused_and_not_idle() -> None:
     assert row["state"] == "paused"
     assert row["rule"].startswith("paused by alice: stock is being counted (rule ")
     assert ruled({"state": "returned", "message_ids": []}, rule)["state"] == "paused"
-    assert ruled({"state": "processing", "message_ids": []}, rule)["state"] == "processing", "what a consumer has goes on"
+    assert ruled({"state": "processing", "message_ids": []}, rule)["state"] == "processing", (
+        "what a consumer has goes on"
+    )
     assert ruled(idle(_T), None) == idle(_T)
     assert ruled(idle(_T), replace(rule, action=Action.SLOW, rate_per_second=2.0))["state"] == "idle"
     busy = seen(b"c1:3 7 5-1")
-    assert names(changes(_T, busy, busy._replace(row=ruled(dict(busy.row), rule)))) == ["state"], "a rule that comes is told"
+    assert names(changes(_T, busy, busy._replace(row=ruled(dict(busy.row), rule)))) == ["state"], (
+        "a rule that comes is told"
+    )

@@ -1,14 +1,15 @@
-"""What a consumer says of one ticket: what runs, what waits for its next attempt, and what is queued, at this moment."""
+"""What a consumer says of one ticket: what runs, what waits for its next attempt, and what is queued, at this
+moment."""
 
 from __future__ import annotations
 
-from common.attempts import Attempts
-from common.clock import now_s, wall_ms
-from consumer.context import Message, OwnLease
-from consumer.journal import Journal
-from consumer.lane_keeper import LaneKeeper
-from consumer.policy.quarantine import Isolation
-from consumer.ticket_look import look
+from usher.common.base.clock import now_s, wall_ms
+from usher.common.protocol.attempts import Attempts
+from usher.consumer.execution.lanes import LaneKeeper
+from usher.consumer.execution.ticket_state import look
+from usher.consumer.handlers.message import Message, OwnLease
+from usher.consumer.lifecycle.journal import Journal
+from usher.consumer.policy.quarantine import Isolation
 
 
 def message(number: int, known: Attempts | None = None) -> Message:
@@ -30,7 +31,11 @@ def rows(kept: LaneKeeper, journal: Journal | None = None, ticket: bytes = b"T")
 
 
 def test_what_is_queued_is_told_in_order() -> None:
-    assert rows(keeper(message(2, Attempts(3, 1)), message(9), message(10))) == [("2-0", "queued", 3), ("9-0", "queued", 0), ("10-0", "queued", 0)]
+    assert rows(keeper(message(2, Attempts(3, 1)), message(9), message(10))) == [
+        ("2-0", "queued", 3),
+        ("9-0", "queued", 0),
+        ("10-0", "queued", 0),
+    ]
     assert rows(keeper(message(2)), ticket=b"U") == []
 
 

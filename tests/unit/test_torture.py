@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from consumer.torture.findings import Expected, Failure, Finding, explain, summary, trouble_with_effect
-from consumer.torture.scenarios import AFTER, BEFORE, DISTURBED, MESSAGES, SCENARIOS, Run, Wake, places
-from consumer.torture.stage import default_fields
-from consumer.torture.steps import Steps, is_users
 from tests.rules import ROOT
+from usher.consumer.torture.findings import Expected, Failure, Finding, explain, summary, trouble_with_effect
+from usher.consumer.torture.harness import default_fields
+from usher.consumer.torture.line_stops import Steps, is_users
+from usher.consumer.torture.scenarios import AFTER, BEFORE, DISTURBED, MESSAGES, SCENARIOS, Run, Wake, places
 
 _SUMS = Expected((0, 1, 11, 111))
 
@@ -95,7 +95,10 @@ def test_places_are_spread_and_the_end_is_always_one() -> None:
     assert places(within, 4, 30) == [0, 1, 2, 3, AFTER]
     assert places(within, 100, 4) == [0, 25, 50, 75, AFTER]
     assert places(within, 0, 4) == [AFTER]
-    assert {tuple(places(scenario, 9, 9)) for scenario in SCENARIOS if not scenario.at_every_line} == {(BEFORE,), (AFTER,)}
+    assert {tuple(places(scenario, 9, 9)) for scenario in SCENARIOS if not scenario.at_every_line} == {
+        (BEFORE,),
+        (AFTER,),
+    }
 
 
 def test_fields_are_filled_in() -> None:
@@ -129,9 +132,9 @@ def test_lines_of_libraries_of_python_and_of_usher_do_not_count(tmp_path: Path) 
 
     import sqlalchemy
 
-    import consumer.sinks.sql
+    import usher.consumer.sinks.sql
 
-    for module in (json, sqlalchemy, consumer.sinks.sql):
+    for module in (json, sqlalchemy, usher.consumer.sinks.sql):
         assert not is_users(str(module.__file__))
     assert not is_users("<string>")
     assert is_users(str(tmp_path / "shop.py"))
@@ -139,10 +142,13 @@ def test_lines_of_libraries_of_python_and_of_usher_do_not_count(tmp_path: Path) 
 
 def test_without_sqlalchemy_the_sink_names_the_extra_and_nothing_else_misses_it() -> None:
     def run(program: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+        return subprocess.run(
+            [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+        )
 
     hidden = "import sys; sys.modules['sqlalchemy'] = None\n"
-    assert "pip install -e '.[sql]' in Usher's folder" in run(hidden + "import consumer.sinks.sql").stderr
-    others = "import consumer.wiring, consumer.sinks.redis_guard, consumer.sinks.http, consumer.commands.torture, master.wiring\n"
+    assert "pip install -e '.[sql]' in Usher's folder" in run(hidden + "import usher.consumer.sinks.sql").stderr
+    modules = ("program", "sinks.redis_guard", "sinks.http", "torture.cli")
+    others = f"import usher.master.assembly.program, {', '.join(f'usher.consumer.{name}' for name in modules)}\n"
     assert run(others + "import sys; sys.exit('sqlalchemy' in sys.modules)").returncode == 0
     assert run(hidden + others).returncode == 0

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.stream_id import ZERO, Span, from_rank, rank
-from master.policy.trim import (
+from usher.common.protocol.stream_id import ZERO, Span, from_rank, rank
+from usher.master.policy.trim import (
     CheckpointNeeds,
     Cut,
     GroupNeeds,
@@ -50,7 +50,9 @@ def test_a_group_keeps_what_it_has_not_read_and_what_is_pending() -> None:
 
 
 def test_the_neediest_reader_decides_and_is_named() -> None:
-    facts = _facts(groups=[_group(b"90-0"), _group(b"80-0", b"70-0", "h")], checkpoints=[_checkpoint(b"60-0")], archived=b"65-0")
+    facts = _facts(
+        groups=[_group(b"90-0"), _group(b"80-0", b"70-0", "h")], checkpoints=[_checkpoint(b"60-0")], archived=b"65-0"
+    )
     decision = decide(facts, archived_only=True)
     assert isinstance(decision, Cut)
     assert (decision.floor, decision.because.kind, decision.because.name) == (b"60-0", "checkpoint", "c")
@@ -149,7 +151,11 @@ _IDS = st.builds(lambda ms, seq: b"%d-%d" % (ms, seq), st.integers(1, 30), st.in
     archived_only=st.booleans(),
 )
 def test_a_cut_is_never_above_anybodys_need(
-    first: bytes, groups: list[tuple[bytes, bytes | None]], checkpoints: list[bytes], archived: bytes | None, archived_only: bool
+    first: bytes,
+    groups: list[tuple[bytes, bytes | None]],
+    checkpoints: list[bytes],
+    archived: bytes | None,
+    archived_only: bool,
 ) -> None:
     facts = _facts(
         span=Span(first, b"40-0"),
@@ -188,7 +194,9 @@ def test_a_cut_is_never_above_anybodys_need(
         ({"groups": [_group(b"50-0"), _group(b"40-0", name="h")], "saved": [SavedPosition("h", b"40-0")]}, None, False),
     ],
 )
-def test_of_a_source_only_what_was_gathered_goes_and_what_others_keep_is_told(changed: dict[str, Any], floor: bytes | None, is_held: bool) -> None:
+def test_of_a_source_only_what_was_gathered_goes_and_what_others_keep_is_told(
+    changed: dict[str, Any], floor: bytes | None, is_held: bool
+) -> None:
     facts = _facts(**({"archived": b"100-0", "saved": [SavedPosition("g", b"100-0")]} | changed))
     decision = decide_gathered(facts, "g", archived_only=True)
     assert (decision.floor if isinstance(decision, Cut) else None) == floor

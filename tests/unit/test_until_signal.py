@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from common.until_signal import UntilSignal
+from usher.common.runtime.signals import UntilSignal
 
 
 def test_the_first_signal_is_a_flag_and_the_second_one_what_it_was_before() -> None:
@@ -21,7 +21,10 @@ def test_the_first_signal_is_a_flag_and_the_second_one_what_it_was_before() -> N
 
 def test_what_a_program_has_taken_or_ignores_is_its_own() -> None:
     seen: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number)), signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = (
+        signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number)),
+        signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
     try:
         with UntilSignal() as until:
             signal.raise_signal(signal.SIGTERM)
@@ -60,7 +63,8 @@ def test_a_child_that_was_forked_inside_ends_as_any_other() -> None:
 
 
 def test_one_within_another_ends_both_and_the_next_signal_is_what_it_was() -> None:
-    """Such as `run` of a reading loop, in a program whose own loop looks at signals: it would not have ended, nor the program."""
+    """Such as `run` of a reading loop, in a program whose own loop looks at signals: it would not have ended, nor the
+    program."""
     with UntilSignal() as outer, UntilSignal() as inner:
         signal.raise_signal(signal.SIGINT)
         assert (outer.came, inner.came) == (True, True)

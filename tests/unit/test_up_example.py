@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from common.commands.local import LocalSettings, Plan
-from common.commands.up import _example
+from usher.deploy.local.plan import LocalSettings, Plan
+from usher.deploy.local.up import _example
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,11 @@ from common.commands.up import _example
     [
         ("redis://:pw@h:1/0", {}, "redis-cli -u redis://:***@h:1/0 XADD ticket_stream '*' ticket_id 42 text hello"),
         ("rediss://h:1/0?ssl_ca_certs=/a.pem&ssl_certfile=/b.pem", {}, "usher send --ticket 42 text=hello"),
-        ("redis+sentinel://h:1/shop", {"ticket_stream": "a b"}, "usher send --ticket-stream 'a b' --ticket 42 text=hello"),
+        (
+            "redis+sentinel://h:1/shop",
+            {"ticket_stream": "a b"},
+            "usher send --ticket-stream 'a b' --ticket 42 text=hello",
+        ),
         ("unix:///tmp/s", {"ticket_field": "t"}, "usher send --ticket-field t --ticket 42 text=hello"),
     ],
 )

@@ -10,13 +10,13 @@ import orjson
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from common.errors import SettingsError
-from common.message import unkeyed_ticket
-from common.web import Problem, answer, create_app, parse_json, read_model
-from master.web.api import MOST_MESSAGES, read_report
-from master.web.health_url import HealthHosts, UnfitUrl, parse_hosts
-from master.web.ports import AckReport
 from tests.doors import doorman
+from usher.common.base.errors import SettingsError
+from usher.common.http.app import Problem, answer, create_app, parse_json, read_model
+from usher.common.protocol.message import unkeyed_ticket
+from usher.master.membership.health_url import HealthHosts, UnfitUrl, parse_hosts
+from usher.master.web.api import MOST_MESSAGES, read_report
+from usher.master.web.ports import AckReport
 
 
 def _refused(call: Any, *arguments: Any) -> Problem:
@@ -97,7 +97,13 @@ def test_random_documents_are_read_as_json_reads_them() -> None:
     def make(depth: int) -> Any:
         kind = rng.randrange(8 if depth else 5)
         if kind < 5:
-            return (rng.randrange(-(10**20), 10**20), rng.random(), None, rng.random() < 0.5, rng.choice(["", "a[", "}", "ä", "\\", '"']))[kind]
+            return (
+                rng.randrange(-(10**20), 10**20),
+                rng.random(),
+                None,
+                rng.random() < 0.5,
+                rng.choice(["", "a[", "}", "ä", "\\", '"']),
+            )[kind]
         if kind == 5:
             return {f"k{index}": make(depth - 1) for index in range(rng.randrange(4))}
         return [make(depth - 1) for _ in range(rng.randrange(4))]
@@ -147,7 +153,11 @@ def test_what_is_no_object_is_422(document: object) -> None:
 
 
 def _report(**changes: Any) -> dict[str, Any]:
-    return {"incarnation": "c1:123", "tickets": [{"ticket_id": "T", "fence": 5, "message_ids": ["1-0", "2-0"]}], **changes}
+    return {
+        "incarnation": "c1:123",
+        "tickets": [{"ticket_id": "T", "fence": 5, "message_ids": ["1-0", "2-0"]}],
+        **changes,
+    }
 
 
 def _item(**changes: Any) -> dict[str, Any]:
@@ -166,14 +176,43 @@ def test_a_report_is_read() -> None:
         {},
         _report(extra=1),
         {"incarnation": "c1:123"},
-        *(_report(incarnation=wrong) for wrong in (None, 5, "", "c1", "c1:", ":1", "c1:x", "c1:1\n", "-c:1", "c 1:1", "c1:\u0661", "a" * 65 + ":1")),
+        *(
+            _report(incarnation=wrong)
+            for wrong in (
+                None,
+                5,
+                "",
+                "c1",
+                "c1:",
+                ":1",
+                "c1:x",
+                "c1:1\n",
+                "-c:1",
+                "c 1:1",
+                "c1:\u0661",
+                "a" * 65 + ":1",
+            )
+        ),
         *(_report(tickets=wrong) for wrong in (None, {}, [], "T", [None], [[]], [{}])),
         *(_item(ticket_id=wrong) for wrong in (None, 5, "t" * 257, "ä" * 129, ["T"])),
         *(_item(fence=wrong) for wrong in (None, True, "5", 5.0, -1, 2**63, 2**64)),
         *(_item(message_ids=wrong) for wrong in (None, [], "1-0", {"1-0": 1}, [1], [None], ["1-0", 2])),
         *(
             _item(message_ids=["1-0", wrong])
-            for wrong in ("", "1", "-", "1-", "-1", "1-0\n", "1-0\n2-0", "\u0661-0", " 1-0", "1-0-0", "1" * 21 + "-0", "+1-0")
+            for wrong in (
+                "",
+                "1",
+                "-",
+                "1-",
+                "-1",
+                "1-0\n",
+                "1-0\n2-0",
+                "\u0661-0",
+                " 1-0",
+                "1-0-0",
+                "1" * 21 + "-0",
+                "+1-0",
+            )
         ),
         _item(extra=1),
         _item(message_ids=["1-0"] * (MOST_MESSAGES + 1)),
@@ -202,7 +241,10 @@ def test_a_report_that_is_not_one_is_422(document: object) -> None:
 def test_a_report_at_the_limits_is_read(document: dict[str, Any]) -> None:
     report = read_report(orjson.dumps(document))
     assert read_report(json.dumps(document, indent=1).encode()) == report
-    told = [(item["ticket_id"].encode(), [message_id.encode() for message_id in item["message_ids"]]) for item in document["tickets"]]
+    told = [
+        (item["ticket_id"].encode(), [message_id.encode() for message_id in item["message_ids"]])
+        for item in document["tickets"]
+    ]
     assert report.items == [(ticket or unkeyed_ticket(ids[0]), ids) for ticket, ids in told]
 
 
@@ -222,7 +264,7 @@ def test_a_report_is_read_as_strictly_as_any_document(body: bytes) -> None:
 
 
 def test_a_thousand_tickets_with_the_longest_ids_fit_into_a_body() -> None:
-    from master.web.api import ACKNOWLEDGE_BODY
+    from usher.master.web.api import ACKNOWLEDGE_BODY
 
     item = {"ticket_id": "t" * 256, "fence": 2**63 - 1, "message_ids": ["1795215518421-999999"]}
     assert len(orjson.dumps(_report(tickets=[item] * 1000))) < ACKNOWLEDGE_BODY
@@ -328,7 +370,11 @@ def test_every_other_url_is_refused_without_repeating_it(url: str) -> None:
 def test_an_address_is_compared_as_an_address_and_a_name_as_a_name() -> None:
     parse_hosts("10.0.0.0/29").check("http://10.0.0.7/")
     parse_hosts("localhost").check("http://localhost/")
-    for url, hosts in (("http://10.0.0.8/", "10.0.0.0/29"), ("http://127.0.0.1/", "localhost"), ("http://127.0.0.1/", "")):
+    for url, hosts in (
+        ("http://10.0.0.8/", "10.0.0.0/29"),
+        ("http://127.0.0.1/", "localhost"),
+        ("http://127.0.0.1/", ""),
+    ):
         with pytest.raises(UnfitUrl):
             parse_hosts(hosts).check(url)
 
@@ -340,7 +386,7 @@ def test_an_allow_list_that_cannot_be_read_is_a_settings_error(wrong: str) -> No
 
 
 def test_the_default_allow_list_is_this_machine() -> None:
-    from master.settings import MasterSettings
+    from usher.master.settings import MasterSettings
 
     hosts = parse_hosts(MasterSettings().health_hosts)
     assert isinstance(hosts, HealthHosts)
@@ -351,7 +397,10 @@ def test_the_default_allow_list_is_this_machine() -> None:
 # -- rules of every application
 
 
-@pytest.mark.parametrize(("host", "status"), [("good:80", 404), ("GOOD", 404), ("[::1]:80", 404), ("evil", 421), ("good.evil", 421), ("", 421)])
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("good:80", 404), ("GOOD", 404), ("[::1]:80", 404), ("evil", 421), ("good.evil", 421), ("", 421)],
+)
 def test_a_host_that_is_not_ours_is_421(host: str, status: int) -> None:
     client = create_app(__name__, doorman(), 10, hosts=("good", "::1")).test_client()
     assert client.get("/", headers={"Host": host}).status_code == status

@@ -8,10 +8,10 @@ import pytest
 from flask import Flask, Response, g, make_response, request
 from werkzeug.test import Client, TestResponse
 
-from common.credentials import Credentials, Identity, Role
-from common.problem import answer
-from common.web import create_app
-from common.web_auth import CSRF_FIELD, CSRF_HEADER, Doorman, csrf_token, doorman, local_path, must_be_for, needs
+from usher.common.http.app import create_app
+from usher.common.http.auth import CSRF_FIELD, CSRF_HEADER, Doorman, csrf_token, doorman, local_path, must_be_for, needs
+from usher.common.http.credentials import Credentials, Identity, Role
+from usher.common.http.problem import answer
 
 _TOKENS = {
     "t-all": Identity(Role.ALL, "api-token"),
@@ -75,7 +75,10 @@ def _title(answered: TestResponse, status: int) -> str:
     return title
 
 
-@pytest.mark.parametrize(("token", "name", "role"), [("t-all", "api-token", "all"), ("t-view", "ann", "viewer"), ("t-act", "ben", "operator")])
+@pytest.mark.parametrize(
+    ("token", "name", "role"),
+    [("t-all", "api-token", "all"), ("t-view", "ann", "viewer"), ("t-act", "ben", "operator")],
+)
 def test_a_token_tells_who_it_is(token: str, name: str, role: str) -> None:
     told = _app().test_client().get("/api/thing", headers=_bearer(token)).get_json()
     assert told == {"who": name, "role": role, "csrf": ""}
@@ -158,13 +161,15 @@ def test_a_session_ends_with_its_token_and_with_its_time(monkeypatch: pytest.Mon
         client = app.test_client()
         client.set_cookie("usher", cookie.value)
         assert client.get("/api/thing").status_code == status
-    monkeypatch.setattr("common.web_auth.SESSION_S", -1)
+    monkeypatch.setattr("usher.common.http.auth.SESSION_S", -1)
     client = kept.test_client()
     client.set_cookie("usher", cookie.value)
     assert client.get("/api/thing").status_code == 401
 
 
-@pytest.mark.parametrize("change", [lambda text: text[:-1], lambda text: "x" + text, lambda text: text.replace(".", ""), lambda _: "a.b.c"])
+@pytest.mark.parametrize(
+    "change", [lambda text: text[:-1], lambda text: "x" + text, lambda text: text.replace(".", ""), lambda _: "a.b.c"]
+)
 def test_a_cookie_that_we_did_not_make_is_none(change: Any) -> None:
     client = _signed_in("t-act")
     cookie = client.get_cookie("usher")
@@ -180,7 +185,13 @@ def test_a_wrong_token_is_not_made_good_by_a_cookie() -> None:
 def test_what_a_session_changes_needs_its_csrf_token() -> None:
     client, other = _signed_in("t-act"), _signed_in("t-all")
     mine, others = (one.get("/api/thing").get_json()["csrf"] for one in (client, other))
-    for headers, data in (({}, {}), ({CSRF_HEADER: "x"}, {}), ({CSRF_HEADER: others}, {}), ({}, {CSRF_FIELD: others}), ({CSRF_HEADER: "\xff"}, {})):
+    for headers, data in (
+        ({}, {}),
+        ({CSRF_HEADER: "x"}, {}),
+        ({CSRF_HEADER: others}, {}),
+        ({}, {CSRF_FIELD: others}),
+        ({CSRF_HEADER: "\xff"}, {}),
+    ):
         assert _title(client.post("/api/thing", headers=headers, data=data), 403) == "csrf_token_missing"
     assert client.post("/api/thing", headers={CSRF_HEADER: mine}).status_code == 200
     assert client.post("/api/thing", data={CSRF_FIELD: mine}).status_code == 200
@@ -215,7 +226,9 @@ def test_what_a_browser_sends_by_itself_to_a_proxy_makes_a_page_of_another_site_
     assert _title(_app().test_client().post("/login", data={"token": "t-act"}, headers=headers), 403) == "cross_site"
 
 
-@pytest.mark.parametrize("headers", [{}, {"Origin": "http://localhost"}, {"Origin": "null", "Sec-Fetch-Site": "same-origin"}])
+@pytest.mark.parametrize(
+    "headers", [{}, {"Origin": "http://localhost"}, {"Origin": "null", "Sec-Fetch-Site": "same-origin"}]
+)
 def test_our_own_page_does(headers: dict[str, str]) -> None:
     client = _signed_in("t-act")
     csrf = client.get("/api/thing").get_json()["csrf"]
@@ -232,6 +245,8 @@ def test_a_browser_without_a_session_is_shown_the_way_in_and_nobody_else() -> No
     assert client.get("/api/thing", headers=html).status_code == 401
 
 
-@pytest.mark.parametrize("wanted", ["", "//evil", "/\\evil", "https://evil/", "javascript:1", "/a\r\nX: 1", "/\t/evil", "\\/evil"])
+@pytest.mark.parametrize(
+    "wanted", ["", "//evil", "/\\evil", "https://evil/", "javascript:1", "/a\r\nX: 1", "/\t/evil", "\\/evil"]
+)
 def test_the_way_after_the_log_in_leads_nowhere_else(wanted: str) -> None:
     assert local_path(wanted) == "/"

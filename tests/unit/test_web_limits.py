@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from common import web_limits
-from common.credentials import Identity, Role
-from common.problem import answer
-from common.web import create_app
-from common.web_auth import needs
-from common.web_limits import Buckets, RateLimits, rarely
 from tests.doors import doorman
+from usher.common.http import rate_limits as web_limits
+from usher.common.http.app import create_app
+from usher.common.http.auth import needs
+from usher.common.http.credentials import Identity, Role
+from usher.common.http.problem import answer
+from usher.common.http.rate_limits import Buckets, RateLimits, rarely
 
 
 def test_a_bucket_gives_what_is_in_it_and_fills_again() -> None:

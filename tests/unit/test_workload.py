@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from common.commands.sender import BATCH, batches, paced
-from common.errors import StartRefused
-from common.workload import CsvSource, NewMessage, WorkloadUnusable, incidents
+from usher.common.base.errors import StartRefused
+from usher.common.sending.pipelined import BATCH, batches, paced
+from usher.common.sending.workload import CsvSource, NewMessage, WorkloadUnusable, incidents
 
 REAL_INCIDENTS = Path(__file__).resolve().parents[3] / "shared" / "data" / "incidents.csv.gz"
 
@@ -65,7 +65,10 @@ def read(path: str, key: str = "number") -> list[NewMessage]:
 class TestCsv:
     def test_all_columns_become_fields_and_the_key_names_the_ticket(self, tmp_path: Path) -> None:
         path = csv_file(tmp_path, 'number,text\nI1,"a, b"\nI2,\n')
-        assert read(path) == [NewMessage("I1", {"number": "I1", "text": "a, b"}), NewMessage("I2", {"number": "I2", "text": ""})]
+        assert read(path) == [
+            NewMessage("I1", {"number": "I1", "text": "a, b"}),
+            NewMessage("I2", {"number": "I2", "text": ""}),
+        ]
 
     def test_gzip_is_recognised_by_content_not_name(self, tmp_path: Path) -> None:
         packed = gzip.compress(b"number\nI1\n")

@@ -1,4 +1,4 @@
--- The attempts of a message: "starts failures crashes losses" (common/attempts.py). A plain number, as former versions wrote it, is that
+-- The attempts of a message: "starts failures crashes losses" (common/protocol/attempts.py). A plain number, as former versions wrote it, is that
 -- many starts which all failed; what cannot be read is as if nothing were noted.
 local function read_attempts(value)
   local starts, failures, crashes, losses = string.match(value or '', '^(%d+) (%d+) (%d+) (%d+)$')

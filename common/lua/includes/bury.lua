@@ -6,7 +6,7 @@
 -- Bury first and acknowledge then: a script is not rolled back, and a letter that cannot be written must not cost the message.
 local function bury(dead_key, id, ticket, reason, error, attempts, owner, first_ms, last_ms, fields, more)
   fields, more = fields or {}, more or {}
-  if ticket == '\255' .. id then ticket = '' end -- a message without a ticket id (common/message.py: unkeyed_ticket)
+  if ticket == '\255' .. id then ticket = '' end -- a message without a ticket id (common/protocol/message.py: unkeyed_ticket)
   local letter = {
     'usher-id', id, 'usher-ticket', ticket, 'usher-reason', reason, 'usher-error', error, 'usher-attempts', attempts,
     'usher-owner', owner, 'usher-first-ms', first_ms, 'usher-last-ms', last_ms, 'usher-policy', more.policy or 'skip',

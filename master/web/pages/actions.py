@@ -1,4 +1,5 @@
-"""What the page does: forms of operators. Every one ends in a redirect to a page that says what came of it, and in the action log."""
+"""What the page does: forms of operators. Every one ends in a redirect to a page that says what came of it, and in the
+action log."""
 
 from __future__ import annotations
 
@@ -9,20 +10,20 @@ from urllib.parse import urlsplit
 from flask import Blueprint, g, redirect, request
 from werkzeug.wrappers import Response as AnyResponse
 
-from common.credentials import Role
-from common.plural import many
-from common.web import Problem
-from common.web_auth import local_path, needs
-from master.actions import FAILED, Action, chosen_letters, counted
-from master.bulk_letters import DROP, REDRIVE, Job
-from master.dead_letters import AT_ONCE, Outcome
-from master.web.api import by_caller
-from master.web.operations import change_rule, drained
-from master.web.pages.letters_asked import asked_filter, in_words
-from master.web.pages.notes import Notes
-from master.web.pages.port import PagePort
-from master.web.pages.text import visible
-from master.web.pages.views import STREAM_ID
+from usher.common.base.text import many
+from usher.common.http.app import Problem
+from usher.common.http.auth import local_path, needs
+from usher.common.http.credentials import Role
+from usher.master.insight.formatting import visible
+from usher.master.operations.action_log import FAILED, Action, chosen_letters, counted
+from usher.master.operations.bulk_letters import DROP, REDRIVE, Job
+from usher.master.operations.dead_letters import AT_ONCE, Outcome
+from usher.master.web.api import by_caller
+from usher.master.web.operations import change_rule, drained
+from usher.master.web.pages.letter_filter import asked_filter, in_words
+from usher.master.web.pages.notes import Notes
+from usher.master.web.pages.port import PagePort
+from usher.master.web.pages.views import STREAM_ID
 
 _LONGEST_WHY = 300
 _MOST_CHOSEN = 200
@@ -36,7 +37,9 @@ def action_routes(port: PagePort, notes: Notes) -> Blueprint:
         """There, and say this."""
         parts = urlsplit(local_path(path))
         kept = "&".join(part for part in parts.query.split("&") if part and not part.startswith("said="))
-        return redirect(f"{parts.path}?{kept}&said={notes.put(said)}" if kept else f"{parts.path}?said={notes.put(said)}", 303)
+        return redirect(
+            f"{parts.path}?{kept}&said={notes.put(said)}" if kept else f"{parts.path}?said={notes.put(said)}", 303
+        )
 
     _add_consumers(actions, port, go)
     _add_letters(actions, port, go)
@@ -56,7 +59,11 @@ def _add_consumers(actions: Blueprint, port: PagePort, go: Go) -> None:
         changed = drained(port.operations, name, _why())
         if changed is None:
             return go("/consumers", f"No consumer of the name {visible(name)} is registered")
-        return go("/consumers", f"{name} is drained: it is handed nothing more and finishes what it has ({many(changed.handed_over, 'message')})")
+        return go(
+            "/consumers",
+            f"{name} is drained: it is handed nothing more and finishes what it has"
+            f" ({many(changed.handed_over, 'message')})",
+        )
 
     @actions.post("/consumers/resume")
     @needs(Role.OPERATOR)
@@ -68,7 +75,11 @@ def _add_consumers(actions: Blueprint, port: PagePort, go: Go) -> None:
 
 def _add_letters(actions: Blueprint, port: PagePort, go: Go) -> None:
     def change(what: str, step: Callable[[list[bytes]], list[Outcome]]) -> AnyResponse:
-        ids = [letter_id.encode() for letter_id in dict.fromkeys(request.form.getlist("id")) if STREAM_ID.fullmatch(letter_id)][:_MOST_CHOSEN]
+        ids = [
+            letter_id.encode()
+            for letter_id in dict.fromkeys(request.form.getlist("id"))
+            if STREAM_ID.fullmatch(letter_id)
+        ][:_MOST_CHOSEN]
         back = request.form.get("back", "/dead-letters")
         if not ids:
             return go(back, "Nothing was chosen")
@@ -111,7 +122,9 @@ def _add_jobs(actions: Blueprint, port: PagePort, go: Go) -> None:
         job = _job(port, job_id)
         if not port.bulk.run(job, g.who, _why()):
             return go(f"/dead-letters/jobs/{job_id}", f"It was not begun: it is {job.state}")
-        port.operations.note(Action(by_caller(job.why), job.what, f"{many(job.preview.count, 'dead letter')}: {job.told}"), "begun")
+        port.operations.note(
+            Action(by_caller(job.why), job.what, f"{many(job.preview.count, 'dead letter')}: {job.told}"), "begun"
+        )
         return redirect(f"/dead-letters/jobs/{job_id}", 303)
 
     @actions.post("/dead-letters/jobs/<job_id>/stop")
@@ -128,7 +141,12 @@ def _add_rules(actions: Blueprint, port: PagePort, go: Go) -> None:
     @needs(Role.OPERATOR)
     def set_rule() -> AnyResponse:
         form = request.form
-        target, value, action, rate = form.get("target", ""), form.get("value", ""), form.get("action", ""), form.get("rate_per_second", "").strip()
+        target, value, action, rate = (
+            form.get("target", ""),
+            form.get("value", ""),
+            form.get("action", ""),
+            form.get("rate_per_second", "").strip(),
+        )
         value = {"stream": port.operations.stream, "everything": ""}.get(target, value)
         rule: dict[str, Any] = {"target": target, "value": value, "action": action, "reason": _why()}
         if rate:
@@ -149,7 +167,11 @@ def _add_rules(actions: Blueprint, port: PagePort, go: Go) -> None:
 def _job(port: PagePort, job_id: str) -> Job:
     job = port.bulk.job(job_id)
     if job is None:
-        raise Problem(404, "unknown_job", "this master does not know that bulk action; it may be another master's, or of before a restart")
+        raise Problem(
+            404,
+            "unknown_job",
+            "this master does not know that bulk action; it may be another master's, or of before a restart",
+        )
     return job
 
 

@@ -1,4 +1,5 @@
-"""What an action has to say on the page that comes after it. Kept here and named by a number: a link could else make a page say anything."""
+"""What an action has to say on the page that comes after it. Kept here and named by a number: a link could else make a
+page say anything."""
 
 from __future__ import annotations
 

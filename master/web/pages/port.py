@@ -1,16 +1,16 @@
-"""What the page asks of the master that runs. ``master.wiring`` provides it."""
+"""What the page asks of the master that runs. ``usher.master.assembly.program`` provides it."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from master.bulk_letters import BulkLetters
-from master.dead_letters import DeadLetters
-from master.pulse import Pulse
-from master.status import StatusReader
-from master.system_facts import SystemFacts
-from master.ticket_story import TicketStory
-from master.web.operations import OperationsPort
+from usher.master.insight.diagnostics import SystemFacts
+from usher.master.insight.live_overview import Pulse
+from usher.master.insight.status import StatusReader
+from usher.master.insight.ticket_history import TicketStory
+from usher.master.operations.bulk_letters import BulkLetters
+from usher.master.operations.dead_letters import DeadLetters
+from usher.master.web.operations import OperationsPort
 
 
 class PagePort(NamedTuple):

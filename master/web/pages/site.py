@@ -10,19 +10,19 @@ from typing import Any
 from flask import Blueprint, Flask, Response, g, make_response, redirect, render_template, request
 from werkzeug.wrappers import Response as AnyResponse
 
-from common.clock import wall_ms
-from common.credentials import Role
-from common.web import Problem
-from common.web_auth import CSRF_FIELD, csrf_token, doorman, local_path, needs
-from master.web.pages.actions import action_routes
-from master.web.pages.notes import Notes
-from master.web.pages.port import PagePort
-from master.web.pages.text import FILTERS, number, spark, ticket_url
-from master.web.pages.views import view_routes
+from usher.common.base.clock import wall_ms
+from usher.common.http.app import Problem
+from usher.common.http.auth import CSRF_FIELD, csrf_token, doorman, local_path, needs
+from usher.common.http.credentials import Role
+from usher.master.insight.formatting import FILTERS, number, spark, ticket_url
+from usher.master.web.pages.actions import action_routes
+from usher.master.web.pages.notes import Notes
+from usher.master.web.pages.port import PagePort
+from usher.master.web.pages.views import view_routes
 
 _POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'self'; "
-    "frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none';"
+    " form-action 'self'; frame-ancestors 'none'"
 )
 _TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 _FILES = ("usher.css", "usher.js", "icon.svg")
@@ -52,7 +52,9 @@ def add_pages(app: Flask, port: PagePort) -> None:
     app.register_blueprint(site)
     app.extensions["usher_doorman"].login_path = _LOGIN
     app.jinja_env.filters.update(FILTERS)
-    app.jinja_env.globals.update(csrf_token=csrf_token, csrf_name=CSRF_FIELD, quoted=shlex.quote, ticket_url=ticket_url, spark_points=spark)
+    app.jinja_env.globals.update(
+        csrf_token=csrf_token, csrf_name=CSRF_FIELD, quoted=shlex.quote, ticket_url=ticket_url, spark_points=spark
+    )
     app.jinja_env.globals["asset"] = lambda name: f"/static/{name}?v={files[name][1]}"
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.context_processor(lambda: _common(port, notes))
@@ -63,7 +65,8 @@ def add_pages(app: Flask, port: PagePort) -> None:
             response = _problem_page(response)
         if response.mimetype in ("text/html", "image/svg+xml"):
             response.headers["Content-Security-Policy"] = _POLICY
-            # Not no-referrer: with that, browsers put null into Origin, which is how we know our own forms (common.web_auth).
+            # Not no-referrer: with that, browsers put null into Origin, which is how we know our own forms
+            # (usher.common.http.auth).
             response.headers["Referrer-Policy"] = "same-origin"
             response.headers["X-Frame-Options"] = "DENY"
             response.headers["Cross-Origin-Opener-Policy"] = "same-origin"
@@ -72,12 +75,14 @@ def add_pages(app: Flask, port: PagePort) -> None:
 
 def wants_page() -> bool:
     """Whether a person asks, with a browser."""
-    return not request.path.startswith(("/api/", "/metrics", "/static/")) and "text/html" in request.headers.get("Accept", "")
+    return not request.path.startswith(("/api/", "/metrics", "/static/")) and "text/html" in request.headers.get(
+        "Accept", ""
+    )
 
 
 def _read_files() -> dict[str, tuple[bytes, str]]:
     """Our files, each with what changes in its address when it does."""
-    folder = resources.files("master.web.pages") / "static"
+    folder = resources.files("usher.master.web.pages") / "static"
     found = {name: (folder / name).read_bytes() for name in _FILES}
     return {name: (data, hashlib.sha256(data).hexdigest()[:12]) for name, data in found.items()}
 
@@ -107,19 +112,20 @@ def _add_login(site: Blueprint) -> None:
         wanted = local_path(request.args.get("next", "/"))
         if not doorman().asks:
             return redirect(wanted, 303)
-        return make_response(render_template("login.html", page="login", next=wanted))
+        return make_response(render_template("layout/login.html", page="login", next=wanted))
 
     @site.post(_LOGIN)
     @needs(Role.ANYBODY)
     def login() -> AnyResponse:
         if request.content_length is None or "Expect" in request.headers:
-            # Everybody may send one. Of this length (MAX_CONTENT_LENGTH) its body is there by now, and holds no thread; chunks would be waited for.
+            # Everybody may send one. Of this length (MAX_CONTENT_LENGTH) its body is there by now, and holds no thread;
+            # chunks would be waited for.
             raise Problem(411, detail="send a Content-Length, and the form with it", close=True)
         form = request.form
         wanted = local_path(form.get("next", "/"))
         response: AnyResponse = redirect(wanted, 303)
         if doorman().sign_in(form.get("token", ""), response) is None:
-            return make_response(render_template("login.html", page="login", next=wanted, wrong=True), 403)
+            return make_response(render_template("layout/login.html", page="login", next=wanted, wrong=True), 403)
         return response
 
     @site.post("/logout")
@@ -134,7 +140,9 @@ def _common(port: PagePort, notes: Notes) -> dict[str, Any]:
     """What every page may use."""
     role: Role = getattr(g, "role", Role.ANYBODY)
     may_look = role.may(Role.VIEWER)
-    seen = port.pulse.snapshot() if may_look else {}  # a page is a look: what stands behind the names of pages is of now, whichever it is
+    seen = (
+        port.pulse.snapshot() if may_look else {}
+    )  # a page is a look: what stands behind the names of pages is of now, whichever it is
     counts = _counts(seen)
     theme = request.cookies.get("usher_theme")
     return {
@@ -163,7 +171,9 @@ def _problem_page(response: Response) -> Response:
     """A problem document as a page for people."""
     problem = response.get_json()
     title = str(problem.get("title", "problem")).replace("_", " ").capitalize()
-    page = make_response(render_template("problem.html", page="problem", problem=problem, title=title), response.status_code)
+    page = make_response(
+        render_template("layout/problem.html", page="problem", problem=problem, title=title), response.status_code
+    )
     for name in ("Retry-After", "Allow", "Connection", "WWW-Authenticate"):
         if name in response.headers:
             page.headers[name] = response.headers[name]

@@ -8,20 +8,20 @@ from urllib.parse import urlencode
 
 from flask import Blueprint, Response, g, render_template, request
 
-from common.credentials import Role
-from common.live_sockets import DETACH
-from common.web import Problem
-from common.web_auth import needs
-from master.dead_letters import LetterPage
-from master.policy.letters import Preview
-from master.policy.rules import Target
-from master.pulse import CONSUMERS, OVERVIEW
-from master.status import shown
-from master.ticket_states import ParkedRows
-from master.web.api import read_ticket_id
-from master.web.pages.letters_asked import AGES, asked_filter
-from master.web.pages.port import PagePort
-from master.web.pages.text import ticket_url
+from usher.common.http.app import Problem
+from usher.common.http.auth import needs
+from usher.common.http.credentials import Role
+from usher.common.http.server.push_sockets import DETACH
+from usher.master.insight.formatting import ticket_url
+from usher.master.insight.live_overview import CONSUMERS, OVERVIEW
+from usher.master.insight.status import shown
+from usher.master.insight.ticket_states import ParkedRows
+from usher.master.operations.dead_letters import LetterPage
+from usher.master.policy.letters import Preview
+from usher.master.policy.rules import Target
+from usher.master.web.api import read_ticket_id
+from usher.master.web.pages.letter_filter import AGES, asked_filter
+from usher.master.web.pages.port import PagePort
 
 _SCAN_CURSOR = re.compile(r"[0-9]{1,20}")
 STREAM_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
@@ -35,7 +35,18 @@ _LOOK_S = 0.05
 _LONGEST_ID = 256
 _ATTENTION = {"lost": 0, "revoked": 1, "draining": 2, "paused": 3}
 #: What a summary has; one of another version may lack some.
-_OF_AN_AUDIT = ("run", "started_ms", "seconds", "verdict", "pending", "executions", "repeated", "unproven", "findings", "examples")
+_OF_AN_AUDIT = (
+    "run",
+    "started_ms",
+    "seconds",
+    "verdict",
+    "pending",
+    "executions",
+    "repeated",
+    "unproven",
+    "findings",
+    "examples",
+)
 _SEVERITIES = ("bad", "warn", "unknown", "ok")
 
 
@@ -56,7 +67,13 @@ def show(template: str, page: str, **more: Any) -> str:
 def _add_live(views: Blueprint, port: PagePort) -> None:
     @views.get("/")
     def overview() -> str:
-        return show("overview.html", "overview", pulse=port.pulse.snapshot(), history=port.pulse.history(), live="/live/overview")
+        return show(
+            "system/overview.html",
+            "overview",
+            pulse=port.pulse.snapshot(),
+            history=port.pulse.history(),
+            live="/live/overview",
+        )
 
     @views.get("/consumers")
     def consumers() -> str:
@@ -68,7 +85,7 @@ def _add_live(views: Blueprint, port: PagePort) -> None:
         shown = fitting[start : start + _CONSUMERS_ON_A_PAGE]
         following = shown[-1]["incarnation"] if start + len(shown) < len(fitting) else None
         facts = {"rows": shown, "total": len(rows), "name": name, "following": following}
-        return show("consumers.html", "consumers", live="/live/consumers", **facts)
+        return show("operations/consumers.html", "consumers", live="/live/consumers", **facts)
 
     @views.get("/live/<topic>")
     def live(topic: str) -> Response:
@@ -76,7 +93,9 @@ def _add_live(views: Blueprint, port: PagePort) -> None:
             raise Problem(404)
         detach = request.environ.get(DETACH)
         if detach is None or not port.pulse.has_room:
-            raise Problem(503, "too_many_followers", "no more live pages can be open here", headers={"Retry-After": "5"})
+            raise Problem(
+                503, "too_many_followers", "no more live pages can be open here", headers={"Retry-After": "5"}
+            )
         if request.method == "GET":
             detach(lambda connection: port.pulse.follow(connection, topic))
         return Response(iter([b": live\n\n"]), content_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
@@ -110,7 +129,9 @@ def _add_tickets(views: Blueprint, port: PagePort) -> None:
         # They have no place in the index, so they come first.
         parked = port.status.parked(_ROWS) if cursor == "0" else ParkedRows([], True)
         rows = _aged([*parked.rows, *page["tickets"]])
-        return show("tickets.html", "tickets", rows=rows, cursor=page["cursor"], q="", more_parked=not parked.is_all)
+        return show(
+            "tickets/tickets.html", "tickets", rows=rows, cursor=page["cursor"], q="", more_parked=not parked.is_all
+        )
 
     @views.get("/tickets/<rest:ticket_id>")
     def ticket(ticket_id: str) -> str:
@@ -122,7 +143,9 @@ def _add_tickets(views: Blueprint, port: PagePort) -> None:
         found = port.story.message(message_id) if STREAM_ID.fullmatch(message_id) else None
         if found is None:
             raise Problem(404, "unknown_message", "no message of that id is in the stream; it may have been trimmed")
-        return show("message.html", "tickets", message=found | {"sent_ms": _ms(message_id)}, fields=found["fields"])
+        return show(
+            "tickets/message.html", "tickets", message=found | {"sent_ms": _ms(message_id)}, fields=found["fields"]
+        )
 
 
 def _search(port: PagePort, asked: str, cursor: str) -> str:
@@ -132,13 +155,29 @@ def _search(port: PagePort, asked: str, cursor: str) -> str:
     found, following = port.story.containing(asked, _ROWS, cursor)
     rows = _aged(port.status.told([shown(ticket, value) for ticket, value in found]))
     letters = port.letters.where("ticket", asked.encode(), 20, _LOOK_S)
-    facts: dict[str, Any] = {"letters": letters.letters, "more_letters": letters.cursor is not None, "is_id": bool(STREAM_ID.fullmatch(asked))}
+    facts: dict[str, Any] = {
+        "letters": letters.letters,
+        "more_letters": letters.cursor is not None,
+        "is_id": bool(STREAM_ID.fullmatch(asked)),
+    }
     if facts["is_id"]:
         found_letter = port.letters.get(asked.encode())
-        of_id = LetterPage([found_letter[0]], None) if found_letter else port.letters.where("id", asked.encode(), 1, _LOOK_S)
+        of_id = (
+            LetterPage([found_letter[0]], None)
+            if found_letter
+            else port.letters.where("id", asked.encode(), 1, _LOOK_S)
+        )
         facts |= {"message": port.story.message(asked), "letter": of_id.letters[0].row() if of_id.letters else None}
         facts["all_letters"] = of_id.cursor is None
-    return show("tickets.html", "tickets", q=asked, rows=rows, exact=port.status.ticket(asked), cursor=following, **facts)
+    return show(
+        "tickets/tickets.html",
+        "tickets",
+        q=asked,
+        rows=rows,
+        exact=port.status.ticket(asked),
+        cursor=following,
+        **facts,
+    )
 
 
 def _ticket_page(port: PagePort, ticket_id: str) -> str:
@@ -153,8 +192,14 @@ def _ticket_page(port: PagePort, ticket_id: str) -> str:
         raise Problem(422, "invalid_fields", "back is none that a page gave") from None
     entries = [entry | {"sent_ms": _ms(entry["id"])} for entry in explained["entries"]]
     facts = {"entries": entries[:_ENTRIES], "more_entries": max(0, len(entries) - _ENTRIES)}
-    live = ticket_url(ticket_id).replace("/tickets/", "/api/tickets/", 1) + "/events" if ticket_url(ticket_id).startswith("/tickets/") else ""
-    return show("ticket.html", "tickets", ticket_id=ticket_id, story=story, explained=explained, live=live, **facts)
+    live = (
+        ticket_url(ticket_id).replace("/tickets/", "/api/tickets/", 1) + "/events"
+        if ticket_url(ticket_id).startswith("/tickets/")
+        else ""
+    )
+    return show(
+        "tickets/ticket.html", "tickets", ticket_id=ticket_id, story=story, explained=explained, live=live, **facts
+    )
 
 
 def _aged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -183,26 +228,44 @@ def _add_letters(views: Blueprint, port: PagePort) -> None:
         rows, preview = found.letters[:_LETTERS], Preview()
         preview.add(() if cursor else found.letters)
         page_cursor = rows[-1].id if len(rows) < len(found.letters) else found.cursor
-        facts: dict[str, Any] = {"groups": preview.groups[:_GROUPS], "counted": preview.count, "counted_all": found.cursor is None}
-        facts |= {"asked": asked, "is_filtered": any(asked.values()), "ages": AGES, "jobs": port.bulk.jobs[:5], "here": request.full_path.rstrip("?")}
-        following = page_cursor and "/dead-letters?" + urlencode({**{k: v for k, v in asked.items() if v}, "before": page_cursor.decode()})
-        return show("letters.html", "letters", rows=[one.row() for one in rows], next_page=following, **facts)
+        facts: dict[str, Any] = {
+            "groups": preview.groups[:_GROUPS],
+            "counted": preview.count,
+            "counted_all": found.cursor is None,
+        }
+        facts |= {
+            "asked": asked,
+            "is_filtered": any(asked.values()),
+            "ages": AGES,
+            "jobs": port.bulk.jobs[:5],
+            "here": request.full_path.rstrip("?"),
+        }
+        following = page_cursor and "/dead-letters?" + urlencode(
+            {**{k: v for k, v in asked.items() if v}, "before": page_cursor.decode()}
+        )
+        return show("letters/letters.html", "letters", rows=[one.row() for one in rows], next_page=following, **facts)
 
     @views.get("/dead-letters/<letter_id>")
     def letter(letter_id: str) -> str:
         found = port.letters.get(letter_id.encode()) if STREAM_ID.fullmatch(letter_id) else None
         if found is None:
-            raise Problem(404, "unknown_dead_letter", "no dead letter has that id; it may have been redriven or dropped")
+            raise Problem(
+                404, "unknown_dead_letter", "no dead letter has that id; it may have been redriven or dropped"
+            )
         told = found[0].whole(found[1])
         fields = told["message_fields"] if g.role.may(Role.OPERATOR) else []
-        return show("letter.html", "letters", letter=told, fields=fields)
+        return show("letters/letter.html", "letters", letter=told, fields=fields)
 
     @views.get("/dead-letters/jobs/<job_id>")
     def job(job_id: str) -> str:
         found = port.bulk.job(job_id)
         if found is None:
-            raise Problem(404, "unknown_job", "this master does not know that bulk action; it may be another master's, or of before a restart")
-        return show("job.html", "letters", job=found)
+            raise Problem(
+                404,
+                "unknown_job",
+                "this master does not know that bulk action; it may be another master's, or of before a restart",
+            )
+        return show("letters/job.html", "letters", job=found)
 
 
 # -- the system
@@ -217,23 +280,41 @@ def _add_system(views: Blueprint, port: PagePort) -> None:
         start, sources = int(given), port.status.sources()
         rows, fitting = port.status.source_rows(asked, start, _ROWS)
         end = start + len(rows)
-        facts = {"rows": rows, "fitting": fitting, "start": start, "asked": asked, "following": end if end < fitting else None}
-        return show("streams.html", "streams", pulse=port.pulse.snapshot(), streams=port.facts.streams(), sources=sources, **facts)
+        facts = {
+            "rows": rows,
+            "fitting": fitting,
+            "start": start,
+            "asked": asked,
+            "following": end if end < fitting else None,
+        }
+        return show(
+            "operations/streams.html",
+            "streams",
+            pulse=port.pulse.snapshot(),
+            streams=port.facts.streams(),
+            sources=sources,
+            **facts,
+        )
 
     @views.get("/audit")
     def audit() -> str:
         found = port.status.audit()
-        return show("audit.html", "audit", audit=None if found is None else dict.fromkeys(_OF_AN_AUDIT) | found)
+        return show("system/audit.html", "audit", audit=None if found is None else dict.fromkeys(_OF_AN_AUDIT) | found)
 
     @views.get("/doctor")
     def doctor() -> str:
         found = port.facts.doctor()
         findings = sorted(found["findings"], key=lambda one: _SEVERITIES.index(one["severity"]))
-        return show("doctor.html", "doctor", doctor=found | {"findings": findings})
+        return show("system/doctor.html", "doctor", doctor=found | {"findings": findings})
 
     @views.get("/rules")
     def rules() -> str:
-        return show("rules.html", "rules", rules=[rule.shown() for rule in port.operations.rules().rules], stream=port.operations.stream)
+        return show(
+            "operations/rules.html",
+            "rules",
+            rules=[rule.shown() for rule in port.operations.rules().rules],
+            stream=port.operations.stream,
+        )
 
     @views.get("/actions")
     def actions() -> str:
@@ -241,4 +322,4 @@ def _add_system(views: Blueprint, port: PagePort) -> None:
         if before is not None and not STREAM_ID.fullmatch(before):
             raise Problem(422, "invalid_fields", "before is none that a page gave")
         rows, cursor = port.operations.actions(None if before is None else before.encode(), _ROWS)
-        return show("actions.html", "actions", rows=rows, cursor=cursor)
+        return show("operations/actions.html", "actions", rows=rows, cursor=cursor)

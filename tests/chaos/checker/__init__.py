@@ -1,8 +1,8 @@
 """The checker: a history in, violations out.
 
-It is kept apart from what it judges: standard library only, nothing of the project imported (``test_checker.py`` looks), and it
-reads only what test code wrote: producer, handlers, sink, stream tail and fault injector. One host, one clock (nanoseconds that never
-go back and count suspend). ``python -m tests.chaos.checker HISTORY`` judges a file again.
+It is kept apart from what it judges: standard library only, nothing of the project imported (``test_checker.py``
+looks), and it reads only what test code wrote: producer, handlers, sink, stream tail and fault injector. One host, one
+clock (nanoseconds that never go back and count suspend). ``python -m tests.chaos.checker HISTORY`` judges a file again.
 
 Records, one JSON object per line, ``k`` says which
 ----------------------------------------------------

@@ -198,5 +198,6 @@ class History:
         return found
 
     def frozen(self, who: str, since: int, until: int) -> bool:
-        """Whether the process was stopped, not scheduled, or robbed of its lease without knowing, at some moment between the two."""
+        """Whether the process was stopped, not scheduled, or robbed of its lease without knowing, at some moment
+        between the two."""
         return any(t0 <= until and t1 >= since for t0, t1 in self._pauses.get(who, ()))

@@ -15,7 +15,8 @@ _MORE_FILES, _MORE_THREADS = 50, 30
 
 @dataclass
 class Recoveries:
-    """How long faults were felt: seconds per affected ticket (a consumer) or per fault (the service), and those that took too long."""
+    """How long faults were felt: seconds per affected ticket (a consumer) or per fault (the service), and those that
+    took too long."""
 
     seconds: list[float] = field(default_factory=list)
     bound_s: float = 0.0
@@ -51,7 +52,9 @@ class Recoveries:
     def _service(self, history: History, fault: Record) -> None:
         """L1: something that came after the fault is started in time."""
         since = fault["since"]
-        starts = [run.start for run in history.executions if run.start > since and history.arrivals.get(run.uid, 0) > since]
+        starts = [
+            run.start for run in history.executions if run.start > since and history.arrivals.get(run.uid, 0) > since
+        ]
         if not starts and all(arrival <= since for arrival in history.arrivals.values()):
             return  # nothing came any more
         self._note(history, fault, min(starts, default=NEVER) - since, "the service")
@@ -66,14 +69,18 @@ class Recoveries:
 
 
 def _allowed(history: History, fault: Record) -> int:
-    """When the fault must be over. One that begins before that extends it, and so does a machine that did not let us run."""
+    """When the fault must be over. One that begins before that extends it, and so does a machine that did not let us
+    run."""
     until: int = fault["since"] + fault["bound_ns"]
     waited: Counter[str] = Counter()
     for stall in history.of("stall"):
         if fault["t0"] <= stall["t0"] < until and stall["who"] != fault["who"]:
             waited[stall["who"]] += stall["t1"] - stall["t0"]
     until += max(waited.values(), default=0)
-    others = sorted((r for r in history.of("fault") if r is not fault and r.get("bound_ns") and r["t1"] > fault["t0"]), key=lambda r: int(r["t0"]))
+    others = sorted(
+        (r for r in history.of("fault") if r is not fault and r.get("bound_ns") and r["t1"] > fault["t0"]),
+        key=lambda r: int(r["t0"]),
+    )
     for other in others:
         if other["t0"] < until:
             until = max(until, other["since"] + other["bound_ns"])
@@ -82,7 +89,9 @@ def _allowed(history: History, fault: Record) -> int:
 
 def _waits(history: History, ticket: str, t: int) -> bool:
     """Whether a message of the ticket had arrived at ``t`` and had no effect yet."""
-    return any(history.arrivals.get(commit["uid"], NEVER) < t < commit["t"] for commit in history.commits_of.get(ticket, ()))
+    return any(
+        history.arrivals.get(commit["uid"], NEVER) < t < commit["t"] for commit in history.commits_of.get(ticket, ())
+    )
 
 
 def _has_dead_letters(history: History, ticket: str) -> bool:
@@ -98,7 +107,10 @@ def liveness(history: History) -> Iterator[tuple[str, str]]:
     if final["pel"] or final["lag"]:
         yield "L2", f"not quiet at the end: {final['pel']} pending, {final['lag']} not read"
     elif final["quiet_ns"] > history.terms["drain_ns"]:
-        yield "L2", f"quiet only after {final['quiet_ns'] / _S:.1f} s; the bound is {history.terms['drain_ns'] / _S:.1f} s"
+        yield (
+            "L2",
+            f"quiet only after {final['quiet_ns'] / _S:.1f} s; the bound is {history.terms['drain_ns'] / _S:.1f} s",
+        )
     running = [run for run in history.executions if run.end >= NEVER]
     for run in running[:5]:
         yield "L2", f"{run.uid} of {run.ticket} never ended ({run.who})"
@@ -115,7 +127,9 @@ def leaks(history: History) -> Iterator[str]:
         yield f"the group has members that do not live: {strangers[:5]}"
     for who, files, threads, files_now, threads_now in final.get("held", ()):
         if files_now > files + _MORE_FILES or threads_now > threads + _MORE_THREADS:
-            yield f"{who} has {files_now} open files and {threads_now} threads; at the start it had {files} and {threads}"
+            yield (
+                f"{who} has {files_now} open files and {threads_now} threads; at the start it had {files} and {threads}"
+            )
     if final.get("keys"):
         yield f"keys that should not be there: {sorted(final['keys'])[:5]}"
 

@@ -1,6 +1,7 @@
 """Safety: nothing lost, nothing out of order, one effect, tokens that only grow.
 
-What is not visible from outside is not decided here: who was granted what without starting anything (S5), and the leader's commands (S7).
+What is not visible from outside is not decided here: who was granted what without starting anything (S5), and the
+leader's commands (S7).
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from collections.abc import Iterator
 from .history import NEVER, Execution, History
 
 Finding = tuple[str, str]
-#: A process that looked at its lease, was stopped, went on, and then started, may have been stopped so long before its successor started.
+#: A process that looked at its lease, was stopped, went on, and then started, may have been stopped so long before its
+#: successor started.
 _JUST_BEFORE_NS = 1_000_000_000
 
 
@@ -34,7 +36,11 @@ def safety(history: History) -> Iterator[Finding]:
 def integrity(history: History) -> Iterator[Finding]:
     """S0: nothing comes out that was not sent; nothing that was refused comes out."""
     sends = history.sends
-    for where, uids in (("started", set(history.starts_of)), ("committed", history.committed), ("dead-lettered", set(history.dead))):
+    for where, uids in (
+        ("started", set(history.starts_of)),
+        ("committed", history.committed),
+        ("dead-lettered", set(history.dead)),
+    ):
         for uid in sorted(uids):
             if uid not in sends:
                 yield "S0", f"{uid} was {where} but never sent"
@@ -64,7 +70,13 @@ def dead_letters(history: History) -> Iterator[Finding]:
         if uid in history.committed and uid not in history.excused:
             yield "S1b", f"{uid} has an effect and is a dead letter ({letter['reason']})"
         if expect == "effect" and uid not in history.excused and len(history.starts_of.get(uid, [])) < most:
-            yield "S1b", f"{uid} is a dead letter ({letter['reason']}) after {len(history.starts_of.get(uid, []))} starts, not {most}"
+            yield (
+                "S1b",
+                (
+                    f"{uid} is a dead letter ({letter['reason']}) after {len(history.starts_of.get(uid, []))} starts,"
+                    f" not {most}"
+                ),
+            )
     for uid, send in history.sends.items():
         if send.get("expect") == "dlq" and send["r"] == "ok" and uid not in history.dead and uid in history.committed:
             yield "S1b", f"{uid} should have been given up, and has an effect"
@@ -79,7 +91,13 @@ def order_of_effects(history: History) -> Iterator[Finding]:
             continue  # a message that the tail did not see before it was lost or deleted
         before = last.get(commit["ticket"])
         if before is not None and at < before[0]:
-            yield "S2", f"ticket {commit['ticket']}: {commit['uid']} has its effect after {before[1]}, which is behind it in the stream"
+            yield (
+                "S2",
+                (
+                    f"ticket {commit['ticket']}: {commit['uid']} has its effect after {before[1]}, which is behind it"
+                    " in the stream"
+                ),
+            )
         else:
             last[commit["ticket"]] = (at, commit["uid"])
 
@@ -112,11 +130,18 @@ def order_of_starts(history: History) -> Iterator[Finding]:
             stale = run.tok is not None and run.tok < highest
             highest = max(highest, run.tok if run.tok is not None else -1)
             if not stale and run.start < ready.get(run.uid, 0):
-                yield "S2b", f"ticket {ticket}: {run.uid} was started by {run.who} (token {run.tok}) before an earlier message had ended"
+                yield (
+                    "S2b",
+                    (
+                        f"ticket {ticket}: {run.uid} was started by {run.who} (token {run.tok}) before an earlier"
+                        " message had ended"
+                    ),
+                )
 
 
 def exclusion(history: History) -> Iterator[Finding]:
-    """S3: two executions of a ticket at a time have different tokens, and the lower one commits nothing any more. Strict: none at a time."""
+    """S3: two executions of a ticket at a time have different tokens, and the lower one commits nothing any more.
+    Strict: none at a time."""
     strict = history.terms["strict"]
     for early, late in history.overlaps:
         if early.tok is None or early.tok == late.tok or (strict and not _excused_overlap(history, early)):
@@ -129,7 +154,13 @@ def exclusion(history: History) -> Iterator[Finding]:
         for commit in commits:
             before = bisect.bisect_left(starts, commit["t"])
             if before and commit["tok"] is not None and highest[before - 1] > commit["tok"]:
-                yield "S3", f"ticket {ticket}: {commit['uid']} was committed under {commit['tok']} after {highest[before - 1]} had started"
+                yield (
+                    "S3",
+                    (
+                        f"ticket {ticket}: {commit['uid']} was committed under {commit['tok']} after"
+                        f" {highest[before - 1]} had started"
+                    ),
+                )
 
 
 def _excused_overlap(history: History, early: Execution) -> bool:
@@ -138,18 +169,28 @@ def _excused_overlap(history: History, early: Execution) -> bool:
 
 
 def tokens(history: History) -> Iterator[Finding]:
-    """S4: a token of a ticket has one holder, and holders' tokens grow, also over elections, restarts and lost tails."""
+    """S4: a token of a ticket has one holder, and holders' tokens grow, also over elections, restarts and lost
+    tails."""
     holder: dict[tuple[str, int | None], str] = {}
     granted = {(run.ticket, run.tok, run.who) for run in history.executions}
     for run in history.executions:
         if holder.setdefault((run.ticket, run.tok), run.who) != run.who:
-            yield "S4", f"ticket {run.ticket}: token {run.tok} was given to {holder[(run.ticket, run.tok)]} and to {run.who}"
+            yield (
+                "S4",
+                f"ticket {run.ticket}: token {run.tok} was given to {holder[(run.ticket, run.tok)]} and to {run.who}",
+            )
     for ticket, runs in history.by_ticket.items():
         highest, since = -1, 0
         for run in runs:
             tok = run.tok if run.tok is not None else -1
             if tok < highest and not history.frozen(run.who, since - _JUST_BEFORE_NS, run.start):
-                yield "S4", f"ticket {ticket}: {run.uid} was started by {run.who} under token {tok} after {highest} had started"
+                yield (
+                    "S4",
+                    (
+                        f"ticket {ticket}: {run.uid} was started by {run.who} under token {tok} after {highest} had"
+                        " started"
+                    ),
+                )
             if tok > highest:
                 highest, since = tok, run.start
     last: dict[str, int] = {}
@@ -159,7 +200,13 @@ def tokens(history: History) -> Iterator[Finding]:
             yield "S4", f"ticket {ticket}: {commit['uid']} was committed under {tok} after {last[ticket]}"
         last[ticket] = max(tok if tok is not None else -1, last.get(ticket, -1))
         if (ticket, tok, commit["who"]) not in granted:
-            yield "S4", f"ticket {ticket}: {commit['uid']} was committed by {commit['who']} under {tok}, which started nothing under it"
+            yield (
+                "S4",
+                (
+                    f"ticket {ticket}: {commit['uid']} was committed by {commit['who']} under {tok}, which started"
+                    " nothing under it"
+                ),
+            )
 
 
 def effects_once(history: History) -> Iterator[Finding]:
@@ -176,24 +223,36 @@ def effects_once(history: History) -> Iterator[Finding]:
             due[send["ticket"]] += send.get("amount", 0)
     for ticket in sorted(set(due) | set(accounts)):
         if due[ticket] != accounts.get(ticket, 0):
-            yield "S6", f"ticket {ticket}: the account has {accounts.get(ticket, 0)}, the messages add up to {due[ticket]}"
+            yield (
+                "S6",
+                f"ticket {ticket}: the account has {accounts.get(ticket, 0)}, the messages add up to {due[ticket]}",
+            )
 
 
 def attempts(history: History) -> Iterator[Finding]:
-    """S8: never more attempts than starts of the entry; and all of them, when one process made them all and did not die meanwhile."""
+    """S8: never more attempts than starts of the entry; and all of them, when one process made them all and did not die
+    meanwhile."""
     for letter in history.of("dlq"):
         runs = [run for run in history.starts_of.get(letter["uid"], []) if run.mid == letter["mid"]]
         stored = int(letter["attempts"])
         cut = sum(run.finish is None for run in runs)
         if stored > len(runs) + _unseen_starts(history, letter["uid"]):
             yield "S8", f"{letter['uid']}: {stored} attempts are stored, it was started {len(runs)} times"
-        elif stored < len(runs) - cut and letter["reason"] == "attempts_exhausted" and len({run.who for run in runs}) == 1:
-            yield "S8", f"{letter['uid']}: {stored} attempts are stored, it was started {len(runs)} times by one process"
+        elif (
+            stored < len(runs) - cut
+            and letter["reason"] == "attempts_exhausted"
+            and len({run.who for run in runs}) == 1
+        ):
+            yield (
+                "S8",
+                f"{letter['uid']}: {stored} attempts are stored, it was started {len(runs)} times by one process",
+            )
 
 
 def _unseen_starts(history: History, uid: str) -> int:
-    """How many starts of the message there may have been of which nobody tells: a process notes a start before it calls the handler, and may die
-    before the handler has written its own record. It dies once, and where it left one that is seen, that was the last."""
+    """How many starts of the message there may have been of which nobody tells: a process notes a start before it calls
+    the handler, and may die before the handler has written its own record. It dies once, and where it left one that is
+    seen, that was the last."""
     left_seen = {run.who for run in history.starts_of.get(uid, []) if run.finish is None}
     since = history.arrivals.get(uid, 0)
     return sum(died > since and who not in left_seen for who, died in history.deaths.items())

@@ -66,7 +66,13 @@ def count(history: History, recoveries: Recoveries) -> dict[str, int]:
     figures = {name: value for record in history.of("counters") for name, value in record.items() if name != "k"}
     executions = history.executions
     entries = len({(e.uid, e.mid) for e in executions})
-    zombies = len({early.x for early, late in history.overlaps if early.tok is not None and late.tok is not None and late.tok > early.tok})
+    zombies = len(
+        {
+            early.x
+            for early, late in history.overlaps
+            if early.tok is not None and late.tok is not None and late.tok > early.tok
+        }
+    )
     return figures | {
         "messages": len(history.positions),
         "executions": len(executions),

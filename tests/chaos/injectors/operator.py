@@ -11,12 +11,14 @@ from tests.chaos.injectors.programs import find_leader
 from tests.chaos.rig.cluster import Cluster
 from tests.chaos.rig.records import now_ns
 
-#: Within this all that was parked has been redriven and handled: a round of the operator, recoveries of two programs, the machine.
+#: Within this all that was parked has been redriven and handled: a round of the operator, recoveries of two programs,
+#: the machine.
 _PATIENCE_S = 20.0
 
 
 def park_and_redrive(cluster: Cluster, seconds: float) -> None:
-    """Tickets halt and are redriven all the time, also before what they wait for is repaired; consumers and leaders are killed meanwhile."""
+    """Tickets halt and are redriven all the time, also before what they wait for is repaired; consumers and leaders are
+    killed meanwhile."""
     rng, began = cluster.rng, time.monotonic()
     sent: set[str] = set()
     turn = 0
@@ -24,7 +26,9 @@ def park_and_redrive(cluster: Cluster, seconds: float) -> None:
         for number in range(3):
             ticket = f"P{rng.randrange(12)}"
             if number == 0:
-                sent.add(cluster.producer.send(ticket, broken_until_ns=str(now_ns() + int(rng.uniform(0.3, 1.2) * 1e9))))
+                sent.add(
+                    cluster.producer.send(ticket, broken_until_ns=str(now_ns() + int(rng.uniform(0.3, 1.2) * 1e9)))
+                )
             cluster.producer.send(ticket)
         if turn % 8 == 3:
             _kill(cluster, rng.choice(cluster.consumer_names), "kill")

@@ -1,4 +1,5 @@
-"""Faults of programs: killed, paused, asked to end. Each is noted in the history with the bound within which it must be over."""
+"""Faults of programs: killed, paused, asked to end. Each is noted in the history with the bound within which it must be
+over."""
 
 from __future__ import annotations
 
@@ -10,12 +11,14 @@ from tests.chaos.rig.cluster import Cluster
 from tests.chaos.rig.processes import continue_process, stop_process
 from tests.chaos.rig.records import now_ns
 
-#: What may pass beyond a lease until a ticket goes on: looking at leases, taking back, handing over, the handler, the machine.
+#: What may pass beyond a lease until a ticket goes on: looking at leases, taking back, handing over, the handler, the
+#: machine.
 SLACK_S = 1.0
 
 
 def kill_consumer(cluster: Cluster, name: str, forget_lock: bool = False) -> None:
-    """kill -9 of the working process. ``forget_lock``: its successor cannot prove that it is dead, as on another host."""
+    """kill -9 of the working process. ``forget_lock``: its successor cannot prove that it is dead, as on another
+    host."""
     program = cluster.program(name)
     if not program.worker:
         return
@@ -73,7 +76,8 @@ def kill_leader(cluster: Cluster) -> None:
 
 
 def kill_standby(cluster: Cluster) -> None:
-    """kill -9 of the working process of a master that does not lead: what it gathered others must gather when its share has ended."""
+    """kill -9 of the working process of a master that does not lead: what it gathered others must gather when its share
+    has ended."""
     leader = find_leader(cluster)
     name = next((name for name in cluster.master_names if name != leader and cluster.program(name).worker), "")
     if leader and name:
@@ -113,7 +117,8 @@ def wait_until_back(cluster: Cluster, name: str, within_s: float = 15.0) -> None
 
 
 def at_work(cluster: Cluster, count: int, within_s: float = 0.3) -> list[str]:
-    """So many consumers that have something in processing right now: a fault of an idle one shows nothing. The seed decides among equals."""
+    """So many consumers that have something in processing right now: a fault of an idle one shows nothing. The seed
+    decides among equals."""
     names = cluster.rng.sample(cluster.consumer_names, len(cluster.consumer_names))
     until_s = time.monotonic() + within_s
     while True:

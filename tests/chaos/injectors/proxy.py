@@ -1,6 +1,7 @@
 """TCP proxies that can delay, hold, cut and lose: one per link, all on one event loop in one thread.
 
-A link that is healed after a hold delivers what was held, late, as TCP does: also a request whose sender has given up meanwhile.
+A link that is healed after a hold delivers what was held, late, as TCP does: also a request whose sender has given up
+meanwhile.
 """
 
 from __future__ import annotations
@@ -117,12 +118,15 @@ class Link:
             self._tasks.discard(task)
 
     async def _exchange(
-        self, client: tuple[asyncio.StreamReader, asyncio.StreamWriter], server: tuple[asyncio.StreamReader, asyncio.StreamWriter]
+        self,
+        client: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        server: tuple[asyncio.StreamReader, asyncio.StreamWriter],
     ) -> None:
         forth = asyncio.ensure_future(self._pump(client[0], server[1], is_request=True))
         back = asyncio.ensure_future(self._pump(server[0], client[1], is_request=False))
         try:
-            # When replies end (or the client is gone), requests that are held still go out; the other way round nothing is left to do.
+            # When replies end (or the client is gone), requests that are held still go out; the other way round nothing
+            # is left to do.
             await asyncio.wait((forth, back), return_when=asyncio.FIRST_COMPLETED)
             if back.done() and self._mode.holds_requests:
                 await asyncio.wait((forth,))

@@ -12,7 +12,8 @@ from tests.chaos.rig.processes import continue_process, stop_process
 from tests.chaos.rig.producer import STREAM
 from tests.chaos.rig.records import now_ns
 
-#: Pauses between tries to connect again grow up to this (common/service.py); part of the bound after Redis was away.
+#: Pauses between tries to connect again grow up to this (common/runtime/service.py); part of the bound after Redis was
+#: away.
 _LONGEST_PAUSE_S = 2.0
 
 
@@ -37,7 +38,8 @@ def pause_redis(cluster: Cluster, seconds: float) -> None:
 
 
 def lose_power(cluster: Cluster, tail_s: float) -> int:
-    """The disk has what was there ``tail_s`` before the end. Declares what is lost by that; gives the number of messages."""
+    """The disk has what was there ``tail_s`` before the end. Declares what is lost by that; gives the number of
+    messages."""
     t0 = now_ns()
     cluster.redis.copy_data()
     time.sleep(tail_s)
@@ -49,7 +51,8 @@ def lose_power(cluster: Cluster, tail_s: float) -> int:
     if lost:
         since_first = [uid for uid, _ in accepted[[uid for uid, _ in accepted].index(lost[0]) :]]
         cluster.counts["lost_in_the_middle"] += len(since_first) - len(lost)
-    # What was sent while the copy was made, or whose answer never came, may be gone too; what was accepted before may not.
+    # What was sent while the copy was made, or whose answer never came, may be gone too; what was accepted before may
+    # not.
     unsure = [uid for uid in set(cluster.tail.uids.values()) - kept if uid not in cluster.producer.accepted]
     cluster.history.write("lost", uids=[*lost, *unsure], why="power loss")
     _note_away(cluster, "power_loss", t0)
@@ -66,11 +69,20 @@ def fill_memory(cluster: Cluster, seconds: float) -> None:
     finally:
         cluster.state.call("CONFIG", "SET", "maxmemory", "0")
     cluster.counts["effects_while_full"] += cluster.sink.count() - before
-    cluster.fault("full", t0, now_ns(), "", "service", since=now_ns(), bound_s=cluster.shape.leader_lease_s + SLACK_S + _LONGEST_PAUSE_S)
+    cluster.fault(
+        "full",
+        t0,
+        now_ns(),
+        "",
+        "service",
+        since=now_ns(),
+        bound_s=cluster.shape.leader_lease_s + SLACK_S + _LONGEST_PAUSE_S,
+    )
 
 
 def delete_lease(cluster: Cluster, name: str) -> None:
-    """DEL of a living consumer's lease: the leader takes over at once, and the consumer learns of it at its next call only."""
+    """DEL of a living consumer's lease: the leader takes over at once, and the consumer learns of it at its next call
+    only."""
     for incarnation in cluster.state.living():
         if incarnation.startswith(name + ":"):
             t0, who = now_ns(), cluster.program(name).who
@@ -109,7 +121,9 @@ def destroy_group(cluster: Cluster) -> None:
     """XGROUP DESTROY: the entries stay, who has what is forgotten."""
     t0 = now_ns()
     cluster.state.call("XGROUP", "DESTROY", STREAM, GROUP)
-    cluster.fault("destroy_group", t0, now_ns(), "", "service", bound_s=cluster.shape.lease_s + SLACK_S + _LONGEST_PAUSE_S)
+    cluster.fault(
+        "destroy_group", t0, now_ns(), "", "service", bound_s=cluster.shape.lease_s + SLACK_S + _LONGEST_PAUSE_S
+    )
 
 
 def _note_away(cluster: Cluster, kind: str, t0: int) -> None:
@@ -122,12 +136,14 @@ def _delete(cluster: Cluster, ids: list[bytes], why: str) -> None:
     known = [(entry_id, uid) for entry_id, uid in zip(ids, uids, strict=True) if uid]
     if known:
         cluster.history.write("deleted", uids=[uid for _, uid in known], why=why)
-        cluster.counts["deleted_pending"] += int(cluster.state.call("XDEL", STREAM, *(entry_id for entry_id, _ in known)))
+        cluster.counts["deleted_pending"] += int(
+            cluster.state.call("XDEL", STREAM, *(entry_id for entry_id, _ in known))
+        )
 
 
 def _done(cluster: Cluster) -> set[str]:
-    """What has its effect: to be asked before what is not done is lost. A handler that runs meanwhile may write its effect and then be ended
-    with its process before it returns; nobody runs that message again."""
+    """What has its effect: to be asked before what is not done is lost. A handler that runs meanwhile may write its
+    effect and then be ended with its process before it returns; nobody runs that message again."""
     return {commit["uid"] for commit in cluster.sink.commits()}
 
 

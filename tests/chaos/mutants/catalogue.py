@@ -6,24 +6,26 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from common.attempts import Attempts
-from common.errors import ReplyUnknown
-from common.redis_client import Link, Meanwhile
-from consumer.batch_reader import BatchReader
-from consumer.owner_steps import AckAnswer, Buried, Letter, OwnerSteps
-from master.dispatcher import Dispatcher
-from master.leader_steps import LeaderSteps
-from master.looks import NO_NEWS, News
-from master.mailbox import Report
-from master.policy.plans import HandOverPlan, HandOverReply
 from tests.chaos.mutants.edits import CodeEdit, LuaEdit, LuaText, Mutant, Replace, mutant
+from usher.common.base.errors import ReplyUnknown
+from usher.common.protocol.attempts import Attempts
+from usher.common.redis.client import Link, Meanwhile
+from usher.consumer.execution.inbox_reader import BatchReader
+from usher.consumer.lifecycle.owner_scripts import AckAnswer, Buried, Letter, OwnerSteps
+from usher.master.dispatch.dispatcher import Dispatcher
+from usher.master.dispatch.events import Report
+from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.leader.peeked import NO_NEWS, News
+from usher.master.policy.board.plans import HandOverPlan, HandOverReply
 
 # ---- functions that take the place of ours -----------------------------------------------------------------------------------
 
 _hand_over = LeaderSteps.hand_over
 
 
-def _index_afterwards(steps: LeaderSteps, plan: HandOverPlan, news: News = NO_NEWS, meanwhile: Meanwhile | None = None) -> HandOverReply:
+def _index_afterwards(
+    steps: LeaderSteps, plan: HandOverPlan, news: News = NO_NEWS, meanwhile: Meanwhile | None = None
+) -> HandOverReply:
     reply = _hand_over(steps, plan, news, meanwhile)
     link = steps._scripts._link
     for target, answer in zip(plan.targets, reply.targets, strict=True):
@@ -31,7 +33,9 @@ def _index_afterwards(steps: LeaderSteps, plan: HandOverPlan, news: News = NO_NE
             if answer.state == "OK" and part.ticket not in answer.refused:
                 believed = part.believed.split(b" ")
                 fence = b"%d" % reply.fence if part.changes_owner or part.ticket in answer.fresh else believed[1]
-                record = link.call("HGET", steps._keys.tickets, part.ticket) or target.incarnation.encode() + b" " + fence
+                record = (
+                    link.call("HGET", steps._keys.tickets, part.ticket) or target.incarnation.encode() + b" " + fence
+                )
                 link.call("HSET", steps._keys.tickets, part.ticket, b" ".join((record, *part.ids)))
     return reply
 
@@ -61,7 +65,9 @@ def _deliveries_are_attempts(reader: BatchReader, wanted: list[bytes], brought: 
     return bodies, {entry_id: Attempts(*[deliveries.get(entry_id, 1) - 1] * 2) for entry_id in wanted}
 
 
-def _ack_nothing(steps: OwnerSteps, by_ticket: dict[bytes, Sequence[bytes]], run_record: bytes, run_log_length: int) -> AckAnswer:
+def _ack_nothing(
+    steps: OwnerSteps, by_ticket: dict[bytes, Sequence[bytes]], run_record: bytes, run_log_length: int
+) -> AckAnswer:
     return AckAnswer(dict(by_ticket), [])
 
 
@@ -80,7 +86,16 @@ def _reports_acknowledge(dispatcher: Dispatcher) -> None:
 
 def _letter_and_ack_apart(steps: OwnerSteps, letter: Letter) -> Buried:
     keys, link = steps._keys, steps._scripts._link
-    fields = ("usher-id", letter.id, "usher-ticket", letter.ticket, "usher-reason", letter.reason, "usher-attempts", letter.attempts)
+    fields = (
+        "usher-id",
+        letter.id,
+        "usher-ticket",
+        letter.ticket,
+        "usher-reason",
+        letter.reason,
+        "usher-attempts",
+        letter.attempts,
+    )
     link.call("XADD", keys.dead, "*", *fields)
     steps.ack({letter.ticket: [letter.id]}, b"", 0)
     return Buried.OK
@@ -93,7 +108,9 @@ NO_ACK_CHECK = mutant(
     LuaEdit("ack", "if redis.call('EXISTS', KEYS[2]) == 0 then return {'LOST'} end", ""),
     LuaEdit("ack", "string.gsub(ARGV[2], '%W', '%%%0')", "'%S+'"),
 )
-NO_EPOCH = mutant("no epoch check", LuaEdit("", "return held and string.sub(held, 1, #epoch + 1) == epoch .. ' '", "return true"))
+NO_EPOCH = mutant(
+    "no epoch check", LuaEdit("", "return held and string.sub(held, 1, #epoch + 1) == epoch .. ' '", "return true")
+)
 BY_IDLE_TIME = mutant(
     "recovery by idle time",
     LuaText(
@@ -107,13 +124,14 @@ BY_IDLE_TIME = mutant(
         return {'OK', found[1], strays, {}}""",
     ),
 )
-READS_FIRST = mutant("> before recovery", Replace("master.adoption:_take_in_parked", lambda *_: None))
-RETRIES = mutant("retries on", Replace("common.redis_client:Link.call", call_again))
+READS_FIRST = mutant("> before recovery", Replace("usher.master.recovery.takeover:_take_in_parked", lambda *_: None))
+RETRIES = mutant("retries on", Replace("usher.common.redis.client:Link.call", call_again))
 
 
 @dataclass(frozen=True)
 class Bug:
-    """``story``: ``module:function``, the cheapest that it spoils. ``plan``: a chaos scenario that may show it, for the long run."""
+    """``story``: ``module:function``, the cheapest that it spoils. ``plan``: a chaos scenario that may show it, for the
+    long run."""
 
     mutant: Mutant
     story: str
@@ -136,14 +154,21 @@ BUGS = (
         mutant(
             "XCLAIM apart from the index",
             LuaEdit("hand_over", "redis.call('HSET', tickets_key, unpack(record_args, from, to))", ""),
-            Replace("master.leader_steps:LeaderSteps.hand_over", _index_afterwards),
+            Replace("usher.master.leader.leader_scripts:LeaderSteps.hand_over", _index_afterwards),
         ),
         _OWN + "index_and_pending_list_change_together",
         "K4",
     ),
     Bug(READS_FIRST, _LEADER + "test_a_new_leader_takes_in_what_the_last_one_had_read_before_it_reads_itself", "K4"),
     Bug(
-        mutant("cursor dropped", CodeEdit("master.idle_sweep:IdleSweep.turn", "self._cursor = swept.cursor", "self._cursor = b'0-0'")),
+        mutant(
+            "cursor dropped",
+            CodeEdit(
+                "usher.master.recovery.idle_sweep:IdleSweep.turn",
+                "self._cursor = swept.cursor",
+                "self._cursor = b'0-0'",
+            ),
+        ),
         _OWN + "the_sweep_gets_past_the_living",
     ),
     Bug(BY_IDLE_TIME, _LEADER + "test_the_sweep_leaves_a_living_owner_what_it_has_however_long_it_takes"),
@@ -154,21 +179,29 @@ BUGS = (
     ),
     Bug(
         mutant(
-            "fence checked outside of the sink's transaction", CodeEdit("tests.chaos.rig.sink:Sink._commit", 'self._open(asked) == "fenced"', "False")
+            "fence checked outside of the sink's transaction",
+            CodeEdit("tests.chaos.rig.sink:Sink._commit", 'self._open(asked) == "fenced"', "False"),
         ),
         _OWN + "the_sink_judges_the_fence_in_its_own_transaction",
         "K3",
     ),
     Bug(
-        mutant("deliveries instead of attempts", Replace("consumer.batch_reader:BatchReader._fetched", _deliveries_are_attempts)),
+        mutant(
+            "deliveries instead of attempts",
+            Replace("usher.consumer.execution.inbox_reader:BatchReader._fetched", _deliveries_are_attempts),
+        ),
         _OWN + "neighbours_of_a_killer_are_not_charged",
         "K12",
     ),
     Bug(
         mutant(
             "DELCONSUMER with pending entries",
-            LuaEdit("reap", "if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[3]) > 0 then return 'PENDING' end", ""),
-            CodeEdit("master.janitor:Janitor._reap", "names.get(incarnation, 0) or ", ""),
+            LuaEdit(
+                "reap",
+                "if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[3]) > 0 then return 'PENDING' end",
+                "",
+            ),
+            CodeEdit("usher.master.recovery.janitor:Janitor._reap", "names.get(incarnation, 0) or ", ""),
         ),
         _OWN + "nobody_is_forgotten_who_still_has_something",
         "K2",
@@ -176,25 +209,41 @@ BUGS = (
     Bug(
         mutant(
             "the HTTP report decides",
-            Replace("consumer.owner_steps:OwnerSteps.ack", _ack_nothing),
-            Replace("master.dispatcher:Dispatcher._read_mailbox", _reports_acknowledge),
+            Replace("usher.consumer.lifecycle.owner_scripts:OwnerSteps.ack", _ack_nothing),
+            Replace("usher.master.dispatch.dispatcher:Dispatcher._read_mailbox", _reports_acknowledge),
         ),
         _OWN + "a_lost_report_costs_only_speed",
         "K6",
     ),
     Bug(RETRIES, _LEADER + "test_entries_that_were_taken_by_a_call_whose_reply_was_lost_are_handed_over_first", "K5"),
     Bug(
-        mutant("trim by MAXLEN", Replace("consumer.batch_reader:trim_inbox_command", lambda inbox, first: ("XTRIM", inbox, "MAXLEN", 1))),
+        mutant(
+            "trim by MAXLEN",
+            Replace(
+                "usher.consumer.execution.inbox_reader:trim_inbox_command",
+                lambda inbox, first: ("XTRIM", inbox, "MAXLEN", 1),
+            ),
+        ),
         _OWN + "the_inbox_is_trimmed_by_what_was_read",
         "K0",
     ),
     Bug(
-        mutant("group made again at $", CodeEdit("master.adoption:_ensure_group", "stream.create_group(again.start)", 'stream.create_group(b"$")')),
+        mutant(
+            "group made again at $",
+            CodeEdit(
+                "usher.master.recovery.takeover:_ensure_group",
+                "stream.create_group(again.start)",
+                'stream.create_group(b"$")',
+            ),
+        ),
         _OWN + "a_group_that_is_made_again_goes_on_where_it_was",
         "K14g",
     ),
     Bug(
-        mutant("dead letter and XACK apart", Replace("consumer.owner_steps:OwnerSteps.dead_letter", _letter_and_ack_apart)),
+        mutant(
+            "dead letter and XACK apart",
+            Replace("usher.consumer.lifecycle.owner_scripts:OwnerSteps.dead_letter", _letter_and_ack_apart),
+        ),
         _OWN + "a_dead_letter_and_its_message_are_never_both_there",
         "K5",
     ),

@@ -1,7 +1,8 @@
-"""How a rule is taken out of the real code: a piece of text is replaced by another, in a Lua step or in a Python function.
+"""How a rule is taken out of the real code: a piece of text is replaced by another, in a Lua step or in a Python
+function.
 
-An edit that finds no text to replace raises LookupError: the code has changed, and the mutant must follow. That is no AssertionError, so
-no test takes it for a caught bug.
+An edit that finds no text to replace raises LookupError: the code has changed, and the mutant must follow. That is no
+AssertionError, so no test takes it for a caught bug.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from common import scripts
+from usher.common.redis import scripts
 
 #: ``setattr``, or ``monkeypatch.setattr`` of a test.
 Set = Callable[[Any, str, Any], None]
@@ -28,7 +29,8 @@ class Edit(Protocol):
 
 @dataclass(frozen=True)
 class LuaEdit:
-    """``old`` becomes ``new`` in step ``name``; in all steps that have it, when ``name`` is empty (for what is in an include)."""
+    """``old`` becomes ``new`` in step ``name``; in all steps that have it, when ``name`` is empty (for what is in an
+    include)."""
 
     name: str
     old: str
@@ -72,7 +74,9 @@ class CodeEdit:
         function = inspect.unwrap(inspect.getattr_static(owner, name))
         text = textwrap.dedent(inspect.getsource(function))
         _found_once(self.old, text, self.target)
-        code = compile(text.replace(self.old, self.new), f"<mutant of {self.target}>", "exec", __future__.annotations.compiler_flag)
+        code = compile(
+            text.replace(self.old, self.new), f"<mutant of {self.target}>", "exec", __future__.annotations.compiler_flag
+        )
         made: dict[str, Any] = {}
         exec(code, function.__globals__, made)  # noqa: S102 - our own source, with one piece replaced
         set_(owner, name, made[name])

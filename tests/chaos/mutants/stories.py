@@ -1,4 +1,5 @@
-"""For each of the 15 bugs the cheapest story that it spoils: real masters and consumers without threads, on a real Redis."""
+"""For each of the 15 bugs the cheapest story that it spoils: real masters and consumers without threads, on a real
+Redis."""
 
 from __future__ import annotations
 
@@ -7,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import GiveUp, ReplyUnknown
 from tests.chaos.rig.sink import Sink
 from tests.integration.actors import Stage, Trouble
 from tests.integration.factories import LEASE_MS, plan
+from usher.common.base.errors import GiveUp, ReplyUnknown
 
 T = b"T"
 
@@ -151,7 +152,10 @@ def the_inbox_is_trimmed_by_what_was_read(stage: Stage) -> None:
         for _ in range(count):
             [entry_id] = stage.world.parked(leader, T)
             ids.append(entry_id)
-            assert leader.hand_over(plan(a.incarnation, {T: [entry_id]}, {T: stage.world.head(T)})).targets[0].state == "OK"
+            assert (
+                leader.hand_over(plan(a.incarnation, {T: [entry_id]}, {T: stage.world.head(T)})).targets[0].state
+                == "OK"
+            )
 
     more(1)
     a.read()

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from common.embedded import free_port
 from tests.chaos.checker.history import History
 from tests.chaos.injectors.proxy import Proxies
 from tests.chaos.rig.facts import GROUP, State, count_logs
@@ -24,9 +23,10 @@ from tests.chaos.rig.records import HistoryWriter, now_ns
 from tests.chaos.rig.redis_server import RedisServer
 from tests.chaos.rig.sink import Sink
 from tests.chaos.rig.wire import Refused, Unknown
+from usher.common.redis.embedded import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
-USHER = [sys.executable, str(ROOT / "common" / "launch.py")]
+USHER = [sys.executable, str(ROOT / "usher" / "__main__.py")]
 HANDLER = "tests.chaos.rig.handler:handle"
 _READY_S = 30.0
 _S = 1_000_000_000
@@ -45,7 +45,9 @@ class Shape:
     max_attempts: int = 5
     drain_s: float = 5.0
     proxied: frozenset[str] = frozenset()
-    shared_state: bool = True  # consumers prove by their lock file that a predecessor is dead; else each start has a folder of its own
+    shared_state: bool = (
+        True  # consumers prove by their lock file that a predecessor is dead; else each start has a folder of its own
+    )
     environ: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -112,7 +114,9 @@ class Cluster:
                     return
             fallen = next((program for program in self.restarter.programs.values() if program.starts > 3), None)
             if fallen is not None:
-                raise RuntimeError(f"{fallen.name} falls at its start: {fallen.log.read_text('utf-8', 'replace')[-2000:]}")
+                raise RuntimeError(
+                    f"{fallen.name} falls at its start: {fallen.log.read_text('utf-8', 'replace')[-2000:]}"
+                )
             time.sleep(0.02)
         raise RuntimeError(f"the system did not start within {within_s:.0f} s; its logs are in {self.folder}")
 
@@ -161,7 +165,10 @@ class Cluster:
 
     def _consumer(self, name: str) -> Program:
         port = self.http_ports[name]
-        urls = [f"http://127.0.0.1:{self._near(name, 'http', self.http_ports[master], f'-{master}')}" for master in self.master_names]
+        urls = [
+            f"http://127.0.0.1:{self._near(name, 'http', self.http_ports[master], f'-{master}')}"
+            for master in self.master_names
+        ]
         environ = {
             "USHER_CONSUMER_NAME": name,
             "USHER_HANDLER": HANDLER,
@@ -191,20 +198,27 @@ class Cluster:
         url = self.state.leader_url()
         return next((name for name in self.master_names if url.endswith(f":{self.http_ports[name]}")), "")
 
-    def fault(self, kind: str, t0: int, t1: int, who: str = "", recover: str = "", since: int = 0, bound_s: float = 0.0) -> None:
+    def fault(
+        self, kind: str, t0: int, t1: int, who: str = "", recover: str = "", since: int = 0, bound_s: float = 0.0
+    ) -> None:
         """Note a fault that was injected."""
         self.counts[kind] += 1
-        self.history.write("fault", kind=kind, t0=t0, t1=t1, who=who, recover=recover, since=since or t0, bound_ns=int(bound_s * _S))
+        self.history.write(
+            "fault", kind=kind, t0=t0, t1=t1, who=who, recover=recover, since=since or t0, bound_ns=int(bound_s * _S)
+        )
 
     def finish(self, terms: Mapping[str, Any], drain_s: float, gently: bool = False) -> History:
-        """End of the faults: wait until all is done, look at what is left, end everything (``gently``: by SIGTERM), and read the history."""
+        """End of the faults: wait until all is done, look at what is left, end everything (``gently``: by SIGTERM), and
+        read the history."""
         began = now_ns()
         self.proxies.heal()
         self.producer.stop()
         self._wait_quiet(drain_s)
         quiet_ns = now_ns() - began
         left = self._leftovers()
-        held = [(program.who, *self._held_before[program.worker], *held_by(program.worker)) for program in self._survivors()]
+        held = [
+            (program.who, *self._held_before[program.worker], *held_by(program.worker)) for program in self._survivors()
+        ]
         self.tail.finish()
         self._note_dead_letters()
         clean = self.restarter.stop(self.consumer_names, self.shape.drain_s + 6 if gently else 0.0)
@@ -238,7 +252,12 @@ class Cluster:
             left: dict[str, Any] = {"pel": -1, "lag": -1}
             with contextlib.suppress(Exception):
                 left = self.state.leftovers()
-                if not (left["tickets"] or left["attempts"] or left["keys"] or set(left["members"]) - {"master", "halted", *left["live"]}):
+                if not (
+                    left["tickets"]
+                    or left["attempts"]
+                    or left["keys"]
+                    or set(left["members"]) - {"master", "halted", *left["live"]}
+                ):
                     return left
             if time.monotonic() > deadline_s:
                 return left

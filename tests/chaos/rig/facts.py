@@ -18,11 +18,25 @@ PREFIX = "{" + STREAM + "}:" + GROUP + ":"
 WORK_STREAM = "usher:{" + GROUP + "}"
 WORK_PREFIX = f"{WORK_STREAM}:{GROUP}:"
 #: Keys that may stay when all is quiet, whatever happened.
-STAYING = ("tickets", "consumers", "leader", "counters", "attempts", "position", "dead", "runs", "changed", "shares", "gathered", "actions")
+STAYING = (
+    "tickets",
+    "consumers",
+    "leader",
+    "counters",
+    "attempts",
+    "position",
+    "dead",
+    "runs",
+    "changed",
+    "shares",
+    "gathered",
+    "actions",
+)
 
 
 class State:
-    """Looks at the ticket stream from outside, over a connection of its own; used by one thread. ``sources``: streams that are gathered."""
+    """Looks at the ticket stream from outside, over a connection of its own; used by one thread. ``sources``: streams
+    that are gathered."""
 
     def __init__(self, port: int, sources: Sequence[str] = ()) -> None:
         self._wire = Wire(port)
@@ -62,7 +76,8 @@ class State:
         return None
 
     def is_quiet(self) -> bool:
-        """Asked in the order in which entries go: what is read between two questions would else be in neither answer."""
+        """Asked in the order in which entries go: what is read between two questions would else be in neither
+        answer."""
         with contextlib.suppress(Refused, Unknown):
             return self.lag() == 0 and self.pending() == 0
         return False
@@ -93,7 +108,9 @@ class State:
     def leftovers(self) -> dict[str, Any]:
         """For the record ``final``."""
         live = self.living()
-        kept = {self._prefix + name for name in STAYING} | {f"{self._prefix}{kind}:{name}" for kind in ("lease", "inbox") for name in live}
+        kept = {self._prefix + name for name in STAYING} | {
+            f"{self._prefix}{kind}:{name}" for kind in ("lease", "inbox") for name in live
+        }
         rows = map(mapping, self.call("XINFO", "CONSUMERS", self.stream, GROUP))
         return {
             "pel": self.pending(),
@@ -174,7 +191,8 @@ def events(logs: Iterable[Path], action: str) -> list[dict[str, Any]]:
 
 
 def count_logs(logs: Iterable[Path]) -> Counter[str]:
-    """Counters from the programs' JSON logs. Refused acknowledgements and renewals are told by the words of the refusal."""
+    """Counters from the programs' JSON logs. Refused acknowledgements and renewals are told by the words of the
+    refusal."""
     counts: Counter[str] = Counter()
     for path in logs:
         for line in path.read_text("utf-8", "replace").splitlines():

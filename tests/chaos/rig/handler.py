@@ -1,9 +1,10 @@
-"""The handler that runs in the consumers. It writes down its start before anything else, and its end after everything else.
+"""The handler that runs in the consumers. It writes down its start before anything else, and its end after everything
+else.
 
-How it behaves is in the message: ``work_ms`` to work, ``fail`` to raise (``before:2``: before the effect, in the first two attempts;
-``after:1``: after the effect; ``always``), ``broken_until_ns`` to raise until then, ``hang_ms`` to be stuck, ``abort`` to end the process
-in the first so many attempts.
-Standard library only: the same handler serves Usher and what it is compared with.
+How it behaves is in the message: ``work_ms`` to work, ``fail`` to raise (``before:2``: before the effect, in the first
+two attempts; ``after:1``: after the effect; ``always``), ``broken_until_ns`` to raise until then, ``hang_ms`` to be
+stuck, ``abort`` to end the process in the first so many attempts. Standard library only: the same handler serves Usher
+and what it is compared with.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ def handle(message: Any) -> None:
     mid = getattr(message, "source_id", message.id)
     x = f"{world.who}-{next(world.serials)}"
     world.sink.ask("open", ticket=ticket, tok=tok)  # a refusal is found out at the commit
-    world.history.write("start", x=x, uid=uid, ticket=ticket, tok=tok, who=world.who, mid=mid, attempt=message.attempt, t=now_ns())
+    world.history.write(
+        "start", x=x, uid=uid, ticket=ticket, tok=tok, who=world.who, mid=mid, attempt=message.attempt, t=now_ns()
+    )
     if message.attempt <= int(fields.get("abort", 0)):
         os.kill(os.getpid(), signal.SIGKILL)  # as a segmentation fault would, without a core file
     time.sleep(int(fields.get("hang_ms", 0)) / 1000)
@@ -85,11 +88,14 @@ def handle(message: Any) -> None:
         _end(world, x, False)
         raise Poisoned(f"{when} {times}")
     time.sleep(float(fields.get("work_ms", 1)) / 1000)
-    answer = world.sink.ask("commit", uid=uid, ticket=ticket, tok=tok, who=world.who, amount=int(fields.get("amount", 0)))
+    answer = world.sink.ask(
+        "commit", uid=uid, ticket=ticket, tok=tok, who=world.who, amount=int(fields.get("amount", 0))
+    )
     if answer == "fenced":
         world.history.write("fenced", x=x, uid=uid, ticket=ticket, tok=tok, who=world.who, t=now_ns())
         _end(world, x, False)
-        return  # and is acknowledged: an acknowledgement of somebody who is fenced must be refused, or the message is lost
+        # and is acknowledged: an acknowledgement of somebody who is fenced must be refused, or the message is lost
+        return
     if when == "after" and answer == "ok" and message.attempt <= int(times):
         _end(world, x, False)
         raise Poisoned(f"{when} {times}")

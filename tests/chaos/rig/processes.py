@@ -37,7 +37,8 @@ def ending_with_us() -> Callable[[], None]:
 
 @dataclass
 class Program:
-    """A program of the system under test. ``worker`` is the process that works: the arbiter's child, or the program itself."""
+    """A program of the system under test. ``worker`` is the process that works: the arbiter's child, or the program
+    itself."""
 
     name: str
     command: Sequence[str]
@@ -79,8 +80,8 @@ def _state(pid: int) -> str:
 
 
 class Restarter:
-    """Starts programs, looks after them, and notes deaths of workers in the history. One thread does all of it, so that the children
-    live as long as it does."""
+    """Starts programs, looks after them, and notes deaths of workers in the history. One thread does all of it, so that
+    the children live as long as it does."""
 
     def __init__(self, cwd: Path, history: HistoryWriter) -> None:
         self._cwd = cwd

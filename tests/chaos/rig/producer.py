@@ -78,7 +78,8 @@ class Producer:
         return uid
 
     def all_accepted(self) -> dict[str, int]:
-        """All that Redis had taken before this call, in that order. One whose answer is still on its way is waited for."""
+        """All that Redis had taken before this call, in that order. One whose answer is still on its way is waited
+        for."""
         with self._lock:
             return dict(self.accepted)
 
@@ -142,7 +143,9 @@ class Producer:
             t1 = now_ns()
             if answer == "ok":
                 self.accepted[uid] = t1
-        self._history.write("send", uid=uid, ticket=ticket, expect=expect, amount=int(fields["amount"]), r=answer, t0=t0, t1=t1)
+        self._history.write(
+            "send", uid=uid, ticket=ticket, expect=expect, amount=int(fields["amount"]), r=answer, t0=t0, t1=t1
+        )
 
 
 class Tail:
@@ -182,7 +185,9 @@ class Tail:
     def _read(self, block_ms: int | None) -> bool:
         block = () if block_ms is None else ("BLOCK", block_ms)
         places = (*self._last, *self._last.values())
-        reply = self._wire.call("XREAD", "COUNT", 1000, *block, "STREAMS", *places, block_s=None if block_ms is None else 3.0)
+        reply = self._wire.call(
+            "XREAD", "COUNT", 1000, *block, "STREAMS", *places, block_s=None if block_ms is None else 3.0
+        )
         for key, entries in reply or ():
             stream = key.decode()
             for entry_id, flat in entries:

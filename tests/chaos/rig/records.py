@@ -1,4 +1,5 @@
-"""Writing a history: one JSON object per line, one ``write`` per line, appended, so that a writer may be killed at any moment."""
+"""Writing a history: one JSON object per line, one ``write`` per line, appended, so that a writer may be killed at any
+moment."""
 
 from __future__ import annotations
 

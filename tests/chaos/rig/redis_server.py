@@ -1,4 +1,5 @@
-"""A redis-server of the run's own: durable, on loopback, and made to be killed, stopped, emptied and set back in time."""
+"""A redis-server of the run's own: durable, on loopback, and made to be killed, stopped, emptied and set back in
+time."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ import subprocess
 import time
 from pathlib import Path
 
-from common.embedded import find_redis_server, free_port
 from tests.chaos.rig.processes import ending_with_us
 from tests.chaos.rig.wire import Refused, Unknown, Wire
+from usher.common.redis.embedded import find_redis_server, free_port
 
 _READY_S = 20.0
 
@@ -46,10 +47,31 @@ class RedisServer:
 
     def start(self) -> None:
         """Start on the data that are there, and wait until it serves."""
-        command = [str(find_redis_server()), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder), "--save", ""]
-        command += ["--appendonly", "yes", "--appendfsync", self._fsync, "--auto-aof-rewrite-percentage", "0", "--maxmemory-policy", "noeviction"]
+        command = [
+            str(find_redis_server()),
+            "--port",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+            "--dir",
+            str(self._folder),
+            "--save",
+            "",
+        ]
+        command += [
+            "--appendonly",
+            "yes",
+            "--appendfsync",
+            self._fsync,
+            "--auto-aof-rewrite-percentage",
+            "0",
+            "--maxmemory-policy",
+            "noeviction",
+        ]
         with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=ending_with_us())
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=ending_with_us()
+            )
         self.starts += 1
         wire, deadline_s = Wire(self.port, 1.0), time.monotonic() + _READY_S
         try:

@@ -1,10 +1,12 @@
-"""The sink: where handlers put their effects. A database that checks fence, uid and order of commits in one transaction.
+"""The sink: where handlers put their effects. A database that checks fence, uid and order of commits in one
+transaction.
 
-It is a process' thread of the rig with one SQLite database behind a unix socket, and not a file that every handler opens: a handler that
-is stopped in mid-transaction must not hold a lock on everybody, as it would not on a database server.
+It is a process' thread of the rig with one SQLite database behind a unix socket, and not a file that every handler
+opens: a handler that is stopped in mid-transaction must not hold a lock on everybody, as it would not on a database
+server.
 
-``open``: a token of a ticket is about to be used; a lower one is refused from now on. ``commit``: the effect, once per uid, if no higher
-token has been seen. Both answer with a word: ok, dup (the uid has its effect), fenced.
+``open``: a token of a ticket is about to be used; a lower one is refused from now on. ``commit``: the effect, once per
+uid, if no higher token has been seen. Both answer with a word: ok, dup (the uid has its effect), fenced.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class Sink:
         self._database.execute("PRAGMA journal_mode=MEMORY")
         self._database.executescript(_SCHEMA)
         self._server = _Server(self.address, self)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, name="sink", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, name="sink", daemon=True
+        )
 
     def __enter__(self) -> Sink:
         self._thread.start()
@@ -88,7 +92,9 @@ class Sink:
         seen = self._database.execute("SELECT tok FROM fences WHERE ticket = ?", (ticket,)).fetchone()
         if seen is not None and seen[0] > tok:
             return "fenced"
-        self._database.execute("INSERT INTO fences VALUES (?, ?) ON CONFLICT (ticket) DO UPDATE SET tok = excluded.tok", (ticket, tok))
+        self._database.execute(
+            "INSERT INTO fences VALUES (?, ?) ON CONFLICT (ticket) DO UPDATE SET tok = excluded.tok", (ticket, tok)
+        )
         return "ok"
 
     def _commit(self, asked: dict[str, Any]) -> str:

@@ -48,6 +48,16 @@ class ClusterA(Cluster):
 
     def _leftovers(self) -> dict[str, Any]:
         deadline_s = time.monotonic() + 3
-        while (tickets := json.loads(self.state.call("GET", f"{STREAM}:tickets") or b"{}")) and time.monotonic() < deadline_s:
+        while (
+            tickets := json.loads(self.state.call("GET", f"{STREAM}:tickets") or b"{}")
+        ) and time.monotonic() < deadline_s:
             time.sleep(0.1)
-        return {"pel": self.state.pending(), "lag": self.state.lag(), "tickets": len(tickets), "attempts": 0, "members": [], "live": [], "keys": []}
+        return {
+            "pel": self.state.pending(),
+            "lag": self.state.lag(),
+            "tickets": len(tickets),
+            "attempts": 0,
+            "members": [],
+            "live": [],
+            "keys": [],
+        }

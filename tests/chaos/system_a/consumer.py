@@ -62,11 +62,15 @@ class ConsumerA:
                 handle(message)
                 self._redis.xack(self._stream, self._group, message.id)
                 with contextlib.suppress(OSError):
-                    self._post("acknowledge", {"name": self.name, "ticket_id": message.ticket_id, "message_id": message.id})
+                    self._post(
+                        "acknowledge", {"name": self.name, "ticket_id": message.ticket_id, "message_id": message.id}
+                    )
 
     def _post(self, what: str, body: dict[str, str]) -> None:
         api = "consumers" if what == "register" else "messages"
-        request = urllib.request.Request(f"{self._master_url}/api/{api}/{what}", json.dumps(body).encode(), method="POST")
+        request = urllib.request.Request(
+            f"{self._master_url}/api/{api}/{what}", json.dumps(body).encode(), method="POST"
+        )
         _NO_PROXY.open(request, timeout=2).close()
 
 
@@ -82,7 +86,11 @@ class _Health(http.server.BaseHTTPRequestHandler):
 def main() -> None:
     environ = os.environ
     consumer = ConsumerA(
-        environ["SYSTEM_A_REDIS"], environ["SYSTEM_A_STREAM"], environ["SYSTEM_A_GROUP"], environ["CHAOS_NAME"], environ["SYSTEM_A_MASTER"]
+        environ["SYSTEM_A_REDIS"],
+        environ["SYSTEM_A_STREAM"],
+        environ["SYSTEM_A_GROUP"],
+        environ["CHAOS_NAME"],
+        environ["SYSTEM_A_MASTER"],
     )
     port = int(environ["SYSTEM_A_PORT"])
     server = http.server.ThreadingHTTPServer(("127.0.0.1", port), _Health)

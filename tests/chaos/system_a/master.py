@@ -18,7 +18,8 @@ _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class MasterA:
-    """One master; its state is in Redis, so that a restart goes on where the last session stopped. The lock is this process' own."""
+    """One master; its state is in Redis, so that a restart goes on where the last session stopped. The lock is this
+    process' own."""
 
     def __init__(self, url: str, stream: str, group: str) -> None:
         self._redis = redis.Redis.from_url(url)  # with its default retries, as a user would
@@ -105,7 +106,9 @@ class MasterA:
         if not self.consumers:
             return
         mapped = {mid for known in self.tickets.values() for mid in known["messages"]}
-        for mid, fields in self._redis.xautoclaim(self._stream, self._group, "master", _MIN_IDLE_MS, "0-0", count=100)[1]:
+        for mid, fields in self._redis.xautoclaim(self._stream, self._group, "master", _MIN_IDLE_MS, "0-0", count=100)[
+            1
+        ]:
             with self._lock:
                 ticket = fields[b"ticket_id"].decode()
                 name = self.tickets[ticket]["consumer"] if ticket in self.tickets else self._choose()

@@ -1,6 +1,8 @@
-"""Python imports this module at its start when this folder is on PYTHONPATH: the process then runs the mutant that USHERS_MUTANT names.
+"""Python imports this module at its start when this folder is on PYTHONPATH: the process then runs the mutant that
+USHERS_MUTANT names.
 
-Only the chaos tests put the folder there. That the mutant is on is said on stderr, so that a run without it does not count.
+Only the chaos tests put the folder there. That the mutant is on is said on stderr, so that a run without it does not
+count.
 """
 
 from __future__ import annotations

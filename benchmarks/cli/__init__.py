@@ -1,0 +1,3 @@
+"""The commands of `python -m benchmarks`."""
+
+from __future__ import annotations

@@ -1,0 +1,312 @@
+"""``python -m benchmarks``: every figure that README and MEASURED.md name, each against a yardstick of the same run."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+import orjson
+from rich.table import Column, Table
+
+from benchmarks.measure import hot as measure_hot
+from benchmarks.measure import idle as measure_idle
+from benchmarks.measure import router as router_bench
+from benchmarks.measure import scale as measure_scale
+from usher.cli import load_command
+from usher.deploy.bench import machine
+from usher.deploy.bench.cli import CONSUMERS, JSON, PAYLOAD, RUNS, VOLATILE, latency, print_table, report, throughput
+from usher.deploy.bench.rig import BenchFailed
+
+#: Measures in modules of their own, imported when called; that of the audit is the master's.
+_ELSEWHERE = {
+    "audit": "benchmarks.cli.audit:audit",
+    "compare": "benchmarks.cli.compare:compare",
+    "consumers": "benchmarks.cli.consumers:consumers",
+    "page": "benchmarks.cli.page:page",
+}
+
+
+class _Benchmarks(click.Group):
+    """The measures."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *_ELSEWHERE})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return load_command(_ELSEWHERE[cmd_name]) if cmd_name in _ELSEWHERE else super().get_command(ctx, cmd_name)
+
+
+@click.group(
+    cls=_Benchmarks,
+    help=(
+        "Measure this machine. Everything runs in a temporary folder with a Redis of its own; nothing that runs already"
+        " is touched. USHER_REDIS_SERVER=/usr/bin/redis-server has it measured with that one."
+    ),
+)
+def benchmarks() -> None:
+    pass
+
+
+benchmarks.add_command(throughput)
+benchmarks.add_command(latency)
+
+
+@benchmarks.command(
+    help=(
+        "What other tickets notice when one ticket gets a million messages: their waits alone, during the flood, and"
+        " with the flood parked. With --rate-of-one how many messages of one ticket are handled per second, pipelined"
+        " and strict (USHER_ACK_MODE)."
+    )
+)
+@click.option(
+    "--messages",
+    type=click.IntRange(min=1000),
+    help="Messages of the hot ticket. Default: 1,000,000, or 100,000 with --rate-of-one.",
+)
+@click.option(
+    "--rate-of-one",
+    is_flag=True,
+    help="One ticket alone, all of it there before the clock starts; strict with a tenth of the messages.",
+)
+@click.option("--others", type=click.IntRange(min=1), default=1000, show_default=True, help="Other tickets.")
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=1),
+    default=1000.0,
+    show_default=True,
+    help="Messages per second of the other tickets.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1),
+    default=10.0,
+    show_default=True,
+    help="Length of each of the three phases.",
+)
+@CONSUMERS
+@RUNS
+@VOLATILE
+@JSON
+def hot(
+    messages: int | None,
+    rate_of_one: bool,
+    others: int,
+    rate: float,
+    seconds: float,
+    consumers: int,
+    runs: int,
+    no_aof: bool,
+    as_json: bool,
+) -> None:
+    if rate_of_one:
+        count = messages or 100_000
+        headline = ("messages_per_second", "strict_per_second")
+        report(
+            lambda: measure_hot.rate_of_one(count, count // 10, consumers, not no_aof, os.environ),
+            runs,
+            headline,
+            as_json,
+        )
+        return
+    report(
+        lambda: measure_hot.hot(messages or 1_000_000, others, rate, seconds, consumers, not no_aof, os.environ),
+        runs,
+        ("baseline_p99_ms", "during_p99_ms", "p99_ms", "p99_ratio"),
+        as_json,
+    )
+
+
+@benchmarks.command(
+    help=(
+        "Whether more slots and more processes bring more. Handlers that wait 10 ms, on a thread each (wait) or as"
+        " `async def` on one event loop (await): against what their slots can do at most, and beside as many slots that"
+        " only wait. Handlers that compute for a millisecond, on one thread of each process: against the same in one"
+        " process."
+    )
+)
+@click.option(
+    "--handlers",
+    type=click.Choice(["wait", "await", "compute"]),
+    default="wait",
+    show_default=True,
+    help="What the handlers do.",
+)
+@click.option(
+    "--messages",
+    type=click.IntRange(min=1000),
+    help="Messages per run. Default: 400,000, or 30,000 where handlers compute.",
+)
+@click.option(
+    "--consumers", type=click.IntRange(1, 32), help="Consumer processes. Default: 4, or 2 where handlers compute."
+)
+@click.option(
+    "--slots", type=click.IntRange(1, 1024), default=64, show_default=True, help="Handlers of each that wait at a time."
+)
+@click.option("--pin-cpu", is_flag=True, help="Each consumer on one CPU (USHER_PIN_CPU).")
+@RUNS
+@VOLATILE
+@JSON
+def scale(
+    handlers: str,
+    messages: int | None,
+    consumers: int | None,
+    slots: int,
+    pin_cpu: bool,
+    runs: int,
+    no_aof: bool,
+    as_json: bool,
+) -> None:
+    settings = {"USHER_PIN_CPU": "on" if pin_cpu else "off", "USHER_CONCURRENCY": str(slots)}
+
+    def run() -> dict[str, Any]:
+        if handlers == "compute":
+            return measure_scale.computing(messages or 30_000, consumers or 2, settings, not no_aof, os.environ)
+        return measure_scale.waiting(handlers, messages or 400_000, consumers or 4, settings, not no_aof, os.environ)
+
+    shown = ("messages_per_second", "floor_per_second", "ratio")
+    report(run, runs, shown if handlers == "compute" else (*shown, "bare_per_second", "bare_ratio"), as_json)
+
+
+@benchmarks.command(
+    help="What two masters and two consumers cost while nothing happens: commands of Redis and CPU per second, memory."
+)
+@click.option(
+    "--seconds", type=click.FloatRange(min=1), default=30.0, show_default=True, help="How long nothing happens."
+)
+@click.option("--masters", type=click.IntRange(1, 8), default=2, show_default=True, help="Master processes.")
+@CONSUMERS
+@click.option(
+    "--runs", type=click.IntRange(1, 50), default=1, show_default=True, help="Runs; the headline figures are medians."
+)
+@VOLATILE
+@JSON
+def idle(seconds: float, masters: int, consumers: int, runs: int, no_aof: bool, as_json: bool) -> None:
+    report(
+        lambda: measure_idle.idle(seconds, masters, consumers, not no_aof, os.environ),
+        runs,
+        ("commands_per_second", "cpu_percent", "start_to_handled_seconds", "master_mib", "consumer_mib"),
+        as_json,
+    )
+
+
+_MODES = {"both": ("change-driven", "portable"), "change-driven": ("change-driven",), "portable": ("portable",)}
+
+
+@benchmarks.command(
+    help=(
+        "Time from XADD (when it was due) to a subscriber of the stream router, and what subscriptions cost, in both"
+        " modes."
+    )
+)
+@click.option(
+    "--streams",
+    type=click.IntRange(1, 2_000_000),
+    multiple=True,
+    default=(1_000, 10_000, 100_000),
+    show_default=True,
+    help="Streams.",
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=1),
+    default=1000.0,
+    show_default=True,
+    help="Entries per second, to streams at random.",
+)
+@click.option("--seconds", type=click.FloatRange(min=1), default=10.0, show_default=True, help="Length of a run.")
+@click.option(
+    "--idle-seconds",
+    type=click.FloatRange(min=1),
+    default=10.0,
+    show_default=True,
+    help="How long nothing happens before it.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(list(_MODES)),
+    default="both",
+    show_default=True,
+    help="How the router learns of entries.",
+)
+@JSON
+def router(
+    streams: tuple[int, ...], rate: float, seconds: float, idle_seconds: float, mode: str, as_json: bool
+) -> None:
+    document: dict[str, Any] = {"machine": machine.facts(""), "runs": []}
+    try:
+        for count in streams:
+            click.echo(f"usher: {count:,} streams", err=True)
+            document["runs"] += router_bench.measure(_MODES[mode], count, rate, seconds, idle_seconds)
+    except BenchFailed as failed:
+        click.echo(f"usher: {failed}", err=True)
+        sys.exit(1)
+    for run in document["runs"]:
+        document["machine"]["redis"] = run.pop("redis")
+    largest = max(document["runs"], key=lambda run: (run["streams"], run["mode"] == "change-driven"))
+    document |= {name: largest[name] for name in ("p50_ms", "p99_ms", "max_ms")}
+    wrong = sum(run["missed"] + run["doubled"] for run in document["runs"])
+    if as_json:
+        click.echo(orjson.dumps(document))
+    else:
+        _show_router(document)
+    if wrong:
+        click.echo(f"usher: {wrong} entries were missed or came twice", err=True)
+        sys.exit(1)
+
+
+def _show_router(document: dict[str, Any]) -> None:
+    names = ("streams", "mode", "p50 ms", "p99", "max", "bound", "links", "bytes", "CPU s", "idle %")
+    columns = (Column(name, justify="left" if name == "mode" else "right", no_wrap=True) for name in names)
+    shown = Table(*columns, box=None, padding=(0, 1, 0, 0), header_style="bold")
+    for run in document["runs"]:
+        cpu, idle = run["cpu_seconds"], run["idle_cpu_percent"]
+        times = [f"{run[name]:,.2f}" for name in ("p50_ms", "p99_ms", "max_ms")]
+        cells = [
+            "" if run[name] is None else f"{run[name]:,}"
+            for name in ("formula_ms", "connections", "bytes_per_subscription")
+        ]
+        costs = (f"{cpu['router']} {cpu['redis']}", f"{idle['router']} {idle['redis']}")
+        shown.add_row(f"{run['streams']:,}", run["mode"].removesuffix("-driven"), *times, *cells, *costs)
+    print_table(shown, document["machine"])
+    click.echo(
+        "bound: what the portable mode promises; links: connections; bytes: memory per subscription; CPU, idle: router,"
+        " Redis"
+    )
+
+
+@benchmarks.command(
+    help=(
+        "Rows per second from an outbox to the stream, and a bare XADD pipeline beside it; with --rate the time from a"
+        " row's commit to the start of its handler. SQLite in a temporary folder, or an empty database of yours."
+    )
+)
+@click.option("--rows", type=click.IntRange(min=1000), default=100_000, show_default=True, help="Rows per run.")
+@click.option(
+    "--rate", type=click.FloatRange(min=1), help="Commits per second: measure the time to the handler instead."
+)
+@click.option(
+    "--seconds", type=click.FloatRange(min=1), default=10.0, show_default=True, help="Length of a run with --rate."
+)
+@click.option(
+    "--sql",
+    "sql_url",
+    default="",
+    help="An empty database, e.g. postgresql+psycopg://user@host/bench. Default: SQLite.",
+)
+@PAYLOAD
+@RUNS
+@VOLATILE
+@JSON
+def outbox(
+    rows: int, rate: float | None, seconds: float, sql_url: str, payload: int, runs: int, no_aof: bool, as_json: bool
+) -> None:
+    module = importlib.import_module("benchmarks.measure.outbox")  # needs the extra `sql`
+    if rate is None:
+        headline: tuple[str, ...] = ("messages_per_second", "floor_per_second", "ratio")
+        report(lambda: module.rows_per_second(rows, payload, sql_url, not no_aof, os.environ), runs, headline, as_json)
+    else:
+        headline = ("p50_ms", "p99_ms", "max_ms")
+        report(lambda: module.latency(rate, seconds, payload, sql_url, not no_aof, os.environ), runs, headline, as_json)

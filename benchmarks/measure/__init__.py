@@ -1,0 +1,3 @@
+"""Measure one thing each."""
+
+from __future__ import annotations

@@ -1,0 +1,196 @@
+"""What ``python -m benchmarks audit`` measures: an audit of a Redis of its own that holds N pending entries, or M
+executions, started as a program.
+
+Everything is as masters and consumers would have left it, so the audit must find nothing; a finding ends the
+measurement.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from usher.common.protocol.keys import Keys
+from usher.common.redis.client import Link
+from usher.common.redis.embedded import EmbeddedRedis
+from usher.common.runtime.own_command import usher_command
+from usher.deploy.bench.machine import cpu_seconds, family
+from usher.deploy.bench.rig import BenchFailed
+
+GROUP = "bench_group"
+_CHUNK, _PER_TICKET, _OWNERS, _PER_RECORD = 5_000, 10, 8, 500
+_LEASE_MS = 24 * 3_600_000
+_POLL_S = 0.25
+#: One chunk: entries, delivered to one owner, and their records in the index. Test data: 10 million XADDs over the wire
+#: would take minutes.
+_FILL = """
+local stream, tickets, group, owner, chunk, size, each = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local body, ids = string.rep('x', tonumber(ARGV[6])), {}
+for n = 0, size - 1 do
+  local t = n % (size / each)
+  ids[t] = (ids[t] or '') .. ' ' .. redis.call('XADD', stream, '*', 'ticket_id', 'T' .. chunk .. '-' .. t, 'body', body)
+end
+if owner ~= '' then
+  redis.call('XREADGROUP', 'GROUP', group, owner, 'COUNT', size, 'STREAMS', stream, '>')
+  for t, list in pairs(ids) do redis.call('HSET', tickets, 'T' .. chunk .. '-' .. t, owner .. ' 5' .. list) end
+end
+return redis.call('XINFO', 'STREAM', stream)[8]
+"""
+
+
+def fill_pending(link: Link, keys: Keys, entries: int, payload: int) -> None:
+    """``entries`` pending entries of one stream, ten per ticket, with eight living owners."""
+    link.call("XGROUP", "CREATE", keys.stream, GROUP, "0", "MKSTREAM")
+    for chunk in range(-(-entries // _CHUNK)):
+        owner = f"c{chunk % _OWNERS}:1"
+        link.call("SET", keys.lease(owner), "live", "PX", _LEASE_MS)
+        size = min(_CHUNK, entries - chunk * _CHUNK)
+        link.call(
+            "EVAL",
+            _FILL,
+            2,
+            keys.stream,
+            keys.tickets,
+            GROUP,
+            owner,
+            chunk,
+            size - size % _PER_TICKET,
+            _PER_TICKET,
+            payload,
+        )
+
+
+def fill_runs(link: Link, keys: Keys, executions: int, payload: int) -> None:
+    """``executions`` of entries that are over, in a run log as consumers write it."""
+    link.call("XGROUP", "CREATE", keys.stream, GROUP, "0", "MKSTREAM")
+    for chunk in range(-(-executions // _CHUNK)):
+        link.call("EVAL", _FILL, 2, keys.stream, keys.tickets, GROUP, "", chunk, _CHUNK, _PER_TICKET, payload)
+        rows = link.call("XREVRANGE", keys.stream, "+", "-", "COUNT", _CHUNK)[::-1]
+        base_us = chunk * 10_000_000
+        for at in range(0, _CHUNK, _PER_RECORD):
+            part = rows[at : at + _PER_RECORD]
+            record = {
+                "consumer": f"c{chunk % _OWNERS}:1",
+                "ids": [entry_id.decode() for entry_id, _ in part],
+                "tickets": [fields[1].decode() for _, fields in part],
+                "fences": [5] * len(part),
+                "attempts": [1] * len(part),
+                "start_us": [base_us + at + n for n in range(len(part))],
+                "end_us": [base_us + at + n + 1 for n in range(len(part))],
+            }
+            link.call("XADD", keys.runs, "*", "batch", orjson.dumps(record))
+    last = link.call("XINFO", "STREAM", keys.stream)[7]
+    link.call("XGROUP", "SETID", keys.stream, GROUP, last)
+
+
+def measure(
+    folder: Path,
+    entries: int,
+    executions: int,
+    streams: int,
+    payload: int,
+    cores: list[int],
+    environ: Mapping[str, str],
+    memory_mib: int,
+) -> Any:
+    """Fill once, then one audit per number of cores. Yields a document each."""
+    names = [f"bench{number}" for number in range(streams)]
+    with EmbeddedRedis(folder / "server", durable=False) as server:
+        link = Link(server.url, "bench", timeout_s=120.0)
+        for name in names:
+            if entries:
+                fill_pending(link, Keys(name, GROUP), entries // streams, payload)
+            else:
+                fill_runs(link, Keys(name, GROUP), executions // streams, payload)
+        version = next(
+            line.split(b":")[1].decode()
+            for line in link.call("INFO", "server").splitlines()
+            if line.startswith(b"redis_version")
+        )
+        used = int(
+            next(
+                line.split(b":")[1]
+                for line in link.call("INFO", "memory").splitlines()
+                if line.startswith(b"used_memory:")
+            )
+        )
+        link.close()
+        for number in cores:
+            yield _audit(folder, server, names, number, environ, memory_mib) | {
+                "entries": entries,
+                "executions": executions,
+                "streams": streams,
+                "payload_bytes": payload,
+                "redis_mib": used >> 20,
+                "redis": version,
+            }
+
+
+def _audit(
+    folder: Path, server: EmbeddedRedis, names: list[str], cores: int, environ: Mapping[str, str], memory_mib: int
+) -> dict[str, Any]:
+    base = {name: value for name, value in environ.items() if not name.startswith("USHER_")}
+    base |= {
+        "USHER_REDIS_URL": server.url,
+        "USHER_GROUP": GROUP,
+        "USHER_AUDIT_STREAMS": ",".join(names),
+        "USHER_AUDIT_DIR": str(folder / "audit"),
+    }
+    base |= {
+        "USHER_AUDIT_IDLE_SECONDS": "86400",
+        "USHER_AUDIT_SPARK_MASTER": f"local[{cores}]",
+        "USHER_AUDIT_MEMORY_MIB": str(memory_mib),
+    }
+    base |= {"USHER_RUN_LOG_LENGTH": "10000000"}
+    redis_before, began = cpu_seconds(server.pid), time.monotonic()
+    process = subprocess.Popen(usher_command("audit", "--json"), env=base, stdout=subprocess.PIPE)
+    # All its threads and processes, Java's compiler too: otherwise "one core" would be two of them, half used.
+    os.sched_setaffinity(process.pid, sorted(os.sched_getaffinity(0))[:cores])
+    highest: dict[str, float] = {}
+    cpu = 0.0
+    while process.poll() is None:
+        cpu = max(cpu, cpu_seconds(process.pid))
+        for kind, size in _sizes(process.pid).items():
+            highest[kind] = max(highest.get(kind, 0.0), size)
+        time.sleep(_POLL_S)
+    seconds = time.monotonic() - began
+    assert process.stdout is not None
+    said = process.stdout.read()
+    process.stdout.close()
+    if process.returncode != 0:
+        raise BenchFailed(
+            f"the audit ended with exit code {process.returncode}: {said[:2000].decode(errors='replace')}"
+        )
+    told = json.loads(said)
+    figures = told["figures"]
+    return {
+        "cores": cores,
+        "seconds": round(seconds, 2),
+        "audit_seconds": told["seconds"],
+        "entries_per_second": round(figures["pending"] / figures["reading_seconds"], 1) if figures["pending"] else None,
+        "executions_per_second": round(figures["executions"] / seconds, 1) if figures["executions"] else None,
+        "reading_seconds": figures["reading_seconds"],
+        "rss_mib": {kind: round(size, 1) for kind, size in highest.items()},
+        "cpu_seconds": {"audit": round(cpu, 2), "redis": round(cpu_seconds(server.pid) - redis_before, 2)},
+        "memory_mib": memory_mib,
+    }
+
+
+def _sizes(pid: int) -> dict[str, float]:
+    """Resident MiB: the driver's Python, its JVM, and the Python workers together."""
+    found = {"driver": 0.0, "jvm": 0.0, "workers": 0.0}
+    for member in family(pid):
+        try:
+            status = dict(line.split(":", 1) for line in Path(f"/proc/{member}/status").read_text().splitlines())
+            size = int(status["VmRSS"].split()[0]) / 1024
+        except (OSError, KeyError):
+            continue
+        found["jvm" if status["Name"].strip() == "java" else "driver" if member == pid else "workers"] += size
+    return found

@@ -1,0 +1,58 @@
+"""What the daemon costs while nothing happens: commands of Redis, CPU, memory. And how soon after its start it handles
+a first message."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from usher.deploy.bench.rig import STREAM, Rig
+from usher.deploy.bench.throughput import new_rig
+
+_SETTLED_S = 5.0
+
+
+def idle(seconds: float, masters: int, consumers: int, durable: bool, environ: Mapping[str, str]) -> dict[str, Any]:
+    """One run. Commands are counted one by one, also those in scripts."""
+    with new_rig(durable, environ) as (rig, _):
+        rig.stream.create_group(b"0-0")
+        message = rig.link.call("XADD", STREAM, "*", "ticket_id", b"T", "body", b"")
+        began = time.monotonic()
+        rig.begin(masters, consumers, "usher.deploy.bench.handlers:noop", {})
+        rig.wait_until_done(message, 60.0)
+        started_s = time.monotonic() - began
+        time.sleep(_SETTLED_S)
+        before, cpu_before, began = _commands(rig), rig.cpu(), time.monotonic()
+        time.sleep(seconds)
+        took, cpu_after = time.monotonic() - began, rig.cpu()
+        commands = _commands(rig) - before
+        cpu = {name: cpu_after[name] - cpu_before[name] for name in cpu_after}
+        memory = rig.memory()
+        return {
+            "masters": masters,
+            "consumers": consumers,
+            "appendonly": durable,
+            "seconds": round(took, 2),
+            "start_to_handled_seconds": round(started_s, 2),
+            "commands_per_second": round(commands.total() / took, 1),
+            "commands": {name: round(count / took, 2) for name, count in commands.most_common()},
+            "cpu_percent": round(100 * sum(cpu.values()) / took, 2),
+            "cpu_seconds": {name: round(spent, 2) for name, spent in cpu.items()},
+            "master_mib": max(memory[name] for name in memory if name.startswith("master")),
+            "consumer_mib": max(memory[name] for name in memory if name.startswith("consumer")),
+            "rss_mib": memory,
+            "pss_mib": rig.shares(),
+            "redis": rig.redis_version(),
+        }
+
+
+def _commands(rig: Rig) -> Counter[str]:
+    """Calls of each command so far, but for the one that asks."""
+    found: Counter[str] = Counter()
+    for line in rig.link.call("INFO", "commandstats").decode().splitlines():
+        name, _, facts = line.removeprefix("cmdstat_").partition(":")
+        if facts and name != "info":
+            found[name] = int(facts.partition(",")[0].removeprefix("calls="))
+    return found

@@ -1,0 +1,3 @@
+"""Yardsticks and simulated load, one process each."""
+
+from __future__ import annotations

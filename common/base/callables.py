@@ -1,0 +1,43 @@
+"""Ran: whether calling a function of somebody else's runs what it is to do. What has not run must not count as done.
+Pure."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from types import FunctionType, MethodType
+from typing import Any
+
+
+def runs_nothing(function: Callable[..., Any], may_be_async: bool = False) -> str:
+    """What ``function`` is, if calling it runs nothing of it; else "".
+
+    >>> runs_nothing(print), runs_nothing(Exception)
+    ('', 'a class: calling it makes an object, and handles nothing')
+    """
+    if inspect.isclass(function):
+        return "a class: calling it makes an object, and handles nothing"
+    for called in (function, getattr(function, "__call__", None)):  # noqa: B004
+        if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+            return "a generator (there is a yield in it), so calling it would run nothing of it"
+        if inspect.iscoroutinefunction(called) and not may_be_async:
+            return "`async def`, so calling it would run nothing of it"
+    return ""
+
+
+def left_undone(result: object) -> str:
+    """The kind of a result that shows that nothing of the work was done; else "".
+
+    A plain function may return one: a decorator around ``async def``, or one whose parentheses were forgotten; a
+    lambda. A pool's future is none of them: its work runs, whoever waits for it.
+
+    >>> left_undone(None), left_undone({"a": 1}), left_undone(lambda message: None)
+    ('', '', 'function')
+    """
+    is_work = inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)
+    if not is_work and not isinstance(result, (FunctionType, MethodType, functools.partial)):
+        return ""
+    if inspect.iscoroutine(result):
+        result.close()  # else Python warns, somewhere else, that it was never awaited
+    return type(result).__name__

@@ -1,0 +1,56 @@
+"""Times as people write them on the command line: lengths of time, and moments to come."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from typing import Any
+
+import click
+
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def duration_s(text: str) -> float:
+    """Seconds of ``90m``, ``1.5h``, ``7d``, ``30s``. Raises click.BadParameter.
+
+    >>> duration_s("1.5h")
+    5400.0
+    """
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?)([smhd])", text.strip())
+    if found is None:
+        raise click.BadParameter(f"{text!r} is no duration; write e.g. 90m, 24h or 7d")
+    return float(found[1]) * _UNITS_S[found[2]]
+
+
+class Duration(click.ParamType):
+    """A length of time, in seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        return value if isinstance(value, float) else duration_s(str(value))
+
+
+class Moment(click.ParamType):
+    """A time, in milliseconds since the epoch; local unless it says otherwise."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return int(datetime.datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp() * 1000)
+        except (ValueError, OverflowError):
+            self.fail(
+                f"{value!r} is no time: write e.g. 2026-11-21T10:00 (local) or 2026-11-21T10:00+00:00", param, ctx
+            )
+
+
+def moment_text(at_ms: int, precision: str) -> str:
+    """A time in milliseconds since the epoch as people read it, local; "?" for what is none: somebody chose it."""
+    try:
+        return datetime.datetime.fromtimestamp(at_ms / 1000).astimezone().isoformat(timespec=precision)
+    except (OverflowError, ValueError, OSError):
+        return "?"

@@ -1,0 +1,53 @@
+"""What others wrote, so that it can only be read: a message, a name or an error may hold anything. Pure."""
+
+from __future__ import annotations
+
+#: Longest text of an error that is kept.
+_LONGEST_ERROR = 4000
+
+
+def printable(text: str, kept: str = "") -> str:
+    """``text`` with all characters spelt out, but for those in ``kept``, that act on a terminal or on the direction of
+    text.
+
+    >>> printable("a\\u202eb\\0\\n"), printable("a\\n\\x1b", kept="\\n")
+    ('a\\\\u202eb\\\\x00\\\\x0a', 'a\\n\\\\x1b')
+    """
+    return (
+        text
+        if text.isprintable()
+        else "".join(one if one.isprintable() or one in kept else _spelt(one) for one in text)
+    )
+
+
+def json_text(text: str) -> str:
+    """``text`` of bytes that need not be UTF-8 (surrogates), with these shown as such: JSON has no place for them.
+
+    >>> json_text("a\\udcff")
+    'a\\\\xff'
+    """
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def told(raised: BaseException) -> str:
+    """What is kept of an error: type and text, cut. A handler's own exception may even fail to say what it is."""
+    try:
+        text = str(raised)
+    except Exception as problem:
+        text = f"(its text cannot be had: {type(problem).__name__})"
+    # A text made of a message's fields may hold surrogates, which neither Redis nor a log can take.
+    return f"{type(raised).__name__}: {text}"[:_LONGEST_ERROR].encode("utf-8", "backslashreplace").decode()
+
+
+def _spelt(one: str) -> str:
+    code = ord(one)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def many(count: int, noun: str, nouns: str = "") -> str:
+    """A number with the noun that goes with it.
+
+    >>> many(1, "dead letter"), many(2000, "dead letter"), many(0, "entry", "entries")
+    ('1 dead letter', '2,000 dead letters', '0 entries')
+    """
+    return f"{count:,} {noun if count == 1 else nouns or f'{noun}s'}"

@@ -1,0 +1,147 @@
+"""``usher doctor``: what this Redis can do, how it is set up, how the ticket stream is, and what all that means for the
+promise."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import click
+import orjson
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from usher.common.base.errors import NotNow, RedisTrouble, SettingsError, StartRefused
+from usher.common.base.log import redacted
+from usher.common.base.text import printable
+from usher.common.doctor.collector import collect
+from usher.common.doctor.facts import Facts, Finding, Severity
+from usher.common.doctor.findings import Holds, examine, promise, worst
+from usher.common.protocol.keys import Keys
+from usher.common.redis.capabilities import Capability
+from usher.common.redis.client import Link
+from usher.common.redis.locate import resolve_redis_url
+from usher.common.runtime.settings import CommonSettings, load, options
+
+_STYLES = {Severity.OK: "green", Severity.UNKNOWN: "cyan", Severity.WARN: "yellow", Severity.BAD: "bold red"}
+_ENDS = {
+    Severity.OK: "all is well",
+    Severity.UNKNOWN: "nothing bad was seen, but not all could be asked",
+    Severity.WARN: "nothing bad was seen; the warnings say what costs something",
+    Severity.BAD: "something is bad: the promise does not hold, or work stands still",
+}
+
+
+@click.command(
+    help=(
+        "Check Redis and the ticket stream. Exit code 0 when nothing is bad, 1 when something is, 2 when it could not"
+        " be asked."
+    )
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@options(CommonSettings)
+def doctor(flags: dict[str, Any], as_json: bool) -> None:
+    settings = load(CommonSettings, os.environ, flags)
+    url = resolve_redis_url(settings)
+    facts = _asked(url, settings)
+    findings = examine(facts)
+    if as_json:
+        click.echo(orjson.dumps(_document(url, facts, findings)))
+    else:
+        _show(url, facts, findings)
+    sys.exit(1 if worst(findings) is Severity.BAD else 0)
+
+
+def _asked(url: str, settings: CommonSettings) -> Facts:
+    """The facts. Raises StartRefused or SettingsError when Redis cannot be asked at all."""
+    try:
+        link = Link(url, "usher:doctor")
+    except ValueError as wrong:
+        raise SettingsError([f"USHER_REDIS_URL cannot be read: {wrong}"]) from None
+    try:
+        return collect(
+            link, Keys(settings.work_stream, settings.group), int(settings.lease_seconds * 1000), settings.sources
+        )
+    except NotNow as trouble:
+        raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
+    except RedisTrouble as trouble:
+        raise StartRefused(
+            f"USHER_REDIS_URL: {redacted(url)} does not answer like a Redis server: {trouble}"
+        ) from trouble
+    finally:
+        link.close()
+
+
+def _document(url: str, facts: Facts, findings: list[Finding]) -> dict[str, Any]:
+    return {
+        "redis": redacted(url),
+        "verdict": worst(findings).value,
+        "findings": [dataclasses.asdict(finding) | {"severity": finding.severity.value} for finding in findings],
+        "promise": [holds._asdict() for holds in promise(facts)],
+        "capabilities": [
+            dataclasses.asdict(capability) for capability in facts.abilities if isinstance(capability, Capability)
+        ],
+    }
+
+
+# ---- for people --------------------------------------------------------------------------------------------------------------
+
+
+def _show(url: str, facts: Facts, findings: list[Finding]) -> None:
+    screen = Console(highlight=False, emoji=False)
+    screen.print(_findings_table(redacted(url), findings))
+    screen.print()
+    screen.print(_promise_table(promise(facts)))
+    screen.print()
+    screen.print(_capabilities_table(facts.abilities))
+    screen.print()
+    verdict = worst(findings)
+    counts = ", ".join(
+        f"{sum(finding.severity is severity for finding in findings)} {severity.value}" for severity in Severity
+    )
+    screen.print(f"[{_STYLES[verdict]}]Verdict: {_ENDS[verdict]}[/] ({counts})")
+
+
+def _findings_table(url: str, findings: Iterable[Finding]) -> Table:
+    made = _table(f"Doctor: {url}", "", "check", "seen", "means")
+    for finding in findings:
+        means = finding.means + (f"\n-> {finding.do}" if finding.do and finding.severity is not Severity.OK else "")
+        made.add_row(
+            f"[{_STYLES[finding.severity]}]{finding.severity.value}[/]",
+            *map(_safe, (finding.check, finding.seen, means)),
+        )
+    return made
+
+
+def _promise_table(rows: Iterable[Holds]) -> Table:
+    made = _table("The promise on this Redis", "when", "what holds")
+    for row in rows:
+        made.add_row(*map(_safe, row))
+    return made
+
+
+def _capabilities_table(abilities: Iterable[Any]) -> Table:
+    made = _table("Capabilities", "name", "", "used", "good for", "without it")
+    for ability in abilities:
+        has = {True: "[green]yes[/]", False: "no", None: "[cyan]not known[/]"}[ability.has]
+        used = "yes" if ability.used else "not yet"
+        made.add_row(
+            _safe(ability.name), has, used, _safe(ability.good_for), _safe(ability.instead or "Usher does not work")
+        )
+    return made
+
+
+def _table(title: str, *columns: str) -> Table:
+    made = Table(title=_safe(title), title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    return made
+
+
+def _safe(text: str) -> str:
+    """What Redis says may hold anything: no control characters, no markup."""
+    return escape(printable(text, kept="\n"))

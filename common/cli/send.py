@@ -1,0 +1,253 @@
+"""``usher send``: put messages into the ticket stream, from a CSV file, made up, or one from the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+import orjson
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from usher.common.base.clock import now_s
+from usher.common.base.durations import Duration, Moment
+from usher.common.base.errors import NotNow
+from usher.common.base.text import many
+from usher.common.protocol.message import FOR_FIELD
+from usher.common.redis.client import CommandRefused, Link, check_reachable
+from usher.common.redis.locate import resolve_redis_url
+from usher.common.runtime.settings import CommonSettings, load, options
+from usher.common.sending.pipelined import RecognisedSender, Sender, SendingStopped, batches, paced
+from usher.common.sending.producer import LATEST_MS, Producer
+from usher.common.sending.workload import CsvSource, NewMessage, WorkloadUnusable, incidents, numbered
+
+
+@click.command(
+    help="Send messages: the rows of a CSV file, a made-up incident workload, or one message (FIELD=VALUE ...)."
+)
+@click.option("--csv", "csv_path", metavar="FILE", help="CSV file with a header line; .gz too, - for standard input.")
+@click.option("--key", metavar="COLUMN", help="Column of the CSV that names the ticket.")
+@click.option("--simulate", type=click.IntRange(min=1), metavar="N", help="Send N made-up incident updates.")
+@click.option(
+    "--tickets",
+    type=click.IntRange(min=1),
+    default=2000,
+    show_default=True,
+    help="Different tickets of --simulate; some are hot (Zipf).",
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="The same seed gives the same messages.")
+@click.option("--ticket", metavar="ID", help="Send one message of this ticket, with the fields given as FIELD=VALUE.")
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="N",
+    help="Messages per second. Default: as fast as Redis takes them.",
+)
+@click.option(
+    "--dedup",
+    type=click.FloatRange(min=1, max=86_400),
+    metavar="SECONDS",
+    help="Send a message only if its field uid was not sent in the last SECONDS. Lost answers are asked for again.",
+)
+@click.option(
+    "--after",
+    "after_s",
+    type=Duration(),
+    metavar="DURATION",
+    help="Delay it: the message comes into the stream after 90s, 10m, 2h, 3d.",
+)
+@click.option(
+    "--at",
+    "at_ms",
+    type=Moment(),
+    metavar="TIME",
+    help="The same until a time such as 2026-11-21T10:00, local unless it says otherwise.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON document.")
+@click.argument("fields", nargs=-1, metavar="[FIELD=VALUE]...")
+@options(CommonSettings)
+def send(flags: dict[str, Any], **given: Any) -> None:
+    settings = load(CommonSettings, os.environ, flags)
+    _check_usage(given)
+    if given["after_s"] is not None or given["at_ms"] is not None:
+        _check_gathered(settings, flags)
+    url = resolve_redis_url(settings)
+    with contextlib.ExitStack() as stack:
+        source = _source(stack, settings, given)
+        check_reachable(url)
+        link = Link(url, "usher:send")
+        stack.callback(link.close)
+        sender = Sender(link, settings.one_stream, settings.ticket_field)
+        if given["dedup"]:
+            sender = RecognisedSender(link, settings.one_stream, settings.ticket_field, dedup_s=given["dedup"])
+            source = _recognisable(source, given)
+        sender.due_ms = _due(given, link)
+        sys.exit(_sent(sender, source, given["rate"], given["as_json"]))
+
+
+def _check_usage(given: dict[str, Any]) -> None:
+    known = {"--csv": given["csv_path"], "--simulate": given["simulate"], "--ticket": given["ticket"]}
+    ways = [flag for flag, value in known.items() if value is not None]
+    if len(ways) != 1:
+        raise click.UsageError(
+            f"give one of --csv, --simulate and --ticket ({'none' if not ways else ' and '.join(ways)} given)"
+        )
+    if (given["csv_path"] is None) != (given["key"] is None):
+        raise click.UsageError("--csv and --key belong together: --key names the column that holds the ticket")
+    if given["after_s"] is not None and given["at_ms"] is not None:
+        raise click.UsageError("--after and --at both say when the messages are due: give one of them")
+    if given["after_s"] is not None and Producer.ms_from_now(given["after_s"]) >= LATEST_MS:
+        raise click.UsageError("--after: that is too late, the last time is in the year 33658")
+    if given["ticket"] == "":
+        raise click.UsageError("--ticket is empty: the message would be a dead letter at once (empty_ticket_id)")
+    if given["fields"] and given["ticket"] is None:
+        raise click.UsageError(f"{given['fields'][0]!r}: fields on the command line need --ticket")
+
+
+def _check_gathered(settings: CommonSettings, flags: dict[str, Any]) -> None:
+    """For one of several streams a message waits beside the work stream: beside its own no master looks."""
+    everything = load(
+        CommonSettings, os.environ, {field: value for field, value in flags.items() if field != "ticket_stream"}
+    )
+    if (
+        everything.sources is not None
+        and settings.sources is None
+        and everything.sources.takes(settings.ticket_stream.encode())
+    ):
+        way_out = (
+            f"give --ticket-stream '{everything.work_stream}' and the field"
+            f" {FOR_FIELD.decode()}={settings.ticket_stream}"
+        )
+        raise click.UsageError(
+            f"{settings.ticket_stream} is gathered (USHER_TICKET_STREAM is {everything.ticket_stream}); for later,"
+            f" {way_out}"
+        )
+
+
+def _due(given: dict[str, Any], link: Link) -> Callable[[], int | None]:
+    """When messages that are sent now are due: a duration is counted by the clock that decides, which is that of
+    Redis."""
+    after_s = given["after_s"]
+    if after_s is None:
+        return lambda: given["at_ms"]
+    try:
+        seconds, micros = link.call("TIME")
+    except CommandRefused:  # a user without the right, which is newer than many a user
+        return lambda: Producer.ms_from_now(after_s)
+    from_now_ms = int(seconds) * 1000 + int(micros) // 1000 + after_s * 1000 - now_s() * 1000
+    return lambda: int(from_now_ms + now_s() * 1000)
+
+
+def _recognisable(source: Any, given: dict[str, Any]) -> Any:
+    """The source, with a uid in every message: made-up ones get it here, all others must have it."""
+    if given["simulate"] is not None:
+        return numbered(source, f"simulated-{given['seed']}-{given['tickets']}")
+    if isinstance(source, CsvSource):
+        if "uid" not in source.columns:
+            raise click.UsageError("--dedup needs a column uid: by it a message is recognised when it is sent again")
+    elif "uid" not in source[0].fields:
+        raise click.UsageError("--dedup needs a field uid=...: by it the message is recognised when it is sent again")
+    return source
+
+
+def _source(
+    stack: contextlib.ExitStack, settings: CommonSettings, given: dict[str, Any]
+) -> CsvSource | list[NewMessage] | Iterator[NewMessage]:
+    if given["csv_path"] is not None:
+        return stack.enter_context(CsvSource(given["csv_path"], given["key"], settings.ticket_field))
+    if given["simulate"] is not None:
+        return incidents(given["simulate"], given["tickets"], given["seed"])
+    return [_one_message(given["ticket"], given["fields"], settings.ticket_field)]
+
+
+def _one_message(ticket: str, pairs: tuple[str, ...], ticket_field: str) -> NewMessage:
+    fields = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise click.UsageError(f"{pair!r} is not FIELD=VALUE")
+        if name == ticket_field:
+            raise click.UsageError(f"{pair!r}: the ticket is given with --ticket")
+        fields[name] = value
+    return NewMessage(ticket, fields)
+
+
+def _sent(sender: Sender, source: Any, rate: float | None, as_json: bool) -> int:
+    """Send everything; returns the exit code: 0 all accepted, 1 not all, 130 stopped by Ctrl-C."""
+    started = time.monotonic()
+    last_id = b""
+    trouble, code = "", 0
+    try:
+        with _progress(source) as advance:
+            for batch in paced(source, rate) if rate else batches(source):
+                last_id = sender.send(batch)[-1]
+                advance(sender.accepted)
+    except (SendingStopped, NotNow, WorkloadUnusable) as problem:
+        trouble, code = str(problem), 1
+    except KeyboardInterrupt:
+        trouble, code = "stopped by Ctrl-C", 130
+    seconds = time.monotonic() - started
+    _tell(sender, seconds, last_id, trouble, as_json)
+    return code
+
+
+def _tell(sender: Sender, seconds: float, last_id: bytes, trouble: str, as_json: bool) -> None:
+    repeated = sender.repeated if isinstance(sender, RecognisedSender) else 0
+    speed = round(sender.accepted / seconds, 1) if seconds > 0 else 0.0
+    if as_json:
+        document = {
+            "sent": sender.accepted,
+            "repeated": repeated,
+            "unknown": sender.unknown,
+            "stream": sender.stream,
+            "due_ms": sender.last_due_ms,
+            "last_id": last_id.decode(),
+            "seconds": round(seconds, 3),
+            "messages_per_second": speed,
+            "error": trouble or None,
+        }
+        click.echo(orjson.dumps(document))
+    else:
+        how = f"in {seconds:.1f} s ({speed:,.0f}/s)"
+        if sender.accepted == 1 and last_id:  # of one there is no rate
+            how = f"as {last_id.decode()}"
+        repeats = f", {repeated:,} were there already and were not sent again" if repeated else ""
+        where = sender.stream if sender.due_ms() is None else f"the delayed messages of {sender.stream}"
+        click.echo(f"{sender.accepted:,} sent to {where} {how}{repeats}")
+    if trouble:
+        click.echo(f"usher: {trouble}", err=True)
+        unknown = f"; the last batch of {sender.unknown:,} may or may not have arrived" if sender.unknown else ""
+        click.echo(
+            f"usher: {many(sender.accepted, 'message')} {'was' if sender.accepted == 1 else 'were'} certainly"
+            f" accepted{unknown}",
+            err=True,
+        )
+
+
+@contextlib.contextmanager
+def _progress(source: Any) -> Iterator[Any]:
+    """A function that is told how many were sent, and draws that on a terminal (nowhere else)."""
+    console = Console(stderr=True)
+    if not console.is_terminal or isinstance(source, list):
+        yield lambda accepted: None
+        return
+    size = source.size if isinstance(source, CsvSource) else None
+    columns = (
+        SpinnerColumn(),
+        TextColumn("sending"),
+        BarColumn(),
+        TextColumn("{task.fields[sent]:,} messages"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("sending", total=size, sent=0)
+
+        def advance(accepted: int) -> None:
+            bar.update(task, sent=accepted, completed=source.position if size else 0)
+
+        yield advance

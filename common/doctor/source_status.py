@@ -1,0 +1,162 @@
+"""How the gathering goes, for pages, commands and programs: which master has how much of it, what is behind, and what a
+person must look at."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from usher.common.base.errors import GroupMissing
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.sources import SCOPED_TICKET_FIELD, Sources, shard_of
+from usher.common.redis.client import Link
+from usher.common.redis.replies import pairs
+from usher.common.redis.scripts import ScriptRunner
+
+#: Sources that are looked at, at most; and by one call.
+_MOST_LOOKED_AT, _PAGE = 5000, 100
+#: Entries of one source that are counted where Redis does not know their number.
+_MOST_COUNTED = 100
+_WORST = 5
+#: States that a person must look at. A listed stream that is not there yet is none of them.
+_BAD = frozenset({"not_a_stream", "ahead"})
+#: Entries of the work stream that are done and cannot be cut, because one below them is pending, from which on a person
+#: must look.
+_MOST_KEPT = 100_000
+
+
+class _Look(NamedTuple):
+    source: bytes
+    state: str
+    lag: int
+    is_more: bool
+
+
+class SourcesReader:
+    """Reads the state of the sources of one work stream, over a link of the caller."""
+
+    def __init__(self, link: Link, keys: Keys, sources: Sources) -> None:
+        self._link = link
+        self._scripts = ScriptRunner(link)
+        self._keys = keys
+        self._sources = sources
+        self._rows: list[dict[str, Any]] = []  # of the last overview, who needs somebody first
+
+    def overview(self) -> dict[str, Any]:
+        """Number of sources that were gathered from or are listed, what is not gathered yet (``lag``; of at most
+        ``looked_at`` of them), the worst, the masters, and troubles by source."""
+        masters, holders = self._masters()
+        names = self._names()
+        looks = [look for at in range(0, len(names), _PAGE) for look in self._look(names[at : at + _PAGE])]
+        worst = sorted((look for look in looks if look.lag), key=lambda look: -look.lag)[:_WORST]
+        troubles = {_text(look.source): look.state for look in looks if look.state in _BAD}
+        for master in masters:
+            troubles |= {
+                source: f"{outcome}: {words}" if words else outcome for source, outcome, words in master.pop("troubles")
+            }
+        troubles |= self._held_back()
+        looked_at = {_text(look.source) for look in looks}
+        others = [_Look(name.encode(), "not_gathered", 0, False) for name in troubles if name not in looked_at]
+        rows = [
+            self._row(look, holders) | {"state": look.state, "trouble": troubles.get(_text(look.source), "")}
+            for look in (*looks, *others)
+        ]
+        self._rows = sorted(rows, key=lambda row: (not row["trouble"], -row["lag"], row["source"]))
+        listed_alone = len(set(self._sources.names) - looked_at)
+        return {
+            "sources": max(len(looks), self._link.call("HLEN", self._keys.gathered) - 1) + listed_alone,
+            "looked_at": len(looks),
+            "lag": sum(look.lag for look in looks),
+            "lag_is_exact": not any(look.is_more for look in looks) and len(looks) < _MOST_LOOKED_AT,
+            "worst": [self._row(look, holders) for look in worst],
+            "masters": masters,
+            "troubles": troubles,
+        }
+
+    def rows(self, text: str, start: int, most: int) -> tuple[list[dict[str, Any]], int]:
+        """Of the last overview what has ``text`` in its name: ``most`` rows from the ``start``-th on, and the number of
+        all. ``state``: ok, no_group (not looked at yet), gone, not_a_stream, ahead or not_gathered; ``trouble``: what a
+        person must look at, or ""."""
+        fitting = [row for row in self._rows if text in row["source"]]
+        return fitting[start : start + most], len(fitting)
+
+    def _held_back(self) -> dict[str, str]:
+        """The work stream, when it grows because one entry stays pending: only what is below that is cut."""
+        stream, group = self._keys.stream, self._keys.group
+        length = self._link.call("XLEN", stream)
+        if length < _MOST_KEPT:
+            return {}
+        try:
+            oldest = self._link.call("XPENDING", stream, group, "-", "+", 1)
+            kept = (
+                length - self._link.call("XPENDING", stream, group)[0]
+            )  # few of these were not given yet: gather.lua waits
+        except GroupMissing:
+            return {}
+        if not oldest or kept < _MOST_KEPT:
+            return {}
+        entry_id, owner = oldest[0][:2]
+        found = self._link.call("XRANGE", stream, entry_id, entry_id)
+        ticket = found[0][1][3].decode(errors="replace") if found and found[0][1][2:3] == [SCOPED_TICKET_FIELD] else ""
+        of_ticket = f" of ticket {ticket}" if ticket else ""
+        why = f"{entry_id.decode()}{of_ticket} is pending under {owner.decode()}"
+        return {stream: f"held_back: {kept:,} entries that are not pending are kept because {why}"}
+
+    def _names(self) -> list[bytes]:
+        names = [name.encode() for name in self._sources.names]
+        seen = dict.fromkeys(itertools.chain(names, self._gathered()))
+        return list(itertools.islice(seen, _MOST_LOOKED_AT))
+
+    def _gathered(self) -> Iterator[bytes]:
+        cursor, count = b"0", 0
+        while count < _MOST_LOOKED_AT:
+            cursor, flat = self._link.call("HSCAN", self._keys.gathered, cursor, "COUNT", 1000)
+            fields = [name for name in flat[::2] if name]  # "" is gather.lua's own
+            count += len(fields)
+            yield from fields
+            if cursor == b"0":
+                return
+
+    def _look(self, sources: Sequence[bytes]) -> Iterator[_Look]:
+        flat = self._scripts.run("look_at_sources", sources, (self._keys.group, _MOST_COUNTED))
+        for source, state, lag, more in zip(sources, flat[::3], flat[1::3], flat[2::3], strict=True):
+            yield _Look(source, state.decode(), lag, bool(more))
+
+    def _masters(self) -> tuple[list[dict[str, Any]], dict[int, str]]:
+        """The masters that run, with the number of their shards; and who has which shard. One that died stays noted
+        until another one shares."""
+        (seconds, micros), flat = self._link.all_of([("TIME",), ("HGETALL", self._keys.shares)])
+        now_ms = int(seconds) * 1000 + int(micros) // 1000
+        stored = pairs(flat)
+        holders = {
+            int(field.split(b" ")[1]): value.decode() for field, value in stored.items() if field.startswith(b"shard ")
+        }
+        count = Counter(holders.values())
+        masters, urls = [], {}
+        for field, value in sorted(stored.items()):
+            until_ms, _, told = value.partition(b" ")
+            if field.startswith(b"master ") and int(until_ms) > now_ms:
+                holder = field.split(b" ")[1].decode()
+                says = orjson.loads(told)
+                urls[holder] = says["url"]
+                shown = {name: says[name] for name in ("url", "setting", "sources", "mode", "moved", "troubles")}
+                masters.append({**shown, "shards": count[holder]})
+        return masters, {shard: urls.get(holder, "") for shard, holder in holders.items()}
+
+    @staticmethod
+    def _row(look: _Look, holders: dict[int, str]) -> dict[str, Any]:
+        source = look.source
+        return {
+            "source": _text(source),
+            "lag": look.lag,
+            "lag_is_exact": not look.is_more,
+            "master": holders.get(shard_of(source), ""),
+        }
+
+
+def _text(source: bytes) -> str:
+    return source.decode(errors="replace")

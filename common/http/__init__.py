@@ -1,0 +1,3 @@
+"""Rules of HTTP for both programs: authentication, limits, problem documents, OpenAPI."""
+
+from __future__ import annotations

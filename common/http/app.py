@@ -1,0 +1,338 @@
+"""The rules of HTTP that both programs share: strict reading of JSON, problem documents, the token, health.
+
+What gunicorn's parser refuses (framing, sizes of headers, time) never comes here; see
+``usher.common.http.server.worker``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Literal, TypeVar
+
+import orjson
+from flask import Flask, Request, Response, current_app, request
+from pydantic import BaseModel, ValidationError
+from typing_extensions import NotRequired, TypedDict
+from werkzeug.exceptions import HTTPException
+from werkzeug.routing import BaseConverter
+from werkzeug.routing import ValidationError as NoSuchPath
+from werkzeug.wrappers import Response as AnyResponse
+
+from usher.common.base.errors import NotNow, RedisTrouble
+from usher.common.base.log import event
+from usher.common.http.auth import Doorman, needed_role
+from usher.common.http.credentials import Role
+from usher.common.http.openapi import tells
+from usher.common.http.problem import Problem, answer, answer_problem
+from usher.common.http.rate_limits import RateLimits
+from usher.common.protocol.stream_id import is_id
+from usher.common.runtime.health import Health
+
+log = logging.getLogger(__name__)
+
+#: Containers within containers that a document may have. Ours have 5.
+_DEEPEST = 16
+#: Wrong fields named in one answer.
+_MOST_NAMED = 20
+_JSON = ("application/json", "application/problem+json")
+#: What may be asked for besides where a path ends so.
+_EVENTS, _EVENT_STREAM = "/events", "text/event-stream"
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def create_app(
+    name: str, doorman: Doorman, max_body: int, hosts: Collection[str] = (), limits: RateLimits | None = None
+) -> Flask:
+    """A Flask application that keeps the rules.
+
+    ``doorman``: whom he lets in, see ``usher.common.http.auth``. ``max_body``: bytes of a request's body, where a view
+    does not say otherwise. ``hosts``: names and addresses that requests may be addressed to (421 otherwise); empty:
+    any. ``limits``: how often somebody may ask (429 beyond); None: without bounds.
+    """
+    app = Flask(name, static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = max_body
+    app.url_map.merge_slashes = False  # a ticket may be called "a//b"
+    app.url_map.converters |= {"rest": _Rest, "stream_id": _StreamId}
+    allowed = frozenset(host.lower() for host in hosts)
+    doorman.attach(app)
+
+    @app.before_request
+    def keep_rules() -> AnyResponse | None:
+        _check_host(request, allowed)
+        doorman.greet(request)
+        if limits is not None:
+            limits.count(app.view_functions.get(request.endpoint or ""))
+        turned_away = doorman.check(request, needed_role(app, request.endpoint, request.method))
+        _check_request(request)
+        return turned_away
+
+    @app.after_request
+    def harden(response: Response) -> Response:
+        response.headers.setdefault("Cache-Control", "no-store")
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        return response
+
+    app.register_error_handler(Problem, answer_problem)
+    app.register_error_handler(HTTPException, _answer_http)
+    app.register_error_handler(RedisTrouble, _answer_redis)
+    app.register_error_handler(Exception, _answer_bug)
+    return app
+
+
+class _Healthy(TypedDict):
+    """With further facts about the program."""
+
+    status: Literal["ok"]
+
+
+class _Unwell(TypedDict):
+    """With further facts about the program. ``reasons`` is missing while draining."""
+
+    status: Literal["failing", "draining"]
+    reasons: NotRequired[list[str]]
+
+
+class _Alive(TypedDict):
+    status: Literal["alive"]
+
+
+#: What Redis answers where it is well but takes no writes, and what an operator can do about it. Its own words may tell
+#: too much.
+_REFUSED = {
+    "OOM": "its memory is full (OOM)",
+    "MISCONF": "it cannot write to its disk (MISCONF)",
+    "NOREPLICAS": "too few replicas are connected (NOREPLICAS)",
+}
+
+
+def add_health(
+    app: Flask,
+    health: Callable[[], Health],
+    facts: Callable[[], Mapping[str, Any]],
+    draining: Callable[[], bool] = lambda: False,
+) -> None:
+    """Add ``/api/health`` and ``/ready`` (200, or 503 with the reasons; both with ``facts``) and ``/live`` (200 when
+    anybody answers).
+
+    ``/ready`` is 503 too from the moment a stop was asked for, so that a load balancer sends nothing more while answers
+    still come. ``/live`` looks at nothing: what Redis' absence would fail, a restart would not mend.
+    """
+
+    @tells("Does it make progress, and if not, why.", {200: _Healthy, 503: _Unwell}, role=Role.ANYBODY)
+    def tell() -> Response:
+        found = health()
+        status = {"status": "ok"} if found.ok else {"status": "failing", "reasons": list(found.reasons)}
+        return answer({**status, **facts()}, 200 if found.ok else 503)
+
+    @tells("May work be sent here, and if not, why.", {200: _Healthy, 503: _Unwell}, role=Role.ANYBODY)
+    def ready() -> Response:
+        return answer({"status": "draining", **facts()}, 503) if draining() else tell()
+
+    app.add_url_rule("/api/health", "health", tell)
+    app.add_url_rule("/api/health/ready", "ready", ready)
+
+    @tells("Does anybody answer.", {200: _Alive}, role=Role.ANYBODY)
+    def live() -> Response:
+        return answer({"status": "alive"})
+
+    app.add_url_rule("/api/health/live", "live", live)
+
+
+def add_metrics(app: Flask, page: Callable[[], bytes]) -> None:
+    """Add ``/metrics`` for Prometheus."""
+
+    @tells("Metrics, for Prometheus.", {200: "text/plain"})
+    def metrics() -> Response:
+        return Response(page(), content_type="text/plain; version=0.0.4; charset=utf-8")
+
+    app.add_url_rule("/metrics", "metrics", metrics)
+
+
+def read_json(asked: Request, limit: int | None = None) -> object:
+    """The JSON document in the body of a request; at most ``limit`` bytes, else the application's limit.
+
+    Raises Problem: those of ``read_body``, and 400 for what is not a document that everybody reads in the same way.
+    """
+    return parse_json(read_body(asked, current_app.config["MAX_CONTENT_LENGTH"] if limit is None else limit))
+
+
+def read_body(asked: Request, limit: int) -> bytes:
+    """The body of a request that says it is JSON. Raises Problem: 411 no length, 413 too long, 415 not JSON, 408 too
+    slow, 400 cut short."""
+    length = asked.environ.get("CONTENT_LENGTH") or None
+    if length is None and "HTTP_TRANSFER_ENCODING" not in asked.environ:
+        raise Problem(411, detail="send a Content-Length", close=True)
+    if length is not None and int(length) > limit:
+        raise Problem(413, "content_too_large", f"at most {limit} bytes", close=True)
+    charset = asked.mimetype_params.get("charset", "utf-8").lower()
+    if asked.mimetype != "application/json" or charset != "utf-8" or "HTTP_CONTENT_ENCODING" in asked.environ:
+        raise Problem(415, detail="send application/json in UTF-8, not compressed", close=True)
+    try:
+        body: bytes = asked.environ["wsgi.input"].read(limit + 1)
+    except TimeoutError:
+        raise Problem(408, detail="the body did not arrive in time", close=True) from None
+    except OSError:
+        raise Problem(400, detail="the body could not be read", close=True) from None
+    if len(body) > limit:
+        raise Problem(413, "content_too_large", f"at most {limit} bytes", close=True)
+    return body
+
+
+def parse_json(body: bytes) -> object:
+    """The document, read strictly: UTF-8, no lone surrogate, no NaN or Infinity, no key twice, at most 16 levels.
+    Raises Problem 400."""
+    try:
+        document: object = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        raise Problem(400, "malformed_json", "the body is not JSON in UTF-8") from None
+    if body.count(b"[") + body.count(b"{") > _DEEPEST and _deeper(document, _DEEPEST):
+        raise Problem(400, "malformed_json", f"more than {_DEEPEST} levels")
+    if orjson.dumps(document) == body:
+        return document  # see quick_json
+    try:
+        return json.loads(body, object_pairs_hook=_without_doubles)
+    except ValueError:
+        raise Problem(400, "malformed_json", "a key stands twice in one object, or a number is too long") from None
+
+
+def quick_json(body: bytes) -> object:
+    """The document, if it has the form in which our own programs send it, else None. Its depth is not looked at: at
+    most 254 levels.
+
+    orjson keeps the last of equal keys in silence and makes floats of long whole numbers. A document that it writes as
+    it was read has neither. The strict way for all others takes several times as long.
+    """
+    try:
+        document: object = orjson.loads(body)
+        return document if orjson.dumps(document) == body else None
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):
+        return None
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        raise ValueError("a key stands twice")
+    return document
+
+
+def _deeper(document: object, levels: int) -> bool:
+    """Whether containers stand in containers more than ``levels`` deep. Level by level, so that depth costs no
+    stack."""
+    level = [document]
+    for _ in range(levels):
+        level = [child for node in level for child in _children(node) if type(child) is dict or type(child) is list]
+        if not level:
+            return False
+    return True
+
+
+def _children(node: object) -> Iterable[object]:
+    return node.values() if type(node) is dict else node if type(node) is list else ()
+
+
+def read_model(model: type[M], document: object) -> M:
+    """``document`` as a model. Raises Problem 422 that names the wrong fields and never repeats a value."""
+    try:
+        return model.model_validate(document)
+    except ValidationError as wrong:
+        raise unprocessable(
+            [_wrong_field(error, model) for error in wrong.errors(include_url=False)[:_MOST_NAMED]]
+        ) from None
+
+
+def unprocessable(errors: list[dict[str, str]]) -> Problem:
+    """Problem 422. ``errors``: ``{"field": path, "problem": sentence}`` each."""
+    return Problem(422, "invalid_fields", "some fields cannot be used", errors=errors)
+
+
+def _wrong_field(error: Any, model: type[BaseModel]) -> dict[str, str]:
+    if error["type"] == "extra_forbidden":  # its name is input
+        return {
+            "field": "(unknown)",
+            "problem": f"there is a field that is not known; known are {', '.join(model.model_fields)}",
+        }
+    return {
+        "field": ".".join(str(part) for part in error["loc"]),
+        "problem": error["msg"].removeprefix("Value error, "),
+    }
+
+
+class _Rest(BaseConverter):
+    """The rest of a path, whatever it is: it may begin with a slash, have two in a row, or a line break."""
+
+    regex = r"[\s\S]+"
+    part_isolating = False
+
+
+class _StreamId(BaseConverter):
+    """An id like 1526919030474-55; another path is another route, or 404."""
+
+    regex = r"[0-9]{1,20}-[0-9]{1,20}"
+
+    def to_python(self, value: str) -> str:
+        if not is_id(value):
+            raise NoSuchPath
+        return value
+
+
+def _check_host(asked: Request, hosts: frozenset[str]) -> None:
+    if hosts and _host(asked.environ.get("HTTP_HOST", "")) not in hosts:
+        raise Problem(421, detail="this service is not known under that host name")
+
+
+def _check_request(asked: Request) -> None:
+    environ = asked.environ
+    coding = environ.get("HTTP_TRANSFER_ENCODING")
+    if coding is not None and coding.strip().lower() != "chunked":
+        raise Problem(400, detail="the only transfer coding here is chunked", close=True)
+    accepted = environ.get("HTTP_ACCEPT", "*/*")
+    offered = (*_JSON, _EVENT_STREAM) if asked.path.endswith(_EVENTS) else _JSON
+    if (
+        accepted not in ("*/*", "application/json")
+        and asked.path.startswith("/api/")
+        and not asked.accept_mimetypes.best_match(offered)
+    ):
+        raise Problem(406, detail="the answers here are application/json")
+
+
+def _host(header: str) -> str:
+    """The host of a Host header, without its port.
+
+    >>> _host("[::1]:8700"), _host("Localhost:8700"), _host("localhost")
+    ('::1', 'localhost', 'localhost')
+    """
+    if header.startswith("["):
+        return header[1:].partition("]")[0].lower()
+    return header.partition(":")[0].lower()
+
+
+def _answer_http(error: HTTPException) -> Response | HTTPException:
+    """werkzeug's own errors: 404, 405 and the like. Their texts are for people, and some repeat the input."""
+    if error.code is None or error.code < 400:
+        return error
+    kept = {name: value for name, value in error.get_headers() if name in ("Allow", "Retry-After", "WWW-Authenticate")}
+    return answer_problem(Problem(error.code, headers=kept))
+
+
+def _answer_redis(trouble: RedisTrouble) -> Response:
+    why = _REFUSED.get(trouble.kind, "") if isinstance(trouble, NotNow) else ""
+    detail = f"Redis refuses writes: {why}" if why else "Redis does not answer as it should; try again"
+    return answer_problem(Problem(503, "redis_unavailable", detail, headers={"Retry-After": "1"}))
+
+
+def _answer_bug(_bug: Exception) -> Response:
+    problem = Problem(500)
+    event(
+        log,
+        "request_failed",
+        level=logging.ERROR,
+        exc_info=True,
+        request_id=problem.request_id,
+        method=request.method,
+        endpoint=request.endpoint,
+    )
+    return answer_problem(problem)

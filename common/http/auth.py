@@ -1,0 +1,217 @@
+"""Who asks, and may they: tokens in headers for programs, signed cookies for browsers. Roles and tokens are in
+``usher.common.http.credentials``.
+
+Every route asks for a role: what ``needs`` says at its view, else viewer for GET and operator for everything else.
+``flask.g.who`` (a name for the action log) and ``flask.g.role`` are there in every view; views for everybody may find
+``role`` to be ``Role.ANYBODY``.
+
+A browser has a session: a signed cookie that names a token by a keyed hash, made by ``Doorman.sign_in`` for whoever
+knew that token. It ends after 12 hours, or when the token is taken out of the configuration. Its role is that of the
+token now. Against foreign pages:
+
+* the cookie is HttpOnly, SameSite=Strict, and Secure where TLS is used;
+* whatever changes something and comes with the cookie must have ``csrf_token()`` in the form field or header of the name ``CSRF_FIELD`` or
+  ``CSRF_HEADER``; a bearer token needs none of this, since no browser sends it by itself, as it does other credentials;
+* what changes something is refused when a browser says that it comes from another site (``Sec-Fetch-Site``, ``Origin``), also where no token
+  is asked for. Pages must be sent with ``Referrer-Policy: same-origin``: with ``no-referrer``, browsers put ``null``
+  into Origin.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit
+
+from flask import Flask, Request, current_app, g, redirect, request
+from itsdangerous import BadData, URLSafeTimedSerializer
+from werkzeug.wrappers import Response as AnyResponse
+
+from usher.common.http.credentials import NOBODY_ASKED, STRANGER, Credentials, Identity, Role, digest_of, fixed_tokens
+from usher.common.http.problem import Problem
+
+CSRF_FIELD, CSRF_HEADER = "csrf_token", "X-CSRF-Token"
+SESSION_S = 12 * 3600
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+_FORM = "application/x-www-form-urlencoded"
+
+View = TypeVar("View", bound=Callable[..., Any])
+
+
+def needs(role: Role) -> Callable[[View], View]:
+    """Decorator of a view: the role that it asks for."""
+
+    def mark(view: View) -> View:
+        view.usher_needs = role  # type: ignore[attr-defined]
+        return view
+
+    return mark
+
+
+def needed_role(app: Flask, endpoint: str | None, method: str) -> Role:
+    """What a route asks for. A path that leads nowhere asks for what any route would: strangers are not told which
+    paths there are."""
+    view = app.view_functions.get(endpoint) if endpoint is not None else None
+    needed: Role | None = getattr(view, "usher_needs", None)
+    if needed is not None:
+        return needed
+    return Role.VIEWER if method in _SAFE else Role.OPERATOR
+
+
+def looked_at(api_token: str, viewer_token: str) -> Doorman:
+    """The doorman of a program that is only looked at: health is for everybody, the rest for whoever has a token."""
+    viewer, own = Identity(Role.VIEWER, "viewer-token"), Identity(Role.ALL, "api-token")
+    return Doorman(
+        Credentials(fixed_tokens({"USHER_API_TOKEN": (api_token, own), "USHER_VIEWER_TOKEN": (viewer_token, viewer)}))
+    )
+
+
+def doorman() -> Doorman:
+    """The doorman of the application that answers."""
+    found: Doorman = current_app.extensions["usher_doorman"]
+    return found
+
+
+def csrf_token() -> str:
+    """What forms and scripts of a page send back (see above); empty where the session is not a cookie's."""
+    return doorman().csrf_token(request)
+
+
+def must_be_for(consumer: str) -> None:
+    """Raise Problem 403 unless whoever asks may speak for the consumer of that name."""
+    if not g.identity.is_for(consumer):
+        raise Problem(403, "not_your_name", "this token is for another consumer")
+
+
+class Doorman:
+    """Looks at every request before its view does, and makes sessions.
+
+    ``secure``: browsers reach this service by https only, so cookies say so. ``login_path``: where a browser without a
+    session is sent, when there is such a page.
+    """
+
+    def __init__(self, credentials: Credentials, *, secure: bool = False) -> None:
+        self.login_path: str | None = None
+        self._credentials = credentials
+        self._signer = URLSafeTimedSerializer(
+            credentials.key, salt="session", signer_kwargs={"digest_method": hashlib.sha256}
+        )
+        self._secure = secure
+        #: With the prefix, browsers take the cookie from this host over https only.
+        self.cookie = "__Host-usher" if secure else "usher"
+
+    @property
+    def asks(self) -> bool:
+        """Whether anybody is asked for a token here."""
+        return self._credentials.asked
+
+    def attach(self, app: Flask) -> None:
+        """Be the doorman of ``app``."""
+        app.extensions["usher_doorman"] = self
+
+    def greet(self, asked: Request) -> None:
+        """Find out who asks: sets ``g.identity``, ``g.who``, ``g.role`` and ``g.by_cookie``."""
+        g.identity, g.by_cookie = self._recognise(asked)
+        g.who, g.role = g.identity.name, g.identity.role
+
+    def check(self, asked: Request, needed: Role) -> AnyResponse | None:
+        """Raise Problem 401 or 403 unless whoever was greeted may come in. A response: the way to the log-in page."""
+        if g.role is Role.ANYBODY and needed is not Role.ANYBODY:
+            return self._turn_away(asked)
+        if asked.method not in _SAFE and not _has_bearer_token(asked):
+            if _from_elsewhere(asked):
+                raise Problem(403, "cross_site", "this comes from a page of another site")
+            if g.by_cookie and not self._has_csrf_token(asked):
+                raise Problem(403, "csrf_token_missing", "reload the page: its token is missing or of an older session")
+        if not g.role.may(needed):
+            raise Problem(403, "role_missing", f"this asks for the role {needed.value}")
+        return None
+
+    def sign_in(self, token: str, response: AnyResponse) -> Identity | None:
+        """Put a session into ``response`` for whoever has ``token`` (viewers and operators); None: nobody who may see
+        pages has it."""
+        identity = self._credentials.find(token)
+        if identity is None or not identity.role.may(Role.VIEWER):
+            return None
+        value = str(self._signer.dumps(self._credentials.seal(digest_of(token))))
+        self._set_cookie(response, value, SESSION_S)
+        return identity
+
+    def sign_out(self, response: AnyResponse) -> None:
+        """Take the session away from the browser that gets ``response``."""
+        self._set_cookie(response, "", 0)
+
+    def csrf_token(self, asked: Request) -> str:
+        """What must come back with whatever this browser changes; empty without a session."""
+        cookie = asked.cookies.get(self.cookie)
+        return self._credentials.seal("csrf " + cookie) if cookie else ""
+
+    def _recognise(self, asked: Request) -> tuple[Identity, bool]:
+        """Who asks, and whether a cookie says so. A header that is there and wrong is not made good by a cookie."""
+        if not self._credentials.asked:
+            return NOBODY_ASKED, False
+        header: str | None = asked.environ.get("HTTP_AUTHORIZATION")
+        if header is not None:
+            scheme, _, token = header.partition(" ")
+            # WSGI gives headers as latin-1 whatever they were; tokens are UTF-8.
+            text = token.strip().encode("latin-1", "replace").decode("utf-8", "surrogateescape")
+            found = self._credentials.find(text) if scheme.lower() == "bearer" else None
+            return found or STRANGER, False
+        found = self._of_cookie(asked.cookies.get(self.cookie))
+        return found or STRANGER, found is not None
+
+    def _of_cookie(self, cookie: str | None) -> Identity | None:
+        if not cookie:
+            return None
+        try:
+            return self._credentials.find_sealed(self._signer.loads(cookie, max_age=SESSION_S))
+        except BadData:
+            return None
+
+    def _turn_away(self, asked: Request) -> AnyResponse:
+        """A browser that wants to see a page is shown the way in; everybody else gets 401."""
+        sees_pages = (
+            asked.method in ("GET", "HEAD")
+            and not asked.path.startswith("/api/")
+            and "text/html" in asked.headers.get("Accept", "")
+        )
+        if self.login_path is not None and sees_pages:
+            return redirect(f"{self.login_path}?next={quote(asked.full_path.rstrip('?'), safe='')}", 303)
+        raise Problem(401, detail="send a valid bearer token", headers={"WWW-Authenticate": "Bearer"})
+
+    def _has_csrf_token(self, asked: Request) -> bool:
+        given = asked.headers.get(CSRF_HEADER) or (asked.form.get(CSRF_FIELD, "") if asked.mimetype == _FORM else "")
+        return hmac.compare_digest(given.encode("utf-8", "replace"), self.csrf_token(asked).encode())
+
+    def _set_cookie(self, response: AnyResponse, value: str, max_age_s: int) -> None:
+        response.set_cookie(
+            self.cookie, value, max_age=max_age_s, path="/", secure=self._secure, httponly=True, samesite="Strict"
+        )
+
+
+def local_path(wanted: str) -> str:
+    """Where to go after the log-in: a path of this service, ``/`` for anything that could lead elsewhere.
+
+    >>> local_path("/tickets/42?x=1"), local_path("//evil/"), local_path("/\\\\evil"), local_path("https://evil/")
+    ('/tickets/42?x=1', '/', '/', '/')
+    """
+    fits = wanted.startswith("/") and not wanted.startswith("//") and "\\" not in wanted and wanted.isprintable()
+    return wanted if fits else "/"
+
+
+def _has_bearer_token(asked: Request) -> bool:
+    """Other credentials a browser sends by itself, when a proxy in front of us has once asked for them: Basic, Digest,
+    Negotiate."""
+    header: str = asked.environ.get("HTTP_AUTHORIZATION", "")
+    return header.partition(" ")[0].lower() == "bearer"
+
+
+def _from_elsewhere(asked: Request) -> bool:
+    """Whether a browser says that a page of another site sends this. Programs say nothing of the kind."""
+    site = asked.headers.get("Sec-Fetch-Site")
+    if site is not None:
+        return site not in ("same-origin", "none")
+    origin = asked.headers.get("Origin")
+    return origin is not None and urlsplit(origin).netloc.lower() != asked.headers.get("Host", "").lower()

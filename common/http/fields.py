@@ -1,0 +1,73 @@
+"""Types of fields that bodies and queries share; each tells its own form in the OpenAPI document."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
+from pydantic_core import core_schema
+
+from usher.common.protocol.message import LONGEST_TICKET
+from usher.common.protocol.stream_id import is_id
+
+_DIGITS = re.compile(r"[0-9]{1,9}")
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """``Annotated[str, Fitting(pattern, hint)]``: text that matches ``pattern`` in full. ``hint`` is said of other
+    text, which is not repeated."""
+
+    pattern: re.Pattern[str]
+    hint: str
+
+    def _check(self, value: str) -> str:
+        if not self.pattern.fullmatch(value):
+            raise ValueError(self.hint)
+        return value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return handler(schema) | {"pattern": f"^(?:{self.pattern.pattern})$"}
+
+
+def _only_digits(value: object) -> object:
+    """Python reads ``1_0``, ``+1`` and digits of other scripts as numbers too."""
+    if isinstance(value, str) and not _DIGITS.fullmatch(value):
+        raise ValueError("must be a whole number above 0")
+    return value
+
+
+def _ticket_id(value: str) -> str:
+    if not 0 < len(value.encode("utf-8", "surrogatepass")) <= LONGEST_TICKET:
+        raise ValueError(f"must be text of 1 to {LONGEST_TICKET} bytes")
+    return value
+
+
+def _stream_id(value: str) -> str:
+    if not is_id(value):
+        raise ValueError("must be a stream id like 1526919030474-55")
+    return value
+
+
+def _one_line(value: str) -> str:
+    if not value.isprintable():
+        raise ValueError("must be one line of text, without control characters")
+    return value
+
+
+#: Text for people: any markup is shown literally, and nothing can end a line or colour a terminal.
+OneLine = Annotated[str, AfterValidator(_one_line)]
+#: Any text: a ticket may be called anything.
+TicketId = Annotated[str, Field(min_length=1, max_length=LONGEST_TICKET), AfterValidator(_ticket_id)]
+StreamId = Annotated[
+    str, AfterValidator(_stream_id), WithJsonSchema({"type": "string", "pattern": "^[0-9]{1,20}-[0-9]{1,20}$"})
+]
+#: The length of a page in a query. More than the largest page is the largest page.
+PageLimit = Annotated[int, BeforeValidator(_only_digits), Field(ge=1, le=10**9 - 1)]

@@ -1,0 +1,98 @@
+"""Both sides of HTTPS: one context for all connections, made anew when the files of the certificate, or of the
+authorities, have changed."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import threading
+from pathlib import Path
+
+from usher.common.base.errors import SettingsError
+from usher.common.base.log import event
+from usher.common.runtime.file_watch import ChangedFiles
+
+log = logging.getLogger(__name__)
+
+
+class ServerTls:
+    """A certificate chain and its key, in PEM. Called from several threads."""
+
+    def __init__(self, cert: Path, key: Path | None, sockets: type[ssl.SSLSocket] = ssl.SSLSocket) -> None:
+        """``sockets``: what wrapped connections are made of. Raises SettingsError when the files cannot be used."""
+        self.cert, self._key = cert.expanduser(), (key or cert).expanduser()
+        self._sockets = sockets
+        self._lock = threading.Lock()
+        self._files = ChangedFiles(self.cert, self._key)
+        self._context = self._load()
+
+    def context(self) -> ssl.SSLContext:
+        """The context for a new connection. Files that cannot be used any more change nothing, and are told in the
+        log."""
+        with self._lock:
+            if self._files.are_new():
+                try:
+                    self._context = self._load()
+                    event(log, "certificate_read_again", file=str(self.cert))
+                except SettingsError as unfit:
+                    self._files.failed()
+                    event(
+                        log,
+                        "certificate_unusable",
+                        level=logging.ERROR,
+                        why=str(unfit),
+                        means="the certificate of before stays in use",
+                    )
+            return self._context
+
+    def _load(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.sslsocket_class = self._sockets
+        try:
+            context.load_cert_chain(self.cert, self._key)
+        except (OSError, ssl.SSLError) as problem:
+            why = problem.strerror or type(problem).__name__
+            raise SettingsError(
+                [f"USHER_TLS_CERT, USHER_TLS_KEY: {self.cert} and {self._key} cannot be used: {why}"]
+            ) from None
+        return context
+
+
+class ClientTls:
+    """Whose certificates are trusted. All connections share it, since the authorities of a system are 900 KB. Called
+    from several threads."""
+
+    def __init__(self, ca: Path | None) -> None:
+        """``ca``: authorities in PEM; None: those of the system. Nothing is read yet."""
+        self._ca = None if ca is None else ca.expanduser()
+        self._lock = threading.Lock()
+        file = self._ca or ssl.get_default_verify_paths().cafile
+        self._files = ChangedFiles(*([Path(file)] if file else []))
+        self._context: ssl.SSLContext | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """The context for a new connection. Raises OSError when no authorities can be read. Later unusable ones change
+        nothing, as a server's."""
+        with self._lock:
+            if self._files.are_new() or self._context is None:
+                try:
+                    self._context = self._load()
+                except OSError as unfit:
+                    if self._context is None:
+                        raise
+                    self._files.failed()
+                    event(
+                        log,
+                        "authorities_unusable",
+                        level=logging.ERROR,
+                        why=str(unfit),
+                        means="those of before stay in use",
+                    )
+            return self._context
+
+    def _load(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=self._ca)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.hostname_checks_common_name = False
+        return context

@@ -1,0 +1,86 @@
+-- redrive: dead letters become messages again, each exactly once: its letter goes in the same step.
+-- KEYS: 1 stream, 2 tickets, 3 dead, 4 attempts, 5 changed, 6 leader
+-- ARGV: 1 group, then ids of letters
+-- Returns: {what the leader key holds, or "", then for each letter: {"RESUMED"}: the ticket waited for it; it goes on with this very message,
+--          at its place in the stream, and then with its later ones; {"ADDED", new id}: it is a new message at the end of the stream, with its
+--          uid as it was; {"GONE"}: there is no such letter (any more); {"CUT"}: fields of it are missing, and the stream has the entry no
+--          more; {"HELD"}: its ticket has an owner, try again later}. GONE, CUT and HELD change nothing.
+-- Why Lua: the entry leaves `halted`, its ticket's record and the letter change together, whoever asks and whoever leads: hand_over compares
+--          with the record, and `returned` lets it begin with the lowest entry only. A crash between XADD and XDEL would make two of one.
+-- Memory: refused when full
+--- @include record
+--- @include bury
+--- @include is_above
+--- @include facts_of
+--- @include numbered
+--- @include letter
+--- @include tell_leader
+local stream, group, tickets_key = KEYS[1], ARGV[1], KEYS[2]
+redis.call('XLEN', stream) -- what is no stream fails here, before anything has changed
+redis.call('XLEN', KEYS[5])
+redis.call('XPENDING', stream, group) -- so does a missing group
+redis.call('HLEN', KEYS[4])
+
+-- An empty uid is none (common/protocol/message.py), and of several the first one counts.
+local function give_uid(fields, uid)
+  for at = 1, #fields, 2 do
+    if fields[at] == 'uid' then
+      if fields[at + 1] == '' then fields[at + 1] = uid end
+      return
+    end
+  end
+  fields[#fields + 1] = 'uid'
+  fields[#fields + 1] = uid
+end
+
+-- The message at the end of the stream. Without a uid of its own it gets its former id as uid: sinks know it by that. A gathered message has the
+-- id under which sinks know it in its first field, and a number in its id, which gather counts by.
+local function add_again(head, fields)
+  local id = string.match(head['usher-id'] or '', '^%d+%-%d+$')
+  if id and (head['usher-fields-cut'] or head['usher-values-cut']) then fields = body_of(stream, id) end
+  if not id or not fields or #fields == 0 or #fields > 7000 then return {'CUT'} end
+  local id_now = '*'
+  if fields[1] == 'usher_from' then
+    local ms, number = end_of(stream)
+    id_now = numbered(ms, number + 1)
+  else
+    give_uid(fields, id)
+  end
+  return {'ADDED', redis.call('XADD', stream, id_now, unpack(fields))}
+end
+
+-- The ticket may move again: first what of it is under `master` already and was held by the former owner. A hash write goes first: it needs
+-- memory, so a full server refuses the call before anything has changed.
+local function resume(head, fence, tail)
+  local id = head['usher-id']
+  redis.call('HSET', tickets_key, head['usher-ticket'], 'returned ' .. fence .. ' ' .. (tail == '' and id or id .. ' ' .. tail))
+  redis.call('XCLAIM', stream, group, 'master', '0', id, 'FORCE', 'JUSTID')
+  redis.call('HDEL', KEYS[4], id)
+end
+
+local function redrive(letter_id)
+  local letter = read_letter(KEYS[3], letter_id)
+  if not letter then return {'GONE'} end
+  local head = letter.head
+  local place, fence, tail = place_of(stream, group, tickets_key, head)
+  if place == 'elsewhere' then return {'HELD'} end
+  local answer
+  if place == 'halted' and body_of(stream, head['usher-id']) then
+    resume(head, fence, tail)
+    answer = {'RESUMED'}
+  else
+    answer = add_again(head, letter.fields)
+    if answer[1] == 'CUT' then return answer end
+    if place == 'halted' then -- its entry was deleted: its place in the ticket's order is gone with it
+      redis.call('XACK', stream, group, head['usher-id'])
+      write_record(tickets_key, head['usher-ticket'], 'returned', fence, tail)
+    end
+  end
+  if place == 'halted' then tell_leader(KEYS[5], head['usher-ticket']) end
+  redis.call('XDEL', KEYS[3], letter_id)
+  return answer
+end
+
+local reply = {redis.call('GET', KEYS[6]) or ''}
+for at = 2, #ARGV do reply[at] = redrive(ARGV[at]) end
+return reply

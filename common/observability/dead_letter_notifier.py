@@ -1,0 +1,58 @@
+"""The bell: what rings when a message becomes a dead letter. A metric always; a webhook if USHER_DEAD_LETTER_WEBHOOK
+names one.
+
+The log event is written where the decision is made (``message_given_up``, ``messages_rejected``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from usher.common.observability.metrics import Metrics
+from usher.common.protocol.keys import Keys
+from usher.common.runtime.service import Service
+
+if TYPE_CHECKING:
+    from usher.common.observability.webhook import Webhook
+
+
+class Bell:
+    """Rung by any thread; never waits. Neither fields nor texts of a message leave by it: they may be secrets."""
+
+    def __init__(self, metrics: Metrics, webhook_url: str, program: str, keys: Keys) -> None:
+        self._counter = metrics.dead_letters
+        self._webhook: Webhook | None = None
+        if webhook_url:
+            from usher.common.observability.webhook import (
+                Webhook,  # here, because few have one, and requests is 4 MiB of every consumer
+            )
+
+            self._webhook = Webhook(webhook_url, {"program": program, "stream": keys.stream, "group": keys.group})
+
+    @property
+    def services(self) -> Sequence[Service]:
+        return () if self._webhook is None else (self._webhook,)
+
+    def ring(
+        self,
+        ticket: bytes,
+        message_id: bytes,
+        reason: str,
+        error_type: str = "",
+        attempts: int = 0,
+        policy: str = "skip",
+    ) -> None:
+        """A message was given up."""
+        self._counter.labels(reason).inc()
+        if self._webhook is not None:
+            self._webhook.add(
+                {
+                    "ticket_id": ticket.decode(errors="replace"),
+                    "message_id": message_id.decode(errors="replace"),
+                    "reason": reason,
+                    "error_type": error_type,
+                    "attempts": attempts,
+                    "policy": policy,
+                }
+            )

@@ -1,0 +1,123 @@
+"""Metrics of a program, as Prometheus reads them at ``GET /metrics``. No label holds a ticket, a message or a text:
+their number is unbounded.
+
+What is counted on the way of a message is a plain number of the service that counts it; families are made of them only
+when somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from usher.common.base.clock import now_s
+from usher.common.redis.client import troubles
+from usher.common.runtime.histograms import Timings
+from usher.common.runtime.service import Service
+
+Source = Callable[[], Iterable[Metric]]
+
+#: Why messages become dead letters, and what Redis says when it is full. All of it is told from the start, with 0: of a
+#: series that begins with 1 Prometheus' ``increase`` is 0, and the first dead letter of a program would wake nobody.
+DEAD_LETTER_REASONS = (
+    *("attempts_exhausted", "gave_up", "body_gone", "rule", "too_large"),
+    *("no_ticket_id", "empty_ticket_id", "ticket_id_too_long", "ticket_id_not_utf8"),
+)
+_FULL = ("oom", "misconf")
+
+
+class Metrics:
+    """All metrics of this process, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        #: By ``reason``: one of DEAD_LETTER_REASONS.
+        self.dead_letters = Counter(
+            "usher_dead_letters",
+            "Messages that this process has made dead letters of.",
+            ["reason"],
+            registry=self._registry,
+        )
+        for reason in DEAD_LETTER_REASONS:
+            self.dead_letters.labels(reason)
+        self.add(_redis_errors)
+
+    def add(self, source: Source) -> None:
+        """``source`` is asked at every scrape, on a thread of the web server."""
+        self._registry.register(_Asked(source))
+
+    def page(self) -> bytes:
+        """The text that Prometheus reads."""
+        return bytes(generate_latest(self._registry))
+
+
+class _Asked:
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def collect(self) -> Iterable[Metric]:
+        return self._source()
+
+
+def gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"usher_{name}", text, value=value)
+
+
+def gauges(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    """One gauge per value of ``label``, of which there must be few."""
+    family = GaugeMetricFamily(f"usher_{name}", text, labels=[label])
+    for word, value in values.items():
+        family.add_metric([word], value)
+    return family
+
+
+def counter(name: str, text: str, value: float) -> Metric:
+    """``name`` without ``_total``."""
+    return CounterMetricFamily(f"usher_{name}", text, value=value)
+
+
+def counters(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = CounterMetricFamily(f"usher_{name}", text, labels=[label])
+    for word, value in values.items():
+        family.add_metric([word], value)
+    return family
+
+
+def histogram(name: str, text: str, timings: Timings) -> Metric:
+    rows = [("+Inf" if bound == float("inf") else repr(bound), count) for bound, count in timings.cumulative()]
+    return HistogramMetricFamily(f"usher_{name}", text, buckets=rows, sum_value=timings.sum_s)
+
+
+def service_metrics(services: Sequence[Service]) -> Iterable[Metric]:
+    """Turns and troubles of the threads, by role: ``work-1`` to ``work-8`` are ``work``."""
+    now = now_s()
+    turns: dict[str, float] = {}
+    failed: dict[str, float] = {}
+    idle: dict[str, float] = {}
+    down: dict[str, float] = {}
+    for service in services:
+        role = service.name.rstrip("0123456789").rstrip("-")
+        turns[role] = turns.get(role, 0) + service.turns
+        failed[role] = failed.get(role, 0) + service.failed_turns
+        idle[role] = max(idle.get(role, 0), 0 if service.last_turn_s is None else now - service.last_turn_s)
+        down[role] = down.get(role, 0) + (not service.alive)
+    yield counters("service_turns", "Turns of a role's loop that went well.", "service", turns)
+    yield counters("service_failed_turns", "Turns that failed and were tried again.", "service", failed)
+    yield gauges(
+        "service_since_turn_seconds",
+        "Since the last turn ended; the longest, where a role has several threads.",
+        "service",
+        idle,
+    )
+    yield gauges("service_threads_down", "Threads of a role that do not run.", "service", down)
+
+
+def _redis_errors() -> Iterable[Metric]:
+    text = (
+        "Answers and connections of Redis that were errors. class: Redis' first word, connect, reply_unknown, nogroup,"
+        " refused."
+    )
+    yield counters("redis_errors", text, "class", dict.fromkeys(_FULL, 0) | troubles.seen())

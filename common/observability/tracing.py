@@ -1,0 +1,131 @@
+"""Tracing with OpenTelemetry, for those who have set it up. Else nothing is imported, and nothing is done per message.
+
+The trace context of a message is its field ``traceparent`` (W3C), whoever wrote it: ``usher.common.sending.producer``
+adds that of the current span, a producer in another language adds its own. The consumer's span of a handler call is a
+child of it; the master's span of a hand-over, which is about many messages, links to them.
+
+Who sets OpenTelemetry up is the user: ``opentelemetry-instrument usher master``, or a tracer provider that the
+handler's module sets. A process in which nobody has imported ``opentelemetry.trace`` has no provider and no current
+span, so that is all that is looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from usher.common.base.errors import RetryLater
+from usher.common.protocol.message import EntryView
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Link, Span, Tracer
+
+#: The field of a message that names the span it was sent in; and what may come with it.
+FIELD = "traceparent"
+_STATE = "tracestate"
+
+
+def tracer() -> Tracer | None:
+    """Where spans are begun; None where nobody has set a tracer provider."""
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None or isinstance(trace.get_tracer_provider(), (trace.ProxyTracerProvider, trace.NoOpTracerProvider)):
+        return None
+    made: Tracer = trace.get_tracer("usher")
+    return made
+
+
+def context_fields() -> dict[str, str]:
+    """The fields that tell a message's readers of the current span; none when there is no such span."""
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None or not trace.get_current_span().get_span_context().is_valid:
+        return {}
+    fields: dict[str, str] = {}
+    _propagator().inject(fields)
+    return fields
+
+
+def traced(
+    call: Callable[[Any], Any], of: Tracer, stream: str, *, is_async: bool, is_batch: bool
+) -> Callable[[Any], Any]:
+    """``call``, a handler, with a span around each of its calls."""
+    around = _around_batch if is_batch else _around_message
+
+    def handle(given: Any) -> Any:
+        with around(of, stream, given):
+            return call(given)
+
+    async def handle_async(given: Any) -> Any:
+        with around(of, stream, given):
+            return await call(given)
+
+    return handle_async if is_async else handle
+
+
+def links_to(contexts: Sequence[str | None]) -> list[Link]:
+    """Links to the spans that these values of ``traceparent`` name; what names none is left out."""
+    from opentelemetry import trace
+
+    found = [trace.get_current_span(_parent({FIELD: context})).get_span_context() for context in contexts if context]
+    return [trace.Link(context) for context in found if context.is_valid]
+
+
+@contextlib.contextmanager
+def _around_message(of: Tracer, stream: str, message: Any) -> Iterator[None]:
+    facts = {"messaging.message.id": message.id, "usher.ticket_id": message.ticket_id}
+    facts |= {"usher.fence": message.fence, "usher.attempt": message.attempt}
+    with _span(of, stream, facts, context=_parent(message.fields)):
+        yield
+
+
+@contextlib.contextmanager
+def _around_batch(of: Tracer, stream: str, messages: Sequence[EntryView]) -> Iterator[None]:
+    facts = {"messaging.batch.message_count": len(messages)}
+    with _span(of, stream, facts, links=links_to([message.fields.get(FIELD) for message in messages])):
+        yield
+
+
+@contextlib.contextmanager
+def _span(of: Tracer, stream: str, facts: Mapping[str, Any], **more: Any) -> Iterator[Span]:
+    """The span of a handler call. To come again later is no error."""
+    from opentelemetry.trace import SpanKind, Status, StatusCode
+
+    attributes = {
+        "messaging.system": "usher",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": stream,
+        **facts,
+    }
+    begun = of.start_as_current_span(
+        f"process {stream}",
+        kind=SpanKind.CONSUMER,
+        attributes=attributes,
+        record_exception=False,
+        set_status_on_exception=False,
+        **more,
+    )
+    with begun as span:
+        try:
+            yield span
+        except RetryLater:
+            span.add_event("retry_later")
+            raise
+        except BaseException as problem:
+            span.record_exception(problem)
+            span.set_status(Status(StatusCode.ERROR, type(problem).__name__))
+            raise
+
+
+def _parent(fields: Mapping[str, str]) -> Context:
+    """The context that a message was sent in; an empty one, not that of the thread, if it names none."""
+    from opentelemetry.context import Context
+
+    return _propagator().extract({name: fields[name] for name in (FIELD, _STATE) if name in fields}, context=Context())
+
+
+def _propagator() -> Any:
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return TraceContextTextMapPropagator()

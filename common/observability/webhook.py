@@ -1,0 +1,126 @@
+"""Webhook: tells a URL of dead letters, in batches and not too often. It never holds up the flow: what cannot be told
+is counted and left."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+import requests
+
+from usher.common.base.clock import now_s
+from usher.common.base.log import event
+from usher.common.runtime.service import Service
+
+log = logging.getLogger(__name__)
+
+#: Dead letters of one POST, and those that may wait for theirs; more are only counted (``left_out``).
+MOST_AT_ONCE = 100
+MOST_WAITING = 1000
+_TIMEOUT_S = (1.0, 3.0)
+#: Tries of one batch; the pause doubles after each that failed.
+_TRIES = 4
+
+
+def told_url(url: str) -> str:
+    """What may be said of a URL: path, query and user may be secrets.
+
+    >>> told_url("https://u:p@hooks.example:8443/T0/B0/token?key=1")
+    'https://hooks.example:8443/...'
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "(no URL)"
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}/..."
+
+
+class Webhook(Service):
+    """POSTs ``{"program", "stream", "group", "dead_letters": [...], "left_out": n}`` to one URL: the first at once,
+    then one per ``pause_s``.
+
+    ``add`` may be called from any thread and never waits. Answers other than 2xx, redirects included, are failures:
+    tried again a few times, then left; the letters themselves are in Redis.
+    """
+
+    name = "bell"
+
+    def __init__(self, url: str, about: Mapping[str, str], pause_s: float = 5.0) -> None:
+        super().__init__()
+        self._url = url
+        self._about = dict(about)
+        self._pause_s = pause_s
+        self._lock = threading.Lock()
+        self._waiting: deque[dict[str, Any]] = deque()  # guarded by self._lock, as is the next
+        self._left_out = 0
+        self._batch: list[dict[str, Any]] = []
+        self._batch_left_out = 0
+        self._tries = 0
+        self._not_before_s = 0.0
+        self._session = requests.Session()
+        self._session.trust_env = False  # no proxies and no .netrc of the environment
+        self.sent = 0
+        self.dropped = 0
+
+    def add(self, letter: dict[str, Any]) -> None:
+        """A message was given up."""
+        with self._lock:
+            if len(self._waiting) < MOST_WAITING:
+                self._waiting.append(letter)
+            else:
+                self._left_out += 1
+        self.wake()
+
+    def run_once(self) -> float:
+        wait_s = self._not_before_s - now_s()
+        if wait_s > 0:
+            return min(wait_s, self.stalls_after_s / 3)
+        if not self._tries:
+            self._take()
+        if not self._batch:
+            return self.stalls_after_s / 3
+        self._tries += 1
+        trouble = self._post()
+        if trouble is None:
+            self.sent += len(self._batch)
+        elif self._tries < _TRIES:
+            self._not_before_s = now_s() + self._pause_s * 2 ** (self._tries - 1)
+            return 0.0
+        else:
+            self.dropped += len(self._batch)
+            event(
+                log,
+                "webhook_failed",
+                level=logging.WARNING,
+                url=told_url(self._url),
+                letters=len(self._batch),
+                why=trouble,
+            )
+        self._tries = 0
+        self._not_before_s = now_s() + self._pause_s
+        return 0.0
+
+    def _take(self) -> None:
+        with self._lock:
+            self._batch = [self._waiting.popleft() for _ in range(min(MOST_AT_ONCE, len(self._waiting)))]
+            self._batch_left_out, self._left_out = (self._left_out, 0) if self._batch else (0, self._left_out)
+
+    def _post(self) -> str | None:
+        """Send the batch once; what went wrong, without anything of the URL."""
+        body = orjson.dumps({**self._about, "dead_letters": self._batch, "left_out": self._batch_left_out})
+        headers = {"Content-Type": "application/json"}
+        try:
+            with self._session.post(
+                self._url, data=body, headers=headers, timeout=_TIMEOUT_S, allow_redirects=False, stream=True
+            ) as response:
+                return None if 200 <= response.status_code < 300 else f"it answered {response.status_code}"
+        except (requests.RequestException, ValueError) as problem:  # ValueError: a URL that urllib3 cannot take
+            return type(problem).__name__
+
+    def on_end(self) -> None:
+        self._session.close()

@@ -1,0 +1,76 @@
+"""What is noted of a message's attempts in ``...:attempts``: a field per stream id, ``starts failures crashes losses``.
+Pure.
+
+Only what went wrong is noted: a message without a field has never failed. lua/includes/attempts.lua reads and writes
+the same format.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_FOUR = re.compile(rb"([0-9]{1,9}) ([0-9]{1,9}) ([0-9]{1,9}) ([0-9]{1,9})")
+_ONE = re.compile(rb"[0-9]{1,9}")
+
+#: How the errors begin of messages whose last start nobody saw end: nothing was raised, so by these they are told
+#: apart.
+CUT_OFF, RAN_PAST = "its process ended while its handler ran", "it ran past USHER_HANDLER_SECONDS"
+
+
+class Attempts(NamedTuple):
+    """``starts``: of its handler, as far as they are known. ``failures``: those of them that are charged against
+    max_attempts. ``crashes``: ends of its process while it ran that nobody can explain; 0: it is no suspect.
+    ``losses``: ends of its owner without a word, when it was the next of its ticket; it may have run, or not.
+    """
+
+    starts: int = 0
+    failures: int = 0
+    crashes: int = 0
+    losses: int = 0
+
+    def blamed(self) -> Attempts:
+        """The last start, and every crash of former ones, is charged. Starts that asked to be called later stay free.
+
+        >>> Attempts(starts=3, failures=0, crashes=2).blamed()
+        Attempts(starts=3, failures=3, crashes=2, losses=0)
+        >>> Attempts(starts=9, failures=1, crashes=0).blamed().failures
+        2
+        """
+        return self._replace(failures=min(self.starts, self.failures + self.crashes + 1))
+
+    @property
+    def put_off(self) -> bool:
+        """Whether nothing went wrong with it: it was started, and asked to be called later.
+
+        >>> Attempts(3).put_off, Attempts(3, 1).put_off, NEVER.put_off
+        (True, False, False)
+        """
+        return self.starts > 0 and not (self.failures or self.crashes or self.losses)
+
+
+NEVER = Attempts()
+
+
+def encode(attempts: Attempts) -> bytes:
+    """The value of a field.
+
+    >>> encode(Attempts(2, 1, 1))
+    b'2 1 1 0'
+    """
+    return b"%d %d %d %d" % attempts
+
+
+def decode(value: bytes) -> Attempts:
+    """The attempts of a field's value. A plain number, as former versions wrote it, is that many starts which all
+    failed; what cannot be read at all is as if nothing were noted: it must not stop its message.
+
+    >>> decode(b"2 1 1 0"), decode(b"3")
+    (Attempts(starts=2, failures=1, crashes=1, losses=0), Attempts(starts=3, failures=3, crashes=0, losses=0))
+    """
+    four = _FOUR.fullmatch(value)
+    if four is not None:
+        return Attempts(*map(int, four.groups()))
+    if _ONE.fullmatch(value) is not None:
+        return Attempts(int(value), int(value))
+    return NEVER

@@ -1,0 +1,213 @@
+"""Every Redis key of Usher, in one place: name, type, lifetime, writer.
+
+All keys of one ticket stream share one hash tag, so that they lie in one cluster slot and a script may touch them
+together. ``{S}:G:`` is the prefix, ``S`` the stream, ``G`` the group; a stream key with a tag of its own
+(``tenant{7}``) keeps that tag.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Reserved consumer names of the group. No incarnation can have them: incarnations contain a colon.
+MASTER = b"master"
+HALTED = b"halted"
+
+
+def _tagged(stream: str) -> str:
+    """The stream's name with a hash tag: its own if it has a non-empty one, as Redis Cluster reads it, else the whole
+    name."""
+    opened = stream.find("{")
+    if opened >= 0 and stream.find("}", opened + 1) > opened + 1:
+        return stream
+    return "{" + stream + "}"
+
+
+def uid_key(stream: str, uid: bytes) -> bytes:
+    """String with PX: the id of the entry that was added under this uid. Written by send (common/sending/producer.py),
+    for all groups of the stream.
+
+    >>> uid_key("ticket_stream", b"order-7")
+    b'{ticket_stream}:uid:order-7'
+    """
+    return f"{_tagged(stream)}:uid:".encode() + uid
+
+
+@dataclass(frozen=True)
+class LogKeys:
+    """What belongs to a stream as a log, whatever its groups: who streams which outbox into it, and how far its readers
+    are.
+
+    >>> LogKeys("ticket_stream").checkpoints
+    '{ticket_stream}:checkpoints'
+    """
+
+    stream: str
+    outbox: str = "outbox"
+
+    @property
+    def leader(self) -> str:
+        """String with PX: ``epoch holder`` of the streamer that leads for this outbox. Written by elect, extended by
+        hold_lead."""
+        return f"{_tagged(self.stream)}:streamer-{self.outbox}"
+
+    @property
+    def counters(self) -> str:
+        """Hash, never deleted: the last epoch of the streamers. Written by elect."""
+        return _tagged(self.stream) + ":streamers"
+
+    @property
+    def checkpoints(self) -> str:
+        """Hash: name of a log consumer -> ``version id ms``, never ahead of its SQL. Written by note_checkpoint; trim
+        keeps from ``id`` on."""
+        return _tagged(self.stream) + ":checkpoints"
+
+    @property
+    def groups(self) -> str:
+        """Hash: group -> the lowest id that it would read again if it were lost now. Written by save_position (leader),
+        by gather (of a source) and by plain readers (common/readers/reliable_stream.py); it stays when the group is
+        lost, so that trim keeps from there on."""
+        return _tagged(self.stream) + ":groups"
+
+    @property
+    def archived(self) -> str:
+        """String: the id up to which the stream is archived, itself included. Written by the archive; trim
+        --archived-only keeps from it on."""
+        return _tagged(self.stream) + ":archived"
+
+    @property
+    def delayed(self) -> str:
+        """Stream: messages that are to be added to the stream when they are due (field ``due_ms``). Written by
+        producers; send_delayed takes out, and whoever drops some."""
+        return _tagged(self.stream) + ":delayed"
+
+    @property
+    def due(self) -> str:
+        """Sorted set: delayed message, its id padded to 2 x 20 digits -> ms at which it is due. Written by due_delayed
+        and send_delayed."""
+        return _tagged(self.stream) + ":due"
+
+    @property
+    def due_until(self) -> str:
+        """String: up to which id ``delayed`` is in ``due``. Written by due_delayed."""
+        return _tagged(self.stream) + ":due_until"
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of one ticket stream under one group.
+
+    >>> Keys("ticket_stream", "g").tickets
+    '{ticket_stream}:g:tickets'
+    """
+
+    stream: str
+    group: str
+
+    @property
+    def prefix(self) -> str:
+        return f"{_tagged(self.stream)}:{self.group}:"
+
+    @property
+    def tickets(self) -> str:
+        """Hash: ticket_id -> ``owner fence id id ...`` (see lua/includes/record.lua). For ever; a field lives while in
+        processing."""
+        return self.prefix + "tickets"
+
+    @property
+    def consumers(self) -> str:
+        """Hash: consumer name -> registration (see common/protocol/registration.py). Written by register, deregister
+        and reap."""
+        return self.prefix + "consumers"
+
+    @property
+    def leader(self) -> str:
+        """String with PX: ``epoch url`` of the master that leads. Written by elect, extended by hold_lead."""
+        return self.prefix + "leader"
+
+    @property
+    def counters(self) -> str:
+        """Hash, never deleted: the last epoch, fence and generation, the version of the rules, and the longest lease
+        that a consumer got, in ms, with the first generation of which that is known. Written by elect, hand_over,
+        next_generation, change_rules, register."""
+        return self.prefix + "counters"
+
+    @property
+    def attempts(self) -> str:
+        """Hash: stream id -> attempts (see common/protocol/attempts.py) of a message that failed or ran in a crash. A
+        field goes when its entry is done. Written by charge (owner), note_crash (the owner's successor) and take_back
+        (leader)."""
+        return self.prefix + "attempts"
+
+    @property
+    def position(self) -> str:
+        """Hash: the group's saved position, and after a group loss up to where it repeats. Written by the leader."""
+        return self.prefix + "position"
+
+    @property
+    def dead(self) -> str:
+        """Stream: dead letters (lua/includes/bury.lua). Written by dead_letter (owner), reject and end_tail (leader);
+        redrive and drop take out."""
+        return self.prefix + "dead"
+
+    @property
+    def changed(self) -> str:
+        """Stream, capped: tickets whose record somebody else than the leader changed, changes of the rules, new
+        consumers; what wakes it. Written by dead_letter, redrive, drop, change_rules, register."""
+        return self.prefix + "changed"
+
+    @property
+    def rules(self) -> str:
+        """Hash: id of a live rule -> ``version ms json`` (master/policy/rules.py). For ever. Written by change_rules,
+        read by the leader."""
+        return self.prefix + "rules"
+
+    @property
+    def actions(self) -> str:
+        """Stream, capped: what operators did (master/operations/action_log.py). Written by change_rules, and by whoever
+        redrives or drops letters."""
+        return self.prefix + "actions"
+
+    @property
+    def runs(self) -> str:
+        """Stream, capped: the run log, one entry per batch. Written by ack, charge and note_crash."""
+        return self.prefix + "runs"
+
+    @property
+    def audit(self) -> str:
+        """String: the last audit's verdict and sums, one JSON object. Written by the audit, for pages and metrics."""
+        return self.prefix + "audit"
+
+    @property
+    def archived(self) -> str:
+        """Hash: ``entries`` and ``runs`` -> the last id that is in the archive. Written by the archive, read by whoever
+        trims."""
+        return self.prefix + "archived"
+
+    @property
+    def shares(self) -> str:
+        """Hash, where several streams are gathered: ``shard <n>`` -> the master that gathers it, ``master <id>`` ->
+        until when it counts as running. Written by share."""
+        return self.prefix + "shares"
+
+    @property
+    def gathered(self) -> str:
+        """Hash, where several streams are gathered: source -> the last id that was moved to the work stream; a field
+        goes when its stream is gone. Written by gather."""
+        return self.prefix + "gathered"
+
+    def lease(self, incarnation: str) -> str:
+        """String with PX: ``live``, ``draining`` or ``revoked``. Written by register, extended by renew."""
+        return f"{self.prefix}lease:{incarnation}"
+
+    def noted(self, incarnation: str) -> str:
+        """Hash with PX: what was noted of a dead incarnation while it is being recovered. The field "" says that its
+        journal spoke; each other one is a ticket whose first message counts as lost. Written by note_crash and
+        take_back; it goes with the last page, or reap."""
+        return f"{self.prefix}noted:{incarnation}"
+
+    def inbox(self, incarnation: str) -> str:
+        """Stream: hand-overs to this incarnation, one record per call (form: lua/leader/hand_over.lua). Written by
+        hand_over, trimmed by its reader; it goes with its incarnation: by deregister, with the last page of take_back,
+        by reap, or when a successor registers."""
+        return f"{self.prefix}inbox:{incarnation}"

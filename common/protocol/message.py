@@ -1,0 +1,129 @@
+"""Messages: how an entry becomes what a handler gets, and which entries cannot.
+
+A producer needs no library: ``XADD ticket_stream * ticket_id 42 ...`` from any language is a valid message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from usher.common.base.errors import MessageUndecodable
+
+#: Longest ticket id in bytes. Longer ones would travel through every index, inbox and log.
+LONGEST_TICKET = 256
+UID_FIELD = b"uid"
+#: No real ticket can begin with it: this byte never occurs in UTF-8.
+_UNKEYED = b"\xff"
+BODY_FIELD = b"body"
+#: Of a delayed message: when it is due, in ms since the epoch; and where several streams are gathered, the one that it
+#: is for.
+DUE_FIELD, FOR_FIELD = b"due_ms", b"stream"
+
+
+def check_ticket(ticket: bytes | None) -> bytes:
+    """The ticket id, if an entry with it can be handed over. Raises MessageUndecodable with one of the reasons
+
+    ``no_ticket_id``, ``empty_ticket_id``, ``ticket_id_too_long``, ``ticket_id_not_utf8``.
+    """
+    if ticket is None:
+        raise MessageUndecodable("no_ticket_id")
+    if not ticket:
+        raise MessageUndecodable("empty_ticket_id")
+    if len(ticket) > LONGEST_TICKET:
+        raise MessageUndecodable("ticket_id_too_long")
+    try:
+        ticket.decode()
+    except UnicodeDecodeError:
+        raise MessageUndecodable("ticket_id_not_utf8") from None
+    return ticket
+
+
+def unkeyed_ticket(stream_id: bytes) -> bytes:
+    """The name under which a message without a ticket id is a ticket of its own (USHER_UNKEYED=spread).
+
+    >>> unkeyed_ticket(b"5-1")
+    b'\\xff5-1'
+    """
+    return _UNKEYED + stream_id
+
+
+def ticket_text(ticket: bytes) -> str:
+    """The ticket id as handlers, reports, logs and pages have it; "" for a message without one.
+
+    >>> ticket_text(b"42"), ticket_text(unkeyed_ticket(b"5-1"))
+    ('42', '')
+    """
+    return "" if ticket.startswith(_UNKEYED) else ticket.decode()
+
+
+def first_value(fields: Sequence[bytes], name: bytes) -> bytes | None:
+    """The value of the first field ``name`` in a flat list of names and values. First, not last: as the scripts read
+    the ticket."""
+    for at in range(0, len(fields), 2):
+        if fields[at] == name:
+            return fields[at + 1]
+    return None
+
+
+def as_mapping(fields: Sequence[bytes]) -> dict[str, str]:
+    """Fields as text. Bytes that are not UTF-8 survive as surrogates: ``value.encode("utf-8", "surrogateescape")``
+    gives them back."""
+    values = iter(fields)
+    mapping: dict[str, str] = {}
+    for name, value in zip(values, values, strict=True):
+        mapping.setdefault(name.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape"))
+    return mapping
+
+
+class EntryView:
+    """What a handler may ask of an entry, whoever hands it over. ``_flat``: names and values by turns, or None when its
+    body is gone."""
+
+    __slots__ = ("_fields", "_flat", "stream_id")
+
+    def __init__(self, stream_id: bytes, flat: list[bytes] | None) -> None:
+        self.stream_id = stream_id
+        self._flat = flat
+        self._fields: dict[str, str] | None = None
+
+    @property
+    def body_is_gone(self) -> bool:
+        """The entry was deleted while it was pending; no handler sees such a message."""
+        return self._flat is None
+
+    @property
+    def size(self) -> int:
+        """Bytes of all names and values."""
+        return sum(map(len, self._flat or ()))
+
+    @property
+    def id(self) -> str:
+        """The stream id, ``"<milliseconds>-<sequence>"``."""
+        return self.stream_id.decode()
+
+    @property
+    def uid(self) -> str:
+        """The producer's own id of the message (field ``uid``), the same for every copy of it; the stream id if it gave
+        none, or an empty one."""
+        given = first_value(self._flat or (), UID_FIELD)
+        return given.decode("utf-8", "surrogateescape") if given else self.id
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """All fields as text; bytes that are not UTF-8 survive as surrogates (``value.encode("utf-8",
+        "surrogateescape")``)."""
+        if self._fields is None:
+            self._fields = as_mapping(self._flat or ())
+        return self._fields
+
+    @property
+    def body(self) -> bytes:
+        """The field ``body`` as it was sent; empty if there is none."""
+        return first_value(self._flat or (), BODY_FIELD) or b""
+
+    def json(self) -> Any:
+        """The field ``body`` read as JSON. Raises ValueError when it is not."""
+        return orjson.loads(self.body)

@@ -1,0 +1,172 @@
+"""The ticket streams that are taken in: one, or many that are gathered into one *work stream*.
+
+``USHER_TICKET_STREAM`` is a name; or several, and patterns with ``*`` and ``?``, separated by commas. With one plain
+name that stream is worked on as it is. With more, each is a *source*, with a group of its own, and masters move its
+entries, in order and each exactly once (lua/sources/gather.lua), to the end of the work stream. Everything behind works
+on that one: a consumer reads one inbox and one stream, with one batched read, however many sources there are, and a new
+source costs it nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+#: First and second field of a gathered entry: where it comes from (``<source id> <length> <source>``), and its ticket,
+#: of which the first ``<length>`` bytes are not the producer's. See lua/sources/gather.lua.
+FROM_FIELD = b"usher_from"
+SCOPED_TICKET_FIELD = b"usher_ticket"
+#: Sources are spread over the masters in this many shards. Never changed: masters of different versions must agree on
+#: it.
+SHARDS = 64
+
+_LONGEST_NAME = 512
+_TAG = re.compile(r"\{([^{}]+)\}")
+#: Streams that some Usher keeps for itself beside a ticket stream (common/protocol/keys.py), what gathering writes, and
+#: work streams: never taken in by a pattern.
+_OWN = re.compile(
+    rb"usher:|.*\{[^{}]+\}.*:(?:groups|delayed|[A-Za-z0-9._-]{1,128}:(?:dead|changed|runs|actions|inbox:.+))$",
+    re.DOTALL,
+)
+
+
+def is_pattern(part: str) -> bool:
+    """Whether a part of the setting stands for any number of streams.
+
+    >>> is_pattern("tickets:*"), is_pattern("orders")
+    (True, False)
+    """
+    return "*" in part or "?" in part
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What the setting names: plain ``names`` and ``patterns``, in its order."""
+
+    names: tuple[str, ...]
+    patterns: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Sources:
+        """Raises ValueError, with what is wrong and the way out.
+
+        >>> Sources.parse("orders, tickets:*")
+        Sources(names=('orders',), patterns=('tickets:*',))
+        """
+        parts = [part.strip() for part in text.split(",")] if "," in text else [text]
+        for part in parts:
+            _check(part)
+        if len(set(parts)) < len(parts):
+            raise ValueError("names a stream twice")
+        return cls(tuple(part for part in parts if not is_pattern(part)), tuple(filter(is_pattern, parts)))
+
+    @property
+    def single(self) -> str | None:
+        """The one stream that is worked on as it is; None when there is a work stream."""
+        return self.names[0] if len(self.names) == 1 and not self.patterns else None
+
+    @cached_property
+    def tag(self) -> str | None:
+        """The hash tag that all of them have, so that they lie in one slot of a cluster. None: they differ, or one has
+        none."""
+        tags = {found[1] if (found := _TAG.search(part)) else None for part in (*self.names, *self.patterns)}
+        return tags.pop() if len(tags) == 1 else None
+
+    def work_stream(self, group: str) -> str:
+        """The stream to work on. With a work stream its name is the group's: it does not change when a source is added.
+
+        >>> Sources.parse("a,b").work_stream("g"), Sources.parse("a{7},b{7}").work_stream("g"), Sources.parse("a").work_stream("g")
+        ('usher:{g}', 'usher:g{7}', 'a')
+        """
+        if self.single is not None:
+            return self.single
+        return f"usher:{group}{{{self.tag}}}" if self.tag else f"usher:{{{group}}}"
+
+    def takes(self, key: bytes) -> bool:
+        """Whether the stream ``key`` is a source: by its name, or by a pattern, if Usher does not keep it for itself.
+
+        >>> sources = Sources.parse("orders,tickets:*")
+        >>> [sources.takes(key) for key in (b"orders", b"tickets:7", b"tickets:{7}:g:dead", b"other")]
+        [True, True, False, False]
+        """
+        if key in self._encoded:
+            return True
+        return (
+            self._pattern is not None
+            and self._pattern.fullmatch(key) is not None
+            and _OWN.match(key) is None
+            and _fits(key)
+        )
+
+    def prefixes(self) -> tuple[bytes, ...]:
+        """What the names of all sources begin with; none of these begins with another one.
+
+        >>> Sources.parse("tickets:*,tickets,orders:?:x").prefixes()
+        (b'orders:', b'tickets')
+        """
+        found: list[str] = []
+        for start in sorted(re.split(r"[*?]", part, maxsplit=1)[0] for part in (*self.names, *self.patterns)):
+            if not found or not start.startswith(found[-1]):
+                found.append(start)
+        return tuple(start.encode() for start in found)
+
+    @cached_property
+    def _encoded(self) -> frozenset[bytes]:
+        return frozenset(name.encode() for name in self.names)
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[bytes] | None:
+        return re.compile(b"|".join(map(_as_regex, self.patterns)), re.DOTALL) if self.patterns else None
+
+
+def is_work_stream(name: str, group: str) -> bool:
+    """Whether ``name`` is what masters of ``group`` gather several streams into (``Sources.work_stream``).
+
+    >>> [is_work_stream(name, "g") for name in ("usher:{g}", "usher:g{7}", "usher:{h}", "orders")]
+    [True, True, False, False]
+    """
+    return re.fullmatch(rf"usher:(\{{{re.escape(group)}\}}|{re.escape(group)}\{{[^{{}}]+\}})", name) is not None
+
+
+def shard_of(source: bytes) -> int:
+    """The shard of a source: the same in every process.
+
+    >>> shard_of(b"orders")
+    46
+    """
+    return zlib.crc32(source) % SHARDS
+
+
+def shards_of(sources: Iterable[bytes]) -> list[int]:
+    """The shards of these, in their order."""
+    return [shard_of(source) for source in sources]
+
+
+def _as_regex(pattern: str) -> bytes:
+    parts = re.split(r"([*?])", pattern)
+    return b"".join({"*": b".*", "?": b"."}.get(part, re.escape(part.encode())) for part in parts)
+
+
+def _fits(key: bytes) -> bool:
+    """A name that can be part of a ticket id."""
+    try:
+        key.decode()
+    except UnicodeDecodeError:
+        return False
+    return len(key) <= _LONGEST_NAME
+
+
+def _check(part: str) -> None:
+    if not part:
+        raise ValueError("has an empty name; separate several streams with single commas")
+    if len(part) > _LONGEST_NAME:
+        raise ValueError(f"has a name of more than {_LONGEST_NAME} characters")
+    if is_pattern(part) and re.search(r"[\[\]\\^]", part):
+        raise ValueError(f"{part!r}: a pattern knows only * (anything) and ? (any one character)")
+    if ("{" in part or "}" in part) and not re.fullmatch(r"[^{}]+\{[^{}*?]+\}[^{}]*|\{[^{}*?]+\}[^{}]+", part):
+        raise ValueError(
+            "braces must enclose a part of the name, as in tickets{7}: Redis Cluster reads that part as the hash tag"
+        )

@@ -1,0 +1,88 @@
+"""Stream ids: ``b"<milliseconds>-<sequence>"`` as Redis sends them; compared as numbers, never as text."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+_SEQUENCE_BITS = 64
+ZERO = b"0-0"
+_ID = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
+_LARGEST = (1 << _SEQUENCE_BITS) - 1
+
+
+def is_id(text: str) -> bool:
+    """Whether Redis takes this for an id, also behind the ``(`` of a range: nothing comes after the very largest.
+
+    >>> is_id("5-10"), is_id("5"), is_id("18446744073709551616-0"), is_id("5-10\\n")
+    (True, False, False, False)
+    """
+    found = _ID.fullmatch(text)
+    return (
+        found is not None
+        and int(found[1]) <= _LARGEST
+        and int(found[2]) <= _LARGEST
+        and text != f"{_LARGEST}-{_LARGEST}"
+    )
+
+
+def rank(stream_id: bytes) -> int:
+    """The id as one integer that sorts as Redis sorts: milliseconds * 2**64 + sequence.
+
+    >>> rank(b"5-10") > rank(b"5-9")
+    True
+    """
+    milliseconds, _, sequence = stream_id.partition(b"-")
+    return (int(milliseconds) << _SEQUENCE_BITS) | int(sequence)
+
+
+def milliseconds(stream_id: bytes) -> int:
+    """Its first part: of an id that Redis gave, milliseconds since the epoch.
+
+    >>> milliseconds(b"1700000000000-3")
+    1700000000000
+    """
+    return int(stream_id.partition(b"-")[0])
+
+
+def sequence(stream_id: bytes) -> int:
+    """Its second part: in a work stream the number of the entry.
+
+    >>> sequence(b"1700000000000-3")
+    3
+    """
+    return int(stream_id.partition(b"-")[2])
+
+
+def from_rank(value: int) -> bytes:
+    """The id of a rank.
+
+    >>> from_rank(rank(b"5-10"))
+    b'5-10'
+    """
+    return b"%d-%d" % (value >> _SEQUENCE_BITS, value & ((1 << _SEQUENCE_BITS) - 1))
+
+
+def before(stream_id: bytes) -> bytes:
+    """The id just below; ``0-0`` stays itself."""
+    value = rank(stream_id)
+    return from_rank(value - 1) if value else ZERO
+
+
+def after(stream_id: bytes) -> bytes:
+    """The id just above."""
+    return from_rank(rank(stream_id) + 1)
+
+
+class Position(NamedTuple):
+    """How far a group was: the highest id it was given, and the lowest one that was pending then."""
+
+    delivered: bytes
+    oldest_pending: bytes | None
+
+
+class Span(NamedTuple):
+    """What a stream holds: the id of its first entry (None: it is empty), and the last id it ever gave out."""
+
+    first: bytes | None
+    last_generated: bytes

@@ -1,0 +1,3 @@
+"""Plain consumer groups without tickets: ReliableStream and MessageReadingLoop (public library)."""
+
+from __future__ import annotations

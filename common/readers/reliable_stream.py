@@ -1,0 +1,300 @@
+"""A reliable stream: messages without a ticket, read by the members of a plain consumer group. No master, no order.
+
+``ReliableStream`` is the set of steps that survive a crash; ``usher.common.readers.loop.MessageReadingLoop`` repeats
+them, and is all that most need. Keys are those of ``usher.common.protocol.keys`` for this stream and group, and a dead
+letter looks like any other of Usher's. Do not let a master read the same group: it would take these readers for
+strangers.
+
+What a reader may believe: an entry is its own as long as the pending list says so, and every step asks that. There is
+no fence: a reader that was paused for longer than the idle time may still be in a handler while another one has the
+message. Make effects idempotent by ``message.uid``.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from usher.common.protocol.attempts import decode
+from usher.common.protocol.keys import Keys, LogKeys
+from usher.common.protocol.message import EntryView
+from usher.common.protocol.stream_id import ZERO, Position, Span, before, rank
+from usher.common.redis.client import Arg, Link
+from usher.common.redis.replies import Entry, TicketStream, pairs, parse_own, range_command
+from usher.common.redis.scripts import ScriptRunner
+
+#: The names in the group under which entries wait that a reader gave back; of the second one it did not know whether
+#: they are safe. Nobody reads as these.
+RETURNED, SUSPECT = "returned", "suspect"
+#: Idle time of what was given back: longer than anybody's least one.
+_AT_ONCE_MS = 30 * 86_400_000
+_PAGE = 1000
+
+
+class StreamMessage(EntryView):
+    """A message as a handler of a reading loop sees it. ``attempt`` is 1 for the first start."""
+
+    __slots__ = ("attempt", "failures", "first_ms", "is_suspect", "last_ms")
+
+    def __init__(self, stream_id: bytes, flat: list[bytes] | None, failures: int = 0, is_suspect: bool = False) -> None:
+        super().__init__(stream_id, flat)
+        self.failures = failures  # of former readers too
+        self.attempt = (
+            failures  # counted up at each start; those of former readers that asked to be called later are not known
+        )
+        self.is_suspect = is_suspect  # its former reader died with it, and may have died of it
+        self.first_ms = self.last_ms = 0
+
+    def __repr__(self) -> str:
+        return f"<StreamMessage {self.id}, attempt {self.attempt}>"
+
+
+class Claimed(NamedTuple):
+    """What a look for idle entries found. ``cursor`` goes into the next look; ``gone`` lost their bodies and are dead
+    letters now."""
+
+    cursor: bytes
+    messages: list[StreamMessage]
+    gone: list[bytes]
+
+
+def reader_name(prefix: str = "") -> str:
+    """A name for one start of a reader. A new one each time: a late acknowledgement of a former start must not look
+    like ours."""
+    return f"{prefix or socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+class ReliableStream:
+    """One reader of a stream's group, over a link of the caller's thread. Every method raises what ``Link.call``
+    raises.
+
+    ``reader`` must be used by one start of one process only (``reader_name``).
+    """
+
+    def __init__(self, link: Link, stream: str, group: str, reader: str) -> None:
+        self._link = link
+        self._scripts = ScriptRunner(link)
+        self._keys = Keys(stream, group)
+        self._log_keys = LogKeys(stream)
+        self._plain = TicketStream(link, self._keys)
+        self.reader = reader
+
+    # ---- group ---------------------------------------------------------------------------------------------------------------
+
+    def ensure_group(self, seen: bytes = ZERO) -> bytes | None:
+        """Make the group if it is not there; the id after which it reads then, None if it was there.
+
+        A new group begins with the oldest entry. One that was lost goes on where it was, as far as that was saved or is
+        known to this reader (``seen``: the highest id that it was given): what was pending comes again.
+        """
+        start = goes_on_at(self._plain.saved_position(), seen, self._plain.span())
+        return start if self._plain.create_group(start) else None
+
+    def save_position(self) -> None:
+        """Note how far the group is, for ``ensure_group`` after its loss, and for those who trim until then. First how
+        far it read, then what was pending: what is read in between is above the one and may be missing in the other."""
+        delivered = self._plain.last_delivered()
+        summary = self._link.call("XPENDING", self._keys.stream, self._keys.group)
+        oldest = summary[1] or b""
+        self._link.call("HSET", self._log_keys.groups, self._keys.group, min(delivered, oldest or delivered, key=rank))
+        self._link.call("HSET", self._keys.position, "delivered", delivered, "oldest_pending", oldest)
+
+    # ---- reading -------------------------------------------------------------------------------------------------------------
+
+    def read_new(self, count: int, block_ms: int | None) -> list[StreamMessage]:
+        """Up to ``count`` new messages; waits up to ``block_ms`` for the first one, and is empty after that. None does
+        not wait.
+
+        After ReplyUnknown some may be pending for this reader unseen: ``read_pending`` brings them.
+        """
+        keys = self._keys
+        block = () if block_ms is None else ("BLOCK", block_ms)
+        command = ("XREADGROUP", "GROUP", keys.group, self.reader, "COUNT", count, *block, "STREAMS", keys.stream, ">")
+        return [StreamMessage(*entry) for entry in parse_own(self._link.call(*command, block_s=(block_ms or 0) / 1000))]
+
+    def read_pending(self, count: int, exclude: Collection[bytes] = ()) -> list[StreamMessage]:
+        """Up to ``count`` messages that are pending for this reader, oldest first, but for those of ``exclude``. It
+        never waits.
+
+        The bodies are read from the stream: reading them from the pending list would count as a delivery.
+        """
+        wanted: list[bytes] = []
+        for page in self._pending():
+            wanted += [entry_id for entry_id in page if entry_id not in exclude]
+            if len(wanted) >= count:
+                break
+        return self._with_bodies(wanted[:count])
+
+    def pending(self, exclude: Collection[bytes] = ()) -> list[bytes]:
+        """The ids of all that is pending for this reader, oldest first, but for those of ``exclude``."""
+        return [entry_id for page in self._pending() for entry_id in page if entry_id not in exclude]
+
+    def _pending(self) -> Iterator[list[bytes]]:
+        start: bytes = b"-"
+        while True:
+            rows = self._link.call("XPENDING", self._keys.stream, self._keys.group, start, "+", _PAGE, self.reader)
+            yield [row[0] for row in rows]
+            if len(rows) < _PAGE:
+                return
+            start = b"(" + rows[-1][0]
+
+    def _with_bodies(self, ids: Sequence[bytes]) -> list[StreamMessage]:
+        if not ids:
+            return []
+        commands: list[Sequence[Arg]] = [range_command(self._keys.stream, entry_id) for entry_id in ids]
+        *bodies, charged = self._link.pipeline([*commands, ("HMGET", self._keys.attempts, *ids)])
+        for reply in (*bodies, charged):
+            if isinstance(reply, Exception):
+                raise reply
+        found = [
+            Entry(*reply[0]) if reply else Entry(entry_id, None) for entry_id, reply in zip(ids, bodies, strict=True)
+        ]
+        return [StreamMessage(*entry, _failures(count or b"")) for entry, count in zip(found, charged, strict=True)]
+
+    def claim_idle(self, count: int, min_idle_ms: int, cursor: bytes = ZERO) -> Claimed:
+        """Take over up to ``count`` entries that were idle for at least ``min_idle_ms``: their reader died, or gave
+        them back.
+
+        Begin with ``cursor`` 0-0 and go on with the one of the answer. What a dead reader had is suspect: nobody knows
+        what had been started, so its attempts are not charged; let it run alone, with ``charge`` before.
+        """
+        keys = self._keys
+        args = (keys.group, self.reader, min_idle_ms, cursor, count)
+        cursor, taken, gone = self._scripts.run("stream_claim", (keys.stream, keys.dead, keys.attempts), args)
+        messages = [
+            StreamMessage(
+                taken[at],
+                taken[at + 1],
+                _failures(taken[at + 3]),
+                taken[at + 2] not in (RETURNED.encode(), self.reader.encode()),
+            )
+            for at in range(0, len(taken), 4)
+        ]
+        return Claimed(cursor, messages, gone)
+
+    # ---- what becomes of messages --------------------------------------------------------------------------------------------
+
+    def acknowledge(self, ids: Sequence[bytes], remove: bool = False) -> list[bytes]:
+        """These are done. Returns those that were this reader's to acknowledge: the others are somebody else's now, or
+        were done before.
+
+        With ``remove`` the entries leave the stream too, unless another group or a log consumer reads it.
+        """
+        if not ids:
+            return []
+        keys = (self._keys.stream, self._keys.attempts, self._log_keys.checkpoints, self._log_keys.groups)
+        return _confirmed(
+            ids, self._scripts.run("stream_ack", keys, (self._keys.group, self.reader, _flag(remove), *ids))
+        )
+
+    def move_to_dead_letters(
+        self,
+        messages: Sequence[StreamMessage],
+        reason: str,
+        errors: Mapping[bytes, str] | None = None,
+        remove: bool = True,
+    ) -> list[bytes]:
+        """Give these up: each becomes a dead letter with ``reason`` and the error of its id, and leaves group and
+        stream, in one step. One with too many fields for a letter stays in the stream.
+
+        Returns the ids of which letters were written; the others are not this reader's (any more).
+        """
+        if not messages:
+            return []
+        args: list[Arg] = [self._keys.group, self.reader, _flag(remove)]
+        for message in messages:
+            args += (
+                message.stream_id,
+                reason,
+                (errors or {}).get(message.stream_id, ""),
+                message.attempt,
+                message.first_ms,
+                message.last_ms,
+            )
+        log_keys = self._log_keys
+        script_keys = (self._keys.stream, self._keys.dead, self._keys.attempts, log_keys.checkpoints, log_keys.groups)
+        return _confirmed(
+            [message.stream_id for message in messages], self._scripts.run("stream_bury", script_keys, args)
+        )
+
+    def charge(self, attempts: Mapping[bytes, int]) -> list[bytes]:
+        """Note attempts that failed, by id, for whoever has the message next. Returns ids that are not this
+        reader's."""
+        args = [part for pair in attempts.items() for part in pair]
+        keys = (self._keys.stream, self._keys.attempts)
+        return (
+            list(self._scripts.run("stream_charge", keys, (self._keys.group, self.reader, *args))) if attempts else []
+        )
+
+    def touch(self, ids: Iterable[bytes]) -> list[bytes]:
+        """They are being worked on: not idle. Returns ids that are not this reader's any more."""
+        return self._pass(self.reader, 0, ids)
+
+    def give_back(self, ids: Iterable[bytes], suspect: bool = False) -> list[bytes]:
+        """Others may take these at once; what was suspect must stay so. Returns ids that were not this reader's."""
+        return self._pass(SUSPECT if suspect else RETURNED, _AT_ONCE_MS, ids)
+
+    def _pass(self, to: str, idle_ms: int, ids: Iterable[bytes]) -> list[bytes]:
+        given = list(ids)
+        return (
+            list(
+                self._scripts.run(
+                    "stream_pass", (self._keys.stream,), (self._keys.group, self.reader, to, idle_ms, *given)
+                )
+            )
+            if given
+            else []
+        )
+
+    # ---- names ---------------------------------------------------------------------------------------------------------------
+
+    def leave(self) -> bool:
+        """Take this reader's name out of the group; False while something is pending for it."""
+        return bool(self._scripts.run("stream_leave", (self._keys.stream,), (self._keys.group, self.reader)))
+
+    def forget_readers(self, idle_ms: int) -> int:
+        """Take names out of the group that have done nothing for ``idle_ms`` and have nothing pending. One that lives
+        comes back by itself."""
+        rows = map(pairs, self._link.call("XINFO", "CONSUMERS", self._keys.stream, self._keys.group))
+        idle = [
+            row[b"name"]
+            for row in rows
+            if not row[b"pending"] and row[b"idle"] >= idle_ms and row[b"name"] != self.reader.encode()
+        ]
+        return int(self._scripts.run("stream_leave", (self._keys.stream,), (self._keys.group, *idle))) if idle else 0
+
+
+def goes_on_at(saved: Position | None, seen: bytes, span: Span | None) -> bytes:
+    """The id after which a group that is made (again) reads. Pure: what was saved, the highest id this reader was
+    given, what the stream holds.
+
+    >>> goes_on_at(Position(b"9-0", b"5-0"), b"9-0", Span(b"1-0", b"9-0"))
+    b'4-18446744073709551615'
+    """
+    if span is None or rank(span.last_generated) < rank(seen):
+        return ZERO  # another stream: its ids begin again
+    if saved is None:
+        return ZERO  # nothing is known of what others had: better again than never
+    reached = (
+        saved.delivered
+        if saved.oldest_pending is None
+        else min(saved.delivered, before(saved.oldest_pending), key=rank)
+    )
+    return reached if rank(reached) <= rank(span.last_generated) else ZERO
+
+
+def _confirmed(ids: Sequence[bytes], replies: Sequence[int]) -> list[bytes]:
+    return [entry_id for entry_id, reply in zip(ids, replies, strict=True) if reply]
+
+
+def _failures(noted: bytes) -> int:
+    """Of the attempts that are noted: also as consumers note them, who may have had the group before; what cannot be
+    read stops no message."""
+    return decode(noted).failures
+
+
+def _flag(value: bool) -> str:
+    return "1" if value else ""

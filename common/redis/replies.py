@@ -1,0 +1,258 @@
+"""Reply shapes of Redis Streams, in one place: bare replies in, named values out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from usher.common.base.errors import GroupMissing
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.stream_id import Position, Span
+from usher.common.redis.client import CommandRefused, Link
+
+#: Stricter than lua/includes/record.lua: what this reads, that reads too.
+_RECORD = re.compile(rb"[^\s]+ (?:0|[1-9][0-9]{0,19})(?: [0-9]{1,20}-[0-9]{1,20})+")
+
+
+class Entry(NamedTuple):
+    """An entry as Redis sends it: ``fields`` is the flat list of names and values, or None when the body is gone."""
+
+    id: bytes
+    fields: list[bytes] | None
+
+
+class HandOver(NamedTuple):
+    """One ticket's part of an inbox record."""
+
+    ticket: bytes
+    fence: int
+    ids: list[bytes]
+
+
+class InboxRecord(NamedTuple):
+    """``bodies``: fields by id of some of the messages, which need not be fetched."""
+
+    id: bytes
+    parts: list[HandOver]
+    bodies: dict[bytes, list[bytes]]
+
+
+class Record(NamedTuple):
+    """A ticket's record in the index (lua/includes/record.lua)."""
+
+    owner: bytes
+    fence: int
+    ids: list[bytes]
+
+
+class GroupConsumer(NamedTuple):
+    """A name in the group, with the number of entries pending for it."""
+
+    name: bytes
+    pending: int
+
+
+def parse_record(value: bytes) -> Record:
+    """Raises ValueError when it is not one of ours."""
+    if _RECORD.fullmatch(value) is None:
+        raise ValueError("not a record")
+    owner, fence, *ids = value.split(b" ")
+    owner.decode()  # a name that is no text is not ours
+    return Record(owner, int(fence), ids)
+
+
+def _record_or_none(value: bytes | None) -> Record | None:
+    try:
+        return None if value is None else parse_record(value)
+    except ValueError:
+        return None
+
+
+def separator(tickets: Sequence[bytes]) -> bytes:
+    """What may stand between any of these tickets so that it can be told where one ends: a line feed, or, when one of
+    them has that, more than is in any of them, which cannot begin before its beginning either."""
+    return b"\n" if b"\n" not in b"".join(tickets) else b"\n" + b"0" * max(map(len, tickets))
+
+
+def parse_inbox(reply: Any) -> Iterator[InboxRecord]:
+    """The records of an XREAD reply on one inbox; an empty reply gives nothing."""
+    for record_id, fields in reply[0][1] if reply else ():
+        yield InboxRecord(record_id, list(_hand_overs(fields)), _bodies(fields))
+
+
+def _hand_overs(fields: list[bytes]) -> Iterator[HandOver]:
+    if not _is_current(fields):  # of a leader of a former version: ticket, "fence id id", ticket, ...
+        for at in range(0, len(fields), 2):
+            fence, *ids = fields[at + 1].split(b" ")
+            yield HandOver(fields[at], int(fence), ids)
+        return
+    given, between, tickets, lines = fields[1:8:2]
+    of_call = int(given or 0)
+    for ticket, line in zip(tickets.split(between), lines.split(b"\n"), strict=True):
+        ids = line.split(b" ")
+        yield HandOver(ticket, of_call if b"-" in ids[0] else int(ids.pop(0)), ids)
+
+
+def _is_current(fields: list[bytes]) -> bool:
+    return len(fields) >= 8 and fields[3].startswith(b"\n")
+
+
+def _bodies(fields: list[bytes]) -> dict[bytes, list[bytes]]:
+    bodies, at = {}, 8
+    while at < len(fields) and _is_current(fields):
+        begin = at + 2
+        bodies[fields[at]], at = fields[begin : begin + int(fields[at + 1])], begin + int(fields[at + 1])
+    return bodies
+
+
+def read_inbox_command(inbox: str, after: bytes, block_ms: int | None, count: int = 100) -> tuple[Any, ...]:
+    """XREAD of an inbox above ``after``; ``block_ms`` None does not wait."""
+    block = () if block_ms is None else ("BLOCK", block_ms)
+    return ("XREAD", "COUNT", count, *block, "STREAMS", inbox, after)
+
+
+def read_own_command(keys: Keys, incarnation: str, after: bytes, count: int) -> tuple[Any, ...]:
+    """XREADGROUP of an incarnation's own pending list above ``after``. It never waits, and counts as a delivery: read
+    what is needed only."""
+    return ("XREADGROUP", "GROUP", keys.group, incarnation, "COUNT", count, "STREAMS", keys.stream, after)
+
+
+def range_command(stream: str, entry_id: bytes) -> tuple[Any, ...]:
+    """XRANGE of one entry."""
+    return ("XRANGE", stream, entry_id, entry_id)
+
+
+def news_command(stream: str, after: bytes, count: int, block_ms: int) -> tuple[Any, ...]:
+    """XREAD that is answered as soon as the stream has an entry above ``after``, with None after ``block_ms``. It
+    consumes nothing."""
+    return ("XREAD", "COUNT", count, "BLOCK", block_ms, "STREAMS", stream, after)
+
+
+def parse_own(reply: Any) -> list[Entry]:
+    """Entries of a read_own_command reply."""
+    return [Entry(entry_id, fields) for entry_id, fields in reply[0][1]] if reply else []
+
+
+def parse_bodies(reply: Any) -> list[tuple[bytes, list[bytes] | None]]:
+    """The same as they came, id and fields, for what is done with every message."""
+    return reply[0][1] if reply else []
+
+
+def trim_inbox_command(inbox: str, first_kept: bytes) -> tuple[Any, ...]:
+    return ("XTRIM", inbox, "MINID", first_kept)
+
+
+def span_of(link: Link, stream: str) -> Span | None:
+    """What a stream holds; None when it is not there."""
+    try:
+        return parse_span(link.call("XINFO", "STREAM", stream))
+    except CommandRefused as refused:
+        if "no such key" in str(refused):
+            return None
+        raise
+
+
+def parse_span(reply: Any) -> Span:
+    """Of a reply of XINFO STREAM."""
+    facts = pairs(reply)
+    first = facts[b"first-entry"]
+    return Span(first[0] if first else None, facts[b"last-generated-id"])
+
+
+class TicketStream:
+    """Plain reads of one ticket stream and its group, over a link of the caller's thread."""
+
+    def __init__(self, link: Link, keys: Keys) -> None:
+        self._link = link
+        self._keys = keys
+
+    def create_group(self, start: bytes) -> bool:
+        """Make the stream and its group, which has read up to ``start``; False if the group was there."""
+        try:
+            self._link.call("XGROUP", "CREATE", self._keys.stream, self._keys.group, start, "MKSTREAM")
+        except CommandRefused as refused:
+            if "BUSYGROUP" in str(refused):
+                return False
+            raise
+        return True
+
+    def saved_position(self) -> Position | None:
+        """What save_position noted last."""
+        saved = pairs(self._link.call("HGETALL", self._keys.position))
+        if b"delivered" not in saved:
+            return None
+        return Position(saved[b"delivered"], saved[b"oldest_pending"] or None)
+
+    def repeats_until(self) -> bytes | None:
+        """What note_repeats noted: what the group is given up to this id it was given before. None: nothing, or it is
+        past that."""
+        noted: bytes | None = self._link.call("HGET", self._keys.position, "repeats_until")
+        return noted
+
+    def span(self) -> Span | None:
+        """What the stream holds; None when it is not there. The last id stays when its entry is deleted or trimmed."""
+        return span_of(self._link, self._keys.stream)
+
+    def last_delivered(self) -> bytes:
+        """The highest id that the group was given. Raises GroupMissing."""
+        return bytes(self.group_facts()[b"last-delivered-id"])
+
+    def highest_pending(self) -> bytes | None:
+        """The highest id in the pending list of our group; above what the group was given when somebody has set it
+        back. Raises GroupMissing."""
+        highest: bytes | None = self._link.call("XPENDING", self._keys.stream, self._keys.group)[2]
+        return highest
+
+    def group_facts(self) -> dict[bytes, Any]:
+        """XINFO GROUPS of our group as a mapping. Raises GroupMissing."""
+        try:
+            groups = self._link.call("XINFO", "GROUPS", self._keys.stream)
+        except CommandRefused as refused:
+            raise GroupMissing(f"stream {self._keys.stream}: {refused}") from refused
+        facts = group_of(groups, self._keys.group)
+        if facts is None:
+            raise GroupMissing(f"stream {self._keys.stream} has no group {self._keys.group}")
+        return facts
+
+    def group_consumers(self) -> list[GroupConsumer]:
+        """All names in the group."""
+        return group_consumers_of(self._link.call("XINFO", "CONSUMERS", self._keys.stream, self._keys.group))
+
+    def records(self, count: int = 1000) -> Iterator[tuple[bytes, Record | None]]:
+        """Every record of the index, by HSCAN; one that changes meanwhile may come twice or in either state. None: it
+        cannot be read."""
+        cursor = b"0"
+        while True:
+            cursor, fields = self._link.call("HSCAN", self._keys.tickets, cursor, "COUNT", count)
+            for at in range(0, len(fields), 2):
+                yield fields[at], _record_or_none(fields[at + 1])
+            if cursor == b"0":
+                return
+
+    def records_of(self, tickets: Sequence[bytes]) -> list[Record | None]:
+        """The records of these tickets, in their order; None where there is none, or it cannot be read."""
+        if not tickets:
+            return []
+        values = self._link.call("HMGET", self._keys.tickets, *tickets)
+        return [_record_or_none(value) for value in values]
+
+
+def group_of(groups: Any, name: str) -> dict[bytes, Any] | None:
+    """One group's facts in a reply of XINFO GROUPS, which may be an error; None: there is no such group, or no stream.
+    Raises other errors."""
+    if isinstance(groups, (CommandRefused, GroupMissing)):
+        return None
+    if isinstance(groups, Exception):
+        raise groups
+    return next((facts for facts in map(pairs, groups) if facts[b"name"] == name.encode()), None)
+
+
+def group_consumers_of(reply: Any) -> list[GroupConsumer]:
+    """The names in a reply of XINFO CONSUMERS."""
+    return [GroupConsumer(row[b"name"], row[b"pending"]) for row in map(pairs, reply)]
+
+
+def pairs(flat: Sequence[Any]) -> dict[bytes, Any]:
+    """A flat name, value, name, value list as a mapping."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))

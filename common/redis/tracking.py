@@ -1,0 +1,164 @@
+"""One RESP3 connection on which Redis says which keys have changed (CLIENT TRACKING with BCAST), and answers reads.
+
+redis-py's parser hides such messages, so hiredis reads the socket itself; redis-py opens it (address, TLS, password,
+database).
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import hiredis
+import redis
+
+from usher.common.base.errors import NotNow, ReplyUnknown, UsherError
+from usher.common.redis.client import Arg, CommandRefused, named
+from usher.common.redis.connection_hints import unreachable
+from usher.common.redis.endpoints import has_moved, make_connection, misled
+
+_CHUNK = 262_144
+#: Kind of NotNow: the connection ended when it was asked for RESP3 or tracking.
+HUNG_UP = "HELLO"
+#: What the parser says when it has no whole message; None is a reply.
+_NOTHING = object()
+
+
+class TrackingRefused(UsherError):
+    """This server, or what stands before it, does not tell about changes."""
+
+
+class Changed:
+    """A message that these keys have changed; None: anything may have (FLUSHALL)."""
+
+    __slots__ = ("keys",)
+
+    def __init__(self, keys: list[bytes] | None) -> None:
+        self.keys = keys
+
+
+class PushLink:
+    """Used by one thread. Not connected at first; every trouble disconnects it."""
+
+    def __init__(self, url: str, name: str, timeout_s: float) -> None:
+        self._url = url
+        self._name = name
+        self._timeout_s = timeout_s
+        self._connection: Any = None
+        self._socket: Any = None
+        self._reader = _reader()
+
+    @property
+    def connected(self) -> bool:
+        return self._socket is not None
+
+    @property
+    def socket(self) -> socket.socket:
+        """The socket, to wait on."""
+        sock: socket.socket = self._socket
+        return sock
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether another link of this process was told another address since it connected; nobody else would say so on
+        this one."""
+        return self.connected and has_moved(self._url, self._connection)
+
+    def misled(self) -> None:
+        """The server is not where this one leads: another one is asked at the next ``connect``. See
+        endpoints.misled."""
+        if self._connection is not None:
+            misled(self._url, self._connection)
+
+    def connect(self, prefixes: Sequence[bytes]) -> None:
+        """Connect, and ask for changes of keys that begin with one of ``prefixes`` (none: of all keys).
+
+        Raises NotNow when Redis cannot be reached, TrackingRefused when it cannot, or will not, tell.
+        """
+        self._connection = None
+        try:
+            self._connection = make_connection(self._url, self._name, self._timeout_s)
+            self._connection.connect()
+            self._socket = self._connection._sock
+        except (redis.RedisError, OSError) as failed:
+            self.misled()
+            self.disconnect()
+            raise NotNow("CONNECT", unreachable(self._url, failed)) from failed
+        self._reader = _reader()
+        wanted = [word for prefix in prefixes for word in ("PREFIX", prefix)]
+        for command in (("HELLO", 3), ("CLIENT", "TRACKING", "ON", "BCAST", *wanted)):
+            try:
+                self.send([command])
+                reply = self._one_reply()
+            except ReplyUnknown as broken:  # what does not know RESP3 may break the connection instead of an answer
+                raise NotNow(HUNG_UP, str(broken)) from broken
+            if isinstance(reply, NotNow):
+                self.disconnect()
+                raise reply
+            if isinstance(reply, Exception):
+                self.disconnect()
+                raise TrackingRefused(f"{command[0]!s} {command[1]!s}: {reply}")
+
+    def send(self, commands: Sequence[Sequence[Arg]]) -> None:
+        """Send these commands. Raises ReplyUnknown."""
+        try:
+            for packed in self._connection.pack_commands(commands):
+                self._socket.sendall(packed)
+        except (redis.RedisError, OSError) as failed:
+            self.disconnect()
+            raise ReplyUnknown(f"the connection to Redis broke while sending: {failed}") from failed
+
+    def receive(self) -> list[Any]:
+        """All that has come, in order: ``Changed``, replies, and exceptions where Redis refused (CommandRefused,
+        NotNow). To be called when the socket is readable. Raises ReplyUnknown."""
+        messages: list[Any] = []
+        try:
+            while True:
+                chunk = self._socket.recv(_CHUNK)
+                if not chunk:
+                    raise ConnectionError("Redis has closed it")
+                self._reader.feed(chunk)
+                # What TLS has read and decrypted already does not make the socket readable again.
+                if len(chunk) < _CHUNK and not getattr(self._socket, "pending", int)():
+                    break
+            while (message := self._reader.gets()) is not _NOTHING:
+                if not isinstance(message, hiredis.PushNotification):
+                    messages.append(_as_reply(message))
+                elif message and message[0] == b"invalidate":
+                    messages.append(Changed(message[1]))
+        except (OSError, hiredis.HiredisError) as failed:
+            self.disconnect()
+            raise ReplyUnknown(f"the connection to Redis broke: {failed}") from failed
+        return messages
+
+    def disconnect(self) -> None:
+        self._socket = None
+        if self._connection is not None:
+            self._connection.disconnect()
+
+    def interrupt(self) -> None:
+        """End a wait of the thread that uses it, from another one."""
+        sock = self._socket
+        if sock is not None:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # it was closed meanwhile
+
+    def _one_reply(self) -> Any:
+        while True:
+            for message in self.receive():
+                if not isinstance(message, Changed):
+                    return message
+
+
+def _reader() -> Any:
+    return hiredis.Reader(replyError=redis.ResponseError, notEnoughData=_NOTHING)
+
+
+def _as_reply(message: Any) -> Any:
+    if isinstance(message, redis.RedisError):
+        trouble = named(message)
+        return trouble if isinstance(trouble, (NotNow, CommandRefused)) else CommandRefused(str(trouble))
+    return message

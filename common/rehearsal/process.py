@@ -1,0 +1,208 @@
+"""The process that runs a handler in a rehearsal, seen from the command that asks for it.
+
+It is begun when the first message comes, and again for the next one after it was ended: a handler that hangs is killed,
+with all that it has started, and one that ends its process has done so itself. ``consumer/handlers/rehearsal.py`` is
+what runs in it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+import orjson
+
+from usher.common.base.errors import StartRefused
+from usher.common.rehearsal.values import DIED, HUNG, Ended, Piece, Play, calls_of_handler
+from usher.common.runtime.own_command import usher_command
+
+#: The handler's prints go there: standard output is the report's.
+_STDERR = 2
+#: Where nobody has set a limit: somebody waits for the answer.
+_USUAL_LIMIT_S = 60.0
+#: For the import of the handler's module; for what is told of a hang before the end; and for an end in peace.
+_IMPORT_S, _LAST_WORDS_S, _END_S = 120.0, 0.3, 2.0
+_LOOK_EVERY_S = 0.1
+#: The answer of one that is in time is on its way.
+_GRACE_S = 0.2
+#: On this signal it writes down where all of its threads are.
+TELL_WHERE = signal.SIGRTMAX
+_LONGEST_TRACE = 8000
+
+
+class HandlerProcess:
+    """Runs a handler on one message after another. ``check`` is called again and again while it waits, and may raise;
+    ``with`` ends the process."""
+
+    def __init__(self, play: Play, environ: Mapping[str, str], check: Callable[[], None]) -> None:
+        self._play = play
+        self._environ = dict(environ)
+        self._check = check
+        self._process: subprocess.Popen[bytes] | None = None
+        self._where = tempfile.TemporaryFile()  # noqa: SIM115 - closed at our own end; it is where a process that dies says at what
+        self._limit_s = 0.0
+        self._rest = b""
+        #: What else happened, as sentences.
+        self.notes: list[str] = []
+
+    def rehearse(self, piece: Piece) -> Ended:
+        """How the call ends. Raises StartRefused when the handler cannot be had."""
+        process = self._running()
+        began_s = time.monotonic()
+        limit_s = self._limit_s or _USUAL_LIMIT_S
+        try:
+            self._socket.sendall(orjson.dumps(piece.document()) + b"\n")
+            answer = self._hear(limit_s + _GRACE_S)
+        except OSError:  # it has gone
+            answer = None
+        if answer is not None:
+            return Ended(**answer)
+        seconds = time.monotonic() - began_s
+        if seconds < limit_s and self._is_over(process):
+            how, told = DIED, _ending(process.returncode)
+        else:
+            how, told = (
+                HUNG,
+                (
+                    f"it did not end within {limit_s:g}"
+                    f" s{'' if self._limit_s else ', and no limit is set (--handler-seconds)'}"
+                ),
+            )
+            process.send_signal(TELL_WHERE)
+            self._is_over(process, _LAST_WORDS_S)
+        self._kill()
+        return Ended(how, told, traceback=self._last_words(), seconds=seconds)
+
+    def __enter__(self) -> HandlerProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        process = self._process
+        if process is not None and kind is None:
+            self._note_end(process)
+            self._socket.close()  # it reads the end, and what it still has to write (a log, a buffer) is written
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                pass
+        self._kill()
+        self._where.close()
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._note_end(self._process):
+            self._kill()
+        if self._process is None:
+            self._process = self._begin()
+        return self._process
+
+    def _note_end(self, process: subprocess.Popen[bytes]) -> bool:
+        """Whether it has gone, although no call was running."""
+        code = process.poll()
+        if code is not None:
+            self.notes.append(
+                f"the handler's process ended {_ending(code)} when a call was over: something that the handler began"
+                " goes on behind it"
+            )
+        return code is not None
+
+    def _begin(self) -> subprocess.Popen[bytes]:
+        ours, theirs = socket.socketpair()
+        self._where.seek(0)
+        self._where.truncate()
+        descriptors = theirs.fileno(), self._where.fileno()
+        process = subprocess.Popen(
+            usher_command("handler-process", *map(str, descriptors)),
+            stdin=subprocess.DEVNULL,
+            stdout=_STDERR,
+            env=self._environ,
+            pass_fds=descriptors,
+            start_new_session=True,  # a Ctrl-C is ours to tell, and whatever a handler starts ends with it
+        )
+        theirs.close()
+        self._process, self._socket, self._rest = process, ours, b""
+        ours.sendall(orjson.dumps(self._play.document()) + b"\n")
+        try:
+            answer = self._hear(_IMPORT_S)
+        except OSError:
+            answer = None
+        if answer is None:
+            ended = _ending(process.returncode) if self._is_over(process) else f"did not end within {_IMPORT_S:g} s"
+            self._kill()
+            raise StartRefused(
+                f"{self._play.handler}: its import ended the process {ended}\n{self._last_words()}".strip()
+            )
+        if "cannot" in answer:
+            self._kill()
+            raise StartRefused(answer["cannot"])
+        self._limit_s = answer["limit_s"]
+        return process
+
+    def _hear(self, within_s: float) -> dict[str, Any] | None:
+        """The next answer; None when there was none in time, or there will be none."""
+        until_s = time.monotonic() + within_s
+        while b"\n" not in self._rest:
+            self._check()
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                return None
+            is_over = (
+                self._process is None or self._process.poll() is not None
+            )  # before the look: what it said with its last breath counts
+            if select.select([self._socket], [], [], 0 if is_over else min(left_s, _LOOK_EVERY_S))[0]:
+                chunk = self._socket.recv(65_536)
+                if not chunk:
+                    return None
+                self._rest += chunk
+            elif is_over:
+                return None  # and a child of its own still has the socket
+        line, _, self._rest = self._rest.partition(b"\n")
+        answer: dict[str, Any] = orjson.loads(line)
+        return answer
+
+    def _is_over(self, process: subprocess.Popen[bytes], within_s: float = _END_S) -> bool:
+        try:
+            process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def _kill(self) -> None:
+        """End it with all that it has started."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait()
+        self._socket.close()
+
+    def _last_words(self) -> str:
+        """What it told of where it was, if it could."""
+        self._where.seek(0)
+        return calls_of_handler(self._where.read().decode(errors="replace").strip())[:_LONGEST_TRACE]
+
+
+def _ending(code: int) -> str:
+    """How a process ended.
+
+    >>> _ending(-6), _ending(3)
+    ('by SIGABRT', 'with exit code 3')
+    """
+    if code >= 0:
+        return f"with exit code {code}"
+    try:
+        return f"by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"by signal {-code}"

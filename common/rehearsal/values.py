@@ -1,0 +1,143 @@
+"""A rehearsal as values: what the process that runs the handler is given, and what it answers. Pure.
+
+A handler runs in a process of its own (``usher.common.rehearsal.process``), because it may hang, and may take its
+process with it. Both ends write one JSON object per line.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+DONE, RAISED, LATER, GAVE_UP, HUNG, DIED, NOT_RUN = (
+    "done",
+    "raised",
+    "retry_later",
+    "gave_up",
+    "hung",
+    "died",
+    "not_run",
+)
+
+
+#: The frame that calls the handler; what lies below it is ours.
+_OURS = re.compile(r'^ +File ".*[/\\]consumer[/\\]rehearsal\.py".*$', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Play:
+    """What is rehearsed. ``handler``: as module:function; ``stream``: the one that is worked on; ``handler_s``:
+    USHER_HANDLER_SECONDS, 0 is no limit; ``log``: level and format of what the handler logs; ``secrets``: what no log
+    may show."""
+
+    handler: str
+    stream: str
+    is_gathered: bool
+    handler_s: float = 0.0
+    log: tuple[str, str] = ("info", "human")
+    secrets: tuple[str, ...] = ()
+
+    def document(self) -> dict[str, Any]:
+        """For the wire."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A message, as a consumer knows it. ``known``: starts, failures, crashes and losses before; ``flat``: names and
+    values by turns."""
+
+    ticket: bytes
+    stream_id: bytes
+    fence: int
+    known: tuple[int, int, int, int]
+    flat: tuple[bytes, ...]
+
+    def document(self) -> dict[str, Any]:
+        """For the wire: bytes as Latin-1, which has a letter for each.
+
+        >>> one = Piece(b"42", b"5-1", 9, (1, 1, 0, 0), (b"a", b"\\xff"))
+        >>> Piece.of(one.document()) == one
+        True
+        """
+        flat = [part.decode("latin-1") for part in self.flat]
+        return {
+            "ticket": self.ticket.decode("latin-1"),
+            "stream_id": self.stream_id.decode("latin-1"),
+            "fence": self.fence,
+            "known": self.known,
+            "flat": flat,
+        }
+
+    @classmethod
+    def of(cls, document: dict[str, Any]) -> Piece:
+        """The other way round."""
+        starts, failures, crashes, losses = document["known"]
+        flat = tuple(part.encode("latin-1") for part in document["flat"])
+        known = (starts, failures, crashes, losses)
+        return cls(
+            document["ticket"].encode("latin-1"),
+            document["stream_id"].encode("latin-1"),
+            document["fence"],
+            known,
+            flat,
+        )
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the call of a handler ended.
+
+    ``how``: done, raised, retry_later, gave_up, hung (it was ended), died (it ended its process), not_run. ``error``:
+    type and text of what it raised, else what there is to say; ``after_s``: seconds that a RetryLater asks for;
+    ``seconds``: it took.
+    """
+
+    how: str
+    error: str = ""
+    error_type: str = ""
+    traceback: str = ""
+    after_s: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether the message would be done."""
+        return self.how == DONE
+
+    def document(self) -> dict[str, Any]:
+        """For the wire, and for programs."""
+        return asdict(self)
+
+    def told(self) -> str:
+        """In a few words.
+
+        >>> Ended(RAISED, "KeyError: 'x'").told(), Ended(LATER, after_s=30).told(), Ended(DIED, "by SIGABRT").told()
+        ("raises KeyError: 'x'", 'RetryLater 30 s', 'ended its process by SIGABRT')
+        """
+        if self.how == LATER:
+            return f"RetryLater {self.after_s:g} s"
+        words = {
+            DONE: "done",
+            RAISED: "raises ",
+            GAVE_UP: "",
+            HUNG: "hung: ",
+            DIED: "ended its process ",
+            NOT_RUN: "not run: ",
+        }
+        return words[self.how] + ("" if self.how == DONE else self.error)
+
+
+def calls_of_handler(dump: str) -> str:
+    """Of a dump of all threads (faulthandler), the calls of the one that runs the handler, the innermost first; all of
+    it where that cannot be told.
+
+    >>> calls_of_handler('Thread 1:\\n  File "a.py"\\n  File "/x/consumer/rehearsal.py", line 1\\n\\nThread 2:\\n  File "b.py"')
+    'Thread 1:\\n  File "a.py"'
+    """
+    for thread in dump.split("\n\n"):
+        found = _OURS.search(thread)
+        if found is not None and " in main" not in found[0]:
+            return thread[: found.start()].rstrip()
+    return dump

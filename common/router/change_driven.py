@@ -1,0 +1,283 @@
+"""The change-driven mode: Redis says which keys have changed, and one read without waiting brings just those. One
+thread, one connection.
+
+One request is under way at a time; what changes meanwhile is read by the next one, so that the reads grow with the
+load. Changes that nobody was told of (a connection that broke, something in between that drops messages) are found by a
+sweep: of everything after every connect, and a slow one that never ends. That slow one also asks for an answer at least
+once a second, which is how a dead connection shows.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from usher.common.base.clock import now_s
+from usher.common.base.errors import NotNow, ReplyUnknown
+from usher.common.base.log import event
+from usher.common.redis.client import ELSEWHERE, Arg, CommandRefused
+from usher.common.redis.tracking import HUNG_UP, Changed, PushLink, TrackingRefused
+from usher.common.router.coordinator import Desk, as_found, last_id_command
+from usher.common.router.options import RouterOptions
+from usher.common.router.schedule import Book, Check, Read
+from usher.common.router.sizing import sweep_slice
+from usher.common.runtime.service import Ended, Service
+
+log = logging.getLogger(__name__)
+
+#: Changes that were found without having been announced, on one connection, after which announcements are not relied on
+#: any more.
+_MOST_UNANNOUNCED = 3
+#: Connections that ended at the question, one after the other, after which it is taken for the reason. They have pauses
+#: between them, so that a server that is restarted, or somebody who kills connections, is not.
+_MOST_HUNG_UP = 5
+_REPLY_S = 5.0
+
+
+class ChangeReader(Service):
+    """``on_refused`` is called, once, when Redis cannot tell or does not tell reliably; the service has then ended."""
+
+    name = "router"
+
+    def __init__(
+        self,
+        link: PushLink,
+        desk: Desk,
+        options: RouterOptions,
+        prefixes: Sequence[bytes],
+        on_refused: Callable[[str], None],
+    ) -> None:
+        super().__init__()
+        self._link = link
+        self._desk = desk
+        self._options = options
+        self._prefixes = tuple(prefixes)
+        self._on_refused = on_refused
+        self._bell: socket.socket | None = None
+        self._rung = False
+        # Only of the service's own thread, as all below: opened by its first turn, so that nothing is left of one that
+        # was never started.
+        self._selector: selectors.BaseSelector
+        self._ear: socket.socket
+        # What was asked and is not answered yet.
+        self._asked: deque[Callable[[Any], None]] = deque()
+        self._asked_at_s = 0.0
+        self._checks: list[Check] = []
+        self._alone: list[Read] = []
+        self._next_sweep_s = 0.0
+        self._next_check_s = 0.0
+        self._pass_checks = False
+        self._unannounced: tuple[set[bytes], set[bytes]] = (set(), set())
+        self._lost = 0
+        self._hung_up = 0
+        self._not_now: Exception | None = None
+        self._refused = ""
+
+    def ring(self) -> None:
+        """There is something to do; from any thread, and cheap when it was said already."""
+        bell = self._bell
+        if bell is not None and not self._rung:
+            self._rung = True
+            try:
+                bell.send(b"!")
+            except OSError:
+                pass  # it is full of rings, or closed
+
+    def interrupt(self) -> None:
+        self.ring()
+
+    def run_once(self) -> float:
+        if self._bell is None:
+            self._open()
+            return 0.0  # who asked for the end meanwhile had no bell to ring
+        if self._link.has_moved:
+            self._forget()
+        if not self._link.connected:
+            self._connect()
+        try:
+            self._turn()
+        except ReplyUnknown:
+            self._desk.counters["breaks"] += 1
+            self._forget()
+            raise
+        except NotNow as refused:
+            if refused.kind in ELSEWHERE:
+                self._link.misled()
+                self._forget()  # the next connection goes where the server is now
+            raise
+        if self._refused:
+            self._give_up(self._refused)
+        return 0.0
+
+    def _open(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        bell, self._ear = socket.socketpair()
+        bell.setblocking(False)
+        self._ear.setblocking(False)
+        self._selector.register(self._ear, selectors.EVENT_READ)
+        self._bell = bell
+
+    def on_end(self) -> None:
+        if self._bell is not None:
+            self._forget()
+            self._selector.close()
+            self._bell.close()
+            self._ear.close()
+        if self._refused and not self.stopping:
+            self._on_refused(self._refused)
+
+    # -- the connection
+
+    def _connect(self) -> None:
+        try:
+            self._link.connect(self._prefixes)
+        except TrackingRefused as refused:
+            self._give_up(str(refused))
+        except NotNow as trouble:
+            self._hung_up = self._hung_up + 1 if trouble.kind == HUNG_UP else 0
+            if self._hung_up >= _MOST_HUNG_UP:
+                self._give_up(str(trouble))
+            raise
+        self._hung_up = 0
+        self._desk.counters["connects"] += 1
+        self._selector.register(self._link.socket, selectors.EVENT_READ)
+        self._unannounced, self._lost = (set(), set()), 0
+        self._next_sweep_s = now_s() + 1.0
+        with self._desk.lock:
+            self._desk.book.want_all()
+
+    def _give_up(self, why: str) -> None:
+        self._refused = why
+        raise Ended
+
+    def _forget(self) -> None:
+        """What was asked will never be answered; it is asked again over the next connection."""
+        asked, self._asked = self._asked, deque()
+        self._checks.clear()
+        lost = ReplyUnknown("the connection broke")
+        for answer in asked:
+            answer(lost)
+        self._desk.failed(self._alone)
+        self._alone.clear()
+        for key in list(self._selector.get_map().values()):
+            if key.fileobj is not self._ear:
+                self._selector.unregister(key.fileobj)
+        self._link.disconnect()
+
+    # -- one turn
+
+    def _turn(self) -> None:
+        now = now_s()
+        if not self._asked:
+            self._sweep(now)
+            self._ask(now)
+        elif now - self._asked_at_s > _REPLY_S:
+            raise ReplyUnknown(f"Redis has not answered for {_REPLY_S:g} s")
+        wait_s = _REPLY_S / 4 if self._asked else max(0.0, min(1.0, self._next_sweep_s - now))
+        for key, _ in self._selector.select(wait_s):
+            if key.fileobj is self._ear:
+                self._ear.recv(4096)
+                self._rung = (
+                    False  # not before: a ring that comes meanwhile is received too, and nobody would ring again
+                )
+            else:
+                self._hear(self._link.receive())
+        trouble, self._not_now = self._not_now, None
+        if trouble is not None:
+            raise trouble  # behind all that was heard with it
+
+    def _hear(self, messages: Sequence[Any]) -> None:
+        for message in messages:
+            if isinstance(message, Changed):
+                self._announced(message.keys)
+            elif self._asked:
+                self._asked.popleft()(message)
+
+    def _announced(self, keys: list[bytes] | None) -> None:
+        with self._desk.lock:
+            self._desk.counters["announced"] += self._desk.book.announced(keys)
+        for suspects in self._unannounced:
+            if suspects:
+                suspects.difference_update(keys or suspects.copy())
+
+    def _sweep(self, now: float) -> None:
+        """The slow pass over all streams; and the verdict on what the last ones found: its announcement had a second to
+        come in."""
+        if now < self._next_sweep_s:
+            return
+        young, old = self._unannounced
+        self._unannounced = (set(), young)
+        if old:
+            self._lost += len(old)
+            self._desk.counters["unannounced"] += len(old)
+            event(log, "change_not_announced", level=logging.WARNING, streams=len(old))
+            if self._lost >= _MOST_UNANNOUNCED:
+                self._refused = f"{self._lost} changes were not announced"
+        with self._desk.lock:
+            book = self._desk.book
+            portion = sweep_slice(len(book.streams), self._options.sweep_seconds)
+            if book.sweep(portion.size, self._pass_checks):
+                self._pass_checks = now >= self._next_check_s
+                if self._pass_checks:
+                    self._next_check_s = now + self._options.check_seconds
+        self._next_sweep_s = now + max(portion.every_s, 0.05)
+
+    # -- requests
+
+    def _ask(self, now: float) -> None:
+        """Send the next request, if there is any reason for one: what was refused in company, checks, places, then
+        reads."""
+        commands = self._of_alone() or self._of_checks() or self._of_places() or self._of_reads()
+        if commands:
+            self._asked_at_s = now
+            self._link.send(commands)
+
+    def _of_reads(self) -> list[tuple[Arg, ...]]:
+        reads = self._desk.take(self._options.xread_streams)
+        if not reads:
+            return []
+        self._asked.append(lambda reply: self._read(reads, reply))
+        return [self._desk.read_command(reads)]
+
+    def _read(self, reads: list[Read], reply: Any) -> None:
+        if isinstance(reply, CommandRefused):
+            self._alone = reads  # one of them spoils it for all: each is read for itself
+        elif isinstance(reply, Exception):
+            self._desk.failed(reads)
+            self._not_now = reply if isinstance(reply, NotNow) else None
+        else:
+            found = as_found(reply)
+            with self._desk.lock:
+                unheard = [
+                    read for read in reads if read.swept and read.stream.key in found and not Book.heard_of(read)
+                ]
+            self._unannounced[0].update(read.stream.key for read in unheard)
+            self._checks += self._desk.came(reads, found, announced=True)
+
+    def _of_alone(self) -> list[tuple[Arg, ...]]:
+        alone, self._alone = self._alone, []
+        for read in alone:
+            self._asked.append(lambda reply, read=read: self._read_alone(read, reply))  # type: ignore[misc]
+        return [self._desk.read_command([read]) for read in alone]
+
+    def _read_alone(self, read: Read, reply: Any) -> None:
+        if isinstance(reply, NotNow):
+            self._not_now = reply
+        self._checks += self._desk.came_alone(read, reply)
+
+    def _of_checks(self) -> list[tuple[Arg, ...]]:
+        checks, self._checks = self._checks[:500], self._checks[500:]
+        for check in checks:
+            self._asked.append(lambda reply, check=check: self._desk.checked([check], [reply]))  # type: ignore[misc]
+        return [last_id_command(check.stream) for check in checks]
+
+    def _of_places(self) -> list[tuple[Arg, ...]]:
+        places = self._desk.take_unplaced(500)
+
+        for asked in places:
+            self._asked.append(lambda reply, asked=asked: self._desk.placed([asked], [reply]))  # type: ignore[misc]
+        return [last_id_command(stream) for stream, _ in places]

@@ -1,0 +1,164 @@
+"""The portable mode: every reader takes the streams whose turn it is, asks for all of them with one XREAD, and puts
+them back behind the others. It needs nothing but XREAD; what it costs is that an entry waits until its stream's turn
+comes (``sizing.longest_wait_s``)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from usher.common.base.clock import now_s
+from usher.common.base.errors import NotNow, RedisTrouble
+from usher.common.base.log import event
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.router.coordinator import Desk, as_found, last_id_command
+from usher.common.router.options import RouterOptions
+from usher.common.router.schedule import Check, Read
+from usher.common.router.sizing import readers_wanted
+from usher.common.runtime.service import Service
+
+log = logging.getLogger(__name__)
+
+_KEEPER_EVERY_S = 0.5
+#: Pause of a reader that does not block, or has nothing to read.
+_IDLE_S = 0.05
+
+
+class PoolReader(Service):
+    """One connection, one turn after the other."""
+
+    def __init__(self, name: str, link: Link, desk: Desk, options: RouterOptions) -> None:
+        super().__init__()
+        self.name = name
+        self._link = link
+        self._desk = desk
+        self._options = options
+        self._connections = 0
+
+    def run_once(self) -> float:
+        if self._link.connections != self._connections:
+            self._connections = self._link.connections
+            self._desk.check_all()  # it may be another server, with less in it
+        self._place()
+        reads = self._desk.take(self._options.xread_streams)
+        if not reads:
+            return _IDLE_S * 4
+        block_ms = self._options.xread_block_millis
+        command = self._desk.read_command(reads, block_ms)
+        try:
+            reply = self._link.call(*command, block_s=self._options.block_s)
+        except CommandRefused:
+            alone = self._alone(reads)
+            self._checked([check for read, one in alone for check in self._desk.came_alone(read, one)])
+            for _, one in alone:
+                if isinstance(one, NotNow):
+                    raise one from None  # a pause, then again
+            return 0.0
+        except BaseException:
+            self._desk.failed(reads)
+            raise
+        found = as_found(reply)
+        self._checked(self._desk.came(reads, found, announced=False))
+        return _IDLE_S if block_ms is None and not found else 0.0
+
+    def interrupt(self) -> None:
+        self._link.interrupt()
+
+    def on_end(self) -> None:
+        self._link.close()
+
+    def _alone(self, reads: Sequence[Read]) -> list[tuple[Read, Any]]:
+        """One of these streams spoils the reading of all: each for itself, in one request."""
+        try:
+            replies = self._link.pipeline([self._desk.read_command([read]) for read in reads])
+        except BaseException:
+            self._desk.failed(reads)
+            raise
+        return list(zip(reads, replies, strict=True))
+
+    def _checked(self, checks: Sequence[Check]) -> None:
+        if checks:
+            try:
+                replies = self._link.pipeline([last_id_command(check.stream) for check in checks])
+            except RedisTrouble as trouble:
+                self._desk.checked(checks, [trouble] * len(checks))
+                raise
+            self._desk.checked(checks, replies)
+
+    def _place(self) -> None:
+        asked = self._desk.take_unplaced(500)
+        if not asked:
+            return
+        try:
+            replies = self._link.pipeline([last_id_command(stream) for stream, _ in asked])
+        except RedisTrouble:
+            self._desk.not_placed([stream for stream, _ in asked])
+            raise
+        self._desk.placed(asked, replies)
+
+
+class PoolKeeper(Service):
+    """Keeps as many readers as the number of streams asks for, between the bounds."""
+
+    name = "router-pool"
+
+    def __init__(self, make_link: Callable[[str], Link], desk: Desk, options: RouterOptions) -> None:
+        super().__init__()
+        self._make_link = make_link
+        self._desk = desk
+        self._options = options
+        self._readers: list[PoolReader] = []  # guarded by the desk's lock
+        self._made = 0
+        self._check_at_s = 0.0
+        self.most_readers = 0
+
+    def ring(self) -> None:
+        """There is something to do."""
+        for reader in self._readers:
+            reader.wake()
+
+    def begin(self) -> None:
+        """From now on every stream is read in turn. Before ``start``."""
+        with self._desk.lock:
+            self._desk.book.in_turn = True
+            self._desk.book.want_all()
+        self._check_at_s = now_s() + self._options.check_seconds
+
+    def run_once(self) -> float:
+        options = self._options
+        with self._desk.lock:
+            streams = len(self._desk.book.streams)
+            if now_s() >= self._check_at_s:
+                self._check_at_s = now_s() + options.check_seconds
+                self._desk.book.check_all()
+        wanted = readers_wanted(
+            streams,
+            options.xread_streams,
+            options.block_s,
+            options.round_millis / 1000,
+            options.min_workers,
+            options.worker_count,
+        )
+        while len(self._readers) < wanted:
+            self._made += 1
+            reader = PoolReader(f"router-{self._made}", self._make_link(f"router-{self._made}"), self._desk, options)
+            self._readers = [*self._readers, reader]
+            reader.start()
+        surplus, self._readers = self._readers[wanted:], self._readers[:wanted]
+        for reader in surplus:
+            reader.stop()
+        if surplus or wanted > self.most_readers:
+            event(log, "router_readers", level=logging.DEBUG, readers=wanted, streams=streams)
+        self.most_readers = max(self.most_readers, wanted)
+        return _KEEPER_EVERY_S
+
+    @property
+    def readers(self) -> int:
+        return len(self._readers)
+
+    def on_end(self) -> None:
+        for reader in self._readers:
+            reader.stop()
+        for reader in self._readers:
+            reader.join(5.0)

@@ -1,0 +1,260 @@
+"""``StreamRouter``: any number of streams on a handful of connections.
+
+::
+
+    with StreamRouter("redis://localhost:6379/0") as router:
+        router.subscribe("tickets:43", on_entries=lambda subscription, entries: ...)
+        for entry in router.subscribe("tickets:42"):        # from the beginning; or after an id; or from now on: last_id=NOW
+            print(entry.id, entry.fields)
+
+Two modes. *change-driven*: one connection, on which Redis says which keys have changed (CLIENT TRACKING, BCAST); one
+read brings just those: the time to delivery does not depend on how many streams there are. *portable*: a pool of
+readers asks for all streams in turn. Unless told otherwise the router tries the first, and falls back to the second,
+with a line in the log, where Redis does not know it, or where changes turn out not to be announced.
+
+What a subscription may rely on
+-------------------------------
+* Every entry above its position, in id order, once: also when connections break. Subscriptions of one stream share its reads.
+* A stream that is deleted and made again, or whose ids went back (a failover that lost data), is read from its beginning: nothing of it is
+  missed. ``resets`` counts how often; where history was lost, entries may come again. It is noticed when Redis
+  announces a change (or within ``check_seconds``): ids that went back *and* passed the old position again before
+  anybody looked are not.
+* An id from the future (above the stream's last id) is taken for one of such an earlier stream: the same happens.
+* An entry that is trimmed or deleted before it was read is gone: Redis has it no more.
+* A key that is not a stream, or becomes something else, ends its subscriptions: NOT_A_STREAM. One that may not be read: REFUSED.
+
+In a Redis Cluster a router reads the keys of one slot: that of the stream in ``usher.common.redis.endpoints.near(url,
+stream)``. Others are refused at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from types import TracebackType
+from typing import Any
+
+from usher.common.base.callables import runs_nothing
+from usher.common.base.errors import RedisTrouble, UsherError
+from usher.common.base.log import event
+from usher.common.protocol.stream_id import ZERO, from_rank, rank
+from usher.common.redis.client import Link
+from usher.common.redis.endpoints import in_reach
+from usher.common.redis.tracking import PushLink
+from usher.common.router.change_driven import ChangeReader
+from usher.common.router.coordinator import Desk
+from usher.common.router.options import RouterOptions
+from usher.common.router.polling import PoolKeeper
+from usher.common.router.subscription import Callback, End, SlowPolicy, Subscription, SubscriptionEnded
+
+__all__ = ["NOW", "End", "Mode", "RouterOptions", "SlowPolicy", "StreamRouter", "Subscription", "SubscriptionEnded"]
+
+log = logging.getLogger(__name__)
+
+_ID = re.compile(rb"[0-9]{1,20}(?:-[0-9]{1,20})?")
+_LARGEST = 2**64
+_AT_ONCE = 1000
+
+
+class _Now(Enum):
+    NOW = "now"
+
+
+#: Instead of an id: from now on.
+NOW = _Now.NOW
+
+
+class Mode(Enum):
+    """How the router learns of entries."""
+
+    AUTOMATIC = "automatic"
+    CHANGE_DRIVEN = "change-driven"
+    PORTABLE = "portable"
+
+
+class StreamRouter:
+    """May be used from any thread. ``start`` before anything is delivered, ``stop`` at the end (or ``with``);
+    subscribing is possible before ``start``.
+
+    ``prefixes``: only keys that begin with one of these can be subscribed to, and Redis announces only their changes;
+    none: all keys, which on a server with much other traffic is work for nothing. None may be the beginning of another.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str = "usher",
+        mode: Mode = Mode.AUTOMATIC,
+        prefixes: Sequence[str] = (),
+        options: RouterOptions | None = None,
+    ) -> None:
+        self._url = url
+        self._name = name
+        self._options = options or RouterOptions()
+        self._prefixes = tuple(prefix.encode() for prefix in prefixes)
+        if any(one is not other and one.startswith(other) for one in self._prefixes for other in self._prefixes):
+            raise ValueError("no prefix may be the beginning of another")
+        self._desk = Desk(self._options.xread_count)
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._wanted = mode
+        #: The mode in use, and why it is not the one that was asked for.
+        self.mode = Mode.PORTABLE if mode is Mode.PORTABLE else Mode.CHANGE_DRIVEN
+        self.why = ""
+        self._reader: ChangeReader | PoolKeeper = (
+            self._change_reader() if self.mode is Mode.CHANGE_DRIVEN else self._pool()
+        )
+        self._desk.on_work = self._reader.ring
+
+    def start(self) -> None:
+        with self._lock:
+            self._reader.start()
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """End all subscriptions and threads. Twice is fine."""
+        with self._lock:
+            self._stopped = True
+            reader = self._reader
+        reader.stop()
+        reader.join(timeout_s)
+        self._desk.close_all(End.ROUTER_STOPPED)
+
+    def __enter__(self) -> StreamRouter:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def subscribe(
+        self,
+        key: str | bytes,
+        last_id: str | bytes | _Now | None = None,
+        *,
+        on_entries: Callback | None = None,
+        capacity: int = 1000,
+        policy: SlowPolicy = SlowPolicy.WAIT,
+    ) -> Subscription:
+        """Entries of the stream ``key`` above ``last_id``; None: from the beginning; NOW: those that are added after
+        this call.
+
+        The stream need not exist. ``on_entries`` is called with the subscription and its entries, instead of iteration.
+        ``capacity``: most entries in the channel, beyond which ``policy`` says what happens. Raises ValueError for an
+        id or key that cannot be, TypeError for an ``on_entries`` that calling does not run (``async def``), and with
+        NOW RedisTrouble when Redis does not say in 5 s what is now.
+        """
+        [subscription] = self.subscribe_all([key], last_id, on_entries=on_entries, capacity=capacity, policy=policy)
+        return subscription
+
+    def subscribe_all(
+        self,
+        keys: Iterable[str | bytes],
+        last_id: str | bytes | _Now | None = None,
+        *,
+        on_entries: Callback | None = None,
+        capacity: int = 1000,
+        policy: SlowPolicy = SlowPolicy.WAIT,
+        timeout_s: float = 5.0,
+    ) -> list[Subscription]:
+        """``subscribe`` to many keys at once."""
+        if capacity < 1:
+            raise ValueError("capacity must be at least 1")
+        if self._stopped:
+            raise UsherError("this router was stopped")
+        if on_entries is not None and (kind := runs_nothing(on_entries)):
+            raise TypeError(f"on_entries is {kind}: give a plain function")
+        last = self._position(last_id)
+        names = [self._key(key) for key in keys]
+        made: list[Subscription] = []
+        for at in range(0, len(names), _AT_ONCE):  # in parts: nothing is delivered while the book is open
+            with self._desk.lock:
+                for name in names[at : at + _AT_ONCE]:
+                    subscription = Subscription(
+                        self._desk, self._desk.book.stream(name), last, on_entries, capacity, policy
+                    )
+                    self._desk.book.add(subscription)
+                    made.append(subscription)
+                    self._desk.counters["subscribed"] += 1
+            self._desk.on_work()
+        if last is None and not self._desk.wait_until_placed(made, timeout_s):
+            for subscription in made:
+                subscription.close()
+            raise RedisTrouble(f"Redis did not say in {timeout_s:g} s where these streams end")
+        return made
+
+    def counters(self) -> dict[str, int]:
+        """Sums since the start: ``subscribed``, ``entries`` (given to subscriptions), ``reads``, ``empty_reads``,
+        ``announced`` (changes of streams that somebody listens to), ``unannounced``, ``connects``, ``breaks``,
+        ``resets``, ``ended_...``; and now: ``streams``, ``queued``, ``connections``."""
+        with self._desk.lock:
+            now = {"streams": len(self._desk.book.streams), "queued": self._desk.book.queued}
+            return {**self._desk.counters, **now, "connections": self.connections}
+
+    @property
+    def connections(self) -> int:
+        """Connections in use."""
+        return self._reader.readers if isinstance(self._reader, PoolKeeper) else 1
+
+    @property
+    def services(self) -> tuple[Any, ...]:
+        """What health looks at."""
+        return (self._reader,)
+
+    # -- inside
+
+    def _key(self, key: str | bytes) -> bytes:
+        name = key.encode() if isinstance(key, str) else bytes(key)
+        if self._prefixes and not name.startswith(self._prefixes):
+            raise ValueError(f"{name.decode(errors='replace')} begins with none of the prefixes of this router")
+        if not in_reach(self._url, name):
+            raise ValueError(
+                f"{name.decode(errors='replace')} lies in another slot of the cluster than the router's (give them one"
+                " hash tag)"
+            )
+        return name
+
+    @staticmethod
+    def _position(last_id: str | bytes | _Now | None) -> bytes | None:
+        """The position to begin above; None: the end, which is to be found out."""
+        if last_id is NOW:
+            return None
+        if last_id is None:
+            return ZERO
+        given = last_id.encode() if isinstance(last_id, str) else bytes(last_id)
+        if not _ID.fullmatch(given):
+            raise ValueError("a stream id looks like 1526919030474-55")
+        position = rank(given if b"-" in given else given + b"-0")
+        if position >= _LARGEST << 64 or int(given.partition(b"-")[2] or 0) >= _LARGEST:
+            raise ValueError("a part of a stream id is at most 18446744073709551615")
+        return from_rank(position)
+
+    def _change_reader(self) -> ChangeReader:
+        link = PushLink(self._url, f"{self._name}:router", timeout_s=5.0)
+        return ChangeReader(link, self._desk, self._options, self._prefixes, self._fall_back)
+
+    def _pool(self) -> PoolKeeper:
+        pool = PoolKeeper(lambda name: Link(self._url, f"{self._name}:{name}"), self._desk, self._options)
+        pool.begin()
+        return pool
+
+    def _fall_back(self, why: str) -> None:
+        """Called on the thread of the change reader, which has ended."""
+        with self._lock:
+            if self._stopped:
+                return
+            self.why = why
+            if self._wanted is Mode.CHANGE_DRIVEN:
+                event(log, "router_cannot_work", level=logging.ERROR, why=why, way_out="mode AUTOMATIC or PORTABLE")
+                self._desk.close_all(End.REFUSED)
+                return
+            event(log, "router_falls_back", level=logging.WARNING, mode=Mode.PORTABLE.value, why=why)
+            pool = self._pool()
+            self._reader, self.mode = pool, Mode.PORTABLE
+            self._desk.on_work = pool.ring
+            pool.start()

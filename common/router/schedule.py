@@ -1,0 +1,305 @@
+"""Which stream is read next, from where, and what a reply means. Pure: no clock, no connection, no lock.
+
+A stream is read for all of its subscriptions together, from the lowest of their positions, and by one reader at a time;
+each gets what lies above its own position. A position only moves when its subscription has taken the entries, so a
+reply that never came costs nothing and gives nothing twice.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from enum import IntFlag
+from typing import NamedTuple
+
+from usher.common.protocol.stream_id import ZERO, rank
+from usher.common.redis.replies import Entry
+
+
+class Mark(IntFlag):
+    """What is under way with a stream; the marks of one stream are one number, because there may be a million
+    streams."""
+
+    NONE = 0
+    QUEUED = 1
+    #: Queued before all that is only looked at in passing.
+    URGENT = 2
+    READING = 4
+    #: It was announced, or got a subscription, while it was being read.
+    AGAIN = 8
+    #: When nothing new is found, look whether the stream is still the one that the positions are of.
+    CHECK = 16
+    #: Queued by the sweep: nobody has announced a change.
+    SWEPT = 32
+
+
+# As plain numbers: arithmetic of IntFlag costs a microsecond each.
+_QUEUED, _URGENT, _READING = int(Mark.QUEUED), int(Mark.URGENT), int(Mark.READING)
+_AGAIN, _CHECK, _SWEPT = int(Mark.AGAIN), int(Mark.CHECK), int(Mark.SWEPT)
+
+
+class Stream:
+    """A stream that somebody listens to."""
+
+    __slots__ = ("key", "marks", "places")
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self.places: tuple[Place, ...] = ()
+        self.marks = 0
+
+
+class Place:
+    """Where a subscription is in its stream: ``last`` is the id of the last entry it has; None: it begins at the end,
+    which is not known yet.
+
+    ``held``: it has no room, nothing is read for it. ``resets``: how often it began anew because the stream was another
+    one than before.
+    """
+
+    __slots__ = ("held", "last", "resets", "stream")
+
+    def __init__(self, stream: Stream, last: bytes | None) -> None:
+        self.stream = stream
+        self.last = last
+        self.held = False
+        self.resets = 0
+
+
+class Read(NamedTuple):
+    """Entries of ``stream`` above ``after`` are to be read. ``swept``: nobody has announced any; ``check``: see
+    ``Mark.CHECK``."""
+
+    stream: Stream
+    after: bytes
+    swept: bool = False
+    check: bool = False
+
+
+class Check(NamedTuple):
+    """The last id of ``stream`` is to be asked for; ``places`` are the positions that must not be above it."""
+
+    stream: Stream
+    places: tuple[tuple[Place, bytes], ...]
+
+
+class Book:
+    """All streams. ``in_turn``: every stream is read again and again (portable mode), else only those that are
+    announced."""
+
+    def __init__(self) -> None:
+        self.streams: dict[bytes, Stream] = {}
+        self.in_turn = False
+        self._urgent: deque[Stream] = deque()
+        self._queue: deque[Stream] = deque()
+        self._unplaced: deque[Stream] = deque()
+        self._pass: list[Stream] = []
+
+    # -- subscriptions
+
+    def stream(self, key: bytes) -> Stream:
+        """The stream of that key, which the caller is about to ``add`` to."""
+        found = self.streams.get(key)
+        if found is None:
+            found = self.streams[key] = Stream(key)
+        return found
+
+    def add(self, place: Place) -> None:
+        stream = place.stream
+        stream.places = (*stream.places, place)
+        if place.last is None:
+            self._unplaced.append(stream)
+        else:
+            self._want(stream, _CHECK)
+
+    def remove(self, place: Place) -> None:
+        """The stream goes with its last place; one that is queued or being read goes when its turn comes."""
+        stream = place.stream
+        stream.places = tuple(other for other in stream.places if other is not place)
+        self._forget_unused(stream)
+
+    def resume(self, place: Place) -> None:
+        """It has room again."""
+        if place.held:
+            place.held = False
+            self._want(place.stream, _URGENT)
+
+    # -- what is to be read
+
+    def announced(self, keys: Iterable[bytes] | None) -> int:
+        """These keys have changed; None: anything may have. How many of them somebody listens to."""
+        if keys is None:
+            self.want_all()
+            return len(self.streams)
+        known = [stream for key in keys if (stream := self.streams.get(key)) is not None]
+        for stream in known:
+            self._want(stream, _URGENT | _CHECK)
+        return len(known)
+
+    def want_all(self) -> None:
+        """Read, and check, every stream: what was announced meanwhile is not known."""
+        for stream in self.streams.values():
+            self._want(stream, _CHECK)
+
+    def check_all(self) -> None:
+        """Check every stream when it is read next."""
+        for stream in self.streams.values():
+            stream.marks |= _CHECK
+
+    def sweep(self, count: int, check: bool) -> bool:
+        """Queue the next ``count`` streams of a slow pass over all; whether that pass is at its end."""
+        if not self._pass:
+            self._pass = list(self.streams.values())
+        chosen = self._pass[-count:]
+        del self._pass[-count:]
+        for stream in chosen:
+            if stream.places:
+                if not stream.marks & (_QUEUED | _READING):
+                    stream.marks |= _SWEPT
+                self._want(stream, _CHECK if check else 0)
+        return not self._pass
+
+    def take(self, most: int) -> list[Read]:
+        """What is to be read now; each of these is given back with ``finish``."""
+        reads: list[Read] = []
+        while len(reads) < most and (stream := self._next()) is not None:
+            marks = stream.marks
+            after = _lowest(stream)
+            stream.marks = marks & ~(_QUEUED | _URGENT | _AGAIN | _CHECK | _SWEPT)
+            if after is None:
+                self._forget_unused(stream)
+                continue
+            stream.marks |= _READING
+            reads.append(Read(stream, after, bool(marks & _SWEPT), bool(marks & _CHECK)))
+        return reads
+
+    @staticmethod
+    def heard_of(read: Read) -> bool:
+        """Whether the stream was announced, or got a subscription, since it was taken."""
+        return bool(read.stream.marks & _AGAIN)
+
+    @property
+    def queued(self) -> int:
+        """Streams whose turn is to come; one may be counted twice."""
+        return len(self._urgent) + len(self._queue)
+
+    # -- what a reply means
+
+    def shares(self, read: Read, entries: Sequence[Entry]) -> list[tuple[Place, Sequence[Entry]]]:
+        """Who gets what. A place that came, or went back, while the read was under way is behind it and gets nothing
+        yet."""
+        found: list[tuple[Place, Sequence[Entry]]] = []
+        after = rank(read.after)
+        for place in read.stream.places:
+            if place.last is None or place.held:
+                continue
+            last = rank(place.last)
+            if last < after:
+                read.stream.marks |= _AGAIN
+                continue
+            share = entries if rank(entries[0].id) > last else [entry for entry in entries if rank(entry.id) > last]
+            if share:
+                found.append((place, share))
+        return found
+
+    def finish(self, read: Read, more: bool) -> None:
+        """The read has ended, well or not. ``more``: there is more to read at once."""
+        stream = read.stream
+        again = more or stream.marks & _AGAIN
+        stream.marks &= ~(_READING | _AGAIN)
+        if not stream.places:
+            self._forget_unused(stream)
+        elif again:
+            self._want(stream, _URGENT)
+        elif self.in_turn:
+            self._want(stream, 0)
+
+    def failed(self, read: Read) -> None:
+        """No reply came: the same is read again."""
+        stream = read.stream
+        stream.marks &= ~(_READING | _AGAIN)
+        self._want(stream, _CHECK if read.check else 0)
+
+    def to_check(self, read: Read, found: bytes = ZERO, more: bool = False) -> Check | None:
+        """What must be looked at to know that there was nothing to find for places above ``found``, the last entry that
+        was (ZERO: none). A place at the beginning can miss nothing. ``more``: the next read shows it."""
+        if found != ZERO and len(read.stream.places) < 2:
+            return None  # it was for the only one
+        end = rank(found)
+        places = tuple(
+            (place, place.last) for place in read.stream.places if place.last is not None and rank(place.last) > end
+        )
+        if more and places:
+            read.stream.marks |= _CHECK
+        return Check(read.stream, places) if places and not more else None
+
+    def checked(self, check: Check, last_generated: bytes | None) -> list[Place]:
+        """The places that were above the stream's last id (None: there is no stream): they are of an earlier stream of
+        that name, or of a history that Redis has lost, and begin anew, because nothing of what is there now may be
+        missed."""
+        highest = rank(last_generated or ZERO)
+        reset = [place for place, last in check.places if place.last == last and rank(last) > highest]
+        for place in reset:
+            place.last = ZERO
+            place.resets += 1
+        if reset:
+            self._want(check.stream, _URGENT)
+        return reset
+
+    # -- places that begin at the end
+
+    def take_unplaced(self, most: int) -> list[Stream]:
+        """Streams whose last id must be asked for; each is given back with ``placed`` or ``not_placed``."""
+        return [self._unplaced.popleft() for _ in range(min(most, len(self._unplaced)))]
+
+    def want_check(self, check: Check) -> None:
+        """No answer came to it."""
+        self._want(check.stream, _CHECK)
+
+    def placed(self, stream: Stream, waiting: Sequence[Place], last_generated: bytes | None) -> None:
+        """``waiting``: the places that were there when the stream's last id was asked for."""
+        for place in waiting:
+            if place.last is None:
+                place.last = last_generated or ZERO
+        self._want(stream, 0)
+
+    def not_placed(self, streams: Iterable[Stream]) -> None:
+        self._unplaced.extendleft(streams)
+
+    # -- inside
+
+    def _want(self, stream: Stream, marks: int) -> None:
+        """``marks``: CHECK, URGENT, both or none."""
+        stream.marks |= marks & _CHECK
+        if stream.marks & _READING:
+            # In turn, everything comes again anyway; what was announced during the read comes at once.
+            stream.marks |= _AGAIN
+        elif not stream.marks & _QUEUED:
+            stream.marks |= _QUEUED | (marks & _URGENT)
+            (self._urgent if marks & _URGENT else self._queue).append(stream)
+        elif marks & _URGENT and not stream.marks & _URGENT:
+            stream.marks = (stream.marks | _URGENT) & ~_SWEPT
+            self._urgent.append(stream)  # its place in the other queue is passed over when it comes up
+
+    def _forget_unused(self, stream: Stream) -> None:
+        if not stream.places and not stream.marks & (_QUEUED | _READING) and self.streams.get(stream.key) is stream:
+            del self.streams[stream.key]
+
+    def _next(self) -> Stream | None:
+        while self._urgent:
+            stream = self._urgent.popleft()
+            if stream.marks & _URGENT:
+                return stream
+        while self._queue:
+            stream = self._queue.popleft()
+            if stream.marks & _QUEUED and not stream.marks & _URGENT:
+                return stream
+        return None
+
+
+def _lowest(stream: Stream) -> bytes | None:
+    """The lowest position that is read for; None: nobody wants anything now."""
+    positions = [place.last for place in stream.places if place.last is not None and not place.held]
+    if len(positions) < 2:
+        return positions[0] if positions else None
+    return min(positions, key=rank)

@@ -1,0 +1,97 @@
+"""Forked: a child that a handler made with ``os.fork`` ends where the handler ends in it.
+
+It has one thread, which came out of our runner with copies of all that waits. Going on in there it would handle its
+parent's messages a second time, under the same fence, speak on its parent's connections, free its parent's places in
+the journal, and keep the name lock for as long as the machine runs. What signals do to a child is here too
+(``end_children_by``).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+#: What a child has printed is written within this time, or lost.
+_LAST_WORDS_S = 2.0
+
+
+def call_in_children(method: Callable[[], None]) -> None:
+    """Call a bound method in every child that is forked from now on, for as long as its object lives."""
+    known = weakref.WeakMethod(method)
+
+    def in_child() -> None:
+        if (found := known()) is not None:
+            found()
+
+    os.register_at_fork(after_in_child=in_child)
+
+
+def end_children_by(signals: Iterable[signal.Signals], handler: Callable[..., object]) -> None:
+    """Where ``handler`` takes these signals here, they end every child that is forked from now on.
+
+    The thread that forks holds them back meanwhile: one for the child that comes before its handlers are the default
+    ones would be forgotten (Python begins there without any that is still to be handled), or taken by ``handler``.
+    """
+    numbers, held = tuple(signals), threading.local()
+
+    def hold() -> None:
+        held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
+    def release() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held.mask)
+
+    def in_child() -> None:
+        for number in numbers:
+            if signal.getsignal(number) == handler:
+                signal.signal(number, signal.SIG_DFL)
+        release()
+
+    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=in_child)
+
+
+class EndsInChildren:
+    """``with EndsInChildren():`` around what is not ours, in the middle of something that only this process may go on
+    with."""
+
+    __slots__ = ("_here",)
+
+    def __enter__(self) -> None:
+        self._here = os.getpid()
+
+    def __exit__(self, *_: object) -> None:
+        if os.getpid() != self._here:
+            leave()
+
+
+def leave(*_: Any) -> NoReturn:
+    """End this process as a script ends that did what the handler did: with what ``sys.exit()`` says, or 1 and a
+    traceback for an error that is being handled; what was printed is written, where that can be. ``atexit`` and the
+    stack below us are the parent's."""
+    problem, code = sys.exc_info()[1], 0
+    try:
+        if isinstance(problem, SystemExit):
+            code = problem.code if isinstance(problem.code, int) else int(problem.code is not None)
+        elif problem is not None:
+            code = 1
+        # Where a thread of the parent was printing at the moment of the fork, the stream is locked in here for ever.
+        writing = threading.Thread(target=_write_last, args=(problem,), daemon=True)
+        writing.start()
+        writing.join(_LAST_WORDS_S)
+    finally:
+        os._exit(code & 0xFF)
+
+
+def _write_last(problem: BaseException | None) -> None:
+    if isinstance(problem, SystemExit):
+        if isinstance(problem.code, str):
+            sys.stderr.write(f"{problem.code}\n")
+    elif problem is not None:
+        traceback.print_exception(problem)
+    sys.stdout.flush()
+    sys.stderr.flush()

@@ -1,0 +1,58 @@
+"""Is the program making progress? Services say when they ended a turn; the health endpoint asks how long ago that
+was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Observed(Protocol):
+    """What health needs to know of a service."""
+
+    name: str
+    stalls_after_s: float
+
+    @property
+    def last_turn_s(self) -> float | None: ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    @property
+    def trouble(self) -> str | None: ...
+
+
+@dataclass(frozen=True)
+class Health:
+    """The answer to "are you well?": ``reasons`` is empty when all is well."""
+
+    reasons: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.reasons
+
+
+def judge(services: Iterable[Observed], now_s: float) -> Health:
+    """Health of a program from its services.
+
+    ============================  =====================================
+    service                       reason
+    ============================  =====================================
+    thread not running            "<name> is not running"
+    no turn for stalls_after_s    "<name> made no progress for <n> s"
+    last turn failed              "<name>: <what went wrong>"
+    ============================  =====================================
+    """
+    reasons: list[str] = []
+    for service in services:
+        last = service.last_turn_s
+        if not service.alive:
+            reasons.append(f"{service.name} is not running")
+        elif last is not None and now_s - last > service.stalls_after_s:
+            reasons.append(f"{service.name} made no progress for {now_s - last:.1f} s")
+        elif service.trouble is not None:
+            reasons.append(f"{service.name}: {service.trouble}")
+    return Health(tuple(reasons))

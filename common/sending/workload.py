@@ -1,0 +1,234 @@
+"""Messages to send: a made-up incident workload, or the rows of a CSV file.
+
+Both yield ``NewMessage``; neither knows Redis. The made-up one is a pure function of its arguments: the same seed gives
+the same messages on every machine, so that two runs can be compared.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import itertools
+import os
+import random
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
+
+from usher.common.base.errors import MessageUndecodable, StartRefused, UsherError
+from usher.common.protocol.message import LONGEST_TICKET, check_ticket
+
+_GZIP_MAGIC = b"\x1f\x8b"
+#: What may follow a state, and how likely (out of 10). A closed incident can be opened again: hot tickets never end.
+_NEXT_STATES: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
+    "New": (("Active", "Awaiting User Info"), (8, 2)),
+    "Active": (("Active", "Awaiting User Info", "Resolved"), (6, 2, 2)),
+    "Awaiting User Info": (("Active", "Awaiting User Info", "Resolved"), (7, 1, 2)),
+    "Resolved": (("Closed", "Active"), (9, 1)),
+    "Closed": (("Active",), (10,)),
+}
+_PRIORITIES = ("1 - Critical", "2 - High", "3 - Moderate", "4 - Low")
+_PRIORITY_WEIGHTS = (1, 2, 14, 3)
+_GROUPS = 40
+_TEXTS = {
+    "New": "reported by phone",
+    "Active": "work note added",
+    "Awaiting User Info": "asked the caller for details",
+    "Resolved": "solution given to the caller",
+    "Closed": "confirmed by the caller",
+}
+
+
+class WorkloadUnusable(UsherError):
+    """This input cannot be sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewMessage:
+    """A message before it is in a stream. ``fields`` are all its fields without the ticket field."""
+
+    ticket_id: str
+    fields: dict[str, str]
+
+    def xadd(self, stream: str, ticket_field: str) -> list[str | bytes]:
+        """The Redis command that adds it. Bytes of a source that are not UTF-8 go out as they came in."""
+        command: list[str | bytes] = [
+            "XADD",
+            stream,
+            "*",
+            ticket_field,
+            self.ticket_id.encode("utf-8", "surrogateescape"),
+        ]
+        for name, value in self.fields.items():
+            command += (name.encode("utf-8", "surrogateescape"), value.encode("utf-8", "surrogateescape"))
+        return command
+
+
+def incidents(count: int, tickets: int, seed: int) -> Iterator[NewMessage]:
+    """``count`` updates of ``tickets`` made-up incidents; how often a ticket comes is Zipf distributed with exponent 1.
+
+    The n-th most frequent ticket comes with probability 1 / (n * H), H = 1 + 1/2 + ... + 1/tickets: few tickets are
+    hot, most are rare. ``number`` counts the updates of a ticket from 1, so that a reader sees the order.
+    """
+    rng = random.Random(seed)
+    weights = list(itertools.accumulate(1.0 / rank for rank in range(1, tickets + 1)))
+    ranks = range(1, tickets + 1)
+    lives: dict[int, tuple[int, str, str, str]] = {}
+    for _ in range(count):
+        rank = rng.choices(ranks, cum_weights=weights)[0]
+        known = lives.get(rank)
+        if known is None:
+            priority = rng.choices(_PRIORITIES, weights=_PRIORITY_WEIGHTS)[0]
+            known = (0, "New", priority, f"Group {rng.randrange(_GROUPS) + 1}")
+            state = "New"
+        else:
+            states, odds = _NEXT_STATES[known[1]]
+            state = rng.choices(states, weights=odds)[0]
+        number, priority, group = known[0] + 1, known[2], known[3]
+        lives[rank] = (number, state, priority, group)
+        fields = {"number": str(number), "state": state, "priority": priority, "group": group, "text": _TEXTS[state]}
+        yield NewMessage(f"INC{rank:07d}", fields)
+
+
+def numbered(messages: Iterable[NewMessage], name: str) -> Iterator[NewMessage]:
+    """The messages, each with a uid: ``name`` and its number."""
+    for number, message in enumerate(messages, 1):
+        yield NewMessage(message.ticket_id, {**message.fields, "uid": f"{name}-{number}"})
+
+
+class CsvSource:
+    """The rows of a CSV file as messages: column ``key`` names the ticket, every column becomes a field.
+
+    ``path`` may be ``-`` for standard input; gzip is recognised by its first bytes. Text is UTF-8; other bytes travel
+    through unchanged except in the key column, where they are an error. ``with CsvSource(...) as rows: for message in
+    rows``. Raises StartRefused when the file or its header cannot be used, WorkloadUnusable (file, line, column) at a
+    bad row.
+    """
+
+    def __init__(self, path: str, key: str, ticket_field: str = "ticket_id") -> None:
+        self._shown = "standard input" if path == "-" else path
+        self._key = key
+        self._raw = self._opened(path)
+        self._lines = self._rows()
+        try:
+            self._header = self._read_header(ticket_field)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def columns(self) -> list[str]:
+        """The names in the header."""
+        return list(self._header)
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of the file as it lies on disk; None when that is not known (a pipe)."""
+        try:
+            status = os.fstat(self._raw.fileno())
+        except (OSError, ValueError):
+            return None
+        return status.st_size if status.st_size > 0 else None
+
+    @property
+    def position(self) -> int:
+        """Bytes of ``size`` that have been read so far."""
+        try:
+            return self._raw.tell()
+        except (OSError, ValueError):
+            return 0
+
+    def close(self) -> None:
+        if self._raw is not getattr(sys.stdin, "buffer", None):
+            self._raw.close()
+
+    def __enter__(self) -> CsvSource:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[NewMessage]:
+        header, place = self._header, self._header.index(self._key)
+        others = [index for index, name in enumerate(header) if name != self._ticket_field]
+        for row in self._guarded():
+            if not row:
+                continue  # an empty line
+            if len(row) != len(header):
+                raise self._wrong(f"has {len(row)} columns, the header has {len(header)}")
+            ticket = row[place]
+            self._check_ticket(ticket)
+            yield NewMessage(ticket, {header[index]: row[index] for index in others})
+
+    def _check_ticket(self, ticket: str) -> None:
+        """Refuse here what would only become a dead letter there."""
+        raw = ticket.encode("utf-8", "surrogateescape")
+        try:
+            check_ticket(raw)
+        except MessageUndecodable as wrong:
+            told = {
+                "empty_ticket_id": "is empty; it names the ticket",
+                "ticket_id_too_long": f"has {len(raw)} bytes; a ticket id has at most {LONGEST_TICKET}",
+                "ticket_id_not_utf8": "is not UTF-8; it names the ticket",
+            }
+            raise self._wrong(f"column {self._key!r} {told.get(wrong.reason, wrong.reason)}") from None
+
+    def _opened(self, path: str) -> io.BufferedReader:
+        if path == "-" and sys.stdin is None:
+            raise StartRefused("--csv: standard input is closed")
+        if path == "-":
+            return cast(io.BufferedReader, sys.stdin.buffer)
+        try:
+            return Path(path).open("rb")
+        except OSError as problem:
+            raise StartRefused(f"--csv: {path} cannot be read: {problem.strerror}") from problem
+
+    def _rows(self) -> Any:
+        packed = self._raw.peek(2)[:2] == _GZIP_MAGIC
+        plain: Any = gzip.GzipFile(fileobj=self._raw) if packed else self._raw
+        return csv.reader(io.TextIOWrapper(plain, "utf-8-sig", errors="surrogateescape", newline=""), strict=True)
+
+    def _read_header(self, ticket_field: str) -> list[str]:
+        try:
+            header = next(self._guarded(), [])
+        except WorkloadUnusable as problem:
+            raise StartRefused(f"--csv: {problem}") from problem
+        if not header:
+            raise StartRefused(f"--csv: {self._shown} is empty; its first line must name the columns")
+        twice = sorted({name for name in header if header.count(name) > 1})
+        if twice:
+            raise StartRefused(f"--csv: {self._shown}:1: column {twice[0]!r} is there twice")
+        if self._key not in header:
+            raise StartRefused(f"--key: {self._shown} has no column {self._key!r}; it has: {', '.join(header)}")
+        if ticket_field in header and ticket_field != self._key:
+            raise StartRefused(
+                f"--key: {self._shown} has a column {ticket_field!r}, the ticket field; use --key {ticket_field} or"
+                " another USHER_TICKET_FIELD"
+            )
+        self._ticket_field = ticket_field
+        return header
+
+    def _guarded(self) -> Iterator[list[str]]:
+        """Rows, with what can go wrong in reading them told as place and reason."""
+        row: list[str] | None = []
+        while row is not None:
+            try:
+                row = next(self._lines, None)
+            except csv.Error as problem:
+                raise self._wrong(f"is not CSV: {problem}") from problem
+            except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
+                raise self._wrong(f"cannot be unpacked: {problem}") from problem
+            except OSError as problem:
+                raise self._wrong(f"cannot be read: {problem.strerror or problem}") from problem
+            if row is not None:
+                yield row
+
+    def _wrong(self, what: str) -> WorkloadUnusable:
+        return WorkloadUnusable(f"{self._shown}:{self._lines.line_num}: {what}")

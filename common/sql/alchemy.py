@@ -1,0 +1,20 @@
+"""SQLAlchemy, which the extra ``sql`` brings. Everything else here takes ``sa`` from this module, so that who lacks the extra is told of it."""
+
+from __future__ import annotations
+
+from usher.common.base.extras import how_to_install
+
+try:
+    import sqlalchemy as sa
+
+    # So that sa.orm and sa.dialects are there.
+    import sqlalchemy.dialects.postgresql
+    import sqlalchemy.dialects.sqlite
+    import sqlalchemy.orm  # noqa: F401
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        f"outbox and SQL sinks need SQLAlchemy: {how_to_install('sql')} (with PostgreSQL: '.[postgres]')",
+        name=missing.name,
+    ) from None
+
+__all__ = ["sa"]

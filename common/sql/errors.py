@@ -1,0 +1,112 @@
+"""Which errors of a database pass: the transaction did not happen, or nobody knows, and trying it again is right.
+
+All others say that a statement is wrong. Trying it again would be wrong again, for ever.
+"""
+
+from __future__ import annotations
+
+import enum
+import sqlite3
+from typing import Any, NamedTuple
+
+from usher.common.sql.alchemy import sa
+
+#: SQLSTATEs (PostgreSQL, appendix A) after which the whole transaction is worth another try: serialization, deadlock,
+#: lock timeout, the server stops or starts, no connection is free, the disk or the memory is full, the session was
+#: ended because it stood still.
+_AGAIN = frozenset(
+    {"40001", "40P01", "55P03", "57P01", "57P02", "57P03", "57P05", "53100", "53200", "53300", "25P03", "25P04"}
+)
+_CONNECTION = "08"
+#: A statement was ended: by statement_timeout, or by somebody.
+CANCELED = "57014"
+#: libpq's PQTRANS_IDLE: no transaction is open.
+_IDLE = 0
+#: The server takes no writes: it is a standby (a failover under way), or was set so because its disk is nearly full. As
+#: SQLite's read-only file.
+_READ_ONLY = "25006"
+#: What SQLite says of a file that cannot be used now. Names of its errors came with Python 3.11.
+_FILE_ERRORS = ("SQLITE_IOERR", "SQLITE_FULL", "SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PROTOCOL")
+_FILE_TEXTS = ("disk I/O error", "is full", "unable to open", "readonly database")
+
+
+def is_autocommit(connection: sa.Connection) -> bool:
+    """Whether each statement is a transaction of its own. To be asked after the first write of one: SQLite begins it
+    then."""
+    driver = driver_of(connection)
+    if connection.dialect.name == "sqlite":
+        return not getattr(driver, "in_transaction", True)
+    return bool(getattr(driver, "autocommit", False))
+
+
+def driver_of(connection: sa.Connection) -> Any:
+    """The connection of the driver, as far as it tells of transactions. Of aiosqlite SQLAlchemy's own stands between,
+    which does not tell."""
+    pooled = connection.connection
+    return pooled.driver_connection if connection.dialect.name == "sqlite" else pooled.dbapi_connection
+
+
+def commits_by_itself(driver: Any) -> bool:
+    """Whether the next statement over a connection of a driver would be a transaction of its own. To be asked before
+    it."""
+    if hasattr(driver, "in_transaction"):  # sqlite3, aiosqlite
+        mode = getattr(
+            driver, "autocommit", None
+        )  # from Python 3.12 on: True, False, or a number that says that isolation_level counts
+        return not driver.in_transaction and (mode is True or (mode is not False and driver.isolation_level is None))
+    status = getattr(
+        getattr(driver, "info", None), "transaction_status", None
+    )  # psycopg: a transaction may have been begun all the same
+    return bool(getattr(driver, "autocommit", False)) and (status is None or int(status) == _IDLE)
+
+
+class Why(enum.Enum):
+    """Why it passes. CONTENTION is over in a moment; a database that is AWAY is not to be asked by everybody at
+    once."""
+
+    CONTENTION = "others use the database"
+    GIVEN_UP = "the database gave this transaction up"
+    AWAY = "the database cannot be reached, and the last transaction may or may not have happened"
+
+
+class Passing(NamedTuple):
+    """An error that passes, and what the database told."""
+
+    why: Why
+    told: str
+
+
+def passing(error: BaseException) -> Passing | None:
+    """What to think of an error that the database, its driver or its pool raised; None when it does not pass."""
+    if isinstance(error, sa.exc.TimeoutError):
+        return Passing(Why.CONTENTION, f"no connection of the pool is free: {error}")
+    if not isinstance(error, sa.exc.DBAPIError):
+        return None
+    told = plain(error)
+    if isinstance(error.orig, sqlite3.Error):
+        return _of_sqlite(error.orig, told)
+    state = sqlstate(error)
+    if state in _AGAIN and not error.connection_invalidated:
+        return Passing(Why.GIVEN_UP, f"({state}) {told}")
+    # libpq has no code for a connection that could not be made.
+    is_away = error.connection_invalidated or state in (*_AGAIN, _READ_ONLY) or state.startswith(_CONNECTION)
+    return Passing(Why.AWAY, told) if is_away or (isinstance(error, sa.exc.OperationalError) and not state) else None
+
+
+def sqlstate(error: sa.exc.DBAPIError) -> str:
+    """The SQLSTATE of an error; "" where there is none."""
+    return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None) or ""
+
+
+def plain(error: BaseException) -> str:
+    """The first line of what was told, without SQLAlchemy's additions."""
+    return str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
+
+
+def _of_sqlite(raised: sqlite3.Error, told: str) -> Passing | None:
+    name = getattr(raised, "sqlite_errorname", "")
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")) or "is locked" in told:
+        return Passing(Why.CONTENTION, told)
+    if name.startswith(_FILE_ERRORS) or any(text in told for text in _FILE_TEXTS):
+        return Passing(Why.AWAY, told)
+    return None

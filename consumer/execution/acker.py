@@ -1,0 +1,329 @@
+"""Acker: finished messages become acknowledged, one script per batch, and so do attempts that failed; given-up messages
+become dead letters.
+
+One batch is under way at a time; one whose reply was lost goes again, unchanged, before anything later (the script
+answers OK or GONE). Failures are noted before what finished, because a message may have failed first and succeeded
+then, and its acknowledgement forgets them. A dead letter is written after everything that finished before it, so that
+per ticket a prefix is acknowledged.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from typing import NamedTuple
+
+from usher.common.base.clock import now_s
+from usher.common.base.errors import OwnershipLost, ReplyUnknown
+from usher.common.base.log import event
+from usher.common.protocol.run_log import encode
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.runtime.service import Service
+from usher.consumer.execution.counters import HandlerCounts
+from usher.consumer.execution.lanes import LaneKeeper, MessageLane
+from usher.consumer.execution.reporter import Reporter
+from usher.consumer.handlers.message import Message
+from usher.consumer.lifecycle.owner_scripts import Buried, Letter, OwnerSteps
+from usher.consumer.policy.acks import AckBatch, AckLedger, Failure, Finished, Linger, Success
+from usher.consumer.policy.outcome import Bury
+
+log = logging.getLogger(__name__)
+
+#: Most messages of one ack script.
+BATCH = 500
+#: Most dead letters that are written at once, and most bytes of their messages. Each is a call of its own, which copies
+#: the message, and Redis may do all of them before it answers anybody else.
+_LETTERS, _LETTER_BYTES = 50, 1 << 22
+#: The policy under which a ticket goes on after a dead letter.
+SKIP = "skip"
+
+
+class GivenUp(NamedTuple):
+    """A message on its way to the dead letters, under a policy. ``lane`` is held until it is there. ``in_doubt``: it
+    may be; the answer got lost."""
+
+    lane: MessageLane
+    message: Message
+    bury: Bury
+    policy: str
+    in_doubt: bool = False
+
+
+def _columns(failures: list[Failure]) -> tuple[list[Finished], list[str]]:
+    """Executions and their outcomes."""
+    return [item.run for item in failures], [item.outcome for item in failures]
+
+
+def _letter(item: GivenUp) -> Letter:
+    message, bury = item.message, item.bury
+    return Letter(
+        message.ticket,
+        message.stream_id,
+        bury.reason,
+        bury.error,
+        message.attempt,
+        message.first_ms,
+        time.time_ns() // 1_000_000,
+        message.fence,
+        bury.error_type,
+        bury.traceback,
+        item.policy,
+    )
+
+
+class Acker(Service):
+    """Writes what handlers did. ``finished``, ``failed`` and ``give_up`` may be called from any thread; the rest is
+    this thread's."""
+
+    name = "ack"
+    _IDLE_S = 2.0
+
+    def __init__(
+        self,
+        link: Link,
+        steps: OwnerSteps,
+        keeper: LaneKeeper,
+        reporter: Reporter,
+        incarnation: str,
+        linger: Linger,
+        run_log_length: int,
+        on_lost: Callable[[str], None],
+    ) -> None:
+        super().__init__()
+        self._link = link
+        self._steps = steps
+        self._keeper = keeper
+        self._reporter = reporter
+        self._incarnation = incarnation
+        self._linger_s, self._enough = linger
+        self._flushed_s = -math.inf
+        self._run_log_length = run_log_length
+        self._on_lost = on_lost
+        self._ledger = AckLedger(BATCH)
+        self._failed: deque[Failure] = deque()
+        self._noting: list[Failure] = []  # this thread's: the failures that are under way
+        self._given_up: deque[GivenUp] = deque()
+        self._burying: deque[GivenUp] = deque()  # this thread's: given up, and what finished before is in the ledger
+        self._writing = False
+        self._idle = True  # the thread waits to be woken
+        self._lingering = False
+        self._full = threading.Event()
+        self.policy = SKIP
+        self.on_dead_letter: Callable[[Letter], None] = lambda letter: None
+        self.counts = HandlerCounts()
+        self.acknowledged = 0
+        self.stale = 0
+        self.dead_letters = 0
+
+    # ---- any thread ----------------------------------------------------------------------------------------------------------
+
+    def finished(self, item: Success) -> None:
+        """A handler returned."""
+        self._ledger.add(item)
+        if item.lane is not None and not self._keeper.has_ready:
+            self._full.set()  # nothing goes on before this is written
+        if self._idle:
+            self._idle = False
+            self.wake()
+        elif self._lingering and len(self._ledger) >= self._enough:
+            self._full.set()
+
+    def failed(self, item: Failure) -> None:
+        """A handler raised."""
+        self._failed.append(item)
+        if item.then is not None:
+            self._full.set()
+        self.wake()
+
+    def give_up(self, lane: MessageLane, message: Message, bury: Bury) -> None:
+        """A message is given up; its lane is held. If its ticket does not simply go on, what is queued of it is not
+        ours from now on: the script that comes takes it back, and may hand it to us again before we have seen its
+        answer."""
+        # Nothing waits behind a message without a ticket id, so there is nothing to halt.
+        policy = SKIP if bury.reason == "body_gone" or not message.ticket_id else self.policy
+        if policy != SKIP:
+            self._keeper.close_fence(message.ticket, message.fence, message.stream_id)
+        self._given_up.append(GivenUp(lane, message, bury, policy))
+        self._full.set()
+        self.wake()
+
+    def hurry(self) -> None:
+        """This incarnation ends: from now on nothing waits for more to finish."""
+        self._linger_s = 0.0  # first: a linger that begins after the event was cleared must see it
+        self._full.set()
+
+    def interrupt(self) -> None:
+        self.hurry()
+
+    @property
+    def is_flushed(self) -> bool:
+        """Nothing waits to be written."""
+        return not (self._given_up or self._burying) and self.is_settled
+
+    @property
+    def is_settled(self) -> bool:
+        """Nothing waits to be written but dead letters: their lanes are held, and no other ticket is concerned."""
+        is_empty = not (len(self._ledger) or self._failed or self._noting)
+        return is_empty and not self._writing  # in this order: what left the ledger did so after _writing was set
+
+    # ---- this thread ---------------------------------------------------------------------------------------------------------
+
+    def run_once(self) -> float:
+        if self.is_flushed:
+            self._idle = True
+            if self.is_flushed:  # whoever finished before the line above woke nobody
+                return self._IDLE_S
+        self._idle = False
+        self._linger()
+        self._writing = True
+        try:
+            self._flush()
+        except OwnershipLost as lost:
+            self._on_lost(str(lost))
+            return self._IDLE_S
+        finally:
+            self._writing = False
+            self._flushed_s = now_s()
+        return 0.0
+
+    def _linger(self) -> None:
+        """Wait a moment for more to finish, so that a batch is worth its call. What finishes after a quiet time goes at
+        once."""
+        self._lingering = True
+        left_s = self._flushed_s + self._linger_s - now_s()
+        if left_s > 0 and len(self._ledger) < self._enough and not self._given_up:
+            self._full.wait(left_s)
+        self._lingering = False
+        self._full.clear()  # what was set before now is written now
+
+    def _flush(self) -> None:
+        """Write all that is there now: first failures, then what finished, then the dead letters, which are behind it
+        in their lanes. What comes meanwhile waits for the next turn: of handlers that ask to be called again at once
+        there is always one more failure."""
+        while self._given_up:
+            self._burying.append(self._given_up[0])
+            self._given_up.popleft()
+        finished = len(self._ledger)  # before failures are counted: those of what has finished are among them
+        for _ in range(-(-(len(self._noting) + len(self._failed)) // BATCH)):
+            self._note_failures()
+        while finished > 0 and (batch := self._ledger.next_batch(finished)) is not None:
+            self._acknowledge(batch)
+            finished -= len(batch.finished)
+        refused: CommandRefused | None = None
+        left = len(self._burying)
+        while left > 0:
+            items = self._next_letters(min(left, _LETTERS))
+            refused = self._bury(items) or refused
+            left -= len(items)
+            self.made_progress()  # also if Redis is far away, or its disk is slow
+        if refused is not None:
+            raise refused
+
+    def _note_failures(self) -> None:
+        """One batch of them. Of a message that failed more than once, Redis gets the last count and the run log every
+        execution."""
+        while self._failed and len(self._noting) < BATCH:
+            self._noting.append(self._failed[0])
+            self._failed.popleft()
+        record = encode(self._incarnation, *_columns(self._noting)) if self._run_log_length else b""
+        try:
+            self._steps.charge(
+                {item.run.stream_id: item.attempts for item in self._noting}, record, self._run_log_length
+            )
+        except CommandRefused as refused:  # counts that Redis will never take must not hold up acknowledgements
+            event(log, "attempts_not_noted", level=logging.ERROR, messages=len(self._noting), why=str(refused))
+        noted, self._noting = self._noting, []
+        self.counts.failed(noted)
+        for item in noted:
+            if item.then is not None:
+                item.then()
+
+    def _acknowledge(self, batch: AckBatch) -> None:
+        record = encode(self._incarnation, batch.finished) if self._run_log_length else b""
+        answer = self._steps.ack(batch.by_ticket, record, self._run_log_length)
+        fences = {item.ticket: item.fence for item in batch.finished}
+        self._ledger.settle()
+        self.counts.done(batch.finished)
+        done = [entry_id for ids in answer.done.values() for entry_id in ids]
+        self._keeper.done(done)
+        self.acknowledged += len(done)
+        if answer.stale:
+            self.stale += len(answer.stale)
+            event(
+                log, "acknowledgements_stale", level=logging.WARNING, tickets=len(answer.stale), first=answer.stale[0]
+            )
+            self._keeper.forget({ticket: fences[ticket] for ticket in answer.stale})
+            self._keeper.done([entry_id for ticket in answer.stale for entry_id in batch.by_ticket[ticket]])
+        held = [item.lane for item in batch.finished if item.lane is not None]
+        if held:
+            self._keeper.let_go(held)
+        self._reporter.add((ticket, fences[ticket], ids) for ticket, ids in answer.done.items())
+
+    def _next_letters(self, most: int) -> list[GivenUp]:
+        items: list[GivenUp] = []
+        size = 0
+        for item in islice(self._burying, most):
+            size += item.message.size
+            if items and size > _LETTER_BYTES:
+                break
+            items.append(item)
+        return items
+
+    def _bury(self, items: list[GivenUp]) -> CommandRefused | None:
+        """Write the letters of the first ones of those to be buried; a refusal of one that Redis will not take, which
+        must not hold up the others."""
+        letters = [_letter(item) for item in items]
+        refused, trouble = None, None
+        for item, letter, answer in zip(items, letters, self._steps.dead_letters(letters), strict=True):
+            self._burying.popleft()
+            if not isinstance(answer, Exception):
+                self._buried(item, letter, answer)
+                continue
+            self._burying.append(item._replace(in_doubt=item.in_doubt or isinstance(answer, ReplyUnknown)))
+            if isinstance(answer, CommandRefused):
+                refused = answer
+                self._keeper.end_isolation(
+                    item.lane
+                )  # nor those that must not run beside it: what it was charged ahead is mended by now
+            else:
+                trouble = trouble or answer  # those behind it may only tell that they were not sent
+        if trouble is not None:
+            raise trouble
+        return refused
+
+    def _buried(self, item: GivenUp, letter: Letter, answer: Buried) -> None:
+        message = item.message
+        if item.policy == SKIP:
+            self._keeper.done([message.stream_id])
+        else:
+            self._keeper.fence_is_closed(message.ticket, message.fence)
+        self.stale += answer is Buried.STALE
+        if answer is Buried.STALE and item.policy == SKIP:
+            self._keeper.forget({message.ticket: message.fence})
+        self._keeper.let_go([item.lane])
+        was_written = item.in_doubt and answer in (
+            Buried.GONE,
+            Buried.STALE,
+        )  # the time before: its ticket has gone on since
+        if was_written or answer in (Buried.OK, Buried.HALTED, Buried.ENDED):
+            self.dead_letters += 1
+            self.on_dead_letter(letter)
+        if answer in (Buried.HALTED, Buried.ENDED):
+            event(
+                log,
+                "ticket_halted" if answer is Buried.HALTED else "tail_ended",
+                level=logging.ERROR,
+                ticket=message.ticket,
+                id=message.id,
+            )
+        if item.policy != SKIP or answer is Buried.STALE:
+            return  # the leader hears of it from Redis
+        self._reporter.add([(message.ticket, message.fence, [message.stream_id])])
+
+    def on_end(self) -> None:
+        self._link.close()

@@ -1,0 +1,276 @@
+"""Batch pool: runners of batch handlers (``usher.consumer.handlers.decorators.batch``): one call with the messages of
+several lanes.
+
+A call holds its lanes as a single message does: per ticket one call at a time, order, attempts, fences and
+acknowledgements are each message's own. One runner at a time gathers; the others run calls, or wait for their turn to
+gather.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from usher.common.base.clock import now_s
+from usher.common.runtime.service import Service
+from usher.consumer.execution.async_pool import AsyncPool
+from usher.consumer.execution.executor import Executor
+from usher.consumer.execution.lanes import LaneKeeper, MessageLane
+from usher.consumer.handlers.decorators import Batch
+from usher.consumer.handlers.loader import Handler
+from usher.consumer.handlers.message import Message
+from usher.consumer.policy.batches import TriedTogether, goes_alone, judge
+
+#: Longest wait for something to gather, so that a stop is noticed.
+_LONGEST_WAIT_S = 2.0
+
+
+class Gatherer:
+    """Takes lanes for the next call. It never waits, and one thread uses it at a time."""
+
+    def __init__(self, keeper: LaneKeeper, batch: Batch) -> None:
+        self._keeper = keeper
+        self._batch = batch
+        self._lanes: list[MessageLane] = []
+        self._size = 0
+        self._since_s = 0.0
+        self._alone: MessageLane | None = None  # one at a time: whatever else is ready stays where a drain finds it
+
+    def take(self, now_s: float) -> list[MessageLane] | None:
+        """The lanes of the next call, if it can begin now: it is full, has waited, or is about a single message that
+        goes alone."""
+        while self._alone is None and self._size < self._batch.most and (lane := self._keeper.take_now()) is not None:
+            self._put(lane, now_s)
+        # First what has waited: of those that go alone there may be more at any time.
+        if self._lanes and (
+            self._size >= self._batch.most or now_s >= self._since_s + self._batch.wait_s or self._keeper.paused
+        ):
+            lanes, self._lanes, self._size = self._lanes, [], 0
+            return lanes
+        lane, self._alone = self._alone, None
+        return [lane] if lane is not None else None
+
+    def due_s(self) -> float | None:
+        """When ``take`` may have something though nothing rings."""
+        due_s = self._keeper.next_due_s()
+        if not self._lanes:
+            return due_s
+        full_s = self._since_s + self._batch.wait_s
+        return full_s if due_s is None else min(full_s, due_s)
+
+    def _put(self, lane: MessageLane, now_s: float) -> None:
+        if lane.early:
+            self._keeper.merge_early(lane)
+        try:
+            head = lane.queue[0]
+        except IndexError:  # the ticket was forgotten at this moment
+            self._keeper.release(lane, 0, 0.0)
+            return
+        if goes_alone(head):
+            self._alone = lane
+            return
+        if not self._lanes:
+            self._since_s = now_s
+        self._lanes.append(lane)
+        self._size += min(len(lane.queue), self._batch.per_ticket)
+
+
+class BatchCall:
+    """One call: ``messages`` are started by making it, and ``end`` settles all of them."""
+
+    def __init__(self, executor: Executor, lanes: Sequence[MessageLane], batch: Batch) -> None:
+        self._executor = executor
+        self._parts: list[tuple[MessageLane, list[Message]]] = []
+        room = batch.most
+        for lane in lanes:
+            part = self._start(lane, min(batch.per_ticket, room)) if room else []
+            room -= len(part or ())
+            if part:
+                self._parts.append((lane, part))
+            elif part is not None:
+                executor.keeper.release(lane, 0, 0.0)
+        self.messages = [message for _, part in self._parts for message in part]
+        for message in self.messages:
+            message.shares_call = len(self.messages) > 1
+        self._start_us = time.time_ns() // 1000
+
+    def _start(self, lane: MessageLane, most: int) -> list[Message] | None:
+        """The lane's messages of this call; None when its first one is given up instead, and the lane is not ours any
+        more."""
+        part: list[Message] = []
+        while len(part) < most and not (part and (lane.forgotten or _next_goes_alone(lane))):
+            message = self._executor.next_message(lane)
+            if message is None:
+                break
+            if part and goes_alone(message):  # an early one came before what we looked at
+                self._executor.keeper.put_back(lane, [message])
+                break
+            if not self._executor.admit(lane, message, time.time_ns() // 1000):
+                return None
+            part.append(message)
+            if goes_alone(message):
+                break
+        return part
+
+    def end(self, returned: Any, raised: BaseException | None) -> None:
+        """The handler is done. Afterwards none of the lanes is the runner's any more."""
+        end_us = time.time_ns() // 1000
+        for (lane, part), (done, error) in zip(
+            self._parts, judge([part for _, part in self._parts], returned, raised), strict=True
+        ):
+            self._settle(lane, part, done, error, end_us)
+
+    def _settle(
+        self, lane: MessageLane, part: list[Message], done: int, error: BaseException | None, end_us: int
+    ) -> None:
+        executor = self._executor
+        took_us = end_us - self._start_us
+        held = False
+        for place, message in enumerate(part[:done]):
+            # One after another, as their order was: the time of the call in equal parts, so that a ticket's executions
+            # do not overlap.
+            start_us = self._start_us + took_us * place // len(part)
+            held = not executor.succeeded(lane, message, start_us, self._start_us + took_us * (place + 1) // len(part))
+        if error is None:
+            if not held:
+                executor.keeper.release(lane, done, took_us / 1e6)
+            return
+        for message in part[done:]:
+            message.alone = isinstance(error, TriedTogether)
+        part[done].start_us = self._start_us + took_us * done // len(
+            part
+        )  # it was started with them, and is noted behind them
+        executor.put_back(lane, part[done + 1 :])
+        executor.raised(lane, part[done], error)
+
+
+def _next_goes_alone(lane: MessageLane) -> bool:
+    try:
+        return goes_alone(lane.queue[0])
+    except IndexError:
+        return True
+
+
+class BatchLine:
+    """Where the threads of a sync batch handler get their calls: the lanes are gathered by one of them at a time."""
+
+    def __init__(self, executor: Executor, batch: Batch) -> None:
+        self._keeper = executor.keeper
+        self._gatherer = Gatherer(executor.keeper, batch)
+        self._gathering = threading.Lock()
+        self._news = threading.Event()
+        executor.keeper.on_ready = self.ring
+
+    def ring(self) -> None:
+        """A lane is ready."""
+        self._news.set()
+
+    def next_lanes(self) -> list[MessageLane] | None:
+        """The lanes of a call; None after a moment without any, and in a pause."""
+        until_s = now_s() + _LONGEST_WAIT_S
+        if not self._gathering.acquire(timeout=_LONGEST_WAIT_S):
+            return None
+        try:
+            while True:
+                self._news.clear()
+                now = now_s()
+                lanes = self._gatherer.take(now)
+                due_s = self._gatherer.due_s()
+                if lanes is not None or self._keeper.paused or now >= until_s:
+                    return lanes
+                self._news.wait(max(0.0, min(until_s, math.inf if due_s is None else due_s) - now))
+        finally:
+            self._gathering.release()
+
+
+class BatchWorker(Service):
+    """One slot of a sync batch handler: runs one call at a time, for as long as the handler takes."""
+
+    stalls_after_s = math.inf
+
+    def __init__(
+        self, number: int, executor: Executor, handle: Callable[[list[Message]], Any], batch: Batch, line: BatchLine
+    ) -> None:
+        super().__init__()
+        self.name = f"work-{number}"
+        self._executor = executor
+        self._handle = handle
+        self._batch = batch
+        self._line = line
+
+    def run_once(self) -> float:
+        while not self.stopping:
+            if not self._executor.may_start():
+                return 0.02  # the lease may have ended: the heartbeat renews it, or this process leaves
+            lanes = self._line.next_lanes()
+            if lanes is None:
+                return 0.05 if self._executor.keeper.paused else 0.0
+            try:
+                self._run(lanes)
+            except BaseException as problem:  # not the handler's: ours; the lanes are lost in here
+                self._executor.broken(problem)
+                raise
+        return 0.0
+
+    def interrupt(self) -> None:
+        self._line.ring()
+
+    def _run(self, lanes: list[MessageLane]) -> None:
+        call = BatchCall(self._executor, lanes, self._batch)
+        self._line.ring()  # what found no room is ready again
+        if call.messages:
+            try:
+                returned = self._handle(list(call.messages))
+            except (
+                BaseException
+            ) as problem:  # sys.exit() in a handler must not end this thread with the lanes in its hands
+                call.end(None, problem)
+            else:
+                call.end(returned, None)
+        self._line.ring()  # a lane that has more is ready again, and whoever gathers now was not told
+
+
+class AsyncBatchPool(AsyncPool):
+    """``async def`` batch handlers on one event loop; every call is a task."""
+
+    def __init__(
+        self, executor: Executor, handle: Callable[[list[Message]], Awaitable[Any]], slots: int, batch: Batch
+    ) -> None:
+        super().__init__(executor, handle, slots)
+        self._batch = batch
+        self._gatherer = Gatherer(executor.keeper, batch)
+
+    def _next_work(self) -> list[MessageLane] | None:
+        return self._gatherer.take(now_s())
+
+    def _due_s(self) -> float | None:
+        return self._gatherer.due_s()
+
+    async def _run(self, lanes: Any) -> None:
+        call = BatchCall(self._executor, lanes, self._batch)
+        self._ring()  # what found no room is ready again
+        if call.messages:
+            try:
+                returned = await self._handle(list(call.messages))
+            except BaseException as problem:  # sys.exit() in a handler must not end the loop
+                if isinstance(problem, asyncio.CancelledError) and self._ends():
+                    raise
+                call.end(None, problem)
+            else:
+                call.end(returned, None)
+        await self._pause(0.0 if self._executor.may_start() else 0.02)
+
+
+def batch_pool(handler: Handler, batch: Batch, executor: Executor, slots: int) -> list[Service]:
+    """The runners of a batch handler; ``slots`` calls at the same time."""
+    if executor.strict:  # a ticket's next message starts when Redis has the acknowledgement of the last one
+        batch = dataclasses.replace(batch, per_ticket=1)
+    if handler.is_async:
+        return [AsyncBatchPool(executor, handler.call, slots, batch)]
+    line = BatchLine(executor, batch)
+    return [BatchWorker(number, executor, handler.call, batch, line) for number in range(slots)]

@@ -1,0 +1,129 @@
+"""Drain: leave so that nothing has to be delivered again.
+
+The order matters. First Redis refuses further hand-overs to us; then nothing more can come into the inbox, so what is
+read now is all. A ticket that was handed over anew while a message of it ends here is read when that has ended, and
+holds up no other one. Handlers that run may finish; what finished is acknowledged; every ticket that is quiet goes back
+whole. What still runs at the end of the grace time is not touched: the lease ends, and the leader takes it back.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from usher.common.base.clock import now_s
+from usher.common.base.errors import OwnershipLost, RedisTrouble, ServerChanged
+from usher.common.base.log import event
+from usher.common.redis.client import CommandRefused
+from usher.consumer.execution.acker import Acker
+from usher.consumer.execution.inbox_reader import BatchReader
+from usher.consumer.execution.lanes import LaneKeeper
+from usher.consumer.lifecycle.owner_scripts import OwnerSteps
+from usher.consumer.lifecycle.start_log import StartBook
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.02
+#: Even without any grace: time to refuse hand-overs and to give back what is quiet.
+_LEAST_S = 0.5
+
+
+@dataclass(frozen=True)
+class Drained:
+    """``clean``: nothing of this incarnation is left, and it has deregistered."""
+
+    clean: bool
+    given_back: int
+    running: int
+
+
+class Drain:
+    """One drain; used once, by one thread, with a connection of its own behind ``steps``."""
+
+    def __init__(
+        self,
+        steps: OwnerSteps,
+        keeper: LaneKeeper,
+        reader: BatchReader,
+        acker: Acker,
+        starts: StartBook,
+        lease_ms: int,
+        deregister: Callable[[], bool] | None = None,
+    ) -> None:
+        self._steps = steps
+        self._deregister = deregister or steps.deregister
+        self._is_marked = self._reader_ended = self._is_read = False
+        self._given_back = 0
+        self._keeper = keeper
+        self._reader = reader
+        self._acker = acker
+        self._starts = starts
+        self._lease_ms = lease_ms
+
+    def run(self, grace_s: float, say_goodbye: Callable[[], None]) -> Drained:
+        """Drain for up to ``grace_s`` seconds, then tell a master. Never raises: what cannot be done is left to the
+        lease."""
+        until_s = now_s() + max(grace_s, _LEAST_S)
+        self._keeper.pause()
+        self._acker.hurry()
+        clean = False
+        trouble = ""
+        while not clean:
+            try:
+                clean = self._step()
+            except RedisTrouble as problem:  # not yet: every step may be taken again
+                trouble = str(problem)
+            except (OwnershipLost, ServerChanged, CommandRefused) as problem:
+                trouble = str(problem)
+                break
+            if clean or now_s() >= until_s:
+                break
+            time.sleep(_LOOK_S)
+        drained = Drained(clean, self._given_back, self._keeper.running)
+        event(
+            log,
+            "drained",
+            clean=clean,
+            given_back=drained.given_back,
+            still_running=drained.running,
+            trouble=trouble or "none",
+        )
+        say_goodbye()
+        return drained
+
+    def _step(self) -> bool:
+        """Whatever can be done now. True when nothing of this incarnation is left, and it has deregistered."""
+        if not self._is_marked:
+            self._steps.drain(self._lease_ms)
+            self._is_marked = True
+        if not self._is_read:
+            self._read_the_rest()
+        self._given_back += self._give_back()
+        return self._is_read and not self._keeper.running and self._acker.is_flushed and self._deregister()
+
+    def _read_the_rest(self) -> None:
+        if not self._reader_ended:
+            self._reader.stop()
+            if not self._reader.join(_LOOK_S):
+                raise RedisTrouble("the reader has not ended yet")
+            # ``stop`` broke its connection, and a thread that was not waiting on it has not noticed
+            self._reader.close()
+            self._reader_ended = True
+        self._is_read = self._reader.read_rest()
+
+    def _give_back(self) -> int:
+        """Give back what neither runs nor has anything waiting to be acknowledged. Returns the number of tickets."""
+        quiet = self._keeper.quiet()
+        # In this order: a ticket that became quiet by a failure is given back when Redis knows that, or its next owner
+        # would count one less.
+        if not quiet or not self._acker.is_settled:
+            return 0
+        self._starts.take_back(self._steps, [entry_id for ids in quiet.values() for entry_id in ids])
+        # Were it not for that order: of what ended Redis has the id in processing, so a ticket that is not whole stays
+        # for the next look.
+        kept = set(self._steps.give_back(quiet))
+        given = [ticket for ticket in quiet if ticket not in kept]
+        self._keeper.drop_quiet(given)
+        return len(given)

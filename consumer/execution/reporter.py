@@ -1,0 +1,205 @@
+"""Reporter: tells the leader over HTTP what Redis has accepted, so that it frees tickets and hands over more at once.
+
+A report is a hint. It frees by message id and incarnation, so doubled, late or reordered ones change nothing, and lost
+ones cost only speed: the leader reads quiet tickets again. So a report is tried at every master once, and then dropped.
+Only one that comes too often for the leader (429) is kept until the time that it tells.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+import orjson
+
+from usher.common.base.clock import now_s
+from usher.common.base.log import event
+from usher.common.protocol.message import ticket_text
+from usher.common.runtime.service import Service
+from usher.consumer.lifecycle.master_client import MasterClient, MasterUnavailable
+
+log = logging.getLogger(__name__)
+
+#: Ids per report: what the master accepts at most.
+MOST_IDS = 1000
+#: A report does not follow the last one sooner than this, unless enough waits: freeing a ticket a little later costs
+#: nothing while there is room. And the second while this consumer keeps up: then it is also no matter that its tickets,
+#: and its load as the leader sees it, stay here.
+_PAUSE_S, _CALM_PAUSE_S = 0.1, 0.5
+#: Longest pause that a master can ask for: by then the leader's reconciling look has found them.
+_LONGEST_WAIT_S = 5.0
+#: Ids that may wait to be reported; the oldest are dropped beyond, and the reconciling look of the leader finds them.
+_MOST_WAITING = 50_000
+
+#: That reports are dropped is said again only after this long, with how many were since: while nobody leads, all are.
+_REPEAT_LOG_S = 10.0
+
+#: Nobody here reads what became of each id, so the leader need not say it. One of before does all the same.
+_QUIETLY = {"Prefer": "return=minimal"}
+
+Item = tuple[bytes, int, Sequence[bytes]]
+
+
+class Reporter(Service):
+    """Sends acknowledgement reports. ``add`` is called by the acker's thread.
+
+    ``spare``: messages that this consumer may have beyond those that run. While half of them wait to be reported the
+    others keep it busy. ``ticket_window``: the same of one ticket; the leader hands more of it over when half of them
+    are done (master/policy/board/ownership.py).
+    """
+
+    name = "report"
+
+    def __init__(
+        self,
+        masters: MasterClient,
+        incarnation: str,
+        spare: int,
+        ticket_window: int,
+        keeps_up: Callable[[], bool] = lambda: False,
+    ) -> None:
+        super().__init__()
+        self.stalls_after_s += (
+            masters.longest_s
+        )  # masters that do not answer are no reason to call this consumer unwell, and to revoke its lease
+        self._masters = masters
+        self._incarnation = incarnation
+        self._items: deque[Item] = deque()
+        self._waiting: dict[bytes, int] = {}  # ids in _items by ticket
+        self._size = 0  # and in all; the three are guarded by _lock
+        self._lock = threading.Lock()
+        self._keeps_up = keeps_up
+        self._enough = min(MOST_IDS, max(1, spare // 2))
+        self._enough_of_one = max(1, ticket_window // 2)
+        self._hurry = False
+        self._calm = False  # the pause is the long one, in which this thread may be
+        self._last_s = self._not_before_s = -math.inf
+        self._untold = 0  # dropped ids of which the log does not know, and why the last of them were
+        self._why = (logging.WARNING, "")
+        self._quiet_until_s = -math.inf
+        self.sent = 0
+        self.dropped = 0
+
+    def add(self, items: Iterable[Item]) -> None:
+        """(ticket, fence, ids) that Redis answered OK or GONE."""
+        with self._lock:
+            was_empty = not self._items
+            self._count(items)
+        while self._items and self._size > _MOST_WAITING:
+            self._drop(self._take(), "too many wait")
+        if was_empty or self._hurry or (self._calm and not self._keeps_up()):
+            self.wake()
+
+    def run_once(self) -> float:
+        if not self._items:
+            self._tell_dropped()
+            return self.stalls_after_s / 3
+        early_s = self._early_s()
+        if early_s > 0:
+            return early_s
+        self._last_s = now_s()
+        report = self._take()
+        try:
+            answer = self._masters.post("/api/messages/acknowledge", self._body(report), _QUIETLY)
+        except MasterUnavailable as problem:
+            self._drop(report, str(problem))
+            return _PAUSE_S
+        if answer.status in (200, 204):
+            self.sent += 1
+            self._tell_dropped()
+        elif answer.status == 429:
+            self._put_back(report)
+            wait_s = min(_LONGEST_WAIT_S, max(_PAUSE_S, answer.retry_after_s))
+            self._not_before_s = now_s() + wait_s
+            return wait_s
+        elif (
+            answer.status == 409
+        ):  # ended, by a drain or otherwise: nothing is left to be freed, and what must stop work learns it from Redis
+            self._drop(report, "this incarnation has ended", logging.INFO)
+        else:
+            self._drop(report, f"{answer.url} answered {answer.status}")
+        return 0.0
+
+    def _early_s(self) -> float:
+        """Seconds until the next report may go."""
+        self._calm = True  # who adds while we look, when it is not so any more, must wake us
+        self._calm = self._keeps_up()
+        pause_s = 0.0 if self._hurry else _CALM_PAUSE_S if self._calm else _PAUSE_S
+        return max(self._not_before_s, self._last_s + pause_s) - now_s()
+
+    def _count(self, items: Iterable[Item]) -> None:
+        """These wait too."""
+        waiting = self._waiting
+        for item in items:
+            ticket, size = item[0], len(item[2])
+            if not size:
+                continue
+            self._items.append(item)
+            self._size += size
+            waiting[ticket] = of_one = waiting.get(ticket, 0) + size
+            self._hurry = self._hurry or of_one >= self._enough_of_one
+        self._hurry = self._hurry or self._size >= self._enough
+
+    def _take(self) -> list[Item]:
+        """Items of one report."""
+        with self._lock:
+            if self._size <= MOST_IDS:
+                taken = list(self._items)
+                self._forget()
+                return taken
+            taken, room = [], MOST_IDS
+            while room:
+                ticket, fence, ids = self._items.popleft()
+                if len(ids) > room:
+                    self._items.appendleft((ticket, fence, ids[room:]))
+                    ids = ids[:room]
+                taken.append((ticket, fence, ids))
+                room -= len(ids)
+                self._waiting[ticket] -= len(ids)
+                if not self._waiting[ticket]:
+                    del self._waiting[ticket]
+            self._size -= MOST_IDS
+            self._hurry = self._size >= self._enough or max(self._waiting.values()) >= self._enough_of_one
+        return taken
+
+    def _forget(self) -> None:
+        self._items.clear()
+        self._waiting.clear()
+        self._size, self._hurry = 0, False
+
+    def _put_back(self, report: list[Item]) -> None:
+        with self._lock:
+            items = [*report, *self._items]
+            self._forget()
+            self._count(items)
+
+    def _body(self, report: list[Item]) -> bytes:
+        tickets = [
+            {
+                "ticket_id": ticket_text(ticket),
+                "fence": fence,
+                "message_ids": orjson.Fragment(b'["%b"]' % b'","'.join(ids)),
+            }
+            for ticket, fence, ids in report
+        ]
+        return orjson.dumps({"incarnation": self._incarnation, "tickets": tickets})
+
+    def _drop(self, report: list[Item], why: str, level: int = logging.WARNING) -> None:
+        count = sum(len(ids) for _, _, ids in report)
+        self.dropped += count
+        self._untold += count
+        self._why = level, why
+        self._tell_dropped()
+
+    def _tell_dropped(self, at_once: bool = False) -> None:
+        if self._untold and (at_once or now_s() >= self._quiet_until_s):
+            level, why = self._why
+            event(log, "report_dropped", level=level, ids=self._untold, why=why)
+            self._untold, self._quiet_until_s = 0, now_s() + _REPEAT_LOG_S
+
+    def on_end(self) -> None:
+        self._tell_dropped(at_once=True)
+        self._masters.close()

@@ -1,0 +1,96 @@
+"""Watchdog: a handler past its deadline ends in a killed process, not in a second delivery beside a hanging first one.
+
+A thread cannot be ended from outside. So the attempt is charged, everything that finished is acknowledged, and the
+process leaves; its successor, a new incarnation with the same name lock, gets the tickets back at once. The journal
+says who is to blame, should Redis not hear of it; what else ran then was only in the way. Of a call with several
+messages nobody knows which of them hangs: they become suspects instead, so each goes alone the next time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from usher.common.base.errors import OwnershipLost, RedisTrouble
+from usher.common.base.log import event
+from usher.common.protocol.attempts import Attempts
+from usher.common.protocol.run_log import CRASHED, encode
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.runtime.service import Service
+from usher.consumer.handlers.message import Message
+from usher.consumer.lifecycle.journal import Journal
+from usher.consumer.lifecycle.owner_scripts import OwnerSteps
+from usher.consumer.policy.acks import Finished
+
+log = logging.getLogger(__name__)
+
+#: Finished messages get this long to be acknowledged before the process leaves.
+_FLUSH_S = 0.5
+_POLL_S = 0.01
+
+
+class Watchdog(Service):
+    """Looks at what runs. ``running`` gives the messages whose handlers have started and not ended."""
+
+    name = "watch"
+
+    def __init__(
+        self,
+        link: Link,
+        steps: OwnerSteps,
+        running: Callable[[], Iterable[Message]],
+        is_flushed: Callable[[], bool],
+        journal: Journal,
+        limit_s: float,
+        run_log_length: int,
+        on_hung: Callable[[str], None],
+    ) -> None:
+        super().__init__()
+        self._link = link
+        self._steps = steps
+        self._running = running
+        self._is_flushed = is_flushed
+        self._journal = journal
+        self._run_log_length = run_log_length
+        self._every_s = min(1.0, max(0.02, limit_s / 10))
+        self._on_hung = on_hung
+
+    def run_once(self) -> float:
+        now = time.monotonic()
+        hung = [message for message in self._running() if message.deadline is not None and message.deadline < now]
+        if hung:
+            self._end(hung)
+        return self._every_s
+
+    def _end(self, hung: list[Message]) -> None:
+        charged = {
+            message.stream_id: _charge(message) for message in hung
+        }  # first: one that raises after all counts that itself
+        self._journal.blame(message for message in hung if not message.shares_call)
+        for message in hung:
+            event(log, "handler_hangs", level=logging.ERROR, **message.facts())
+        runs = [
+            Finished(message.ticket, message.stream_id, message.fence, message.attempt, message.start_us, 0)
+            for message in hung
+        ]
+        record = encode(self._steps.incarnation, runs, [CRASHED] * len(runs)) if self._run_log_length else b""
+        try:
+            self._steps.charge(charged, record, self._run_log_length)
+            for message in hung:
+                self._journal.forget(message)
+        except (OwnershipLost, RedisTrouble, CommandRefused) as trouble:  # whatever Redis says, the process leaves
+            event(log, "attempt_not_charged", level=logging.WARNING, why=str(trouble))
+        until_s = time.monotonic() + _FLUSH_S
+        while not self._is_flushed() and time.monotonic() < until_s:
+            time.sleep(_POLL_S)
+        self._on_hung(f"{len(hung)} handler(s) ran past USHER_HANDLER_SECONDS")
+
+    def on_end(self) -> None:
+        self._link.close()
+
+
+def _charge(message: Message) -> Attempts:
+    if message.shares_call:
+        return message.known._replace(crashes=message.crashes + 1)
+    return Attempts(message.attempt, message.failures + 1)

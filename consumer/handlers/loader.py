@@ -1,0 +1,143 @@
+"""Finds the handler named by USHER_HANDLER (``module:function``). Local configuration alone names a handler: never the
+network."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import logging
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from usher.common.base.callables import left_undone, runs_nothing
+from usher.common.base.errors import HandlerUnusable
+from usher.common.base.log import event
+from usher.common.base.text import told
+from usher.consumer.handlers.decorators import Batch, HandlerOptions, batch_of, options_of
+from usher.consumer.handlers.message import Message
+
+log = logging.getLogger(__name__)
+
+Handle = Callable[[Message], Any]
+
+
+@dataclass(frozen=True)
+class Handler:
+    """A handler and how it is called: on a thread, or on the event loop when it is ``async def``; with ``batch``, with
+    a list of messages."""
+
+    call: Callable[[Any], Any]
+    is_async: bool
+    options: HandlerOptions = field(default_factory=HandlerOptions)
+    batch: Batch | None = None
+
+
+def load_handler(spec: str) -> Handler:
+    """Import ``module:function``; the current folder counts as a place to look. Raises HandlerUnusable, which says what
+    to mend."""
+    module_name, colon, attribute = spec.partition(":")
+    if not colon or not module_name or not attribute:
+        raise HandlerUnusable(f"USHER_HANDLER must look like module:function (it is {spec!r})")
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # last: a handler's project must not shadow the libraries
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as problem:
+        raise HandlerUnusable(_told(spec, module_name, problem)) from problem
+    target: Any = module
+    for part in attribute.split("."):
+        target = getattr(target, part, None)
+        if target is None:
+            raise HandlerUnusable(f"USHER_HANDLER={spec}: {module_name}{_imported(module)} has no {attribute}")
+    if not callable(target):
+        raise HandlerUnusable(f"USHER_HANDLER={spec}: {attribute} is not a function")
+    _check_runs(spec, target)
+    _check_one_argument(spec, target)
+    is_async = inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(getattr(target, "__call__", None))  # noqa: B004
+    return Handler(target, is_async, options_of(target), batch_of(target))
+
+
+def check_ran(result: object) -> None:
+    """Raise HandlerUnusable when what a handler returned shows that nothing of it ran (common/base/callables.py). Of a
+    pool's future the log tells once."""
+    if kind := left_undone(result):
+        raise HandlerUnusable(
+            f"the handler returned {kind!r}, so nothing of the message was done: let USHER_HANDLER name an 'async def' "
+            f"function (a decorator around one must be 'async def' too), or let the handler wait for the result itself"
+        )
+    if isinstance(result, Future):
+        _tell_of_future()
+
+
+@functools.cache
+def _tell_of_future() -> None:
+    """Once in a process. What it stands for runs, so the message is done; but what comes of it, a failure or an end of
+    the process, nobody hears."""
+    event(
+        log,
+        "handler_returned_future",
+        level=logging.WARNING,
+        what="the message counts as done at once, and its ticket's next one starts, whatever becomes of the future",
+        way_out="let the handler do the work itself (USHER_CONCURRENCY), or wait: return future.result()",
+    )
+
+
+def _check_one_argument(spec: str, target: Callable[..., Any]) -> None:
+    try:
+        inspect.signature(target).bind(object())
+    except TypeError:
+        raise HandlerUnusable(f"USHER_HANDLER={spec}: it must take exactly one argument, the message") from None
+    except ValueError:
+        pass  # a builtin without a signature: it will show
+
+
+def _check_runs(spec: str, target: Callable[..., Any]) -> None:
+    """Calling a generator, or a class, runs nothing of it: every message would count as handled."""
+    if kind := runs_nothing(target, may_be_async=True):
+        way_out = (
+            "; make an object of it in the module, and name that, or that and a method (shop:orders.handle)"
+            if inspect.isclass(target)
+            else ""
+        )
+        raise HandlerUnusable(f"USHER_HANDLER={spec}: it is {kind}{way_out}")
+
+
+def _told(spec: str, module_name: str, problem: BaseException) -> str:
+    missing = getattr(problem, "name", None) or ""
+    if isinstance(problem, ModuleNotFoundError) and missing == module_name.partition(".")[0]:
+        way_out = "install its project, or name its folder in PYTHONPATH"
+        return f"USHER_HANDLER={spec}: there is no module {missing!r} in {os.getcwd()} or on the Python path: {way_out}"
+    return f"USHER_HANDLER={spec} cannot be imported: {told(problem)}{_place(problem)}"
+
+
+def _place(problem: BaseException) -> str:
+    """Where in a handler's project it was raised: the last line of it that ran, not one of Python's own; "" where
+    nobody can say."""
+    if isinstance(problem, SyntaxError):
+        return ""  # its text has the line
+    own = sysconfig.get_paths()["stdlib"]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(problem.__traceback__)
+        if not frame.filename.startswith(("<", own, __file__))
+    ]
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+
+
+def _imported(module: ModuleType) -> str:
+    """Where it came from, and which one of its name here did not; "" of one that this very folder has."""
+    file = getattr(module, "__file__", None)
+    here = os.path.join(os.getcwd(), *module.__name__.split("."))
+    hidden = next((path for path in (f"{here}.py", os.path.join(here, "__init__.py")) if os.path.exists(path)), "")
+    if file is not None and hidden and os.path.samefile(file, hidden):
+        return ""
+    other = f", which comes before {hidden}: give that another name" if hidden else ""
+    return f" ({file or 'a part of Python itself'}{other})"

@@ -1,0 +1,167 @@
+"""The process in which a handler is rehearsed: it is called as a consumer calls it, and nothing here knows of Redis.
+
+On a thread of its own, as a consumer's handlers are, and not on the main one: what belongs to one thread (a connection
+of SQLite that was opened at the import, a signal handler) fails here as it would there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import faulthandler
+import math
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import orjson
+
+from usher.common.base.clock import now_s
+from usher.common.base.errors import GiveUp, HandlerUnusable, RetryLater, readable
+from usher.common.base.log import configure, in_hand
+from usher.common.base.text import told
+from usher.common.protocol.attempts import Attempts
+from usher.common.rehearsal.process import TELL_WHERE
+from usher.common.rehearsal.values import DONE, GAVE_UP, LATER, RAISED, Ended, Piece
+from usher.common.runtime.fork_guard import EndsInChildren
+from usher.common.runtime.service import Ended as NothingMore
+from usher.common.runtime.service import Service
+from usher.consumer.handlers.decorators import given
+from usher.consumer.handlers.error_trace import traced
+from usher.consumer.handlers.loader import Handler, check_ran, load_handler
+from usher.consumer.handlers.message import Message, OwnLease, message_type
+from usher.consumer.policy.batches import judge
+
+_PR_SET_PDEATHSIG = 1
+#: Longest that an answer may say one is to wait: JSON has no infinity.
+_LONGEST_WAIT_S = 10 * 365 * 86_400.0
+
+
+class Slot(Service):
+    """The one slot: takes an order, runs the handler, answers."""
+
+    name = "work-0"
+    stalls_after_s = math.inf
+
+    def __init__(
+        self, asker: socket.socket, orders: Iterator[bytes], handler: Handler, make: type[Message], limit_s: float
+    ) -> None:
+        super().__init__()
+        self._asker = asker
+        self._orders = orders
+        self._handler = handler
+        self._make = make
+        self._limit_s = limit_s
+        self._lease = OwnLease(math.inf, now_s())  # still_mine: nobody else is to have it
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+
+    def run_once(self) -> float:
+        order = next(self._orders, None)
+        if order is None:
+            raise NothingMore
+        answer(self._asker, self._run(Piece.of(orjson.loads(order))).document())
+        return 0.0
+
+    def on_end(self) -> None:
+        if self._event_loop is not None:
+            self._event_loop.close()
+
+    def _run(self, piece: Piece) -> Ended:
+        message = self._make(
+            piece.ticket, piece.stream_id, piece.fence, list(piece.flat), self._lease, Attempts(*piece.known)
+        )
+        message.attempt += 1
+        message.start_us = time.time_ns() // 1000
+        message.first_ms = message.start_us // 1000
+        message.slot = 1  # in hand: lines of the log tell of it
+        in_hand.set(message)
+        began_s = time.monotonic()
+        message.deadline = began_s + self._limit_s if self._limit_s else None
+        raised: BaseException | None = None
+        returned = None
+        try:
+            with EndsInChildren():  # they are not to answer, nor to take the next order
+                returned = self._called(message)
+        except BaseException as problem:  # also a sys.exit(): in a consumer it ends no thread either
+            raised = _without_us(problem)
+        seconds = time.monotonic() - began_s
+        message.slot = 0
+        if self._handler.batch is not None:
+            [verdict] = judge([[message]], returned, raised)
+            raised = verdict.error
+        return ended(raised, seconds)
+
+    def _called(self, message: Message) -> Any:
+        handler = self._handler
+        given_to: Any = [message] if handler.batch is not None else message
+        if handler.is_async:
+            if self._event_loop is None:
+                self._event_loop = asyncio.new_event_loop()
+                asyncio.set_event_loop(self._event_loop)
+            return self._event_loop.run_until_complete(handler.call(given_to))
+        returned = handler.call(given_to)
+        if handler.batch is None and returned is not None:
+            check_ran(returned)
+        return returned
+
+
+def _without_us(raised: BaseException) -> BaseException:
+    """With the calls that lead to it, but for ours."""
+    calls = raised.__traceback__
+    while calls is not None and calls.tb_frame.f_code.co_filename == __file__:
+        calls = calls.tb_next
+    return raised if calls is None else raised.with_traceback(calls)
+
+
+def ended(raised: BaseException | None, seconds: float) -> Ended:
+    """How a call ended that raised this, or nothing."""
+    seconds = round(seconds, 6)
+    if raised is None:
+        return Ended(DONE, seconds=seconds)
+    problem = readable(raised)
+    if isinstance(problem, RetryLater):
+        after_s = float(problem.after_s)
+        after_s = min(max(0.0, after_s), _LONGEST_WAIT_S) if not math.isnan(after_s) else 0.0
+        return Ended(LATER, told(problem), type(problem).__name__, traced(problem), after_s, seconds)
+    how = GAVE_UP if isinstance(problem, GiveUp) else RAISED
+    return Ended(how, told(problem), type(problem).__name__, traced(problem), seconds=seconds)
+
+
+def answer(asker: socket.socket, document: dict[str, Any]) -> None:
+    """Say it to whoever asked."""
+    asker.sendall(orjson.dumps(document) + b"\n")
+
+
+@click.command(name="handler-process")
+@click.argument("asked_by", type=int)
+@click.argument("where", type=int)
+def main(asked_by: int, where: int) -> None:
+    """Run rehearsals. ``asked_by``: descriptor of the socket on which the play and then the messages come; ``where``:
+    of the file that says where it was when it died. Ends when the socket does."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    for descriptor in (asked_by, where):
+        os.set_inheritable(descriptor, False)
+    faulthandler.enable(where)
+    faulthandler.register(TELL_WHERE, where)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] # what was printed is seen, whatever comes next
+    asker = socket.socket(fileno=asked_by)
+    orders = iter(asker.makefile("rb"))
+    play = orjson.loads(next(orders))
+    level, style = play["log"]
+    configure("rehearsal", level, style, play["secrets"])
+    try:
+        handler = load_handler(play["handler"])
+    except HandlerUnusable as unusable:
+        answer(asker, {"cannot": str(unusable)})
+        return
+    limit_s = given(handler.options.deadline_s, play["handler_s"])
+    slot = Slot(asker, orders, handler, message_type(play["stream"], play["is_gathered"], is_rehearsal=True), limit_s)
+    answer(asker, {"limit_s": limit_s})
+    slot.start()
+    while not slot.join(1.0):
+        pass

@@ -1,0 +1,3 @@
+"""Name, lease, journal and crash report of one consumer process."""
+
+from __future__ import annotations

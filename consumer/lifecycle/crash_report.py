@@ -1,0 +1,63 @@
+"""What the former process under our name left in its journal is told to Redis, before we take the name: nothing of it
+has run again yet.
+
+Why not with the registration: that goes over HTTP to any master, in a body of a few hundred bytes, and a master has no
+use for it. We have Redis ourselves, and hold the name lock, which is the proof that the former process runs no more.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from usher.common.base.log import event
+from usher.common.protocol.attempts import Attempts
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.message import ticket_text
+from usher.common.protocol.run_log import CRASHED, encode
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.scripts import ScriptRunner
+from usher.consumer.lifecycle.journal import Former
+from usher.consumer.policy.acks import Finished
+from usher.consumer.policy.quarantine import Left, charges
+
+log = logging.getLogger(__name__)
+
+#: How long the leader may take to recover a dead incarnation and still know that its journal has spoken.
+_NOTED_MS = 3_600_000
+
+
+def tell_of(url: str, keys: Keys, former: Former, run_log_length: int) -> None:
+    """Note what it left. To do so again charges nobody twice, but the run log has it twice. Raises what ``Link.call``
+    raises."""
+    link = Link(url, f"consumer:{former.incarnation}:last")
+    try:
+        noted = note_crash(ScriptRunner(link), keys, former, run_log_length)
+    except CommandRefused as refused:  # it will not take it later either, and we have work to do
+        event(log, "attempts_not_noted", level=logging.ERROR, messages=len(former.left), why=str(refused))
+        noted = []
+    finally:
+        link.close()
+    for left, attempts in noted:
+        ticket, entry_id = ticket_text(left.ticket), left.stream_id.decode()
+        facts: dict[str, Any] = {"ticket": ticket, "id": entry_id, "fence": left.fence, "attempt": attempts.starts}
+        event(
+            log, "handler_crashed", level=logging.ERROR, **facts, failures=attempts.failures, crashes=attempts.crashes
+        )
+
+
+def note_crash(scripts: ScriptRunner, keys: Keys, former: Former, run_log_length: int) -> list[tuple[Left, Attempts]]:
+    """The script's call; what Redis did not know yet."""
+    charged = charges(former.left, former.is_explained)
+    cut_off = former.left if run_log_length else []
+    record = encode(former.incarnation, map(_run_of, cut_off), [CRASHED] * len(cut_off)) if cut_off else b""
+    args: list[bytes | str | int] = [keys.group, former.incarnation, record, run_log_length, _NOTED_MS]
+    for left, attempts in charged:
+        args += (left.stream_id, attempts.starts, attempts.failures, attempts.crashes)
+    reply = scripts.run("note_crash", (keys.stream, keys.attempts, keys.runs, keys.noted(former.incarnation)), args)
+    noted = set(reply[1])
+    return [(left, attempts) for left, attempts in charged if left.stream_id in noted]
+
+
+def _run_of(left: Left) -> Finished:
+    return Finished(left.ticket, left.stream_id, left.fence, left.before.starts, left.start_us, 0)

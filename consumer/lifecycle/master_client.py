@@ -1,0 +1,112 @@
+"""Talks to the masters over HTTP: the one that leads first, the others when it cannot be reached. One client per
+thread."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import orjson
+import urllib3
+
+from usher.common.base.clock import now_s
+from usher.common.base.errors import RedisTrouble
+
+_CONNECT_S, _READ_S = 1.0, 5.0
+_TIMEOUT = urllib3.Timeout(connect=_CONNECT_S, read=_READ_S)
+
+
+class MasterUnavailable(RedisTrouble):
+    """No master could be reached, or none leads."""
+
+
+class Answer(NamedTuple):
+    """What a master answered; ``document`` is empty when it was no JSON object. ``sent_s`` is when this very request
+    left, ``retry_after_s`` the pause that it asks for."""
+
+    url: str
+    status: int
+    document: Mapping[str, Any]
+    sent_s: float
+    retry_after_s: float = 0.0
+
+
+class MasterClient:
+    """Posts JSON to whichever master answers. Every call is safe to repeat: that is the API's promise, so the next
+    master may be asked.
+
+    urllib3, not requests on top of it: a report under load would cost twice as much. It looks for no proxy and no
+    .netrc.
+    """
+
+    def __init__(self, urls: Sequence[str], token: str, ca: Path | None = None) -> None:
+        """``ca``: a file of the CAs that are trusted; None: those of the system."""
+        self._urls = deque(url.strip().rstrip("/") for url in urls)
+        self._http = urllib3.PoolManager(
+            timeout=_TIMEOUT, retries=False, ca_certs=None if ca is None else str(ca.expanduser())
+        )
+        self._headers = {"Content-Type": "application/json"}
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
+
+    @property
+    def longest_s(self) -> float:
+        """How long ``post`` may take when nobody answers."""
+        return (len(self._urls) + 1) * (_CONNECT_S + _READ_S)
+
+    def prefer(self, url: str) -> bool:
+        """Ask the master at ``url`` first from now on; False when it is not one of ours."""
+        if url not in self._urls:
+            return False
+        self._urls.remove(url)
+        self._urls.appendleft(url)
+        return True
+
+    def post(self, path: str, body: bytes, headers: Mapping[str, str] = MappingProxyType({})) -> Answer:
+        """The first answer that is not "ask another one" (503). Raises MasterUnavailable when there is none."""
+        problems = []
+        for _ in range(len(self._urls) + 1):
+            url = self._urls[0]
+            sent_s = now_s()
+            try:
+                response = self._http.urlopen(
+                    "POST", url + path, body=body, headers={**self._headers, **headers}, redirect=False
+                )
+            except urllib3.exceptions.HTTPError as problem:
+                problems.append(f"{url}: {type(problem).__name__}")
+                self._urls.rotate(-1)
+                continue
+            answer = Answer(
+                url,
+                response.status,
+                _document(response.data),
+                sent_s,
+                _seconds(response.headers.get("Retry-After", "")),
+            )
+            if answer.status != 503:
+                return answer
+            told = [str(answer.document[part]) for part in ("title", "detail") if answer.document.get(part)]
+            problems.append(f"{url}: {': '.join(told) or 503}")
+            leader = answer.document.get("leader_url")
+            if leader == url or not (isinstance(leader, str) and self.prefer(leader)):
+                self._urls.rotate(-1)
+        raise MasterUnavailable("; ".join(problems))
+
+    def close(self) -> None:
+        self._http.clear()
+
+
+def _seconds(text: str) -> float:
+    """Our masters tell whole seconds."""
+    return float(text) if text.isdecimal() else 0.0
+
+
+def _document(body: bytes) -> Mapping[str, Any]:
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    return document if isinstance(document, dict) else {}

@@ -1,0 +1,179 @@
+"""An owner's atomic steps, typed: one method per script of ``common/lua`` that a lease guards. Each method raises what
+``Link.call`` raises."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from usher.common.base.errors import GroupMissing, OwnershipLost
+from usher.common.protocol.attempts import Attempts, encode
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.registration import Registration
+from usher.common.redis.scripts import ScriptRunner, ids_argument, sizes_argument
+
+
+class Renewal(NamedTuple):
+    """``state``: live, draining, revoked (it was not extended), or "" when there is no lease any more. ``following``:
+    where to go on, empty when everything was touched."""
+
+    state: str
+    touched: int
+    following: bytes = b""
+
+
+class AckAnswer(NamedTuple):
+    """Per ticket: ids that Redis has as done (now or before), and the tickets that somebody else has."""
+
+    done: dict[bytes, Sequence[bytes]]
+    stale: list[bytes]
+
+
+class Buried(enum.Enum):
+    """What dead_letter did. HALTED: the ticket waits for an operator; ENDED: its tail goes too; RETURNED: there was
+    nothing to park, the ticket went back to ``master``; GONE: the message is not in processing any more; STALE: another
+    owner has its ticket."""
+
+    OK = b"OK"
+    HALTED = b"HALTED"
+    ENDED = b"ENDED"
+    RETURNED = b"RETURNED"
+    GONE = b"GONE"
+    STALE = b"STALE"
+
+
+class Letter(NamedTuple):
+    """What is noted of a message that is given up. Times in milliseconds since the epoch. ``policy``: skip, park or
+    tail."""
+
+    ticket: bytes
+    id: bytes
+    reason: str
+    error: str
+    attempts: int
+    first_ms: int
+    last_ms: int
+    fence: int = 0
+    error_type: str = ""
+    traceback: str = ""
+    policy: str = "skip"
+
+
+class OwnerSteps:
+    """The steps of one incarnation. A step raises OwnershipLost when its lease has ended."""
+
+    def __init__(self, scripts: ScriptRunner, keys: Keys, registration: Registration) -> None:
+        self._scripts = scripts
+        self._keys = keys
+        self._registration = registration
+        self.incarnation = self._incarnation = registration.incarnation
+        self._lease = keys.lease(registration.incarnation)
+
+    def renew(self, lease_ms: int, start: bytes = b"-") -> Renewal:
+        """Extend the lease and touch a thousand pending entries of this incarnation, from ``start`` on."""
+        keys = (self._lease, self._keys.stream)
+        state, touched, following = self._scripts.run(
+            "renew", keys, (self._keys.group, self._incarnation, lease_ms, start)
+        )
+        return Renewal("" if state == b"LOST" else state.decode(), touched, following)
+
+    def ack(self, by_ticket: Mapping[bytes, Sequence[bytes]], run_record: bytes, run_log_length: int) -> AckAnswer:
+        """Acknowledge finished messages, per ticket in id order."""
+        each = by_ticket.values()
+        args = (
+            self._keys.group,
+            self._incarnation,
+            run_record,
+            run_log_length,
+            ids_argument(each),
+            sizes_argument(each),
+        )
+        keys = self._keys
+        reply = self._scripts.run(
+            "ack", (keys.stream, self._lease, keys.tickets, keys.attempts, keys.runs), (*args, *by_ticket)
+        )
+        self._check(reply[0])
+        done, stale = dict(by_ticket), []
+        if len(reply) > 1:
+            tickets = list(by_ticket)
+            stale = [
+                tickets[number - 1]
+                for number, answer in zip(reply[1::2], reply[2::2], strict=True)
+                if answer == b"STALE"
+            ]
+            for ticket in stale:
+                del done[ticket]  # of all others OK or GONE, each: Redis has it as done
+        return AckAnswer(done, stale)
+
+    def dead_letter(self, letter: Letter) -> Buried:
+        """Give a message up."""
+        [answer] = self.dead_letters([letter])
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def dead_letters(self, letters: Sequence[Letter]) -> list[Buried | Exception]:
+        """Give messages up, each in a step of its own, in two round trips. Of one that may not have happened the answer
+        is the exception: those before it are written all the same."""
+        keys = self._keys
+        script_keys = (keys.stream, self._lease, keys.tickets, keys.dead, keys.attempts, keys.changed)
+        replies = self._scripts.try_each(
+            "dead_letter", script_keys, [(keys.group, self._incarnation, *letter) for letter in letters]
+        )
+        return [
+            self._lost() if reply == b"LOST" else reply if isinstance(reply, Exception) else Buried(reply)
+            for reply in replies
+        ]
+
+    def charge(
+        self, attempts: Mapping[bytes, Attempts], run_record: bytes = b"", run_log_length: int = 0
+    ) -> list[bytes]:
+        """Note attempts by message id, for the next owner. Returns the ids of those that are ours at this moment."""
+        return list(self._charge(attempts, run_record, run_log_length)[1])
+
+    def charge_ahead(self, entry_id: bytes, ahead: Attempts) -> bool:
+        """Note a start before it happens. False: the message is not ours any more. Raises GroupMissing while nobody can
+        say so: the group was lost, and the message may come back to us."""
+        _, noted, in_doubt = self._charge({entry_id: ahead})
+        if in_doubt:
+            raise GroupMissing("the group was lost, and has not given the message to its owner again")
+        return bool(noted)
+
+    def _charge(self, attempts: Mapping[bytes, Attempts], run_record: bytes = b"", run_log_length: int = 0) -> Any:
+        args: list[Any] = [self._keys.group, self._incarnation, run_record, run_log_length]
+        for entry_id, known in attempts.items():
+            args += (entry_id, encode(known))
+        keys = self._keys
+        reply = self._scripts.run("charge", (keys.stream, self._lease, keys.attempts, keys.runs), args)
+        self._check(reply[0])
+        return reply
+
+    def drain(self, lease_ms: int) -> None:
+        """Refuse hand-overs from now on."""
+        self._check(self._scripts.run("drain", (self._lease,), (lease_ms,)))
+
+    def give_back(self, tickets: Mapping[bytes, Sequence[bytes]]) -> list[bytes]:
+        """Return whole, quiet tickets to ``master``. Returns those that were not given back."""
+        args: list[Any] = [self._keys.group, self._incarnation]
+        for ticket, ids in tickets.items():
+            args += (ticket, b" ".join(ids))
+        keys = self._keys
+        reply = self._scripts.run("give_back", (keys.stream, self._lease, keys.tickets, keys.dead), args)
+        self._check(reply[0])
+        return list(reply[1])
+
+    def deregister(self) -> bool:
+        """Leave for good; False when something is still pending for this incarnation."""
+        keys, mine = self._keys, self._registration
+        script_keys = (keys.stream, self._lease, keys.inbox(mine.incarnation), keys.consumers)
+        reply = self._scripts.run("deregister", script_keys, (keys.group, mine.incarnation, mine.name, mine.dump()))
+        self._check(reply)
+        return bool(reply == b"OK")
+
+    def _check(self, answer: bytes) -> None:
+        if answer == b"LOST":
+            raise self._lost()
+
+    def _lost(self) -> OwnershipLost:
+        return OwnershipLost(f"the lease of {self._incarnation} has ended")

@@ -1,0 +1,116 @@
+"""Registrar: takes this consumer's name at a master, over HTTP, and hands on what the master answered. It ends when
+that is done."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from usher.common.base.clock import now_s
+from usher.common.base.log import event
+from usher.common.protocol.registration import NO_LOCK, Registration
+from usher.common.runtime.service import Ended, Service
+from usher.consumer.lifecycle.master_client import MasterClient, MasterUnavailable
+
+log = logging.getLogger(__name__)
+
+_WHEN_HELD_S = 0.5
+#: That somebody has the name is said again only after this long.
+_REPEAT_LOG_S = 10.0
+_WAY_OUT = (
+    "asked again until that one has ended, or its lease has; of two that shall run at a time each needs a"
+    " USHER_CONSUMER_NAME of its own"
+)
+#: Taken for the ticket window of a master of a former version, which does not say.
+_UNTOLD_WINDOW = 128
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The name is ours. The lease is counted from ``sent_s``: when the request left, or so long before as it was not
+    new any more. ``ticket_window``: most messages of one ticket that masters hand over at a time."""
+
+    registration: Registration
+    lease_s: float
+    leader_url: str | None
+    sent_s: float
+    ticket_window: int
+
+
+class Registrar(Service):
+    """Registers once, trying every master in turn until one accepts."""
+
+    name = "register"
+    stalls_after_s = 60.0
+
+    def __init__(
+        self,
+        ask: Callable[[], Registration],
+        masters: MasterClient,
+        on_taken: Callable[[Taken], None],
+        before: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``ask`` makes a registration with a uuid of its own and the evidence of this moment. ``before`` must have
+        succeeded before one is sent."""
+        super().__init__()
+        self._ask = ask
+        self._asked = ask()
+        self._masters = masters
+        self._on_taken = on_taken
+        self._before = before
+        self._was_over = False  # the last answer was 410
+        self._was_held = False  # it was 409, and nothing was asked since
+        self._quiet_until_s = -math.inf  # nothing is said of a held name
+
+    def run_once(self) -> float:
+        if self._was_held and self._asked.lock == NO_LOCK:
+            # Who has the name may have ended since, and the lock of the name be ours now: then nobody waits for that
+            # one's lease.
+            anew = self._ask()
+            self._asked = anew if anew.lock != NO_LOCK else self._asked
+        self._before()
+        self._was_held = (
+            False  # what is asked now may be heard and not answered: then it is this uuid that has the name
+        )
+        asked = self._asked
+        body: dict[str, str | int] = {"name": asked.name, "uuid": asked.uuid, "health_url": asked.health_url}
+        body |= {"slots": asked.slots, "capacity": asked.capacity, "lock": asked.lock}
+        answer = self._masters.post("/api/consumers/register", orjson.dumps(body))
+        was_over, self._was_over, self._was_held = self._was_over, answer.status == 410, answer.status == 409
+        if answer.status in (200, 201):
+            self._accepted(answer.document, answer.sent_s)
+            raise Ended
+        if answer.status == 409:
+            if now_s() >= self._quiet_until_s:
+                self._quiet_until_s = now_s() + _REPEAT_LOG_S
+                event(
+                    log, "name_in_use", level=logging.WARNING, consumer=asked.name, master=answer.url, way_out=_WAY_OUT
+                )
+            return _WHEN_HELD_S
+        if answer.status == 410:
+            # An earlier request was heard, its answer was not, and the lease ended before this one. Nothing was begun
+            # under that uuid.
+            event(log, "registration_over", level=logging.WARNING, consumer=asked.name, master=answer.url)
+            self._asked = self._ask()
+            return _WHEN_HELD_S if was_over else 0.0
+        raise MasterUnavailable(
+            f"{answer.url} answered {answer.status}"
+            f" {answer.document.get('detail') or answer.document.get('title') or ''}"
+        )
+
+    def _accepted(self, answer: Mapping[str, Any], sent_s: float) -> None:
+        registration = self._asked.with_generation(int(answer["generation"]))
+        lease_s, left_s = int(answer["lease_ms"]) / 1000, int(answer["left_ms"]) / 1000
+        window = int(answer.get("ticket_window", _UNTOLD_WINDOW))
+        taken = Taken(registration, lease_s, answer.get("leader_url"), sent_s - (lease_s - left_s), window)
+        # All of the answer could be read: one that cannot leaves everything as it was, and the masters are asked again.
+        event(log, "registered", consumer=registration.incarnation, lease_ms=answer["lease_ms"])
+        self._on_taken(taken)
+
+    def on_end(self) -> None:
+        self._masters.close()

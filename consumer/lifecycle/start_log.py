@@ -1,0 +1,70 @@
+"""Starts: where a handler's start is written down before it happens. The journal for all; Redis too, for those that run
+alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+from usher.common.base.errors import OwnershipLost, RedisTrouble, ServerChanged
+from usher.common.base.log import event
+from usher.common.protocol.attempts import Attempts
+from usher.common.redis.client import CommandRefused, Link
+from usher.consumer.handlers.message import Message
+from usher.consumer.lifecycle.journal import Journal
+from usher.consumer.lifecycle.owner_scripts import OwnerSteps
+
+log = logging.getLogger(__name__)
+
+
+class StartBook:
+    """``started`` and ``ended`` may be called from any thread, ``charge`` by whoever runs a message alone: there is one
+    at a time."""
+
+    def __init__(self, journal: Journal, link: Link, steps: OwnerSteps) -> None:
+        self.started = journal.started
+        self.ended = journal.ended
+        self._link = link
+        self._steps = steps
+        self._alone: Message | None = None  # the last one that was charged ahead
+        self._unsure: dict[bytes, Message] = {}  # by id: it may be charged in Redis for a start that did not happen
+
+    def charge(self, message: Message, ahead: Attempts) -> bool:
+        """Write to Redis what will be true when ``message`` has started. False: it is not ours any more. Raises what
+        ``Link.call`` raises, and OwnershipLost."""
+        self._alone = self._unsure[message.stream_id] = message
+        is_ours = self._steps.charge_ahead(message.stream_id, ahead)
+        del self._unsure[message.stream_id]
+        return is_ours
+
+    def take_back(self, steps: OwnerSteps, ids: Collection[bytes]) -> None:
+        """Of these, which nobody starts any more: take back what Redis may have been told ahead. Raises what
+        ``Link.call`` raises."""
+        unsure = (
+            {entry_id: self._unsure[entry_id].known for entry_id in ids if entry_id in self._unsure}
+            if self._unsure
+            else {}
+        )
+        if not unsure:
+            return
+        try:
+            steps.charge(unsure)
+        except CommandRefused as refused:
+            event(log, "charge_not_given_back", level=logging.WARNING, messages=len(unsure), why=str(refused))
+        for entry_id in unsure:
+            del self._unsure[entry_id]
+
+    def give_back(self, steps: OwnerSteps) -> None:
+        """This process ends by our own doing, so what runs alone is not to blame: take back what was charged ahead.
+        ``steps``: over a connection that nobody else uses now. Never raises: what cannot be done is left to the
+        journal."""
+        message = self._alone
+        if message is None or not message.in_hand:
+            return
+        try:
+            steps.charge({message.stream_id: message.known})
+        except (RedisTrouble, OwnershipLost, ServerChanged, CommandRefused) as trouble:
+            event(log, "charge_not_given_back", level=logging.WARNING, **message.facts(), why=str(trouble))
+
+    def close(self) -> None:
+        self._link.close()

@@ -1,0 +1,68 @@
+"""What a handler's message becomes of an error of the database: one that passes lets it come again, uncharged."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+from usher.common.base.clock import now_s
+from usher.common.sql.alchemy import sa
+from usher.common.sql.errors import Why, passing, plain, sqlstate
+from usher.consumer.sinks.outcomes import SinkMisused, SinkNotNow
+
+_UNDEFINED_TABLE = "42P01"
+#: SQLSTATEs of a server whose disk or memory is full, or that has no connection free.
+_SHORT = "53"
+#: Contention is over in a moment; a server that is away is not asked by every ticket at once.
+_CONTENTION_S = (0.02, 0.2)
+_AWAY_S = (0.5, 2.0)
+#: How often all tickets of a sink together ask a server that stays away, as far as none waits longer than this, nor
+#: than it is away already.
+_ASKS_PER_S = 20
+_LONGEST_S = 30.0
+
+
+class Away:
+    """When each message of a sink asks again for a database that is away. Threads may share it.
+
+    With a pause that stays the same, a few thousand tickets ask a thousand times a second, for hours: a core, and a
+    line of the log each time.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._since_s: float | None = None
+        self._last_due_s = 0.0
+
+    def pause_s(self) -> float:
+        with self._lock:
+            now = now_s()
+            self._since_s = self._since_s or now
+            pause = max(random.uniform(*_AWAY_S), self._last_due_s + 1 / _ASKS_PER_S - now)
+            longest = min(_LONGEST_S, max(_AWAY_S[1], now - self._since_s))
+            if pause > longest:
+                return random.uniform(longest / 2, longest)
+            self._last_due_s = now + pause
+            return pause
+
+    def over(self) -> None:
+        """A transaction was committed."""
+        if self._since_s is not None:
+            with self._lock:
+                self._since_s, self._last_due_s = None, 0.0
+
+
+def translated(error: Exception, away: Away) -> Exception:
+    """What to raise instead of ``error``, which the database or its driver raised."""
+    state = ""
+    if isinstance(error, sa.exc.DBAPIError):
+        told, state = plain(error), sqlstate(error)
+        if (state == _UNDEFINED_TABLE and "usher_" in told) or told.startswith("no such table: usher_"):
+            return SinkMisused(
+                f"{told}: call sink.create_tables() once, or run what sink.ddl() prints in your migrations"
+            )
+    found = passing(error)
+    if found is None:
+        return error
+    lasts = found.why is Why.AWAY or state.startswith(_SHORT)
+    return SinkNotNow(f"{found.why.value}: {found.told}", away.pause_s() if lasts else random.uniform(*_CONTENTION_S))

@@ -1,0 +1,266 @@
+"""An actor: a forked process that plays one incarnation of a consumer and runs the user's handler when it is told to.
+
+The stage talks to it through a socket, one JSON object per line. An order is ``run`` (a message), ``effect`` (a ticket:
+what does it look like?), ``setup`` or ``look`` (what does the handler's module do at its import?). The answer says how
+it ended; before it kills or freezes itself the actor says so, and where.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import functools
+import importlib
+import inspect
+import os
+import select
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from usher.common.base.clock import now_s
+from usher.common.base.errors import GiveUp, RetryLater, readable
+from usher.common.protocol.attempts import Attempts
+from usher.consumer.handlers.loader import Handler, check_ran, load_handler
+from usher.consumer.handlers.message import Message, OwnLease
+from usher.consumer.policy.batches import judge
+from usher.consumer.torture.effects import plain
+from usher.consumer.torture.line_stops import Steps
+from usher.consumer.torture.scenarios import AFTER
+
+_LEASE_S = 3600.0
+_PR_SET_PDEATHSIG = 1
+
+
+class TortureError(Exception):
+    """An error that `usher torture` puts into the handler, as a timeout of a library would be."""
+
+
+@dataclass(frozen=True)
+class Play:
+    """What is tortured: handler, how to read its effect, what to call once before; each as ``module:function``."""
+
+    handler: str
+    effect: str
+    setup: str = ""
+
+
+def load_function(spec: str, option: str) -> Callable[..., Any]:
+    """Import ``module:function``. Raises ValueError naming the option."""
+    module, _, name = spec.partition(":")
+    try:
+        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as problem:
+        raise ValueError(f"{option} {spec}: {problem}") from problem
+    return function
+
+
+class Actor:
+    """The stage's end of an actor. ``with`` ends the process, frozen or not."""
+
+    def __init__(self, play: Play) -> None:
+        ours, theirs = socket.socketpair()
+        self.pid = os.fork()
+        if self.pid == 0:
+            ours.close()
+            _live(theirs, play)
+        theirs.close()
+        self._socket = ours
+        self._rest = b""
+        self.is_frozen = False
+        self.is_over = False
+
+    def tell(self, order: Mapping[str, Any]) -> None:
+        """Give an order; ``hear`` its answer."""
+        self._socket.sendall(orjson.dumps(order) + b"\n")
+
+    def hear(self, within_s: float) -> dict[str, Any] | None:
+        """The next answer, or None when there was none in time. An actor that has gone answers ``died``."""
+        until_s = time.monotonic() + within_s
+        while b"\n" not in self._rest:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0 or not select.select([self._socket], [], [], left_s)[0]:
+                return None
+            chunk = self._socket.recv(65_536)
+            if not chunk:
+                self._reap()
+                return {"ended": "died", "error": "its process ended by itself"}
+            self._rest += chunk
+        line, _, self._rest = self._rest.partition(b"\n")
+        answer: dict[str, Any] = orjson.loads(line)
+        if answer["ended"] == "frozen":  # it says so just before: a signal to go on must not come first
+            os.waitpid(self.pid, os.WUNTRACED)
+            self.is_frozen = True
+        elif answer["ended"] == "killed":
+            self._reap()
+        return answer
+
+    def wake(self) -> None:
+        """Let a frozen actor go on."""
+        self.is_frozen = False
+        os.kill(self.pid, signal.SIGCONT)
+
+    def end(self) -> None:
+        if not self.is_over:
+            os.kill(self.pid, signal.SIGKILL)
+            self._reap()
+        self._socket.close()
+
+    def _reap(self) -> None:
+        if not self.is_over:
+            os.waitpid(self.pid, 0)
+            self.is_over = True
+
+
+# ---- in the actor's process --------------------------------------------------------------------------------------------------
+
+
+def _live(stage: socket.socket, play: Play) -> None:
+    """The life of the process; it never returns."""
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # frozen, it would outlive the stage
+        _Part(stage, play).run()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+class _Part:
+    """What the process does with its orders."""
+
+    def __init__(self, stage: socket.socket, play: Play) -> None:
+        self._stage = stage
+        self._play = play
+        self._handler: Handler | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self) -> None:
+        for line in self._stage.makefile("rb"):
+            order = orjson.loads(line)
+            try:
+                answer = getattr(self, f"_do_{order['do']}")(order)
+            except BaseException as problem:
+                answer = _raised(problem)
+            self._say(answer)
+
+    def _say(self, answer: Mapping[str, Any]) -> None:
+        self._stage.sendall(orjson.dumps(answer) + b"\n")
+
+    def _do_look(self, order: dict[str, Any]) -> dict[str, Any]:
+        before = _descriptors()
+        load_handler(self._play.handler)
+        effect = load_function(self._play.effect, "--effect")
+        if self._play.setup:
+            load_function(self._play.setup, "--setup")
+        parameters = len(inspect.signature(effect).parameters)
+        return {"ended": "well", "opened": sorted(_descriptors() - before), "parameters": parameters}
+
+    def _do_setup(self, order: dict[str, Any]) -> dict[str, Any]:
+        if self._play.setup:
+            self._called(load_function(self._play.setup, "--setup"))
+        return {"ended": "well"}
+
+    def _do_effect(self, order: dict[str, Any]) -> dict[str, Any]:
+        effect = load_function(self._play.effect, "--effect")
+        value = self._called(effect, *([order["ticket"]] if order["parameters"] else []))
+        if not order["parameters"] and isinstance(value, Mapping):
+            return {"ended": "well", "value": plain(value.get(order["ticket"])), "is_total": False}
+        return {"ended": "well", "value": plain(value), "is_total": not order["parameters"]}
+
+    def _do_run(self, order: dict[str, Any]) -> dict[str, Any]:
+        if self._handler is None:
+            self._handler = load_handler(self._play.handler)
+        handler = self._handler
+        lease = OwnLease(_LEASE_S, now_s())
+        flat = [part.encode("utf-8", "surrogateescape") for part in order["flat"]]
+        before = order["attempt"] - 1
+        message = Message(
+            order["ticket"].encode(), order["id"].encode(), order["fence"], flat, lease, Attempts(before, before)
+        )
+        message.attempt = order["attempt"]
+        does, place = order["does"], order["place"]
+
+        def act(where: str) -> None:
+            if does == "fail":
+                raise TortureError(f"an error before {where}")
+            self._say({"ended": "killed" if does == "kill" else "frozen", "where": where})
+            os.kill(os.getpid(), signal.SIGKILL if does == "kill" else signal.SIGSTOP)
+            lease.end()  # it slept for longer than its lease
+
+        source = inspect.unwrap(handler.call)
+        steps = Steps(
+            getattr(getattr(source, "__code__", None), "co_filename", ""),
+            place if isinstance(place, int) else None,
+            act,
+        )
+        if does and place == "before":
+            act("the handler")
+        steps.call(lambda: self._handled(handler, message))
+        if does and (
+            place == AFTER or (isinstance(place, int) and steps.count <= place)
+        ):  # there may be fewer lines this time
+            act("the acknowledgement")
+        return {"ended": "well", "lines": steps.count}
+
+    def _handled(self, handler: Handler, message: Message) -> None:
+        """Call it as a consumer does, a batch handler with a list of one; raises what the message fails with."""
+        call = functools.partial(self._called, handler.call) if handler.is_async else handler.call
+        if handler.batch is None:
+            check_ran(call(message))
+            return
+        returned, raised = None, None
+        try:
+            returned = call([message])
+        except BaseException as problem:
+            raised = problem
+        [verdict] = judge([[message]], returned, raised)
+        if verdict.error is not None:
+            raise verdict.error
+
+    def _called(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The result, also of an async function: one event loop per process, as in a consumer."""
+        result = function(*arguments)
+        if inspect.isawaitable(result):
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+            return self._loop.run_until_complete(_awaited(result))
+        return result
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
+
+
+def _raised(raised: BaseException) -> dict[str, Any]:
+    """How it ended. What a handler raises may say anything, and JSON takes no odd text and no odd number."""
+    problem = readable(raised)
+    kind = "later" if isinstance(problem, RetryLater) else "given_up" if isinstance(problem, GiveUp) else "raised"
+    told = "".join(traceback.format_exception_only(problem)).strip().partition("\n")[0]
+    after_s = min(max(0.0, float(problem.after_s)), _LEASE_S) if isinstance(problem, RetryLater) else 0.0
+    details = "".join(traceback.format_exception(problem))[-4000:]
+    return {
+        "ended": kind,
+        "error": plain(told[:500]),
+        "after_s": after_s,
+        "details": plain(details),
+        "is_ours": isinstance(problem, TortureError),
+    }
+
+
+def _descriptors() -> set[str]:
+    """What is open in this process: number and target."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.add(f"{name} {Path('/proc/self/fd', name).readlink()}")
+        except OSError:
+            pass  # the one that this listing was read from
+    return found

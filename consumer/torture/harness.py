@@ -1,0 +1,283 @@
+"""The stage: tells every story to actors and looks at the ticket afterwards. One process without threads, because it
+forks."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from usher.common.base.clock import wall_ms
+from usher.common.protocol.keys import Keys
+from usher.common.redis.client import Link
+from usher.consumer.handlers.loader import load_handler
+from usher.consumer.torture.child import Actor, Play
+from usher.consumer.torture.findings import Expected, Failure, Finding, explain, trouble_with_effect
+from usher.consumer.torture.scenarios import (
+    DISTURBED,
+    MESSAGES,
+    SCENARIOS,
+    UNDISTURBED,
+    Place,
+    Run,
+    Scenario,
+    Step,
+    places,
+)
+
+_STREAM = Keys("ticket_stream", "concurrency_stream_group").stream
+#: Starts of a handler for one message, when it raises; then its message would become a dead letter.
+_ATTEMPTS = 5
+_RETRIES_LATER = 50
+_LONGEST_PAUSE_S = 0.5
+
+
+class CannotTell(Exception):
+    """Nothing can be said about this handler; the message says why."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """``stops``: most places of a fault per scenario; ``handler_s``: longest that one call may take."""
+
+    stops: int
+    handler_s: float
+
+
+@dataclass
+class _Story:
+    """One telling: its ticket, its actors, and what was noted."""
+
+    ticket: str
+    actors: dict[str, Actor] = field(default_factory=dict)
+    entries: dict[tuple[int, bool], tuple[str, list[str]]] = field(default_factory=dict)
+    fence: int = 0
+    where: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+class Stage:
+    """Tells stories about one handler. ``fields``: of the messages, one mapping for each."""
+
+    def __init__(self, play: Play, link: Link, fields: Sequence[Mapping[str, str]], limits: Limits) -> None:
+        self._play = play
+        self._link = link
+        self._fields = fields
+        self._limits = limits
+        self._run = secrets.token_hex(3)
+        self._tickets = 0
+        self._fences = wall_ms() * 1024  # as the leader's: higher than those of any run before
+        self._parameters = 0
+        self._hold_s = 0.5
+
+    def tell_all(self, progress: Callable[[str, int, int], None]) -> list[Finding]:
+        """Every scenario, at every place. ``progress(scenario, stories told, stories in all)``. Raises CannotTell."""
+        self._look()
+        expected, lines = self._undisturbed()
+        plan = [(scenario, places(scenario, lines, self._limits.stops)) for scenario in SCENARIOS]
+        count, told = sum(len(stops) for _, stops in plan), 0
+        findings = []
+        for scenario, stops in plan:
+            finding = Finding(scenario.name, scenario.title, scenario.story, scenario.advice)
+            findings.append(finding)
+            for place in stops:
+                progress(scenario.name, told, count)
+                failure = self._tell(scenario, place, expected)
+                finding.runs += 1
+                finding.failures += [failure] if failure else []
+                told += 1
+        progress("", told, count)
+        return findings
+
+    def _look(self) -> None:
+        """Is all there, and may this process import the handler for all actors? Not when its import opens files or
+        connections."""
+        with self._actor() as actor:
+            answer = self._ask(actor, {"do": "look"})
+            self._parameters = answer["parameters"]
+        if not answer["opened"]:
+            load_handler(self._play.handler)
+        with self._actor() as actor:
+            self._ask(actor, {"do": "setup"})
+
+    def _ask(self, actor: Actor, order: Mapping[str, Any]) -> dict[str, Any]:
+        actor.tell(order)
+        answer = actor.hear(self._limits.handler_s)
+        if answer is None or answer["ended"] != "well":
+            if answer is None:
+                raise CannotTell(f"{order['do']}: it did not end within {self._limits.handler_s:g} s")
+            is_known = order["do"] == "look"  # what is wrong with names is said in one line
+            raise CannotTell(
+                f"{order['do']}: {answer['error'] if is_known else answer.get('details') or answer['error']}"
+            )
+        return answer
+
+    @contextlib.contextmanager
+    def _actor(self) -> Iterator[Actor]:
+        actor = Actor(self._play)
+        try:
+            yield actor
+        finally:
+            actor.end()
+
+    # ---- what it should be ---------------------------------------------------------------------------------------------------
+
+    def _undisturbed(self) -> tuple[Expected, int]:
+        """What an undisturbed ticket looks like, and how many lines a call runs. Raises CannotTell."""
+        began_s = time.monotonic()
+        first, lines = self._control()
+        self._hold_s = max(0.3, (time.monotonic() - began_s) / 2)
+        second, _ = self._control()
+        trouble = trouble_with_effect(first.after[0], first, second)
+        if trouble:
+            raise CannotTell(trouble)
+        return first, lines
+
+    def _control(self) -> tuple[Expected, int]:
+        story = self._story()
+        before = self._effect(story.ticket)
+        after, lines = [self._seen(before, before)], 0
+        try:
+            for step in UNDISTURBED.steps(0):
+                assert isinstance(step, Run)
+                answer = self._perform(story, step)
+                if answer["ended"] != "well":
+                    why = answer.get("details") or answer["error"]
+                    raise CannotTell(f"the handler fails although nothing goes wrong; message {step.number}: {why}")
+                if step.number == DISTURBED:
+                    lines = answer["lines"]
+                after.append(self._seen(self._effect(story.ticket), before))
+        finally:
+            self._end(story)
+        return Expected(tuple(after)), lines
+
+    def _effect(self, ticket: str) -> tuple[Any, bool]:
+        with self._actor() as actor:
+            answer = self._ask(actor, {"do": "effect", "ticket": ticket, "parameters": self._parameters})
+        return answer["value"], answer["is_total"]
+
+    def _seen(self, now: tuple[Any, bool], before: tuple[Any, bool]) -> Any:
+        """The value of a ticket; of a total, how much it has grown."""
+        value, is_total = now
+        if not is_total:
+            return value
+        if not isinstance(value, (int, float)) or not isinstance(before[0], (int, float)):
+            raise CannotTell(
+                "--effect takes no argument, so it must return a number (a total) or a mapping of tickets; it returned"
+                f" {value!r}. Or let it take the ticket id"
+            )
+        return value - before[0]
+
+    # ---- stories -------------------------------------------------------------------------------------------------------------
+
+    def _tell(self, scenario: Scenario, place: Place, expected: Expected) -> Failure | None:
+        story = self._story()
+        before = (0, True) if self._parameters else self._effect(story.ticket)  # matters for a total only
+        try:
+            for step in scenario.steps(place):
+                self._step(story, step)
+            self._wake_all(story)
+        finally:
+            self._end(story)
+        seen = self._seen(self._effect(story.ticket), before)
+        if seen == expected.whole:
+            return None
+        return Failure(story.where, expected.whole, seen, explain(expected, seen), tuple(story.notes))
+
+    def _step(self, story: _Story, step: Step) -> None:
+        if not isinstance(step, Run):
+            self._wake(story, step.actor)
+            return
+        answer = self._perform(story, step)
+        if "where" in answer:
+            story.where = f"before {answer['where']}"
+        elif answer.get("is_ours"):
+            story.where = answer["error"].partition("an error ")[2]
+        elif answer["ended"] != "well":
+            story.notes.append(f"message {step.number}, actor {step.actor}: {answer['error']}")
+
+    def _perform(self, story: _Story, step: Run) -> dict[str, Any]:
+        """Run one message, again and again as a consumer would, until it ends; the last answer."""
+        actor = story.actors.get(step.actor)
+        if actor is None:
+            actor = story.actors[step.actor] = Actor(self._play)
+        is_stale, story.fence = step.fence < story.fence, max(step.fence, story.fence)
+        entry_id, flat = self._entry(story, step)
+        order = {"do": "run", "ticket": story.ticket, "id": entry_id, "flat": flat, "fence": self._fences + step.fence}
+        order |= {"does": step.does, "place": step.place}
+        attempt, later = step.attempt, 0
+        while True:
+            actor.tell(order | {"attempt": attempt})
+            answer = self._heard(story, actor)
+            ended = answer["ended"]
+            if is_stale or answer.get("is_ours") or ended in ("well", "killed", "frozen", "given_up", "died", "stuck"):
+                return answer
+            later += ended == "later"
+            if later > _RETRIES_LATER or attempt - later >= step.attempt + _ATTEMPTS - 1:
+                return answer | {"error": f"given up after {attempt} attempts: {answer['error']}"}
+            attempt += 1
+            time.sleep(min(answer["after_s"], _LONGEST_PAUSE_S))
+
+    def _heard(self, story: _Story, actor: Actor) -> dict[str, Any]:
+        """The answer of ``actor``. If it waits for a lock that a frozen one holds, that one wakes up earlier."""
+        answer = actor.hear(self._hold_s)
+        if answer is None and any(other.is_frozen for other in story.actors.values()):
+            self._wake_all(story)
+        if answer is None:
+            answer = actor.hear(self._limits.handler_s)
+        if answer is None:
+            actor.end()
+            return {"ended": "stuck", "error": f"it did not end within {self._limits.handler_s:g} s"}
+        return answer
+
+    def _wake_all(self, story: _Story) -> None:
+        for name, actor in story.actors.items():
+            if actor.is_frozen:
+                self._wake(story, name)
+
+    def _wake(self, story: _Story, name: str) -> None:
+        actor = story.actors[name]
+        if not actor.is_frozen:
+            return  # it was never stopped, or woke up earlier
+        actor.wake()
+        answer = actor.hear(self._limits.handler_s)
+        if answer is not None and answer["ended"] != "well":
+            story.notes.append(f"the zombie ended with {answer['error']}")
+
+    def _story(self) -> _Story:
+        self._tickets += 1
+        return _Story(f"torture-{self._run}-{self._tickets}")
+
+    def _end(self, story: _Story) -> None:
+        for actor in story.actors.values():
+            actor.end()
+
+    def _entry(self, story: _Story, step: Run) -> tuple[str, list[str]]:
+        """The entry of a message in the stream: id, and names and values as text."""
+        key = (step.number, step.is_copy)
+        if key not in story.entries:
+            fields = {
+                "ticket_id": story.ticket,
+                "uid": f"{story.ticket}-m{step.number}",
+                **self._fields[(step.number - 1) % len(self._fields)],
+            }
+            entry_id = self._link.call("XADD", _STREAM, "*", *(part for pair in fields.items() for part in pair))
+            [(_, flat)] = self._link.call("XRANGE", _STREAM, entry_id, entry_id)
+            story.entries[key] = (entry_id.decode(), [part.decode("utf-8", "surrogateescape") for part in flat])
+        return story.entries[key]
+
+
+def default_fields(given: Mapping[str, str]) -> list[dict[str, str]]:
+    """Fields of the three messages: ``n``, ``amount`` (any sum of which tells what is in it), and what the user gives,
+    with these filled in."""
+    made = []
+    for number in range(1, MESSAGES + 1):
+        base = {"n": str(number), "amount": str(10 ** (number - 1))}
+        filled = {
+            name: value.replace("{n}", base["n"]).replace("{amount}", base["amount"]) for name, value in given.items()
+        }
+        made.append(base | filled)
+    return made

@@ -1,0 +1,3 @@
+"""Measure throughput and latency on the user's own Redis: `usher bench`."""
+
+from __future__ import annotations

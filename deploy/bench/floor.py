@@ -1,0 +1,37 @@
+"""One process of the raw floor: what the same Redis and client library do without order, leases or fences.
+
+``python floor.py URL STREAM NAME``: connects, prints "ready", waits for a line, reads and acknowledges until the stream
+is empty, prints how many. Plain redis-py (with hiredis) as anybody would write it.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import redis
+
+_COUNT = 500
+
+
+def main(url: str, stream: str, name: str) -> None:
+    client = redis.Redis.from_url(url, protocol=2)
+    client.ping()
+    _say("ready")
+    sys.stdin.readline()
+    handled = 0
+    while found := client.execute_command(
+        "XREADGROUP", "GROUP", "floor", name, "COUNT", _COUNT, "STREAMS", stream, ">"
+    ):
+        ids = [entry_id for entry_id, _ in found[0][1]]
+        client.execute_command("XACK", stream, "floor", *ids)
+        handled += len(ids)
+    _say(str(handled))
+
+
+def _say(word: str) -> None:
+    sys.stdout.write(word + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,271 @@
+"""The system under measurement: a Redis of its own, one master, some consumers, all as real processes that end with
+it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from usher.common.base.errors import UsherError
+from usher.common.cli.masters import living_consumers
+from usher.common.doctor.versions import version_of
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.sources import Sources
+from usher.common.redis.client import Link
+from usher.common.redis.embedded import EmbeddedRedis, free_port
+from usher.common.redis.replies import TicketStream
+from usher.common.runtime.own_command import usher_command
+from usher.deploy.bench import machine
+
+STREAM, GROUP = "bench", "bench_group"
+#: How often it is asked whether the first entry was read, and whether all are done: the latter takes cores from what is
+#: measured (every 5 ms: 2 %).
+_BEGUN_S, _DONE_S = 0.001, 0.02
+_READY_S = 60.0
+#: The leader key of nobody: masters stand by until it is deleted, so that all consumers are there when the clock
+#: starts.
+_HOLD = "1 bench nobody"
+
+
+class BenchFailed(UsherError):
+    """The run did not end as it should."""
+
+
+def zipf_tickets(count: int, tickets: int, seed: int) -> list[bytes]:
+    """``count`` ticket ids out of ``tickets``, Zipf 1.0: the n-th most frequent comes with probability 1 / (n * H)."""
+    rng = random.Random(seed)
+    weights = list(itertools.accumulate(1.0 / rank for rank in range(1, tickets + 1)))
+    return [b"T%d" % rank for rank in rng.choices(range(tickets), cum_weights=weights, k=count)]
+
+
+class Rig:
+    """``with Rig(folder, ...) as rig``. Processes are started by the methods and ended at the exit."""
+
+    def __init__(self, folder: Path, durable: bool, environ: Mapping[str, str], streams: int = 1) -> None:
+        """``streams``: ticket streams; of more than one the messages are gathered."""
+        self.folder = folder
+        self.environ = {name: value for name, value in environ.items() if not name.startswith("USHER_")}
+        self._redis = EmbeddedRedis(folder, durable=durable)
+        self._programs: dict[str, subprocess.Popen[bytes]] = {}
+        self._urls: list[str] = []
+        self._names = [STREAM] if streams == 1 else [f"{STREAM}:{number}" for number in range(streams)]
+        self._setting = STREAM if streams == 1 else f"{STREAM}:*"
+        self.keys = Keys(Sources.parse(self._setting).work_stream(GROUP), GROUP)
+
+    def __enter__(self) -> Rig:
+        self._redis.start()
+        self.url = self._redis.url
+        self.link = Link(self.url, "bench", timeout_s=60.0)
+        self.stream = TicketStream(self.link, self.keys)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end_programs()
+        self.link.close()
+        self._redis.stop()
+
+    # ---- programs ------------------------------------------------------------------------------------------------------------
+
+    def start_programs(self, consumers: int, handler: str, environ: dict[str, str]) -> list[str]:
+        """Start a master and the consumers, and wait until all are registered; nobody leads before ``release``. Returns
+        the master's URL."""
+        self.hold()
+        urls = self.begin(1, consumers, handler, environ, pause_s=0.5)
+        self.wait_until_registered()
+        return urls
+
+    def wait_until_registered(self) -> None:
+        """Until all consumers are."""
+        names = {name for name in self._programs if name.startswith("consumer")}
+        deadline_s = time.monotonic() + _READY_S
+        while not living_consumers(self._urls) >= names:
+            if time.monotonic() > deadline_s:
+                raise BenchFailed(f"not all consumers registered in {_READY_S:.0f} s; their logs are above")
+            self.check()
+            time.sleep(0.05)
+
+    def begin(
+        self, masters: int, consumers: int, handler: str, environ: dict[str, str], pause_s: float = 0.0
+    ) -> list[str]:
+        """Start programs, and wait for none; with a pause no consumer asks a master that does not listen yet. Returns
+        the masters' URLs."""
+        binds = [f"127.0.0.1:{free_port()}" for _ in range(masters)]
+        self._urls = [f"http://{bind}" for bind in binds]
+        for number, bind in enumerate(binds, 1):
+            self._start("master" if number == 1 else f"master-{number}", ["master", "--bind", bind], environ)
+        time.sleep(pause_s)
+        self.begin_consumers(consumers, handler, environ)
+        return self._urls
+
+    def begin_consumers(self, consumers: int, handler: str, environ: dict[str, str]) -> None:
+        """Start consumers of the masters that run."""
+        for number in range(1, consumers + 1):
+            self._start(
+                f"consumer-{number}",
+                ["consumer", "--consumer-name", f"consumer-{number}", "--handler", handler],
+                environ,
+            )
+
+    def hold(self) -> None:
+        """Let no master lead; one that does loses the lead."""
+        self.link.call("SET", self.keys.leader, _HOLD)
+
+    def send_meanwhile(self, rate: float) -> None:
+        """Made-up incidents, ``rate`` a second, from a process of its own until the end."""
+        self._start("sender", ["send", "--simulate", "1000000000", "--rate", str(rate)], {})
+
+    def release(self) -> None:
+        """Let the master lead."""
+        self.link.call("DEL", self.keys.leader)
+
+    def end_programs(self) -> None:
+        """Consumers first: they say goodbye to the master."""
+        consumers = [program for name, program in self._programs.items() if not name.startswith("master")]
+        for group in (consumers, list(self._programs.values())):
+            for program in group:
+                program.terminate()
+            for program in group:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    program.wait(15)
+                if program.poll() is None:
+                    program.kill()
+                    program.wait()
+        self._programs.clear()
+
+    def _start(self, name: str, words: list[str], environ: dict[str, str]) -> None:
+        base = self.environ | {"USHER_REDIS_URL": self.url, "USHER_STATE_DIR": str(self.folder)}
+        base |= {"USHER_TICKET_STREAM": self._setting, "USHER_GROUP": GROUP, "USHER_LOG_LEVEL": "warning"}
+        environ = base | {"USHER_MASTER_URLS": ",".join(self._urls), **environ}
+        self._programs[name] = subprocess.Popen(
+            usher_command(*words), env=environ, stdout=subprocess.DEVNULL, stderr=sys.stderr
+        )
+
+    def check(self) -> None:
+        """Raises BenchFailed when a program has ended."""
+        for name, program in self._programs.items():
+            if program.poll() is not None:
+                raise BenchFailed(f"{name} ended with exit code {program.returncode}")
+
+    # ---- figures -------------------------------------------------------------------------------------------------------------
+
+    def wait_until_begun(self, after: bytes = b"0-0") -> None:
+        """Until the first entries were read, or the first ones behind ``after``."""
+        deadline_s = time.monotonic() + _READY_S
+        while self.stream.last_delivered() == after:
+            if time.monotonic() > deadline_s:
+                raise BenchFailed("nothing was read")
+            time.sleep(_BEGUN_S)
+
+    def wait_until_done(self, last_id: bytes, patience_s: float, held: int = 0) -> None:
+        """Until everything up to ``last_id`` (or, of gathered messages, to an id that ends so) was read and, all but
+        ``held``, acknowledged."""
+        deadline_s = time.monotonic() + patience_s
+        while True:
+            facts = self.stream.group_facts()
+            if facts[b"last-delivered-id"].endswith(last_id) and facts[b"pending"] == held:
+                return
+            if time.monotonic() > deadline_s:
+                raise BenchFailed(f"not done after {patience_s:.0f} s: {facts}")
+            self.check()
+            time.sleep(_DONE_S)
+
+    def pending(self) -> int:
+        return int(self.stream.group_facts()[b"pending"])
+
+    def cpu(self) -> dict[str, float]:
+        """CPU seconds so far of master, consumers (sum) and Redis."""
+        seconds = {"master": 0.0, "consumers": 0.0, "redis": machine.cpu_seconds(self._redis.pid)}
+        for name, program in self._programs.items():
+            if name != "sender":
+                seconds["master" if name.startswith("master") else "consumers"] += machine.cpu_seconds(program.pid)
+        return seconds
+
+    def rss(self) -> dict[str, float]:
+        return {name: round(machine.rss_mib(program.pid), 1) for name, program in self._programs.items()}
+
+    def memory(self) -> dict[str, float]:
+        """Resident MiB of all programs and of Redis."""
+        return self.rss() | {"redis": round(machine.rss_mib(self._redis.pid), 1)}
+
+    def shares(self) -> dict[str, float]:
+        """MiB that each program has, its processes together, when each shared page is divided among those that share
+        it."""
+        return {name: round(machine.pss_mib(program.pid), 1) for name, program in self._programs.items()}
+
+    def redis_version(self) -> str:
+        return redis_version(self.link)
+
+    def fill(self, tickets: Sequence[bytes], payload: bytes) -> bytes:
+        """Add one message per ticket, to all streams in turn; returns the last id, or how it ends when it is
+        gathered."""
+        last, names = b"", itertools.cycle(self._names)
+        for at in range(0, len(tickets), 1000):
+            page = tickets[at : at + 1000]
+            commands = [
+                ("XADD", name, "*", "ticket_id", ticket, "body", payload)
+                for name, ticket in zip(names, page, strict=False)
+            ]
+            for reply in self.link.pipeline(commands):
+                if isinstance(reply, Exception):
+                    raise reply
+                last = reply
+        return (
+            last if len(self._names) == 1 else b"-%d" % len(tickets)
+        )  # the second part of its id counts them (lua/sources/gather.lua)
+
+    def fresh(self) -> None:
+        """Forget everything: only ever called on the Redis that this rig started."""
+        self.link.call("FLUSHALL")
+
+
+def redis_version(link: Link) -> str:
+    """What Redis, or Valkey, says that it is."""
+    info = link.call("INFO", "server").decode()
+    return str(version_of(dict(line.split(":", 1) for line in info.splitlines() if ":" in line)))
+
+
+def floor_seconds(rig: Rig, processes: int, count: int) -> float:
+    """The raw floor: ``processes`` processes, XREADGROUP > COUNT 500, one XACK per batch, no order at all. Seconds for
+    ``count`` entries.
+
+    The clock runs from when all processes are connected until the last one has acknowledged its last batch.
+    """
+    rig.link.call("XGROUP", "CREATE", STREAM, "floor", "0")
+    script = Path(__file__).with_name("floor.py")
+    workers = [
+        subprocess.Popen(
+            [sys.executable, str(script), rig.url, STREAM, f"f{number}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        for number in range(processes)
+    ]
+    try:
+        for worker in workers:
+            assert worker.stdout is not None
+            worker.stdout.readline()
+        began = time.monotonic()
+        handled = 0
+        for worker in workers:
+            assert worker.stdin is not None
+            worker.stdin.write(b"go\n")
+            worker.stdin.flush()
+        for worker in workers:
+            assert worker.stdout is not None
+            handled += int(worker.stdout.readline())
+        seconds = time.monotonic() - began
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+        rig.link.call("XGROUP", "DESTROY", STREAM, "floor")
+    if handled != count:
+        raise BenchFailed(f"the floor handled {handled} of {count}")
+    return seconds

@@ -1,0 +1,177 @@
+"""The measurements: each runs real processes and returns a plain document."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from usher.deploy.bench.handlers import DUE_FIELD, WARM
+from usher.deploy.bench.rig import STREAM, BenchFailed, Rig, floor_seconds, zipf_tickets
+
+_SEED = 1
+_PATIENCE_S = 300.0
+
+
+def throughput(
+    messages: int,
+    tickets: int,
+    payload: int,
+    consumers: int,
+    durable: bool,
+    environ: Mapping[str, str],
+    run_log: bool = True,
+) -> dict[str, Any]:
+    """One run: the raw floor, then the system, on the same stream of ``messages`` that is there before the clock
+    starts.
+
+    The clock runs from the first entry read to the last one acknowledged (the pending list is empty).
+    """
+    names = zipf_tickets(messages, tickets, _SEED)
+    with new_rig(durable, environ) as (rig, _):
+        last_id = rig.fill(names, b"x" * payload)
+        floor_s = floor_seconds(rig, consumers, messages)
+        rig.stream.create_group(b"0-0")
+        rig.start_programs(
+            consumers, "usher.deploy.bench.handlers:noop", {"USHER_RUN_LOG_LENGTH": "1000" if run_log else "0"}
+        )
+        seconds, cpu = seconds_for(rig, last_id)
+        return {
+            "messages": messages,
+            "tickets": tickets,
+            "payload_bytes": payload,
+            "consumers": consumers,
+            "appendonly": durable,
+            "run_log": run_log,
+            "messages_per_second": round(messages / seconds, 1),
+            "floor_per_second": round(messages / floor_s, 1),
+            "ratio": round(floor_s / seconds, 4),
+            "seconds": round(seconds, 3),
+            "cpu_seconds": cpu,
+            "rss_mib": rig.memory(),
+            "redis": rig.redis_version(),
+        }
+
+
+def many_streams(
+    streams: int,
+    messages: int,
+    tickets: int,
+    payload: int,
+    consumers: int,
+    durable: bool,
+    environ: Mapping[str, str],
+    run_log: bool = True,
+) -> dict[str, Any]:
+    """One run: the same messages of the same tickets, first in one ticket stream, then in ``streams``, all there before
+    the clock starts."""
+    names = zipf_tickets(messages, tickets, _SEED)
+    given = {"USHER_RUN_LOG_LENGTH": "1000" if run_log else "0", "USHER_TICKET_SCOPE": "group"}
+    one = _drained(1, names, payload, consumers, durable, environ, given)
+    many = _drained(streams, names, payload, consumers, durable, environ, given)
+    return {
+        "messages": messages,
+        "tickets": tickets,
+        "streams": streams,
+        "payload_bytes": payload,
+        "consumers": consumers,
+        "appendonly": durable,
+        "run_log": run_log,
+        "messages_per_second": round(messages / many["seconds"], 1),
+        "one_stream_per_second": round(messages / one["seconds"], 1),
+        "ratio": round(one["seconds"] / many["seconds"], 4),
+        "one_stream_cpu_seconds": one["cpu_seconds"],
+        **many,
+    }
+
+
+def _drained(
+    streams: int,
+    names: list[bytes],
+    payload: int,
+    consumers: int,
+    durable: bool,
+    environ: Mapping[str, str],
+    given: dict[str, str],
+) -> dict[str, Any]:
+    """How long, and with what, the system takes for messages that are there, in so many streams."""
+    with new_rig(durable, environ, streams) as (rig, _):
+        last_id = rig.fill(names, b"x" * payload)
+        rig.stream.create_group(b"0-0")
+        rig.start_programs(consumers, "usher.deploy.bench.handlers:noop", given)
+        seconds, cpu = seconds_for(rig, last_id)
+        return {"seconds": round(seconds, 3), "cpu_seconds": cpu, "rss_mib": rig.memory(), "redis": rig.redis_version()}
+
+
+def seconds_for(rig: Rig, last_id: bytes, first: bytes = b"0-0", held: int = 0) -> tuple[float, dict[str, float]]:
+    """Let the programs begin: the seconds until all above ``first`` up to ``last_id`` is done, but for ``held``, and
+    the CPU seconds that it took."""
+    before = rig.cpu()
+    rig.release()
+    rig.wait_until_begun(first)
+    began = time.monotonic()
+    rig.wait_until_done(last_id, _PATIENCE_S, held)
+    seconds, after = time.monotonic() - began, rig.cpu()
+    if rig.link.call("XLEN", rig.keys.dead):
+        raise BenchFailed("messages became dead letters")
+    return seconds, {name: round(after[name] - before[name], 2) for name in after}
+
+
+def warm_up(rig: Rig, payload: int) -> None:
+    """Messages that are not measured, until all of them are done: to all consumers, by the way that those go which
+    are."""
+    tickets = [b"%s-%d" % (WARM, number % 40) for number in range(200)]
+    rig.wait_until_done(send_on_schedule(rig, tickets, b"x" * payload, 200.0), 60.0)
+
+
+class Between(Protocol):
+    """Something to send whenever nothing is due."""
+
+    def send(self) -> bool: ...
+
+
+def send_on_schedule(rig: Rig, names: list[bytes], payload: bytes, rate: float, flood: Between | None = None) -> bytes:
+    """Message i is due at i / rate, however slow anything is; what is late is sent at once, with the time it was due.
+    The ``flood`` is sent in the time between, and to its end."""
+    began_ns = time.time_ns()
+    sent, last = 0, b""
+    while sent < len(names):
+        due = min(len(names), int((time.time_ns() - began_ns) / 1e9 * rate) + 1)
+        if due <= sent:
+            if flood is not None:
+                flood = flood if flood.send() else None
+                continue
+            time.sleep(min(0.05, max(0.0, sent / rate - (time.time_ns() - began_ns) / 1e9)))
+            continue
+        commands = [
+            ("XADD", STREAM, "*", "ticket_id", names[at], DUE_FIELD, began_ns + int(at / rate * 1e9), "body", payload)
+            for at in range(sent, due)
+        ]
+        for reply in rig.link.pipeline(commands):
+            if isinstance(reply, Exception):
+                raise reply
+            last = reply
+        sent = due
+    while flood is not None and flood.send():
+        pass
+    return last
+
+
+@contextlib.contextmanager
+def new_rig(durable: bool, environ: Mapping[str, str], streams: int = 1) -> Iterator[tuple[Rig, Path]]:
+    folder = Path(tempfile.mkdtemp(prefix="usher-bench-"))
+    try:
+        with Rig(folder, durable, environ, streams) as rig:
+            yield rig, folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def medians(runs: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, float]:
+    """The median over the runs of each of these figures."""
+    return {name: statistics.median(run[name] for run in runs) for name in names}

@@ -1,0 +1,232 @@
+"""The judge of a demo run: a pure function of what was sent and what the handlers wrote down.
+
+What counts, per ticket, with its executions in the order of their start:
+
+================  ==================================================================================================================
+order violation   the first start of a message after the first start of a later one;
+                  under one fence, a repeat of a message older than the one that started before it (a repeat after a
+                  hand-over may begin further back: at least once, in order); a start under a lower fence than one that
+                  was there before; a message under another ticket's name
+overlap           an execution that starts before an earlier one of its ticket ended. One that was cut off by a kill ended then; one
+                  that simply never ended overlaps everything after it
+duplicate         every execution of a message after its first one
+lost              sent, never handled to its end, and not among the dead letters
+unexpected        an execution of something that was never sent
+================  ==================================================================================================================
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from usher.deploy.demo.records import Execution
+
+#: Examples kept per verdict; the counts are complete.
+_MOST_EXAMPLES = 10
+_NEVER_NS = 1 << 63
+
+
+@dataclass(frozen=True)
+class ConsumerShare:
+    """What one consumer did: messages that it was the first to finish, and tickets it ran anything of."""
+
+    name: str
+    handled: int
+    tickets: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of a demo run. ``examples`` are sentences about the first few things that were wrong."""
+
+    sent: int
+    handled: int
+    tickets: int
+    lost: int
+    duplicates: int
+    order_violations: int
+    overlaps: int
+    dead_letters: int
+    unexpected: int
+    unacknowledged: int
+    seconds: float
+    consumers: tuple[ConsumerShare, ...]
+    repeats_allowed: bool
+    examples: tuple[str, ...] = ()
+
+    @property
+    def messages_per_second(self) -> float:
+        return round(self.handled / self.seconds, 1) if self.seconds > 0 else 0.0
+
+    @property
+    def clean(self) -> bool:
+        """Whether the promise held. Repeats are part of it when a consumer was killed, and only then."""
+        wrong = (
+            self.lost
+            + self.order_violations
+            + self.overlaps
+            + self.dead_letters
+            + self.unexpected
+            + self.unacknowledged
+        )
+        return wrong == 0 and self.handled == self.sent and (self.repeats_allowed or self.duplicates == 0)
+
+    def document(self) -> dict[str, Any]:
+        """The JSON document of ``usher demo --json``."""
+        names = (
+            "sent",
+            "handled",
+            "tickets",
+            "lost",
+            "duplicates",
+            "order_violations",
+            "overlaps",
+            "dead_letters",
+            "messages_per_second",
+        )
+        document: dict[str, Any] = {name: getattr(self, name) for name in names}
+        document["consumers"] = [
+            {"name": share.name, "handled": share.handled, "tickets": share.tickets} for share in self.consumers
+        ]
+        document |= {
+            "unexpected": self.unexpected,
+            "unacknowledged": self.unacknowledged,
+            "seconds": round(self.seconds, 3),
+        }
+        return document | {"clean": self.clean, "examples": list(self.examples)}
+
+
+@dataclass
+class _Findings:
+    order_violations: int = 0
+    overlaps: int = 0
+    unexpected: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def example(self, text: str) -> None:
+        if len(self.examples) < _MOST_EXAMPLES:
+            self.examples.append(text)
+
+
+def judge(
+    sent: Sequence[tuple[str, str]],
+    executions: Iterable[Execution],
+    *,
+    seconds: float,
+    dead: Mapping[str, str] | None = None,
+    killed_ns: Mapping[int, int] | None = None,
+    unacknowledged: int = 0,
+) -> Verdict:
+    """The verdict on a run.
+
+    ``sent``: (stream id, ticket) in the order of the stream. ``dead``: stream id and reason of each dead letter.
+    ``killed_ns``: when each process that was killed on purpose was killed (CLOCK_MONOTONIC), by process id.
+    ``unacknowledged``: entries still pending at the end.
+    """
+    killed_ns, dead = killed_ns or {}, dead or {}
+    place = {stream_id: index for index, (stream_id, _) in enumerate(sent)}
+    found = _Findings()
+    ours = [
+        run
+        for run in sorted(executions, key=lambda run: (run.start_ns, run.end_ns or _NEVER_NS))
+        if _was_sent(run, place, found)
+    ]
+    by_ticket = _by_ticket(ours, sent, place, found)
+    for ticket, history in by_ticket.items():
+        _judge_order(ticket, history, place, found)
+        _judge_overlaps(ticket, history, killed_ns, found)
+    for stream_id, reason in dead.items():
+        found.example(f"{stream_id} became a dead letter: {reason}")
+    finished = {run.stream_id for run in ours if run.end_ns is not None}
+    missing = [stream_id for stream_id, _ in sent if stream_id not in finished and stream_id not in dead]
+    for stream_id in missing:
+        found.example(f"{stream_id} of ticket {sent[place[stream_id]][1]!r} was lost")
+    return Verdict(
+        sent=len(sent),
+        handled=len(finished),
+        tickets=len({ticket for _, ticket in sent}),
+        lost=len(missing),
+        duplicates=len(ours) - len({run.stream_id for run in ours}),
+        order_violations=found.order_violations,
+        overlaps=found.overlaps,
+        dead_letters=len(dead),
+        unexpected=found.unexpected,
+        unacknowledged=unacknowledged,
+        seconds=seconds,
+        consumers=_shares(ours),
+        repeats_allowed=bool(killed_ns),
+        examples=tuple(found.examples),
+    )
+
+
+def _was_sent(run: Execution, place: Mapping[str, int], found: _Findings) -> bool:
+    if run.stream_id in place:
+        return True
+    found.unexpected += 1
+    found.example(f"{run.stream_id} was handled by {run.consumer} but never sent")
+    return False
+
+
+def _by_ticket(
+    runs: Iterable[Execution], sent: Sequence[tuple[str, str]], place: Mapping[str, int], found: _Findings
+) -> dict[str, list[Execution]]:
+    """The executions of each ticket, as it was sent."""
+    by_ticket: dict[str, list[Execution]] = defaultdict(list)
+    for run in runs:
+        ticket = sent[place[run.stream_id]][1]
+        if run.ticket != ticket:
+            found.order_violations += 1
+            found.example(f"{run.stream_id} was sent for ticket {ticket!r} and handled as {run.ticket!r}")
+        by_ticket[ticket].append(run)
+    return by_ticket
+
+
+def _judge_order(ticket: str, history: Sequence[Execution], place: Mapping[str, int], found: _Findings) -> None:
+    started: set[str] = set()
+    furthest, previous, highest_fence, fence_before = -1, -1, -1, -1
+    for run in history:
+        at = place[run.stream_id]
+        wrong = ""
+        if run.stream_id not in started and at < furthest:
+            wrong = "started for the first time after a later message of its ticket"
+        elif run.stream_id in started and run.fence == fence_before and at < previous:
+            wrong = "was repeated after a later message under the same fence"
+        elif run.fence < highest_fence:
+            wrong = f"started under fence {run.fence} when {highest_fence} had been there"
+        if wrong:
+            found.order_violations += 1
+            found.example(f"{run.stream_id} of ticket {ticket!r} on {run.consumer} {wrong}")
+        started.add(run.stream_id)
+        furthest, previous = max(furthest, at), at
+        highest_fence, fence_before = max(highest_fence, run.fence), run.fence
+
+
+def _judge_overlaps(ticket: str, history: Sequence[Execution], killed_ns: Mapping[int, int], found: _Findings) -> None:
+    busy_until, busy_with = -1, ""
+    for run in history:
+        if run.start_ns < busy_until:
+            found.overlaps += 1
+            found.example(
+                f"{run.stream_id} of ticket {ticket!r} on {run.consumer} started while {busy_with} was running"
+            )
+        end_ns = run.end_ns if run.end_ns is not None else max(killed_ns.get(run.pid, _NEVER_NS), run.start_ns)
+        if end_ns > busy_until:
+            busy_until, busy_with = end_ns, f"{run.stream_id} on {run.consumer}"
+
+
+def _shares(runs: Iterable[Execution]) -> tuple[ConsumerShare, ...]:
+    """What each consumer did. A message counts for the consumer that finished it first, so that the sum is
+    ``handled``."""
+    tickets: dict[str, set[str]] = defaultdict(set)
+    first_end: dict[str, tuple[int, str]] = {}
+    for run in runs:
+        tickets[run.consumer].add(run.ticket)
+        if run.end_ns is not None:
+            first_end[run.stream_id] = min(first_end.get(run.stream_id, (_NEVER_NS, "")), (run.end_ns, run.consumer))
+    handled: dict[str, int] = defaultdict(int)
+    for _, consumer in first_end.values():
+        handled[consumer] += 1
+    return tuple(ConsumerShare(name, handled[name], len(tickets[name])) for name in sorted(tickets))

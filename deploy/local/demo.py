@@ -1,0 +1,279 @@
+"""``usher demo``: everything on this machine for a moment, a workload through it, and a verdict on every message."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import orjson
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column, Table
+
+from usher.common.base.errors import StartRefused, UsherError
+from usher.common.protocol.keys import Keys
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.runtime.settings import load
+from usher.common.runtime.stop_request import StopAsked, StopRequest
+from usher.common.sending.workload import CsvSource, NewMessage, incidents
+from usher.deploy.demo.flow import Flow
+from usher.deploy.demo.handlers import FOLDER_VARIABLE, WORK_VARIABLE
+from usher.deploy.demo.verdict import Verdict
+from usher.deploy.local.plan import LocalSettings, Plan, plan, quiet_port, start, watch
+from usher.deploy.local.supervision import Supervision
+
+_HANDLER = "usher.deploy.demo.handlers:record"
+_MASTERS = 2
+#: supervisord takes some 0.1 s to answer; asked per batch it would set the pace of the whole demo.
+_WATCH_EVERY_S = 1.0
+
+
+@dataclass(frozen=True)
+class Input:
+    """What will be sent: ``count`` messages, from a CSV file or made up."""
+
+    count: int
+    csv_path: str | None
+    key: str
+    tickets: int
+    seed: int
+
+    @contextlib.contextmanager
+    def messages(self) -> Iterator[Iterable[NewMessage]]:
+        if self.csv_path is None:
+            yield incidents(self.count, self.tickets, self.seed)
+            return
+        with CsvSource(self.csv_path, self.key) as rows:
+            yield itertools.islice(rows, self.count)
+
+
+@click.command(
+    help=(
+        "Start Redis, masters and consumers in a temporary folder, send a workload, and check what happened to every"
+        " message. Settings from the environment are not used, and no running Usher or Redis is touched."
+    )
+)
+@click.option(
+    "--csv",
+    "csv_path",
+    metavar="FILE",
+    help="Send the rows of a CSV file (.gz too, - for standard input) instead of a made-up workload.",
+)
+@click.option("--key", metavar="COLUMN", help="Column of the CSV that names the ticket.")
+@click.option("--messages", type=click.IntRange(min=1), help="How many messages. [default: 20000, or the whole CSV]")
+@click.option(
+    "--tickets",
+    type=click.IntRange(min=1),
+    default=2000,
+    show_default=True,
+    help="Different tickets of the made-up workload (Zipf).",
+)
+@click.option("--consumers", type=click.IntRange(1, 32), default=3, show_default=True, help="Number of consumers.")
+@click.option("--seed", type=int, default=1, show_default=True, help="The same seed gives the same workload.")
+@click.option(
+    "--work-ms",
+    type=click.FloatRange(min=0),
+    default=1.0,
+    show_default=True,
+    help="Milliseconds that the handler works on a message.",
+)
+@click.option(
+    "--kill",
+    is_flag=True,
+    help="Half-way, kill -9 one consumer's process; repeats are then allowed, losses and disorder are not.",
+)
+@click.option("--keep", is_flag=True, help="Keep the temporary folder with logs and records.")
+@click.option("--json", "as_json", is_flag=True, help="Print the verdict as one JSON document.")
+def demo(
+    csv_path: str | None,
+    key: str | None,
+    messages: int | None,
+    tickets: int,
+    consumers: int,
+    seed: int,
+    work_ms: float,
+    **flags: bool,
+) -> None:
+    if (csv_path is None) != (key is None):
+        raise click.UsageError("--csv and --key belong together: --key names the column that holds the ticket")
+    with _temporary_folder(flags["keep"]) as folder:
+        given = _input(folder, csv_path, key or "", messages, tickets, seed)
+        with StopRequest() as stop:
+            try:
+                verdict, killed = _run(folder, given, consumers, work_ms, flags["kill"], stop)
+            except (StopAsked, UsherError, CommandRefused) as problem:
+                if stop.asked:  # whatever else it may have been, it is a consequence
+                    click.echo("usher: demo stopped", err=True)
+                    sys.exit(stop.exit_code)
+                if isinstance(problem, StartRefused):
+                    raise
+                click.echo(f"usher: the demo failed: {problem}", err=True)
+                sys.exit(1)
+    if flags["as_json"]:
+        click.echo(orjson.dumps(verdict.document()))
+    else:
+        _show(verdict, killed)
+    sys.exit(0 if verdict.clean else 1)
+
+
+@contextlib.contextmanager
+def _temporary_folder(keep: bool) -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="usher-demo-"))
+    try:
+        yield folder
+    finally:
+        if keep:
+            click.echo(f"usher: logs and records are in {folder}", err=True)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _input(folder: Path, csv_path: str | None, key: str, messages: int | None, tickets: int, seed: int) -> Input:
+    """The input, read through once if it is a file: a bad row is found before anything starts. Raises StartRefused."""
+    if csv_path is None:
+        return Input(messages or 20_000, None, key, tickets, seed)
+    if csv_path == "-":
+        csv_path = str(folder / "input.csv")
+        with Path(csv_path).open("wb") as copy:
+            shutil.copyfileobj(sys.stdin.buffer, copy)
+    with CsvSource(csv_path, key) as rows:
+        count = sum(1 for _ in itertools.islice(rows, messages))
+    if not count:
+        raise StartRefused(f"--csv: {csv_path} has no rows")
+    return Input(count, csv_path, key, tickets, seed)
+
+
+def _run(
+    folder: Path, given: Input, consumers: int, work_ms: float, kill: bool, stop: StopRequest
+) -> tuple[Verdict, str]:
+    """Start, send, follow, stop. Returns the verdict and the name of the consumer that was killed, if any."""
+    records = folder / "records"
+    records.mkdir()
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("USHER_")}
+    port = quiet_port(_MASTERS, random.Random())
+    settings = load(
+        LocalSettings,
+        {},
+        {"state_dir": folder, "consumers": consumers, "masters": _MASTERS, "port": port, "handler": _HANDLER},
+    )
+    made = plan(settings, {**clean, FOLDER_VARIABLE: str(records), WORK_VARIABLE: str(work_ms)})
+    running = Supervision(folder, made.environ, made.stop_seconds)
+
+    watched_s = time.monotonic()
+
+    def check() -> None:
+        nonlocal watched_s
+        stop.check()
+        if time.monotonic() - watched_s >= _WATCH_EVERY_S:
+            watch(running, redis_is_ours=True)
+            watched_s = time.monotonic()
+
+    with _display(given.count) as display:
+        try:
+            stop.check()
+            running.start()
+            start(made, running, stop.check, display.said)
+            display.said(f"what goes on can be seen at {settings.urls[0]}/ while it lasts")
+            flow = _flow(made, records, display, kill, given.count)
+            flow.check = check
+            try:
+                with given.messages() as messages:
+                    verdict = flow.run(messages)
+            finally:
+                flow.link.close()
+        finally:
+            display.said("stopping")
+            running.stop(lambda: stop.insists)
+    return verdict, flow.killed
+
+
+def _flow(made: Plan, records: Path, display: _Display, kill: bool, count: int) -> Flow:
+    keys = Keys(made.settings.work_stream, made.settings.group)
+    display.said(f"sending {count:,} messages")
+    return Flow(
+        link=Link(made.redis_url, "usher:demo"),
+        keys=keys,
+        ticket_field=made.settings.ticket_field,
+        records=records,
+        progress=display.progress,
+        check=lambda: None,
+        kill_at=count // 2 if kill else None,
+    )
+
+
+class _Display:
+    """Progress on stderr: bars on a terminal, else one line per step."""
+
+    def __init__(self, bars: Progress | None, count: int) -> None:
+        self._bars = bars
+        if bars is not None:
+            self._tasks = [bars.add_task(name, total=count, start=False) for name in ("sent", "handled")]
+
+    def said(self, what: str) -> None:
+        if self._bars is not None:
+            self._bars.console.print(f"[dim]{what}[/dim]")
+        else:
+            click.echo(f"usher: {what}", err=True)
+
+    def progress(self, sent: int, handled: int) -> None:
+        if self._bars is not None:
+            for task, completed in zip(self._tasks, (sent, handled), strict=True):
+                self._bars.start_task(task)  # the time to start everything is not the time of the messages
+                self._bars.update(task, completed=completed)
+
+
+@contextlib.contextmanager
+def _display(count: int) -> Iterator[_Display]:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _Display(None, count)
+        return
+    columns = (TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        yield _Display(bars, count)
+
+
+def _show(verdict: Verdict, killed: str) -> None:
+    console = Console()
+    counts = Table(Column(), Column(justify="right"), title="usher demo", show_header=False)
+    document = verdict.document()
+    for name in ("sent", "handled", "tickets", "lost", "duplicates", "order_violations", "overlaps", "dead_letters"):
+        counts.add_row(name.replace("_", " "), f"{document[name]:,}")
+    shares = Table("consumer", Column("handled", justify="right"), Column("tickets", justify="right"))
+    for share in verdict.consumers:
+        shares.add_row(
+            share.name + (" (killed once)" if share.name == killed else ""), f"{share.handled:,}", f"{share.tickets:,}"
+        )
+    console.print(counts)
+    console.print(shares)
+    for example in verdict.examples:
+        console.print(f"  {example}", markup=False, highlight=False)
+    if verdict.unacknowledged or verdict.unexpected:
+        console.print(
+            f"  {verdict.unacknowledged:,} never acknowledged, {verdict.unexpected:,} never sent but handled",
+            highlight=False,
+        )
+    speed = f"{verdict.handled:,} messages in {verdict.seconds:.1f} s ({verdict.messages_per_second:,.0f}/s)"
+    repeats = (
+        f"; {verdict.duplicates:,} executions were repeats after the kill, in order" if verdict.clean and killed else ""
+    )
+    said = (
+        "clean: nothing lost, every ticket in order, one at a time"
+        if verdict.clean
+        else "NOT CLEAN (run it again with --keep to look at logs and records)"
+    )
+    console.print(
+        f"[bold {'green' if verdict.clean else 'red'}]Verdict: {said}[/]{repeats}. {speed}",
+        highlight=False,
+        soft_wrap=True,
+    )

@@ -1,0 +1,274 @@
+"""The folder that runs Usher on one host: which programs, with which settings, and the files that say so. Rendering
+only; nothing is written.
+
+Everything is spelled out, one section per program: whoever is on call reads what runs, not how it was computed.
+"""
+
+from __future__ import annotations
+
+import getpass
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
+
+import jinja2
+
+from usher.common.base.errors import StartRefused
+from usher.common.redis.acl import acl_file
+from usher.common.redis.embedded import SERVER_VARIABLE
+from usher.common.runtime.own_command import usher_command
+from usher.common.runtime.settings import CommonSettings, load
+
+DEPLOY = Path(__file__).resolve().parents[1]
+ROLES = ("redis", "master", "consumer")
+#: The user of Redis for masters and operators' commands.
+MASTER = "master"
+#: What the programs need around the drain, which they are given on top of it; more than
+#: ``usher.common.http.server.server`` takes (8 s).
+AROUND_DRAIN_S = 12
+_OTHERS_STOP_S = 20
+_SECRET, _PLAIN, _RUN = 0o600, 0o644, 0o755
+#: Variable of usher.env with the URL of Redis for a user of its ACL file; that of masters and of operators' commands is
+#: USHER_REDIS_URL.
+REDIS_URL_OF = "REDIS_URL_{}"
+#: Copied as they are.
+_COPIES = ("runbook.md", "alerts.yml", "grafana.json")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A section of supervisord.conf."""
+
+    group: str
+    name: str
+    command: str
+    priority: int
+    stop_seconds: int
+    environment: str = ""
+    directory: str = ""
+
+
+@dataclass(frozen=True)
+class Host:
+    """What runs on one host. ``master_urls``: of the whole system; those whose host is ``address`` run here.
+
+    ``settings``: of all programs, by their environment names, secrets included. ``redis_url`` is one of them, for the
+    redis-server here. ``redis_users``: URLs of Redis by the names of its users, but for that of masters; empty where
+    one URL is for all. ``project``: where consumers run; None: in ``folder``.
+    """
+
+    folder: Path
+    roles: Sequence[str]
+    address: str
+    master_urls: Sequence[str]
+    consumers: int
+    consumer_prefix: str
+    health_port: int
+    drain_seconds: float
+    settings: Mapping[str, str]
+    redis_users: Mapping[str, str] = field(default_factory=dict)
+    project: Path | None = None
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "state"
+
+    @property
+    def consumer_folder(self) -> Path:
+        return self.project or self.folder
+
+    @property
+    def redis_url(self) -> str:
+        return self.settings["USHER_REDIS_URL"]
+
+    @property
+    def scheme(self) -> str:
+        return scheme_of(self.settings)
+
+    @property
+    def consumer_stop_seconds(self) -> int:
+        return int(self.drain_seconds) + AROUND_DRAIN_S
+
+    def own_masters(self) -> list[str]:
+        """URLs of the masters that run here. Raises StartRefused when there are none."""
+        own = [url for url in self.master_urls if urlsplit(url).hostname == self.address]
+        if not own:
+            raise StartRefused(
+                f"--masters: none of {', '.join(self.master_urls)} is on --host {self.address}; one must be, to run"
+                " here"
+            )
+        if self.scheme == "https" and any(urlsplit(url).scheme != "https" for url in own):
+            raise StartRefused(
+                f"--masters: with USHER_TLS_CERT the masters on --host {self.address} speak HTTPS only: name them"
+                " https://"
+            )
+        return own
+
+    def programs(self) -> list[Program]:
+        """All that runs here, in the order in which it starts."""
+        secrets = [REDIS_URL_OF.format(name.upper()) for name in self.redis_users]
+        usher = _without(secrets, _words(*usher_command()))
+        made = []
+        if "redis" in self.roles:
+            server = _words(self.settings[SERVER_VARIABLE])
+            made.append(
+                Program("redis", "redis", _without(secrets, f"{server} %(here)s/redis.conf"), 10, _OTHERS_STOP_S)
+            )
+        if "master" in self.roles:
+            for number, url in enumerate(self.own_masters(), 1):
+                bind = _bind(self.address, urlsplit(url).port or 80)
+                command = f"{usher} {_words('master', '--bind', bind, '--advertise-url', url)}"
+                made.append(Program("master", f"master-{number}", command, 20, _OTHERS_STOP_S))
+        if "consumer" in self.roles:
+            own = (
+                f'USHER_REDIS_URL="%(ENV_{REDIS_URL_OF.format("CONSUMER")})s"' if "consumer" in self.redis_users else ""
+            )
+            usher = _without(
+                [*secrets, "USHER_OPERATOR_TOKEN"] if "USHER_OPERATOR_TOKEN" in self.settings else secrets,
+                _words(*usher_command()),
+            )
+            for number in range(1, self.consumers + 1):
+                bind = _bind(self.address, self.health_port + number - 1)
+                name = f"{self.consumer_prefix}-{number}"
+                words = (
+                    "consumer",
+                    "--consumer-name",
+                    name,
+                    "--bind",
+                    bind,
+                    "--health-url",
+                    f"{self.scheme}://{bind}/api/health",
+                )
+                where = "" if self.project is None else str(self.project)
+                made.append(
+                    Program("consumer", name, f"{usher} {_words(*words)}", 30, self.consumer_stop_seconds, own, where)
+                )
+        return made
+
+    def files(self) -> dict[str, tuple[str, int]]:
+        """Text and mode of every file, by its name. Raises StartRefused."""
+        programs = self.programs()
+        facts = self._facts(programs)
+        made = {
+            "usher.env": (_render("usher.env", facts), _SECRET),
+            "supervisord.conf": (_render("supervisord.conf", facts), _PLAIN),
+            "usher.service": (_render("usher.service", facts | {"folder": _for_systemd(str(self.folder))}), _PLAIN),
+            "start": (_render("start", facts), _RUN),
+            "README.md": (_render("README.md", facts), _PLAIN),
+        }
+        made |= {name: ((DEPLOY / name).read_text("utf-8"), _PLAIN) for name in _COPIES if (DEPLOY / name).is_file()}
+        if "redis" in self.roles:
+            made["redis.conf"] = (self._redis_conf(), _SECRET)
+            made["users.acl"] = (self._users_acl(), _SECRET)
+        return made
+
+    def again(self) -> str:
+        """The command that writes this folder, without what it takes from usher.env."""
+        words = [
+            "usher",
+            "init-deploy",
+            str(self.folder),
+            "--force",
+            *(word for role in self.roles for word in ("--role", role)),
+        ]
+        words += ["--host", self.address]
+        if "consumer" in self.roles:
+            words += [
+                "--consumers",
+                str(self.consumers),
+                "--name",
+                self.consumer_prefix,
+                "--health-port",
+                str(self.health_port),
+            ]
+        if "redis" in self.roles:
+            words += ["--redis-port", str(urlsplit(self.redis_url).port)]
+        return ("" if self.project is None else f"cd {self.project} && ") + shlex.join(words)
+
+    def _facts(self, programs: Sequence[Program]) -> dict[str, object]:
+        names = {group: [program.name for program in programs if program.group == group] for group in ROLES}
+        groups = [
+            (group, members, 10 + 10 * ROLES.index(group))
+            for group, members in names.items()
+            if members and members != [group]
+        ]
+        stop_seconds = self.consumer_stop_seconds * ("consumer" in self.roles) + 2 * _OTHERS_STOP_S + 10
+        return {
+            "roles": ", ".join(self.roles),
+            "again": self.again(),
+            "programs": programs,
+            "groups": groups,
+            "names": [program.name for program in programs],
+            "consumers": names["consumer"],
+            "settings": sorted(self.settings.items()),
+            "redis_users": {REDIS_URL_OF.format(name.upper()): url for name, url in self.redis_users.items()},
+            "folder": self.folder,
+            "supervisord": _words(sys.executable, "-m", "supervisor.supervisord", escape=False),
+            "user": getpass.getuser(),
+            "stop_seconds": stop_seconds,
+            "consumer_stop_seconds": self.consumer_stop_seconds,
+            "drain_seconds": f"{self.drain_seconds:g}",
+            "has_redis": "redis" in self.roles,
+            "scheme": self.scheme,
+            "host": self.address,
+            "redis_port": urlsplit(self.redis_url).port,
+            "consumer_folder": self.consumer_folder,
+            "python": sys.executable,
+            "handler": self.settings.get("USHER_HANDLER", "shop.orders:handle"),
+        }
+
+    def _redis_conf(self) -> str:
+        port = urlsplit(self.redis_url).port
+        lines = [
+            f'dir "{self.state / "redis"}"',
+            f"bind {self.address}",
+            f"port {port}",
+            f'aclfile "{self.folder / "users.acl"}"',
+        ]
+        return (DEPLOY / "redis.conf").read_text("utf-8") + "\n# ---- this host ----\n\n" + "\n".join(lines) + "\n"
+
+    def _users_acl(self) -> str:
+        settings = load(CommonSettings, self.settings)
+        sources = settings.sources
+        urls = {MASTER: self.redis_url, **self.redis_users}
+        passwords = {name: unquote(urlsplit(url).password or "") for name, url in urls.items()}
+        fed = () if sources is None else (*sources.names, *sources.patterns)
+        return acl_file(settings.work_stream, settings.group, fed, passwords)
+
+
+def scheme_of(settings: Mapping[str, str]) -> str:
+    """What masters and consumers with these settings speak."""
+    return "https" if settings.get("USHER_TLS_CERT") else "http"
+
+
+def own_redis_url(user: str, address: str, port: int, password: str) -> str:
+    """URL of the Redis that runs here, for one of its users."""
+    return f"redis://{user}:{quote(password, safe='')}@{_bind(address, port)}/0"
+
+
+def _without(secrets: Sequence[str], command: str) -> str:
+    """A command that does not see these variables: who breaks into a handler finds no other user's password in its
+    environment."""
+    return f"env {' '.join(f'-u {name}' for name in secrets)} {command}" if secrets else command
+
+
+def _bind(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def _words(*words: str, escape: bool = True) -> str:
+    """A command line; supervisord replaces what begins with a per cent sign."""
+    line = shlex.join(words)
+    return line.replace("%", "%%") if escape else line
+
+
+def _for_systemd(path: str) -> str:
+    return path.replace("%", "%%")
+
+
+def _render(name: str, facts: Mapping[str, object]) -> str:
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
+    return environment.from_string((DEPLOY / "init" / f"{name}.j2").read_text("utf-8")).render(facts)

@@ -1,0 +1,380 @@
+"""``usher init-deploy``: a folder from which supervisord, or systemd through it, runs Usher on one host."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import secrets
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+import click
+
+from usher.common.base.errors import SettingsError, StartRefused
+from usher.common.redis.acl import USERS
+from usher.common.redis.embedded import SERVER_VARIABLE, find_redis_server
+from usher.common.runtime.settings import PREFIX, CommonSettings, is_loopback, load, name_of, options
+from usher.deploy.local.deploy_folder import MASTER, REDIS_URL_OF, ROLES, Host, own_redis_url, scheme_of
+from usher.deploy.local.plan import EXAMPLE_HANDLER
+from usher.deploy.local.preflight import PassesOn, check_programs
+
+_ALL = "all"
+#: Said for each program in its section, or by this command's flags.
+_NOT_SHARED = frozenset(
+    PREFIX + name
+    for name in (
+        "BIND",
+        "ADVERTISE_URL",
+        "CONSUMER_NAME",
+        "HEALTH_URL",
+        "CONSUMERS",
+        "MASTERS",
+        "PORT",
+        "REDIS_PORT",
+        "STATE_DIR",
+    )
+)
+_TOKENS = ("USHER_API_TOKEN", "USHER_OPERATOR_TOKEN", "USHER_VIEWER_TOKEN")
+#: Files, which programs look for from other folders than this one.
+_FILES = ("USHER_TLS_CERT", "USHER_TLS_KEY", "USHER_TLS_CA", "USHER_TOKENS_FILE")
+#: A socket below it must fit into 108 bytes, with what supervisord adds to its name.
+_LONGEST_FOLDER = 70
+#: Characters that mean something to a shell, systemd or supervisord.
+_ODD = re.compile(r"[\s'\"\\%;#$`]")
+
+_HELP = """Write a folder that runs Usher on this host: supervisord.conf, settings and secrets, systemd unit, runbook.
+
+Settings are taken from the environment (USHER_*) and the flags below, and stand in usher.env afterwards. Secrets that are not set are made.
+Where the handler cannot be used yet, the folder is written all the same, and the exit code is 1.
+
+\b
+  usher init-deploy /srv/usher --handler shop.orders:handle            everything on one host
+  set -a; . /srv/usher/usher.env; set +a                               on another host, with a copy of that file:
+  usher init-deploy /srv/usher --role consumer --host 10.0.0.3         more consumers
+"""
+
+
+class _Written(CommonSettings):
+    """What stands in usher.env afterwards: whatever a program reads."""
+
+    UNREAD: ClassVar[frozenset[str]] = frozenset()
+
+
+@click.command(cls=PassesOn, help=_HELP)
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--role",
+    "roles",
+    type=click.Choice([_ALL, *ROLES]),
+    multiple=True,
+    default=(_ALL,),
+    help="What runs here; may be given twice. [all]",
+)
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address of this host, at which its programs listen and others reach them.",
+)
+@click.option(
+    "--masters",
+    metavar="URL,URL",
+    envvar="USHER_MASTER_URLS",
+    help="All masters of the system. [two on this host, from port 8700]",
+)
+@click.option("--consumers", type=click.IntRange(1, 200), default=2, show_default=True, help="Consumers on this host.")
+@click.option(
+    "--handler",
+    envvar="USHER_HANDLER",
+    default=EXAMPLE_HANDLER,
+    show_default=True,
+    help="What they run, as module:function.",
+)
+@click.option("--name", help="Consumers are called NAME-1, NAME-2 ... [consumer on loopback, else the host]")
+@click.option(
+    "--health-port",
+    type=click.IntRange(1, 65_000),
+    default=8721,
+    show_default=True,
+    help="Port of the first consumer; the others follow.",
+)
+@click.option(
+    "--redis-port",
+    type=click.IntRange(1, 65_535),
+    default=6390,
+    show_default=True,
+    help="Port of the Redis on this host.",
+)
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Overwrite files that are there, with what usher.env says in the environment. state/ is never touched.",
+)
+@options(_Written)
+def init_deploy(folder: Path, roles: tuple[str, ...], force: bool, flags: dict[str, Any], **asked: Any) -> None:
+    host = plan(folder.absolute(), roles, asked, os.environ, flags)
+    files = host.files()
+    there = [name for name in files if (host.folder / name).exists()]
+    if there and not force:
+        raise StartRefused(
+            f"{host.folder} has {', '.join(there)} already; choose another folder, or --force to overwrite"
+        )
+    _check_secrets(host.folder / "usher.env", os.environ)
+    write(host, files)
+    runs = ", ".join(program.name for program in host.programs())
+    click.echo(f"{host.folder} runs {runs}.\nStart it: {host.folder}/start    More: {host.folder}/README.md")
+    if "redis" in host.roles:
+        server = host.settings[SERVER_VARIABLE]
+        click.echo(
+            f"Redis is {server}; another one: {SERVER_VARIABLE}=PATH, with --force. `usher doctor` says what is wrong"
+            " with it."
+        )
+    if "consumer" in host.roles and not _tell_of_handler(host):
+        sys.exit(1)
+
+
+def plan(
+    folder: Path, roles: tuple[str, ...], asked: Mapping[str, Any], environ: Mapping[str, str], flags: Mapping[str, Any]
+) -> Host:
+    """What will run, after all checks. Raises StartRefused or SettingsError naming the setting or flag."""
+    settings = load(CommonSettings, environ, {name: value for name, value in flags.items() if name != "state_dir"})
+    address = asked["host"].strip("[]")
+    _check_folder(folder)
+    _check_address(address)
+    shared = {name: value for name, value in environ.items() if name.startswith(PREFIX) and name not in _NOT_SHARED}
+    shared |= {
+        name_of(name): str(value)
+        for name, value in settings.model_dump(exclude_defaults=True).items()
+        if name != "state_dir"
+    }
+    shared["USHER_STATE_DIR"] = str(folder / "state")
+    shared["USHER_HANDLER"] = asked["handler"]
+    chosen = _roles(roles, settings.redis_url, address, asked["redis_port"])
+    urls = _masters(chosen, asked["masters"] or "", address, scheme_of(shared))
+    shared["USHER_MASTER_URLS"] = ",".join(urls)
+    shared["USHER_REDIS_URL"], users = _redis_urls(chosen, settings.redis_url, environ, address, asked["redis_port"])
+    shared |= _tokens(chosen, environ)
+    shared["PYTHONPATH"] = _python_path(environ)
+    _check_health_hosts(chosen, address, shared)
+    shared |= {name: str(Path(shared[name]).expanduser().absolute()) for name in _FILES if shared.get(name)}
+    if "redis" in chosen:  # what it writes no older one can read: whoever restores a backup must start the same
+        shared[SERVER_VARIABLE] = str(find_redis_server(settings.redis_server))
+    shared = {name: value for name, value in shared.items() if value}
+    drain_seconds = _check_programs(shared)
+    _check_quotes(shared | {REDIS_URL_OF.format(user.upper()): url for user, url in users.items()})
+    prefix = asked["name"] or (
+        "consumer" if address == "127.0.0.1" else re.sub(r"[^A-Za-z0-9.-]", "-", address).strip("-")
+    )
+    project = _project(folder, shared) if "consumer" in chosen else None
+    return Host(
+        folder,
+        chosen,
+        address,
+        urls,
+        asked["consumers"],
+        prefix,
+        asked["health_port"],
+        drain_seconds,
+        shared,
+        users,
+        project,
+    )
+
+
+def write(host: Host, files: Mapping[str, tuple[str, int]]) -> None:
+    """Write them, each whole or not at all, secrets never readable for others; and make the state folder."""
+    try:
+        for made in (
+            host.folder,
+            host.state,
+            host.state / "logs",
+            *([host.state / "redis"] if "redis" in host.roles else []),
+        ):
+            made.mkdir(mode=0o755 if made == host.folder else 0o700, parents=True, exist_ok=True)
+        for name, (text, mode) in files.items():
+            draft = host.folder / f".{name}.new"
+            draft.unlink(missing_ok=True)
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
+                file.write(text)
+            draft.replace(host.folder / name)
+    except OSError as problem:
+        raise StartRefused(f"{host.folder} cannot be written: {problem}") from problem
+
+
+def _roles(asked: tuple[str, ...], redis_url: str, address: str, redis_port: int) -> list[str]:
+    """In the order in which they start. A Redis elsewhere is nobody's role here."""
+    url = urlsplit(redis_url)
+    is_ours = not redis_url or (
+        url.scheme == "redis" and url.hostname == address and url.username == MASTER and url.port == redis_port
+    )
+    if "redis" in asked and not is_ours:
+        ours = f"redis://{MASTER}:PASSWORD@{_in_url(address)}:{redis_port}/0 (--host, --redis-port)"
+        raise StartRefused(f"--role redis: USHER_REDIS_URL names another Redis than {ours}; unset it")
+    return [role for role in ROLES if role in asked or (_ALL in asked and (role != "redis" or is_ours))]
+
+
+def _masters(roles: list[str], asked: str, address: str, scheme: str) -> list[str]:
+    """URLs of all masters of the system."""
+    if asked:
+        return [url.strip().rstrip("/") for url in asked.split(",")]
+    if "consumer" in roles and "master" not in roles:
+        raise StartRefused("--masters (or USHER_MASTER_URLS): where are the masters that these consumers work for?")
+    return [f"{scheme}://{_in_url(address)}:{port}" for port in (8700, 8701)]
+
+
+def _redis_urls(
+    roles: list[str], redis_url: str, environ: Mapping[str, str], address: str, port: int
+) -> tuple[str, dict[str, str]]:
+    """That of the programs here, and those of the other users of Redis: made for a new Redis, else as they are in the
+    environment. Consumers alone are told no other one than theirs."""
+    given = {user: url for user in USERS if (url := environ.get(REDIS_URL_OF.format(user.upper()), ""))}
+    if roles == ["consumer"]:
+        redis_url, given = given.get("consumer", redis_url), {}
+    if "redis" in roles:
+        made = {user: own_redis_url(user, address, port, secrets.token_urlsafe(32)) for user in USERS}
+        given = {user: given.get(user, url) for user, url in made.items() if user != MASTER}
+        redis_url = redis_url or made[MASTER]
+    if not redis_url:
+        raise StartRefused("USHER_REDIS_URL is not set, and --role redis is not asked for: which Redis is to be used?")
+    return redis_url, given
+
+
+def _tokens(roles: list[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """One for programs, one for operators, one for viewers: as they are in the environment, else new ones. Consumers
+    alone make none, and are not told that of operators."""
+    given = {name: environ.get(name, "") for name in _TOKENS}
+    if roles != ["consumer"]:
+        return {name: token or secrets.token_urlsafe(32) for name, token in given.items()}
+    if not given["USHER_API_TOKEN"]:
+        raise StartRefused(
+            "USHER_API_TOKEN is not set: consumers need that of the masters. In a shell:  set -a; ."
+            " /path/to/their/usher.env; set +a"
+        )
+    return given | {"USHER_OPERATOR_TOKEN": ""}
+
+
+def _check_folder(folder: Path) -> None:
+    if len(os.fsencode(folder)) > _LONGEST_FOLDER or _ODD.search(str(folder)):
+        raise StartRefused(
+            f"{folder}: choose a path of at most {_LONGEST_FOLDER} bytes without spaces, quotes or any of \\ % ; # $ `"
+        )
+
+
+def _check_address(address: str) -> None:
+    try:
+        if ipaddress.ip_address(address).is_unspecified:
+            raise StartRefused(
+                f"--host {address} is no address at which others can reach this host; name the one they use"
+            )
+    except ValueError:
+        if not re.fullmatch(r"[A-Za-z0-9.-]+", address):
+            raise StartRefused(f"--host {address!r} is neither an address nor a host name") from None
+
+
+def _check_health_hosts(roles: list[str], address: str, shared: dict[str, str]) -> None:
+    """A master asks consumers at the hosts of USHER_HEALTH_HOSTS only; others could not register."""
+    if "USHER_HEALTH_HOSTS" in shared or is_loopback(f"{_in_url(address)}:1"):
+        return
+    if "master" in roles and "consumer" not in roles:
+        raise StartRefused(
+            "USHER_HEALTH_HOSTS is not set: name the hosts or the network of the consumers, e.g."
+            " USHER_HEALTH_HOSTS=10.0.0.0/24"
+        )
+    shared["USHER_HEALTH_HOSTS"] = f"127.0.0.1,::1,{address}"
+
+
+def _check_programs(shared: Mapping[str, str]) -> float:
+    """Raise StartRefused unless master and consumer accept all of the settings; the drain seconds."""
+    without_handler = {name: value for name, value in shared.items() if name != "USHER_HANDLER"}
+    check_programs({**_plain_environ(), **without_handler})
+    return float(shared.get("USHER_DRAIN_SECONDS", 20))
+
+
+def _python_path(environ: Mapping[str, str]) -> str:
+    """That of the environment, whichever folder is current later."""
+    return os.pathsep.join(
+        str(Path(part).absolute()) for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part
+    )
+
+
+def _project(folder: Path, settings: Mapping[str, str]) -> Path | None:
+    """The current folder if it has the handler's module and consumers do not find it without that; else None.
+    ``folder`` need not be there yet.
+
+    It becomes the folder they run in, as in `usher up`, and not a part of PYTHONPATH, which comes before Python's own
+    modules: a project's ``queue.py`` would break every program, and its ``common`` the ``usher`` of whoever has read
+    usher.env.
+    """
+    here, module = Path.cwd(), settings.get("USHER_HANDLER", "").partition(":")[0].partition(".")[0]
+    if not module or _ODD.search(str(here)) or not ((here / module).exists() or (here / f"{module}.py").exists()):
+        return None
+    return here if _handler_trouble(settings, folder if folder.is_dir() else Path("/")) else None
+
+
+def _tell_of_handler(host: Host) -> bool:
+    """Whether consumers can use it. The folder is written in any case: a host may be prepared before the handler's
+    project is on it."""
+    if host.project is not None:
+        click.echo(f"Consumers run in {host.project}, where the module of their handler is.")
+    trouble = _handler_trouble(host.settings, host.consumer_folder)
+    if trouble:
+        where = f"'The handler' in {host.folder / 'README.md'} says where it is looked for"
+        click.echo(
+            f"usher: no consumer will start: {trouble}\n{where}. Once that is mended: {_with_settings(host.folder)};"
+            f" {host.again()}",
+            err=True,
+        )
+    return not trouble
+
+
+def _handler_trouble(settings: Mapping[str, str], folder: Path) -> str:
+    """Why a consumer that runs in ``folder`` with these settings, and nothing else of ours, cannot use its handler; ""
+    when it can."""
+    try:
+        check_programs({**_plain_environ(), **settings}, folder)
+    except StartRefused as unusable:
+        return str(unusable)
+    return ""
+
+
+def _plain_environ() -> dict[str, str]:
+    """Without what usher.env alone says to the programs."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(PREFIX) and name != "PYTHONPATH"}
+
+
+def _check_secrets(there: Path, environ: Mapping[str, str]) -> None:
+    """Raise StartRefused if writing ``there`` anew would put other secrets, and whatever else it says, in the place of
+    those that all hosts have."""
+    if there.is_file() and "USHER_API_TOKEN='" in there.read_text("utf-8") and not environ.get("USHER_API_TOKEN"):
+        do = f"in a shell:  {_with_settings(there.parent)}   (or remove the file, and all secrets are made anew)"
+        raise StartRefused(
+            f"{there} has settings and secrets that are not in the environment, and --force would lose them; {do}"
+        )
+
+
+def _with_settings(folder: Path) -> str:
+    return f"set -a; . {folder / 'usher.env'}; set +a"
+
+
+def _check_quotes(shared: Mapping[str, str]) -> None:
+    """What a shell and systemd read alike between single quotes; and supervisord, what it puts between double ones."""
+    odd = [
+        name
+        for name, value in shared.items()
+        if set("'\n\r\\") & set(value) or ('"' in value and not name.startswith(PREFIX))
+    ]
+    if odd:
+        raise SettingsError(
+            [
+                f"{name} has a quote, a backslash or a line break, which cannot stand in usher.env"
+                for name in sorted(odd)
+            ]
+        )
+
+
+def _in_url(address: str) -> str:
+    return f"[{address}]" if ":" in address else address

@@ -1,0 +1,280 @@
+"""Everything on this machine, as `usher up` and `usher demo` run it: what to run, the checks before, and waiting until
+all is well."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from usher.common.base.errors import NotNow, ReplyUnknown, SettingsError, StartRefused
+from usher.common.base.text import many
+from usher.common.cli.masters import is_well, living_consumers, somebody_leads
+from usher.common.http.server.server import check_address
+from usher.common.redis.client import CommandRefused, Link, check_reachable
+from usher.common.redis.embedded import prepare
+from usher.common.redis.locate import Up, announce, running_up
+from usher.common.runtime.settings import CommonSettings, load, name_of
+from usher.common.runtime.settings import environment as changed_settings
+from usher.deploy.local.preflight import check_programs, problems_of_programs
+from usher.deploy.local.supervision import Supervision, SupervisionHangs, SupervisionLost, environment, master_urls
+
+EXAMPLE_HANDLER = "usher.deploy.demo.handlers:show"
+#: Below the range from which systems give out ports by themselves, so that nobody gets ours between our look and our
+#: bind.
+_QUIET_PORTS = range(18_000, 30_000)
+#: What means something in a command line or a value of supervisord, wherever it comes from.
+_NOT_IN_A_FOLDER = frozenset('%"\\\n')
+_PORT_TRIES = 200
+_POLL_S = 0.1
+
+
+class LocalSettings(CommonSettings):
+    """What `usher up` runs; every other setting of the programs is taken from the environment."""
+
+    UNREAD: ClassVar[frozenset[str]] = frozenset(
+        {"tls_cert", "tls_key", "insecure"}
+    )  # it speaks plain HTTP on loopback
+
+    consumers: int = Field(2, ge=1, le=64, description="Number of consumers.")
+    masters: int = Field(2, ge=1, le=8, description="Number of masters: one leads, the others stand by.")
+    port: int = Field(
+        8700, ge=1, le=65_527, description="Port of the first master; the others take the ports after it."
+    )
+    redis_port: int = Field(
+        0,
+        ge=0,
+        le=65_535,
+        description="Port of the embedded Redis. 0: a free one, the same as last time if it is still free.",
+    )
+    handler: str = Field(EXAMPLE_HANDLER, description="The function that handles messages, as module:function.")
+    drain_seconds: float = Field(20.0, ge=0, le=3600, description="At a stop: time for running handlers to finish.")
+
+    @property
+    def stop_seconds(self) -> int:
+        """Time a consumer gets for its drain before supervisord kills it; the program itself needs some seconds around
+        the drain."""
+        return int(self.drain_seconds) + 12
+
+    @property
+    def urls(self) -> list[str]:
+        return master_urls(self.port, self.masters).split(",")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will run, after all checks: nothing in here can be wrong any more, short of somebody taking a port
+    meanwhile."""
+
+    settings: LocalSettings
+    state_folder: Path
+    redis_url: str
+    redis_port: int | None  # None: not ours
+    environ: dict[str, str]
+
+    @property
+    def stop_seconds(self) -> int:
+        return self.settings.stop_seconds
+
+
+@contextlib.contextmanager
+def claimed(state_folder: Path) -> Iterator[None]:
+    """Hold the state folder for this process. Raises StartRefused when another ``usher up`` has it."""
+    try:
+        state_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(state_folder / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as problem:
+        raise StartRefused(f"USHER_STATE_DIR: {state_folder} cannot be used: {problem}") from problem
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        other = running_up(state_folder)
+        who = f"process {other.pid}, masters {other.master_urls}" if other else "another process"
+        raise StartRefused(
+            f"USHER_STATE_DIR: `usher up` already runs with {state_folder} ({who}); stop it, or set another folder and"
+            " --port"
+        ) from None
+    try:
+        yield
+    finally:
+        (state_folder / "up.json").unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def local_settings(environ: Mapping[str, str], flags: Mapping[str, Any]) -> LocalSettings:
+    """The settings of ``usher up``. Raises SettingsError naming what is wrong with them and with those of its programs,
+    in one message.
+
+    Where all of them are right, those of the programs are checked by ``plan``.
+    """
+    try:
+        return load(LocalSettings, environ, flags)
+    except SettingsError as wrong:
+        raise SettingsError([*dict.fromkeys((*wrong.problems, *problems_of_programs(_of_programs(environ))))]) from None
+
+
+def _of_programs(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what ``usher up`` reads itself, and tells its programs anew."""
+    own = {name_of(field) for field in LocalSettings.model_fields} | {"USHER_BIND"}
+    return {name: value for name, value in environ.items() if name not in own}
+
+
+def plan(settings: LocalSettings, environ: Mapping[str, str], check: Callable[[], None] = lambda: None) -> Plan:
+    """Look at everything that can be wrong. Raises StartRefused or SettingsError naming the setting; nothing runs yet.
+
+    ``check`` is called while it takes long, and may raise.
+    """
+    folder = settings.state_folder.absolute()
+    if odd := sorted(_NOT_IN_A_FOLDER & set(str(folder))):
+        raise StartRefused(
+            f"USHER_STATE_DIR: supervisord cannot use a folder with {' '.join(odd)} in its name ({folder}); set"
+            " another one"
+        )
+    for index in range(settings.masters):
+        check_address(f"127.0.0.1:{settings.port + index}", "USHER_PORT")
+    if settings.redis_url:
+        check_reachable(settings.redis_url)
+        redis_url, redis_port = settings.redis_url, None
+    else:
+        redis_port = _redis_port(settings, folder)
+        prepared = prepare(folder, redis_port, server=settings.redis_server)
+        os.close(prepared.lock_fd)  # only looked: the server takes the lock itself
+        redis_url = prepared.url
+    base = _of_programs(environ) | changed_settings(settings)
+    base["USHER_HANDLER"] = settings.handler
+    made = Plan(settings, folder, redis_url, redis_port, base)
+    facts = {
+        "consumers": settings.consumers,
+        "masters": settings.masters,
+        "port": settings.port,
+        "redis_port": redis_port,
+    }
+    whole = environment(base, folder, stop_seconds=made.stop_seconds, **facts)  # type: ignore[arg-type]
+    check_programs(whole, check=check)
+    return Plan(settings, folder, redis_url, redis_port, whole)
+
+
+def quiet_port(count: int, rng: random.Random) -> int:
+    """A port that is free at this moment together with the ``count`` - 1 after it."""
+    for _ in range(_PORT_TRIES):
+        first = rng.choice(_QUIET_PORTS)
+        try:
+            for port in range(first, first + count):
+                check_address(f"127.0.0.1:{port}", "USHER_PORT")
+        except StartRefused:
+            continue
+        return first
+    raise StartRefused(f"USHER_PORT: no {count} free ports in a row were found on 127.0.0.1")
+
+
+def start(made: Plan, running: Supervision, check: Callable[[], None], told: Callable[[str], None]) -> None:
+    """Start Redis, masters, consumers and, for an outbox, the streamer, each when the one before is well; returns when
+    all are.
+
+    ``check`` is called all the time and may raise; ``told`` gets a word on what is being waited for. Raises
+    StartRefused when a program cannot start.
+    """
+    settings = made.settings
+    names = [f"consumer-{index + 1}" for index in range(settings.consumers)]
+    announce(made.state_folder, Up(made.redis_url, ",".join(settings.urls), os.getpid(), ",".join(names)))
+    if made.redis_port is not None:
+        told("starting Redis")
+        running.start_group("redis")
+        _wait(running, "redis", check, lambda: _redis_answers(made.redis_url), 60.0)
+    told(f"starting {many(settings.masters, 'master')}")
+    running.start_group("master")
+    _wait(running, "master", check, lambda: _first_trouble(settings.urls, settings.api_token), 60.0)
+    told(f"starting {many(settings.consumers, 'consumer')}")
+    running.start_group("consumer")
+    _wait(running, "consumer", check, lambda: _missing(set(names), settings), 60.0 + settings.lease_seconds)
+    if made.environ.get("USHER_OUTBOX_URL"):
+        told("starting the streamer")
+        running.start_group("streamer")
+        _wait(running, "streamer", check, lambda: _not_running(running, "streamer"), 60.0)
+
+
+def watch(running: Supervision, redis_is_ours: bool) -> None:
+    """Raise SupervisionLost when something is gone that nothing works without."""
+    try:
+        states = running.states()
+    except SupervisionHangs:
+        return  # nothing needs it at this moment
+    if redis_is_ours and any(state.group == "redis" and state.state == "FATAL" for state in states):
+        raise SupervisionLost(f"Redis does not start any more; its last words:\n{running.last_words('redis')}")
+
+
+def _redis_port(settings: LocalSettings, folder: Path) -> int:
+    """The port that was asked for, else the one of the last time if it is free, else a free one (and remembered)."""
+    masters = range(settings.port, settings.port + settings.masters)
+    if settings.redis_port in masters:
+        raise StartRefused(
+            f"USHER_REDIS_PORT: {settings.redis_port} is a port of the masters too (USHER_PORT and those after it);"
+            " choose another"
+        )
+    if settings.redis_port:
+        check_address(f"127.0.0.1:{settings.redis_port}", "USHER_REDIS_PORT")
+        return settings.redis_port
+    memory = folder / "redis.port"
+    with contextlib.suppress(OSError, ValueError, StartRefused):
+        port = int(memory.read_text("ascii"))
+        check_address(f"127.0.0.1:{port}", "USHER_REDIS_PORT")
+        if port not in masters:
+            return port
+    port = next(port for port in iter(lambda: quiet_port(1, random.Random()), 0) if port not in masters)
+    memory.write_text(f"{port}\n", "ascii")
+    return port
+
+
+def _redis_answers(url: str) -> str:
+    link = Link(url, "usher:up", timeout_s=1.0)
+    try:
+        link.call("PING")
+    except (NotNow, ReplyUnknown, CommandRefused) as trouble:
+        return str(trouble)
+    finally:
+        link.close()
+    return ""
+
+
+def _first_trouble(urls: list[str], token: str) -> str:
+    for url in urls:
+        well, reason = is_well(url, token)
+        if not well:
+            return f"{url}: {reason}"
+    return "" if somebody_leads(urls, token) else "no master leads"
+
+
+def _not_running(running: Supervision, group: str) -> str:
+    states = [state.state for state in running.states() if state.group == group]
+    return "" if all(state == "RUNNING" for state in states) else f"{group}: {', '.join(states)}"
+
+
+def _missing(names: set[str], settings: LocalSettings) -> str:
+    missing = sorted(names - living_consumers(settings.urls, settings.api_token))
+    return f"not registered: {', '.join(missing)}" if missing else ""
+
+
+def _wait(
+    running: Supervision, group: str, check: Callable[[], None], trouble: Callable[[], str], within_s: float
+) -> None:
+    """Wait until ``trouble`` is empty. Raises StartRefused when a program of the group ended at once (all was checked
+    before, so trying again would only hide why), or when time is over."""
+    deadline_s = time.monotonic() + within_s
+    while problem := trouble():
+        check()
+        states = [state for state in running.states() if state.group == group]
+        stuck = [state for state in states if state.fell]
+        if stuck or time.monotonic() > deadline_s:
+            names = [state.name for state in stuck or states if state.state != "RUNNING"] or [group]
+            told = f"{names[0]} did not start" if stuck else f"{group} is not well after {within_s:.0f} s ({problem})"
+            raise StartRefused(f"{told}; the last lines of its log ({running.logs}):\n{running.last_words(names[0])}")
+        time.sleep(_POLL_S)

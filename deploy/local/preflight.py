@@ -1,0 +1,138 @@
+"""The check of settings and handler before anything starts, made in a process of its own.
+
+A handler's module may do anything at its import, so `usher up` does not import it. It runs ``usher preflight`` in the
+very environment that the programs will get: what is found there is what they would find.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import click
+
+from usher.common.base.errors import HandlerUnusable, SettingsError, StartRefused
+from usher.common.runtime.own_command import usher_command
+from usher.common.runtime.settings import CommonSettings, load, name_of
+
+_SETTINGS = (
+    "usher.master.settings:MasterSettings",
+    "usher.master.settings:StreamerSettings",
+    "usher.consumer.settings:ConsumerSettings",
+)
+#: What is only known of each program at its start, or checked below.
+_ANY = {"consumer_name": "preflight", "handler": "any:handler"}
+#: How often it is looked whether the check has ended, or shall end.
+_STEP_S = 0.1
+#: Who runs several programs sets these for each of them.
+_OF_ONE_PROGRAM = frozenset({"bind", "advertise_url", "consumer_name", "health_url", "master_urls"})
+
+
+class PassesOn(click.Command):
+    """A command whose programs take their settings from its environment. Of a flag that is one of these settings it
+    says so."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as unknown:
+            field = unknown.option_name.lstrip("-").replace("-", "_")
+            if field in _OF_ONE_PROGRAM or not any(field in cls.model_fields for cls in _classes()):
+                raise
+            how = (
+                f"{ctx.command_path!r} hands its environment to its programs: {name_of(field)}=..."
+                f" {ctx.command_path} ..."
+            )
+            raise click.UsageError(f"No such option: {unknown.option_name}. {how}", ctx) from None
+
+
+def _classes() -> Iterator[type[CommonSettings]]:
+    """Settings of the programs, which know this package and not the other way round."""
+    for target in _SETTINGS:
+        module, _, name = target.partition(":")
+        yield getattr(importlib.import_module(module), name)
+
+
+def problems_of_programs(environ: Mapping[str, str]) -> list[str]:
+    """What is wrong with the settings of master, streamer and consumer in this environment, each problem once."""
+    problems: list[str] = []
+    for cls in _classes():
+        try:
+            load(cls, environ, _ANY if "consumer_name" in cls.model_fields else None)
+        except SettingsError as wrong:
+            problems += [problem for problem in wrong.problems if problem not in problems]
+    return problems
+
+
+def check_programs(
+    environ: Mapping[str, str], folder: Path | None = None, check: Callable[[], None] = lambda: None
+) -> None:
+    """Raise StartRefused with what ``usher preflight`` says unless master, consumer and handler can be used in this
+    environment, and in this folder (None: the current one). ``check`` is called all the time and may raise, which ends
+    the check."""
+    process = subprocess.Popen(
+        usher_command("preflight"),
+        env=dict(environ),
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    with process:
+        try:
+            out, err = _said(process, check)
+        finally:  # and what the handler's module has started with it
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    code = process.returncode
+    if code:
+        how = (
+            f"with exit code {code}"
+            if code > 0
+            else f"by {signal.Signals(-code).name}, while USHER_HANDLER was imported"
+        )
+        raise StartRefused((err or out).removeprefix("usher: ") or f"the check of settings and handler ended {how}")
+
+
+def _said(process: subprocess.Popen[bytes], check: Callable[[], None]) -> tuple[str, str]:
+    """What it wrote until its end. Not until nobody can write any more: a handler's module may have started what lives
+    on, with these pipes."""
+    said: tuple[bytes | None, bytes | None] = (None, None)
+    while True:
+        ended = process.poll() is not None  # asked first: what it wrote is there then
+        try:
+            said = process.communicate(timeout=_STEP_S)
+            break
+        except subprocess.TimeoutExpired as waiting:
+            said = (waiting.stdout, waiting.stderr)
+            if ended:
+                break
+        check()
+    out, err = ((text or b"").decode(errors="replace").strip() for text in said)
+    return out, err
+
+
+@click.command()
+def preflight() -> None:
+    """Load the settings of all programs, and the handler, if one is named."""
+    problems = problems_of_programs(os.environ)
+    if problems:
+        raise SettingsError(problems)
+    handler = os.environ.get("USHER_HANDLER", "")
+    if not handler:
+        return
+    try:
+        importlib.import_module("usher.consumer.handlers.loader").load_handler(handler)
+    except SystemExit as ended:
+        raise HandlerUnusable(
+            f"USHER_HANDLER={handler}: its module ends the program (exit code {ended.code}) when it is imported"
+        ) from ended
+    sys.stdout.flush()
+    os._exit(0)  # a thread that the module has started would be waited for

@@ -1,0 +1,386 @@
+"""supervisord as a child process: start it, start its programs in order, ask for their states, and leave nothing
+behind.
+
+supervisord gets a session of its own and its programs stay in that session, each in a process group of its own. So a
+Ctrl-C at the terminal reaches only us, and whatever happens to supervisord, "all processes of that session" is the
+exact list of what is left to end. On Linux the kernel tells supervisord to stop when we are killed outright.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import http.client
+import io
+import os
+import resource
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+import xmlrpc.client
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+from supervisor.supervisord import main as supervisord_main
+
+from usher.common.base.errors import StartRefused, UsherError
+from usher.common.runtime.own_command import usher_command
+
+CONFIGURATION = Path(__file__).resolve().parents[1] / "supervisord.conf"
+#: sun_path has 108 bytes on Linux and 104 elsewhere; supervisord binds a temporary name with ".<pid>" behind it first.
+_LONGEST_SOCKET = 96
+_POLL_S = 0.1
+_ANSWERS_IN_S = 5.0
+#: After the consumers' own time to stop: masters and Redis have 20 s each, and supervisord some.
+_OTHERS_STOP_S = 2 * 20 + 5
+_TERM_WAIT_S = 5.0
+#: What is shown of what it said when it did not start.
+_LAST_LINES, _LONGEST_WORDS = 5, 2000
+_PR_SET_PDEATHSIG = 1
+
+
+class SupervisionLost(UsherError):
+    """supervisord is gone, or a program that nothing works without."""
+
+
+class SupervisionHangs(SupervisionLost):
+    """supervisord lives and does not answer in time; its programs may work all the same."""
+
+
+@dataclass(frozen=True)
+class ProgramState:
+    """A program as supervisord sees it. ``state`` is one of STOPPED STARTING RUNNING BACKOFF STOPPING EXITED FATAL
+    UNKNOWN."""
+
+    name: str
+    group: str
+    state: str
+    pid: int
+
+    @property
+    def fell(self) -> bool:
+        """Whether it ended right after its start (and may be tried again), or was given up."""
+        return self.state in ("BACKOFF", "FATAL")
+
+
+def environment(
+    base: Mapping[str, str],
+    state_folder: Path,
+    *,
+    consumers: int,
+    masters: int,
+    port: int,
+    redis_port: int | None,
+    stop_seconds: int,
+) -> dict[str, str]:
+    """What ``deploy/supervisord.conf`` asks for (see its header), on top of ``base``. ``redis_port`` None: no embedded
+    Redis."""
+    return {
+        **base,
+        "USHER_COMMAND": shlex.join(usher_command()),
+        "USHER_STATE_DIR": str(state_folder),
+        "USHER_CONSUMERS": str(consumers),
+        "USHER_MASTERS": str(masters),
+        "USHER_PORT": str(port),
+        "USHER_MASTER_URLS": master_urls(port, masters),
+        "USHER_STOP_SECONDS": str(stop_seconds),
+        "USHER_CONTROL_SOCKET": str(_control_socket(state_folder)),
+        "USHER_AUTOSTART": "false",
+        "USHER_STREAMER": "false",
+        "USHER_EMBEDDED_REDIS": "false",  # started by Supervision.start_group, so that it is first and alone
+        "USHER_REDIS_PORT": str(redis_port or 0),
+    }
+
+
+def master_urls(port: int, masters: int) -> str:
+    """URLs of the masters that run on ``port`` and the ports after it, comma separated."""
+    return ",".join(f"http://127.0.0.1:{port + index}" for index in range(masters))
+
+
+class Supervision:
+    """supervisord and its programs, between ``start`` and ``stop``; ``with`` calls both."""
+
+    def __init__(self, state_folder: Path, environ: Mapping[str, str], stop_seconds: float) -> None:
+        self._environ = dict(environ)
+        self._stop_seconds = stop_seconds
+        self._socket = Path(environ["USHER_CONTROL_SOCKET"])
+        self._process: subprocess.Popen[bytes] | None = None
+        self._redis_pid = 0
+        self._logs_before: dict[str, tuple[int, int]] = {}  # inode and size of each when this run began
+        self.logs = state_folder / "logs"
+
+    def start(self, ready_within_s: float = 20.0) -> None:
+        """Start supervisord and wait until it answers. Raises StartRefused."""
+        if not CONFIGURATION.is_file():
+            raise StartRefused(f"{CONFIGURATION} is missing; run Usher from its checkout (pip install -e .)")
+        self.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._socket.parent.mkdir(mode=0o700, exist_ok=True)
+        self._logs_before = {
+            path.name: ((file := path.stat()).st_ino, file.st_size) for path in self.logs.glob("*.log")
+        }
+        with (self.logs / "supervisord.out").open("wb") as output:
+            self._process = subprocess.Popen(
+                usher_command("supervisord", str(os.getpid())),
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        deadline_s = time.monotonic() + ready_within_s
+        while self.states_or_none() is None:
+            if self._process.poll() is not None or time.monotonic() > deadline_s:
+                raise StartRefused(_why((self.logs / "supervisord.out").read_text(errors="replace")))
+            time.sleep(_POLL_S / 2)
+
+    def start_group(self, group: str) -> None:
+        """Start the programs of a group (redis, master or consumer) without waiting for them. Raises
+        SupervisionLost."""
+        try:
+            with self._rpc() as supervisor:
+                supervisor.startProcessGroup(group, False)
+        except OSError as gone:
+            raise self._lost(gone) from gone
+
+    def states(self) -> list[ProgramState]:
+        """All programs. Raises SupervisionLost when supervisord is gone, SupervisionHangs when it takes its time."""
+        try:
+            return self._ask()
+        except (OSError, xmlrpc.client.Error) as gone:
+            raise self._lost(gone) from gone
+
+    def states_or_none(self) -> list[ProgramState] | None:
+        """All programs, or None when supervisord does not answer."""
+        try:
+            return self._ask()
+        except (OSError, xmlrpc.client.Error):
+            return None
+
+    def _lost(self, trouble: Exception) -> SupervisionLost:
+        if self._process is None or self._process.poll() is not None:
+            return SupervisionLost(f"supervisord has ended unexpectedly; its last words are in {self.logs}")
+        hangs = isinstance(
+            trouble, (TimeoutError, BlockingIOError)
+        )  # the latter when too many calls wait for it already
+        kind = SupervisionHangs if hangs else SupervisionLost
+        return kind("supervisord lives but does not answer")
+
+    def _ask(self) -> list[ProgramState]:
+        with self._rpc() as supervisor:
+            told: Any = supervisor.getAllProcessInfo()
+        states = [ProgramState(one["name"], one["group"], one["statename"], one["pid"]) for one in told]
+        self._redis_pid = next((state.pid for state in states if state.group == "redis"), self._redis_pid)
+        return states
+
+    def last_words(self, name: str, lines: int = 5) -> str:
+        """The end of a program's log, of this run."""
+        path = self.logs / f"{name}.log"
+        try:
+            inode, size = self._logs_before.get(path.name, (0, 0))
+            with path.open("rb") as file:
+                if os.fstat(file.fileno()).st_ino == inode:  # else it was rotated meanwhile
+                    file.seek(size)
+                text = file.read().decode(errors="replace")
+        except OSError:
+            return "it logged nothing"
+        return "\n".join(text.splitlines()[-lines:]) or "it logged nothing"
+
+    def stop(self, hurry: Callable[[], bool] = lambda: False) -> None:
+        """Drain and end everything: consumers first, then masters, then Redis. Doing it twice is fine.
+
+        ``hurry`` is asked again and again; once it says yes, what is left is killed at once.
+        """
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.poll() is None:
+            process.terminate()
+        # Each of the three groups has its own time to stop; supervisord kills what does not keep to it.
+        deadline_s = time.monotonic() + longest_stop_s(self._stop_seconds)
+        while process.poll() is None and time.monotonic() < deadline_s and not hurry():
+            self._knock()
+            time.sleep(_POLL_S)
+        self._end_leftovers(process.pid, hurry)
+        process.kill()
+        process.wait()
+        with contextlib.suppress(OSError):
+            self._socket.unlink()
+        (self.logs.parent / "supervisord.pid").unlink(missing_ok=True)
+
+    def __enter__(self) -> Supervision:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _rpc(self) -> _Rpc:
+        return _Rpc(xmlrpc.client.ServerProxy("http://127.0.0.1", transport=_Transport(self._socket)))
+
+    def _knock(self) -> None:
+        """supervisord looks once a second whether a program has ended, or when somebody calls: then the next group need
+        not wait for that second."""
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as caller:
+            caller.setblocking(False)  # it may hang
+            caller.connect(str(self._socket))
+
+    def _end_leftovers(self, session: int, hurry: Callable[[], bool]) -> None:
+        """End what supervisord did not: Redis last, so that the others can still give back what they have."""
+        for keep, wait_s in ((self._redis_pid, self._stop_seconds), (0, _TERM_WAIT_S)):
+            for pid in _members(session):
+                if pid not in (keep, session):
+                    _signal(pid, signal.SIGTERM)
+            deadline_s = time.monotonic() + wait_s
+            while set(_members(session)) - {keep, session} and time.monotonic() < deadline_s and not hurry():
+                time.sleep(_POLL_S)
+        for pid in _members(session):
+            _signal(pid, signal.SIGKILL)
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=_ANSWERS_IN_S)
+        self._path = str(path)
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+class _Transport(xmlrpc.client.Transport):
+    """To a unix socket, with a limit of time: supervisor's own waits as long as supervisord hangs, and Ctrl-C with
+    it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def make_connection(self, _host: object) -> http.client.HTTPConnection:
+        return _Connection(self._path)
+
+
+class _Rpc:
+    """The supervisor namespace of one XML-RPC connection, closed at the end of a ``with``."""
+
+    def __init__(self, proxy: xmlrpc.client.ServerProxy) -> None:
+        self._proxy = proxy
+
+    def __enter__(self) -> Any:
+        return self._proxy.supervisor
+
+    def __exit__(self, *_: object) -> None:
+        self._proxy("close")()
+
+
+def _control_socket(state_folder: Path) -> Path:
+    """In the state folder if the path is short enough, else in a folder of the same user under the temporary folder."""
+    path = state_folder / "supervisor.sock"
+    if len(os.fsencode(path)) <= _LONGEST_SOCKET:
+        return path
+    digest = hashlib.sha256(os.fsencode(state_folder)).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"usher-{os.getuid()}-{digest}" / "supervisor.sock"
+
+
+def _why(said: str) -> str:
+    """Why supervisord did not start, of what it said."""
+    if "minfds" in said:
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return (
+            f"supervisord needs 1024 open files, and {soft} are allowed here: raise it (`ulimit -n 1024`; LimitNOFILE="
+            " of a systemd unit)"
+        )
+    lines = [line for line in said.splitlines() if line.strip() and not line.startswith("For help, use ")]
+    return "supervisord did not start: " + ("\n".join(lines[-_LAST_LINES:])[-_LONGEST_WORDS:] or "it said nothing")
+
+
+def longest_stop_s(stop_seconds: float) -> float:
+    """Time in which supervisord has ended all of its programs, of which consumers have ``stop_seconds``."""
+    return stop_seconds + _OTHERS_STOP_S
+
+
+def leftover(state_folder: Path) -> int | None:
+    """The supervisord of a run in this folder whose `usher up` was killed, as long as it drains and ends its programs;
+    None: there is none. For who holds the folder: no other run has it then."""
+    try:
+        pid = int((state_folder / "supervisord.pid").read_text("ascii"))
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (OSError, ValueError):
+        return None
+    return pid if b"supervisord" in words and not _is_zombie(pid) else None
+
+
+@click.command()
+@click.argument("parent", type=int)
+def supervisord(parent: int) -> None:
+    """Become supervisord; on Linux it gets a SIGTERM when the process ``parent``, which started it, is gone, however
+    that ended."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:  # gone before we asked
+            sys.exit(1)
+    warnings.simplefilter("ignore")  # PYTHONWARNINGS=error is for the handlers; supervisord would answer nobody
+    sys.stderr = _Unfailing(sys.stderr)
+    supervisord_main(["--silent", "-c", str(CONFIGURATION)])
+
+
+class _Unfailing(io.TextIOBase):
+    """A stderr to which writing never fails: supervisord tells there that it cannot write a log. It lies on the same
+    disk, and supervisord would end, and everything with it, because the disk is full."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+            self._stream.flush()
+        return len(text)
+
+
+def _members(session: int) -> list[int]:
+    """Process ids of a session. Its leader's id is not used again while any member lives, so these are ours for
+    certain."""
+    members = []
+    for pid in _all_pids():
+        with contextlib.suppress(OSError):
+            if os.getsid(pid) == session and not _is_zombie(pid):
+                members.append(pid)
+    return members
+
+
+def _all_pids() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    except OSError:
+        told = subprocess.run(["ps", "-A", "-o", "pid="], capture_output=True, text=True, check=False).stdout
+        return [int(word) for word in told.split()]
+
+
+def _is_zombie(pid: int) -> bool:
+    """A zombie has ended; only its parent has not looked yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
+    except OSError:
+        return False
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)

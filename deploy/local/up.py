@@ -1,0 +1,195 @@
+"""``usher up``: Redis, masters and consumers on this machine under supervisord, in the foreground."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shlex
+import signal
+import sys
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+import click
+
+from usher.common.base.errors import StartRefused
+from usher.common.base.log import redacted
+from usher.common.redis.endpoints import mode
+from usher.common.runtime.settings import options
+from usher.common.runtime.stop_request import StopAsked, StopRequest
+from usher.deploy.local.log_relay import Relay
+from usher.deploy.local.plan import EXAMPLE_HANDLER, LocalSettings, Plan, claimed, local_settings, plan, start, watch
+from usher.deploy.local.preflight import PassesOn
+from usher.deploy.local.supervision import Supervision, SupervisionLost, leftover, longest_stop_s
+
+_RELAY_EVERY_S = 0.2
+_WATCH_EVERY_S = 1.0
+
+
+@click.command(
+    cls=PassesOn,
+    help=(
+        "Run everything on this machine: an embedded Redis (unless USHER_REDIS_URL is set), masters and consumers."
+        " Ctrl-C drains and stops everything (exit code 130), SIGTERM too (0); asked again, they kill what still runs."
+    ),
+)
+@options(LocalSettings)
+def up(flags: dict[str, Any]) -> None:
+    settings = local_settings(os.environ, flags)
+    if settings.tls_cert is not None:
+        raise StartRefused(
+            "USHER_TLS_CERT: `usher up` speaks plain HTTP on loopback; unset it, or run `usher master` and `usher"
+            " consumer` yourself"
+        )
+    with StopRequest() as stop, claimed(settings.state_folder.absolute()):
+        click.echo("usher: checking settings, ports and handler", err=True)
+        try:
+            _let_end(settings, stop)
+            made = plan(settings, os.environ, stop.check)
+        except (StartRefused, StopAsked):
+            if stop.asked:  # the checks end early because of it
+                sys.exit(_asked_code(stop))
+            raise
+        sys.exit(_run(made, stop))
+
+
+def _let_end(settings: LocalSettings, stop: StopRequest) -> None:
+    """Wait for what a killed run has left: it drains, and has the ports until then. Raises StartRefused when it does
+    not end."""
+    deadline_s = time.monotonic() + longest_stop_s(settings.stop_seconds)
+    told = False
+    while not stop.asked and (pid := leftover(settings.state_folder.absolute())) is not None:
+        if not told:
+            click.echo(
+                f"usher: the run before was killed, and its programs still drain (supervisord: process {pid}); waiting",
+                err=True,
+            )
+            told = True
+        if time.monotonic() > deadline_s:
+            raise StartRefused(
+                f"USHER_STATE_DIR: supervisord of a killed run, process {pid}, does not end; end it, or set another"
+                " folder and --port"
+            )
+        stop.wait(_RELAY_EVERY_S)
+    if stop.asked:
+        raise StartRefused("asked to stop")
+
+
+def _run(made: Plan, stop: StopRequest) -> int:
+    """Run everything until asked to stop (``_asked_code``) or until something is gone for good (1)."""
+    running = Supervision(made.state_folder, made.environ, made.stop_seconds)
+    running.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    relay = Relay(running.logs, coloured=sys.stdout.isatty() and not made.environ.get("NO_COLOR"))
+    code = 0
+    try:
+        stop.check()
+        running.start()
+        start(made, running, stop.check, lambda what: click.echo(f"usher: {what}", err=True))
+        _show(relay)
+        _tell(_summary(made))
+        _watch_until_asked(made, running, relay, stop)
+    except StopAsked:
+        pass
+    except SupervisionLost as lost:
+        click.echo(f"usher: {lost}", err=True)
+        code = 1
+    finally:
+        _stop(running, relay, stop)
+        relay.close()
+    return code if code and not stop.insists else _asked_code(stop)
+
+
+def _asked_code(stop: StopRequest) -> int:
+    """The exit code when it was asked to stop. Ctrl-C: 130 (cli.py), whenever it comes; Python ends with it too before
+    it is heard here. SIGTERM and a closed terminal, the usual end under a supervisor: 0, unless it was asked again and
+    all was killed."""
+    return stop.exit_code if stop.insists or stop.signal == signal.SIGINT else 0
+
+
+def _watch_until_asked(made: Plan, running: Supervision, relay: Relay, stop: StopRequest) -> None:
+    watched_s = time.monotonic()
+    while not stop.wait(_RELAY_EVERY_S):
+        _show(relay)
+        if time.monotonic() - watched_s >= _WATCH_EVERY_S:
+            watch(running, made.redis_port is not None)
+            watched_s = time.monotonic()
+
+
+def _stop(running: Supervision, relay: Relay, stop: StopRequest) -> None:
+    """Drain and end everything while the logs go on, where they still can be seen; asked once more, end it at once."""
+
+    def hurry() -> bool:
+        with contextlib.suppress(OSError):
+            _show(relay)
+        return stop.insists
+
+    with contextlib.suppress(OSError):
+        click.echo("usher: stopping; running handlers may finish (Ctrl-C again to kill)", err=True)
+    running.stop(hurry)
+    hurry()
+    with contextlib.suppress(OSError):
+        click.echo("usher: everything has stopped", err=True)
+
+
+def _show(relay: Relay) -> None:
+    for line in relay.lines():
+        _tell(line)
+
+
+def _tell(line: str) -> None:
+    """Nothing stops because the disk is full on which this output lies: the logs are files too."""
+    try:
+        click.echo(line)
+    except OSError as problem:
+        if problem.errno != errno.ENOSPC:
+            raise
+
+
+def _summary(made: Plan) -> str:
+    settings = made.settings
+    rows = [
+        (
+            "Redis",
+            redacted(made.redis_url)
+            + ("" if made.redis_port is None else f"  (embedded; data in {made.state_folder / 'redis'})"),
+        ),
+        ("page", f"{settings.urls[0]}/"),
+        ("masters", "  ".join(settings.urls)),
+        ("consumers", " ".join(f"consumer-{index + 1}" for index in range(settings.consumers))),
+        (
+            "handler",
+            settings.handler
+            + (
+                "  (built in, logs each message; choose yours with --handler)"
+                if settings.handler == EXAMPLE_HANDLER
+                else ""
+            ),
+        ),
+        ("logs", str(made.state_folder / "logs")),
+        ("try", _example(made)),
+    ]
+    lines = [f"  {name:<10} {text}" for name, text in rows]
+    return "\n".join(["", "Usher is up.", *lines, "Ctrl-C drains and stops everything.", ""])
+
+
+def _example(made: Plan) -> str:
+    """A line that sends a message, with redis-cli where that can read the URL. The password stays in its file, out of
+    the process list and of the terminal."""
+    sources = made.settings.sources
+    stream = (
+        made.settings.work_stream
+        if sources is None
+        else next(iter((*sources.names, *sources.patterns))).replace("*", "1").replace("?", "1")
+    )
+    message = f"XADD {shlex.quote(stream)} '*' {shlex.quote(made.settings.ticket_field)} 42 text hello"
+    if made.redis_port is None:
+        if mode(made.redis_url) not in ("redis", "rediss") or urlsplit(made.redis_url).query:
+            given = {"--ticket-stream": stream, "--ticket-field": made.settings.ticket_field}
+            usual = {"--ticket-stream": "ticket_stream", "--ticket-field": "ticket_id"}
+            flags = [f"{flag} {shlex.quote(value)}" for flag, value in given.items() if value != usual[flag]]
+            return " ".join(["usher send", *flags, "--ticket 42 text=hello"])
+        return f"redis-cli -u {redacted(made.redis_url)} {message}"
+    password = shlex.quote(str(made.state_folder / "redis" / "password"))
+    return f'REDISCLI_AUTH="$(cat {password})" redis-cli -p {made.redis_port} {message}'

@@ -1,0 +1,3 @@
+"""Examples; none of this is installed."""
+
+from __future__ import annotations

@@ -1,0 +1,64 @@
+"""Who may ask a master, and under which names: from its settings."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+from urllib.parse import urlsplit
+
+from usher.common.http.auth import Doorman
+from usher.common.http.credentials import Credentials, Identity, Role, fixed_tokens
+from usher.common.http.rate_limits import RateLimits
+from usher.common.runtime.settings import is_loopback
+from usher.master.membership.health_url import HealthHosts, parse_hosts, redis_ports
+from usher.master.settings import MasterSettings
+
+_LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+class Admission(TypedDict):
+    """Arguments of ``usher.master.assembly.web_app.create_app``."""
+
+    doorman: Doorman
+    hosts: tuple[str, ...]
+    limits: RateLimits
+
+
+def admission(settings: MasterSettings) -> Admission:
+    """Who may come in, under which names, and how often. Raises SettingsError."""
+    secure = bool(settings.tls_cert) or settings.advertise_url.startswith("https://")
+    return Admission(
+        doorman=Doorman(master_credentials(settings), secure=secure),
+        hosts=hosts_of(settings),
+        limits=RateLimits(settings.requests_per_second, settings.registers_per_minute),
+    )
+
+
+def health_hosts(settings: MasterSettings, redis_url: str) -> HealthHosts:
+    """Where health URLs may point to: never to a port of Redis. Raises SettingsError."""
+    return parse_hosts(settings.health_hosts, redis_ports(redis_url))
+
+
+def master_credentials(settings: MasterSettings) -> Credentials:
+    """The tokens that a master takes. Raises SettingsError."""
+    fixed = fixed_tokens(
+        {
+            "USHER_API_TOKEN": (settings.api_token, Identity(Role.ALL, "api-token")),
+            "USHER_OPERATOR_TOKEN": (settings.operator_token, Identity(Role.OPERATOR, "operator-token")),
+            "USHER_VIEWER_TOKEN": (settings.viewer_token, Identity(Role.VIEWER, "viewer-token")),
+        }
+    )
+    return Credentials(fixed, None if settings.tokens_file is None else settings.tokens_file.expanduser())
+
+
+def hosts_of(settings: MasterSettings) -> tuple[str, ...]:
+    """The names that a request may be addressed to; empty: any.
+
+    A page of somewhere else can make its own name lead to 127.0.0.1 (DNS rebinding). Where a token is asked for that is
+    of no use to it.
+    """
+    named = tuple(host.strip().strip("[]") for host in settings.hosts.split(",") if host.strip())
+    own = (settings.bind.rpartition(":")[0].strip("[]"), urlsplit(settings.advertise_url).hostname or "")
+    if named:
+        return named
+    asked = any((settings.api_token, settings.operator_token, settings.viewer_token, settings.tokens_file))
+    return () if asked or not is_loopback(settings.bind) else tuple(filter(None, (*_LOCAL_NAMES, *own)))

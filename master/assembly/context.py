@@ -1,0 +1,36 @@
+"""Place: where a master's parts work. Each of them gets the few values that it needs from here, never the settings as a
+whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from usher.common.protocol.keys import Keys
+from usher.common.redis.client import Link
+from usher.master.assembly.access import health_hosts
+from usher.master.membership.health_url import HealthHosts
+from usher.master.settings import MasterSettings
+
+
+@dataclass(frozen=True)
+class Place:
+    """Settings, Redis, and the keys of the stream that is worked on. Raises SettingsError."""
+
+    settings: MasterSettings
+    redis_url: str
+    keys: Keys = field(init=False)
+    #: Where consumers may be asked.
+    hosts: HealthHosts = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keys", Keys(self.settings.work_stream, self.settings.group))
+        object.__setattr__(self, "hosts", health_hosts(self.settings, self.redis_url))
+
+    @property
+    def lease_ms(self) -> int:
+        """Of consumers."""
+        return int(self.settings.lease_seconds * 1000)
+
+    def link(self, role: str, timeout_s: float = 5.0) -> Link:
+        """A connection of its own, under this name."""
+        return Link(self.redis_url, f"master:{role}", timeout_s)

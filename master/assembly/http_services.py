@@ -1,0 +1,137 @@
+"""What faces people and programs, put together: HTTP interface, page, metrics, live events, and what reads for them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from usher.common.http.server.push_sockets import LiveSockets
+from usher.common.observability.metrics import Metrics
+from usher.common.router.router import StreamRouter
+from usher.common.runtime.service import Service
+from usher.master.assembly.access import admission
+from usher.master.assembly.context import Place
+from usher.master.assembly.leader_services import Leading
+from usher.master.assembly.web_app import create_app
+from usher.master.insight.diagnostics import SystemFacts
+from usher.master.insight.explainer import Explainer
+from usher.master.insight.live_overview import Pulse
+from usher.master.insight.metrics import AuditMetrics, MasterMetrics
+from usher.master.insight.stats import VitalsReader
+from usher.master.insight.status import StatusReader
+from usher.master.insight.ticket_feed import TicketFeed
+from usher.master.insight.ticket_history import TicketStory
+from usher.master.membership.owner_question import OwnerQuestion
+from usher.master.membership.registration import Membership
+from usher.master.operations.action_log import ActionLog
+from usher.master.operations.bulk_letters import BulkLetters
+from usher.master.operations.dead_letters import DeadLetters
+from usher.master.operations.live_rules import LiveRules
+from usher.master.web.adapter import ServicePort
+from usher.master.web.operations_adapter import Operations
+from usher.master.web.pages.port import PagePort
+
+if TYPE_CHECKING:
+    from flask import Flask
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+_Part = TypeVar("_Part", bound=_Closable)
+
+
+class Facing:
+    """``services`` are its own; ``close`` ends what has no thread. ``all_services``: whose health and turns it
+    tells."""
+
+    def __init__(
+        self,
+        place: Place,
+        leading: Leading,
+        metrics: Metrics,
+        all_services: Sequence[Service],
+        draining: Callable[[], bool],
+    ) -> None:
+        self._place = place
+        self._leading = leading
+        self._all_services = all_services
+        self._closing = contextlib.ExitStack()
+        link, keys = place.link, place.keys
+        self._sockets = LiveSockets(place.settings.followers_limit)
+        self._feed = TicketFeed(link("feed"), keys, place.settings.work_ticket_field, self._sockets, self._make_router)
+        self.services: list[Service] = [self._feed, self._sockets]
+        self._status = self._kept(
+            StatusReader(link("status"), keys, place.settings.sources, place.settings.work_ticket_field)
+        )
+        self._letters = self._kept(DeadLetters(link("letters"), keys))
+        self._vitals = self._kept(VitalsReader(link("vitals"), keys, self._status.sources))
+        self._operations = self._kept(self._make_operations())
+        metrics.add(MasterMetrics(self._vitals, all_services, leading.dispatcher, leading.health))
+        metrics.add(AuditMetrics(self._status.audit))
+        self.app = self._make_app(metrics, draining)
+
+    def _make_app(self, metrics: Metrics, draining: Callable[[], bool]) -> Flask:
+        return create_app(
+            self._make_port(),
+            **admission(self._place.settings),
+            health_hosts=self._place.hosts,
+            letters=self._letters,
+            operations=self._operations,
+            metrics=metrics.page,
+            vitals=self._vitals,
+            pages=self._make_pages(),
+            draining=draining,
+        )
+
+    def _make_port(self) -> ServicePort:
+        place, leading = self._place, self._leading
+        membership = self._kept(Membership(place.link("register"), place.keys, place.lease_ms))
+        look_now, lead = leading.roster.wake, leading.lead
+        window = place.settings.ticket_window
+        return ServicePort(
+            membership, self._status, leading.dispatcher, lead, self._all_services, window, look_now, self._feed
+        )
+
+    def _make_operations(self) -> Operations:
+        place, link, keys = self._place, self._place.link, self._place.keys
+        ask_owner = self._kept(OwnerQuestion(place.hosts, place.settings.tls_ca))
+        field, glance = place.settings.work_ticket_field, self._leading.dispatcher.glance
+        explainer = Explainer(
+            link("explain"),
+            keys,
+            field,
+            place.lease_ms,
+            ask_owner,
+            glance,
+            self._status.sources,
+            place.settings.by_stream,
+        )
+        return Operations(keys.stream, LiveRules(link("rules"), keys), ActionLog(link("actions"), keys), explainer)
+
+    def _make_pages(self) -> PagePort:
+        place, link, keys = self._place, self._place.link, self._place.keys
+        field = place.settings.work_ticket_field
+        pulse = Pulse(link("pulse"), keys, field, place.lease_ms, self._sockets, self._leading.dispatcher.parked_of)
+        bulk = BulkLetters(DeadLetters(link("bulk"), keys))
+        self.services += [pulse, bulk]
+        story = self._kept(TicketStory(link("story"), keys, field))
+        archived_only, sources = place.settings.archived_only, place.settings.sources
+        facts = self._kept(SystemFacts(link("facts"), keys, place.lease_ms, sources, archived_only=archived_only))
+        return PagePort(pulse, self._status, story, self._letters, bulk, facts, self._operations)
+
+    def _make_router(self) -> StreamRouter:
+        keys = self._place.keys
+        # A stream whose name is its own hash tag begins as its other keys do.
+        prefixes = [keys.stream] if keys.prefix.startswith(keys.stream) else [keys.stream, keys.runs, keys.dead]
+        return StreamRouter(self._place.redis_url, name="master", prefixes=prefixes)
+
+    def _kept(self, part: _Part) -> _Part:
+        """To be closed at the end."""
+        self._closing.callback(part.close)
+        return part
+
+    def close(self) -> None:
+        self._closing.close()

@@ -1,0 +1,103 @@
+"""What leads, put together: from the doorbell to the hand-over, and what keeps watch over consumers. On a standby it
+waits for the lead."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from usher.common.base.clock import now_s
+from usher.common.observability import tracing as telemetry
+from usher.common.observability.dead_letter_notifier import Bell
+from usher.common.observability.metrics import Metrics
+from usher.common.runtime.service import Service
+from usher.master.assembly.context import Place
+from usher.master.dispatch.change_watch import ChangeWatch
+from usher.master.dispatch.dispatcher import Dispatcher
+from usher.master.dispatch.stream_notifier import Doorbell
+from usher.master.leader.elector import Elector, Lead
+from usher.master.leader.leader_scripts import Rejected
+from usher.master.leader.limits import limits_of
+from usher.master.leader.tracing import HandOverSpans
+from usher.master.membership.consumer_http import Asker
+from usher.master.membership.health_checker import BOUNDS, HealthChecker
+from usher.master.membership.registry import Member, RosterReader
+from usher.master.operations.delayed_sender import DelayedMessages
+from usher.master.operations.trimming import Trimmer
+from usher.master.recovery.janitor import Janitor
+
+_TRIM_WORK_S = 2.0
+
+
+class Leading:
+    """The services that lead; the elector, which begins the work, is made when this master can be reached."""
+
+    def __init__(self, place: Place, metrics: Metrics) -> None:
+        settings, keys, link = place.settings, place.keys, place.link
+        self._place = place
+        self.lead = Lead()
+        doorbell = Doorbell(link("doorbell", 0.5), keys.stream)
+        dispatch_link = link("dispatch", max(1.0, settings.leader_lease_seconds / 2))
+        self.dispatcher = Dispatcher(dispatch_link, keys, self.lead, limits_of(settings), doorbell)
+        self.roster = RosterReader(
+            link("roster"), keys, self.lead, settings.roster_seconds, self.dispatcher.post, place.lease_ms
+        )
+        asker = Asker(place.hosts, BOUNDS, settings.tls_ca)
+        self.health = HealthChecker(
+            link("health"), keys, self.lead, settings.health_seconds, settings.health_failures, asker, self._members
+        )
+        self._bell = Bell(metrics, settings.dead_letter_webhook, "master", keys)
+        changes = ChangeWatch(link("changes"), keys.changed, self.dispatcher.post, self.roster.wake)
+        janitor = Janitor(
+            link("reap"), keys, self.lead, settings.sweep_seconds, lambda name: name in self.dispatcher.board.consumers
+        )
+        tracer = telemetry.tracer()
+        self._spans = None if tracer is None else HandOverSpans(tracer, link("spans", 1.0), keys)
+        self.dispatcher.on_rejected = self._ring
+        self.dispatcher.counts.on_handed_over = self._spans
+        self.lead.on_change = self._lead_changed
+        self.services: list[Service] = [
+            self.dispatcher,
+            changes,
+            self.roster,
+            self.health,
+            janitor,
+            *self._bell.services,
+        ]
+        trim_s = settings.trim_seconds
+        if settings.sources is not None:  # the work stream is ours: nobody else keeps it short
+            trim_s = min(trim_s or _TRIM_WORK_S, _TRIM_WORK_S)
+        self.services.append(DelayedMessages(link("delayed"), keys, self.lead, settings.sources))
+        if trim_s:
+            self.services.append(Trimmer(link("trim"), keys, self.lead, trim_s, settings.archived_only))
+
+    def _members(self) -> Mapping[str, Member]:
+        return self.roster.members
+
+    def elector(self, url: str) -> Elector:
+        """What wins the lead and holds it, for a master that is reached under ``url``."""
+        lease_s = self._place.settings.leader_lease_seconds
+        link = self._place.link("elect", max(0.2, lease_s / 3))
+        made = Elector(link, self._place.keys, self.lead, url, int(lease_s * 1000), self._works)
+        self.lead.on_doubt = made.wake
+        return made
+
+    def _lead_changed(self) -> None:
+        self.dispatcher.wake()
+        self.roster.wake()
+
+    def _works(self) -> bool:
+        """Whether the dispatcher makes progress: the lead is extended only then."""
+        last, lease_s = self.dispatcher.last_turn_s, self._place.settings.leader_lease_seconds
+        quiet_s = now_s() - last if last is not None else math.inf
+        if quiet_s > lease_s / 2:  # never with a lease of 3 s: it looks up every second
+            self.dispatcher.wake()  # it may just have nothing to do, and then waits for longer than a short lease
+        return self.dispatcher.alive and quiet_s < lease_s
+
+    def _ring(self, rejected: Sequence[Rejected]) -> None:
+        for entry in rejected:
+            self._bell.ring(entry.shown, entry.id, entry.reason)
+
+    def close(self) -> None:
+        if self._spans is not None:
+            self._spans.close()

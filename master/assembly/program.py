@@ -1,0 +1,66 @@
+"""The master, put together: what leads (``leading``), what gathers (``gathering``), what faces people and programs
+(``facing``)."""
+
+from __future__ import annotations
+
+import logging
+
+from usher.common.base.log import event
+from usher.common.http.server.server import url_of
+from usher.common.observability.metrics import Metrics
+from usher.common.runtime.service import Service
+from usher.master.assembly.context import Place
+from usher.master.assembly.http_services import Facing
+from usher.master.assembly.leader_services import Leading
+from usher.master.settings import MasterSettings
+from usher.master.sources.services import Gathering
+
+log = logging.getLogger(__name__)
+
+_JOIN_S = 3.0
+
+
+class MasterProgram:
+    """The master as usher.common.http.server.server runs it: web application, start, stop."""
+
+    def __init__(self, settings: MasterSettings, redis_url: str) -> None:
+        self._settings = settings
+        self._place = place = Place(settings, redis_url)
+        self._stopping = False
+        self._services: list[Service] = []
+        metrics = Metrics()
+        self._leading = Leading(place, metrics)
+        sources = settings.sources
+        self._gathering = (
+            Gathering(settings, sources, place.keys, redis_url, place.link) if sources is not None else None
+        )
+        self._facing = Facing(place, self._leading, metrics, self._services, lambda: self._stopping)
+        self._services += self._leading.services
+        if self._gathering is not None:
+            self._services += self._gathering.services
+        self._services += self._facing.services
+        self.app = self._facing.app
+
+    def start(self, port: int, host: str) -> None:
+        """Start every role; the elector last, and with it the work."""
+        settings = self._settings
+        url = settings.advertise_url or url_of(host, port, settings.tls_cert is not None)
+        if self._gathering is not None:
+            self._gathering.url = url
+        self._services.append(self._leading.elector(url))
+        event(log, "master_starts", url=url, stream=self._place.keys.stream, group=self._place.keys.group)
+        for service in self._services:
+            service.start()
+
+    def stop(self) -> None:
+        """End the work first, then give the lead up, so that a standby adopts at once and finds nothing moving."""
+        self._stopping = True
+        *workers, elector = self._services
+        for service in workers:
+            service.stop()
+        for service in workers:
+            service.join(_JOIN_S)
+        elector.stop()
+        elector.join(_JOIN_S)
+        self._facing.close()
+        self._leading.close()

@@ -1,0 +1,191 @@
+"""The commit protocol of the archive: files on disk become part of it all at once, once, and in order. No Spark, no
+Redis.
+
+::
+
+    <folder>/entries/_staging/<n>/date=2026-11-21/part-....parquet    written by Spark; readers skip names that begin with _
+    <folder>/entries/_commits/<n>.json                                the commit point: this file exists, complete, or it does not
+    <folder>/entries/date=2026-11-21/<n>-part-....parquet             where readers find the rows
+
+1. Spark writes commit n into ``_staging/n``. Killed here: the next run throws it away.
+2. The files are synced; ``_commits/n.json`` (range of ids, rows, names of the files) is written beside its place, synced, and renamed. From
+   now on it is committed.
+3. Each file is renamed from staging to its place. Killed here: the next run goes on with it. A rename is done or not, and its name is in the
+   commit, so no row is there twice and none is missing once the next run has begun.
+
+One archive has one writer: a lock on the folder. What is read between 2 and 3 may lack rows of the last commit, and
+never has one twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from usher.common.base.errors import StartRefused
+from usher.common.protocol.stream_id import ZERO
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One addition: what ``stream`` has above ``after`` up to ``last``; ``files`` as they are named in staging.
+    ``gap``: what may be missing."""
+
+    number: int
+    stream: str
+    after: str
+    last: str
+    rows: int
+    gap: str = ""
+    files: tuple[str, ...] = ()
+
+
+class DataSet:
+    """One table of the archive, for whoever holds the lock of the archive."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._commits = folder / "_commits"
+        self._staging = folder / "_staging"
+
+    def recover(self) -> Commit | None:
+        """Finish or forget what a killed run left. The last commit, None before the first. Raises StartRefused when a
+        commit cannot be read."""
+        last = self.last()
+        if last is not None:
+            self._publish(last)
+        shutil.rmtree(self._staging, ignore_errors=True)
+        return last
+
+    def last(self) -> Commit | None:
+        """The last commit."""
+        numbers = self._numbers()
+        return self._read(numbers[-1]) if numbers else None
+
+    def gaps(self) -> list[Commit]:
+        """Commits before which something may be missing, in order. Raises StartRefused when a commit cannot be read."""
+        return [commit for commit in map(self._read, self._numbers()) if commit.gap]
+
+    def complete(self) -> tuple[list[Path], int]:
+        """The files of all commits, and how many rows they have: what else lies in the folder (a copy, say) is no part
+        of the table. Raises StartRefused when a commit or a file of one is missing."""
+        files, rows, last = [], 0, ZERO.decode()
+        for commit in map(self._read, self._numbers()):
+            if commit.after != last:
+                raise StartRefused(
+                    f"the archive lacks a commit in {self._commits}: {commit.number} begins behind {commit.after}, not"
+                    f" behind {last}"
+                )
+            files += [self.place(commit.number, name) for name in commit.files]
+            rows, last = rows + commit.rows, commit.last
+        if missing := next((file for file in files if not file.exists()), None):
+            raise StartRefused(
+                f"the archive lacks {missing}: put it back from a copy, or begin a new archive in another folder"
+            )
+        return files, rows
+
+    def _numbers(self) -> list[int]:
+        return sorted(int(file.stem) for file in self._commits.glob("*.json") if file.stem.isdecimal())
+
+    def _read(self, number: int) -> Commit:
+        file = self._commits / f"{number}.json"
+        try:
+            told = json.loads(file.read_bytes())
+            commit = Commit(**{**told, "files": tuple(told["files"])})
+        except (OSError, ValueError, TypeError, KeyError) as unreadable:
+            raise StartRefused(
+                f"the archive's commit {file} cannot be read ({unreadable}); put it back from a copy, or begin a new"
+                " archive in another folder"
+            ) from unreadable
+        if commit.rows and not commit.files:
+            raise StartRefused(
+                f"the archive's commit {file} has {commit.rows:,} rows and no file of them: an older version lost them"
+                " where a name had to be written with a %; begin a new archive in another folder"
+            )
+        return commit
+
+    def staging(self, number: int) -> Path:
+        """Where Spark writes commit ``number``; it does not exist yet."""
+        self._staging.mkdir(parents=True, exist_ok=True)
+        return self._staging / str(number)
+
+    def commit(self, wanted: Commit) -> Commit:
+        """Make what lies in staging part of the table. Raises StartRefused when there are rows, and no file has
+        them."""
+        staged = self.staging(wanted.number)
+        files = (
+            tuple(sorted(str(file.relative_to(staged)) for file in staged.rglob("*.parquet")))
+            if staged.is_dir()
+            else ()
+        )
+        made = replace(wanted, files=files)
+        if wanted.rows and not files:
+            raise StartRefused(f"Spark has told of {wanted.rows:,} rows, and there is no file of them in {staged}")
+        for name in files:  # after this commit their entries may be trimmed
+            _sync(staged / name)
+        self._commits.mkdir(parents=True, exist_ok=True)
+        written = self._commits / f"{made.number}.json.new"
+        with written.open("w") as out:
+            json.dump(asdict(made), out)
+            out.flush()
+            os.fsync(out.fileno())
+        written.replace(self._commits / f"{made.number}.json")
+        _sync(self._commits)
+        self._publish(made)
+        return made
+
+    def _publish(self, commit: Commit) -> None:
+        staged = self._staging / str(commit.number)
+        for name in commit.files:
+            source, target = staged / name, self.place(commit.number, name)
+            if source.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                source.replace(target)
+                _sync(target.parent)
+            elif not target.exists():
+                raise StartRefused(
+                    f"the archive lacks {target}, which commit {commit.number} names: files were removed by hand; begin"
+                    " a new archive"
+                )
+        shutil.rmtree(staged, ignore_errors=True)
+
+    def place(self, number: int, name: str) -> Path:
+        """Where a staged file ends up."""
+        staged = Path(name)
+        return self.folder / staged.parent / f"{number:08d}-{staged.name}"
+
+
+def spark_place(folder: Path) -> str:
+    """An absolute folder for Spark, which takes a URI's path as it is written: in one of ``Path.as_uri`` a space would
+    become a %20 on disk."""
+    return f"file://{folder}"
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Be the archive's one writer. Raises StartRefused when another process is."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = (folder / "_lock").open("w")
+    except OSError as unusable:
+        raise StartRefused(f"the archive's folder {folder} cannot be used: {unusable}") from unusable
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as held:
+            raise StartRefused(f"another process writes to the archive {folder}; wait for it") from held
+        yield
+
+
+def _sync(place: Path) -> None:
+    descriptor = os.open(place, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,206 @@
+"""``usher audit archive`` and ``usher audit reconcile``: subcommands that ``audit`` adds."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import sys
+import urllib.parse
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from usher.common.base.errors import StartRefused
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.stream_id import rank
+from usher.common.redis.client import check_reachable
+from usher.common.redis.endpoints import near
+from usher.common.redis.locate import resolve_redis_url
+from usher.master.audit.read.session import SparkPlace, spark_session
+from usher.master.audit.settings import AuditSettings
+from usher.master.cli.shared import console, print_json, table
+
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+_TO = click.option(
+    "--to",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of the archive [default: archive in USHER_AUDIT_DIR].",
+)
+
+
+@contextlib.contextmanager
+def telling(first: str) -> Iterator[Callable[[str], None]]:
+    """A line on the terminal that says what goes on; on a copy of stderr, because Spark's start borrows stderr
+    itself."""
+    with os.fdopen(os.dup(2), "w") as terminal, Console(file=terminal).status(first, spinner="dots") as status:
+        yield status.update
+
+
+@contextlib.contextmanager
+def _spark(settings: AuditSettings) -> Iterator[Any]:
+    place = SparkPlace(
+        settings.audit_spark_master, settings.folder / "spark", settings.audit_memory_mib, settings.audit_py_files
+    )
+    with telling(f"starting Spark on {place.master}") as tell, spark_session(place, os.environ) as spark:
+        yield spark, tell
+
+
+@click.command(
+    help="""Add what is new in streams and run log to the archive (Parquet, by day), exactly once: after a kill run it again.
+
+    The last archived ids are noted in Redis as the floor of `usher trim --archived-only`. Exit code 1: something was cut before it was archived
+    (column gap)."""
+)
+@_TO
+@_JSON
+def archive(folder: Path | None, as_json: bool) -> None:
+    settings: AuditSettings = click.get_current_context().obj
+    url = resolve_redis_url(settings)
+    check_reachable(url)
+    place = _folder(settings, folder)
+    from usher.master.audit.archive.commits import locked
+
+    with locked(place), _spark(settings) as (spark, tell):
+        from usher.master.audit.archive.archive import Archive
+
+        added = []
+        for stream in settings.streams:
+            keys = Keys(stream, settings.group)
+            added += Archive(spark, near(url, stream), keys, settings.ticket_field, place).add(tell)
+    if as_json:
+        print_json({"archive": str(place), "added": [dataclasses.asdict(one) for one in added]})
+    else:
+        rows = [(one.stream, one.table, one.rows, one.after, one.last, one.gap) for one in added]
+        console().print(
+            table(f"Archive {place}", ("stream", "table", "rows", "after", "up to", "gap"), rows, numbers=("rows",))
+        )
+    sys.exit(1 if any(one.gap for one in added) else 0)
+
+
+@click.command(
+    help="""Compare running totals of log consumers (tables checkpoints and consumer_states) with canonical data: the archive, or a query.
+
+    Shows name, total and last id of each that differs; writes nothing unless --apply is given. Exit code 1: some differ."""
+)
+@click.option(
+    "--states-url", required=True, help="SQLAlchemy URL of the database with checkpoints and consumer_states."
+)
+@click.option(
+    "--value",
+    required=True,
+    help="What is summed: a message field, or data.NAME for a number in the JSON of field data.",
+)
+@click.option("--object", "kind", default="", help="Only messages whose field object is this.")
+@click.option("--state-key", default="total", show_default=True, help="The number in a consumer's state.")
+@click.option("--source-url", default="", help="Database of --source-query.")
+@click.option(
+    "--source-query",
+    default="",
+    help="Instead of the archive: a query that answers the total; for consumers at the end.",
+)
+@click.option("--apply", "do_apply", is_flag=True, help="Write the totals that should be.")
+@_TO
+@_JSON
+def reconcile(states_url: str, state_key: str, do_apply: bool, as_json: bool, **source: Any) -> None:
+    from usher.master.audit.checks import reconcile as reconciler
+
+    settings: AuditSettings = click.get_current_context().obj
+    [stream] = settings.streams if len(settings.streams) == 1 else _one_stream()
+    states = reconciler.read_states(states_url, stream, state_key)
+    wanted, why = (
+        _from_query(settings, states, source) if source["source_query"] else _from_archive(settings, states, source)
+    )
+    compared = reconciler.compare(states, wanted, why)
+    applied = {}
+    if do_apply:
+        for state, one in zip(states, compared, strict=True):
+            if one.wanted is not None and not one.agrees:
+                applied[one.name] = reconciler.apply(states_url, state_key, state, one.wanted)
+    rows = [
+        {
+            "name": one.name,
+            "total": reconciler.plain(one.wanted),
+            "last_id": one.last_id,
+            "has": reconciler.plain(one.total),
+            "agrees": one.agrees,
+            "why": one.why,
+            "applied": applied.get(one.name),
+        }
+        for one in compared
+    ]
+    if as_json:
+        print_json({"stream": stream, "consumers": rows})
+    else:
+        names = ("name", "total", "last_id", "has", "agrees", "why", "applied")
+        cells = [["" if row[name] is None else str(row[name]) for name in names] for row in rows]
+        console().print(table("Totals as they should be", names, cells))
+    settled = all(one.agrees or applied.get(one.name) for one in compared)
+    sys.exit(0 if settled else 1)
+
+
+def _one_stream() -> Any:
+    raise StartRefused("reconcile looks at one stream: set USHER_TICKET_STREAM, and not USHER_AUDIT_STREAMS")
+
+
+def _folder(settings: AuditSettings, given: Path | None) -> Path:
+    return (given or settings.folder / "archive").expanduser().absolute()
+
+
+def _from_archive(settings: AuditSettings, states: list[Any], source: dict[str, Any]) -> tuple[list[Any], list[str]]:
+    from usher.master.audit.archive.commits import DataSet, locked
+    from usher.master.audit.checks import reconcile as reconciler
+
+    place = _folder(settings, source["folder"])
+    data = DataSet(place / f"stream-{urllib.parse.quote(settings.streams[0], safe='')}" / "entries")
+    with locked(place):
+        last = data.recover()
+        if last is None:
+            raise StartRefused(
+                f"there is no archive of {settings.streams[0]} in {place}: run `usher audit archive` first, or give"
+                " --source-query"
+            )
+        with _spark(settings) as (spark, tell):
+            tell("summing")
+            wanted: list[Any] = reconciler.totals_of_archive(spark, data, source["value"], source["kind"], states)
+        gaps = data.gaps()
+    why = [""] * len(states)
+    for at, state in enumerate(states):
+        gap = next((one.gap for one in gaps if rank(state.last_id.encode()) > rank(one.after.encode())), "")
+        if gap:
+            wanted[at], why[at] = None, f"the archive has a gap: {gap}; compare with --source-query"
+        elif rank(state.last_id.encode()) > rank(last.last.encode()):
+            wanted[at], why[at] = None, f"the archive ends at {last.last}, before its checkpoint"
+    return wanted, why
+
+
+def _from_query(settings: AuditSettings, states: list[Any], source: dict[str, Any]) -> tuple[list[Any], list[str]]:
+    from usher.common.redis.client import Link
+    from usher.common.redis.replies import TicketStream
+    from usher.master.audit.checks import reconcile as reconciler
+
+    url = near(resolve_redis_url(settings), settings.streams[0])
+    check_reachable(url)
+    # Before the stream: what the query has seen is in the stream by then, or the outbox had it still.
+    total = reconciler.total_of_query(source["source_url"], source["source_query"])
+    link = Link(url, "usher:reconcile")
+    try:
+        span = TicketStream(link, Keys(settings.streams[0], settings.group)).span()
+    finally:
+        link.close()
+    wanted: list[Any] = [total] * len(states)
+    why = [""] * len(states)
+    for at, state in enumerate(states):
+        if span is not None and rank(state.last_id.encode()) < rank(span.last_generated):
+            wanted[at], why[at] = (
+                None,
+                (
+                    f"it is at {state.last_id}, the stream at {span.last_generated.decode()}: compare when it is at"
+                    " the end"
+                ),
+            )
+    return wanted, why

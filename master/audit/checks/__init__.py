@@ -1,0 +1,3 @@
+"""Prove the promise, or find what breaks it."""
+
+from __future__ import annotations

@@ -1,0 +1,137 @@
+"""Effects in a SQL sink (``usher.consumer.sinks.sql``), against the run log: what is done has its effect stored.
+
+The table holds a row per ticket and uid, so no effect can be there twice; what can be wrong is that one is missing.
+Every handler of the streams must use the sink: who does without has no rows. A message's uid is in its entry, so what
+was trimmed is not judged; nor is what is older than the oldest row, which the sink may have pruned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import sqlalchemy as sa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from usher.common.base.errors import StartRefused
+from usher.master.audit.checks.findings import DONE
+from usher.master.audit.checks.pending_proof import collect, suspect
+from usher.master.audit.checks.run_proof import at
+from usher.master.audit.checks.suspects import Suspects
+
+_SCHEMA = pa.schema([pa.field("key_ticket", pa.string()), pa.field("key_uid", pa.string())])
+_PAGE = 10_000
+#: As the sink stores what is no plain short text (consumer/sinks/tables.py).
+_LONGEST_TEXT, _DIGEST = 256, "sha256:"
+#: What a message's uid is (common/protocol/message.py, consumer/handlers/message.py): an empty one is none. usher_from:
+#: source id, a number, source.
+_UID = "coalesce(nullif(fields['uid'], ''), id)"
+_GATHERED_UID = (
+    "concat(split(fields['usher_from'], ' ', 3)[2], '/', coalesce(nullif(fields['uid'], ''),"
+    " split(fields['usher_from'], ' ', 3)[0]))"
+)
+_UIDS = sa.table("usher_uids", sa.column("sink"), sa.column("ticket"), sa.column("uid"), sa.column("at_s"))
+
+
+class SqlEffects(DataSource):
+    """Format ``sql_effects``: ticket and uid of what a sink has stored. Options: ``url`` (SQLAlchemy), ``sink`` (its
+    name)."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "sql_effects"
+
+    def schema(self) -> str:
+        return "key_ticket string, key_uid string"
+
+    def reader(self, schema: Any) -> DataSourceReader:
+        return _EffectsReader(dict(self.options))
+
+
+class _EffectsReader(DataSourceReader):
+    def __init__(self, options: dict[str, str]) -> None:
+        self._url, self._sink = options["url"], options["sink"]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        engine = sa.create_engine(self._url)
+        try:
+            with engine.connect().execution_options(stream_results=True) as connection:
+                for rows in connection.execute(
+                    sa.select(_UIDS.c.ticket, _UIDS.c.uid).where(_UIDS.c.sink == self._sink)
+                ).partitions(_PAGE):
+                    yield pa.RecordBatch.from_arrays(
+                        [pa.array(column, pa.string()) for column in zip(*rows, strict=True)], schema=_SCHEMA
+                    )
+        finally:
+            engine.dispose()
+
+
+def oldest_s(url: str, sink: str) -> int | None:
+    """Seconds since the epoch of the oldest row; None without any. Raises StartRefused."""
+    try:
+        engine = sa.create_engine(url)
+    except (sa.exc.ArgumentError, ModuleNotFoundError) as wrong:
+        raise StartRefused(f"USHER_AUDIT_SINK_URL cannot be used: {wrong}") from wrong
+    try:
+        with engine.connect() as connection:
+            found = connection.scalar(sa.select(sa.func.min(_UIDS.c.at_s)).where(_UIDS.c.sink == sink))
+    except sa.exc.SQLAlchemyError as failed:
+        raise StartRefused(f"USHER_AUDIT_SINK_URL: {str(failed).splitlines()[0]}") from failed
+    finally:
+        engine.dispose()
+    return None if found is None else int(found)
+
+
+def check_stored(
+    runs: DataFrame,
+    entries: DataFrame,
+    url: str,
+    sink: str,
+    tolerance_ms: int,
+    suspects: Suspects,
+    *,
+    gathered: Sequence[str] = (),
+) -> str:
+    """Suspects: done, and no effect. What cannot be said, as a sentence, or "". ``gathered``: those that are work
+    streams. Raises StartRefused."""
+    if oldest_s(url, sink) is None:
+        return (
+            f"the sink {sink} has stored nothing, so nothing can be said of effects (USHER_AUDIT_SINK_URL,"
+            " USHER_AUDIT_SINK_NAME)"
+        )
+    spark = runs.sparkSession
+    spark.dataSource.register(SqlEffects)
+    stored = spark.read.format("sql_effects").options(url=url, sink=sink).load()
+    done = (
+        runs.filter(F.col("outcome") == DONE)
+        .groupBy("stream", "id", "ms", "seq", "ticket")
+        .agg(F.min("record_ms").alias("noted"))
+    )
+    uid = F.when(F.col("stream").isin(*gathered), F.expr(_GATHERED_UID)).otherwise(F.expr(_UID)).alias("uid")
+    told = done.join(entries.select("stream", "id", uid), ["stream", "id"])
+    told = told.filter(~F.concat("ticket", "uid").contains("\ufffd"))  # was no UTF-8: the bytes are not known any more
+    told = told.withColumns({"key_ticket": _stored_as("ticket"), "key_uid": _stored_as("uid")})
+    missing = told.join(stored, ["key_ticket", "key_uid"], "left_anti").persist()
+    try:
+        missing.count()
+        kept_from_s = oldest_s(url, sink)  # after the reading: rows may have been pruned meanwhile
+        floor_ms = 1 << 62 if kept_from_s is None else (kept_from_s + 1) * 1000 + tolerance_ms
+        judged = missing.filter(F.col("noted") > floor_ms)
+        detail = F.format_string(
+            "done, as was noted at %s (UTC); the sink has no effect of its uid %s",
+            at(F.col("noted") * 1000),
+            F.col("uid"),
+        )
+        collect([suspect("effect_missing", judged, detail)], suspects)
+    finally:
+        missing.unpersist()
+    return ""
+
+
+def _stored_as(column: str) -> Any:
+    text = F.col(column)
+    is_plain = (F.octet_length(text) <= _LONGEST_TEXT) & ~text.contains("\0") & ~text.startswith(_DIGEST)
+    return F.when(is_plain, text).otherwise(F.concat(F.lit(_DIGEST), F.sha2(text.cast("binary"), 256)))

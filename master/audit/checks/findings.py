@@ -1,0 +1,452 @@
+"""What the audit looks for, and what it says when it finds it. Pure: definitions and small judgements, no Redis, no
+Spark.
+
+Each ``Check`` is executed twice, by different code: in Spark at scale (``pending_proof``, ``run_proof``) and by
+``oracle`` in one plain process. A test holds the two against each other.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from usher.common.protocol.keys import HALTED, MASTER, Keys
+
+#: Names of the group that are no incarnations, and that no lease is asked of.
+RESERVED = frozenset({MASTER.decode(), HALTED.decode()})
+#: Outcomes after which a message is over; the others are followed by another attempt.
+DONE, CRASHED = "done", "crashed"
+ENDED = (DONE, "gave_up")
+#: A word of a hint that something is filled into, without the punctuation around it.
+_FILLED = re.compile(r"(?:[\w:]*\{\w+\}\w*)+")
+#: A fence is at least the milliseconds of Redis' clock when it was given, times this (common/lua/includes).
+FENCES_PER_MS = 1024
+
+
+class Severity(enum.Enum):
+    """BAD: the promise was broken, or work stands still. WARN: allowed once, but somebody should look. Both make the
+    exit code 1."""
+
+    BAD = "bad"
+    WARN = "warn"
+
+
+@dataclass(frozen=True)
+class Check:
+    """A named finding. ``look`` and ``repair`` are lines with {stream} {group} {id} {ticket} {owner} {prefix} {dead}
+    {runs} in them."""
+
+    name: str
+    severity: Severity
+    rule: str
+    means: str
+    look: tuple[str, ...]
+    repair: str
+
+
+@dataclass(frozen=True)
+class Example:
+    """One place where a rule does not hold. Empty texts are not known or do not apply. ``other_id``: the entry that it
+    is compared with."""
+
+    stream: str
+    id: str = ""
+    ticket: str = ""
+    owner: str = ""
+    detail: str = ""
+    other_id: str = ""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A check that found something. ``count`` places were confirmed by a second look, of ``suspects`` that the first
+    one saw."""
+
+    check: Check
+    stream: str
+    count: int
+    suspects: int
+    examples: tuple[Example, ...] = field(default=())
+
+
+_PENDING = "redis-cli XPENDING {stream} {group} {id} {id} 1"
+_RECORD = "redis-cli HGET {prefix}tickets {ticket}"
+_BODY = "redis-cli XRANGE {stream} {id} {id}"
+_TICKET = "usher tickets show {ticket}"
+_MEMBERS = "redis-cli XINFO CONSUMERS {stream} {group}"
+_LEASE = "redis-cli PTTL {prefix}lease:{owner}"
+_RUNS = "usher audit --streams {stream} --group {group} runs --ticket {ticket}"
+_RUNS_OF_IT = "usher audit --streams {stream} --group {group} runs --message {id}"
+_LEADER = (
+    "The leader mends this by itself within seconds when one is alive (`usher status`); if it stays, restart the"
+    " leader: it adopts anew."
+)
+
+CHECKS: dict[str, Check] = {
+    check.name: check
+    for check in (
+        Check(
+            "pending_without_index",
+            Severity.BAD,
+            "An entry that an incarnation has pending is in its ticket's record (tickets index).",
+            "The entry belongs to somebody, but the master does not know that its ticket is in processing: a later"
+            " entry could overtake it.",
+            (_PENDING, _RECORD),
+            _LEADER,
+        ),
+        Check(
+            "index_without_pending",
+            Severity.BAD,
+            "An id in a ticket's record is pending.",
+            "The index holds a ticket for an entry that is over or was never delivered; later entries of the ticket may"
+            " wait for it.",
+            (_RECORD, _PENDING),
+            _LEADER,
+        ),
+        Check(
+            "owners_differ",
+            Severity.BAD,
+            "Pending list and index name the same owner.",
+            "The pending list says one incarnation has the entry, the index another one.",
+            (_PENDING, _RECORD),
+            _LEADER,
+        ),
+        Check(
+            "ticket_owned_twice",
+            Severity.BAD,
+            "All entries of a ticket that incarnations have pending belong to one of them.",
+            "Two incarnations may run this ticket at once.",
+            (_PENDING, _RECORD, _TICKET),
+            "Stop one of the two consumers; its entries are taken back and handed over in order.",
+        ),
+        Check(
+            "index_unreadable",
+            Severity.BAD,
+            "A record of the index reads `owner fence id id ...`.",
+            "Somebody else wrote to the index; the ticket cannot be handed over or acknowledged.",
+            (_RECORD,),
+            "Delete the field (HDEL {prefix}tickets {ticket}): the pending list is the truth, the leader indexes it"
+            " anew.",
+        ),
+        Check(
+            "owner_dead",
+            Severity.BAD,
+            "Every pending entry has a living owner, or is taken back from a dead one within the recovery bound.",
+            "These entries are pending for an incarnation whose lease ended long ago; nobody works on them.",
+            (_LEASE, "redis-cli XPENDING {stream} {group} - + 10 {owner}"),
+            "See that a master leads (`usher status`); it takes them back. No master: start one.",
+        ),
+        Check(
+            "stranger_owns",
+            Severity.BAD,
+            "Names in the group are incarnations (`name:generation`), `master` or `halted`.",
+            "Another program reads this group, or somebody claimed by hand: what it has is not handed over in order.",
+            (_MEMBERS, "redis-cli XPENDING {stream} {group} - + 10 {owner}"),
+            "Stop that program, or give it a group of its own; the leader's sweep brings idle entries back.",
+        ),
+        Check(
+            "idle_too_long",
+            Severity.BAD,
+            "An entry of a living incarnation is never idle for longer than one lease: its renewal touches it.",
+            "The lease is extended but this entry is not touched: the renewal cannot see it, or somebody else extends"
+            " the lease.",
+            (_PENDING, _LEASE),
+            "Restart that consumer; its tickets go to others.",
+        ),
+        Check(
+            "parked_too_long",
+            Severity.WARN,
+            "An entry waits under `master` only while its ticket is in processing, a live rule holds it back, or nobody"
+            " has room.",
+            "The entry waits, nothing of its ticket is in processing, and no rule holds it back: no consumer has room,"
+            " or it was forgotten.",
+            (_PENDING, _BODY, "usher status"),
+            "Start consumers. If there are some with room, restart the leader: it adopts all that is pending under"
+            " `master`.",
+        ),
+        Check(
+            "body_gone",
+            Severity.BAD,
+            "A pending entry is in the stream.",
+            "The entry was trimmed or deleted before it was handled: its content is lost. XADD MAXLEN by a producer"
+            " does that too.",
+            (_PENDING, _BODY),
+            "Trim with `usher trim` only, which never cuts what is pending. The leader writes a dead letter of it"
+            " (reason body_gone).",
+        ),
+        Check(
+            "delivered_often",
+            Severity.WARN,
+            "An entry is delivered a few times at most.",
+            "It has changed hands again and again: its handler may kill its consumers.",
+            (_PENDING, _BODY, "redis-cli HGET {prefix}attempts {id}"),
+            "Look at the message; `usher dead` lists those that were given up.",
+        ),
+        Check(
+            "attempts_many",
+            Severity.WARN,
+            "A message becomes a dead letter after USHER_MAX_ATTEMPTS starts that ended badly.",
+            "More of them were counted than the limit allows, or it is about to be given up.",
+            ("redis-cli HGET {prefix}attempts {id}", _BODY),
+            "Look at the message and its handler's log.",
+        ),
+        Check(
+            "attempts_leaked",
+            Severity.WARN,
+            "Attempts are kept for pending entries only.",
+            "Attempts of an entry that is over: memory that nobody frees.",
+            ("redis-cli HGET {prefix}attempts {id}", _PENDING),
+            "Delete the field: HDEL {prefix}attempts {id}.",
+        ),
+        Check(
+            "consumer_leaked",
+            Severity.WARN,
+            "The leader reaps incarnations whose lease ended and that have nothing pending.",
+            "A name of the group is left over: harmless, but each start of a consumer adds one.",
+            (_MEMBERS, _LEASE),
+            "See that a master leads (`usher status`): its janitor reaps. Never XGROUP DELCONSUMER by hand: it deletes"
+            " what is pending.",
+        ),
+        Check(
+            "key_leaked",
+            Severity.WARN,
+            "An inbox lives as long as its incarnation.",
+            "An inbox of nobody: memory that nobody frees.",
+            ("redis-cli XLEN {prefix}inbox:{owner}", _LEASE),
+            "Delete it: DEL {prefix}inbox:{owner}.",
+        ),
+        Check(
+            "overlap",
+            Severity.BAD,
+            "Under one fence, and in one incarnation, executions of a ticket follow one another.",
+            "Two messages of a ticket ran at the same time in one incarnation.",
+            (_RUNS,),
+            "This is a fault of Usher, or the consumer's clock was set back: please report it with the two lines.",
+        ),
+        Check(
+            "owners_overlap",
+            Severity.WARN,
+            "Executions of a ticket under different fences that are both noted follow one another, unless a process was"
+            " paused.",
+            "A former owner still ran while its successor did: at most one of them has an effect if the sink checks"
+            " fences.",
+            (_RUNS,),
+            "Look for pauses (suspend, swap, long collections) of the earlier owner, and for clocks that differ. Use a"
+            " fenced sink.",
+        ),
+        Check(
+            "out_of_order",
+            Severity.BAD,
+            "A message of a ticket starts only when every earlier one is done or given up.",
+            "A later message of the ticket had started before this one was ever done.",
+            (_RUNS, _BODY),
+            "Effects of this ticket may be wrong: compare them, then please report it.",
+        ),
+        Check(
+            "overtaken",
+            Severity.BAD,
+            "While a message of a ticket is pending, no later one of the ticket is done.",
+            "A later message of the ticket was done before this one, which is still to come: when it runs, it is out of"
+            " order.",
+            (_PENDING, _RUNS),
+            "Was the group set forward over it by hand, and back (XGROUP SETID)? Then this is its trace. If not, please"
+            " report it.",
+        ),
+        Check(
+            "fence_shared",
+            Severity.BAD,
+            "A fence of a ticket is given to one incarnation.",
+            "Two incarnations ran the ticket under one fence: a sink cannot tell them apart.",
+            (_RUNS,),
+            "Was Redis restored from a copy? Then this is its trace. If not, please report it.",
+        ),
+        Check(
+            "fence_fell",
+            Severity.BAD,
+            "Nobody starts a message of a ticket under a lower fence after a higher one has started.",
+            "A former owner started a message after its successor had: it was paused at the worst moment, or clocks"
+            " differ by more than that.",
+            (_RUNS,),
+            "A fenced sink has refused its effect. Look for pauses of that process; set the clocks (NTP).",
+        ),
+        Check(
+            "lost",
+            Severity.BAD,
+            "Every entry that the group has read is pending, acknowledged by an execution in the run log, or a dead"
+            " letter.",
+            "The entry was read, is not pending, and nobody says that it was handled: acknowledged by hand, or its"
+            " consumer deleted.",
+            (_BODY, _PENDING, "redis-cli XRANGE {runs} - + COUNT 10"),
+            "Send it again if its effect is missing: usher send. Look for XACK or XGROUP DELCONSUMER by other programs"
+            " (redis-cli MONITOR).",
+        ),
+        Check(
+            "effect_twice",
+            Severity.BAD,
+            "A message that is noted as done is not done again; only of a former owner, behind its successor, another"
+            " success may be noted.",
+            "It succeeded, Redis knew, and it succeeded again: its effect is there twice, unless its sink knows uids.",
+            (_RUNS_OF_IT, _BODY),
+            "Was the group lost or set back (`group_lost` in the master's log)? Then this is its trace. If not, please"
+            " report it.",
+        ),
+        Check(
+            "stale_counted",
+            Severity.BAD,
+            "A success counts under the fence under which the ticket was handed over last; a former owner's"
+            " acknowledgement is refused.",
+            "A former owner's acknowledgement counted when somebody else had its ticket: the message is over, and its"
+            " effect may be there twice.",
+            (_RUNS, _RUNS_OF_IT, _BODY),
+            "Did Redis fail over, or was it restored from a copy? Then this may be its trace. If not, please"
+            " report it.",
+        ),
+        Check(
+            "effect_missing",
+            Severity.BAD,
+            "What is done has its effect in the sink (looked at where USHER_AUDIT_SINK_URL names its database).",
+            "The handler returned, and the sink knows nothing of the message: its effect is not there, or it was stored"
+            " without the sink.",
+            (_RUNS_OF_IT, _BODY),
+            "Does every handler of this stream use the sink? Was the database restored from a copy? Then send the"
+            " message again: usher send.",
+        ),
+        Check(
+            "dead_and_done",
+            Severity.BAD,
+            "A message is done, or it is a dead letter; never both.",
+            "It has an effect and lies among the dead letters: a redrive would repeat it.",
+            (_RUNS_OF_IT, "redis-cli XREVRANGE {dead} + - COUNT 10"),
+            "Discard the letter instead of redriving it.",
+        ),
+        Check(
+            "times_impossible",
+            Severity.WARN,
+            "An execution ends after it starts, and what one owner notes first has not begun last.",
+            "The consumer's clock was set back while the handler ran, or between two messages: proofs by time are"
+            " weaker around that moment.",
+            (_RUNS_OF_IT,),
+            "Let NTP slew the clock, not step it.",
+        ),
+        Check(
+            "run_unreadable",
+            Severity.BAD,
+            "A record of the run log is one object of columns (common/protocol/run_log.py).",
+            "Somebody else wrote to the run log: what it replaced cannot be proven.",
+            ("redis-cli XRANGE {runs} {id} {id}",),
+            "Find out who writes to {runs}; XDEL the record.",
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Beyond what something is a finding. Times in milliseconds.
+
+    ``owner_idle_ms``: an entry of an incarnation, living or dead; ``parked_ms``: one under ``master`` with nothing of
+    its ticket in processing; ``reaped_ms``: a dead incarnation with nothing pending, in the group; ``clocks_ms``: how
+    far clocks of two consumers may differ.
+    """
+
+    owner_idle_ms: int = 30_000
+    parked_ms: int = 300_000
+    deliveries: int = 20
+    attempts: int = 5
+    clocks_ms: int = 1000
+    reaped_ms: int = 30_000
+
+
+@dataclass(frozen=True)
+class Member:
+    """A name in the group, or only an inbox of one. ``oldest_idle_ms``: of its pending entries, 0 without; ``idle_ms``:
+    of itself."""
+
+    stream: str
+    name: str
+    pending: int
+    oldest_idle_ms: int
+    idle_ms: int
+    lives: bool
+    in_group: bool = True
+
+
+def is_incarnation(name: str) -> bool:
+    """Whether this can be the name of an incarnation (``name:generation``)."""
+    return ":" in name
+
+
+def judge_members(members: Iterable[Member], limits: Limits) -> Iterator[tuple[str, int, Example]]:
+    """(check, entries it is about, example) of each member that is not as it should be."""
+    for member in members:
+        detail = f"{member.pending:,} pending, the oldest idle for {member.oldest_idle_ms / 1000:.0f} s"
+        place = Example(member.stream, owner=member.name, detail=detail)
+        if member.name in RESERVED or member.lives:
+            continue
+        if not member.in_group:
+            yield (
+                "key_leaked",
+                1,
+                Example(
+                    member.stream, owner=member.name, detail="an inbox, but neither a lease nor a name in the group"
+                ),
+            )
+        elif not is_incarnation(member.name):
+            if member.pending:
+                yield "stranger_owns", member.pending, place
+        elif member.pending and member.oldest_idle_ms > limits.owner_idle_ms:
+            yield "owner_dead", member.pending, place
+        elif not member.pending and member.idle_ms > limits.reaped_ms:
+            yield (
+                "consumer_leaked",
+                1,
+                Example(member.stream, owner=member.name, detail=f"no lease, idle for {member.idle_ms / 1000:.0f} s"),
+            )
+
+
+def index_agrees(owner: str, recorded: str) -> bool:
+    """Whether a pending entry's owner is the one that its ticket's record allows."""
+    if recorded == HALTED.decode():
+        return owner in RESERVED
+    return owner == (MASTER.decode() if recorded == "returned" else recorded)
+
+
+def commands(check: Check, example: Example, keys: Keys) -> list[str]:
+    """The lines to look closer, with everything filled in and quoted for a shell; those that need what is not known are
+    left out."""
+    known = {"id": example.id, "ticket": example.ticket, "owner": example.owner}
+    names = {"stream": keys.stream, "group": keys.group, "prefix": keys.prefix, "dead": keys.dead, "runs": keys.runs}
+    lines = []
+    for line in check.look:
+        words = []
+        for word in line.split(" "):
+            if any("{" + name + "}" in word and not value for name, value in known.items()):
+                break
+            filled = word.format(**names, **known) if "{" in word else word
+            words.append(shlex.quote(filled) if "{" in word else filled)
+        else:
+            lines.append(" ".join(words))
+    return lines
+
+
+def repair(check: Check, example: Example, keys: Keys) -> str:
+    """The hint with everything filled in; what is for a command line is quoted for a shell."""
+    known = {
+        "prefix": keys.prefix,
+        "runs": keys.runs,
+        "id": example.id,
+        "ticket": example.ticket,
+        "owner": example.owner,
+    }
+    return _FILLED.sub(lambda found: shlex.quote(found[0].format(**known)), check.repair)
+
+
+def in_order(found: Sequence[Found]) -> list[Found]:
+    """The worst first, as a reader wants them."""
+    names = list(CHECKS)
+    return sorted(
+        found, key=lambda one: (one.check.severity is not Severity.BAD, names.index(one.check.name), one.stream)
+    )

@@ -1,0 +1,66 @@
+"""Dead letters that are no more. A letter that is redriven or dropped goes, and its entry stays in the stream: neither
+pending nor lost.
+
+What is redriven is added again, with its uid (common/lua/operations/redrive.lua), so the stream itself tells. Of what
+is dropped only the action log knows when the last one was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from usher.common.protocol.keys import Keys
+from usher.common.redis.client import Link
+from usher.common.redis.replies import pairs
+from usher.master.audit.checks.facts import is_capped
+from usher.master.operations.action_log import KEPT
+
+_PAGE = 500
+#: What a message is known by when it is added again: that of a gathered one is where it came from.
+_KNOWN_BY = "coalesce(fields['usher_from'], nullif(fields['uid'], ''), id)"
+
+
+class Letters(NamedTuple):
+    """``there``: the letters that are in Redis, None without any; ``entries``: of the streams; ``last_drops_ms``:
+    stream -> ``last_drop_ms``."""
+
+    there: DataFrame | None
+    entries: DataFrame
+    last_drops_ms: Callable[[], dict[str, int]]
+
+
+def not_added_again(entries: DataFrame, stream: DataFrame) -> DataFrame:
+    """Those of ``entries`` that are not in the stream a second time, further back."""
+    known = stream.select("stream", "id", "ms", "seq", F.expr(_KNOWN_BY).alias("known_by"))
+    wanted = known.join(entries.select("stream", "id"), ["stream", "id"], "left_semi").withColumn(
+        "at", F.struct("ms", "seq")
+    )
+    later = known.select("stream", "known_by", F.struct("ms", "seq").alias("again_at"))
+    again = wanted.join(later, ["stream", "known_by"]).filter(F.col("at") < F.col("again_at"))
+    return entries.join(again.select("stream", "id"), ["stream", "id"], "left_anti")
+
+
+def last_drop_ms(link: Link, keys: Keys) -> int:
+    """When somebody dropped a letter last; if the log was cut and has no drop, when it begins: there may have been one
+    before. -1: never."""
+    end, first_ms = b"+", -1
+    while True:
+        rows = link.call("XREVRANGE", keys.actions, end, "-", "COUNT", _PAGE)
+        for line, flat in rows:
+            if pairs(flat).get(b"what") == b"drop":
+                return int(line.partition(b"-")[0])
+            first_ms = int(line.partition(b"-")[0])
+        if len(rows) < _PAGE:
+            return first_ms if _was_cut(link, keys) else -1
+        end = b"(" + rows[-1][0]
+
+
+def _was_cut(link: Link, keys: Keys) -> bool:
+    if not link.call("EXISTS", keys.actions):
+        return False
+    facts = pairs(link.call("XINFO", "STREAM", keys.actions))
+    return is_capped(facts[b"length"], facts.get(b"entries-added"), KEPT)

@@ -1,0 +1,252 @@
+"""The checks of pending list, index and attempts, in Spark. Names and rules: ``findings``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import DataFrame, Observation, Window
+from pyspark.sql import functions as F
+
+from usher.master.audit.checks.findings import RESERVED, Example, Limits
+from usher.master.audit.checks.suspects import LOOKED_AT, Suspects
+
+#: Upper ends of the age classes of a plot, in milliseconds; the last class is open.
+AGES_MS = (1_000, 10_000, 60_000, 600_000, 3_600_000, 86_400_000)
+_TOP_TICKETS = 20
+_DEAD_LISTED = 1000
+_BUCKETS = 4096
+
+
+@dataclass
+class PendingFigures:
+    """Sums for report and plots."""
+
+    pending: int = 0
+    settled: int = 0
+    oldest_age_ms: int = 0
+    ages: list[int] = field(default_factory=lambda: [0] * (len(AGES_MS) + 1))
+    owners: list[tuple[str, str, int]] = field(default_factory=list)  # (stream, owner, entries)
+    tickets: int = 0
+    top_tickets: list[tuple[str, str, int]] = field(default_factory=list)  # (stream, ticket, entries)
+    longest_parked_ms: int = 0
+    first_pending: dict[str, int] = field(default_factory=dict)  # stream -> ms of the lowest id
+
+
+def is_incarnation(owner: Any) -> Any:
+    return owner.contains(":")
+
+
+def count_pending(pending: DataFrame) -> PendingFigures:
+    """Counts by owner and age. The first action on ``pending``: it is read from Redis here."""
+    age = F.lit(len(AGES_MS))
+    for number, end in reversed(list(enumerate(AGES_MS))):
+        age = F.when(F.col("age_ms") < end, number).otherwise(age)
+    rows = (
+        pending.groupBy("stream", "consumer", age.alias("age"))
+        .agg(
+            F.count("*").alias("entries"),
+            F.max("age_ms").alias("oldest"),
+            F.max("idle_ms").alias("idle"),
+            F.min("ms").alias("first"),
+        )
+        .collect()
+    )
+    figures = PendingFigures()
+    owners: dict[tuple[str, str], int] = {}
+    for row in rows:
+        if row.consumer is None:
+            figures.settled += row.entries
+            continue
+        figures.pending += row.entries
+        figures.ages[row.age] += row.entries
+        figures.oldest_age_ms = max(figures.oldest_age_ms, row.oldest or 0)
+        if row.consumer == "master":
+            figures.longest_parked_ms = max(figures.longest_parked_ms, row.idle)
+        owners[row.stream, row.consumer] = owners.get((row.stream, row.consumer), 0) + row.entries
+        figures.first_pending[row.stream] = min(row.first, figures.first_pending.get(row.stream, row.first))
+    figures.owners = sorted(
+        ((stream, owner, count) for (stream, owner), count in owners.items()), key=lambda one: -one[2]
+    )
+    return figures
+
+
+def check_index(pending: DataFrame, index: DataFrame) -> DataFrame | None:
+    """Suspects: where pending list and index do not say the same; None when they agree as a whole.
+
+    Both sides are first added up in buckets of ids (exclusive or of hashes, and a count), which moves no rows; only
+    what lies in a bucket that differs is joined, entry by entry.
+    """
+    owned = pending.filter(F.col("consumer").isNotNull()).select(
+        "stream", "id", "ms", "seq", "consumer", "idle_ms", "deliveries", "ticket", "in_stream"
+    )
+    # A message without a ticket id is a ticket of its own, under a name that is no text.
+    owned = owned.withColumn("own", F.coalesce("ticket", F.concat(F.lit("\ufffd"), "id")))
+    # A record that cannot be read has no id, so it is joined with nothing.
+    recorded = index.select("stream", "id", F.col("ticket").alias("indexed"), "owner")
+    left = _sums(owned.filter(is_incarnation(F.col("consumer"))), "consumer", "own")
+    right = _sums(recorded, "owner", "indexed")
+    buckets = [bucket for bucket in left.keys() | right.keys() if left.get(bucket) != right.get(bucket)]
+    if not buckets:
+        return None
+    if len(buckets) < _BUCKETS // 2:
+        chosen = F.broadcast(index.sparkSession.createDataFrame([(bucket,) for bucket in buckets], "bucket int"))
+        owned = owned.withColumn("bucket", _bucket()).join(chosen, "bucket", "left_semi")
+        recorded = recorded.withColumn("bucket", _bucket()).join(chosen, "bucket", "left_semi")
+    joined = owned.join(recorded.select("stream", "id", "indexed", "owner"), ["stream", "id"], "full_outer")
+    owner, record = F.col("consumer"), F.col("owner")
+    agrees = (
+        F.when(record == "returned", owner == "master")
+        .when(record == "halted", owner.isin(*RESERVED))
+        .otherwise(owner == record)
+    )
+    rules = {
+        "pending_without_index": is_incarnation(owner)
+        & (record.isNull() | (F.col("indexed") != F.col("own")))
+        & F.col("in_stream"),
+        "index_without_pending": owner.isNull() & record.isNotNull(),
+        "index_unreadable": F.col("id").isNull(),
+        "owners_differ": owner.isNotNull() & record.isNotNull() & ~agrees,
+    }
+    return _by_rules(
+        joined.withColumn("ticket", F.coalesce("ticket", "indexed")), rules, F.concat(F.lit("index says "), record)
+    )
+
+
+def _bucket() -> Any:
+    return F.pmod(F.xxhash64("stream", "id"), F.lit(_BUCKETS)).cast("int")
+
+
+def _sums(rows: DataFrame, owner: str, ticket: str) -> dict[int, tuple[int, int]]:
+    """Bucket -> (number of rows, exclusive or of their hashes)."""
+    summed = rows.groupBy(_bucket().alias("bucket")).agg(
+        F.count("*").alias("rows"), F.bit_xor(F.xxhash64("stream", "id", owner, ticket)).alias("hash")
+    )
+    return {row.bucket: (row.rows, row.hash) for row in summed.collect()}
+
+
+def check_entries(pending: DataFrame, dead: Sequence[tuple[str, str]], limits: Limits) -> DataFrame:
+    """Suspects: what an entry alone shows. ``dead``: (stream, owner) that have findings of their own."""
+    owner = F.col("consumer")
+    rules = {
+        "idle_too_long": is_incarnation(owner)
+        & (F.col("idle_ms") > limits.owner_idle_ms)
+        & ~owner.isin(*[name for _, name in dead[:_DEAD_LISTED]]),
+        "body_gone": owner.isNotNull() & ~F.col("in_stream"),
+        "delivered_often": F.col("deliveries") > limits.deliveries,
+    }
+    wrong = F.lit(False)
+    for rule in rules.values():
+        wrong = wrong | F.coalesce(rule, F.lit(False))
+    return _by_rules(pending.filter(wrong), rules, F.lit(None).cast("string"))
+
+
+def _by_rules(rows: DataFrame, rules: Mapping[str, Any], more: Any) -> DataFrame:
+    """A suspect for each rule that a row breaks."""
+    said = F.format_string(
+        "pending for %s, idle %d ms, deliveries %d", F.col("consumer"), F.col("idle_ms"), F.col("deliveries")
+    )
+    return rows.select(
+        F.explode(F.array_compact(F.array(*(F.when(rule, name) for name, rule in rules.items())))).alias("check"),
+        "stream",
+        F.coalesce("id", F.lit("")).alias("id"),
+        F.coalesce("ms", F.lit(0)).alias("ms"),
+        F.coalesce("seq", F.lit(0)).alias("seq"),
+        F.coalesce("ticket", F.lit("")).alias("ticket"),
+        F.coalesce("consumer", F.lit("")).alias("owner"),
+        F.concat_ws(", ", F.when(F.col("consumer").isNotNull(), said), more).alias("detail"),
+    )
+
+
+def check_parked(pending: DataFrame, index: DataFrame, limits: Limits) -> DataFrame:
+    """Suspects: entries under ``master`` for long, with nothing of their ticket in processing."""
+    old = pending.filter((F.col("consumer") == "master") & (F.col("idle_ms") > limits.parked_ms) & F.col("in_stream"))
+    waiting = old.join(index.select("stream", "ticket").distinct(), ["stream", "ticket"], "left_anti")
+    said = F.format_string("parked for %d ms", F.col("idle_ms"))
+    return suspect("parked_too_long", waiting, said, owner=F.col("consumer"))
+
+
+def check_tickets(pending: DataFrame, figures: PendingFigures, suspects: Suspects) -> None:
+    """Tickets with two owners; and which tickets have most entries pending."""
+    owned = pending.filter(F.col("consumer").isNotNull() & F.col("ticket").isNotNull())
+    # Numbers only: texts as minimum and maximum would make Spark sort all rows instead of adding them up in a table.
+    runner = F.when(is_incarnation(F.col("consumer")), F.xxhash64("consumer"))
+    by_ticket = owned.groupBy("stream", "ticket").agg(
+        F.count("*").alias("entries"), F.min(runner).alias("one"), F.max(runner).alias("other")
+    )
+    told = by_ticket.select(
+        "stream", "ticket", "entries", F.coalesce(F.col("one") != F.col("other"), F.lit(False)).alias("twice")
+    )
+    seen = Observation()
+    observed = told.observe(seen, F.count("*").alias("tickets"), F.sum(F.col("twice").cast("int")).alias("twice"))
+    rows = observed.orderBy(F.desc("twice"), F.desc("entries")).limit(LOOKED_AT).collect()
+    figures.tickets = seen.get["tickets"]
+    figures.top_tickets = sorted(((row.stream, row.ticket, row.entries) for row in rows), key=lambda one: -one[2])[
+        :_TOP_TICKETS
+    ]
+    twice = [(row.stream, row.ticket) for row in rows if row.twice]
+    if twice:
+        chosen = F.broadcast(pending.sparkSession.createDataFrame(twice, "stream string, ticket string"))
+        whose = owned.filter(is_incarnation(F.col("consumer"))).join(chosen, ["stream", "ticket"])
+        first = (
+            whose.groupBy("stream", "ticket", "consumer")
+            .agg(F.min(F.struct("ms", "seq", "id")).alias("first"))
+            .orderBy("stream", "ticket", "consumer")
+        )
+        of: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        for row in first.collect():
+            of.setdefault((row.stream, row.ticket), []).append((row.consumer, row.first.id))
+        for (stream, ticket), [(one, entry_id), (other, other_id), *_] in of.items():
+            detail = f"{other_id} of the same ticket is pending for {other}"
+            suspects.add("ticket_owned_twice", stream, 1, [Example(stream, entry_id, ticket, one, detail, other_id)])
+
+
+def check_attempts(attempts: DataFrame, pending: DataFrame, limits: Limits) -> DataFrame:
+    """Suspects: counted starts that are too many, or of entries that are over."""
+    held = pending.filter(F.col("consumer").isNotNull()).select("stream", "id", "ms", "seq", "ticket", "consumer")
+    joined = attempts.join(held, ["stream", "id"], "left")
+    name = F.when(F.col("consumer").isNull(), "attempts_leaked").when(
+        F.col("failures") > limits.attempts, "attempts_many"
+    )
+    said = F.format_string("%d attempts, of which %d count", F.col("attempts"), F.col("failures"))
+    return suspect(name, joined.filter(name.isNotNull()), said, owner=F.col("consumer"))
+
+
+def suspect(check: Any, rows: DataFrame, detail: Any, owner: Any = None) -> DataFrame:
+    """Rows (stream, id, ms, seq, ticket) in the form of suspects."""
+    known = set(rows.columns)
+    number = {name: F.coalesce(name, F.lit(0)) if name in known else F.lit(0) for name in ("ms", "seq")}
+    ticket = F.coalesce("ticket", F.lit("")) if "ticket" in known else F.lit("")
+    return rows.select(
+        (F.lit(check) if isinstance(check, str) else check).alias("check"),
+        "stream",
+        "id",
+        number["ms"].cast("bigint").alias("ms"),
+        number["seq"].cast("bigint").alias("seq"),
+        ticket.alias("ticket"),
+        (F.lit("") if owner is None else F.coalesce(owner, F.lit(""))).alias("owner"),
+        (F.lit(detail) if isinstance(detail, str) else detail).alias("detail"),
+    )
+
+
+def collect(frames: Sequence[DataFrame], suspects: Suspects) -> None:
+    """Count suspects per check and stream, and bring the first ones of each."""
+    whole = frames[0]
+    for frame in frames[1:]:
+        whole = whole.unionByName(frame)
+    kept = whole.persist()
+    try:
+        counts = {(row["check"], row.stream): row["count"] for row in kept.groupBy("check", "stream").count().collect()}
+        if not counts:
+            return
+        order = Window.partitionBy("check", "stream").orderBy("ms", "seq")
+        named: dict[tuple[str, str], list[Example]] = {}
+        for row in kept.withColumn("place", F.row_number().over(order)).filter(F.col("place") <= LOOKED_AT).collect():
+            named.setdefault((row["check"], row.stream), []).append(
+                Example(row.stream, row.id, row.ticket, row.owner, row.detail or "")
+            )
+        for (check, stream), count in counts.items():
+            suspects.add(check, stream, count, named[check, stream])
+    finally:
+        kept.unpersist()

@@ -1,0 +1,223 @@
+"""The reconciler: what a log consumer's running total should be, from canonical data, against what it has.
+
+Canonical is the archive (every message once, by uid, up to the consumer's checkpoint), or a query in the application's
+database. The tables are those of the outbox: ``checkpoints`` (name, stream, last_id, version) and ``consumer_states``
+(name, stream, state as JSON). A difference is shown as (name, total, last id); ``apply`` writes it, in one transaction
+per consumer and only if its checkpoint has not moved since: a consumer that runs sees that its version is another one,
+and reads its state again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import orjson
+
+from usher.common.base.errors import StartRefused
+from usher.common.base.extras import how_to_install
+from usher.common.outbox.sql_files import queries
+from usher.common.protocol.stream_id import rank
+from usher.master.audit.archive.commits import DataSet, spark_place
+
+_SCALE = 9
+
+
+@dataclass(frozen=True)
+class ConsumerState:
+    """A log consumer as its tables have it. ``total`` None: its state has no such number."""
+
+    name: str
+    stream: str
+    last_id: str
+    version: int
+    state: dict[str, Any]
+    total: Decimal | None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """``wanted`` None: it cannot be said, and ``why``."""
+
+    name: str
+    last_id: str
+    total: Decimal | None
+    wanted: Decimal | None
+    why: str = ""
+
+    @property
+    def agrees(self) -> bool:
+        return self.wanted is not None and self.total == self.wanted
+
+
+@contextlib.contextmanager
+def _connected(url: str, setting: str) -> Iterator[Any]:
+    """A transaction. Raises StartRefused, naming ``setting``."""
+    try:
+        import sqlalchemy as sa
+    except ImportError as missing:
+        raise StartRefused(f"the reconciler needs SQLAlchemy: {how_to_install('sql')}") from missing
+    try:
+        engine = sa.create_engine(url)
+    except (sa.exc.ArgumentError, ModuleNotFoundError) as wrong:
+        raise StartRefused(f"{setting} cannot be used: {wrong}") from wrong
+    try:
+        with engine.begin() as connection:
+            yield connection
+    except sa.exc.SQLAlchemyError as failed:
+        raise StartRefused(f"{setting}: {str(failed).splitlines()[0]}") from failed
+    finally:
+        engine.dispose()
+
+
+def read_states(url: str, stream: str, key: str) -> list[ConsumerState]:
+    """Every log consumer of a stream. ``key``: the number in its state that is compared. Raises StartRefused."""
+    import sqlalchemy as sa
+
+    with _connected(url, "--states-url") as sql:
+        rows = sql.execute(
+            sa.text(
+                "SELECT c.name, c.stream, c.last_id, c.version, s.state FROM checkpoints c LEFT JOIN consumer_states s "
+                "ON s.name = c.name AND s.stream = c.stream WHERE c.stream = :stream ORDER BY c.name"
+            ),
+            {"stream": stream},
+        ).all()
+    found = []
+    for name, its_stream, last_id, version, stored in rows:
+        try:
+            state = stored if isinstance(stored, dict) else orjson.loads(stored or "{}")
+        except orjson.JSONDecodeError as unreadable:
+            raise StartRefused(
+                f"--states-url: the state of {name} in consumer_states is no JSON: {unreadable}"
+            ) from unreadable
+        found.append(ConsumerState(name, its_stream, last_id, version, state, number_of(state.get(key))))
+    return found
+
+
+def number_of(value: Any) -> Decimal | None:
+    """A stored number, exactly; None when it is none."""
+    try:
+        return (
+            None
+            if value is None or isinstance(value, bool)
+            else Decimal(str(value)).quantize(Decimal(1).scaleb(-_SCALE))
+        )
+    except InvalidOperation:
+        return None
+
+
+def totals_of_archive(
+    spark: Any, entries: DataSet, value: str, kind: str, states: Sequence[ConsumerState]
+) -> list[Decimal]:
+    """The sum of ``value`` for each consumer, over every message up to its checkpoint, each uid once. Raises
+    StartRefused when the archive is not as it was written.
+
+    ``value``: a field, or ``data.name`` for a number inside the JSON of field ``data``. ``kind``: only messages whose
+    field ``object`` is this; "" takes all.
+    """
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    files, number = entries.complete()
+    if not files:
+        return [Decimal(0)] * len(states)
+    try:
+        rows = spark.read.parquet(*map(spark_place, files))
+        if (there := rows.count()) != number:
+            raise StartRefused(
+                f"the archive {entries.folder} has {there:,} rows, and its commits tell of {number:,}: put its files"
+                " back from a copy"
+            )
+        return _totals(rows, value, kind, states)
+    except (PySparkException, Py4JJavaError) as failed:
+        told = " ".join(str(failed).splitlines()[:2])
+        raise StartRefused(f"the archive {entries.folder} cannot be read: {told[:500]}") from failed
+
+
+def _totals(rows: Any, value: str, kind: str, states: Sequence[ConsumerState]) -> list[Decimal]:
+    from pyspark.sql import functions as F
+
+    if kind:
+        rows = rows.filter(F.col("fields")["object"] == kind)
+    field, _, inside = value.partition(".")
+    raw = F.get_json_object(F.col("fields")[field], f"$.{inside}") if inside else F.col("fields")[field]
+    uid = F.expr("coalesce(nullif(fields['uid'], ''), id)")  # an empty one is none
+    amount = F.expr(f"try_cast(amount as decimal(38,{_SCALE}))")
+    first = F.min(F.struct("ms", "seq", "amount"))
+    once = (
+        rows.select(uid.alias("uid"), "ms", "seq", raw.alias("amount"))
+        .groupBy("uid")
+        .agg(first.alias("first"))
+        .select("first.*")
+    )
+    sums = []
+    for at, state in enumerate(states):
+        reached = rank(state.last_id.encode())
+        until = F.struct(
+            F.lit(reached >> 64).cast("bigint").alias("ms"), F.lit(reached & (1 << 64) - 1).cast("bigint").alias("seq")
+        )
+        sums.append(F.sum(F.when(F.struct("ms", "seq") <= until, amount)).alias(f"of{at}"))
+    row = once.agg(*sums).first()
+    return [Decimal(row[f"of{at}"] or 0).quantize(Decimal(1).scaleb(-_SCALE)) for at in range(len(states))]
+
+
+def total_of_query(url: str, query: str) -> Decimal:
+    """The one number that a query answers. Raises StartRefused, also while rows wait in the outbox of that database:
+    they are in the query's data, and in no log consumer's, who would count them once more."""
+    import sqlalchemy as sa
+
+    with _connected(url, "--source-url") as sql:
+        number = number_of(sql.execute(sa.text(query)).scalar() or 0)
+        staged = (
+            sql.scalar(sa.text("SELECT count(*) FROM staged_log_records"))
+            if sa.inspect(sql).has_table("staged_log_records")
+            else 0
+        )
+    if staged:
+        raise StartRefused(
+            f"--source-url: {staged:,} rows of its outbox are not in the stream yet: let `usher streamer` send them,"
+            " and try again"
+        )
+    if number is None:
+        raise StartRefused("--source-query must answer one number, for example: SELECT sum(distance) FROM rides")
+    return number
+
+
+def compare(states: Sequence[ConsumerState], wanted: Sequence[Decimal | None], why: Sequence[str]) -> list[Difference]:
+    """Each consumer beside what it should have."""
+    return [
+        Difference(one.name, one.last_id, one.total, total, told)
+        for one, total, told in zip(states, wanted, why, strict=True)
+    ]
+
+
+def apply(url: str, key: str, state: ConsumerState, wanted: Decimal) -> bool:
+    """Write a total. False: the consumer has moved on meanwhile, and nothing was written. Raises StartRefused."""
+    import sqlalchemy as sa
+
+    new = orjson.dumps({**state.state, key: plain(wanted)}).decode()
+    with _connected(url, "--states-url") as sql:
+        moved = sql.execute(
+            sa.text(
+                "UPDATE checkpoints SET version = version + 1 WHERE name = :name AND stream = :stream AND version ="
+                " :version"
+            ),
+            {"name": state.name, "stream": state.stream, "version": state.version},
+        )
+        if moved.rowcount != 1:
+            return False
+        sql.execute(
+            sa.text(queries(sql.dialect.name)["store_state"]),
+            {"name": state.name, "stream": state.stream, "state": new},
+        )
+    return True
+
+
+def plain(number: Decimal | None) -> int | float | None:
+    """The number as JSON has it."""
+    if number is None:
+        return None
+    return int(number) if number == number.to_integral_value() else float(number)

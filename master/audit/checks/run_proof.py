@@ -1,0 +1,434 @@
+"""The checks of the run log, in Spark: overlaps, order, fences, losses. Names and rules: ``findings``.
+
+One sort per ticket carries them all: executions in the order of (fence, start). Fences come from one clock, Redis';
+starts and ends come from the clocks of consumers and are compared strictly under one fence only, where there is one
+consumer; between owners with a tolerance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.sql import DataFrame, Observation, Window
+from pyspark.sql import functions as F
+
+from usher.master.audit.checks.facts import StreamFacts
+from usher.master.audit.checks.findings import CRASHED, DONE, ENDED, FENCES_PER_MS, Limits
+from usher.master.audit.checks.letters import Letters, not_added_again
+from usher.master.audit.checks.pending_proof import collect, suspect
+from usher.master.audit.checks.suspects import Suspects
+
+#: Upper ends of the classes of recovery times, in milliseconds; the last class is open.
+RECOVERIES_MS = (100, 500, 1_000, 5_000, 10_000, 30_000, 60_000)
+_LAST_US = 253_402_300_799_999_999  # of the year 9999
+_FLAGS = ("overlap", "owners_overlap", "fence_shared", "fence_fell", "times_impossible")
+_LOOKED_AT = ("late", "again", "after")  # what may be wrong
+
+
+@dataclass
+class RunFigures:
+    """Sums for report and plots. Times in milliseconds; p50 and p99 are of the executions' own time, None without
+    any."""
+
+    executions: int = 0
+    unsuccessful: int = 0
+    crashed: int = 0
+    repeated: int = 0
+    succeeded_again: int = 0
+    unkeyed: int = 0  # executions of messages without a ticket id
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+    recoveries: list[int] = field(default_factory=lambda: [0] * (len(RECOVERIES_MS) + 1))
+    slowest_recovery_ms: float = 0.0
+    first_known: dict[str, int] = field(default_factory=dict)  # stream -> ms of the lowest id that anybody handled
+    skipped_order: dict[str, int] = field(default_factory=dict)
+    before_known: dict[str, int] = field(default_factory=dict)
+    maybe_dropped: dict[str, int] = field(
+        default_factory=dict
+    )  # stream -> entries of which nothing is known, from before the last drop of letters
+    ahead_ms: dict[str, int] = field(
+        default_factory=dict
+    )  # stream -> the most by which an execution was noted before the time of its entry's id
+
+
+def count_runs(runs: DataFrame, suspects: Suspects) -> RunFigures:
+    """Sums per stream. The first action on ``runs``: it is read from Redis here."""
+    took = (F.col("end_us") - F.col("start_us")) / 1000
+    rows = (
+        runs.groupBy("stream")
+        .agg(
+            F.count("id").alias("executions"),
+            F.sum((F.col("outcome") != "done").cast("int")).alias("unsuccessful"),
+            F.sum((F.col("outcome") == CRASHED).cast("int")).alias("crashed"),
+            F.percentile_approx(F.when(F.col("end_us") > 0, took), [0.5, 0.99], 1000).alias("times"),
+            F.min("ms").alias("first"),
+            F.sum(F.col("id").isNull().cast("int")).alias("unreadable"),
+            F.sum((F.col("ticket") == "").cast("int")).alias("unkeyed"),
+            F.max(F.col("ms") - F.col("record_ms")).alias("ahead"),
+        )
+        .collect()
+    )
+    figures = RunFigures()
+    for row in rows:
+        figures.executions += row.executions
+        figures.unsuccessful += row.unsuccessful or 0
+        figures.crashed += row.crashed or 0
+        figures.unkeyed += row.unkeyed or 0
+        if row.times:
+            figures.p50_ms = max(figures.p50_ms or 0.0, row.times[0])
+            figures.p99_ms = max(figures.p99_ms or 0.0, row.times[1])
+        if row.first is not None:
+            figures.first_known[row.stream] = row.first
+            figures.ahead_ms[row.stream] = max(0, row.ahead)
+        if row.unreadable:
+            bad = runs.filter(F.col("id").isNull()).select(
+                "stream", F.col("record").alias("id"), F.col("record_ms").alias("ms")
+            )
+            collect([suspect("run_unreadable", bad, "the record cannot be read")], suspects)
+            break  # of all streams at once
+    return figures
+
+
+def check_runs(
+    runs: DataFrame,
+    dead: DataFrame | None,
+    facts: Sequence[StreamFacts],
+    limits: Limits,
+    figures: RunFigures,
+    suspects: Suspects,
+) -> None:
+    """Overlaps, order and fences per ticket. A message without a ticket id is in no order with anything. ``dead``: the
+    dead letters."""
+    told = _sorted_by_ticket(runs.filter(F.col("id").isNotNull() & (F.col("ticket") != "")), limits)
+    seen = Observation()
+    sums = [F.sum(F.col(name).cast("int")).alias(name) for name in (*_FLAGS, *_LOOKED_AT)]
+    recovered = F.col("recovered_ms")
+    classes = [0, *RECOVERIES_MS, 1 << 62]
+    for number in range(len(classes) - 1):
+        sums.append(
+            F.sum(((recovered >= classes[number]) & (recovered < classes[number + 1])).cast("int")).alias(
+                f"class{number}"
+            )
+        )
+    observed = told.observe(seen, *sums, F.count(recovered).alias("repeated"), F.max(recovered).alias("slowest"))
+    flagged = observed.filter(F.greatest(*_FLAGS, *_LOOKED_AT)).persist()
+    try:
+        flagged.count()
+        got = seen.get
+        figures.recoveries = [got[f"class{number}"] or 0 for number in range(len(classes) - 1)]
+        figures.repeated, figures.slowest_recovery_ms = got["repeated"] or 0, got["slowest"] or 0.0
+        seen_flags = [name for name in _FLAGS if got[name]]
+        if seen_flags:
+            collect([_told(flagged.filter(F.col(name)), name) for name in seen_flags], suspects)
+        if got["late"]:
+            _check_order(runs, dead, flagged.filter(F.col("late")), facts, figures, suspects)
+        if got["again"] or figures.unkeyed:
+            _check_effects(runs, flagged.filter(F.col("again") & (F.col("outcome") == DONE)), figures, suspects)
+        if got["again"] or got["after"] or figures.unkeyed:
+            _check_stale(runs, flagged, suspects)
+    finally:
+        flagged.unpersist()
+
+
+def _sorted_by_ticket(runs: DataFrame, limits: Limits) -> DataFrame:
+    """Every execution with what came before it in its ticket, and what that means."""
+    row = Window.partitionBy("stream", "ticket").orderBy("fence", "start_us", "ended", "ms", "seq")
+    before = row.rowsBetween(Window.unboundedPreceding, -1)
+    fence, start = F.col("fence"), F.col("start_us")
+    tolerance = limits.clocks_ms * 1000
+    told = (
+        runs.withColumn("ended", F.greatest("end_us", "start_us"))
+        .withColumn("under_fence", F.max(F.struct("fence", "ended", "start_us", "id")).over(before))
+        .withColumn("latest_end", F.max(F.struct("ended", "fence", "consumer", "id")).over(before))
+        .withColumn("latest_start", F.max(F.struct("start_us", "fence", "consumer", "id")).over(before))
+        .withColumn("started", F.max(F.struct("fence", "ms", "seq", "id", "start_us", "consumer")).over(before))
+        .withColumn(
+            "done",
+            F.max(F.when(F.col("outcome") == DONE, F.struct("ms", "seq", "id", "start_us", "consumer"))).over(before),
+        )
+        .withColumn("noted_last", F.max(F.when(F.col("outcome") == DONE, F.col("record_ms"))).over(before))
+        .withColumn("last", F.lag(F.struct("fence", "consumer", "id", "start_us")).over(row))
+    )
+    under, ends, starts, done, last = (
+        F.col(name) for name in ("under_fence", "latest_end", "latest_start", "done", "last")
+    )
+    # Under a former fence what is done counts only: that is noted by acknowledging, and with all that was done before
+    # it. What crashed or failed is noted by itself, and the successes before it are not when their owner died before it
+    # acknowledged them; so they come again.
+    known = ("ms", "seq", "id", "start_us", "consumer")
+    own = F.when(F.col("started.fence") == fence, F.struct(*(F.col(f"started.{name}").alias(name) for name in known)))
+    told = told.withColumn("highest", F.greatest(own, done))
+    highest, place = F.col("highest"), F.struct("ms", "seq")
+    # A batch handler was given several messages of the ticket.
+    one_call = (under["start_us"] == start) & (under["ended"] == F.col("ended"))
+    at_once = (under["fence"] == fence) & (under["ended"] > start) & ~one_call
+    # One incarnation has one clock.
+    at_home = (ends["fence"] < fence) & (ends["consumer"] == F.col("consumer")) & (ends["ended"] > start)
+    fell = (starts["fence"] < fence) & (starts["start_us"] > start + tolerance)
+    flags: dict[str, Any] = {
+        "overlap": at_once | at_home,
+        "fence_fell": fell,
+        "owners_overlap": (
+            (ends["fence"] < fence)
+            & (ends["consumer"] != F.col("consumer"))
+            & (ends["ended"] > start + tolerance)
+            & ~fell
+        ),
+        "fence_shared": (last["fence"] == fence) & (last["consumer"] != F.col("consumer")),
+        "times_impossible": (F.col("end_us") != 0) & (F.col("end_us") < start),
+        "late": place < F.struct(highest["ms"].alias("ms"), highest["seq"].alias("seq")),
+        # Not only then, but whenever it was done before; what it was before is looked at later, of these few.
+        "again": place <= F.struct(done["ms"].alias("ms"), done["seq"].alias("seq")),
+        "after": (last["fence"] < fence) & (F.col("noted_last") > F.col("record_ms")),
+    }
+    for name, rule in flags.items():
+        told = told.withColumn(name, F.coalesce(rule, F.lit(False)))
+    told = told.withColumn(
+        "beside",
+        F.struct(*(F.when(at_once, under[name]).otherwise(ends[name]).alias(name) for name in ("id", "ended"))),
+    )
+    repeated = (last["id"] == F.col("id")) & (last["fence"] < fence)
+    return told.withColumn("recovered_ms", F.when(repeated, (start - last["start_us"]) / 1000))
+
+
+def _told(rows: DataFrame, check: str) -> DataFrame:
+    """Rows for ``collect``: the execution, and the other one that makes it a finding."""
+    ended = F.when(F.col("end_us") == 0, "the end of its process").otherwise(at(F.col("end_us")))
+    ran = F.format_string(
+        "%s ran it from %s to %s (UTC) under fence %d", F.col("consumer"), at(F.col("start_us")), ended, F.col("fence")
+    )
+    others = {
+        "overlap": F.format_string("; %s ran until %s", F.col("beside.id"), at(F.col("beside.ended"))),
+        "owners_overlap": F.format_string("; %s ran %s until %s under fence %d", F.col("latest_end.consumer"), F.col("latest_end.id"),
+                                          at(F.col("latest_end.ended")), F.col("latest_end.fence")),
+        "fence_fell": F.format_string("; %s started %s at %s under fence %d", F.col("latest_start.consumer"), F.col("latest_start.id"),
+                                      at(F.col("latest_start.start_us")), F.col("latest_start.fence")),
+        "fence_shared": F.format_string("; %s ran %s under it before, from %s on", F.col("last.consumer"), F.col("last.id"),
+                                        at(F.col("last.start_us"))),
+        "out_of_order": F.format_string("; %s had started %s at %s, before it", F.col("highest.consumer"), F.col("highest.id"),
+                                        at(F.col("highest.start_us"))),
+        "effect_twice": F.format_string("; %s had done it from %s to %s under fence %d, as the run log noted at %s", F.col("first.consumer"),
+                                        at(F.col("first.start_us")), at(F.col("first.end_us")), F.col("first.fence"), at(F.col("noted") * 1000)),
+        "stale_counted": F.format_string("; it was noted as done at %s, when %s had the ticket: under fence %d it ran %s from %s on",
+                                         at(F.col("record_ms") * 1000), F.col("owner.consumer"), F.col("owner.fence"), F.col("owner.id"),
+                                         at(F.col("owner.start_us"))),
+    }  # fmt: skip
+    detail = F.concat(ran, others[check]) if check in others else ran
+    return suspect(check, rows, detail, owner=F.col("consumer"))
+
+
+def at(us: Any) -> Any:
+    """A moment for people, in UTC whatever the time zone of the session; what is beyond the calendar stays a number."""
+    shown = F.date_format(
+        F.to_utc_timestamp(F.timestamp_micros(us), F.current_timezone()), "yyyy-MM-dd HH:mm:ss.SSSSSS"
+    )
+    return F.when(us.between(0, _LAST_US), shown).otherwise(us.cast("string"))
+
+
+def _check_order(
+    runs: DataFrame,
+    dead: DataFrame | None,
+    late: DataFrame,
+    facts: Sequence[StreamFacts],
+    figures: RunFigures,
+    suspects: Suspects,
+) -> None:
+    """Of the executions behind a later message: those whose message had not ended before, the first of each. The others
+    are repeats, which are allowed."""
+    ids = late.select("stream", "ticket", "id").distinct()
+    ends = runs.filter(F.col("outcome").isin(*ENDED)).select("stream", "id", "fence", "start_us")
+    if dead is not None:  # under a fence that was given after that it comes again: the group was set back
+        fence = (F.split("letter", "-")[0].cast("bigint") + 1) * FENCES_PER_MS
+        ends = ends.unionByName(
+            dead.select("stream", "id", fence.alias("fence"), F.lit(0).cast("bigint").alias("start_us"))
+        )
+    firsts = (
+        ends.join(ids, ["stream", "id"])
+        .groupBy("stream", "ticket", "id")
+        .agg(F.min(F.struct("fence", "start_us")).alias("first"))
+    )
+    unended = late.join(firsts, ["stream", "ticket", "id"], "left").filter(
+        F.col("first").isNull() | (F.struct("fence", "start_us") <= F.col("first"))
+    )
+    row = Window.partitionBy("stream", "ticket", "id").orderBy("fence", "start_us")
+    first = unended.withColumn("place", F.row_number().over(row)).filter(F.col("place") == 1)
+    known = first.withColumn("provable", F.col("ms") > _per_stream({one.stream: one.floor_ms for one in facts}))
+    for row in known.filter(~F.col("provable")).groupBy("stream").count().collect():
+        figures.skipped_order[row.stream] = row["count"]
+    judged = (
+        known.filter(F.col("provable"))
+        .join(_set_back(runs, first), ["stream", "id"], "left")
+        .fillna(False, ["set_back"])
+    )
+    clock = F.format_string(
+        "it began before %s by its consumer's clock, and was noted before that one", F.col("highest.id")
+    )
+    by_clock = judged.filter(F.col("set_back"))
+    collect(
+        [
+            _told(judged.filter(~F.col("set_back")), "out_of_order"),
+            suspect(
+                "times_impossible", by_clock, F.concat(F.col("consumer"), F.lit(": "), clock), owner=F.col("consumer")
+            ),
+        ],
+        suspects,
+    )
+
+
+def _set_back(runs: DataFrame, late: DataFrame) -> DataFrame:
+    """(stream, id, set_back): whether only the clock of its consumer says that an execution was late.
+
+    What one owner has finished is noted in the order in which it finished. So where both succeeded, one after the other
+    by that clock, and the first one by the clock was noted later, by Redis' clock, it was the second one.
+    """
+    names = ("fence", "ms", "seq", "start_us", "end_us", "record_ms", "outcome")
+    other = runs.select("stream", "ticket", *(F.col(name).alias(f"other_{name}") for name in names))
+    row = late.select("stream", "ticket", "id", *names)
+    behind = F.struct("ms", "seq") < F.struct("other_ms", "other_seq")
+    own = (F.col("other_fence") == F.col("fence")) & (F.col("other_start_us") <= F.col("start_us"))
+    former = (F.col("other_fence") < F.col("fence")) & (F.col("other_outcome") == DONE)
+    in_turn = (F.col("other_end_us") <= F.col("start_us")) & (F.col("other_record_ms") > F.col("record_ms"))
+    is_clock = own & (F.col("outcome") == DONE) & (F.col("other_outcome") == DONE) & in_turn
+    ahead = row.join(other, ["stream", "ticket"]).filter(behind & (own | former))
+    return ahead.groupBy("stream", "id").agg(F.every(is_clock).alias("set_back"))
+
+
+def _check_effects(runs: DataFrame, again: DataFrame, figures: RunFigures, suspects: Suspects) -> None:
+    """Messages that succeeded more than once.
+
+    What is done leaves the pending list in the step that notes it in the run log; so no other success of it is noted
+    later. But for that of a former owner, when nobody has the ticket any more: it is noted beside what that owner may
+    acknowledge, behind its successor's.
+    """
+    done = runs.filter(F.col("outcome") == DONE)
+    alone = done.filter(F.col("ticket") == "")  # messages without a ticket id are in no order
+    ids = again.select("stream", "id").union(alone.select("stream", "id")).distinct()
+    row = Window.partitionBy("stream", "id").orderBy("fence", "start_us", "record_ms")
+    before = row.rowsBetween(Window.unboundedPreceding, -1)
+    told = done.join(ids, ["stream", "id"], "left_semi").withColumn("former", F.lag("fence").over(row))
+    told = told.withColumn(
+        "first", F.min(F.struct("record_ms", "fence", "start_us", "end_us", "consumer")).over(before)
+    )
+    told = told.withColumn("noted", F.col("first.record_ms"))
+    wrong = (F.col("former") == F.col("fence")) | (F.col("record_ms") > F.col("noted"))
+    kept = told.filter(F.col("former").isNotNull()).withColumn("wrong", wrong).persist()
+    try:
+        figures.succeeded_again = kept.filter(~F.col("wrong")).count()
+        collect([_told(kept.filter(F.col("wrong")), "effect_twice")], suspects)
+    finally:
+        kept.unpersist()
+
+
+def _check_stale(runs: DataFrame, flagged: DataFrame, suspects: Suspects) -> None:
+    """Successes of former owners that counted.
+
+    Before such a one was noted its ticket was handed over under a higher fence: an execution under that was noted
+    before, or is of the very message: nobody is handed what is done. What is done under a higher fence too is left to
+    ``_check_effects``.
+    """
+    done = runs.filter(F.col("outcome") == DONE)
+    owner = F.struct("fence", "record_ms", "start_us", "consumer", "id").alias("owner")
+    alone = runs.filter(
+        (F.col("ticket") == "") & (F.col("outcome") != DONE)
+    )  # messages without a ticket id are in no order
+    of_it = (
+        flagged.filter(F.col("again") & (F.col("outcome") != DONE))
+        .select("stream", "id", owner)
+        .union(alone.select("stream", "id", owner))
+    )
+    handed_ms, noted_ms = (F.col("owner.fence") / FENCES_PER_MS).cast("bigint"), F.col("record_ms")
+    of_ticket = flagged.filter("after").select("stream", "ticket", owner)
+    wrong = done.join(of_it, ["stream", "id"]).filter(handed_ms < noted_ms)
+    wrong = wrong.unionByName(done.join(of_ticket, ["stream", "ticket"]).filter(F.col("owner.record_ms") < noted_ms))
+    wrong = wrong.filter(F.col("owner.fence") > F.col("fence"))
+    wrong = wrong.join(done.groupBy("stream", "id").agg(F.max("fence").alias("highest")), ["stream", "id"]).filter(
+        "fence = highest"
+    )
+    row = Window.partitionBy("stream", "id").orderBy("fence", "owner")
+    collect([_told(wrong.withColumn("place", F.row_number().over(row)).filter("place = 1"), "stale_counted")], suspects)
+
+
+def check_losses(
+    pending: DataFrame,
+    runs: DataFrame,
+    letters: Letters,
+    facts: Sequence[StreamFacts],
+    figures: RunFigures,
+    suspects: Suspects,
+) -> None:
+    """Read and over, but by whom? And pending behind a later one that is done. Nothing is claimed of what is over
+    before ``figures.first_known``, nor of that whose letter may be dropped."""
+    floors = _per_stream({one.stream: one.floor_ms for one in facts})
+    entries = pending.filter(F.col("in_stream") & (F.col("ms") > floors)).select(
+        "stream", "id", "ms", "seq", "ticket", "consumer"
+    )
+    settled = entries.filter(F.col("consumer").isNull()).withColumn("passed", F.lit(None).cast("string"))
+    done = runs.filter(F.col("outcome").isin(*ENDED)).select("stream", "id")
+    missing = settled.unionByName(_overtaken(entries.filter(F.col("consumer").isNotNull()), runs)).join(
+        done, ["stream", "id"], "left_anti"
+    )
+    found: list[DataFrame] = []
+    if (dead := letters.there) is not None:
+        missing = missing.join(dead.select("stream", "id"), ["stream", "id"], "left_anti")
+        both = dead.join(
+            runs.filter(F.col("outcome") == "done").select("stream", "id", "ms", "seq", "consumer", "end_us"),
+            ["stream", "id"],
+        )
+        shown = [F.col("consumer"), at(F.col("end_us")), F.col("letter"), F.col("reason")]
+        detail = F.format_string("done by %s at %s (UTC); dead letter %s, reason %s", *shown)
+        found.append(suspect("dead_and_done", both, detail, owner=F.col("consumer")))
+    kept = missing.persist()
+    try:
+        # Not those of the same millisecond either. A stream of which nobody ever handled anything has no lowest id: all
+        # is "before".
+        known, is_over = F.col("ms") > _per_stream(figures.first_known), F.col("consumer").isNull()
+        for row in kept.filter(~known & is_over).groupBy("stream").count().collect():
+            figures.before_known[row.stream] = row["count"]
+        unsaid = kept.filter(known | ~is_over)
+        if not unsaid.isEmpty():
+            unsaid = _no_former_letters(unsaid, letters, figures)
+        detail = F.concat(
+            F.lit("pending for "), F.col("consumer"), F.lit(", and "), F.col("passed"), F.lit(" of its ticket is done")
+        )
+        found.append(suspect("overtaken", unsaid.filter(~is_over), detail, owner=F.col("consumer")))
+        collect([suspect("lost", unsaid.filter(is_over), "not pending, and in no record"), *found], suspects)
+    finally:
+        kept.unpersist()
+
+
+def _no_former_letters(unsaid: DataFrame, letters: Letters, figures: RunFigures) -> DataFrame:
+    """Without those whose letter was redriven, or may have been dropped. Such a one is pending again when the group was
+    set back."""
+    unsaid = not_added_again(unsaid, letters.entries)
+    was_dropped = F.col("ms") <= _per_stream(letters.last_drops_ms(), -1)
+    for row in unsaid.filter(was_dropped).groupBy("stream").count().collect():
+        figures.maybe_dropped[row.stream] = row["count"]
+    return unsaid.filter(~was_dropped)
+
+
+def _overtaken(held: DataFrame, runs: DataFrame) -> DataFrame:
+    """Those of the pending entries ``held`` that are behind a later message of their ticket which is done (``passed``:
+    the last of these).
+
+    Done only: a success is noted with all that was done before it, in one step; a failure by itself, maybe after
+    successes that nobody will ever note because their owner died. So what is pending before a failure may have
+    succeeded, and what is pending before a success has not.
+    """
+    at = F.struct("ms", "seq", "id")
+    ahead = (
+        runs.filter((F.col("outcome") == DONE) & (F.col("ticket") != ""))
+        .groupBy("stream", "ticket")
+        .agg(F.max(at).alias("ahead"))
+    )
+    joined = held.join(ahead, ["stream", "ticket"]).filter(F.struct("ms", "seq") < F.struct("ahead.ms", "ahead.seq"))
+    joined = joined.filter(~F.col("ticket").contains("\ufffd"))  # was no UTF-8: two tickets may read the same
+    return joined.select("stream", "id", "ms", "seq", "ticket", "consumer", F.col("ahead.id").alias("passed"))
+
+
+def _per_stream(values: dict[str, int], otherwise: int = 1 << 62) -> Any:
+    chosen = F.lit(otherwise)
+    for stream, value in values.items():
+        chosen = F.when(F.col("stream") == stream, F.lit(value)).otherwise(chosen)
+    return chosen.cast("bigint")

@@ -1,0 +1,250 @@
+"""``usher audit``: prove from pending lists, index and run log that the promise held, or show where it did not."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+
+from usher.common.base.errors import RedisTrouble, StartRefused
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.registration import name_of
+from usher.common.redis.client import CommandRefused, Link, check_reachable
+from usher.common.redis.endpoints import near
+from usher.common.redis.locate import resolve_redis_url
+from usher.common.runtime.own_command import usher_command
+from usher.common.runtime.settings import load, options
+from usher.master.audit.archive_cli import archive, reconcile, telling
+from usher.master.audit.checks.findings import CHECKS
+from usher.master.audit.read.session import SparkPlace, spark_session
+from usher.master.audit.read.streams import expand, is_pattern
+from usher.master.audit.settings import AuditSettings
+from usher.master.cli.shared import console, fitted, print_json, table
+from usher.master.insight.formatting import duration, moment
+
+#: Below this, Spark is started for little data (``SparkPlace.small``).
+_SMALL_ENTRIES, _SMALL_RECORDS = 200_000, 400
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+@click.group(
+    invoke_without_command=True,
+    help="""Audit the pending lists and the run log of a running system, with Spark on this machine or on a cluster.
+
+    `usher audit checks` lists what is looked for. Exit code 0: nothing found, 1: findings, 2: the audit could not be done. The page with plots
+    and the history lie in USHER_AUDIT_DIR.""",
+)
+@_JSON
+@click.option(
+    "--streams",
+    metavar="NAMES",
+    help="Streams to audit in one run, comma separated; patterns too, as in orders,tickets:*.",
+)
+@click.option("--schedule", is_flag=True, help="Audit again and again, every USHER_AUDIT_EVERY_MINUTES, until stopped.")
+@options(AuditSettings)
+def audit(flags: dict[str, Any], as_json: bool, streams: str | None, schedule: bool) -> None:
+    settings = load(AuditSettings, os.environ, flags if streams is None else flags | {"audit_streams": streams})
+    context = click.get_current_context()
+    if schedule and context.invoked_subcommand is None:
+        _schedule(settings.audit_every_minutes * 60)
+    if any(map(is_pattern, settings.streams)) and context.invoked_subcommand != "checks":
+        found = expand(resolve_redis_url(settings), settings.streams, settings.group)
+        settings = settings.model_copy(update={"audit_streams": ",".join(found)})
+    context.obj = settings
+    if context.invoked_subcommand is None:
+        sys.exit(_once(settings, as_json))
+
+
+def _once(settings: AuditSettings, as_json: bool) -> int:
+    """One audit. The exit code."""
+    url = resolve_redis_url(settings)
+    check_reachable(url)
+    with telling("looking at Redis") as tell:
+        place = dataclasses.replace(place_of(settings), small=_is_small(settings, url))
+        tell(f"starting Spark on {place.master}")
+        with spark_session(place, os.environ) as spark:
+            report = _audited(spark, settings, url, tell)
+    from usher.master.audit.output import history, page, screen
+    from usher.master.audit.output.report import document
+
+    past, problems = history.trend(settings.folder / "history")
+    page_file: Path | None = settings.folder / "audit.html"
+    try:
+        history.add(settings.folder / "history", report)
+        past = [*past, *history.trend(settings.folder / "history", last=1)[0]]
+    except OSError as failed:
+        problems.append(f"this run could not be added to the history: {failed}")
+    report = dataclasses.replace(report, trend=tuple(past), unproven=(*report.unproven, *problems))
+    try:
+        page.write(settings.folder / "audit.html", report)
+    except OSError as failed:
+        page_file = None
+        click.echo(f"usher: the page could not be written: {failed}", err=True)
+    if as_json:
+        click.echo(orjson.dumps(document(report) | {"page": str(page_file) if page_file else None}))
+    else:
+        screen.show(report, page_file)
+    return report.exit_code
+
+
+def _audited(spark: Any, settings: AuditSettings, url: str, tell: Callable[[str], None]) -> Any:
+    from usher.master.audit.job import Audit, AuditPlan
+    from usher.master.audit.output.report import summary
+
+    plan = AuditPlan(
+        url, settings.streams, settings.group, settings.ticket_field, settings.limits, settings.audit_settle_seconds, settings.run_log_length,
+        settings.audit_sink_url, settings.audit_sink_name,
+    )  # fmt: skip
+    report = Audit(spark, plan, tell).run()
+    problems = []
+    for stream in settings.streams:
+        told = orjson.dumps(summary(report, stream))
+        try:
+            _with_link(near(url, stream), functools.partial(_store, told), Keys(stream, settings.group))
+        except StartRefused as refused:  # memory or disk of Redis is full: what was found is worth the more
+            problems.append(
+                f"{stream}: the summary could not be stored, masters go on to tell of an earlier run: {refused}"
+            )
+    return dataclasses.replace(report, unproven=(*report.unproven, *problems))
+
+
+def _store(told: bytes, link: Link, keys: Keys) -> None:
+    link.call("SET", keys.audit, told)
+
+
+def _is_small(settings: AuditSettings, url: str) -> bool:
+    """Whether there is little to audit. Raises StartRefused when a stream or its group does not exist: before Java is
+    started for it."""
+    from usher.master.audit.read.snapshot import stream_facts
+
+    entries = records = 0
+    for stream in settings.streams:
+        facts = _with_link(
+            near(url, stream),
+            lambda link, keys: stream_facts(link, keys, settings.run_log_length),
+            Keys(stream, settings.group),
+        )
+        entries += max(facts.pending, facts.length if facts.run_records else 0)
+        records += facts.run_records
+    return entries < _SMALL_ENTRIES and records < _SMALL_RECORDS
+
+
+def _with_link(url: str, do: Callable[[Link, Keys], Any], keys: Keys) -> Any:
+    link = Link(url, "usher:audit", timeout_s=30.0)
+    try:
+        return do(link, keys)
+    except (RedisTrouble, CommandRefused) as trouble:
+        raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
+    finally:
+        link.close()
+
+
+def place_of(settings: AuditSettings) -> SparkPlace:
+    """Where Spark runs by these settings."""
+    return SparkPlace(
+        settings.audit_spark_master, settings.folder / "spark", settings.audit_memory_mib, settings.audit_py_files
+    )
+
+
+def _schedule(every_s: float) -> None:
+    """Audits in processes of their own, so that between two of them no Java holds memory. Ends with a signal."""
+    words = [word for word in sys.argv[1:] if word != "--schedule"]
+    if words[:1] != ["audit"]:
+        words = ["audit", *words]
+    while True:
+        began_s = time.monotonic()
+        code = subprocess.run(usher_command(*words), check=False).returncode
+        click.echo(f"usher: audit ended with exit code {code}; the next one in {every_s / 60:g} minutes", err=True)
+        time.sleep(max(1.0, every_s - (time.monotonic() - began_s)))
+
+
+@audit.command(help="What an audit looks for: each finding's name, its rule, and what it means when it does not hold.")
+@_JSON
+def checks(as_json: bool) -> None:
+    rows = [(one.name, one.severity.value, one.rule, one.means) for one in CHECKS.values()]
+    names = ("finding", "severity", "rule", "means")
+    if as_json:
+        print_json({"checks": [dict(zip(names, row, strict=True)) for row in rows]})
+    else:
+        console().print(table("Findings", names, rows))
+
+
+@audit.command(help="Executions of one ticket, or of one message, in the run log, oldest record first. Needs no Spark.")
+@click.option("--ticket", help="The ticket's id.")
+@click.option("--message", help="The message's id (its place in the stream).")
+@_JSON
+def runs(ticket: str | None, message: str | None, as_json: bool) -> None:
+    from usher.master.audit.read.bulk import BulkReader, Interrupted
+    from usher.master.audit.read.reading import run_columns
+
+    if ticket is None and message is None:
+        raise click.UsageError("of which ticket, or of which message? Give --ticket or --message.")
+    settings: AuditSettings = click.get_current_context().obj
+    url = resolve_redis_url(settings)
+    check_reachable(url)
+    found = []
+    for stream in settings.streams:
+        try:
+            with BulkReader(near(url, stream)) as reader:
+                for page in run_columns(reader, Keys(stream, settings.group).runs, (b"-", b"+")):
+                    rows = (
+                        row for row in zip(*page, strict=True) if ticket in (None, row[2]) and message in (None, row[3])
+                    )
+                    found += [(stream, *row[1:]) for row in rows]
+        except Interrupted as trouble:
+            raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
+    names = ("stream", "consumer", "ticket", "id", "fence", "attempt", "start_us", "end_us", "outcome")
+    if as_json:
+        print_json(
+            {"ticket": ticket, "message": message, "runs": [dict(zip(names, row, strict=True)) for row in found]}
+        )
+    else:
+        of = " and ".join(
+            f"{what} {name}" for what, name in (("ticket", ticket), ("message", message)) if name is not None
+        )
+        console().print(_runs_table(of, found, len(settings.streams) > 1))
+
+
+def _runs_table(of: str, found: Sequence[Sequence[Any]], several: bool) -> Any:
+    """``several``: of several streams, so that it matters of which one."""
+    today, rows = moment(time.time_ns() // 1_000_000)[:11], []
+    for stream, consumer, _, message_id, fence, attempt, start_us, end_us, outcome in found:
+        took = duration((end_us - start_us) / 1000) if end_us else "its process ended"
+        began = moment(start_us // 1000).removeprefix(today)
+        rows.append(
+            (
+                *([stream] if several else []),
+                message_id,
+                str(attempt),
+                outcome,
+                began,
+                took,
+                name_of(consumer),
+                str(fence),
+            )
+        )
+    columns = (
+        *(["stream"] if several else []),
+        "message",
+        "attempt",
+        "outcome",
+        "began (UTC)",
+        "took",
+        "consumer",
+        "fence",
+    )
+    ids = ("message", "attempt", "outcome", "began (UTC)", "fence")
+    return fitted(f"Executions of {of}", columns, rows, (), ids, extras=("fence", "consumer"))
+
+
+audit.add_command(archive)
+audit.add_command(reconcile)

@@ -1,0 +1,76 @@
+"""The audit's page: one HTML file with everything in it. It opens offline, runs no script and asks nobody for
+anything."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from usher.master.audit.checks.findings import CHECKS
+from usher.master.audit.output import plots
+from usher.master.audit.output.report import Report, document
+
+_TITLES = {
+    "pending": "pending entries",
+    "tickets_pending": "tickets with pending entries",
+    "oldest_age_ms": "oldest pending entry",
+    "entries": "entries in the streams",
+    "dead_letters": "dead letters",
+    "executions": "executions in the run log",
+    "unsuccessful": "executions not successful",
+    "crashed": "executions ended by a crash",
+    "repeated": "started again under a new owner",
+    "succeeded_again": "done twice by that (allowed)",
+    "execution_p50_ms": "an execution takes, median",
+    "execution_p99_ms": "an execution takes, 99 %",
+    "slowest_recovery_ms": "slowest recovery",
+}
+
+
+def render(report: Report) -> str:
+    """The page as text."""
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    template = environment.from_string(
+        (resources.files("usher.master.audit.output") / "page.html").read_text(encoding="utf-8")
+    )
+    return template.render(
+        report=report,
+        began=time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(report.started_ms / 1000)),
+        figures=shown_figures(report),
+        found=[one | {"known": _known(one["examples"])} for one in document(report)["findings"]],
+        checks=list(CHECKS.values()),
+        charts=plots.charts(report),
+        lines=plots.lines(report),
+    )
+
+
+def _known(examples: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What at least one of the examples has: a finding about owners has no entries."""
+    return [name for name in ("id", "ticket", "owner") if any(example[name] for example in examples)]
+
+
+def shown_figures(report: Report) -> list[tuple[str, str]]:
+    """(name, value) for people."""
+    return [(title, _shown(name, report.figures.get(name))) for name, title in _TITLES.items()]
+
+
+def _shown(name: str, value: float | int | None) -> str:
+    if value is None:
+        return "-"
+    if name.endswith("_ms"):
+        return f"{value / 1000:,.1f} s" if value >= 1000 else f"{value:,.1f} ms"
+    return f"{value:,}"
+
+
+def write(path: Path, report: Report) -> None:
+    """Write the page, whole or not at all. Raises OSError."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    written = path.with_name(f".{path.name}.{os.getpid()}")
+    written.write_text(render(report), encoding="utf-8")
+    written.replace(path)

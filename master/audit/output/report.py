@@ -1,0 +1,140 @@
+"""What an audit says: one plain value that terminal, JSON, history, page and the summary in Redis are made from.
+Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from usher.common.protocol.keys import Keys
+from usher.master.audit.checks.findings import CHECKS, Check, Found, Severity, commands, in_order, repair
+
+#: Names of streams in a summary.
+_LISTED = 100
+
+
+#: The part of deploy/runbook.md that goes on where ``repair`` ends, where that is not the one of the audit.
+_SECTIONS = {
+    **dict.fromkeys(
+        ("pending_without_index", "index_without_pending", "owners_differ", "owner_dead", "consumer_leaked"),
+        "No leader",
+    ),
+    **dict.fromkeys(("idle_too_long", "parked_too_long"), "Nothing moves"),
+    **dict.fromkeys(("delivered_often", "attempts_many"), "Stuck ticket"),
+}
+
+
+def section(check: Check) -> str:
+    """Its heading in the runbook."""
+    return _SECTIONS.get(check.name, "Audit")
+
+
+@dataclass(frozen=True)
+class Report:
+    """One run. ``unproven``: sentences about what could not be said; ``trend``: earlier runs, oldest first, from the
+    history."""
+
+    run: str
+    started_ms: int
+    seconds: float
+    redis: str
+    streams: tuple[str, ...]
+    group: str
+    found: tuple[Found, ...]
+    unproven: tuple[str, ...]
+    figures: Mapping[str, Any]
+    plots: Mapping[str, Any] = field(default_factory=dict)
+    trend: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """``clean``, or the worst severity."""
+        if not self.found:
+            return "clean"
+        return "bad" if any(one.check.severity is Severity.BAD for one in self.found) else "warn"
+
+    @property
+    def exit_code(self) -> int:
+        return 1 if self.found else 0
+
+    def sentence(self) -> str:
+        """The verdict in words."""
+        if self.verdict == "clean":
+            if not any(self.figures.get(name) for name in ("entries", "pending", "executions")):
+                return "nothing found, for there is nothing: no message and no execution in any of the streams"
+            return (
+                "nothing found: what could be looked at is as promised" if self.unproven else "clean: the promise held"
+            )
+        kinds = len({one.check.name for one in self.found})
+        return f"{sum(one.count for one in self.found):,} findings of {kinds} kinds" + (
+            "; the promise was broken" if self.verdict == "bad" else ""
+        )
+
+
+def document(report: Report) -> dict[str, Any]:
+    """The JSON document."""
+    return {
+        "run": report.run,
+        "started_ms": report.started_ms,
+        "seconds": report.seconds,
+        "redis": report.redis,
+        "streams": list(report.streams),
+        "group": report.group,
+        "verdict": report.verdict,
+        "findings": [_found(report, one) for one in in_order(report.found)],
+        "unproven": list(report.unproven),
+        "figures": dict(report.figures),
+        "checks": list(CHECKS),
+    }
+
+
+def _found(report: Report, one: Found) -> dict[str, Any]:
+    keys = Keys(one.stream, report.group)
+    return {
+        "check": one.check.name,
+        "severity": one.check.severity.value,
+        "stream": one.stream,
+        "count": one.count,
+        "suspects": one.suspects,
+        "rule": one.check.rule,
+        "means": one.check.means,
+        "runbook": section(one.check),
+        "examples": [
+            {
+                "id": example.id,
+                "ticket": example.ticket,
+                "owner": example.owner,
+                "detail": example.detail,
+                "look": commands(one.check, example, keys),
+                "repair": repair(one.check, example, keys),
+            }
+            for example in one.examples
+        ],
+    }
+
+
+def summary(report: Report, stream: str) -> dict[str, Any]:
+    """What is stored in Redis beside ``stream`` for pages and metrics: small, whatever was found.
+
+    ``verdict``, ``findings``, ``severities`` and ``examples`` (the first one of each check) are of this stream; the
+    figures are of the whole run.
+    """
+    found = in_order([one for one in report.found if one.stream == stream])
+    mine = replace(report, found=tuple(found))
+    severities = {
+        severity.value: sum(one.count for one in found if one.check.severity is severity) for severity in Severity
+    }
+    names = ("pending", "executions", "oldest_age_ms", "tickets_pending", "repeated")
+    return {
+        "run": report.run,
+        "started_ms": report.started_ms,
+        "seconds": report.seconds,
+        "streams": list(report.streams[:_LISTED]),
+        "verdict": mine.verdict,
+        "findings": {one.check.name: one.count for one in found},
+        "severities": severities,
+        "examples": [_found(report, one) | {"examples": _found(report, one)["examples"][:1]} for one in found],
+        "unproven": len(report.unproven),
+        **{name: report.figures.get(name) for name in names},
+    }

@@ -1,0 +1,3 @@
+"""Read Redis into columns for Spark."""
+
+from __future__ import annotations

@@ -1,0 +1,163 @@
+"""Reading much from Redis: bare hiredis on a connection of ``usher.common.redis.endpoints``, the next page asked for
+before the last one is worked on.
+
+redis-py's own reading costs twice the time per entry. Only reads are sent here, so after a break nothing is in doubt;
+the page is simply not there, and whoever asked says so (``Interrupted``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import hiredis
+
+from usher.common.base.errors import UsherError
+from usher.common.base.log import redacted
+from usher.common.redis.connection_hints import unreachable
+from usher.common.redis.endpoints import make_connection
+
+#: Entries of a page of the pending list: with fewer, the way to Redis and back counts; with more, memory (10 MB a
+#: page).
+PAGE = 10_000
+#: A page of bodies is meant to have so many bytes; the number of entries follows from what the last ones weighed.
+_BODY_PAGE_BYTES = 4 << 20
+_CHUNK = 1 << 20
+_LONGEST_SILENCE_S = 60.0
+#: What PING answers: asked behind a command whose reply is wanted as bytes, it shows where that reply ends.
+_MARK = b"\r\n+PONG\r\n"
+
+Row = list[Any]
+
+
+class Interrupted(UsherError):
+    """Redis went away in the middle of the audit."""
+
+
+class NotAllowed(Interrupted):
+    """The user of this connection may not ask that."""
+
+
+class BulkReader:
+    """One connection for large replies. Not for commands that change anything. ``with BulkReader(url) as reader``."""
+
+    def __init__(self, url: str, name: str = "usher:audit") -> None:
+        self._url = url
+        self._connection: Any = make_connection(url, name, _LONGEST_SILENCE_S)
+        self._parser = hiredis.Reader()
+        self.page_size = 500  # entries of the next page of bodies
+        self.bytes_read = 0
+
+    def __enter__(self) -> BulkReader:
+        try:
+            self._connection.connect()
+        except Exception as failed:
+            raise Interrupted(unreachable(self._url, failed)) from failed
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.disconnect()
+
+    def send(self, *commands: Sequence[Any]) -> None:
+        """Ask; the replies are taken later, in this order."""
+        try:
+            self._connection.send_packed_command(self._connection.pack_commands(commands), check_health=False)
+        except Exception as failed:
+            raise Interrupted(
+                f"Redis at {redacted(self._url)} went away in the middle of the audit: {failed}"
+            ) from failed
+
+    def take(self) -> Any:
+        """The next reply. Raises Interrupted when Redis goes away, or answers with an error."""
+        reply = self._parser.gets()
+        while reply is False:
+            self._parser.feed(self._chunk())
+            reply = self._parser.gets()
+        if isinstance(reply, hiredis.ReplyError):
+            kind = NotAllowed if str(reply).startswith("NOPERM") else Interrupted
+            raise kind(f"Redis refuses a read of the audit: {reply}")
+        return reply
+
+    def _chunk(self) -> bytes:
+        try:
+            chunk: bytes = self._connection._sock.recv(_CHUNK)
+        except OSError as failed:
+            raise Interrupted(
+                f"Redis at {redacted(self._url)} went away in the middle of the audit: {failed}"
+            ) from failed
+        if not chunk:
+            raise Interrupted(f"Redis at {redacted(self._url)} closed the connection in the middle of the audit")
+        self.bytes_read += len(chunk)
+        return chunk
+
+    def ask(self, *command: Any) -> Any:
+        self.send(command)
+        return self.take()
+
+    # ---- replies as bytes (``replies``) --------------------------------------------------------------------------------------
+
+    def send_for_bytes(self, *command: Any) -> None:
+        """Ask for what ``take_bytes`` gives; one such question at a time."""
+        self.send(command, ("PING",))
+
+    def take_bytes(self) -> bytes:
+        """The reply as it came, and the mark behind it. Where a value of it looks like the mark, it is only a part:
+        ``decoded`` reads on."""
+        taken = bytearray()
+        while not taken.endswith(_MARK):
+            taken += self._chunk()
+        return bytes(taken)
+
+    def decoded(self, taken: bytes) -> Any:
+        """The reply that ``take_bytes`` has begun, as objects."""
+        self._parser.feed(taken)
+        reply = self.take()
+        self.take()  # the mark
+        return reply
+
+    # ---- pages ---------------------------------------------------------------------------------------------------------------
+
+    def entries(self, stream: str, first: bytes, last: bytes) -> Iterator[list[Row]]:
+        """Pages of [id, [name, value, ...]] in id order; their length follows the weight of the entries."""
+        start = first
+        while True:
+            before, count = self.bytes_read, self.page_size
+            rows = self.ask("XRANGE", stream, start, last, "COUNT", count)
+            if rows:
+                self.weigh(len(rows), self.bytes_read - before)
+                yield rows
+            if len(rows) < count:
+                return
+            start = b"(" + rows[-1][0]
+
+    def weigh(self, entries: int, octets: int) -> None:
+        """Choose the size of the next page of bodies by what this one weighed."""
+        self.page_size = max(10, min(PAGE, _BODY_PAGE_BYTES * entries // max(1, octets)))
+
+    def bodies(self, stream: str, ids: Sequence[bytes]) -> Iterator[Row | None]:
+        """The entries of these ids one by one; None where there is none."""
+        for at in range(0, len(ids), 500):
+            part = ids[at : at + 500]
+            self.send(*(("XRANGE", stream, entry_id, entry_id) for entry_id in part))
+            for _ in part:
+                found = self.take()
+                yield found[0] if found else None
+
+    def hash_pages(self, key: str) -> Iterator[list[bytes]]:
+        """Flat pages of names and values of a hash (HSCAN); what changes meanwhile may come twice or not at all."""
+        cursor = b"0"
+        while True:
+            cursor, flat = self.ask("HSCAN", key, cursor, "COUNT", 2000)
+            if flat:
+                yield flat
+            if cursor == b"0":
+                return
+
+    def scan(self, pattern: str) -> Iterator[bytes]:
+        """Keys of a pattern (SCAN: it walks over every key of the database)."""
+        cursor = b"0"
+        while True:
+            cursor, found = self.ask("SCAN", cursor, "MATCH", pattern, "COUNT", 5000)
+            yield from found
+            if cursor == b"0":
+                return

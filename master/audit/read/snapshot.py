@@ -1,0 +1,208 @@
+"""Looks at Redis that are not bulk: the facts of a stream, the names in its group, and the second look at every
+suspect.
+
+The first look reads for seconds while traffic flows, so what it finds are suspects. The second look asks for pending
+entry, index record, lease and body of one suspect in one script, at one moment: between two scripts of Usher all of
+them agree, so what still disagrees there is a finding, and nothing that merely moved is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from usher.common.base.errors import GroupMissing, StartRefused
+from usher.common.protocol.attempts import decode
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.registration import parse
+from usher.common.protocol.stream_id import ZERO
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.replies import TicketStream, pairs, parse_record
+from usher.common.redis.scripts import ScriptRunner
+from usher.master.audit.checks.facts import StreamFacts, is_capped
+from usher.master.audit.checks.findings import RESERVED, Example, Limits, Member, index_agrees, is_incarnation
+from usher.master.audit.read.bulk import BulkReader, NotAllowed
+
+_GLOB = re.compile(r"([\\*?\[\]])")
+_BATCH = 200
+
+
+def stream_facts(link: Link, keys: Keys, run_log_length: int) -> StreamFacts:
+    """Raises StartRefused when the stream or its group does not exist, and what Link.call raises."""
+    seconds, micros = link.call("TIME")
+    ticket_stream = TicketStream(link, keys)
+    try:
+        group = ticket_stream.group_facts()
+    except GroupMissing as missing:
+        raise StartRefused(
+            f"USHER_TICKET_STREAM, USHER_GROUP: {missing}. There is nothing to audit: is this the Redis, the stream and"
+            " the group of your masters?"
+        ) from missing
+    runs = _span(link, keys.runs)
+    length, first, _ = _span(link, keys.stream)
+    return StreamFacts(
+        keys.stream,
+        keys.group,
+        int(seconds) * 1000 + int(micros) // 1000,
+        length,
+        group[b"last-delivered-id"],
+        group[b"pending"],
+        runs[0],
+        runs[1],
+        is_capped(runs[0], runs[2], run_log_length),
+        _span(link, keys.dead)[0],
+        first=first,
+    )
+
+
+def _span(link: Link, stream: str) -> tuple[int, bytes | None, int | None]:
+    """Length, first id, and how many entries there ever were (None: Redis does not count)."""
+    try:
+        facts = pairs(link.call("XINFO", "STREAM", stream))
+    except CommandRefused as refused:
+        if "no such key" in str(refused):
+            return 0, None, 0
+        raise
+    first = facts[b"first-entry"]
+    return facts[b"length"], first[0] if first else None, facts.get(b"entries-added")
+
+
+def members(reader: BulkReader, keys: Keys) -> list[Member]:
+    """Every name in the group, and every inbox that is left of somebody who is not in it, if the user of ``reader`` may
+    look for them."""
+    rows = [pairs(row) for row in reader.ask("XINFO", "CONSUMERS", keys.stream, keys.group)]
+    names = [row[b"name"].decode(errors="replace") for row in rows]
+    # A consumer that has registered and was given nothing yet is not in the group.
+    registered = {_incarnation(name, stored) for name, stored in pairs(reader.ask("HGETALL", keys.consumers)).items()}
+    try:
+        inboxes = {key.decode(errors="replace") for key in reader.scan(_GLOB.sub(r"\\\1", keys.inbox("")) + "*")}
+    except NotAllowed:  # SCAN shows every name of the database: common/redis/acl.py does not give it to auditors
+        inboxes = set()
+    left_over = sorted(inboxes - {keys.inbox(name) for name in [*names, *registered]})
+    found = []
+    for at in range(0, len(rows), _BATCH):
+        part = rows[at : at + _BATCH]
+        questions: list[tuple[Any, ...]] = []
+        for row in part:
+            questions.append(("EXISTS", keys.prefix.encode() + b"lease:" + row[b"name"]))
+            questions.append(("XPENDING", keys.stream, keys.group, "-", "+", 1, row[b"name"]))
+        reader.send(*questions)
+        for name, row in zip(names[at : at + _BATCH], part, strict=True):
+            lives, oldest = bool(reader.take()), reader.take()
+            found.append(Member(keys.stream, name, row[b"pending"], oldest[0][2] if oldest else 0, row[b"idle"], lives))
+    for inbox in left_over:
+        name = inbox.removeprefix(keys.inbox(""))
+        found.append(Member(keys.stream, name, 0, 0, 0, bool(reader.ask("EXISTS", keys.lease(name))), in_group=False))
+    return found
+
+
+def may_scan(link: Link) -> bool:
+    """Whether inboxes of nobody can be looked for."""
+    try:
+        link.call("SCAN", 0, "COUNT", 1)
+    except CommandRefused as refused:
+        if "NOPERM" in str(refused):
+            return False
+        raise
+    return True
+
+
+def _incarnation(name: bytes, stored: bytes) -> str:
+    try:
+        return parse(name, stored).incarnation
+    except (ValueError, UnicodeDecodeError):
+        return ""
+
+
+class Look(NamedTuple):
+    """What one moment says of a suspect. ``owner`` None: not pending. ``record``: (owner, ids) of its ticket, None
+    without. ``other_owner``: of the entry that it is compared with."""
+
+    owner: str | None
+    idle_ms: int
+    deliveries: int
+    record: tuple[str, frozenset[str]] | None
+    readable: bool
+    lives: bool
+    in_stream: bool
+    attempts: int | None
+    other_owner: str | None = None
+
+
+def looks(link: Link, keys: Keys, suspects: Iterable[Example]) -> Iterator[tuple[Example, Look]]:
+    """The second look at each suspect, atomic per suspect; those of one owner together, else in their order."""
+    scripts = ScriptRunner(link)
+    by_owner: dict[str, list[Example]] = defaultdict(list)
+    for example in suspects:
+        by_owner[example.owner].append(example)
+    for owner, examples in by_owner.items():
+        names = (keys.stream, keys.tickets, keys.lease(owner), keys.attempts)
+        for at in range(0, len(examples), _BATCH):
+            part = examples[at : at + _BATCH]
+            asked = [(keys.group, one.id or ZERO, ticket_name(one), one.other_id or ZERO) for one in part]
+            yield from zip(part, map(_look, scripts.run_each("look_again", names, asked)), strict=True)
+
+
+def ticket_name(example: Example) -> bytes:
+    """The ticket's field in the index. A message without a ticket id is a ticket of its own, under a name that is no
+    text."""
+    return (
+        b"\xff" + example.id.encode()
+        if not example.ticket or example.ticket == "\ufffd" + example.id
+        else example.ticket.encode()
+    )
+
+
+def _look(answer: Any) -> Look:
+    owner, idle, deliveries, stored, lease, body, attempts, other = answer
+    record, readable = None, True
+    if stored is not None:
+        try:
+            parsed = parse_record(stored)
+            record = parsed.owner.decode(), frozenset(entry_id.decode() for entry_id in parsed.ids)
+        except ValueError:
+            readable = False
+    counted = None if attempts is None else decode(attempts).failures
+    return Look(_name(owner), idle, deliveries, record, readable, bool(lease), bool(body), counted, _name(other))
+
+
+def _name(owner: bytes | None) -> str | None:
+    return None if owner is None else owner.decode(errors="replace")
+
+
+def still_holds(name: str, example: Example, look: Look, limits: Limits) -> bool:
+    """Whether a suspect of the first look is a finding at the moment of the second. A pure judgement."""
+    owner, record = look.owner, look.record
+    runs = owner is not None and is_incarnation(owner)
+    if name == "pending_without_index":
+        return runs and look.in_stream and look.readable and (record is None or example.id not in record[1])
+    if name == "index_without_pending":
+        return owner is None and record is not None and example.id in record[1]
+    if name == "owners_differ":
+        return (
+            owner is not None and record is not None and example.id in record[1] and not index_agrees(owner, record[0])
+        )
+    if name == "index_unreadable":
+        return not look.readable
+    if name == "ticket_owned_twice":
+        other = look.other_owner
+        return runs and other is not None and is_incarnation(other) and other != owner
+    if name == "idle_too_long":
+        return owner == example.owner and look.lives and look.idle_ms > limits.owner_idle_ms
+    if name == "parked_too_long":
+        return owner in RESERVED and record is None and look.idle_ms > limits.parked_ms
+    if name == "body_gone":
+        return owner is not None and not look.in_stream
+    if name == "delivered_often":
+        return owner is not None and look.deliveries > limits.deliveries
+    if name == "attempts_many":
+        return owner is not None and (look.attempts or 0) > limits.attempts
+    if name == "attempts_leaked":
+        return owner is None and look.attempts is not None
+    if name == "overtaken":
+        return owner is not None and look.in_stream
+    if name == "lost":
+        return owner is None and look.in_stream
+    return True

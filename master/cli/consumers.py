@@ -1,0 +1,85 @@
+"""``usher consumers``: look at the registered consumers, drain and resume them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from usher.common.runtime.settings import CommonSettings, options
+from usher.master.cli.options import caller, desk, tell, why_option
+from usher.master.cli.shared import console, consumers_table, print_json, status_reader
+from usher.master.operations.live_rules import TooManyRules
+from usher.master.web.operations_adapter import Operations
+
+
+@click.group(help="Look at the registered consumers, drain and resume them.")
+def consumers() -> None:
+    pass
+
+
+@consumers.command("list", help="List the consumers: whether they live, what they hold.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@options(CommonSettings)
+def list_consumers(flags: dict[str, Any], as_json: bool) -> None:
+    with status_reader(flags) as reader:
+        rows = reader.consumers()
+    if as_json:
+        print_json({"consumers": rows})
+        return
+    console().print(consumers_table(rows))
+    if not rows:
+        click.echo(
+            "  none is registered: start one with `usher consumer --consumer-name NAME --handler module:function`"
+        )
+
+
+@consumers.command(
+    "drain",
+    help=(
+        "Hand nothing more to a consumer: it finishes what it has, what comes goes to others. It holds for the name,"
+        " also after a restart, until `usher consumers resume`. Exit code 1 when nobody of that name is registered."
+    ),
+)
+@click.argument("name")
+@why_option()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@options(CommonSettings)
+def drain(flags: dict[str, Any], name: str, why: str, as_json: bool) -> None:
+    _change(flags, name, why, as_json, "drain")
+
+
+@consumers.command(
+    "resume",
+    help=(
+        "Hand work to a consumer again that an operator has drained. One that shuts down goes on with that. Exit code 1"
+        " when it was not drained."
+    ),
+)
+@click.argument("name")
+@why_option()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@options(CommonSettings)
+def resume(flags: dict[str, Any], name: str, why: str, as_json: bool) -> None:
+    _change(flags, name, why, as_json, "resume")
+
+
+def _change(flags: dict[str, Any], name: str, why: str, as_json: bool, what: str) -> None:
+    with desk(flags) as at:
+        operations = Operations(at.keys.stream, at.rules, at.actions, at.explainer)
+        step = operations.drain if what == "drain" else operations.resume
+        try:
+            changed = step(name, caller(why))
+        except TooManyRules as full:
+            raise click.ClickException(str(full)) from full
+    if changed is not None:
+        tell(changed, as_json)
+        return
+    nobody = (
+        f"no consumer {name!r} is registered"
+        if what == "drain"
+        else f"consumer {name!r} was not drained by an operator"
+    )
+    click.echo("null" if as_json else nobody)
+    sys.exit(1)

@@ -1,0 +1,321 @@
+"""``usher dead``: look at dead letters, make messages of them again, or throw them away."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from usher.common.base.errors import ReplyUnknown
+from usher.common.base.text import many, printable
+from usher.common.protocol.stream_id import is_id
+from usher.common.runtime.settings import CommonSettings, options
+from usher.master.cli.options import caller, filters, wanted_of
+from usher.master.cli.shared import console, fitted, letters_of, print_json, table
+from usher.master.insight.formatting import moment
+from usher.master.operations.action_log import FAILED, Action, chosen_letters, counted
+from usher.master.operations.dead_letters import AT_ONCE, DeadLetters, Outcome
+from usher.master.policy.explain.explain import span
+from usher.master.policy.letters import DeadLetter, LetterFilter, Preview
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+#: What was done; all other answers are not.
+_DONE = ("resumed", "added", "released", "dropped", "done")
+_MEANS = {
+    "resumed": "their tickets waited for them and go on, in the order of the stream",
+    "added": "new messages at the end of the stream, behind the later ones of their tickets; with their uid as it was",
+    "released": "thrown away; the tickets that waited for them go on without them",
+    "dropped": "thrown away",
+    "done": "done, but the answer was lost on the way",
+    "gone": "there is no such letter, or not any more",
+    "cut": "not done: fields of theirs were too large to keep, and the stream does not have the entries any more",
+    "held": "not done: their tickets have an owner at the moment; try again",
+}
+_TRIES = 5
+
+
+@click.group(
+    help="Dead letters: messages that were given up, each with its reason. Look at them, redrive them, or drop them."
+)
+def dead() -> None:
+    pass
+
+
+@dead.command("list", help="List dead letters, the oldest first.")
+@filters
+@click.option(
+    "--limit", type=click.IntRange(min=1, max=100_000), default=50, show_default=True, help="Most letters listed."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@options(CommonSettings)
+def list_letters(flags: dict[str, Any], limit: int, as_json: bool, **given: Any) -> None:
+    found: list[DeadLetter] = []
+    with letters_of(flags) as letters:
+        more = False
+        for page in letters.all(wanted_of(given), letters.last_id()):
+            found += page
+            more = len(found) > limit
+            if more:
+                break
+    found = found[:limit]
+    if as_json:
+        print_json({"dead_letters": [letter.row() for letter in found], "more": more})
+        return
+    console().print(_table(found))
+    if more:
+        click.echo(f"  more than {limit:,}: give --limit, or a filter")
+    elif not found:
+        click.echo("  none")
+
+
+def _table(letters: Sequence[DeadLetter]) -> Any:
+    now_ms = time.time_ns() // 1_000_000
+    rows = [
+        (
+            letter.id.decode(errors="replace"),
+            letter.ticket.decode(errors="replace"),
+            letter.message_id.decode(errors="replace"),
+            f"{letter.reason}: {letter.error[:80]}" if letter.error else letter.reason,
+            letter.attempts,
+            letter.policy,
+            _age(now_ms - letter.written_ms),
+        )
+        for letter in letters
+    ]
+    columns, whole_ones = (
+        ("letter", "ticket", "message", "reason", "attempts", "policy", "age"),
+        ("letter", "message", "attempts", "policy", "age"),
+    )
+    return fitted(
+        "Dead letters", columns, rows, ("attempts", "age"), whole_ones, extras=("message", "attempts", "policy", "age")
+    )
+
+
+def _age(milliseconds: int) -> str:
+    seconds = max(0, milliseconds // 1000)
+    for unit in ("d", "h", "m"):
+        if seconds >= 2 * _UNITS[unit]:
+            return f"{seconds // _UNITS[unit]}{unit}"
+    return f"{seconds}s"
+
+
+@dead.command(
+    "show",
+    help="Show one dead letter with its traceback and its message's fields. Exit code 1 when there is no such letter.",
+)
+@click.argument("letter_id", metavar="LETTER")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@options(CommonSettings)
+def show_letter(flags: dict[str, Any], letter_id: str, as_json: bool) -> None:
+    with letters_of(flags) as letters:
+        found = letters.get(_id_of(letter_id))
+    if found is None:
+        click.echo("null" if as_json else f"there is no dead letter {letter_id}", err=not as_json)
+        sys.exit(1)
+    document = found[0].whole(found[1])
+    if as_json:
+        print_json(document)
+        return
+    fields, trace = document.pop("message_fields"), document.pop("traceback")
+    screen = console()
+    screen.print(table("Dead letter", ("", ""), _for_people(found[0])))
+    screen.print(table("Fields of the message", ("name", "value"), [(name, value[:1000]) for name, value in fields]))
+    if trace:
+        click.echo("".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in trace))
+
+
+def _for_people(letter: DeadLetter) -> list[tuple[str, str]]:
+    """What the letter says, without what is nothing; times are UTC."""
+    row = letter.row()
+    named = {"fields": f"{letter.fields}{', some of them cut or missing' if letter.cut else ''}"}
+    told = {
+        name: named.get(name, str(value or ""))
+        for name, value in row.items()
+        if name != "cut" and not name.endswith("_ms")
+    }
+    times = {"first tried": letter.first_ms, "last tried": letter.last_ms, "given up": letter.written_ms}
+    told |= {name: f"{moment(ms)} UTC" for name, ms in times.items() if ms}
+    return [(name.replace("_", " "), value) for name, value in told.items() if value]
+
+
+def _id_of(text: str) -> bytes:
+    if not is_id(text):
+        raise click.UsageError(
+            f"{text!r} is not the id of a letter: it looks like 1526919030474-55, see `usher dead list`"
+        )
+    return text.encode()
+
+
+def _changes(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What redrive and drop have in common."""
+    for decorate in reversed(
+        (
+            click.argument("letter_ids", nargs=-1, metavar="[LETTER]..."),
+            click.option(
+                "--all",
+                "everything",
+                is_flag=True,
+                help="All letters that the filters let through; without any filter, all there are.",
+            ),
+            filters,
+            click.option("--yes", is_flag=True, help="Do not ask."),
+            click.option("--why", default="", metavar="TEXT", help="Why, for the action log."),
+            click.option("--json", "as_json", is_flag=True, help="Print one JSON document; needs --yes."),
+            options(CommonSettings),
+        )
+    ):
+        command = decorate(command)
+    return command
+
+
+@dead.command(
+    "redrive",
+    help=(
+        "Make messages of dead letters again; their attempts begin anew. A ticket that was halted goes on with the very"
+        " message it waited for, then with its later ones. All others come to the end of the stream. Exit code 1 when"
+        " some could not be redriven, 0 when no letter matches."
+    ),
+)
+@_changes
+def redrive(flags: dict[str, Any], **given: Any) -> None:
+    with letters_of(flags) as letters:
+        sys.exit(_change(letters, "redrive", letters.redrive, given))
+
+
+@dead.command(
+    "drop",
+    help=(
+        "Throw dead letters away for good. A ticket that was halted goes on without the message it waited for. Exit"
+        " code 1 when some could not be, 0 when no letter matches."
+    ),
+)
+@_changes
+def drop(flags: dict[str, Any], **given: Any) -> None:
+    with letters_of(flags) as letters:
+        sys.exit(_change(letters, "drop", letters.drop, given))
+
+
+def _change(
+    letters: DeadLetters, what: str, step: Callable[[Sequence[bytes]], list[Outcome]], given: dict[str, Any]
+) -> int:
+    """Preview, ask, do, tell. Returns the exit code."""
+    ids = [_id_of(text) for text in dict.fromkeys(given["letter_ids"])]
+    if bool(ids) == given["everything"]:
+        raise click.UsageError(
+            "give ids of letters, or --all with filters (--ticket, --reason, --error, --older-than ...)"
+        )
+    if ids and wanted_of(given) != LetterFilter():
+        raise click.UsageError("filters go with --all, not with ids of letters; why you do it is --why")
+    if given["as_json"] and not given["yes"]:
+        raise click.UsageError("--json does not ask: give --yes too")
+    by, wanted, until = caller(given["why"]), wanted_of(given), letters.last_id()
+    preview = Preview()
+    for page in _named(letters, ids) if ids else letters.all(wanted, until):
+        preview.add(page)
+    if not given["as_json"] and not ids and not preview.count:
+        click.echo(_nothing(given))
+        return 0
+    if preview.count and not given["as_json"]:
+        rows = [(group.count, group.reason, group.error_type, group.policy) for group in preview.groups]
+        title = f"{many(preview.count, 'dead letter')} to {what}"
+        console().print(table(title, ("letters", "reason", "error", "policy"), rows, numbers=("letters",)))
+    if preview.count and not given["yes"]:
+        if not sys.stdin.isatty():
+            raise click.UsageError("nobody can be asked here: give --yes")
+        if not click.confirm(f"{what} {preview.count:,}?"):
+            return 1
+    done: Counter[str] = Counter()
+    code, ended = 0, FAILED
+    try:
+        with _progress(what, preview.count) as advance:
+            for batch in (
+                _batched(ids) if ids else ([letter.id for letter in page] for page in letters.all(wanted, until))
+            ):
+                done.update(_carried_out(step, batch))
+                advance(sum(done.values()))
+        ended = ""
+    except KeyboardInterrupt:
+        code, ended = 130, ""
+    finally:
+        if done or ended:
+            on = chosen_letters(ids) if ids else f"{many(sum(done.values()), 'dead letter')} of a filter"
+            letters.note(Action(by, what, on), counted(done.elements()) + ended)
+    _tell(what, letters, preview, done, given["as_json"])
+    return code or (1 if any(word not in _DONE for word in done) else 0)
+
+
+def _nothing(given: dict[str, Any]) -> str:
+    """That the filters let no letter through, and which filters those were."""
+    texts = {"ticket": given["ticket"], "reason": given["reason"], "error": given["error"], "id": given["message_id"]}
+    ages = {"older than": given["older_than"], "younger than": given["younger_than"]}
+    filters = [f"{name} {printable(value)}" for name, value in texts.items() if value]
+    filters += [f"{name} {span(value)}" for name, value in ages.items() if value is not None]
+    return f"no dead letter matches: {', '.join(filters)}" if filters else "there are no dead letters"
+
+
+def _named(letters: DeadLetters, ids: Iterable[bytes]) -> Iterator[list[DeadLetter]]:
+    for letter_id in ids:
+        found = letters.get(letter_id)
+        if found is not None:
+            yield [found[0]]
+
+
+def _batched(ids: Sequence[bytes]) -> Iterator[list[bytes]]:
+    for at in range(0, len(ids), AT_ONCE):
+        yield list(ids[at : at + AT_ONCE])
+
+
+def _carried_out(step: Callable[[Sequence[bytes]], list[Outcome]], ids: Sequence[bytes]) -> list[str]:
+    """The words of one batch. When the answer is lost, the same is asked again: a letter that is gone then was done
+    before."""
+    for number in range(_TRIES):
+        try:
+            words = [outcome.word for outcome in step(ids)]
+            return ["done" if number and word == "gone" else word for word in words]
+        except ReplyUnknown:
+            if number == _TRIES - 1:
+                raise
+            time.sleep(0.2 * 2**number)
+    raise AssertionError("not reached")
+
+
+def _tell(what: str, letters: DeadLetters, preview: Preview, done: Counter[str], as_json: bool) -> None:
+    if as_json:
+        groups = [
+            {"reason": g.reason, "error_type": g.error_type, "policy": g.policy, "count": g.count}
+            for g in preview.groups
+        ]
+        print_json(
+            {
+                "matched": preview.count,
+                "outcomes": dict(done),
+                "groups": groups,
+                "leader_url": letters.leader_url or None,
+            }
+        )
+        return
+    for word, count in done.most_common():
+        click.echo(f"{count:,} {word}: {_MEANS[word]}")
+    if done and what == "redrive" and not letters.leader_url:
+        click.echo("no master leads at the moment: nothing moves before one does")
+
+
+@contextlib.contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A function that is told how many are done, and draws that on a terminal (nowhere else)."""
+    screen = Console(stderr=True)
+    if not screen.is_terminal:
+        yield lambda count: None
+        return
+    with Progress(
+        TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=screen, transient=True
+    ) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda count: bar.update(task, completed=count)

@@ -1,0 +1,150 @@
+"""``usher log``: browse a stream by id or time. Read page by page; the stream is never held as a whole."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import orjson
+
+from usher.common.base.durations import duration_s, moment_text
+from usher.common.base.errors import RedisTrouble, StartRefused
+from usher.common.base.text import json_text, printable
+from usher.common.protocol.message import UID_FIELD, as_mapping, first_value
+from usher.common.protocol.stream_id import milliseconds
+from usher.common.redis.client import CommandRefused, Link, check_reachable
+from usher.common.redis.locate import resolve_redis_url
+from usher.common.redis.replies import Entry
+from usher.common.runtime.settings import CommonSettings, load, options
+
+#: Entries of a page: of the first one, and at most. Later ones follow from the weight of what was read: about
+#: _PAGE_BYTES each.
+_FIRST_PAGE, _LONGEST_PAGE = 4, 100
+_PAGE_BYTES = 4 * 1024 * 1024
+_GROWTH = 4
+_BLOCK_S = 1.0
+_ID = re.compile(r"\d{1,20}(-\d{1,20})?")
+_SHOWN = 160
+
+
+@click.command(
+    help=(
+        "Browse the ticket stream. STREAM defaults to USHER_TICKET_STREAM. TIME is a stream id (1700000000000-0), a"
+        " time (2026-11-21T10:00, local unless it says otherwise), or an age (90s, 15m, 24h, 7d)."
+    )
+)
+@click.argument("stream", required=False)
+@click.option("--since", metavar="TIME", help="From here on. [default: the first entry]")
+@click.option("--until", metavar="TIME", help="Up to here. [default: the last entry]")
+@click.option("--ticket", metavar="ID", help="Only messages of this ticket.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="End after so many messages.")
+@click.option("--follow", is_flag=True, help="Then wait for new ones; Ctrl-C ends it.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+@options(CommonSettings)
+def log(
+    flags: dict[str, Any], stream: str | None, limit: int | None, as_json: bool, follow: bool, **given: str | None
+) -> None:
+    if stream is not None:
+        flags = flags | {"ticket_stream": stream}
+    settings = load(CommonSettings, os.environ, flags)
+    if follow and given["until"]:
+        raise click.UsageError("--follow has no end, --until is one: give one of them")
+    now_ms = time.time_ns() // 1_000_000
+    start = "-" if given["since"] is None else place(given["since"], now_ms)
+    end = "+" if given["until"] is None else place(given["until"], now_ms)
+    url = resolve_redis_url(settings)
+    check_reachable(url)
+    link = Link(url, "usher:log", timeout_s=30.0)
+    wanted = None if given["ticket"] is None else given["ticket"].encode("utf-8", "surrogateescape")
+    field = settings.work_ticket_field.encode()
+    shown = 0
+    try:
+        for entry in _entries(link, settings.work_stream, start, end, follow):
+            if wanted is not None and first_value(entry.fields or [], field) != wanted:
+                continue
+            click.echo(_line(entry, settings.work_ticket_field, as_json))
+            shown += 1
+            if limit is not None and shown >= limit:
+                return
+    except KeyboardInterrupt:
+        return
+    except RedisTrouble as trouble:
+        raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
+    except CommandRefused as refused:
+        raise StartRefused(f"USHER_TICKET_STREAM: {settings.work_stream} cannot be read: {refused}") from refused
+    finally:
+        link.close()
+
+
+def place(text: str, now_ms: int) -> str:
+    """A stream id or its time part for XRANGE. Raises click.BadParameter.
+
+    >>> place("15m", 1_000_000_000_000)
+    '999999100000'
+    """
+    text = text.strip()
+    if text in ("-", "+") or (_ID.fullmatch(text) and (len(text) > 8 or "-" in text or text == "0")):
+        return text
+    if re.fullmatch(r"\d+(\.\d+)?[smhd]", text):
+        return str(max(0, now_ms - int(duration_s(text) * 1000)))
+    try:
+        return str(
+            max(0, int(datetime.datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() * 1000))
+        )  # no id is older than 1970
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is neither a stream id, nor a time like 2026-11-21T10:00, nor an age like 15m"
+        ) from None
+
+
+def _entries(link: Link, stream: str, start: str, end: str, follow: bool) -> Iterator[Entry]:
+    """Entries from ``start`` to ``end``, then, if asked, all that come."""
+    last, count = b"", _FIRST_PAGE
+    while True:
+        since: str | bytes = b"(" + last if last else start
+        page = [Entry(*entry) for entry in link.call("XRANGE", stream, since, end, "COUNT", count)]
+        yield from page
+        last = page[-1].id if page else last
+        if page:
+            weight = sum(len(part) for entry in page for part in entry.fields or ())
+            count = max(1, min(_LONGEST_PAGE, _GROWTH * count, _PAGE_BYTES * len(page) // (weight + 1)))
+            continue
+        if not follow:
+            return
+        if not last:
+            last = _start_of_following(link, stream, start)
+        link.call("XREAD", "COUNT", 1, "BLOCK", int(_BLOCK_S * 1000), "STREAMS", stream, last, block_s=_BLOCK_S)
+
+
+def _start_of_following(link: Link, stream: str, start: str) -> bytes:
+    """Where to wait when nothing lies behind ``start`` yet: behind the last entry that is before it."""
+    if start == "-":
+        return b"0-0"
+    found = link.call("XREVRANGE", stream, start, "-", "COUNT", 1)
+    return bytes(found[0][0]) if found else b"0-0"
+
+
+def _line(entry: Entry, ticket_field: str, as_json: bool) -> str:
+    fields = as_mapping(entry.fields or [])
+    at_ms = milliseconds(entry.id)
+    if as_json:
+        uid = first_value(entry.fields or [], UID_FIELD) or entry.id
+        safe = {json_text(name): json_text(value) for name, value in fields.items()}
+        document = {
+            "id": entry.id.decode(),
+            "time": moment_text(at_ms, "milliseconds"),
+            "uid": uid.decode("utf-8", "backslashreplace"),
+            "ticket_id": safe.get(ticket_field),
+            "fields": safe,
+        }
+        return orjson.dumps(document).decode()
+    rest = " ".join(f"{name}={value}" for name, value in fields.items() if name != ticket_field)
+    text = f"{moment_text(at_ms, 'milliseconds')}  {entry.id.decode():<22}  {fields.get(ticket_field, '-'):<16}  {rest}"
+    # A message may hold anything: control characters must not reach the terminal.
+    safe_text = printable(text)
+    return safe_text if len(safe_text) <= _SHOWN else safe_text[: _SHOWN - 1] + "…"

@@ -1,0 +1,155 @@
+"""The options that say which dead letters are meant, for every command that is about some of them."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import requests
+
+from usher.common.base.durations import Duration
+from usher.common.base.errors import StartRefused
+from usher.common.doctor.source_status import SourcesReader
+from usher.common.protocol.keys import Keys
+from usher.common.redis.client import Link
+from usher.common.runtime.settings import CommonSettings
+from usher.master.cli.shared import configured, print_json
+from usher.master.insight.explainer import Explainer
+from usher.master.operations.action_log import ActionLog, By
+from usher.master.operations.live_rules import Changed, LiveRules
+from usher.master.policy.letters import LetterFilter
+from usher.master.policy.rules import LONGEST_REASON
+
+
+class Age(Duration):
+    """An age in milliseconds."""
+
+    name = "age"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        return int(super().convert(value, param, ctx) * 1000)
+
+
+#: What is said of the text and the time of a letter.
+OF_LETTERS = (
+    click.option(
+        "--reason",
+        default="",
+        metavar="TEXT",
+        help="Only those given up for a reason that has this in it; not why you act.",
+    ),
+    click.option("--error", default="", metavar="TEXT", help="Only those whose error, or its type, has this in it."),
+    click.option("--older-than", type=Age(), metavar="AGE", help="Only those written longer ago: 90s, 10m, 2h, 3d."),
+    click.option("--younger-than", type=Age(), metavar="AGE", help="Only those written since."),
+)
+_REASON, _ERROR, _OLDER, _YOUNGER = OF_LETTERS
+_TICKET = click.option("--ticket", metavar="ID", help="Only those of this ticket.")
+_ID = click.option(
+    "--id", "message_id", metavar="ID", help="Only the one with this id, or of the message with this id."
+)
+
+
+def filters(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: all of them."""
+    for decorate in reversed((_TICKET, _REASON, _ERROR, _ID, _OLDER, _YOUNGER)):
+        command = decorate(command)
+    return command
+
+
+def wanted_of(given: dict[str, Any]) -> LetterFilter:
+    """What the options mean now."""
+    now_ms = time.time_ns() // 1_000_000
+    ticket, letter_id, older, younger = (
+        given["ticket"],
+        given.get("message_id"),
+        given["older_than"],
+        given["younger_than"],
+    )
+    return LetterFilter(
+        None if ticket is None else ticket.encode("utf-8", "surrogateescape"),
+        given["reason"],
+        given["error"],
+        None if letter_id is None else letter_id.encode("utf-8", "surrogateescape"),
+        None if younger is None else now_ms - younger,
+        None if older is None else now_ms - older,
+    )
+
+
+class _Why(click.Option):
+    """Shown as ``--why`` alone: its other name is for scripts that were written before all commands had one word for
+    it."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        record = super().get_help_record(ctx)
+        return record and (record[0].replace(", --reason", ""), record[1])
+
+
+def why_option(more: str = "") -> Callable[[Any], Any]:
+    """Why an operator acts. ``--reason`` says the same, except where that is what dead letters are filtered by."""
+    return click.option(
+        "--why", "--reason", "why", cls=_Why, default="", metavar="TEXT", help=f"Why, for the action log{more}."
+    )
+
+
+class Desk(NamedTuple):
+    """The configured stream, as an operator's command works on it. ``link`` is shared by all: one thread uses them."""
+
+    settings: CommonSettings
+    rules: LiveRules
+    actions: ActionLog
+    explainer: Explainer
+    link: Link
+    keys: Keys
+
+
+@contextlib.contextmanager
+def desk(flags: dict[str, Any]) -> Iterator[Desk]:
+    """Raises as ``configured``."""
+    with configured(flags, "operator") as (settings, link, keys):
+        reader = None if settings.sources is None else SourcesReader(link, keys, settings.sources)
+        gathering = (lambda: None) if reader is None else reader.overview
+        lease_ms = int(settings.lease_seconds * 1000)
+        explainer = Explainer(
+            link, keys, settings.work_ticket_field, lease_ms, sources=gathering, by_stream=settings.by_stream
+        )
+        yield Desk(settings, LiveRules(link, keys), ActionLog(link, keys), explainer, link, keys)
+
+
+def session(ca: Path | None) -> requests.Session:
+    """For asking masters. ``ca``: whose certificates are trusted instead of the system's. Raises StartRefused when
+    there is no such file."""
+    made = requests.Session()
+    made.trust_env = False  # these are addresses of ours: no proxy
+    if ca is not None:
+        if not ca.expanduser().exists():
+            raise StartRefused(f"USHER_TLS_CA: there is no {ca}")
+        made.verify = str(ca.expanduser())
+    return made
+
+
+def caller(why: str = "") -> By:
+    """The user of the operating system who runs this command. Raises click.UsageError for a ``why`` that the action log
+    does not take."""
+    if not why.isprintable() or len(why) > LONGEST_REASON:
+        raise click.UsageError(
+            f"the reason must be one line of text, without control characters, of at most {LONGEST_REASON} characters"
+        )
+    try:
+        who = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in some containers
+        who = f"uid {os.getuid()}"
+    return By(who, "cli", why)
+
+
+def tell(changed: Changed, as_json: bool) -> None:
+    """What a change of the rules did."""
+    if as_json:
+        print_json(changed.shown())
+    else:
+        click.echo(changed.told)

@@ -1,0 +1,226 @@
+"""``usher rules``, ``usher pause``, ``usher slow`` and ``usher resume``: what is to happen to tickets from now on,
+without a deploy."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from usher.common.protocol.message import LONGEST_TICKET
+from usher.common.runtime.settings import CommonSettings, options
+from usher.master.cli.options import Desk, caller, desk, tell, why_option
+from usher.master.cli.shared import console, print_json, table
+from usher.master.operations.live_rules import TooManyRules
+from usher.master.policy.explain.explain import span
+from usher.master.policy.rules import Action, Rule, Target, rule_id
+
+_WHY = why_option(" and for whoever asks what the tickets wait for")
+_WHY_LIFTED = why_option()
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+class _Rate(click.FloatRange):
+    """``nan`` is in every range of click's; a rule with it cannot be read again, and what cannot be read pauses
+    everything."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        rate = float(super().convert(value, param, ctx))
+        if math.isnan(rate):
+            self.fail(f"{value!r} is no number", param, ctx)
+        return rate
+
+
+def _targets(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The ways to say what a rule is about."""
+    for decorate in reversed(
+        (
+            click.argument("ticket", required=False),
+            click.option(
+                "--pattern",
+                metavar="GLOB",
+                help="All tickets whose ids fit: * is any text, ? one character, [a-z] one of these.",
+            ),
+            click.option("--all", "everything", is_flag=True, help="All tickets."),
+        )
+    ):
+        command = decorate(command)
+    return command
+
+
+def _target(ticket: str | None, pattern: str | None, everything: bool) -> tuple[Target, str]:
+    given = [(Target.TICKET, ticket)] * (ticket is not None) + [(Target.PATTERN, pattern)] * (pattern is not None)
+    given += [(Target.EVERYTHING, "")] * everything
+    if len(given) != 1:
+        raise click.UsageError("give a ticket id, or --pattern GLOB, or --all")
+    target, value = given[0]
+    if (
+        target is not Target.EVERYTHING
+        and not 0 < len((value or "").encode("utf-8", "surrogateescape")) <= LONGEST_TICKET
+    ):
+        raise click.UsageError(f"a ticket id has 1 to {LONGEST_TICKET} bytes")
+    return target, value or ""
+
+
+@click.group(
+    help="Live rules: show them, lift them, and let tickets become dead letters. Without a command: list them.",
+    invoke_without_command=True,
+)
+@click.pass_context
+def rules(context: click.Context) -> None:
+    if context.invoked_subcommand is None:
+        context.invoke(list_rules)
+
+
+@rules.command("list", help="List the rules that hold now.")
+@_JSON
+@options(CommonSettings)
+def list_rules(flags: dict[str, Any], as_json: bool) -> None:
+    with desk(flags) as at:
+        book = at.rules.read()
+    if as_json:
+        print_json({"rules": [rule.shown() for rule in book.rules], "version": int(book.version or 0)})
+        return
+    now_ms = time.time_ns() // 1_000_000
+    rows = []
+    for rule in book.rules:
+        rate, since = (
+            f"{rule.rate_per_second:g}/s" if rule.rate_per_second else "",
+            span(now_ms - rule.set_ms) if rule.set_ms else "",
+        )
+        rows.append((rule.id, rule.target.value, rule.value, rule.action.value, rate, rule.who, since, rule.reason))
+    console().print(
+        table("Rules", ("id", "target", "value", "action", "rate", "who", "since", "reason"), rows, ids=("id",))
+    )
+    click.echo(
+        "  none"
+        if not rows
+        else "  the strongest one holds: pause, then dead_letter, then the slowest; `usher rules lift ID` ends one"
+    )
+
+
+@rules.command("lift", help="Take rules away. Exit code 1 when one of them was not there.")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@_WHY_LIFTED
+@_JSON
+@options(CommonSettings)
+def lift(flags: dict[str, Any], ids: tuple[str, ...], why: str, as_json: bool) -> None:
+    with desk(flags) as at:
+        changes = {chosen: at.rules.lift(chosen, caller(why)) for chosen in dict.fromkeys(ids)}
+    if as_json:
+        print_json(
+            {"lifted": {chosen: None if changed is None else changed.shown() for chosen, changed in changes.items()}}
+        )
+    else:
+        for chosen, changed in changes.items():
+            click.echo(f"{chosen}: {'there is no such rule' if changed is None else changed.told}")
+    if None in changes.values():
+        sys.exit(1)
+
+
+@rules.command(
+    "dead-letter",
+    help=(
+        "Let what comes of tickets become dead letters (reason `rule`), in order, from now on until the rule is lifted."
+        " What is handed over already goes on. Afterwards `usher dead redrive` makes messages of them again."
+    ),
+)
+@_targets
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@_WHY
+@_JSON
+@options(CommonSettings)
+def dead_letter(flags: dict[str, Any], yes: bool, why: str, as_json: bool, **chosen: Any) -> None:
+    target, value = _target(**chosen)
+    if not yes:
+        if as_json or not sys.stdin.isatty():
+            raise click.UsageError("nobody can be asked here: give --yes")
+        if not click.confirm(f"make dead letters of {value or 'everything'}?"):
+            sys.exit(1)
+    _set(flags, Rule(target, value, Action.DEAD_LETTER, None, why, caller().who), as_json)
+
+
+@click.command(
+    help=(
+        "Pause tickets: nothing more of them is handed over; nothing is lost, their order stays, and other tickets go"
+        " on. What a consumer has already goes on to its end. It holds until `usher resume`, whatever is restarted"
+        " meanwhile."
+    )
+)
+@_targets
+@_WHY
+@_JSON
+@options(CommonSettings)
+def pause(flags: dict[str, Any], why: str, as_json: bool, **chosen: Any) -> None:
+    target, value = _target(**chosen)
+    _set(flags, Rule(target, value, Action.PAUSE, None, why, caller().who), as_json)
+
+
+@click.command(
+    help=(
+        "Slow tickets down: at most so many messages of each of them are handed over per second. It holds until `usher"
+        " resume`."
+    )
+)
+@_targets
+@click.option(
+    "--rate",
+    type=_Rate(min=0.001, max=1_000_000),
+    required=True,
+    metavar="N",
+    help="Messages per second, of each ticket.",
+)
+@_WHY
+@_JSON
+@options(CommonSettings)
+def slow(flags: dict[str, Any], rate: float, why: str, as_json: bool, **chosen: Any) -> None:
+    target, value = _target(**chosen)
+    _set(flags, Rule(target, value, Action.SLOW, rate, why, caller().who), as_json)
+
+
+def _set(flags: dict[str, Any], rule: Rule, as_json: bool) -> None:
+    with desk(flags) as at:
+        try:
+            tell(at.rules.set(rule, caller(rule.reason)), as_json)
+        except TooManyRules as full:
+            raise click.ClickException(str(full)) from full
+        if not as_json:
+            _tell_others(at, rule.target, rule.value)
+
+
+@click.command(
+    help=(
+        "Lift the rule for a ticket, a pattern or everything: it goes on, in the order of the stream. Exit code 1 when"
+        " there was none."
+    )
+)
+@_targets
+@_WHY_LIFTED
+@_JSON
+@options(CommonSettings)
+def resume(flags: dict[str, Any], why: str, as_json: bool, **chosen: Any) -> None:
+    target, value = _target(**chosen)
+    with desk(flags) as at:
+        changed = at.rules.lift(rule_id(target, value), caller(why), "resume")
+        if changed is not None:
+            tell(changed, as_json)
+        elif as_json:
+            print_json(None)
+        else:
+            click.echo(f"there is no rule for {target.value} {value}".rstrip())
+        if not as_json:
+            _tell_others(at, target, value)
+    if changed is None:
+        sys.exit(1)
+
+
+def _tell_others(at: Desk, target: Target, value: str) -> None:
+    """A ticket may have other rules too: the strongest holds."""
+    if target is Target.TICKET:
+        for rule in at.rules.read().all_of(value.encode("utf-8", "surrogateescape")):
+            if rule.target is not Target.TICKET:
+                click.echo(f"another rule fits it too: it is {rule.told()}; `usher rules lift {rule.id}`")

@@ -1,0 +1,216 @@
+"""What the looking commands share: finding Redis, opening a reader, printing a document or a table."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import click
+import orjson
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from usher.common.base.errors import GroupMissing, RedisTrouble, StartRefused
+from usher.common.base.text import printable
+from usher.common.protocol.keys import Keys
+from usher.common.redis.client import CommandRefused, Link, check_reachable
+from usher.common.redis.locate import resolve_redis_url
+from usher.common.runtime.settings import CommonSettings, load
+from usher.master.insight.status import StatusReader
+from usher.master.operations.dead_letters import DeadLetters
+
+#: A width at which nothing is folded.
+_UNFOLDED = 10_000
+#: Characters of a text that is folded, in which it can still be read.
+_READABLE = 28
+#: Colours of the states of consumers and tickets.
+_YELLOW, _RED = (
+    ("draining", "paused", "returned", "retrying"),
+    ("revoked", "lost", "halted", "unreadable", "recovering"),
+)
+_STYLES = {"live": "green"} | dict.fromkeys(_YELLOW, "yellow") | dict.fromkeys(_RED, "red")
+
+
+class Configured(NamedTuple):
+    """What a command works on: a link to the configured Redis, and the keys of the configured stream, which is the work
+    stream of several."""
+
+    settings: CommonSettings
+    link: Link
+    keys: Keys
+
+
+@contextlib.contextmanager
+def configured(flags: dict[str, Any], role: str) -> Iterator[Configured]:
+    """``role`` names the connection. Raises SettingsError and StartRefused; what Redis refuses later (to a user without
+    the right, say) becomes StartRefused too."""
+    settings = load(CommonSettings, os.environ, flags)
+    url = resolve_redis_url(settings)
+    check_reachable(url)
+    link = Link(url, f"usher:{role}")
+    try:
+        yield Configured(settings, link, Keys(settings.work_stream, settings.group))
+    except GroupMissing as missing:
+        raise StartRefused(
+            f"USHER_GROUP: stream {settings.work_stream} has no group {settings.group}. The master that leads makes it"
+            " (again): does one run for this stream and group, and are they the ones that you mean"
+            " (USHER_TICKET_STREAM, USHER_GROUP)? `usher doctor` looks"
+        ) from missing
+    except (RedisTrouble, CommandRefused) as trouble:
+        raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
+    finally:
+        link.close()
+
+
+@contextlib.contextmanager
+def status_reader(flags: dict[str, Any]) -> Iterator[StatusReader]:
+    """A reader of the configured stream. Raises as ``configured``."""
+    with configured(flags, "status") as found:
+        yield StatusReader(found.link, found.keys, found.settings.sources, found.settings.work_ticket_field)
+
+
+@contextlib.contextmanager
+def letters_of(flags: dict[str, Any]) -> Iterator[DeadLetters]:
+    """The dead letters of the configured stream. Raises as ``configured``."""
+    with configured(flags, "dead") as found:
+        yield DeadLetters(found.link, found.keys)
+
+
+def print_json(document: Any) -> None:
+    click.echo(orjson.dumps(document))
+
+
+def table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    numbers: Sequence[str] = (),
+    ids: Sequence[str] = (),
+) -> Table:
+    """A table for people; ``numbers`` are the columns that are aligned to the right, ``ids`` those that stay on one
+    line, to be copied."""
+    # A title may be wider than its table.
+    named = Text(printable(title), "table.title", no_wrap=True, overflow="ignore")
+    made = Table(
+        title=named, title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="bold", show_header=any(columns)
+    )
+    for column in columns:
+        made.add_column(
+            column, justify="right" if column in numbers else "left", overflow="fold", no_wrap=column in ids
+        )
+    for row in rows:
+        made.add_row(*map(_cell, row))
+    return made
+
+
+def fitted(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    numbers: Sequence[str],
+    ids: Sequence[str],
+    extras: Sequence[str],
+) -> Table:
+    """The same for a table that is wider than many a terminal: as many of its ``extras`` are left out, in this order,
+    as it takes for the others to be read. None where no terminal is: whoever keeps the output, or searches it, wants
+    all."""
+    at, cells = list(columns), [[_cell(value).plain for value in row] for row in rows]
+    screen = console()
+    width = screen.width if screen.is_terminal or "COLUMNS" in os.environ else sys.maxsize
+    needs = {}
+    for number, column in enumerate(columns):
+        longest = max((cell_len(row[number]) for row in cells), default=0)
+        needs[column] = 2 + max(len(column), longest if column in (*ids, *numbers) else min(longest, _READABLE))
+    for extra in extras:
+        if sum(needs[column] for column in at) > width:
+            at.remove(extra)
+    kept = [columns.index(column) for column in at]
+    return table(title, at, [[row[number] for number in kept] for row in rows], numbers, ids)
+
+
+def _cell(value: object) -> Text:
+    """As it is: no markup, no emoji."""
+    if isinstance(value, Text):
+        return Text(printable(value.plain), value.style)
+    text = f"{value:,}" if isinstance(value, int) else str(value)
+    return Text(printable(text), _STYLES.get(text, ""))
+
+
+def consumers_table(rows: Sequence[dict[str, Any]]) -> Table:
+    columns = ("consumer", "state", "pending", "slots", "capacity", "lease left", "generation")
+    cells = []
+    for row in rows:
+        lease = f"{row['lease_ms'] / 1000:.1f} s"
+        generation = row["incarnation"].rpartition(":")[2]
+        cells.append(
+            (
+                row["name"],
+                row["state"],
+                row["pending"],
+                row.get("slots", ""),
+                row.get("capacity", ""),
+                lease,
+                generation,
+            )
+        )
+    return table(
+        "Consumers", columns, cells, numbers=("pending", "slots", "capacity", "lease left"), ids=("generation",)
+    )
+
+
+def tickets_table(rows: Sequence[dict[str, Any]], title: str = "Tickets in processing") -> Table:
+    cells = []
+    for row in rows:
+        ids = row.get("message_ids") or []
+        oldest = ids[0] if ids else ""
+        cells.append(
+            (
+                row["ticket_id"] or "(none)",
+                row["state"],
+                row.get("consumer_name", ""),
+                len(ids),
+                oldest,
+                str(row.get("fence", "")),
+            )
+        )
+    return table(
+        title,
+        ("ticket", "state", "consumer", "messages", "oldest message", "fence"),
+        cells,
+        ("messages",),
+        ("oldest message",),
+    )
+
+
+def way_out(row: dict[str, Any]) -> str | None:
+    """Of a halted or paused ticket: why, and what an operator can do."""
+    if row["state"] == "paused":
+        return printable(f"  {row['ticket_id']} is {row['why']}")
+    if row["state"] != "halted":
+        return None
+    letter = row.get("dead_letter")
+    ids = row.get("message_ids") or ["?"]
+    why = f" ({letter['reason']}: {letter['error'][:200]})" if letter else ""
+    ticket = shlex.quote(row["ticket_id"])
+    ways = (
+        f"`usher dead redrive --all --ticket {ticket}` runs it again, `usher dead drop --all --ticket {ticket}`"
+        " skips it"
+    )
+    text = f"  {row['ticket_id']} waits for message {ids[0]}{why}: {ways}"
+    return printable(text)
+
+
+def console() -> Console:
+    """Where no terminal is, no word is folded: whoever keeps the output, or searches it, finds it in one piece."""
+    shown = Console(highlight=False, emoji=False)
+    return (
+        shown
+        if shown.is_terminal or "COLUMNS" in os.environ
+        else Console(highlight=False, emoji=False, width=_UNFOLDED)
+    )

@@ -1,0 +1,156 @@
+"""``usher status``: what is going on, as a table that follows, or one JSON document."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import click
+from rich.console import Group, RenderableType
+from rich.live import Live
+
+from usher.common.redis.locate import running_up
+from usher.common.runtime.settings import CommonSettings, options
+from usher.master.cli.shared import configured, console, consumers_table, print_json, table, tickets_table
+from usher.master.insight.status import StatusReader
+from usher.master.policy.explain.explain import span
+
+_TICKETS_SHOWN = 12
+_TROUBLES_SHOWN = 5
+
+
+_HELP = """Show consumers, tickets in processing, lag, pending and rates. On a terminal the table follows; Ctrl-C ends it.
+
+Exit code 1 when a consumer of the `usher up` of this machine is not alive; with --json it is 0, and `missing_consumers` names them."""
+
+
+@click.command(help=_HELP)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document and end.")
+@click.option("--once", is_flag=True, help="Print the table once and end (the default when the output is no terminal).")
+@click.option(
+    "--every",
+    type=click.FloatRange(min=0.1),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between two looks.",
+)
+@options(CommonSettings)
+def status(flags: dict[str, Any], as_json: bool, once: bool, every: float) -> None:
+    with configured(flags, "status") as found:
+        reader = StatusReader(found.link, found.keys, found.settings.sources, found.settings.work_ticket_field)
+        logs = _logs_of_up(found.settings)
+        seen = look(reader, None, logs)
+        screen = console()
+        if as_json:
+            print_json(seen)
+            return
+        if once or not screen.is_terminal:
+            screen.print(drawn(seen))
+        else:
+            with (
+                contextlib.suppress(KeyboardInterrupt),
+                Live(drawn(seen), console=screen, auto_refresh=False, screen=False) as live,
+            ):
+                while True:
+                    time.sleep(every)
+                    seen = look(reader, seen, logs)
+                    live.update(drawn(seen), refresh=True)
+            return
+        sys.exit(1 if seen["missing_consumers"] else 0)
+
+
+def _logs_of_up(settings: CommonSettings) -> dict[str, str]:
+    """Consumers that run on this machine, as far as we know, by name, and their logs: those of the `usher up` whose
+    Redis we look at."""
+    up = running_up(settings.state_folder)
+    if up is None or settings.redis_url not in ("", up.redis_url):
+        return {}
+    return {name: str(settings.state_folder / "logs" / f"{name}.log") for name in up.consumers.split(",") if name}
+
+
+def look(reader: StatusReader, before: dict[str, Any] | None, logs: Mapping[str, str]) -> dict[str, Any]:
+    """One look. Rates are per second since ``before``, None at the first look.
+
+    ``done`` counts what the stream holds and the group has neither unread nor pending. ``missing_consumers``: those of
+    ``logs`` that are not alive, each with its log. One that ends again and again before it registers is on no roster:
+    only its supervisor and its log know of it.
+    """
+    overview = reader.overview()
+    overview["done"] = max(0, overview["entries"] - overview["lag"] - overview["pending"])
+    page = reader.tickets("0", _TICKETS_SHOWN)
+    rates: dict[str, float | None] = {"sent_per_second": None, "done_per_second": None}
+    if before is not None:
+        seconds = max(0.001, (overview["time_ms"] - before["time_ms"]) / 1000)
+        rates["sent_per_second"] = round((overview["entries"] - before["entries"]) / seconds, 1)
+        rates["done_per_second"] = round((overview["done"] - before["done"]) / seconds, 1)
+    overview["sources"] = reader.sources()
+    consumers = reader.consumers()
+    alive = {row["name"] for row in consumers if row["state"] != "lost"}
+    overview["missing_consumers"] = {name: log for name, log in logs.items() if name not in alive}
+    tickets = page["tickets"][:_TICKETS_SHOWN]
+    parked = reader.parked(_TICKETS_SHOWN).rows if overview["parked"] else []
+    return overview | rates | {"consumers": consumers, "tickets_in_processing": tickets, "tickets_parked": parked}
+
+
+def drawn(seen: dict[str, Any]) -> RenderableType:
+    lag = f"{seen['lag']:,}" if seen["lag_is_exact"] else f"more than {seen['lag']:,}"
+    there = "" if seen["has_group"] else ": not there; the master that leads makes it"
+    facts = [
+        ("stream", f"{seen['stream']}  (group {seen['group']}{there})"),
+        ("leader", seen["leader_url"] or "none: no master leads"),
+        ("entries", f"{seen['entries']:,}  done {seen['done']:,}  unread (lag) {lag}"),
+        ("pending", f"{seen['pending']:,}  of these parked under the master {seen['parked']:,}"),
+        (
+            "tickets in processing",
+            f"{seen['tickets']:,}  halted {seen['halted']:,}" if seen["halted"] else seen["tickets"],
+        ),
+        ("dead letters", f"{seen['dead_letters']:,}  (usher dead list)" if seen["dead_letters"] else 0),
+    ]
+    if seen["delayed"]["messages"]:
+        first_ms = seen["delayed"]["first_ms"]
+        when = "" if first_ms is None else f"  the first in {span(first_ms - seen['time_ms'])}"
+        facts.append(("delayed", f"{seen['delayed']['messages']:,}{when}  (usher delayed list)"))
+    if seen["write_trouble"]:
+        facts.insert(0, ("trouble", f"{seen['write_trouble']}  (usher doctor)"))
+    if seen["sources"] is not None:
+        facts += _of_sources(seen["sources"])
+    if seen["rules"]:
+        facts.append(("rules", f"{seen['rules']:,} hold tickets or consumers back  (usher rules)"))
+    if seen["done_per_second"] is not None:
+        facts.append(("per second", f"sent {seen['sent_per_second']:,.0f}  done {seen['done_per_second']:,.0f}"))
+    parts: list[RenderableType] = [table("Usher", ("", ""), facts), "", consumers_table(seen["consumers"])]
+    if not seen["consumers"]:
+        parts.append(
+            "  none is registered: start one with `usher consumer --consumer-name NAME --handler module:function`"
+        )
+    parts += [
+        f"  {name} of `usher up` is not alive; its log may say why: {log}"
+        for name, log in seen["missing_consumers"].items()
+    ]
+    if seen["tickets_in_processing"]:
+        shown = len(seen["tickets_in_processing"])
+        total = max(shown, seen["tickets"])  # they were counted a moment before
+        parts += ["", tickets_table(seen["tickets_in_processing"], f"Tickets in processing ({shown:,} of {total:,})")]
+    if seen["tickets_parked"]:
+        parts += ["", tickets_table(seen["tickets_parked"], "Parked: nobody has anything of these")]
+    return Group(*parts)
+
+
+def _of_sources(seen: dict[str, Any]) -> list[tuple[str, object]]:
+    """Lines on streams that are gathered."""
+
+    def count(row: dict[str, Any]) -> str:
+        return f"{row['lag']:,}" if row["lag_is_exact"] else f"more than {row['lag']:,}"
+
+    shares = ", ".join(f"{master['url']} {master['shards']}" for master in seen["masters"]) or "nobody: no master runs"
+    lines: list[tuple[str, object]] = [
+        ("sources", f"{seen['sources']:,}  not gathered yet {count(seen)}"),
+        ("gathered by", f"{shares} (shards)"),
+    ]
+    lines += [("  behind", f"{row['source']}  {count(row)}  ({row['master'] or 'nobody'})") for row in seen["worst"]]
+    lines += [("  trouble", f"{source}: {why}") for source, why in list(seen["troubles"].items())[:_TROUBLES_SHOWN]]
+    return lines

@@ -1,0 +1,149 @@
+"""``usher tickets``: look at tickets in processing, and explain what one waits for."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, ClassVar
+from urllib.parse import quote
+
+import click
+import requests
+
+from usher.common.base.text import printable
+from usher.common.runtime.settings import CommonSettings, options
+from usher.master.cli.follow import follow_ticket
+from usher.master.cli.options import Desk, desk, session
+from usher.master.cli.shared import console, print_json, status_reader, table, tickets_table, way_out
+from usher.master.insight.ticket_states import LOOKED_AT
+
+
+@click.group(help="Look at tickets in processing.")
+def tickets() -> None:
+    pass
+
+
+@tickets.command("list", help="List tickets in processing, and those that are parked.")
+@click.option(
+    "--limit", type=click.IntRange(min=1, max=100_000), default=100, show_default=True, help="Most tickets listed."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@options(CommonSettings)
+def list_tickets(flags: dict[str, Any], limit: int, as_json: bool) -> None:
+    rows: list[dict[str, Any]] = []
+    cursor: str | None = "0"
+    with status_reader(flags) as reader:
+        while cursor is not None and len(rows) < limit:
+            page = reader.tickets(cursor, min(1000, limit))
+            rows += page["tickets"]
+            cursor = page["cursor"]
+        is_cut, rows = cursor is not None or len(rows) > limit, reader.explained(rows[:limit])
+        parked = reader.parked(limit - len(rows))
+    more, rows = is_cut or not parked.is_all, [*rows, *parked.rows]
+    if as_json:
+        print_json({"tickets": rows, "more": more})
+        return
+    console().print(tickets_table(rows))
+    for line in filter(None, map(way_out, rows)):
+        click.echo(line)
+    if not rows:
+        click.echo("  none: everything that was read is done")
+    elif len(rows) >= limit and more:
+        click.echo(f"  the first {len(rows):,}; --limit shows more")
+    elif more:
+        click.echo(
+            f"  more is parked: tickets of the oldest {LOOKED_AT} messages are here; `usher tickets explain` knows"
+            " every ticket"
+        )
+
+
+@tickets.command("show", help="Show one ticket. Exit code 1 when nothing of it is in processing.")
+@click.argument("ticket_id")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@options(CommonSettings)
+def show_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None:
+    with status_reader(flags) as reader:
+        found = reader.ticket(ticket_id)
+    if as_json:
+        print_json(found)
+    elif found is None:
+        click.echo(
+            f"nothing of ticket {ticket_id!r} is in processing; `usher tickets explain` tells whether something of it"
+            " waits"
+        )
+    else:
+        console().print(tickets_table([found], "Ticket"))
+        for message_id in found.get("message_ids", ()):
+            click.echo(f"  {message_id}")
+        if (told := way_out(found)) is not None:
+            click.echo(told)
+    if found is None:
+        sys.exit(1)
+
+
+#: How long the leader may take: it asks the owner in turn.
+_CONNECT_S, _READ_S = 1.0, 5.0
+_MOST_SHOWN = 20
+
+
+class ExplainSettings(CommonSettings):
+    """What asking the leader needs, and Redis."""
+
+    UNREAD: ClassVar[frozenset[str]] = CommonSettings.UNREAD - {"tls_ca"}
+
+
+@click.command(
+    "explain",
+    help=(
+        "Say what a ticket waits for, and until when. Asks the leader, who asks the consumer that has the ticket;"
+        " without a leader it says what Redis knows."
+    ),
+)
+@click.argument("ticket_id")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@options(ExplainSettings)
+def explain_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None:
+    with desk(flags) as at:
+        document = _ask_leader(at, ticket_id) or at.explainer.explain(ticket_id).document()
+    if as_json:
+        print_json(document)
+        return
+    entries = document["entries"][:_MOST_SHOWN]
+    shown = [
+        (entry["id"], entry["state"].replace("_", " "), str(entry["attempt"] or ""), entry["behind"] or "")
+        for entry in entries
+    ]
+    click.echo(printable(f"{ticket_id}: {document['state'].replace('_', ' ')}"))
+    for sentence in document["sentences"]:
+        click.echo(printable(f"  {sentence}"))
+    if shown:
+        console().print(
+            table("Entries", ("entry", "state", "attempt", "waits behind"), shown, ids=("entry", "waits behind"))
+        )
+    if len(document["entries"]) > len(shown):
+        click.echo(f"  and {len(document['entries']) - len(shown)} more")
+    for way in document["commands"]:
+        click.echo(printable(f"  {way['command']}   # {way['does']}"))
+
+
+def _ask_leader(at: Desk, ticket_id: str) -> dict[str, Any] | None:
+    """What the leader says; None when there is none, or it does not answer."""
+    url = at.explainer.leader_url()
+    if not url:
+        return None
+    asked = f"{url}/api/explain?id={quote(ticket_id.encode('utf-8', 'surrogateescape'), safe='')}"
+    headers = {"Authorization": f"Bearer {at.settings.api_token}"} if at.settings.api_token else {}
+    try:
+        with session(at.settings.tls_ca) as asking:
+            answered = asking.get(asked, headers=headers, timeout=(_CONNECT_S, _READ_S), allow_redirects=False)
+            document = answered.json() if answered.status_code == 200 else None
+    except (requests.RequestException, ValueError):
+        return None
+    return (
+        document
+        if isinstance(document, dict) and {"state", "sentences", "entries", "commands"} <= document.keys()
+        else None
+    )
+
+
+tickets.add_command(follow_ticket)
+tickets.add_command(explain_ticket)

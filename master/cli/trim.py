@@ -1,0 +1,219 @@
+"""``usher trim``: show what no reader of the stream needs any more, and cut it with ``--apply``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import click
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from usher.common.base.durations import Duration
+from usher.common.base.errors import RedisTrouble, StartRefused
+from usher.common.base.text import many
+from usher.common.protocol.keys import Keys
+from usher.common.redis.client import CommandRefused, Link, check_reachable
+from usher.common.redis.locate import resolve_redis_url
+from usher.common.runtime.settings import CommonSettings, load, options
+from usher.master.cli.shared import console, print_json, table
+from usher.master.operations.trimming import COUNTED, StillNeeded, Trimming
+from usher.master.policy.trim import Cut, Nothing, Reader, Refused, StreamFacts, decide, readers
+
+
+@click.command(
+    help=(
+        "Show who reads the ticket stream, how far everybody is, and what could go; --apply cuts it. Never cut: what a"
+        " group has unread or pending, what lies behind a log consumer's checkpoint, and with --archived-only what is"
+        " not archived. Exit code 1: a reader is lost, and nothing is cut before somebody has looked."
+    )
+)
+@click.option("--apply", is_flag=True, help="Cut. Without it nothing is changed.")
+@click.option(
+    "--archived-only",
+    "--archived",
+    "archived_only",
+    is_flag=True,
+    help="Cut only what is archived, so nothing where no archive is kept.",
+)
+@click.option(
+    "--keep", "keep_s", type=Duration(), metavar="DURATION", help="Keep what is younger than this, e.g. 90m, 24h, 7d."
+)
+@click.option("--forget", metavar="NAME", help="Remove the checkpoint of a log consumer that is no more, and end.")
+@click.option("--forget-group", metavar="NAME", help="Remove the saved position of a group that is no more, and end.")
+@click.option(
+    "--forget-archive",
+    is_flag=True,
+    help="Remove what `usher audit archive` has noted, when no archive is kept any more, and end.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@options(CommonSettings)
+def trim(
+    flags: dict[str, Any], apply: bool, archived_only: bool, keep_s: float | None, as_json: bool, **forget: Any
+) -> None:
+    with _trimming(flags) as (trimming, settings):
+        if any(forget.values()):
+            sys.exit(_forget(trimming, **forget))
+        facts = trimming.facts()
+        before = None if keep_s is None else b"%d-0" % max(0, (time.time_ns() // 1_000_000) - int(keep_s * 1000))
+        decision = decide(facts, archived_only=archived_only, before=before)
+        would = trimming.count_below(decision.floor) if isinstance(decision, Cut) else 0
+        cut, trouble = 0, ""
+        if apply and isinstance(decision, Cut) and would:
+            cut, trouble = _cut(trimming, decision, archived_only, would)
+    document = _document(
+        settings.one_stream,
+        facts,
+        readers(facts, archived_only=archived_only),
+        decision,
+        would,
+        cut if apply else None,
+        trouble,
+    )
+    if as_json:
+        print_json(document)
+    else:
+        _show(document)
+    sys.exit(1 if isinstance(decision, Refused) or trouble else 0)
+
+
+@contextlib.contextmanager
+def _trimming(flags: dict[str, Any]) -> Iterator[tuple[Trimming, CommonSettings]]:
+    settings = load(CommonSettings, os.environ, flags)
+    url = resolve_redis_url(settings)
+    check_reachable(url)
+    link = Link(url, "usher:trim", timeout_s=30.0)
+    try:
+        yield Trimming(link, Keys(settings.one_stream, settings.group)), settings
+    except RedisTrouble as trouble:
+        raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
+    except CommandRefused as refused:
+        raise StartRefused(f"USHER_TICKET_STREAM: {settings.one_stream} cannot be looked at: {refused}") from refused
+    finally:
+        link.close()
+
+
+def _forget(trimming: Trimming, forget: str | None, forget_group: str | None, forget_archive: bool) -> int:
+    found = True
+    if forget_archive:
+        found = trimming.forget_archive()
+        click.echo("the archive is forgotten" if found else "usher: no archive is noted for this stream", err=not found)
+    for name, what, do in (
+        (forget, "checkpoint", trimming.forget),
+        (forget_group, "saved position of group", trimming.forget_group),
+    ):
+        if name and do(name):
+            click.echo(f"{what} {name} is forgotten: entries are no longer kept for it")
+        elif name:
+            found = False
+            click.echo(f"usher: there is no {what} {name}; `usher trim` lists them", err=True)
+    return 0 if found else 1
+
+
+def _cut(trimming: Trimming, decision: Cut, archived_only: bool, would: int) -> tuple[int, str]:
+    """How many entries went, and what stopped it."""
+    screen = console()
+    cut = 0
+    columns = (TextColumn("cutting"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
+        task = bar.add_task("cutting", total=would)
+        try:
+            for gone in trimming.cut(decision.floor, archived_only=archived_only):
+                cut += gone
+                bar.update(task, completed=cut)
+        except StillNeeded as needed:
+            return cut, str(needed)
+    return cut, ""
+
+
+def _document(
+    stream: str,
+    facts: StreamFacts,
+    kept_for: list[Reader],
+    decision: Cut | Nothing | Refused,
+    would: int,
+    cut: int | None,
+    trouble: str,
+) -> dict[str, Any]:
+    """``cut`` None: it was a dry run."""
+    now_ms = time.time_ns() // 1_000_000
+    noted = {one.name: one.noted_ms for one in facts.checkpoints}
+    rows = []
+    for reader in kept_for:
+        age_s = round((now_ms - noted[reader.name]) / 1000, 1) if reader.kind == "checkpoint" else None
+        rows.append(
+            {
+                "kind": reader.kind,
+                "name": reader.name,
+                "keeps_from": reader.keeps_from.decode(),
+                "why": reader.why,
+                "noted_s_ago": age_s,
+            }
+        )
+    span = facts.span
+    return {
+        "stream": stream,
+        "first_id": span.first.decode() if span is not None and span.first else None,
+        "last_id": span.last_generated.decode() if span is not None else None,
+        "readers": rows,
+        "decision": type(decision).__name__.lower(),
+        "floor": decision.floor.decode() if isinstance(decision, Cut) else None,
+        "kept_for": f"{decision.because.kind} {decision.because.name}" if isinstance(decision, Cut) else None,
+        "why": _why(decision),
+        "problems": list(decision.problems) if isinstance(decision, Refused) else [],
+        "would_cut": would,
+        "would_cut_is_exact": would < COUNTED,
+        "cut": cut,
+        "stopped_by": trouble or None,
+    }
+
+
+def _why(decision: Cut | Nothing | Refused) -> str:
+    if isinstance(decision, Refused):
+        return "; ".join(decision.problems)
+    return decision.why if isinstance(decision, Nothing) else decision.because.why
+
+
+def _show(told: dict[str, Any]) -> None:
+    screen = console()
+    cells = [
+        (
+            row["kind"],
+            row["name"],
+            row["keeps_from"],
+            row["why"],
+            "" if row["noted_s_ago"] is None else f"{row['noted_s_ago']:,.0f} s ago",
+        )
+        for row in told["readers"]
+    ]
+    title = f"{told['stream']}: entries from {told['first_id'] or 'none'}, last id {told['last_id'] or 'none'}"
+    screen.print(table(title, ("reader", "name", "keeps from", "why", "noted"), cells, ids=("keeps from",)))
+    if told["decision"] == "refused":
+        screen.print("[red]Nothing is cut: a reader is lost.[/red]")
+        for problem in told["problems"]:
+            screen.print(f"  {problem}", markup=False, soft_wrap=True)
+    elif told["decision"] == "nothing":
+        screen.print(f"Nothing may go: {told['why']}.", markup=False, soft_wrap=True)
+    elif told["cut"] is None:
+        number = f"{'' if told['would_cut_is_exact'] else 'more than '}{many(told['would_cut'], 'entry', 'entries')}"
+        what = f"{number} below {told['floor']} may go; the rest is kept for {told['kept_for']}. --apply cuts them."
+        screen.print(what, markup=False, soft_wrap=True)
+    else:
+        left = max(0, told["would_cut"] - told["cut"])
+        rest = (
+            f"; some {left:,} below it stay until their node of the stream is over"
+            if left and told["would_cut_is_exact"]
+            else ""
+        )
+        were = "was" if told["cut"] == 1 else "were"
+        screen.print(
+            f"{many(told['cut'], 'entry', 'entries')} below {told['floor']} {were} cut{rest}.",
+            markup=False,
+            soft_wrap=True,
+        )
+    if told["stopped_by"]:
+        screen.print(f"[red]Stopped:[/red] {escape(told['stopped_by'])}", soft_wrap=True)

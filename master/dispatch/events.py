@@ -1,0 +1,47 @@
+"""What others post to the dispatcher."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from usher.master.membership.registry import Member
+from usher.master.policy.board.board import Board
+
+
+@dataclass
+class Report:
+    """Acknowledgements of one incarnation, posted by an HTTP thread, which may wait for ``answered``. ``fenced``: the
+    incarnation has ended.
+
+    ``answers``: None until it was looked at; empty when none are wanted.
+    """
+
+    incarnation: str
+    items: Sequence[tuple[bytes, list[bytes]]]
+    wants_answers: bool = True
+    answers: list[list[str]] | None = None
+    fenced: bool = False
+    answered: threading.Event = field(default_factory=threading.Event)
+
+    def answer(self, board: Board) -> None:
+        """Free what is done, and say so to whoever waits."""
+        if self.wants_answers:
+            self.answers = [board.acknowledged(self.incarnation, ticket, ids) for ticket, ids in self.items]
+        else:
+            board.free(self.incarnation, self.items)
+            self.answers = []
+        self.fenced = self.incarnation not in board.consumers
+        self.answered.set()
+
+
+@dataclass(frozen=True)
+class ChangedElsewhere:
+    """Tickets whose records somebody else has changed; and whether the rules have changed."""
+
+    tickets: frozenset[bytes]
+    rules: bool = False
+
+
+Posted = Report | ChangedElsewhere | dict[str, Member]

@@ -1,0 +1,80 @@
+"""Rule work: what the leader does about live rules: it reads them, and ends what they condemn. It has no thread: the
+dispatcher gives it turns, because it changes the board."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from usher.common.base.log import event
+from usher.common.protocol.keys import Keys
+from usher.common.redis.client import Link
+from usher.master.leader.leader_scripts import LeaderSteps, Rejected, RulesMoved
+from usher.master.operations.live_rules import read_rules
+from usher.master.policy.board.board import Board
+
+log = logging.getLogger(__name__)
+
+#: Dead letters written by one script call.
+_PAGE = 500
+#: The reason of dead letters that a rule asked for.
+RULE = "rule"
+
+
+class RuleWork:
+    """Used by the dispatcher's thread, over its link."""
+
+    def __init__(self, link: Link, keys: Keys) -> None:
+        self._link = link
+        self._keys = keys
+
+    def read(self, board: Board, steps: LeaderSteps) -> None:
+        """Let the board follow the rules as they are now."""
+        rules = read_rules(self._link, self._keys)
+        if rules.version != steps.rules_version:
+            event(log, "rules_read", count=len(rules.rules), version=rules.version)
+            for rule in rules.rules:
+                if not rule.version:
+                    event(
+                        log,
+                        "rule_unreadable",
+                        level=logging.ERROR,
+                        rule=rule.id,
+                        why="everything is paused until it is lifted",
+                    )
+        board.follow(rules)
+        steps.rules_version = rules.version
+
+    def has_moved(self, steps: LeaderSteps) -> bool:
+        """Whether the rules are others than those that were read. Their news may get lost; this is asked from time to
+        time."""
+        return (self._link.call("HGET", self._keys.counters, "rules") or b"") != steps.rules_version
+
+    def turn(
+        self,
+        board: Board,
+        steps: LeaderSteps,
+        unsure: set[bytes],
+        ended: Callable[[Sequence[Rejected]], None],
+        follow: Callable[[], None],
+    ) -> bool:
+        """One page of dead letters by rule; False when there are none. Tickets to read again are added to ``unsure``.
+        ``follow`` is called when the rules are others by now: it reads them, and has consumers follow them too."""
+        condemned = board.condemned(_PAGE)
+        if not condemned:
+            return False
+        try:
+            refused = steps.end_by_rule(condemned)
+        except RulesMoved:
+            follow()
+            return True
+        unsure.update(board.buried(condemned, refused))
+        ended(
+            [
+                Rejected(entry_id, doomed.ticket, RULE)
+                for doomed in condemned
+                if doomed.ticket not in refused
+                for entry_id in doomed.ids
+            ]
+        )
+        return True

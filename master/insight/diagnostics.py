@@ -1,0 +1,110 @@
+"""The system as a whole, read from Redis: the doctor's findings, and who reads the stream and what may be cut of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import Any
+
+from usher.common.base.clock import now_s, wall_ms
+from usher.common.base.log import redacted
+from usher.common.doctor.collector import collect
+from usher.common.doctor.findings import examine, promise, worst
+from usher.common.protocol.keys import Keys, LogKeys
+from usher.common.protocol.sources import Sources
+from usher.common.redis.capabilities import Capability
+from usher.common.redis.client import Link
+from usher.common.redis.replies import parse_span
+from usher.master.operations.trimming import Trimming
+from usher.master.policy.trim import Cut, Refused, decide, readers
+
+#: The doctor watches clocks for 0.1 s; what it found is shown for so long.
+_FOUND_FOR_S = 15.0
+
+
+class SystemFacts:
+    """May be used by many threads, one at a time. ``archived_only``: whether the master trims only what is archived."""
+
+    def __init__(
+        self, link: Link, keys: Keys, lease_ms: int, sources: Sources | None = None, *, archived_only: bool = False
+    ) -> None:
+        self._link = link  # guarded by self._lock
+        self._keys = keys
+        self._lease_ms = lease_ms
+        self._sources = sources
+        self._archived_only = archived_only
+        self._lock = threading.Lock()
+        self._found: dict[str, Any] = {}
+        self._found_s = 0.0
+
+    def doctor(self) -> dict[str, Any]:
+        """What `usher doctor --json` says, at most some seconds old; while one thread asks anew, the others get what
+        there is."""
+        if self._is_old and self._lock.acquire(blocking=not self._found):
+            try:
+                if self._is_old:  # else somebody else was first
+                    self._examine()
+            finally:
+                self._lock.release()
+        return self._found
+
+    @property
+    def _is_old(self) -> bool:
+        return not self._found or now_s() - self._found_s > _FOUND_FOR_S
+
+    def _examine(self) -> None:
+        facts = collect(self._link, self._keys, self._lease_ms, self._sources)
+        findings = examine(facts)
+        self._found = {
+            "redis": redacted(self._link.url),
+            "asked_ms": wall_ms(),
+            "verdict": worst(findings).value,
+            "findings": [dataclasses.asdict(finding) | {"severity": finding.severity.value} for finding in findings],
+            "promise": [holds._asdict() for holds in promise(facts)],
+            "capabilities": [dataclasses.asdict(one) for one in facts.abilities if isinstance(one, Capability)],
+        }
+        self._found_s = now_s()
+
+    def streams(self) -> list[dict[str, Any]]:
+        """The ticket stream: its readers, what may be cut and why, and whose checkpoints there are."""
+        with self._lock:
+            facts = Trimming(self._link, self._keys).facts()
+            beside = {self._keys.runs: "run log", self._keys.dead: "dead letters"}
+            lengths = [("XLEN", name) for name in (self._keys.stream, *beside)]
+            streamer, length, *entries = self._link.all_of([("GET", LogKeys(self._keys.stream).leader), *lengths])
+            last = self._link.pipeline([("XINFO", "STREAM", name) for name in beside])
+        others = [
+            {"name": name, "what": what, "entries": count, "last": _last(reply)}
+            for (name, what), count, reply in zip(beside.items(), entries, last, strict=True)
+        ]
+        decision = decide(facts, archived_only=self._archived_only)
+        if isinstance(decision, Cut):
+            floor, why = (
+                decision.floor.decode(),
+                f"{decision.because.kind} {decision.because.name} {decision.because.why}",
+            )
+        else:
+            floor, why = "", "; ".join(decision.problems) if isinstance(decision, Refused) else decision.why
+        span, kept_for = facts.span, readers(facts, archived_only=self._archived_only)
+        return [
+            {
+                "name": self._keys.stream,
+                "entries": length,
+                "first": span.first.decode() if span and span.first else None,
+                "last": span.last_generated.decode() if span else None,
+                "floor": floor,
+                "why": why,
+                "refused": isinstance(decision, Refused),
+                "streamer": (streamer or b"").decode(errors="replace").partition(" ")[2] or None,
+                "readers": [one._asdict() | {"keeps_from": one.keeps_from.decode()} for one in kept_for],
+                "others": others,
+            }
+        ]
+
+    def close(self) -> None:
+        self._link.close()
+
+
+def _last(reply: Any) -> str | None:
+    """Of a reply of XINFO STREAM, which is an error where there is no stream."""
+    return None if isinstance(reply, Exception) else parse_span(reply).last_generated.decode()

@@ -1,0 +1,269 @@
+"""Explainer: reads what explain (master/policy/explain/explain.py) needs to know of a ticket. The one place that does.
+
+Everything is in Redis, so it works on any master and without one. Two things are not, and are asked where they are
+known: what the owner does with the ticket (its HTTP interface), and what the leader has in memory (the board, when this
+master leads). Without an answer the explanation says what it does not know. Nothing is written for it per message.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from usher.common.base.clock import now_s, wall_ms
+from usher.common.doctor.writes import INFO_COMMANDS, write_trouble
+from usher.common.protocol.attempts import Attempts, decode
+from usher.common.protocol.keys import MASTER, Keys, LogKeys
+from usher.common.protocol.registration import name_of
+from usher.common.protocol.stream_id import rank
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.replies import Record, group_consumers_of, group_of, parse_record
+from usher.common.redis.scripts import ScriptRunner
+from usher.master.insight.lag import Lag, lag_of
+from usher.master.leader.elector import parse_held
+from usher.master.membership.registry import Member, members_of, state_of
+from usher.master.operations.dead_letters import DeadLetters
+from usher.master.operations.delayed_messages import member_of
+from usher.master.operations.live_rules import rulebook
+from usher.master.policy.board.plans import HALTED, RETURNED, TAIL
+from usher.master.policy.explain.explain import explain
+from usher.master.policy.explain.facts import BoardFacts, Crowd, Explanation, Facts, LeaderFacts, OwnerFacts, OwnerTold
+from usher.master.policy.rules import Rulebook
+
+#: Entries looked through for those of one ticket: by one call, and in all. And for how long at most, for all that is
+#: looked for.
+_PAGE, _PAGES = 200, 25
+_LOOK_S = 0.05
+#: Clocks that differ by less are as good as one.
+_CLOCKS_AGREE_MS = 1000
+_KINDS = {RETURNED: "returned", HALTED: "halted", TAIL: "tail"}
+
+#: Asks the owner at this health URL what it does with a ticket; None: it did not say.
+AskOwner = Callable[[str, str], OwnerTold | None]
+
+
+class Explainer:
+    """Explains tickets of one stream. May be used by many threads, one at a time; nobody waits for an owner's answer
+    but who asked."""
+
+    def __init__(
+        self,
+        link: Link,
+        keys: Keys,
+        ticket_field: str,
+        lease_ms: int,
+        ask_owner: AskOwner = lambda health_url, ticket_id: None,
+        board: Callable[[bytes], BoardFacts | None] = lambda ticket: None,
+        sources: Callable[[], dict[str, Any] | None] = lambda: None,
+        by_stream: bool = False,
+    ) -> None:
+        """``sources``: how the gathering goes (``StatusReader.sources``); ``by_stream``: tickets of several streams are
+        called STREAM/ID."""
+        self._link = link  # guarded by self._lock
+        self._keys = keys
+        self._scripts = ScriptRunner(link)
+        self._letters = DeadLetters(link, keys)  # this too
+        self._ticket_field = ticket_field
+        self._lease_ms = lease_ms
+        self._ask_owner = ask_owner
+        self._board = board
+        self._sources = sources
+        self._by_stream = by_stream
+        self._lock = threading.Lock()
+
+    def explain(self, ticket_id: str) -> Explanation:
+        """What the ticket waits for. Raises what ``Link.call`` raises."""
+        ticket = ticket_id.encode("utf-8", "surrogateescape")
+        with self._lock:
+            found = self._read(ticket_id, ticket)
+        owner_url = found.pop("health_url")
+        told = self._ask_owner(owner_url, ticket_id) if owner_url else None
+        if not (found["kind"] or found["unread"] or found["parked"]):
+            seen = self._sources() or {"lag": 0, "lag_is_exact": True}
+            found |= {
+                "not_gathered": seen["lag"],
+                "gathered_is_exact": seen["lag_is_exact"],
+                "by_stream": self._by_stream,
+            }
+        return explain(
+            Facts(ticket_id, wall_ms(), told=told, board=self._board(ticket), lease_ms=self._lease_ms, **found)
+        )
+
+    def leader_url(self) -> str:
+        """Where the leader is reached; "" when there is none."""
+        with self._lock:
+            held = self._link.call("GET", self._keys.leader)
+        return parse_held(held).url or ""
+
+    def is_registered(self, name: str) -> bool:
+        """Whether a consumer of that name is registered."""
+        with self._lock:
+            return self._link.call("HGET", self._keys.consumers, name) is not None
+
+    def _read(self, ticket_id: str, ticket: bytes) -> dict[str, Any]:
+        """All facts that Redis knows, as arguments of Facts, and the owner's health URL. Few round trips: a busy master
+        is slow at each."""
+        keys, until_s = self._keys, now_s() + _LOOK_S
+        commands = [
+            *INFO_COMMANDS,
+            *(
+                ("HGET", keys.tickets, ticket),
+                ("HGETALL", keys.rules),
+                ("HGETALL", keys.consumers),
+                ("GET", keys.leader),
+            ),
+            *(("XINFO", "GROUPS", keys.stream), ("XINFO", "CONSUMERS", keys.stream, keys.group)),
+        ]
+        replies = self._link.pipeline(commands)
+        told, (*stored, groups, consumers) = replies[: len(INFO_COMMANDS)], replies[len(INFO_COMMANDS) :]
+        for reply in stored:
+            if isinstance(reply, Exception):
+                raise reply
+        value, ruled, registered, held = stored
+        kind, record = _record(value)
+        ids = record.ids if record is not None else []
+        rules = rulebook(ruled)
+        members = members_of(self._link, keys, registered)
+        delivered, lag, pending = self._group(groups, consumers)
+        trouble = write_trouble(*told)
+        found: dict[str, Any] = {
+            "kind": kind,
+            "fence": record.fence if record is not None else 0,
+            "ids": tuple(ids),
+            "lag": lag.entries,
+            "has_group": delivered is not None,
+            "leader": _leader(held),
+            "rules": tuple(rules.all_of(ticket)),
+            "crowd": _crowd(members, rules, pending),
+            "health_url": "",
+            "refuses_writes": trouble.text if trouble is not None and trouble.is_certain else "",
+        }
+        if kind == "owned" and record is not None:
+            found["owner"], found["health_url"] = self._owner(record.owner.decode(), members, rules)
+        found["unread"], found["unread_is_exact"] = (), True
+        if lag.entries:
+            above = b"(" + delivered if delivered is not None else b"-"
+            found["unread"], found["unread_is_exact"] = self._find(keys.stream, ticket, above, "", until_s)
+        found["parked"], found["parked_is_exact"] = (), True
+        if delivered is not None and pending.get(MASTER):
+            parked, found["parked_is_exact"] = self._find(keys.stream, ticket, b"-", keys.group, until_s)
+            known = {*ids} if kind != "tail" else set()
+            found["parked"] = tuple(entry_id for entry_id in parked if entry_id not in known)
+        if not (kind or found["unread"] or found["parked"]):
+            found |= self._delayed(ticket, until_s)
+        found["attempts"] = self._attempts([*ids[:_PAGE], *found["parked"][:_PAGE]])
+        return found | self._its_letters(ticket, kind, until_s)
+
+    def _owner(self, incarnation: str, members: dict[str, Member], rules: Rulebook) -> tuple[OwnerFacts, str]:
+        """The owner, and where it can be asked; "" when it cannot."""
+        name = name_of(incarnation)
+        successor = next(
+            (
+                other
+                for other, member in members.items()
+                if name_of(other) == name and other != incarnation and member.alive
+            ),
+            "",
+        )
+        paused = rules.of_consumer(name)
+        member = members.get(incarnation)
+        lease = self._keys.lease(incarnation)  # it may live when the registration is gone
+        state, left_ms = self._link.pipeline([("GET", lease), ("PTTL", lease)])
+        if not isinstance(state, bytes):
+            return OwnerFacts(incarnation, "", 0, successor, paused), ""
+        url = member.registration.health_url if member is not None else ""
+        return OwnerFacts(incarnation, state.decode(errors="replace"), max(0, left_ms), successor, paused), url
+
+    def _group(self, groups: Any, consumers: Any) -> tuple[bytes | None, Lag, dict[bytes, int]]:
+        """Of replies of XINFO: the last id the group was given (None: there is no group), what is above it, and what is
+        pending for whom."""
+        facts = group_of(groups, self._keys.group)
+        if facts is None or isinstance(consumers, Exception):
+            length = self._link.call("XLEN", self._keys.stream)
+            return None, Lag(length, True), {}
+        lag = lag_of(self._scripts, self._keys.stream, facts, 0, _PAGE * _PAGES)
+        return facts[b"last-delivered-id"], lag, {one.name: one.pending for one in group_consumers_of(consumers)}
+
+    def _delayed(self, ticket: bytes, until_s: float) -> dict[str, Any]:
+        """Its messages that wait for their time, and when the first of them is due; those that no leader has looked at
+        yet may be due now."""
+        log = LogKeys(self._keys.stream)
+        try:
+            ids, is_exact = self._find(log.delayed, ticket, b"-", "", until_s)
+            *scores, (seconds, micros) = self._link.all_of(
+                [*(("ZSCORE", log.due, member_of(entry_id.decode())) for entry_id in ids), ("TIME",)]
+            )
+        except CommandRefused:
+            return {}  # a user without the right, which is newer than many a user
+        due_ms = min((int(float(score)) for score in scores if score is not None), default=0)
+        ahead_ms = int(seconds) * 1000 + int(micros) // 1000 - wall_ms()
+        if due_ms and abs(ahead_ms) >= _CLOCKS_AGREE_MS:
+            due_ms = max(1, due_ms - ahead_ms)  # it is due by Redis' clock; we tell times by ours
+        return {"delayed": len(ids), "delayed_is_exact": is_exact, "due_ms": due_ms}
+
+    def _find(
+        self, stream: str, ticket: bytes, start: bytes, group: str, until_s: float
+    ) -> tuple[tuple[bytes, ...], bool]:
+        """Entries of the ticket above ``start``, in the stream or parked in the group; False: there is more than was
+        looked through."""
+        found: list[bytes] = []
+        for _ in range(_PAGES):
+            args = (self._ticket_field, ticket, start, _PAGE, group, MASTER if group else "")
+            last, ids = self._scripts.run("ticket_entries", (stream,), args)
+            found += ids
+            if not last:
+                return tuple(found), True
+            if now_s() > until_s:
+                break
+            start = b"(" + last
+        return tuple(found), False
+
+    def _attempts(self, ids: Sequence[bytes]) -> dict[bytes, Attempts]:
+        if not ids:
+            return {}
+        noted = self._link.call("HMGET", self._keys.attempts, *ids)
+        return {entry_id: decode(value) for entry_id, value in zip(ids, noted, strict=True) if value is not None}
+
+    def _its_letters(self, ticket: bytes, kind: str, until_s: float) -> dict[str, Any]:
+        """The letter that the halted ticket waits for, and the newest one of a ticket of which nothing is there; as far
+        as they are found."""
+        if kind == "halted":
+            return {"letter": self._letters.parked_of(ticket, until_s - now_s())}
+        if kind:
+            return {}
+        page = self._letters.where("ticket", ticket, 1, until_s - now_s())
+        newest = next(iter(page.letters), None)
+        return {"last_letter": newest, "letters_are_all": newest is not None or page.cursor is None}
+
+    def close(self) -> None:
+        self._link.close()
+
+
+def _record(value: Any) -> tuple[str, Record | None]:
+    if value is None:
+        return "", None
+    try:
+        record = parse_record(value)
+    except ValueError:
+        return "unreadable", None
+    return _KINDS.get(record.owner, "owned"), record._replace(ids=sorted(record.ids, key=rank))
+
+
+def _leader(held: Any) -> LeaderFacts | None:
+    if not isinstance(held, bytes):
+        return None
+    _, url = parse_held(held)
+    return LeaderFacts(url or "")
+
+
+def _crowd(members: dict[str, Member], rules: Rulebook, pending: dict[bytes, int]) -> Crowd:
+    counts = {"live": 0, "paused": 0, "draining": 0, "revoked": 0}
+    room = 0
+    for incarnation, member in members.items():
+        state = state_of(member, rules)
+        if state in counts:
+            counts[state] += 1
+        if state == "live":
+            room += max(0, member.registration.capacity - pending.get(incarnation.encode(), 0))
+    return Crowd(**counts, room=room)

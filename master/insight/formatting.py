@@ -1,0 +1,113 @@
+"""How pages write things: times, numbers, ids, and whatever others have written. Pure."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote
+
+from usher.common.base.text import printable
+
+#: Characters of a text on a page, unless it is asked for as a whole.
+_MOST = 2_000
+
+
+def visible(text: object, most: int = _MOST) -> str:
+    """What others wrote, so that it can only be read: characters that act on a terminal or on the direction of text are
+    spelt out.
+
+    >>> visible("a\\u202eb\\0"), visible("x" * 10, 4)
+    ('a\\\\u202eb\\\\x00', 'xxxx... (10 characters)')
+    """
+    whole = str(text)
+    cut = whole[:most]
+    shown = printable(cut, kept="\n\t")
+    return shown if len(whole) <= most else f"{shown}... ({len(whole):,} characters)"
+
+
+def number(value: float | None) -> str:
+    """With thousands apart; a dash for what is not known.
+
+    >>> number(1234567), number(3.26), number(None)
+    ('1,234,567', '3.3', '-')
+    """
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if isinstance(value, int) or value >= 100 or value == int(value) else f"{value:,.1f}"
+
+
+def duration(ms: float | None) -> str:
+    """A length of time in at most two units.
+
+    >>> duration(40), duration(2500), duration(75_000), duration(3_700_000), duration(2 * 86_400_000), duration(None)
+    ('40 ms', '2.5 s', '1 min 15 s', '1 h 1 min', '2 d', '-')
+    """
+    if ms is None:
+        return "-"
+    seconds = max(0.0, ms) / 1000
+    if seconds < 1:
+        return f"{max(0.0, ms):.0f} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    for size, unit, smaller, name in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            rest = whole % size // smaller
+            return f"{whole // size} {unit} {rest} {name}" if rest else f"{whole // size} {unit}"
+    return f"{whole} s"
+
+
+def moment(ms: int | None) -> str:
+    """A point in time, UTC.
+
+    >>> moment(1_700_000_000_123), moment(None), moment(10**17)
+    ('2023-11-14 22:13:20.123', '-', '-')
+    """
+    if not ms:
+        return "-"
+    try:
+        when = datetime.datetime.fromtimestamp(ms / 1000, datetime.timezone.utc)
+    except (OverflowError, OSError, ValueError):
+        return "-"
+    return f"{when:%Y-%m-%d %H:%M:%S}.{ms % 1000:03d}"
+
+
+def machine_moment(ms: int | None) -> str:
+    """For the ``datetime`` attribute."""
+    return moment(ms).replace(" ", "T") + "Z" if ms else ""
+
+
+def ticket_url(ticket_id: str, **query: str | None) -> str:
+    """The page of a ticket. Browsers take ``.`` and ``..`` out of paths, so these two go into the query.
+
+    >>> ticket_url("a/b ?"), ticket_url(".."), ticket_url("a", back="x")
+    ('/tickets/a%2Fb%20%3F', '/tickets?id=..', '/tickets/a?back=x')
+    """
+    more = "&".join(f"{name}={quote(value, safe='')}" for name, value in query.items() if value is not None)
+    if ticket_id in (".", "..", ""):
+        return f"/tickets?id={ticket_id}" + (f"&{more}" if more else "")
+    return f"/tickets/{quote(ticket_id, safe='', errors='replace')}" + (f"?{more}" if more else "")
+
+
+def spark(points: Sequence[Any], column: int, width: int = 240, height: int = 40) -> str:
+    """The ``points`` of a polyline through a column of the history; from the right edge, one pixel step per point.
+    Empty without values."""
+    values = [row[column] for row in points[-width // 2 :] if row[column] is not None]
+    if len(values) < 2:
+        return ""
+    top = max(values) or 1
+    step = width / (width // 2 - 1)
+    start = width - (len(values) - 1) * step
+    return " ".join(
+        f"{start + at * step:.1f},{height - 2 - (height - 4) * value / top:.1f}" for at, value in enumerate(values)
+    )
+
+
+FILTERS = {
+    "visible": visible,
+    "number": number,
+    "duration": duration,
+    "moment": moment,
+    "machine_moment": machine_moment,
+}

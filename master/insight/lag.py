@@ -1,0 +1,34 @@
+"""Lag: how many entries of a ticket stream its group has not read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from usher.common.redis.scripts import ScriptRunner
+
+#: Entries counted by one call, where Redis does not know the lag (before 7.0).
+_PAGE = 2000
+
+
+class Lag(NamedTuple):
+    """``is_exact`` False: there are more."""
+
+    entries: int
+    is_exact: bool
+
+
+def lag_of(scripts: ScriptRunner, stream: str, group: Mapping[bytes, Any] | None, entries: int, most: int) -> Lag:
+    """The lag of a group with these facts (XINFO GROUPS; None: there is no group) on a stream of ``entries``. Counted,
+    it is counted up to about ``most``. Raises what ``Link.call`` raises."""
+    if group is None:
+        return Lag(entries, True)
+    if group.get(b"lag") is not None:
+        return Lag(int(group[b"lag"]), True)
+    last, counted = group[b"last-delivered-id"], 0
+    while counted < most:
+        count, last = scripts.run("count_above", (stream,), (last, _PAGE))
+        counted += count
+        if count < _PAGE:
+            return Lag(counted, True)
+    return Lag(counted, False)

@@ -1,0 +1,349 @@
+"""The pulse: what the page shows of the whole system, looked at once for all who look.
+
+While somebody looks, once a second, and closely: who is stuck, who lives. Else every other second, with one round trip,
+so that there is a history when somebody comes; more rarely while nothing moves. Everybody who has a page open gets the
+same bytes, over connections that hold no thread.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from usher.common.base.clock import now_s, wall_ms
+from usher.common.doctor.writes import INFO_COMMANDS, write_trouble
+from usher.common.http.server.push_sockets import LiveSocket, LiveSockets
+from usher.common.protocol.attempts import decode
+from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
+from usher.common.protocol.stream_id import milliseconds
+from usher.common.redis.client import Link
+from usher.common.redis.replies import group_of
+from usher.common.redis.scripts import ScriptRunner
+from usher.common.runtime.service import Service
+from usher.master.insight.formatting import ticket_url, visible
+from usher.master.insight.index_scan import IndexScan
+from usher.master.insight.lag import lag_of
+from usher.master.leader.elector import parse_held
+from usher.master.membership.registry import STATES, Member, read_left_ms, read_roster, state_of, strangers
+from usher.master.operations.live_rules import read_rules
+from usher.master.policy.explain.alarms import BAD, Alarm, alarms
+from usher.master.policy.explain.stuck import Parked, Seen, stuck_rows
+from usher.master.policy.rates import Sample, is_still, point, rates
+from usher.master.policy.rules import Rulebook, Target
+
+#: Seconds between two looks: while somebody looks, else, and while nothing moves either; and how long a page that was
+#: asked for counts as looking.
+_EVERY_S, _IDLE_EVERY_S, _STILL_EVERY_S, _LOOKS_FOR_S = 1.0, 2.0, 10.0, 10.0
+#: What a page waits for a fresh look; what it gets is told to it a moment later all the same.
+_PATIENCE_S = 0.2
+#: Points of history: ten to twenty minutes, or more where nothing moved.
+_HISTORY = 600
+#: Records of the index looked at in a turn, and stuck tickets told.
+_SLICE, _STUCK = 5_000, 50
+#: Entries counted for the lag where Redis does not know it (before 7.0), at most: while somebody looks, and else. Redis
+#: stands still for 2 us each.
+_MOST_COUNTED, _MOST_COUNTED_UNSEEN = 20_000, 4_000
+#: How often a page hears of us when nothing changes, and how often a consumers' page of its consumers.
+_SIGN_OF_LIFE_S, _CONSUMERS_EVERY_S = 10.0, 2.0
+OVERVIEW, CONSUMERS = "overview", "consumers"
+_BROAD = (Target.STREAM, Target.EVERYTHING)
+#: What a page of consumers keeps up to date of each.
+_LIVE_FIELDS = ("incarnation", "state", "tickets", "pending", "beat_ms")
+
+
+class Pulse(Service):
+    """``parked_of``: how much this master has parked of a ticket in memory, when it leads."""
+
+    name = "pulse"
+    stalls_after_s = 3 * _STILL_EVERY_S
+
+    def __init__(
+        self,
+        link: Link,
+        keys: Keys,
+        ticket_field: str,
+        lease_ms: int,
+        sockets: LiveSockets,
+        parked_of: Callable[[bytes], Parked | None],
+    ) -> None:
+        super().__init__()
+        self._link = link
+        self._scripts = ScriptRunner(link)
+        self._keys = keys
+        self._lease_ms = lease_ms
+        self._sockets = sockets
+        self._in_memory = parked_of
+        self._scan = IndexScan(link, keys, ticket_field)
+        self._samples: deque[Sample] = deque(maxlen=5)
+        self._history: deque[list[float | None]] = deque(maxlen=_HISTORY)
+        self._watchers: dict[str, dict[LiveSocket, None]] = {OVERVIEW: {}, CONSUMERS: {}}
+        self._lock = threading.Lock()  # of the watchers
+        self._fresh = threading.Condition()
+        self._looked_s = 0.0
+        self._closely_s = 0.0
+        self._sent: dict[str, tuple[bytes, float]] = {}
+        self._rows: dict[str, dict[str, Any]] = {}
+        self._rules = Rulebook(())
+        self._snapshot = _nothing_yet(keys)
+
+    # -- from other threads
+
+    def snapshot(self, patience_s: float = _PATIENCE_S) -> dict[str, Any]:
+        """What was seen last, at most a few seconds old, unless Redis does not answer: then it says so. The first look
+        may take longer."""
+        self._look()
+        with self._fresh:
+            if now_s() - self._closely_s > 2 * _IDLE_EVERY_S:
+                self.wake()
+                self._fresh.wait(patience_s if self._closely_s else 4 * patience_s)
+        if self.trouble is None:
+            return self._snapshot
+        away = Alarm(BAD, "This master cannot ask Redis at the moment; what is shown is of before", "").row()
+        return self._snapshot | {"alarms": [away, *self._snapshot["alarms"]]}
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The same without a look."""
+        return self._snapshot
+
+    def consumers(self) -> list[dict[str, Any]]:
+        """Everybody on the roster, by name, and names in the group that hold entries without being on it."""
+        self.snapshot()
+        return [row for _, row in sorted(self._rows.items())]
+
+    def history(self) -> list[list[float | None]]:
+        """(milliseconds, sent/s, done/s, lag, age of the oldest in s), oldest first; None where it is not known."""
+        return list(self._history)
+
+    @property
+    def has_room(self) -> bool:
+        return self._sockets.has_room and not self.stopping
+
+    def follow(self, sock: socket.socket, topic: str) -> None:
+        """The connection gets what is new, as server-sent events, from now on."""
+        watchers = self._watchers[topic]
+
+        def leave() -> None:
+            with self._lock:
+                watchers.pop(live, None)
+
+        with self._lock:  # who has gone already leaves after it has come, or it would look for ever
+            live = self._sockets.keep(sock, leave)
+            watchers[live] = None
+        self._sent.pop(topic, None)  # what was told between the page and its connection is told again
+        self._look()
+        live.send(b"retry: 2000\n\n")
+        if topic == OVERVIEW:
+            live.send(_frame("history", self.history()))
+
+    def _look(self) -> None:
+        if not self._is_watched:
+            self.wake()
+        self._looked_s = now_s()
+
+    @property
+    def _is_watched(self) -> bool:
+        return now_s() - self._looked_s < _LOOKS_FOR_S or any(self._watchers.values())
+
+    # -- the turn
+
+    def run_once(self) -> float:
+        began_s, watched = now_s(), self._is_watched
+        seen = self._take_sample(_MOST_COUNTED if watched else _MOST_COUNTED_UNSEEN)
+        if watched:
+            self._scan.advance(_SLICE)
+            states = self._look_at_consumers(seen)
+            trouble = write_trouble(*self._link.pipeline(INFO_COMMANDS))
+            seen["write_trouble"] = None if trouble is None else trouble._asdict()
+            seen["stuck"], seen["stuck_most"] = self._look_at_tickets(states, seen["time_ms"]), _STUCK
+            seen["alarms"] = [alarm.row() for alarm in alarms(seen)]
+        with self._fresh:
+            self._snapshot = seen if watched else self._snapshot | seen
+            if watched:
+                self._closely_s = now_s()
+            self._fresh.notify_all()
+        self._tell()
+        every_s = _EVERY_S if self._is_watched else _STILL_EVERY_S if is_still(self._samples) else _IDLE_EVERY_S
+        return max(0.05, every_s - (now_s() - began_s))
+
+    def on_end(self) -> None:
+        self._link.close()
+
+    def _take_sample(self, most_counted: int) -> dict[str, Any]:
+        """One round trip, and those that it takes to count up to ``most_counted`` entries where Redis does not."""
+        keys = self._keys
+        replies = self._link.pipeline(
+            [
+                *(("XLEN", keys.stream), ("HLEN", keys.tickets), ("XLEN", keys.dead), ("HLEN", keys.attempts)),
+                *(("GET", keys.leader), ("XINFO", "GROUPS", keys.stream), ("XPENDING", keys.stream, keys.group)),
+                ("XLEN", LogKeys(keys.stream).delayed),
+            ]
+        )
+        for reply in replies[:5]:
+            if isinstance(reply, Exception):
+                raise reply
+        entries, tickets, dead, retrying, leader, groups, pending, delayed = replies
+        group = group_of(groups, keys.group)
+        total, lowest, _, owners = (0, None, None, ()) if isinstance(pending, Exception) else pending
+        by_name = {bytes(name): int(count) for name, count in owners or ()}
+        lag = lag_of(self._scripts, keys.stream, group, entries, most_counted)
+        sample = Sample(
+            wall_ms(), entries, lag.entries if lag.is_exact else None, total, (group or {}).get(b"entries-read")
+        )
+        self._samples.append(sample)
+        sent, done = rates(list(self._samples))
+        oldest_ms = milliseconds(bytes(lowest)) if lowest else None
+        self._history.append(point(sample.time_ms, sent, done, lag.entries, oldest_ms))
+        held = parse_held(leader)
+        self._by_name = by_name
+        return {
+            "time_ms": sample.time_ms,
+            "stream": keys.stream,
+            "group": keys.group,
+            "has_group": group is not None,
+            "leader_url": held.url,
+            "epoch": held.epoch,
+            "entries": entries,
+            "lag": lag.entries,
+            "lag_is_exact": lag.is_exact,
+            "pending": total,
+            "parked": by_name.get(MASTER, 0),
+            "halted": by_name.get(HALTED, 0),
+            "tickets": tickets,
+            "retrying": retrying,
+            "dead_letters": dead,
+            "delayed": 0 if isinstance(delayed, Exception) else delayed,
+            "oldest_ms": oldest_ms,
+            "sent_per_second": sent,
+            "done_per_second": done,
+        }
+
+    def _look_at_consumers(self, seen: dict[str, Any]) -> dict[str, str]:
+        """States by incarnation; the rows are kept, and sums are added to ``seen``."""
+        members = read_roster(self._link, self._keys)
+        rules = self._rules = read_rules(self._link, self._keys)
+        of_tickets = [rule for rule in rules.rules if rule.target is not Target.CONSUMER]
+        seen["rules"], seen["broad_rules"] = (
+            len(of_tickets),
+            [rule.told() for rule in of_tickets if rule.target in _BROAD],
+        )
+        owned_by = self._scan.owned_by
+        held = {name.decode(errors="replace"): count for name, count in self._by_name.items()}
+        left_ms = read_left_ms(self._link, self._keys, members)
+        rows = {}
+        for incarnation, member in members.items():
+            row = self._row(incarnation, member, left_ms[incarnation])
+            holds = {"pending": held.get(incarnation, 0), "tickets": owned_by(incarnation)}
+            rows[incarnation] = row | {"state": state_of(member, rules)} | holds
+        for incarnation, count in strangers(held, members).items():
+            rows[incarnation] = _stranger(incarnation, count, owned_by(incarnation))
+        self._rows = rows
+        states = {incarnation: str(row["state"]) for incarnation, row in rows.items()}
+        seen["consumers"] = {state: list(states.values()).count(state) for state in STATES}
+        seen["living"] = sum(seen["consumers"][state] for state in ("live", "paused", "draining"))
+        return states
+
+    def _row(self, incarnation: str, member: Member, left_ms: int) -> dict[str, Any]:
+        asked = member.registration
+        return {
+            "name": asked.name,
+            "incarnation": incarnation,
+            "beat_ms": max(0, self._lease_ms - left_ms) if member.alive else None,
+            "slots": asked.slots,
+            "capacity": asked.capacity,
+        }
+
+    def _look_at_tickets(self, states: dict[str, str], now_ms: int) -> list[dict[str, Any]]:
+        heads = self._scan.heads(now_ms, self._by_name.get(MASTER, 0))
+        values = self._link.call("HMGET", self._keys.attempts, *[head.id for head in heads]) if heads else []
+        attempts = {head.id: decode(value) for head, value in zip(heads, values, strict=True) if value is not None}
+        parked = {head.ticket: self._parked_of(head.ticket) for head in heads}
+        rows = stuck_rows(heads, Seen(attempts, states, self._scan.moved_ms, parked, self._rules), now_ms, _STUCK)
+        return [row | {"shown": visible(row["ticket_id"], 120), "href": ticket_url(row["ticket_id"])} for row in rows]
+
+    def _parked_of(self, ticket: bytes) -> Parked:
+        """From Redis, as far as it was looked at; else what the leader knows, when it is this master."""
+        seen = self._scan.parked_of(ticket)
+        known = None if seen.is_exact else self._in_memory(ticket)
+        if known is None:
+            return seen
+        return known if known.is_exact else Parked(max(known.messages, seen.messages), False)
+
+    # -- telling
+
+    def _tell(self) -> None:
+        if self._watchers[OVERVIEW]:
+            facts = {name: value for name, value in self._snapshot.items() if name != "time_ms"}
+            self._send(OVERVIEW, facts, self._snapshot | {"point": self._history[-1]})
+        if self._watchers[CONSUMERS] and now_s() - self._sent.get(CONSUMERS, (b"", 0.0))[1] >= _CONSUMERS_EVERY_S:
+            rows = [{name: row[name] for name in _LIVE_FIELDS} for row in self._rows.values()]
+            self._send(CONSUMERS, self._rows, {"rows": rows, "time_ms": self._snapshot.get("time_ms")})
+
+    def _send(self, topic: str, facts: Any, document: dict[str, Any]) -> None:
+        """To all who look at ``topic``, unless nothing is new."""
+        digest, now = _dump(facts), now_s()
+        last, sent_s = self._sent.get(topic, (b"", 0.0))
+        if digest == last and now - sent_s < _SIGN_OF_LIFE_S:
+            return
+        self._sent[topic] = (digest, now)
+        frame = _frame(topic, document)
+        with self._lock:
+            watchers = list(self._watchers[topic])
+        for live in watchers:
+            live.send(frame)
+
+
+def _nothing_yet(keys: Keys) -> dict[str, Any]:
+    """What there is to show before the first look."""
+    counts = (
+        "entries",
+        "lag",
+        "pending",
+        "parked",
+        "halted",
+        "tickets",
+        "retrying",
+        "dead_letters",
+        "delayed",
+        "living",
+    )
+    nothing = dict.fromkeys(
+        (*counts, "sent_per_second", "done_per_second", "write_trouble", "oldest_ms", "leader_url", "epoch")
+    )
+    return {
+        **nothing,
+        "time_ms": 0,
+        "stream": keys.stream,
+        "group": keys.group,
+        "has_group": True,
+        "lag_is_exact": True,
+        "stuck": [],
+        "alarms": [],
+    }
+
+
+def _stranger(incarnation: str, count: int, tickets: int | None) -> dict[str, Any]:
+    """Somebody who holds entries and is not on the roster."""
+    return {
+        "name": incarnation.rpartition(":")[0],
+        "incarnation": incarnation,
+        "state": "lost",
+        "beat_ms": None,
+        "pending": count,
+        "tickets": tickets,
+        "slots": None,
+        "capacity": None,
+    }
+
+
+def _frame(event: str, document: Any) -> bytes:
+    return b"event: " + event.encode() + b"\ndata: " + _dump(document) + b"\n\n"
+
+
+def _dump(document: Any) -> bytes:
+    return orjson.dumps(document)

@@ -1,0 +1,190 @@
+"""The master's metrics: what it knows of itself, and the stream's vitals.
+
+Every master tells the vitals, so that they survive the loss of one; in queries take the ``max`` over masters. What the
+leader counts (``usher_handed_over_messages_total`` and the like) is added up with ``sum``: a standby's stands still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client.core import Metric
+
+from usher.common.base.errors import RedisTrouble
+from usher.common.observability.metrics import counter, gauge, gauges, histogram, service_metrics
+from usher.common.redis.client import CommandRefused
+from usher.common.runtime.service import Service
+from usher.master.dispatch.dispatcher import Dispatcher
+from usher.master.insight.stats import Load, Vitals, VitalsReader
+from usher.master.leader.counters import LeaderCounts
+from usher.master.membership.health_checker import HealthChecker
+from usher.master.membership.registry import STATES
+
+#: Consumers that get series of their own. A consumer keeps its name over restarts, so names are few; if they are not,
+#: the rest is one.
+MOST_CONSUMERS = 200
+#: No consumer can be called so.
+OTHERS = "_others"
+
+
+@dataclass(frozen=True)
+class MasterMetrics:
+    """A source for ``usher.common.observability.metrics.Metrics``."""
+
+    vitals: VitalsReader
+    services: Sequence[Service]
+    dispatcher: Dispatcher
+    health: HealthChecker
+
+    def __call__(self) -> Iterable[Metric]:
+        yield gauge("leader", "1 on the master that leads.", self.dispatcher.leads)
+        yield counter("leases_revoked", "Leases taken from consumers whose health URL was silent.", self.health.revoked)
+        text = (
+            "Live consumers whose health URLs do not answer the leader, where most do not: a consumer that hangs is not"
+            " noticed."
+        )
+        yield gauge("consumers_silent", text, self.health.silent)
+        yield from _counted(self.dispatcher.counts)
+        yield from service_metrics(self.services)
+        try:
+            vitals = self.vitals.read()
+        except (RedisTrouble, CommandRefused):
+            yield gauge("redis_up", "1 if Redis answered this scrape.", 0)
+            return
+        yield gauge("redis_up", "1 if Redis answered this scrape.", 1)
+        yield from _told(vitals)
+        yield from _consumers(vitals.consumers)
+
+
+def _counted(counts: LeaderCounts) -> Iterable[Metric]:
+    yield counter(
+        "adoptions",
+        "Times that this master began to lead, or began again after a reply that was not sure.",
+        counts.adoptions,
+    )
+    yield counter("handed_over_messages", "Messages handed over.", counts.handed_over)
+    yield counter("hand_over_batches", "Calls of the hand_over script.", counts.batches)
+    yield histogram(
+        "hand_over_call_seconds", "Time of a call of the hand_over script, round trip included.", counts.calls
+    )
+    text = "From XADD to hand-over, by the clocks of Redis and master; at most 17 tickets of each batch are looked at."
+    yield histogram("hand_over_wait_seconds", text, counts.waits)
+    yield counter("consumers_lost", "Consumers whose lease ended without a goodbye.", counts.lost)
+    yield histogram(
+        "recovery_seconds",
+        "From noticing a lost consumer until all its entries could be handed over again.",
+        counts.recoveries,
+    )
+
+
+def _told(vitals: Vitals) -> Iterable[Metric]:
+    yield gauge(
+        "redis_refuses_writes",
+        "1 if Redis refuses writes, because memory or disk is full, or replicas are missing.",
+        vitals.refuses_writes,
+    )
+    yield gauge("leader_known", "1 if some master holds the leader lease.", vitals.led)
+    yield gauge("stream_entries", "Entries in the ticket stream, done ones included.", vitals.entries)
+    yield gauge(
+        "lag_messages", "Messages that were not read yet, also in gathered sources; see usher_lag_is_exact.", vitals.lag
+    )
+    yield gauge(
+        "lag_is_exact",
+        "0 if there are more than usher_lag_messages: before Redis 7.0 it is counted, up to a limit.",
+        vitals.lag_is_exact,
+    )
+    yield gauge("unfinished_messages", "Lag and pending together: what is not done.", vitals.unfinished)
+    yield gauge(
+        "oldest_message_age_seconds", "Age of the oldest message that is not done; 0 if there is none.", vitals.oldest_s
+    )
+    text = "The same without what halted tickets, pauses and slowing rules hold back."
+    yield gauge("oldest_unheld_message_age_seconds", text, vitals.oldest_unheld_s)
+    pending = {"handed_over": vitals.handed_over, "parked": vitals.parked, "halted": vitals.halted}
+    yield gauges(
+        "pending_messages",
+        "Read and not acknowledged. halted: behind a dead letter, waiting for an operator.",
+        "state",
+        pending,
+    )
+    yield gauge("tickets_in_processing", "Tickets that have an owner, or are halted.", vitals.tickets)
+    yield gauge(
+        "tried_messages",
+        "Unfinished messages that failed, or ran when a process ended, at least once.",
+        vitals.tried_before,
+    )
+    yield gauge(
+        "delayed_messages",
+        "Messages that were sent for later and are not due yet, or late: see usher_delayed_late_seconds.",
+        vitals.delayed,
+    )
+    yield gauge(
+        "delayed_late_seconds",
+        "Since when the first delayed message is due; 0 if none is. More than a few: no master leads.",
+        vitals.late_s,
+    )
+    yield gauge("dead_letters_open", "Dead letters that nobody has redriven or dropped yet.", vitals.dead_letters)
+
+
+def _consumers(loads: Mapping[str, Load]) -> Iterable[Metric]:
+    by_state = dict.fromkeys(STATES, 0.0)
+    pending: dict[str, float] = {}
+    slots: dict[str, float] = {}
+    live: dict[str, float] = {}
+    for place, (name, load) in enumerate(loads.items()):
+        shown = name if place < MOST_CONSUMERS else OTHERS
+        by_state[load.state if load.state in by_state else "lost"] += 1
+        pending[shown] = pending.get(shown, 0) + load.pending
+        slots[shown] = slots.get(shown, 0) + load.slots
+        live[shown] = live.get(shown, 0) + (load.state == "live")
+    text = (
+        "Registered consumers. paused: drained by an operator. lost: the lease has ended and the entries are not all"
+        " taken back yet."
+    )
+    yield gauges("consumers", text, "state", by_state)
+    text = f"the first {MOST_CONSUMERS} by name have their own, the rest is {OTHERS}."
+    yield gauges(
+        "consumer_pending_messages", f"Handed over to a consumer and not acknowledged; {text}", "consumer", pending
+    )
+    yield gauges("consumer_slots", f"Handlers that a consumer runs at the same time; {text}", "consumer", slots)
+    yield gauges("consumer_live", f"1 if a consumer is live; {text}", "consumer", live)
+
+
+_SEVERITIES = ("bad", "warn")
+
+
+@dataclass(frozen=True)
+class AuditMetrics:
+    """``read``: the summary of the last audit, None when there was none (StatusReader.audit). Nothing is told then, or
+    while Redis is away."""
+
+    read: Callable[[], Mapping[str, Any] | None]
+
+    def __call__(self) -> Iterable[Metric]:
+        try:
+            found = self.read()
+        except (RedisTrouble, CommandRefused):
+            return
+        if found is None:
+            return
+        began_s = _number(found.get("started_ms")) / 1000
+        yield gauge(
+            "audit_last_run_timestamp_seconds", "When the last audit began; alert when it is too long ago.", began_s
+        )
+        yield gauge("audit_duration_seconds", "How long the last audit took.", _number(found.get("seconds")))
+        yield gauge(
+            "audit_unproven",
+            "What the last audit could not prove, in sentences of its report.",
+            _number(found.get("unproven")),
+        )
+        counts = found.get("severities")
+        counts = counts if isinstance(counts, dict) else {}
+        text = "Findings of the last audit in this ticket stream; both are 0 when the promise held."
+        yield gauges(
+            "audit_findings", text, "severity", {severity: _number(counts.get(severity)) for severity in _SEVERITIES}
+        )
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else 0.0

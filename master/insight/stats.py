@@ -1,0 +1,226 @@
+"""Vitals: the few numbers that say how a ticket stream is, for /metrics and for whoever scales consumers.
+
+Read from Redis alone, in two round trips (before Redis 7.0 the lag is counted in some more), and kept for a moment, so
+that it costs the same however many ask.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from usher.common.base.clock import now_s
+from usher.common.doctor.writes import INFO_COMMANDS, write_trouble
+from usher.common.protocol.keys import HALTED, MASTER, Keys
+from usher.common.protocol.registration import Registration, parse
+from usher.common.protocol.stream_id import rank
+from usher.common.redis.client import Link
+from usher.common.redis.replies import group_of, pairs
+from usher.common.redis.scripts import ScriptRunner
+from usher.master.insight.lag import lag_of
+from usher.master.membership.registry import Member, state_of
+from usher.master.operations.delayed_messages import waiting_commands, waiting_of
+from usher.master.operations.live_rules import rulebook
+from usher.master.policy.rules import Action, Rule, Rulebook, Target
+
+#: How long an answer is good for.
+_KEPT_S = 1.0
+#: Entries counted for the lag where Redis does not know it (before 7.0), at most.
+_MOST_COUNTED = 50_000
+
+
+@dataclass(frozen=True)
+class Load:
+    """A registered consumer: ``state`` as ``usher.master.membership.registry.state_of``; ``pending`` its entries that
+    are not acknowledged."""
+
+    state: str
+    pending: int
+    slots: int
+    capacity: int
+
+
+@dataclass(frozen=True)
+class Vitals:
+    """Sums of one stream at one moment. ``lag``: entries not yet read by the group, and those that wait in the sources
+    of a work stream; at least that many unless ``lag_is_exact``.
+
+    ``oldest_s``: age of the oldest message that is not done, by Redis' clock; 0: there is none. ``oldest_unheld_s``:
+    the same without what waits for somebody to act: see ``_unheld``. ``delayed``: messages that wait for their time,
+    and ``late_s``: since when the first of them is due and was not sent. ``consumers``: by name. ``refuses_writes``:
+    Redis does, because memory or disk is full, or replicas are missing.
+    """
+
+    entries: int = 0
+    lag: int = 0
+    lag_is_exact: bool = True
+    pending: int = 0
+    parked: int = 0
+    halted: int = 0
+    tickets: int = 0
+    tried_before: int = 0
+    dead_letters: int = 0
+    oldest_s: float = 0.0
+    led: bool = False
+    consumers: dict[str, Load] = field(default_factory=dict)
+    delayed: int = 0
+    late_s: float = 0.0
+    oldest_unheld_s: float = 0.0
+    refuses_writes: bool = False
+
+    @property
+    def handed_over(self) -> int:
+        """Pending for consumers."""
+        return max(0, self.pending - self.parked - self.halted)
+
+    @property
+    def unfinished(self) -> int:
+        """All that is not done and not given up."""
+        return self.lag + self.pending
+
+
+class VitalsReader:
+    """Reads them over a link of its own. May be used by many threads, one at a time. ``sources``: how the gathering of
+    several ticket streams goes (``StatusReader.sources``); None: there is one stream."""
+
+    def __init__(self, link: Link, keys: Keys, sources: Callable[[], dict[str, Any] | None] = lambda: None) -> None:
+        self._link = link  # guarded by self._lock, and all below
+        self._scripts = ScriptRunner(link)
+        self._keys = keys
+        self._sources = sources
+        self._lock = threading.Lock()
+        self._kept: tuple[float, Vitals] | None = None
+
+    def read(self) -> Vitals:
+        """The vitals of this second. Raises RedisTrouble."""
+        with self._lock:
+            if self._kept is None or now_s() - self._kept[0] > _KEPT_S:
+                vitals = self._read()
+                self._kept = (now_s(), vitals)
+            return self._kept[1]
+
+    def close(self) -> None:
+        self._link.close()
+
+    def _read(self) -> Vitals:
+        keys = self._keys
+        commands = [
+            ("XLEN", keys.stream),
+            ("HLEN", keys.tickets),
+            ("HLEN", keys.attempts),
+            ("XLEN", keys.dead),
+            ("EXISTS", keys.leader),
+            ("TIME",),
+            ("HGETALL", keys.consumers),
+            ("XINFO", "GROUPS", keys.stream),
+            ("XPENDING", keys.stream, keys.group),
+            ("HGETALL", keys.rules),
+        ]
+        *counts, moment, stored, groups, pending, ruled, delayed, first = self._link.pipeline(
+            [*commands, *waiting_commands(keys)]
+        )
+        for reply in (*counts, moment, stored, ruled):
+            if isinstance(reply, Exception):
+                raise reply
+        entries, tickets, tried_before, dead, led = counts
+        group = group_of(groups, keys.group)
+        summary = None if isinstance(pending, Exception) else pending
+        by_owner = {name: int(count) for name, count in (summary[3] or ())} if summary else {}
+        registered = _registered(stored)
+        last = group[b"last-delivered-id"] if group else b"0-0"
+        leases = [("GET", keys.lease(incarnation)) for incarnation in registered]
+        replies = self._link.pipeline([*INFO_COMMANDS, ("XRANGE", keys.stream, b"(" + last, "+", "COUNT", 1), *leases])
+        told, (unread, *states) = replies[: len(INFO_COMMANDS)], replies[len(INFO_COMMANDS) :]
+        new = [entry[0] for entry in unread] if isinstance(unread, list) else []
+        oldest = [*new, summary[1]] if summary and summary[0] else new
+        rules, trouble = rulebook(ruled), write_trouble(*told)
+        unheld = self._unheld(new, by_owner, rules) if HALTED in by_owner or any(map(_holds, rules.rules)) else oldest
+        lag = lag_of(self._scripts, keys.stream, group, entries, _MOST_COUNTED)
+        sources = self._sources() or {"lag": 0, "lag_is_exact": True}
+        waiting, is_exact = lag.entries + sources["lag"], lag.is_exact and sources["lag_is_exact"]
+        now_ms = int(moment[0]) * 1000 + int(moment[1]) // 1000
+        later = waiting_of(delayed, first)
+        late_s = 0.0 if later.first_ms is None else max(0.0, (now_ms - later.first_ms) / 1000)
+        return Vitals(
+            *(
+                entries,
+                waiting,
+                is_exact,
+                summary[0] if summary else 0,
+                by_owner.get(MASTER, 0),
+                by_owner.get(HALTED, 0),
+            ),
+            *(
+                tickets,
+                tried_before,
+                dead,
+                _age_s(oldest, now_ms),
+                bool(led),
+                _loads(registered, states, rules, by_owner),
+            ),
+            *(later.messages, late_s, _age_s(unheld, now_ms), trouble is not None and trouble.is_certain),
+        )
+
+    def _unheld(self, new: list[bytes], by_owner: dict[bytes, int], rules: Rulebook) -> list[bytes]:
+        """Ids among which is the oldest that neither a halted ticket nor a rule holds back. Of what is parked it is not
+        known here which those are; a parked message of another ticket is behind an older one that is handed over, or
+        there is no room, and what takes it is handed over."""
+        owners = [name for name in by_owner if name not in (MASTER, HALTED)]
+        pages = self._link.pipeline(
+            [("XPENDING", self._keys.stream, self._keys.group, "-", "+", 1, name) for name in owners]
+        )
+        return ([] if rules.pauses_all else new) + [row[0] for page in pages if isinstance(page, list) for row in page]
+
+
+def _holds(rule: Rule) -> bool:
+    """Whether it keeps tickets waiting."""
+    return rule.target is not Target.CONSUMER and rule.action in (Action.PAUSE, Action.SLOW)
+
+
+def _registered(stored: Any) -> dict[str, Registration]:
+    """Everybody registered, by incarnation, in the order of their names; who cannot be read is left out (the roster
+    logs that)."""
+    found = []
+    for name, value in pairs(stored).items():
+        try:
+            found.append(parse(name, value))
+        except ValueError:
+            continue
+    return {one.incarnation: one for one in sorted(found, key=lambda one: one.name)}
+
+
+def _loads(
+    registered: dict[str, Registration], leases: list[Any], rules: Rulebook, by_owner: dict[bytes, int]
+) -> dict[str, Load]:
+    loads = {}
+    for (incarnation, one), lease in zip(registered.items(), leases, strict=True):
+        if isinstance(lease, Exception):
+            raise lease
+        state = state_of(Member(one, (lease or b"").decode()), rules)
+        loads[one.name] = Load(state, by_owner.get(incarnation.encode(), 0), one.slots, one.capacity)
+    return loads
+
+
+def _age_s(ids: list[bytes], now_ms: int) -> float:
+    """Age of the oldest of these entries; an id that somebody made up may lie in the future."""
+    if not ids:
+        return 0.0
+    return max(0.0, (now_ms - (min(map(rank, ids)) >> 64)) / 1000)
+
+
+def lag_document(vitals: Vitals) -> dict[str, Any]:
+    """What ``GET /api/lag`` answers: plain numbers on the top level, for KEDA's metrics-api scaler and the like."""
+    live = [load for load in vitals.consumers.values() if load.state == "live"]
+    return {
+        "lag": vitals.lag,
+        "lag_is_exact": vitals.lag_is_exact,
+        "pending": vitals.pending,
+        "unfinished": vitals.unfinished,
+        "oldest_seconds": round(vitals.oldest_s, 3),
+        "consumers": len(live),
+        "slots": sum(load.slots for load in live),
+        "time_ms": time.time_ns() // 1_000_000,
+    }

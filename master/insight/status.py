@@ -1,0 +1,246 @@
+"""What pages and commands may know, read from Redis alone: it works without a master, and on any of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import orjson
+
+from usher.common.base.clock import now_s
+from usher.common.base.errors import GroupMissing
+from usher.common.doctor.source_status import SourcesReader
+from usher.common.doctor.writes import INFO_COMMANDS, write_trouble
+from usher.common.protocol.keys import MASTER, Keys
+from usher.common.protocol.message import ticket_text
+from usher.common.protocol.registration import name_of
+from usher.common.protocol.sources import Sources
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.replies import Record, TicketStream, pairs, parse_record
+from usher.common.redis.scripts import ScriptRunner
+from usher.master.insight.lag import lag_of
+from usher.master.insight.ticket_states import ParkedRows, parked_rows, told_states
+from usher.master.leader.elector import parse_held
+from usher.master.membership.registry import read_left_ms, read_roster, state_of, strangers
+from usher.master.operations.dead_letters import DeadLetters
+from usher.master.operations.delayed_messages import waiting_commands, waiting_of
+from usher.master.operations.live_rules import read_rules
+from usher.master.policy.board.plans import HALTED, RETURNED, TAIL
+
+#: Entries counted for the lag where Redis does not know it (before 7.0), at most.
+_MOST_COUNTED = 100_000
+#: Seconds after which looking for a halted ticket's letter ends.
+_LOOK_S = 0.1
+#: How long the state of many sources is good for: they are looked at one by one.
+_SOURCES_KEPT_S = 2.0
+
+
+class StatusReader:
+    """Reads the state of one ticket stream. May be used by many threads, one at a time."""
+
+    def __init__(self, link: Link, keys: Keys, sources: Sources | None = None, ticket_field: str = "ticket_id") -> None:
+        self._ticket_field = ticket_field
+        self._link = link  # guarded by self._lock
+        self._sources = SourcesReader(link, keys, sources) if sources is not None else None
+        self._keys = keys
+        self._stream = TicketStream(link, keys)
+        self._scripts = ScriptRunner(link)
+        self._letters = DeadLetters(link, keys)  # this too
+        self._seen_sources: tuple[float, dict[str, Any]] | None = None
+        self._lock = threading.Lock()
+
+    def overview(self) -> dict[str, Any]:
+        """Stream, group, leader, and sums: entries, lag (entries not yet read), pending by owner, tickets in processing
+        and halted, dead letters, live rules; and what keeps Redis from writing."""
+        with self._lock:
+            keys = self._keys
+            sums = [
+                ("XLEN", keys.stream),
+                ("HLEN", keys.tickets),
+                ("XLEN", keys.dead),
+                ("GET", keys.leader),
+                ("HLEN", keys.rules),
+            ]
+            replies = self._link.pipeline([*sums, *waiting_commands(keys)])
+            for reply in replies[: len(sums)]:
+                if isinstance(reply, Exception):
+                    raise reply
+            length, tickets, dead, leader, rules, *delayed = replies
+            held = parse_held(leader)
+            trouble = write_trouble(*self._link.pipeline(INFO_COMMANDS))
+            seen: dict[str, Any] = {
+                "stream": keys.stream,
+                "group": keys.group,
+                "leader_url": held.url,
+                "epoch": held.epoch,
+                "entries": length,
+                "tickets": tickets,
+                "dead_letters": dead,
+                "rules": rules,
+                "delayed": waiting_of(*delayed)._asdict(),
+                "write_trouble": None if trouble is None else trouble.text,
+                "time_ms": time.time_ns() // 1_000_000,
+            }
+            try:
+                facts = self._stream.group_facts()
+                pending = {consumer.name: consumer.pending for consumer in self._stream.group_consumers()}
+            except GroupMissing:
+                return seen | {
+                    "has_group": False,
+                    "lag": length,
+                    "lag_is_exact": True,
+                    "pending": 0,
+                    "parked": 0,
+                    "halted": 0,
+                }
+            lag = lag_of(self._scripts, keys.stream, facts, length, _MOST_COUNTED)
+            by_name = {"parked": pending.get(MASTER, 0), "halted": pending.get(HALTED, 0)}
+            return seen | {
+                "has_group": True,
+                "lag": lag.entries,
+                "lag_is_exact": lag.is_exact,
+                "pending": facts[b"pending"],
+                **by_name,
+            }
+
+    def sources(self) -> dict[str, Any] | None:
+        """How the gathering of several ticket streams goes (see SourcesReader), at most some seconds old; None when
+        there is one stream, which is worked on as it is."""
+        if self._sources is None:
+            return None
+        with self._lock:
+            if self._seen_sources is None or now_s() - self._seen_sources[0] > _SOURCES_KEPT_S:
+                self._seen_sources = (now_s(), self._sources.overview())
+            return self._seen_sources[1]
+
+    def source_rows(self, text: str, start: int, most: int) -> tuple[list[dict[str, Any]], int]:
+        """Rows of the sources that ``sources`` has counted (``SourcesReader.rows``)."""
+        if self._sources is None or self.sources() is None:
+            return [], 0
+        with self._lock:
+            return self._sources.rows(text, start, most)
+
+    def consumers(self) -> list[dict[str, Any]]:
+        """Everybody on the roster, and names in the group that still hold entries without being on it. ``state``: as
+        ``state_of``."""
+        with self._lock:
+            members = read_roster(self._link, self._keys)
+            rules = read_rules(self._link, self._keys)
+            left_ms = read_left_ms(self._link, self._keys, members)
+            try:
+                group = {pair.name.decode(errors="replace"): pair.pending for pair in self._stream.group_consumers()}
+            except (GroupMissing, CommandRefused):
+                group = {}
+        rows = [
+            {
+                "name": member.registration.name,
+                "incarnation": incarnation,
+                "state": state_of(member, rules),
+                "lease_ms": left_ms[incarnation],
+                "pending": group.get(incarnation, 0),
+                "slots": member.registration.slots,
+                "capacity": member.registration.capacity,
+                "health_url": member.registration.health_url,
+            }
+            for incarnation, member in members.items()
+        ]
+        for incarnation, pending in strangers(group, members).items():
+            rows.append(
+                {
+                    "name": name_of(incarnation),
+                    "incarnation": incarnation,
+                    "state": "lost",
+                    "lease_ms": 0,
+                    "pending": pending,
+                }
+            )
+        return sorted(rows, key=lambda row: str(row["incarnation"]))
+
+    def tickets(self, cursor: str, limit: int) -> dict[str, Any]:
+        """About ``limit`` tickets in processing and where to go on; ``cursor`` "0" at first, None at the end."""
+        with self._lock:
+            found, flat = self._link.call("HSCAN", self._keys.tickets, cursor, "COUNT", limit)
+            rows = [shown(ticket, value) for ticket, value in pairs(flat).items()]
+            told_states(self._link, self._keys, rows)
+        following = bytes(found).decode()
+        return {"tickets": rows, "cursor": None if following == "0" else following}
+
+    def told(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Rows of the index (``shown``) with what their tickets are doing (``ticket_states``)."""
+        with self._lock:
+            told_states(self._link, self._keys, rows)
+        return rows
+
+    def parked(self, most: int) -> ParkedRows:
+        """Tickets that nobody has and of which something is parked: held by a rule, or waiting for a consumer
+        (``ticket_states.parked_rows``)."""
+        with self._lock:
+            return parked_rows(self._link, self._scripts, self._keys, self._ticket_field, most)
+
+    def ticket(self, ticket_id: str) -> dict[str, Any] | None:
+        """A ticket in processing, or None."""
+        with self._lock:
+            value = self._link.call("HGET", self._keys.tickets, ticket_id)
+            if value is None:
+                return None
+            row = shown(ticket_id.encode(), value)
+            told_states(self._link, self._keys, [row])
+        if row["state"] == "halted":
+            with self._lock:
+                letter = self._letters.parked_of(ticket_id.encode(), _LOOK_S)
+            row |= {} if letter is None else {"dead_letter": letter.row()}
+        return row
+
+    def explained(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The rows; those of halted tickets with the dead letter that they wait for (``dead_letter``), if it is among
+        the newest."""
+        halted = [row["ticket_id"].encode() for row in rows if row["state"] == "halted"]
+        with self._lock:
+            found = self._letters.parked_for(halted) if halted else {}
+        for row in rows:
+            letter = found.get(row["ticket_id"].encode())
+            if letter is not None:
+                row["dead_letter"] = letter.row()
+        return rows
+
+    def audit(self) -> dict[str, Any] | None:
+        """The summary of the last audit (``usher.master.audit.output.report.summary``); None when there was none, or
+        what is there cannot be read."""
+        with self._lock:
+            stored = self._link.call("GET", self._keys.audit)
+        try:
+            found = orjson.loads(stored or b"null")
+        except orjson.JSONDecodeError:
+            return None
+        return found if isinstance(found, dict) else None
+
+    def close(self) -> None:
+        self._link.close()
+
+
+def shown(ticket: bytes, value: bytes) -> dict[str, Any]:
+    """A record of the index as people and programs get it."""
+    try:
+        row: dict[str, Any] = {"ticket_id": ticket_text(ticket)}
+    except UnicodeDecodeError:  # somebody else's field
+        row = {"ticket_id": ticket.decode(errors="replace")}
+    try:
+        record: Record = parse_record(value)
+    except ValueError:
+        return row | {"state": "unreadable"}
+    ids = [entry_id.decode() for entry_id in record.ids]
+    if record.owner == RETURNED:
+        return row | {"state": "returned", "fence": record.fence, "message_ids": ids}
+    if record.owner == HALTED:
+        return row | {"state": "halted", "fence": record.fence, "message_ids": ids}
+    if record.owner == TAIL:
+        return row | {"state": "ending", "fence": record.fence, "message_ids": []}
+    owner = record.owner.decode(errors="replace")
+    return row | {
+        "state": "processing",
+        "consumer_name": name_of(owner),
+        "owner": owner,
+        "fence": record.fence,
+        "message_ids": ids,
+    }

@@ -1,0 +1,446 @@
+"""Live subscriptions to tickets: one feed per master serves all followers, from Redis alone, so a standby can do it
+too.
+
+Three streams (ticket stream, run log, dead letters) are read once for all, by a stream router that runs while anybody
+follows; the index is looked at a few times a second for the tickets that are followed. Whoever comes back with a
+position first gets what it has missed.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from usher.common.base.clock import now_s, wall_ms
+from usher.common.base.errors import RedisTrouble
+from usher.common.base.log import event
+from usher.common.http.server.push_sockets import LiveSocket, LiveSockets
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.sources import SCOPED_TICKET_FIELD
+from usher.common.protocol.stream_id import ZERO, milliseconds, rank, sequence
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.replies import Entry, pairs
+from usher.common.router.router import StreamRouter, Subscription
+from usher.common.runtime.service import Service
+from usher.master.insight.status import shown
+from usher.master.operations.rule_cache import RuleWatch
+from usher.master.policy.explain.ticket_events import (
+    SOURCES,
+    Event,
+    Seen,
+    changes,
+    events_of,
+    frame,
+    idle,
+    position_text,
+    ruled,
+    without_fields,
+)
+
+log = logging.getLogger(__name__)
+
+#: How often the index is looked at for tickets that are followed.
+_LOOK_S = 0.2
+#: How often a follower is told its position, so that it need not go back far, and its connection is known to live.
+_POSITION_S = 10.0
+_PAGE = 500
+#: Entries that wait to be looked at, above which the router reads no more.
+_BACKLOG = 20_000
+#: Bytes on their way to a follower, above which it gets no more of what it has missed: far below what makes it count as
+#: one who does not read.
+_ENOUGH_BYTES = 65_536
+_EMPTY_S = 5.0
+
+
+class Follower:
+    """Somebody who follows a ticket. ``position``: what it has of each source; ``behind``: the sources of which it has
+    not all yet; ``waits``: of these it gets no more before what it was sent is written; ``with_fields``: it may know
+    what messages say."""
+
+    __slots__ = ("behind", "greeted", "live", "position", "ticket", "waits", "with_fields")
+
+    def __init__(self, ticket: bytes, position: list[bytes] | None, with_fields: bool) -> None:
+        self.ticket = ticket
+        self.with_fields = with_fields
+        self.live: LiveSocket | None = None
+        self.position = position
+        self.behind: set[int] = set()
+        self.greeted = False
+        self.waits = False
+
+
+Posted = tuple[str, Any, Any]
+
+
+class TicketFeed(Service):
+    """All of its fields below the mailbox belong to its thread."""
+
+    name = "feed"
+
+    def __init__(
+        self, link: Link, keys: Keys, ticket_field: str, sockets: LiveSockets, make_router: Callable[[], StreamRouter]
+    ) -> None:
+        super().__init__()
+        self._link = link
+        self._keys = keys
+        self._streams = (keys.stream, keys.runs, keys.dead)
+        self._field = ticket_field.encode()
+        self._sockets = sockets
+        self._make_router = make_router
+        self._mailbox: deque[Posted] = deque()
+        self._router: StreamRouter | None = None
+        self._subscriptions: list[Subscription] = []
+        self._heads: list[bytes] = []
+        self._backlog = 0
+        self._followers: dict[bytes, dict[Follower, None]] = {}
+        self._behind: deque[Follower] = deque()
+        self._seen: dict[bytes, Seen] = {}
+        self._values: dict[bytes, tuple[bytes | None, str]] = {}  # the records that _seen was made of, and the rules
+        self._rules = RuleWatch(link, keys)
+        self._look_at_s = 0.0
+        self._positions_at_s = 0.0
+
+    # -- from other threads
+
+    @property
+    def has_room(self) -> bool:
+        return self._sockets.has_room and not self.stopping
+
+    def follow(self, sock: socket.socket, ticket: bytes, position: list[bytes] | None, with_fields: bool) -> None:
+        """The connection gets the events of ``ticket`` from now on, and first what it has missed since ``position``."""
+        follower = Follower(ticket, position, with_fields)
+        follower.live = self._sockets.keep(
+            sock, lambda: self._post("left", follower, None), lambda: self._written(follower)
+        )
+        self._post("came", follower, None)
+
+    def _written(self, follower: Follower) -> None:
+        if follower.waits:
+            self.wake()
+
+    def _post(self, what: str, one: Any, other: Any) -> None:
+        self._mailbox.append((what, one, other))
+        self.wake()
+
+    def _came_in(self, source: int, subscription: Subscription, entries: Sequence[Entry]) -> None:
+        """On the router's thread."""
+        self._backlog += len(entries)
+        if self._backlog > _BACKLOG:
+            subscription.pause()
+        self._post("entries", (source, subscription), entries)
+
+    # -- the turn
+
+    def run_once(self) -> float:
+        for _ in range(len(self._mailbox)):
+            self._read(*self._mailbox.popleft())
+        if not self._followers:
+            self._rest()
+            return _EMPTY_S
+        if self._router is None:
+            self._begin()
+        more = [self._catch_up(self._behind.popleft()) for _ in range(len(self._behind))]
+        now = now_s()
+        if now >= self._look_at_s:
+            self._look_at_s = now + _LOOK_S
+            self._look()
+        if now >= self._positions_at_s:
+            self._positions_at_s = now + _POSITION_S
+            self._tell_positions()
+            self._begin_anew_if_deaf()
+        return 0.0 if any(more) else _LOOK_S
+
+    def on_end(self) -> None:
+        self._rest()
+        self._link.close()
+
+    def _begin(self) -> None:
+        """Raises RedisTrouble; then it is tried again."""
+        heads = [self._last_id(key) for key in self._streams]
+        router = self._make_router()
+        router.start()
+        self._subscriptions = [
+            router.subscribe(key, head, on_entries=functools.partial(self._came_in, source))
+            for source, (key, head) in enumerate(zip(self._streams, heads, strict=True))
+        ]
+        self._router, self._heads, self._backlog = router, heads, 0
+        event(log, "feed_begins", level=logging.DEBUG, mode=router.mode.value)
+
+    def _last_id(self, key: str) -> bytes:
+        try:
+            facts = pairs(self._link.call("XINFO", "STREAM", key))
+        except CommandRefused:
+            return ZERO  # there is none yet
+        return bytes(facts[b"last-generated-id"])
+
+    def _rest(self) -> None:
+        """Nobody follows: the streams are not read for nothing."""
+        router, self._router = self._router, None
+        if router is not None:
+            router.stop()
+            self._subscriptions = []
+            self._seen.clear()
+            self._values.clear()
+            event(log, "feed_rests", level=logging.DEBUG)
+
+    def _begin_anew_if_deaf(self) -> None:
+        """A stream that Redis once refused to read (it was something else for a moment, or a right was missing) is not
+        read any more: who follows has to come back, and then gets what was missed."""
+        ended = next((one for one in self._subscriptions if one.end is not None), None)
+        if ended is None or ended.end is None:
+            return
+        event(
+            log,
+            "feed_deaf",
+            level=logging.WARNING,
+            stream=ended.key.decode(errors="replace"),
+            why=f"{ended.end.value} ({ended.detail})",
+        )
+        for followers in self._followers.values():
+            for follower in followers:
+                assert follower.live is not None
+                follower.live.close()
+        self._rest()
+
+    # -- its parts
+
+    def _read(self, what: str, one: Any, other: Any) -> None:
+        if what == "entries":
+            source, subscription = one
+            if self._subscriptions and self._subscriptions[source] is subscription:  # not of a router that was stopped
+                self._dispatch(source, other)
+        elif what == "came":
+            self._join(one)
+        else:
+            if one in self._behind:
+                self._behind.remove(one)
+            followers = self._followers.get(one.ticket, {})
+            followers.pop(one, None)
+            if not followers:
+                self._followers.pop(one.ticket, None)
+                self._seen.pop(one.ticket, None)
+                self._values.pop(one.ticket, None)
+                self._rules.forget(one.ticket)
+
+    def _dispatch(self, source: int, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            self._heads[source] = entry.id
+            found = list(self._events(source, entry, self._followers))
+            for ticket in {one.ticket for one in found}:
+                mine = [one for one in found if one.ticket == ticket]
+                if source == SOURCES.index("runs"):
+                    mine = [*self._handed_meanwhile(ticket, mine), *mine]
+                for follower in self._followers[ticket]:
+                    if source not in follower.behind:
+                        self._send(follower, mine)
+        self._backlog -= len(entries)
+        if self._backlog < _BACKLOG // 2:
+            for subscription in self._subscriptions:
+                if subscription.held:
+                    subscription.resume()
+
+    def _events(self, source: int, entry: Entry, wanted: Any) -> list[Event]:
+        try:
+            return list(events_of(source, entry.id, entry.fields or (), self._field, wanted))
+        except (ValueError, KeyError, TypeError):
+            event(log, "entry_unreadable", level=logging.WARNING, source=SOURCES[source], entry=entry.id)
+            return []
+
+    def _handed_meanwhile(self, ticket: bytes, completed: Sequence[Event]) -> list[Event]:
+        """Hand-overs that began and ended between two looks at the index."""
+        known = self._seen.get(ticket)
+        handed = known.row["message_ids"] if known is not None else ()
+        return [
+            Event(ticket, "hand_over", _hand_over_of(one.data))
+            for one in completed
+            if one.data["message_id"] not in handed
+        ]
+
+    def _send(self, follower: Follower, events: Sequence[Event]) -> None:
+        assert follower.live is not None
+        for one in events:
+            one.data.setdefault("time_ms", wall_ms())
+        position = position_text(self._position_of(follower))
+        events = events if follower.with_fields else list(map(without_fields, events))
+        frames = [frame(one) for one in events[:-1]] + [frame(one, position) for one in events[-1:]]
+        follower.live.send(b"".join(frames))
+
+    def _position_of(self, follower: Follower) -> list[bytes]:
+        """What it has: of the sources that it is not behind with, all that was read."""
+        own = follower.position or self._heads
+        return [own[source] if source in follower.behind else head for source, head in enumerate(self._heads)]
+
+    def _join(self, follower: Follower) -> None:
+        assert follower.live is not None
+        if follower.live.closed:
+            return
+        self._followers.setdefault(follower.ticket, {})[follower] = None
+        self._values.pop(follower.ticket, None)  # it has to be told the state, changed or not
+        self._look_at_s = 0.0
+        if follower.position is not None:
+            follower.behind = set(range(len(SOURCES)))
+            self._behind.append(follower)
+
+    def _catch_up(self, follower: Follower) -> bool:
+        """What a follower has missed, one page of each source that it is behind with, in the order of time: up to where
+        all of them are known, and as fast as it reads. Returns whether there is more to be read at once."""
+        assert follower.live is not None
+        assert follower.position is not None
+        if follower.live.closed:
+            return False
+        follower.waits = True  # before the look: who has read all meanwhile says so
+        if follower.live.unwritten > _ENOUGH_BYTES:
+            self._behind.append(follower)
+            return False
+        follower.waits = False
+        try:
+            pages = self._pages(follower)
+        except RedisTrouble:
+            self._behind.append(follower)
+            raise
+        known_to = min((rank(page[-1].id) for page in pages.values() if len(page) == _PAGE), default=math.inf)
+        missed = [(rank(entry.id), source, entry) for source, page in pages.items() for entry in page]
+        for at, source, entry in sorted(missed, key=lambda one: one[:2]):
+            if at > known_to:
+                break
+            if at > rank(self._heads[source]):
+                continue  # it comes as news
+            follower.position[source] = entry.id
+            if found := self._events(source, entry, (follower.ticket,)):
+                self._send(follower, found)
+                if follower.live.unwritten > _ENOUGH_BYTES:
+                    known_to = at - 1  # another source may have one at the same time
+                    break
+        for source, page in pages.items():
+            reached = rank(page[-1].id) if page else 0
+            if reached <= known_to and (len(page) < _PAGE or reached >= rank(self._heads[source])):
+                follower.behind.discard(source)
+        if follower.behind:
+            self._behind.append(follower)
+        else:
+            self._values.pop(follower.ticket, None)  # now it is told the state
+            self._look_at_s = 0.0
+        return not follower.behind.isdisjoint(pages)
+
+    def _pages(self, follower: Follower) -> dict[int, list[Entry]]:
+        """The next page of each source that a follower is behind with. Where something is gone that it had not, it is
+        told. None of a source of which it has more than was read here: another master was faster."""
+        assert follower.position is not None
+        pages = {}
+        for source in sorted(follower.behind):
+            last = follower.position[source]
+            is_ahead = rank(last) > rank(self._heads[source])
+            if is_ahead and rank(last) <= rank(self._last_id(self._streams[source])):
+                continue
+            # What is above all ids is of an earlier stream of that name: nothing of what is there now may be missed.
+            first, pages[source] = self._page(source, ZERO if is_ahead else last)
+            if is_ahead or (last != ZERO and self._is_gone(source, last, first)):
+                self._send(follower, [_gap(follower.ticket, source, last)])
+                follower.position[source] = ZERO  # said once, also when nothing of this page is told yet
+        return pages
+
+    def _is_gone(self, source: int, last: bytes, first: bytes | None) -> bool:
+        """Whether something may be gone that came after ``last``. ``first``: what the source begins with; None: it is
+        empty."""
+        if first is None:
+            return rank(self._heads[source]) > rank(last)
+        if (
+            SOURCES[source] == "entries" and self._field == SCOPED_TICKET_FIELD
+        ):  # the leader cuts the work stream all the time; its ids number it
+            return rank(first) > rank(last) and sequence(first) != sequence(last) + 1
+        return rank(first) > rank(last)
+
+    def _page(self, source: int, last: bytes) -> tuple[bytes | None, list[Entry]]:
+        """The id of the first entry of a source, and entries above ``last``."""
+        key = self._streams[source]
+        replies = self._link.pipeline(
+            [("XRANGE", key, "-", "+", "COUNT", 1), ("XRANGE", key, b"(" + last, "+", "COUNT", _PAGE)]
+        )
+        for reply in replies:
+            if isinstance(reply, CommandRefused):
+                return None, []
+            if isinstance(reply, Exception):
+                raise reply
+        first, page = replies
+        return (first[0][0] if first else None), [Entry(*entry) for entry in page]
+
+    # -- the index
+
+    def _look(self) -> None:
+        """Look at the records of the followed tickets, and tell what has changed."""
+        tickets = list(self._followers)
+        for at in range(0, len(tickets), 1000):
+            some = tickets[at : at + 1000]
+            values, version = self._link.all_of([("HMGET", self._keys.tickets, *some), self._rules.command])
+            self._rules.heard(version)
+            held = [
+                (value, rule.told() if (rule := self._rules.of(ticket)) is not None else "")
+                for ticket, value in zip(some, values, strict=True)
+            ]
+            # Of what is idle and was so there is nothing to tell, and most are.
+            looked = zip(some, held, strict=True)
+            busy = [(ticket, now) for ticket, now in looked if now[0] is not None or self._values.get(ticket) != now]
+            rows = [self._row(ticket, value) for ticket, (value, _) in busy]
+            attempts = self._attempts([one for row in rows for one in row["message_ids"]])
+            self._values.update(
+                busy
+            )  # not before: what was not told for want of an answer has to be told by the next look
+            for (ticket, _), row in zip(busy, rows, strict=True):
+                self._tell_state(
+                    ticket, Seen(row, {one: attempts[one] for one in row["message_ids"] if one in attempts})
+                )
+
+    def _row(self, ticket: bytes, value: bytes | None) -> dict[str, Any]:
+        row = idle(ticket) if value is None else {"message_ids": [], **shown(ticket, value)}
+        return ruled(row, self._rules.of(ticket))
+
+    def _attempts(self, message_ids: Sequence[str]) -> dict[str, int]:
+        if not message_ids:
+            return {}
+        values = self._link.call("HMGET", self._keys.attempts, *message_ids)
+        counts = [(value or b"").partition(b" ")[0] for value in values]
+        return {one: int(count) for one, count in zip(message_ids, counts, strict=True) if count.isdigit()}
+
+    def _tell_state(self, ticket: bytes, now: Seen) -> None:
+        before, self._seen[ticket] = self._seen.get(ticket), now
+        news = list(changes(ticket, before, now)) if before is not None else []
+        for follower in self._followers[ticket]:
+            if follower.behind:
+                continue
+            if not follower.greeted:
+                follower.greeted = True
+                self._send(follower, [Event(ticket, "state", dict(now.row))])
+            elif news:
+                self._send(follower, news)
+
+    def _tell_positions(self) -> None:
+        for followers in self._followers.values():
+            for follower in followers:
+                assert follower.live is not None
+                follower.live.send(f"id: {position_text(self._position_of(follower))}\n\n".encode())
+
+
+def _gap(ticket: bytes, source: int, last: bytes) -> Event:
+    facts = {
+        "ticket_id": ticket.decode(errors="replace"),
+        "time_ms": milliseconds(last),
+        "source": SOURCES[source],
+        "after": last.decode(),
+    }
+    return Event(ticket, "gap", facts)
+
+
+def _hand_over_of(completed: dict[str, Any]) -> dict[str, Any]:
+    owner = str(completed["consumer"])
+    facts = {
+        "ticket_id": completed["ticket_id"],
+        "owner": owner,
+        "consumer_name": owner.rpartition(":")[0],
+        "fence": completed["fence"],
+    }
+    return {**facts, "time_ms": completed["start_us"] // 1000, "message_ids": [completed["message_id"]]}

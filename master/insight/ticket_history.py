@@ -1,0 +1,204 @@
+"""What is still known of a ticket: its entries, executions and dead letters, newest first, whatever state it is in.
+
+Nothing is kept per ticket, so the streams are searched backwards, in Redis, a bounded piece at a time; whoever wants
+more asks for the next.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.message import first_value
+from usher.common.protocol.run_log import decode
+from usher.common.protocol.stream_id import milliseconds, rank
+from usher.common.redis.client import Link
+from usher.common.redis.scripts import ScriptRunner
+from usher.master.operations.dead_letters import DeadLetters
+from usher.master.policy.explain.stuck import fence_ms
+
+#: One call looks at so many entries, or records of executions: a millisecond or so of Redis.
+_ENTRIES_AT_ONCE, _RUNS_AT_ONCE = 1_000, 50
+#: A piece of searching one stream takes about so long, the first one of a ticket and any other; and finds about so many
+#: events.
+_FIRST_S, _PIECE_S, _PIECE_EVENTS = 0.02, 0.1, 200
+#: Seconds after which looking for tickets by a part of their ids ends.
+_LOOK_S = 0.06
+_LETTERS = 50
+#: Bytes of an entry's fields that are shown without being asked for.
+_SHOWN = 4_096
+END = "end"
+
+
+class Story(NamedTuple):
+    """``events`` newest first; ``back`` where the next piece begins, None at the beginning of all; ``since_ms``: how
+    far back this piece went."""
+
+    events: list[dict[str, Any]]
+    back: str | None
+    since_ms: int | None
+
+
+class TicketStory:
+    """May be used by many threads, one at a time."""
+
+    def __init__(self, link: Link, keys: Keys, ticket_field: str) -> None:
+        self._link = link  # guarded by self._lock
+        self._scripts = ScriptRunner(link)
+        self._keys = keys
+        self._field = ticket_field
+        self._letters = DeadLetters(link, keys)  # this too
+        self._lock = threading.Lock()
+
+    def story(
+        self, ticket_id: str, back: str | None = None, known: Sequence[str] = (), held: tuple[str, int] | None = None
+    ) -> Story:
+        """One piece. ``known``: entries that the first one tells, however old; ``held``: who has the ticket now, under
+        which fence. Raises ValueError when ``back`` is none that a piece gave."""
+        entries_from, runs_from = _parse_back(back)
+        ticket = ticket_id.encode()
+        piece_s = _PIECE_S if back else _FIRST_S
+        events = [] if back else self._letters_of(ticket)
+        ends_s = time.monotonic() + piece_s
+        reached = []
+        if entries_from != END:
+            ids, entries_from = self._find("entries", entries_from, (self._field, ticket), ends_s)
+            sent = dict.fromkeys([*(one.decode() for one in ids), *(() if back else known)])
+            events += [{"event": "sent", "ms": milliseconds(one.encode()), "message_id": one} for one in sent]
+            reached.append(entries_from)
+        if runs_from != END:
+            text = orjson.dumps(ticket_id)
+            records, runs_from = self._find("runs", runs_from, (text,), ends_s + piece_s)
+            events += [_ran(run) for record in records for run in decode(record) if run.ticket == ticket_id]
+            reached.append(runs_from)
+        events += _hand_overs([event for event in events if event["event"] == "ran"])
+        if held is not None and not back and all(event.get("fence") != held[1] for event in events):
+            events.append(_handed(fence_ms(held[1]), *held))  # nothing of it has ended yet
+        events.sort(key=lambda event: (event["ms"], rank((event["message_id"] or "0-0").encode())), reverse=True)
+        more = entries_from != END or runs_from != END
+        times = [milliseconds(one.removeprefix("(").encode()) for one in reached if one != END]
+        return Story(events, f"{entries_from}_{runs_from}" if more else None, max(times, default=None))
+
+    def _find(self, what: str, start: str, wanted: tuple[str | bytes, ...], ends_s: float) -> tuple[list[bytes], str]:
+        """What was found, and where the next piece begins."""
+        key, at_once = (self._keys.stream, _ENTRIES_AT_ONCE) if what == "entries" else (self._keys.runs, _RUNS_AT_ONCE)
+        found: list[bytes] = []
+        while True:
+            with self._lock:
+                count, last, some = self._scripts.run(f"find_{what}", (key,), (*wanted, start, at_once))
+            found += some
+            if count < at_once:
+                return found, END
+            start = f"({last.decode()}"
+            if time.monotonic() > ends_s or len(found) >= _PIECE_EVENTS:
+                return found, start
+
+    def _letters_of(self, ticket: bytes) -> list[dict[str, Any]]:
+        """The newest letters of the ticket, as far as one piece goes."""
+        with self._lock:
+            found = self._letters.where("ticket", ticket, _LETTERS, _FIRST_S).letters
+        rows = [letter.row() for letter in found]
+        return [
+            {"event": "dead_letter", "ms": row["written_ms"], "letter": row, "message_id": row["message_id"]}
+            for row in rows
+        ]
+
+    def message(self, message_id: str) -> dict[str, Any] | None:
+        """A message with its fields as pairs, long values cut; None when it is not in the stream."""
+        with self._lock:
+            rows = self._link.call("XRANGE", self._keys.stream, message_id, message_id)
+        if not rows:
+            return None
+        flat = rows[0][1]
+        pairs = [[_shown(flat[at]), _shown(flat[at + 1])] for at in range(0, min(len(flat), 400), 2)]
+        ticket = first_value(flat, self._field.encode())
+        named = None if ticket is None else ticket.decode(errors="replace")
+        return {
+            "message_id": message_id,
+            "ticket_id": named,
+            "fields": pairs,
+            "field_count": len(flat) // 2,
+            "bytes": sum(map(len, flat)),
+        }
+
+    def containing(self, text: str, most: int, cursor: str = "0") -> tuple[list[tuple[bytes, bytes]], str | None]:
+        """Tickets in processing whose id has ``text`` in it, about ``most``, with their records; and where to look on,
+        None at the end."""
+        pattern = (
+            b"*"
+            + b"".join(b"\\" + bytes([one]) if one in b"*?[]^-\\" else bytes([one]) for one in text.encode())
+            + b"*"
+        )
+        ends_s = time.monotonic() + _LOOK_S
+        found: dict[bytes, bytes] = {}
+        count = most
+        while True:
+            with self._lock:
+                reply, flat = self._link.call("HSCAN", self._keys.tickets, cursor, "MATCH", pattern, "COUNT", count)
+            count = most if flat else 1000  # the fewer there are, the more are looked at at once
+            found.update(zip(flat[::2], flat[1::2], strict=True))
+            cursor = bytes(reply).decode()
+            if cursor == "0":
+                return list(found.items()), None
+            if len(found) >= most or time.monotonic() > ends_s:
+                return list(found.items()), cursor
+
+    def close(self) -> None:
+        self._link.close()
+
+
+def _parse_back(back: str | None) -> tuple[str, str]:
+    if back is None:
+        return "+", "+"
+    parts = back.split("_")
+    if len(parts) != 2 or any(part != END and not _is_start(part) for part in parts):
+        raise ValueError("not a place in a story")
+    return parts[0], parts[1]
+
+
+def _is_start(part: str) -> bool:
+    first, dash, last = part.removeprefix("(").partition("-")
+    return (
+        part.startswith("(")
+        and bool(dash)
+        and all(one.isascii() and one.isdigit() and len(one) <= 20 for one in (first, last))
+    )
+
+
+def _ran(run: Any) -> dict[str, Any]:
+    ms = (run.end_us or run.start_us) // 1000
+    took_ms = (run.end_us - run.start_us) / 1000 if run.end_us else None
+    facts = {"outcome": run.outcome, "attempt": run.attempt, "fence": run.fence, "owner": run.consumer}
+    return {
+        "event": "ran",
+        "ms": ms,
+        "message_id": run.id,
+        "began_ms": run.start_us // 1000,
+        "took_ms": took_ms,
+        **facts,
+    }
+
+
+def _hand_overs(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """When its owners were given the ticket: a fence tells the millisecond (lua/includes/next_number.lua), unless a
+    clock went back."""
+    first: dict[int, dict[str, Any]] = {}
+    for run in runs:
+        known = first.setdefault(run["fence"], run)
+        if run["began_ms"] < known["began_ms"]:
+            first[run["fence"]] = run
+    return [_handed(min(fence_ms(fence), run["began_ms"]), run["owner"], fence) for fence, run in first.items()]
+
+
+def _handed(ms: int, owner: str, fence: int) -> dict[str, Any]:
+    return {"event": "handed", "ms": ms, "message_id": "", "owner": owner, "fence": fence}
+
+
+def _shown(value: bytes) -> str:
+    text = value[:_SHOWN].decode("utf-8", "backslashreplace")
+    return text if len(value) <= _SHOWN else f"{text}... ({len(value):,} bytes)"

@@ -1,0 +1,82 @@
+"""What tickets of a page are doing, in the words of explain (master/policy/explain/explain.py) as far as one look at
+Redis for the whole page tells it.
+
+What only the owner of a ticket knows, whether its handler runs at this moment, is not asked: such a ticket is
+``processing``, or ``retrying`` when its first message has been tried before, and failed or asked to be called later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from usher.common.protocol.attempts import NEVER, decode
+from usher.common.protocol.keys import MASTER, Keys
+from usher.common.protocol.message import LONGEST_TICKET
+from usher.common.redis.client import Link
+from usher.common.redis.scripts import ScriptRunner
+from usher.master.operations.live_rules import read_rules
+from usher.master.policy.rules import Action, Rule
+
+#: Parked messages that are looked at for the tickets that they are of, the oldest ones.
+LOOKED_AT = 200
+
+
+class ParkedRows(NamedTuple):
+    """``is_all``: False when tickets may be missing, and messages of those that are there: more is parked than was
+    looked at, or was asked for."""
+
+    rows: list[dict[str, Any]]
+    is_all: bool
+
+
+def told_states(link: Link, keys: Keys, rows: Sequence[dict[str, Any]]) -> None:
+    """Say it of rows of the index: ``retrying``; ``recovering``, when the lease of its owner has ended; ``paused``
+    (with ``why``), when it was given back and a rule holds it. One round trip for all rows, and one for the rules if
+    any was given back."""
+    heads = {row["message_ids"][0]: row for row in rows if row["state"] == "processing" and row["message_ids"]}
+    if heads:
+        owners = list(dict.fromkeys(row["owner"] for row in heads.values()))
+        noted, *leases = link.all_of(
+            [("HMGET", keys.attempts, *heads), *(("EXISTS", keys.lease(owner)) for owner in owners)]
+        )
+        alive = {owner for owner, there in zip(owners, leases, strict=True) if there}
+        for row, value in zip(heads.values(), noted, strict=True):
+            if row["owner"] not in alive:
+                row["state"] = "recovering"
+            elif value is not None and decode(value) != NEVER:
+                row["state"] = "retrying"
+    if returned := [row for row in rows if row["state"] == "returned"]:
+        book = read_rules(link, keys)
+        for row in returned:
+            row |= _held(book.of(row["ticket_id"].encode("utf-8", "surrogateescape")), "returned")
+
+
+def parked_rows(link: Link, scripts: ScriptRunner, keys: Keys, ticket_field: str, most: int) -> ParkedRows:
+    """Tickets of which nobody has anything and something is parked, the oldest first: ``paused`` by a rule (``why``),
+    or ``parked``. They have no record in the index; of very many parked messages only the oldest are looked at."""
+    flat = scripts.run(
+        "pending_heads", (keys.stream,), (keys.group, MASTER, LOOKED_AT + 1, ticket_field, LONGEST_TICKET)
+    )
+    ids: dict[bytes, list[str]] = {}
+    for entry_id, ticket in zip(flat[::2], flat[1::2], strict=True):
+        ids.setdefault(ticket, []).append(entry_id.decode())
+    is_all = len(flat) <= 2 * LOOKED_AT
+    if not ids:
+        return ParkedRows([], is_all)
+    records = link.call("HMGET", keys.tickets, *ids)
+    alone = [ticket for ticket, record in zip(ids, records, strict=True) if record is None]
+    book = read_rules(link, keys)
+    rows = [
+        {"ticket_id": one.decode(errors="replace"), "message_ids": ids[one], **_held(book.of(one), "parked")}
+        for one in alone[:most]
+    ]
+    return ParkedRows(rows, is_all and len(alone) <= most)
+
+
+def _held(rule: Rule | None, where: str) -> dict[str, str]:
+    return (
+        {"state": "paused", "why": rule.told()}
+        if rule is not None and rule.action is Action.PAUSE
+        else {"state": where}
+    )

@@ -1,0 +1,264 @@
+"""Elector: holds the leader lease, so that one master acts at a time; everything it holds is an epoch, not a belief.
+
+Renewal and work share their fate: when the dispatcher makes no progress, the lease is not extended and a standby takes
+over.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import uuid
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from usher.common.base.backoff import backoff_s
+from usher.common.base.clock import now_s
+from usher.common.base.log import event
+from usher.common.protocol.keys import Keys, LogKeys
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.scripts import ScriptRunner
+from usher.common.runtime.service import Service
+from usher.master.settings import LONGEST_LEASE_S
+
+log = logging.getLogger(__name__)
+
+#: How often a standby looks whether the lead is free.
+_STANDBY_LOOK_S = 0.5
+#: An election sooner than this after the last one is one in a row, and waits.
+_CALM_S = 5.0
+#: How often a standby looks whether the lease lasts longer than any may: then it is of a clock of Redis that was set
+#: back since, and its holder may be dead. One that lives extends it soon, and finds that it was succeeded.
+_LEFT_EVERY_S = 5.0
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 1.0
+
+
+class Lead:
+    """What this process knows of the leadership. Shared by threads; guarded by its lock."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._epoch: int | None = None
+        self._doubted = False
+        self._until_s = 0.0
+        self._leader_url: str | None = None
+        self.on_change: Callable[[], None] = lambda: None  # what we know has changed
+        self.on_doubt: Callable[[], None] = lambda: None  # an election is due
+
+    @property
+    def epoch(self) -> int | None:
+        """Our epoch, or None when we do not lead or doubt what we know."""
+        with self._lock:
+            return None if self._doubted else self._epoch
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether we hold the lead, doubted or not."""
+        with self._lock:
+            return self._epoch is not None
+
+    @property
+    def holds(self) -> bool:
+        """Whether we hold the lead and its lease still runs, by our clock and from the moment at which it was asked
+        for: if not, another one may lead of whom we have not heard."""
+        with self._lock:
+            return self._epoch is not None and now_s() < self._until_s
+
+    @property
+    def leader_url(self) -> str | None:
+        """Where the leader is reached, as last seen; ours when we lead."""
+        with self._lock:
+            return self._leader_url
+
+    def doubt(self, epoch: int) -> None:
+        """A reply under ``epoch`` is not sure: a new epoch is needed before anything else happens."""
+        with self._lock:
+            if self._epoch == epoch:
+                self._doubted = True
+        self.on_doubt()
+        self.on_change()
+
+    def lost(self, epoch: int) -> None:
+        """Redis answered FENCED to ``epoch``."""
+        with self._lock:
+            if self._epoch == epoch:
+                self._epoch, self._doubted = None, False
+        self.on_doubt()
+        self.on_change()
+
+    def _held(self) -> tuple[int | None, bool]:
+        with self._lock:
+            return self._epoch, self._doubted
+
+    def _extended(self, until_s: float) -> None:
+        with self._lock:
+            self._until_s = until_s
+
+    def _set(self, epoch: int | None, leader_url: str | None) -> None:
+        with self._lock:
+            before = self._epoch, self._doubted, self._leader_url
+            self._epoch, self._doubted, self._leader_url = now = epoch, False, leader_url
+        if now != before:
+            self.on_change()
+
+
+class Held(NamedTuple):
+    """What is in the leader key: None where nobody leads."""
+
+    epoch: int | None
+    url: str | None
+
+
+def parse_held(stored: bytes | None) -> Held:
+    """The value of the leader key."""
+    epoch, _, holder = (stored or b"").decode(errors="replace").partition(" ")
+    return Held(int(epoch) if epoch.isdecimal() else None, holder.partition(" ")[2] or None)
+
+
+class Elector(Service):
+    """Takes, extends and renews the leader lease."""
+
+    name = "elect"
+
+    def __init__(
+        self, link: Link, keys: Keys | LogKeys, lead: Lead, url: str, lease_ms: int, works: Callable[[], bool]
+    ) -> None:
+        super().__init__()
+        self._link = link
+        self._scripts = ScriptRunner(link)
+        self._keys = keys
+        self._lead = lead
+        # The word between epoch and URL tells two masters apart that were given the same URL, and our own lost reply
+        # from theirs.
+        self._holder = f"{uuid.uuid4().hex[:12]} {url}"
+        self._url = url
+        self._lease_ms = lease_ms
+        self._works = works
+        self._rng = random.Random()
+        self._elected_s = -_CALM_S
+        self._in_a_row = 0
+        self._next_election_s = 0.0
+        self._left_s = now_s()
+        self._not_extended: int | None = None  # the epoch of which the log tells so
+        self._told_of = ""  # the leader of whom the log tells that we stand by
+        self.elections = 0
+
+    def run_once(self) -> float:
+        epoch, doubted = self._lead._held()
+        if epoch is None or doubted:
+            early_s = self._next_election_s - now_s()
+            if early_s > 0:
+                return early_s
+            if doubted:
+                self._elect(succeed=str(epoch))
+            elif (succeed := self._free()) is not None:
+                self._elect(succeed)
+            return min(_STANDBY_LOOK_S, self._lease_ms / 3000)
+        if self._works():
+            until_s = now_s() + self._lease_ms / 1000
+            if self._scripts.run("hold_lead", (self._keys.leader,), (str(epoch), self._lease_ms)) != b"OK":
+                event(log, "lead_lost", epoch=epoch)
+                self._lead.lost(epoch)
+                return 0.0
+            self._lead._extended(until_s)
+        else:
+            if self._not_extended != epoch:
+                event(
+                    log,
+                    "lead_not_extended",
+                    level=logging.WARNING,
+                    epoch=epoch,
+                    why="the work that it is held for makes no progress",
+                )
+            self._not_extended = epoch
+        return (
+            min(self._lease_ms, 1000 * self.stalls_after_s) / 3000
+        )  # a lease may be longer than health waits for a turn
+
+    def _free(self) -> str | None:
+        """None: somebody else holds the lead. Else the epoch to succeed, "" for none. One plain look, because a standby
+        looks twice a second for as long as it lives."""
+        epoch, _, holder = (self._link.call("GET", self._keys.leader) or b"").decode(errors="replace").partition(" ")
+        if holder in ("", self._holder):
+            return ""
+        if self._lasts_too_long():
+            event(
+                log,
+                "lead_of_another_clock",
+                level=logging.WARNING,
+                epoch=epoch,
+                why="it lasts too long: the clock of Redis was set back",
+            )
+            return epoch
+        self._stand_by(holder)
+        return None
+
+    def _lasts_too_long(self) -> bool:
+        if now_s() - self._left_s < _LEFT_EVERY_S:
+            return False
+        self._left_s = now_s()
+        try:
+            return bool(self._link.call("PTTL", self._keys.leader) > 1000 * LONGEST_LEASE_S)
+        except CommandRefused:  # a user without the right, which is newer than many a user
+            return False
+
+    def _stand_by(self, holder: str) -> None:
+        """Somebody else leads: told once of each, so that who starts a master by hand beside others learns what it
+        does."""
+        url = holder.partition(" ")[2]
+        self._lead._set(None, url)
+        if self._told_of != holder:
+            self._told_of = holder
+            is_ours = url == self._holder.partition(" ")[2]
+            facts: dict[str, Any] = (
+                {"why": "it has our address: the process before us, until its lease ends"} if is_ours else {}
+            )
+            event(log, "stands_by", leader=url, stream=self._keys.stream, **facts)
+
+    def _elect(self, succeed: str) -> None:
+        until_s = now_s() + self._lease_ms / 1000
+        reply = self._scripts.run(
+            "elect", (self._keys.leader, self._keys.counters), (self._holder, self._lease_ms, succeed)
+        )
+        if reply[0] == b"HELD":
+            epoch, _, holder = reply[1].decode().partition(" ")
+            if holder != self._holder:
+                self._stand_by(holder)
+                return
+            # Our own lease: the reply to an earlier call was lost, or our epoch was dropped. Take a new one, so that a
+            # late command is refused.
+            reply = self._scripts.run(
+                "elect", (self._keys.leader, self._keys.counters), (self._holder, self._lease_ms, epoch)
+            )
+            if reply[0] == b"HELD":
+                return
+        self.elections += 1
+        self._damp()
+        epoch = int(reply[1])
+        self._told_of = ""
+        event(log, "elected", epoch=epoch, stream=self._keys.stream)
+        self._lead._extended(until_s)
+        self._lead._set(epoch, self._url)
+
+    def _damp(self) -> None:
+        """The first doubt is settled at once; when doubts follow each other, something lasting is wrong, and elections
+        get rarer."""
+        now = now_s()
+        self._in_a_row = self._in_a_row + 1 if now - self._elected_s < _CALM_S else 0
+        self._elected_s = now
+        self._next_election_s = (
+            now + backoff_s(self._in_a_row, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, self._rng) if self._in_a_row else now
+        )
+
+    def on_end(self) -> None:
+        epoch, _ = self._lead._held()
+        try:
+            if epoch is not None:
+                self._scripts.run("resign", (self._keys.leader,), (str(epoch),))
+                event(log, "resigned", epoch=epoch)
+        except Exception as problem:  # the lease ends by itself
+            event(log, "resign_failed", level=logging.WARNING, problem=str(problem))
+        finally:
+            self._link.close()

@@ -1,0 +1,351 @@
+"""The leader's atomic steps, typed: one method per script of ``common/lua`` that carries an epoch.
+
+Every method raises Fenced when the leader key no longer holds our epoch, and what ``Link.call`` raises.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from usher.common.base.errors import Fenced, UsherError
+from usher.common.protocol.keys import Keys, LogKeys
+from usher.common.protocol.message import LONGEST_TICKET
+from usher.common.protocol.stream_id import Position
+from usher.common.redis.client import Meanwhile
+from usher.common.redis.replies import Entry, separator
+from usher.common.redis.scripts import ScriptRunner, ids_argument, sizes_argument
+from usher.master.leader.counters import LeaderCounts
+from usher.master.leader.peeked import NO_NEWS, Found, News, Reading, digest
+from usher.master.policy.board.plans import HandOverPlan, HandOverReply, Part, TargetReply
+from usher.master.policy.board.rule_gate import Condemned
+
+
+class RulesMoved(UsherError):
+    """The live rules have changed since the leader read them: nothing was done by the former ones."""
+
+
+class GroupMoved(UsherError):
+    """Somebody else read from the group, or set its position, since the news were seen: nothing was done with them."""
+
+
+class Misheard(GroupMoved):
+    """What was heard is not what comes next, or not any more: nothing was done with it either."""
+
+
+class ParkedPage(NamedTuple):
+    """A page of what is pending under ``master``. ``last`` is None after the end."""
+
+    last: bytes | None
+    found: list[Found]
+    gone: list[bytes]
+
+
+class TakenPage(NamedTuple):
+    """A page taken back from a dead incarnation. ``alive`` means that nothing was taken: its lease still runs."""
+
+    alive: bool
+    size: int
+    found: list[Found]
+    gone: list[bytes]
+
+
+class Freed(NamedTuple):
+    """The end of a recovery: tickets that others have, and (id, ticket) of entries that were under ``master``
+    unseen."""
+
+    others: list[bytes]
+    parked: list[tuple[bytes, bytes]]
+
+
+class Swept(NamedTuple):
+    """What one call of the idle sweep found: strays with their former owner."""
+
+    cursor: bytes
+    strays: list[tuple[Found, bytes]]
+    gone: list[bytes]
+
+
+class Rejoined(NamedTuple):
+    """Entries that did not go back to an owner: ``over`` stay under ``master``, ``done`` were done before and are
+    acknowledged."""
+
+    over: list[bytes]
+    done: list[bytes]
+
+
+class Due(NamedTuple):
+    """A delayed message that is due: its member of ``LogKeys.due``, and what it says of the stream that it is for."""
+
+    member: bytes
+    named: bytes
+
+
+class DueLook(NamedTuple):
+    """``until``: the last id of ``LogKeys.delayed`` that was put in order. ``wait_ms`` until the next is due, if
+    nothing comes; None: none waits."""
+
+    until: bytes
+    wait_ms: int | None
+    due: list[Due]
+
+
+class Rejected(NamedTuple):
+    """An entry that can be handed to nobody. ``shown`` is what may be shown of its ticket."""
+
+    id: bytes
+    shown: bytes
+    reason: str
+
+
+def _found(flat: Sequence[Any], step: int = 2) -> list[Found]:
+    """Entries of a flat list of id, ticket (see lua/leader/peek.lua), and perhaps more."""
+    found = []
+    for at in range(0, len(flat), step):
+        ticket = flat[at + 1]
+        found.append(Found(flat[at], *ticket) if type(ticket) is list else Found(flat[at], ticket))
+    return found
+
+
+def _news_arguments(news: News, planned: Sequence[Sequence[bytes]]) -> tuple[bytes, bytes, bytes, bytes, str]:
+    """Position, last id, those that are not planned, what of the plan is not in the news, and how they were seen
+    (lua/leader/hand_over.lua)."""
+    if not news.found:
+        return b"", b"", b"[]", b"[]", ""
+    ids = list(map(itemgetter(0), news.found))
+    seen, taken = set(ids), set(chain.from_iterable(planned))
+    left, old = (
+        ([], []) if seen == taken else ([entry_id for entry_id in ids if entry_id not in taken], list(taken - seen))
+    )
+    return news.position, ids[-1], ids_argument((left,)), ids_argument((old,)), news.heard
+
+
+class LeaderSteps:
+    """The steps of one leader in one epoch. ``spread``: what is found without a ticket id may be handed over
+    (``usher.master.leader.validation.sort_out``)."""
+
+    def __init__(
+        self,
+        scripts: ScriptRunner,
+        keys: Keys,
+        epoch: int,
+        ticket_field: str,
+        longest_message: int = 0,
+        spread: bool = False,
+        counts: LeaderCounts | None = None,
+    ) -> None:
+        self._scripts = scripts
+        self._keys = keys
+        self._reading = (ticket_field, LONGEST_TICKET, longest_message)
+        self._read = Reading(ticket_field.encode(), longest_message)
+        self._counts = counts or LeaderCounts()
+        self.epoch = epoch
+        self.spread = spread
+        self.rules_version = b""  # of the rules that plans were made by
+
+    def check(self) -> None:
+        """Raise Fenced unless the leader key holds our epoch."""
+        self.reject(())  # every script looks at that first; this one does nothing else then
+
+    def peek(self, count: int) -> News:
+        """Look at up to ``count`` new entries, which stay where they are until a hand-over takes them; so do their
+        bodies. Raises GroupMissing."""
+        keys = self._keys
+        _, position, is_all, size, *flat = self._run("peek", (keys.stream, keys.leader), (count, *self._reading))
+        return News(position, _found(flat), bool(is_all), size)
+
+    def heard(self, position: bytes, entries: Sequence[Entry], count: int) -> News:
+        """Of all entries above ``position``, as another connection told, up to ``count``."""
+        taken = entries[:count]
+        return self._read.news(position, taken, len(taken) == len(entries), digest(taken))
+
+    def read_parked(self, after: bytes | None, count: int) -> ParkedPage:
+        """The next page of what is pending under ``master``, above id ``after``."""
+        keys = self._keys
+        start = b"-" if after is None else b"(" + after
+        _, last, found, gone = self._run(
+            "read_parked", (keys.stream, keys.leader, keys.dead), (start, count, *self._reading)
+        )
+        return ParkedPage(last or None, _found(found), gone)
+
+    def reject(self, entries: Iterable[Rejected]) -> int:
+        """Make dead letters of these entries; the number written."""
+        keys = self._keys
+        args = [part for entry in entries for part in entry]
+        return int(self._run("reject", (keys.stream, keys.leader, keys.dead), args)[1])
+
+    def end_tail(self, ticket: bytes, believed: bytes, ids: Sequence[bytes], is_last: bool) -> bool:
+        """Make dead letters of what is parked behind one; the ticket is free again after the last. False: its record is
+        another one."""
+        keys = self._keys
+        args = (ticket, believed, int(is_last), *ids)
+        return bool(self._run("end_tail", (keys.stream, keys.leader, keys.tickets, keys.dead), args)[0] == b"OK")
+
+    def hand_over(self, plan: HandOverPlan, news: News = NO_NEWS, meanwhile: Meanwhile | None = None) -> HandOverReply:
+        """Carry out a plan; what was refused is in the reply. All of the ``news`` are taken by it: what of them gets no
+        owner is under ``master`` then. ``meanwhile``: see Link.call. Raises RulesMoved, and GroupMoved."""
+        keys = self._keys
+        script_keys = [keys.stream, keys.leader, keys.tickets, keys.counters, keys.dead, keys.attempts]
+        parts: list[Part] = []
+        targets: list[Any] = []
+        for target in plan.targets:
+            script_keys += (keys.lease(target.incarnation), keys.inbox(target.incarnation))
+            unowned = [part for part in target.parts if not part.believed]
+            others = [part for part in target.parts if part.believed]
+            targets += (target.incarnation, len(unowned), len(others), *(part.believed for part in others))
+            parts += unowned
+            parts += others
+        tickets, ids = [part.ticket for part in parts], [part.ids for part in parts]
+        args = (
+            *(
+                plan.lowest,
+                plan.highest,
+                self.rules_version,
+                separator(tickets),
+                ids_argument(ids),
+                sizes_argument(ids),
+            ),
+            *_news_arguments(news, ids),
+            *tickets,
+            *targets,
+        )
+        began_ns = time.time_ns()
+        state, fence, *replies = self._run("hand_over", script_keys, args, meanwhile)
+        if state == b"RULES":
+            raise RulesMoved
+        if state == b"MOVED":
+            if fence == news.position:
+                raise Misheard(f"other entries than those that were heard of follow {fence.decode()}")
+            raise GroupMoved(f"the group was at {news.position.decode()}, and is at {fence.decode()}")
+        answers = tuple(TargetReply(state.decode(), refused, gone, fresh) for state, refused, gone, fresh in replies)
+        reply = HandOverReply(int(fence or 0), answers)
+        if plan.targets:
+            self._counts.hand_over(plan, reply, began_ns)
+        return reply
+
+    def end_by_rule(self, condemned: Sequence[Condemned]) -> list[bytes]:
+        """Make dead letters of what a rule condemns; the tickets whose records are not as believed. Raises
+        RulesMoved."""
+        keys = self._keys
+        args: list[Any] = [self.rules_version]
+        for doomed in condemned:
+            why = f"{doomed.rule.reason} " if doomed.rule.reason else ""
+            error = f"{why}(rule {doomed.rule.id} of {doomed.rule.who or 'somebody'})"
+            args += (doomed.ticket, doomed.believed, error.encode("utf-8", "surrogateescape"), b" ".join(doomed.ids))
+        script_keys = (keys.stream, keys.leader, keys.tickets, keys.dead, keys.attempts, keys.counters)
+        state, refused = self._run("end_by_rule", script_keys, args)
+        if state == b"RULES":
+            raise RulesMoved
+        return list(refused)
+
+    def take_back(self, incarnation: str, count: int) -> TakenPage:
+        """Bring one page of a dead incarnation's entries to ``master``."""
+        keys = self._keys
+        script_keys = (
+            *(keys.stream, keys.leader, keys.lease(incarnation), keys.tickets, keys.dead),
+            *(keys.attempts, keys.noted(incarnation), keys.inbox(incarnation)),
+        )
+        reply = self._run("take_back", script_keys, (incarnation, count, *self._reading))
+        if reply[0] == b"ALIVE":
+            return TakenPage(True, 0, [], [])
+        _, size, found, gone = reply
+        return TakenPage(False, size, _found(found), gone)
+
+    def free_tickets(self, incarnation: str, tickets: Sequence[bytes]) -> Freed | None:
+        """Free the records of a dead incarnation's tickets; None when it is not over with it."""
+        keys = self._keys
+        script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.tickets, keys.dead)
+        reply = self._run("free_tickets", script_keys, (incarnation, *tickets))
+        return (
+            Freed(reply[1], [(found.id, found.ticket or b"") for found in _found(reply[2])])
+            if reply[0] == b"OK"
+            else None
+        )
+
+    def sweep(self, known: Sequence[str], min_idle_ms: int, cursor: bytes, count: int) -> Swept:
+        """One step of the idle sweep; what ``known`` incarnations with a living lease own is left alone."""
+        keys = self._keys
+        script_keys = [keys.stream, keys.leader, keys.dead, *map(keys.lease, known)]
+        args = (min_idle_ms, cursor, count, *self._reading, *known)
+        _, cursor, flat, gone = self._run("sweep", script_keys, args)
+        return Swept(cursor, list(zip(_found(flat, 3), flat[2::3], strict=True)), gone)
+
+    def save_position(self) -> Position:
+        """Note how far the group is; what was noted. Raises GroupMissing."""
+        keys = self._keys
+        _, delivered, oldest = self._run(
+            "save_position", (keys.stream, keys.leader, keys.position, LogKeys(keys.stream).groups), ()
+        )
+        return Position(delivered, oldest or None)
+
+    def note_repeats(self, until: bytes | None) -> None:
+        """Note that what the group is given up to ``until`` it was given before (a higher note stays); None: it is past
+        that."""
+        self._unfenced(
+            self._scripts.run("note_repeats", (self._keys.leader, self._keys.position), (str(self.epoch), until or b""))
+        )
+
+    def rejoin(self, entries: Iterable[tuple[bytes, bytes]]) -> Rejoined:
+        """(ticket, id) of entries that came as new although the group was given them before: to their owners, if they
+        are in processing."""
+        keys = self._keys
+        args = [part for entry in entries for part in entry]
+        _, over, done = self._run("rejoin", (keys.stream, keys.leader, keys.tickets), args)
+        return Rejoined(over, done)
+
+    def due_delayed(self, most: int) -> DueLook:
+        """Put delayed messages in the order of their times; up to ``most`` that are due."""
+        log = LogKeys(self._keys.stream)
+        script_keys = (log.delayed, log.due, log.due_until, self._keys.leader)
+        _, until, wait_ms, *flat = self._unfenced(
+            self._scripts.run("due_delayed", script_keys, (str(self.epoch), most))
+        )
+        return DueLook(until, None if wait_ms == b"-1" else int(wait_ms), list(map(Due, flat[::2], flat[1::2])))
+
+    def send_delayed(self, due: Sequence[tuple[Due, str | None]], again_ms: int) -> list[bytes | str]:
+        """Add messages to the streams that they are for, None: for none of ours. Of each its new id, b"" if it waits no
+        more, or as text why it was not sent: it is due again in ``again_ms``."""
+        log = LogKeys(self._keys.stream)
+        streams = list(dict.fromkeys(stream for _, stream in due if stream is not None))
+        numbers = {stream: number for number, stream in enumerate(streams, 1)}
+        args = [part for one, stream in due for part in (one.member, numbers.get(stream or "", 0))]
+        script_keys = (log.delayed, log.due, self._keys.leader, *streams)
+        _, *told = self._unfenced(self._scripts.run("send_delayed", script_keys, (str(self.epoch), again_ms, *args)))
+        return [one[0].decode(errors="replace") if isinstance(one, list) else one for one in told]
+
+    def revoke(self, incarnation: str) -> bool:
+        """Forbid an incarnation to renew its lease; False when it has none."""
+        args = (str(self.epoch),)
+        reply = self._scripts.run("revoke", (self._keys.leader, self._keys.lease(incarnation)), args)
+        return bool(self._unfenced(reply) == b"OK")
+
+    def reap(self, incarnation: str, name: str, stored: bytes) -> bool:
+        """Forget a dead incarnation; False when it lives or still has entries."""
+        keys = self._keys
+        script_keys = (
+            keys.stream,
+            keys.leader,
+            keys.lease(incarnation),
+            keys.inbox(incarnation),
+            keys.consumers,
+            keys.noted(incarnation),
+        )
+        return bool(self._run("reap", script_keys, (incarnation, name, stored)) == b"OK")
+
+    def forget_attempts(self, cursor: bytes, count: int) -> tuple[bytes, list[bytes]]:
+        """Forget the attempts of messages that are over: a page from ``cursor``. Returns the next cursor, and whose
+        went. Raises GroupMissing."""
+        keys = self._keys
+        _, following, gone = self._run("forget_attempts", (keys.stream, keys.leader, keys.attempts), (cursor, count))
+        return following, list(gone)
+
+    def _run(self, step: str, keys: Sequence[str], args: Iterable[Any], meanwhile: Meanwhile | None = None) -> Any:
+        return self._unfenced(self._scripts.run(step, keys, (self._keys.group, str(self.epoch), *args), meanwhile))
+
+    def _unfenced(self, reply: Any) -> Any:
+        if (reply[0] if isinstance(reply, list) else reply) == b"FENCED":
+            raise Fenced(f"another master leads {self._keys.stream} (our epoch was {self.epoch})")
+        return reply

@@ -1,0 +1,36 @@
+"""How much the leader takes at a time, from its settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from usher.master.settings import MasterSettings
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much the leader takes at a time."""
+
+    batch: int
+    ticket_window: int
+    parked: int
+    reconcile_s: float
+    sweep_s: float
+    min_idle_ms: int
+    ticket_field: str
+    longest_message: int = 0
+    spread: bool = False
+
+
+def limits_of(settings: MasterSettings) -> Limits:
+    return Limits(
+        batch=settings.batch_size,
+        ticket_window=settings.ticket_window,
+        parked=settings.parked_limit,
+        reconcile_s=settings.reconcile_seconds,
+        sweep_s=settings.sweep_seconds,
+        min_idle_ms=int(2000 * settings.lease_seconds),
+        ticket_field=settings.work_ticket_field,
+        longest_message=settings.longest_message_bytes,
+        spread=settings.unkeyed == "spread",
+    )

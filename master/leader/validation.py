@@ -1,0 +1,37 @@
+"""Intake: the sorting of what was read into what can be handed over and what cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from usher.common.base.errors import MessageUndecodable
+from usher.common.protocol.message import LONGEST_TICKET, check_ticket, unkeyed_ticket
+from usher.master.leader.leader_scripts import Rejected
+from usher.master.leader.peeked import Found
+
+#: What may be shown of a ticket id that nobody can use.
+_SHOWN = 64
+#: The reason of entries above USHER_LONGEST_MESSAGE_BYTES.
+TOO_LARGE = "too_large"
+
+
+def sort_out(found: Iterable[Found], spread: bool = False) -> tuple[list[tuple[bytes, bytes]], list[Rejected]]:
+    """(id, ticket) of what can be handed over, and what must become a dead letter, with the reason.
+
+    With ``spread`` a message without a ticket id is a ticket of its own, so it waits for no other, and any consumer may
+    get it.
+    """
+    usable: list[tuple[bytes, bytes]] = []
+    rejected: list[Rejected] = []
+    for entry in found:
+        if entry.size:
+            rejected.append(Rejected(entry.id, (entry.ticket or b"")[:LONGEST_TICKET], TOO_LARGE))
+            continue
+        try:
+            usable.append((entry.id, check_ticket(entry.ticket)))
+        except MessageUndecodable as why:
+            if spread and entry.ticket is None:
+                usable.append((entry.id, unkeyed_ticket(entry.id)))
+                continue
+            rejected.append(Rejected(entry.id, (entry.ticket or b"")[:_SHOWN], why.reason))
+    return usable, rejected

@@ -1,0 +1,135 @@
+"""Health checker: asks every consumer's health URL, and revokes the lease of one that stays silent.
+
+Revoking is not killing: the lease cannot be renewed any more and ends by itself; recovery begins when it has ended, as
+after any death, so that a consumer that still works in the meantime is never overlapped.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from usher.common.base.clock import now_s
+from usher.common.base.errors import Fenced
+from usher.common.base.log import event
+from usher.common.protocol.keys import Keys
+from usher.common.redis.client import Link
+from usher.common.redis.scripts import ScriptRunner
+from usher.common.runtime.service import Service
+from usher.master.leader.elector import Lead
+from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.membership.consumer_http import Asker, Bounds
+from usher.master.membership.registry import Member
+from usher.master.policy.liveness import judge
+
+log = logging.getLogger(__name__)
+
+#: Consumers asked in one turn, and in a second: a thousand are not all asked at once, nor all within
+#: USHER_HEALTH_SECONDS.
+_SLICE, _PER_SECOND = 40, 100
+#: That most are silent is logged again only after this long.
+_TELL_AGAIN_S = 300.0
+#: Of a health question.
+BOUNDS = Bounds(connect_s=1.0, read_s=2.0, whole_s=3.0, most_bytes=1024)
+
+
+class HealthChecker(Service):
+    """Asks all living consumers in rounds while this master leads, many side by side."""
+
+    name = "health"
+
+    def __init__(
+        self,
+        link: Link,
+        keys: Keys,
+        lead: Lead,
+        every_s: float,
+        limit: int,
+        asker: Asker,
+        roster: Callable[[], Mapping[str, Member]],
+    ) -> None:
+        """``roster``: everybody who is registered, as the roster reader saw them last."""
+        super().__init__()
+        self._link = link
+        self._scripts = ScriptRunner(link)
+        self._keys = keys
+        self._lead = lead
+        self._every_s = every_s
+        self._limit = limit
+        self._asker = asker  # ours
+        self._roster = roster
+        self._silences: dict[str, int] = {}
+        self._unasked: dict[str, Member] = {}  # of this round
+        self._began_s = 0.0
+        self._silent_since_s = self._told_s = 0.0  # since when most are, and when that was logged last; 0: they are not
+        self.stalls_after_s = max(10.0, 4 * every_s + 60)
+        self.revoked = 0
+        #: Consumers that keep their leases although they are silent, since most are.
+        self.silent = 0
+
+    def run_once(self) -> float:
+        epoch = self._lead.epoch
+        if epoch is None:
+            self._silences.clear()
+            self._unasked.clear()
+            self.silent = 0
+            self._silent_since_s = 0.0
+            return self._every_s
+        if not self._unasked:
+            self._unasked = {name: member for name, member in self._roster().items() if member.state == "live"}
+            self._silences = {name: self._silences.get(name, 0) for name in self._unasked}
+            self._began_s = now_s()
+        asked = {name: self._unasked.pop(name) for name in list(self._unasked)[:_SLICE]}
+        for name, well in self._ask_all(asked).items():
+            self._silences[name] = 0 if well else self._silences[name] + 1
+        if self._unasked:
+            return len(asked) / _PER_SECOND
+        self._judge(epoch)
+        return max(self._every_s - (now_s() - self._began_s), len(asked) / _PER_SECOND)
+
+    def _judge(self, epoch: int) -> None:
+        """At the end of a round, when everybody was asked."""
+        verdict = judge(self._silences, self._limit)
+        self.silent = sum(count >= self._limit for count in self._silences.values()) if verdict.own_network else 0
+        self._tell()
+        steps = LeaderSteps(self._scripts, self._keys, epoch, "")
+        try:
+            for incarnation in verdict.revoke:
+                if steps.revoke(incarnation):
+                    self.revoked += 1
+                    event(
+                        log,
+                        "lease_revoked",
+                        level=logging.WARNING,
+                        consumer=incarnation,
+                        failures=self._silences[incarnation],
+                    )
+        except Fenced:
+            self._lead.lost(epoch)
+
+    def _tell(self) -> None:
+        """That most are silent: when it begins, now and then while it lasts, and when it is over."""
+        now = now_s()
+        if self.silent and (not self._silent_since_s or now - self._told_s >= _TELL_AGAIN_S):
+            self._silent_since_s, self._told_s = self._silent_since_s or now, now
+            lasts_s = round(now - self._silent_since_s)
+            event(
+                log, "most_are_silent", level=logging.WARNING, silent=self.silent, of=len(self._silences), for_s=lasts_s
+            )
+        elif not self.silent and self._silent_since_s:
+            event(log, "most_answer_again", of=len(self._silences), after_s=round(now - self._silent_since_s))
+            self._silent_since_s = 0.0
+
+    def _ask_all(self, members: Mapping[str, Member]) -> dict[str, bool]:
+        """Whether each says that it is well."""
+        answers = self._asker.ask(
+            {incarnation: member.registration.health_url for incarnation, member in members.items()}
+        )
+        for incarnation, answer in answers.items():
+            if answer.unfit:
+                event(log, "health_url_unfit", level=logging.WARNING, consumer=incarnation, why=answer.unfit)
+        return {incarnation: answer.status == 200 for incarnation, answer in answers.items()}
+
+    def on_end(self) -> None:
+        self._asker.close()
+        self._link.close()

@@ -1,0 +1,158 @@
+"""Where a consumer's health URL may point: the master asks it, so whoever can register could make the master call
+anything (SSRF).
+
+An allow-list of literal hosts, never flags like ``ipaddress.is_private``: ``::ffff:127.0.0.1`` is not loopback and
+``64:ff9b::7f00:1`` is global to Python 3.11. A URL is taken only in a form that all parsers read in the same way; the
+forms that resolvers of C libraries understand besides (``127.1``, ``0x7f.0.0.1``, ``2130706433``, full-width digits)
+are refused.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from usher.common.base.errors import SettingsError
+
+_LONGEST_URL = 512
+#: No userinfo, no fragment, no backslash, nothing that is not ASCII: none of them has a place in this.
+_URL = re.compile(
+    r"(?:http|https)://(?P<host>\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::(?P<port>[0-9]{1,5}))?"
+    r"(?:/[A-Za-z0-9._~!$&'()*+,;=:%/-]*)?(?:\?[A-Za-z0-9._~!$&'()*+,;=:%/?-]*)?"
+)
+_NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(?:\.(?!-)[a-z0-9_-]{1,63}(?<!-))*")
+#: What C libraries and browsers take for an IPv4 address: the last label is a number, decimal or hexadecimal.
+_ENDS_IN_NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0[xX][0-9a-fA-F]*)\.?")
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+#: Not even when a network of the allow-list contains them: this host, link-local (cloud metadata), multicast, metadata
+#: at other addresses, and IPv6 forms that lead to IPv4 addresses by another way.
+_NEVER: tuple[Network, ...] = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        *("0.0.0.0/8", "100.100.100.200/32", "169.254.0.0/16", "192.0.0.0/24", "224.0.0.0/3"),
+        *(
+            "::/128",
+            "::ffff:0:0/96",
+            "64:ff9b::/96",
+            "64:ff9b:1::/48",
+            "2001::/32",
+            "2002::/16",
+            "fd00:ec2::254/128",
+            "fe80::/10",
+            "ff00::/8",
+        ),
+    )
+)
+
+
+class UnfitUrl(ValueError):
+    """A health URL that is not taken; the message says why and repeats nothing of it."""
+
+
+@dataclass(frozen=True)
+class HealthHosts:
+    """The hosts that health URLs may point to: from USHER_HEALTH_HOSTS, see ``parse_hosts``."""
+
+    networks: tuple[Network, ...]
+    names: frozenset[str]
+    #: Ports that are never asked: those of our own Redis.
+    closed_ports: frozenset[int] = frozenset()
+
+    def check(self, url: str) -> None:
+        """Raise UnfitUrl unless ``url`` may be asked."""
+        host = host_of(url)
+        if port_of(url) in self.closed_ports:
+            raise UnfitUrl("must not point to the port of Redis")
+        if isinstance(host, str):
+            if host not in self.names:
+                raise UnfitUrl("must point to a host that USHER_HEALTH_HOSTS of the master names")
+        elif never(host) or not any(host in network for network in self.networks):
+            raise UnfitUrl("must point to an address that USHER_HEALTH_HOSTS of the master names")
+
+    def pin(self, url: str, resolve: Callable[[str, int], Sequence[str]]) -> tuple[str, str]:
+        """``url`` with an address in place of its name, and what the Host header says.
+
+        ``resolve`` gives the addresses of a name: asked once, all looked at, and the first is where the connection
+        goes, so that a name which leads elsewhere at the second look leads nowhere. Raises UnfitUrl, and what
+        ``resolve`` raises.
+        """
+        self.check(url)
+        host, port = host_of(url), port_of(url)
+        scheme, _, behind = url.partition("://")
+        at = re.search(r"[/?]", behind)
+        named, rest = (behind[: at.start()], behind[at.start() :]) if at else (behind, "")
+        if not isinstance(host, str):
+            return url, named
+        addresses = [ipaddress.ip_address(found) for found in resolve(host, port)]
+        if not addresses or any(never(address) for address in addresses):
+            raise UnfitUrl("must point to a host with addresses that may be asked")
+        first = addresses[0]
+        return f"{scheme}://{f'[{first}]' if first.version == 6 else first}:{port}{rest}", named
+
+
+def parse_hosts(text: str, closed_ports: Iterable[int] = ()) -> HealthHosts:
+    """The allow-list of a comma-separated text of addresses, networks and names. Raises SettingsError that names every
+    bad part."""
+    networks: list[Network] = []
+    names = set()
+    problems = []
+    for part in (part.strip().lower() for part in text.split(",") if part.strip()):
+        try:
+            networks.append(ipaddress.ip_network(part))
+        except ValueError:
+            if _NAME.fullmatch(part) and not _ENDS_IN_NUMBER.fullmatch(part):
+                names.add(part)
+            else:
+                problems.append(
+                    f"USHER_HEALTH_HOSTS: {part!r} is not an address, a network like 10.0.0.0/8, or a host name"
+                )
+    if problems:
+        raise SettingsError(problems)
+    return HealthHosts(tuple(networks), frozenset(names), frozenset(closed_ports))
+
+
+def host_of(url: str) -> Address | str:
+    """The host of a health URL: an address, or a name in lower case. Raises UnfitUrl for every URL that could be read
+    in two ways."""
+    found = _URL.fullmatch(url) if len(url) <= _LONGEST_URL else None
+    if found is None:
+        raise UnfitUrl(
+            f"must be a plain http:// or https:// URL of at most {_LONGEST_URL} characters: no user, no fragment, no"
+            " spaces"
+        )
+    port = found["port"]
+    if port is not None and not 1 <= int(port) <= 65_535:
+        raise UnfitUrl("must have a port from 1 to 65535")
+    host = found["host"].lower()
+    try:
+        if host.startswith("["):
+            return ipaddress.IPv6Address(host[1:-1])
+        if _ENDS_IN_NUMBER.fullmatch(host):
+            return ipaddress.IPv4Address(host)
+    except ValueError:
+        raise UnfitUrl("must write its address in the usual form, like 127.0.0.1 or [::1]") from None
+    if not _NAME.fullmatch(host):
+        raise UnfitUrl("must name its host in the usual form")
+    return host
+
+
+def port_of(url: str) -> int:
+    """The port of a URL that ``host_of`` takes."""
+    found = _URL.fullmatch(url)
+    return int(found["port"]) if found and found["port"] else 443 if url.startswith("https") else 80
+
+
+def redis_ports(redis_url: str) -> list[int]:
+    """The ports in the URL of Redis, of whatever kind."""
+    return [int(port) for port in re.findall(r":([0-9]{1,5})(?=[/,?#]|$)", redis_url.rpartition("@")[2])] or [6379]
+
+
+def never(address: Address) -> bool:
+    """Whether no allow-list can open this address. For the health checker too, which must look at what a *name*
+    resolves to."""
+    return any(address in network for network in _NEVER)

@@ -1,0 +1,63 @@
+"""Asks a consumer over HTTP what it does with a ticket: the one thing about it that nobody writes down.
+
+The question goes where health questions go (``usher.master.membership.consumer_http``), beside the health endpoint.
+What comes back is read strictly; anything odd is no answer.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+
+from usher.common.base.clock import wall_ms
+from usher.master.membership.consumer_http import Asker, Bounds
+from usher.master.membership.health_url import HealthHosts
+from usher.master.policy.explain.facts import OwnEntry, OwnerTold
+
+_BOUNDS = Bounds(connect_s=0.5, read_s=1.0, whole_s=1.5, most_bytes=64 * 1024)
+_HEALTH, _TICKETS = "/api/health", "/api/tickets/"
+
+
+class OwnerQuestion:
+    """To be called by many threads."""
+
+    def __init__(self, hosts: HealthHosts, ca: Path | None = None) -> None:
+        self._asker = Asker(hosts, _BOUNDS, ca)
+
+    def __call__(self, health_url: str, ticket_id: str) -> OwnerTold | None:
+        """What the owner with this health URL does with the ticket; None: it did not say, or its health URL is none
+        that we ask."""
+        if not health_url.endswith(_HEALTH):
+            return None
+        # Dots too: clients and proxies take a part of a path that is "." or ".." out.
+        path = _TICKETS + quote(ticket_id.encode("utf-8", "surrogateescape"), safe="").replace(".", "%2E")
+        answer = self._asker.ask({"owner": health_url}, end=_HEALTH, instead=path)["owner"]
+        return read_answer(answer.body, wall_ms()) if answer.status == 200 else None
+
+    def close(self) -> None:
+        self._asker.close()
+
+
+def read_answer(body: bytes, now_ms: int) -> OwnerTold | None:
+    """The answer in a body. Its times are moved to our clock: ``time_ms`` says when it was made on the other one."""
+    try:
+        document: dict[str, Any] = orjson.loads(body)
+        ahead_ms = int(document["time_ms"]) - now_ms
+        entries = tuple(_entry(entry, ahead_ms) for entry in document["entries"])
+        return OwnerTold(entries, int(document["max_attempts"]))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _entry(entry: dict[str, Any], ahead_ms: int) -> OwnEntry:
+    started_ms, due_ms = int(entry["started_ms"] or 0), int(entry["due_ms"] or 0)
+    return OwnEntry(
+        str(entry["id"]).encode(),
+        str(entry["state"]),
+        int(entry["attempt"]),
+        started_ms and max(1, started_ms - ahead_ms),
+        due_ms and max(1, due_ms - ahead_ms),
+    )

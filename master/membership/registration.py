@@ -1,0 +1,124 @@
+"""Membership: a consumer's process takes its name. Any master may do this; the register script compares and sets, so no
+epoch is needed."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from usher.common.base.errors import RedisTrouble, UsherError
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.registration import Registration, held_later, parse
+from usher.common.redis.client import Link
+from usher.common.redis.scripts import ScriptRunner
+
+#: Times that another registration of the same name may come in between before we give up for now.
+_TRIES = 5
+
+
+class NameInUse(UsherError):
+    """A living process elsewhere has this consumer name."""
+
+    def __init__(self, retry_after_ms: int) -> None:
+        self.retry_after_ms = retry_after_ms
+        super().__init__()
+
+
+class RegistrationOver(UsherError):
+    """It was registered under this uuid, and that has ended; or its process is dead, as its successor's lock shows. One
+    that lives asks under a new uuid."""
+
+
+@dataclass(frozen=True)
+class Registered:
+    """``created`` is False when the same process registered before: nothing changed. ``left_ms`` is what is left of its
+    lease of ``lease_ms``."""
+
+    registration: Registration
+    created: bool
+    lease_ms: int
+    left_ms: int
+
+
+class Membership:
+    """Registers and looks up consumers. Used by the HTTP threads, one at a time."""
+
+    def __init__(self, link: Link, keys: Keys, lease_ms: int) -> None:
+        self._link = link  # guarded by self._lock
+        self._scripts = ScriptRunner(link)
+        self._keys = keys
+        self.lease_ms = lease_ms
+        self._lock = threading.Lock()
+
+    def register(self, asked: Registration) -> Registered:
+        """Give ``asked`` a generation and a lease. Raises NameInUse while a living incarnation has the name, and
+        RegistrationOver.
+
+        A predecessor whose name lock the new process held later (same boot, same file) is proven dead: nobody waits for
+        its lease. It also works the other way: requests may lie in a master that was stopped, and the process that sent
+        this one may be dead since long.
+        """
+        with self._lock:
+            for _ in range(_TRIES):
+                stored: bytes = self._link.call("HGET", self._keys.consumers, asked.name) or b""
+                former = self._former(asked.name, stored)
+                if former is not None and former.uuid == asked.uuid:
+                    return self._again(former)
+                if former is not None and held_later(former.lock, asked.lock):
+                    raise RegistrationOver
+                registered = self._try(asked, former, stored)
+                if registered is not None:
+                    return registered
+        raise RedisTrouble(f"the name {asked.name} is being registered again and again")
+
+    def _again(self, mine: Registration) -> Registered:
+        """The same process asks again, or its request comes a second time when it is dead already: so its lease is not
+        made longer, and one that has ended never begins again. Another master, with other settings, may have given the
+        lease: the process is told no more than the longest that is noted. Nor is it told more than that of what is
+        left: after the clock of Redis was set back, PTTL is too high by the step."""
+        lease = self._keys.lease(mine.incarnation)
+        state, left_ms, longest = self._link.all_of(
+            [("GET", lease), ("PTTL", lease), ("HGET", self._keys.counters, "lease")]
+        )
+        if state is None or left_ms <= 0:
+            raise RegistrationOver
+        if state != b"live":
+            raise NameInUse(left_ms)
+        lease_ms = min(self.lease_ms, int(longest or self.lease_ms))
+        return Registered(mine, created=False, lease_ms=lease_ms, left_ms=min(left_ms, lease_ms))
+
+    def _former(self, name: str, stored: bytes) -> Registration | None:
+        try:
+            return parse(name.encode(), stored) if stored else None
+        except ValueError:
+            return None  # unreadable: replaced whole
+
+    def _try(self, asked: Registration, former: Registration | None, stored: bytes) -> Registered | None:
+        """One attempt; None when somebody else's registration came in between."""
+        keys = self._keys
+        generation = int(self._scripts.run("next_generation", (keys.counters,), ()))
+        new = asked.with_generation(generation)
+        proven_dead = former is not None and held_later(asked.lock, former.lock)
+        before = former.incarnation if former is not None else new.incarnation
+        reply = self._scripts.run(
+            "register",
+            (
+                keys.consumers,
+                keys.lease(before),
+                keys.lease(new.incarnation),
+                keys.changed,
+                keys.counters,
+                keys.inbox(before),
+            ),
+            (asked.name, stored, new.dump(), self.lease_ms, "1" if proven_dead else "0", generation),
+        )
+        if reply[0] == b"HELD":
+            raise NameInUse(reply[1])
+        return (
+            Registered(new, created=True, lease_ms=self.lease_ms, left_ms=self.lease_ms)
+            if reply[0] == b"REGISTERED"
+            else None
+        )
+
+    def close(self) -> None:
+        self._link.close()

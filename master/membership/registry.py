@@ -1,0 +1,170 @@
+"""Roster: which consumers are registered, and whether their leases live. The lease in Redis is the authority, nothing
+else."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from usher.common.base.clock import now_s
+from usher.common.base.log import event
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.registration import Registration, parse
+from usher.common.redis.client import Link
+from usher.common.redis.replies import pairs
+from usher.common.runtime.service import Service
+from usher.master.leader.elector import Lead
+from usher.master.membership.lease_clamp import shorten_leases
+from usher.master.policy.rules import Rulebook
+
+log = logging.getLogger(__name__)
+
+#: How often all registrations are read, if nobody tells of a new one.
+_ALL_EVERY_S = 5.0
+#: How often it is looked whether a lease lasts too long.
+_LONG_EVERY_S = 10.0
+#: What ``state_of`` tells.
+STATES = ("live", "paused", "draining", "revoked", "lost")
+
+
+@dataclass(frozen=True)
+class Member:
+    """A registered incarnation. ``state``: live, draining, revoked, or "" when its lease has ended."""
+
+    registration: Registration
+    state: str
+
+    @property
+    def alive(self) -> bool:
+        return self.state != ""
+
+    @property
+    def accepts(self) -> bool:
+        return self.state == "live"
+
+
+def read_roster(link: Link, keys: Keys) -> dict[str, Member]:
+    """All registered incarnations by their names in the group."""
+    return members_of(link, keys, link.call("HGETALL", keys.consumers))
+
+
+def members_of(link: Link, keys: Keys, registered: Any) -> dict[str, Member]:
+    """The same, of a reply of HGETALL."""
+    registrations = []
+    for name, stored in pairs(registered).items():
+        try:
+            registrations.append(parse(name, stored))
+        except ValueError:
+            event(log, "registration_unreadable", level=logging.ERROR, consumer=name)
+    if not registrations:
+        return {}
+    states = link.call("MGET", *(keys.lease(registration.incarnation) for registration in registrations))
+    return {
+        registration.incarnation: Member(registration, (state or b"").decode())
+        for registration, state in zip(registrations, states, strict=True)
+    }
+
+
+def read_left_ms(link: Link, keys: Keys, incarnations: Iterable[str]) -> dict[str, int]:
+    """What is left of the leases of these, in ms; 0: nothing."""
+    names = list(incarnations)
+    left = link.pipeline([("PTTL", keys.lease(name)) for name in names])
+    return {name: max(0, ms) if isinstance(ms, int) else 0 for name, ms in zip(names, left, strict=True)}
+
+
+def state_of(member: Member, rules: Rulebook) -> str:
+    """How people are told it: live, paused (drained by an operator, and alive), draining, revoked or lost."""
+    if member.accepts and rules.of_consumer(member.registration.name) is not None:
+        return "paused"
+    return member.state or "lost"
+
+
+def strangers(pending: Mapping[str, int], members: Container[str]) -> dict[str, int]:
+    """Names in the group that hold entries and are not on the roster, with the number; of all that are ``pending``, by
+    name."""
+    return {name: count for name, count in pending.items() if count and name not in members and ":" in name}
+
+
+class RosterReader(Service):
+    """While this master leads: looks at the leases again and again, and tells the roster when one has changed. ``wake``
+    it after a registration and when the lead has changed. A registration of which it did not hear is found when all of
+    them are read again (``_ALL_EVERY_S``)."""
+
+    name = "roster"
+
+    def __init__(
+        self,
+        link: Link,
+        keys: Keys,
+        lead: Lead,
+        every_s: float,
+        tell: Callable[[dict[str, Member]], object],
+        lease_ms: int,
+    ) -> None:
+        super().__init__()
+        self._link = link
+        self._keys = keys
+        self._lead = lead
+        self._every_s = every_s
+        self._tell = tell
+        self._members: dict[str, Member] = {}
+        self._leases: list[str] = []  # the keys of theirs, and what these held: a thousand are compared twice a second
+        self._states: list[bytes | None] = []
+        self._epoch: int | None = None  # under which they were read
+        self._read_s = -math.inf
+        self._lease_ms = lease_ms
+        self._long_s = now_s()
+        self._news = False
+        self.stalls_after_s = max(10.0, 4 * every_s)
+
+    @property
+    def members(self) -> Mapping[str, Member]:
+        """The roster as last seen; nobody while this master does not lead."""
+        return self._members
+
+    def wake(self) -> None:
+        self._news = True
+        super().wake()
+
+    def run_once(self) -> float:
+        if not self._lead.is_ours:  # a standby reads it when it adopts
+            self._members, self._epoch = {}, None
+            return self.stalls_after_s / 3  # who makes us the leader wakes us
+        if self._is_due() or self._leases_changed():
+            epoch = self._lead.epoch
+            self._news = False  # before the read: what comes meanwhile is news again
+            try:
+                self._members = members = read_roster(self._link, self._keys)
+            except BaseException:
+                self._news = True
+                raise
+            self._epoch, self._read_s = epoch, now_s()
+            self._leases = [self._keys.lease(incarnation) for incarnation in members]
+            self._states = [member.state.encode() or None for member in members.values()]
+            self._tell(members)
+            if now_s() - self._long_s >= _LONG_EVERY_S:
+                self._long_s = now_s()
+                shorten_leases(
+                    self._link,
+                    self._keys,
+                    [member.registration for member in members.values() if member.alive],
+                    self._lease_ms,
+                )
+        return self._every_s
+
+    def _is_due(self) -> bool:
+        return (
+            self._news
+            or self._epoch is None
+            or self._epoch != self._lead.epoch
+            or now_s() - self._read_s >= _ALL_EVERY_S
+        )
+
+    def _leases_changed(self) -> bool:
+        return bool(self._leases) and self._link.call("MGET", *self._leases) != self._states
+
+    def on_end(self) -> None:
+        self._link.close()

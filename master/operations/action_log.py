@@ -1,0 +1,108 @@
+"""The action log: what operators did, when, to what and why, and what came of it. A capped stream, the newest of which
+any master shows.
+
+A change of the rules writes its line in the step that makes the change (change_rules.lua). What redrives or drops
+letters is logged when it has been done, one line for a command or a request.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from usher.common.base.errors import RedisTrouble
+from usher.common.base.log import event
+from usher.common.base.text import many
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.stream_id import milliseconds, rank
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.replies import pairs
+
+log = logging.getLogger(__name__)
+
+#: Lines kept, about.
+KEPT = 10_000
+#: Said behind the outcome of what was done by then; what became of the last step, nobody knows.
+FAILED = ", then Redis failed"
+
+
+class By(NamedTuple):
+    """Who acts: a name, the way it came (``http``, ``cli``), and the reason given."""
+
+    who: str
+    via: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Action:
+    """``what``: a word like ``pause``, ``lift``, ``drain``, ``redrive``; ``on``: what it was done to, for people."""
+
+    by: By
+    what: str
+    on: str
+
+    def line(self) -> tuple[str, ...]:
+        """Names and values of its entry, without the outcome."""
+        return ("who", self.by.who, "via", self.by.via, "what", self.what, "on", self.on, "why", self.by.why)
+
+
+def counted(words: Iterable[str]) -> str:
+    """An outcome, of one word for each that was meant: ``added 2, gone 1``."""
+    return ", ".join(f"{word} {count}" for word, count in Counter(words).most_common()) or "nothing"
+
+
+def chosen_letters(ids: Sequence[bytes]) -> str:
+    """What an action was done to: ``3 dead letters, from 5-1``."""
+    return many(len(ids), "dead letter") + (f", from {ids[0].decode()}" if ids else "")
+
+
+class ActionLog:
+    """Reads and writes the action log. May be used by many threads, one at a time."""
+
+    def __init__(self, link: Link, keys: Keys) -> None:
+        self._link = link  # guarded by self._lock
+        self._key = keys.actions
+        self._lock = threading.Lock()
+
+    def note(self, action: Action, outcome: str) -> None:
+        """Write a line. Never raises: the action has been done, and its log line must not make it look undone."""
+        event(
+            log,
+            "operator_action",
+            who=action.by.who,
+            via=action.by.via,
+            what=action.what,
+            on=action.on,
+            why=action.by.why,
+            outcome=outcome,
+        )
+        line = (part.encode("utf-8", "surrogateescape") for part in action.line())
+        try:
+            with self._lock:
+                self._link.call("XADD", self._key, "MAXLEN", "~", KEPT, "*", "outcome", outcome, *line)
+        except (RedisTrouble, CommandRefused) as trouble:
+            event(log, "action_not_logged", level=logging.WARNING, what=action.what, on=action.on, why=str(trouble))
+
+    def page(self, before: bytes | None, limit: int) -> tuple[list[dict[str, Any]], str | None]:
+        """Up to ``limit`` lines below id ``before``, the newest first, and where to go on; None at the end."""
+        if before is not None and not rank(before):
+            return [], None  # nothing is below 0-0, and Redis would refuse to look
+        end = b"+" if before is None else b"(" + before
+        with self._lock:
+            rows = self._link.call("XREVRANGE", self._key, end, "-", "COUNT", limit)
+        return [_shown(entry_id, flat) for entry_id, flat in rows], rows[-1][0].decode() if len(rows) == limit else None
+
+    def close(self) -> None:
+        self._link.close()
+
+
+def _shown(entry_id: bytes, flat: list[bytes]) -> dict[str, Any]:
+    said = {name.decode(errors="replace"): value.decode(errors="replace") for name, value in pairs(flat).items()}
+    shown: dict[str, Any] = {"id": entry_id.decode(), "time_ms": milliseconds(entry_id)}
+    shown |= {name: said.get(name, "") for name in ("who", "via", "what", "on", "why", "outcome")}
+    return shown | ({"version": int(said["version"])} if said.get("version", "").isdecimal() else {})

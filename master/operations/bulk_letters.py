@@ -1,0 +1,165 @@
+"""Redriving or dropping all dead letters that a filter means: counted first, done when somebody says so, page by page,
+to be stopped at any time.
+
+Letters written after the count are not touched. What was done stays done when this master ends in between; the rest can
+be asked for again. When a reply is lost, or Redis refuses, the letters are read again from the first one: those that
+were changed are not there any more, and what became of them is not counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from usher.common.base.clock import wall_ms
+from usher.common.base.log import event
+from usher.common.runtime.service import Service
+from usher.master.operations.action_log import Action, By
+from usher.master.operations.action_log import counted as outcome_of
+from usher.master.operations.dead_letters import AT_ONCE, DeadLetters
+from usher.master.policy.letters import DeadLetter, LetterFilter, Preview
+
+log = logging.getLogger(__name__)
+
+#: Jobs that are remembered, and letters that are named for which nothing was done.
+_REMEMBERED, _NAMED = 20, 200
+_IDLE_S = 5.0
+COUNTING, READY, RUNNING, DONE, STOPPED = "counting", "ready", "running", "done", "stopped"
+REDRIVE, DROP = "redrive", "drop"
+#: Outcomes after which the letter is not where it was.
+_GOOD = frozenset({"resumed", "added", "released", "dropped"})
+
+
+@dataclass
+class Job:
+    """One bulk action. Written by the service's thread, read by pages; ``told`` is the filter in words."""
+
+    what: str
+    wanted: LetterFilter
+    told: str
+    who: str
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    why: str = ""
+    state: str = COUNTING
+    preview: Preview = field(default_factory=Preview)
+    until: bytes = b""
+    done: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    failures: list[tuple[str, str]] = field(default_factory=list)
+    created_ms: int = field(default_factory=wall_ms)
+    pages: Iterator[list[DeadLetter]] | None = None
+    failed_turns: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in (DONE, STOPPED)
+
+
+class BulkLetters(Service):
+    """The jobs of one master, one page at a time, oldest first; but one that fails lets the others pass."""
+
+    name = "bulk"
+
+    def __init__(self, letters: DeadLetters) -> None:
+        super().__init__()
+        self._letters = letters
+        self._jobs: list[Job] = []
+        self._lock = threading.Lock()
+
+    # -- from other threads
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The newest first."""
+        with self._lock:
+            return list(reversed(self._jobs))
+
+    def job(self, job_id: str) -> Job | None:
+        return next((one for one in self.jobs if one.id == job_id), None)
+
+    def prepare(self, what: str, wanted: LetterFilter, told: str, who: str) -> Job:
+        """A job that counts what it would do, and then waits to be run."""
+        job = Job(what, wanted, told, who)
+        with self._lock:
+            forgotten = next((one for one in self._jobs if one.state != RUNNING), None)
+            if len(self._jobs) >= _REMEMBERED and forgotten is not None:
+                self._jobs.remove(forgotten)
+            self._jobs.append(job)
+        self.wake()
+        return job
+
+    def run(self, job: Job, who: str, why: str) -> bool:
+        """Begin; False when it is not ready, or was begun before."""
+        with self._lock:
+            if job.state != READY:
+                return False
+            job.who, job.why, job.pages, job.state = who, why, None, RUNNING
+        event(log, f"bulk_{job.what}_begins", count=job.preview.count, filter=job.told, by=who, why=why)
+        self.wake()
+        return True
+
+    def stop_job(self, job: Job) -> None:
+        with self._lock:
+            if not job.is_over:
+                job.state = STOPPED
+
+    # -- the turn
+
+    def run_once(self) -> float:
+        waiting = [one for one in reversed(self.jobs) if one.state in (COUNTING, RUNNING)]
+        job = min(waiting, key=lambda one: one.failed_turns, default=None)
+        if job is None:
+            return _IDLE_S
+        try:
+            self._go_on(job)
+        except Exception:
+            job.pages = None
+            job.failed_turns += 1
+            if job.state == COUNTING:
+                job.preview = Preview()
+            raise
+        return 0.0
+
+    def _go_on(self, job: Job) -> None:
+        """One page."""
+        if not job.until:
+            job.until = self._letters.last_id()
+        if job.pages is None:
+            job.pages = self._letters.all(job.wanted, job.until)
+        page = next(job.pages, None)
+        with self._lock:
+            state = job.state  # it may have been stopped while the page was read
+        if page is None:
+            self._ends(job, state)
+        elif state == COUNTING:
+            job.preview.add(page)
+        elif state == RUNNING:
+            self._change(job, page)
+
+    def on_end(self) -> None:
+        self._letters.close()
+
+    def _change(self, job: Job, page: list[DeadLetter]) -> None:
+        step: Any = self._letters.redrive if job.what == REDRIVE else self._letters.drop
+        ids = [letter.id for letter in page]
+        for at in range(0, len(ids), AT_ONCE):
+            for outcome in step(ids[at : at + AT_ONCE]):
+                job.outcomes[outcome.word] += 1
+                job.done += 1
+                if outcome.word not in _GOOD and len(job.failures) < _NAMED:
+                    job.failures.append((outcome.id.decode(), outcome.word))
+
+    def _ends(self, job: Job, state: str) -> None:
+        with self._lock:
+            job.pages = None
+            if not job.is_over:
+                job.state = READY if state == COUNTING else DONE
+        if state == RUNNING:
+            on = f"{job.preview.count} dead letters: {job.told}"
+            self._letters.note(Action(By(job.who, "http", job.why), job.what, on), outcome_of(job.outcomes.elements()))
+            event(log, f"bulk_{job.what}_ends", outcomes=dict(job.outcomes), filter=job.told, by=job.who, why=job.why)

@@ -1,0 +1,200 @@
+"""Dead letters in Redis: read page by page, redriven and dropped in batches. Any master can, and the commands: it needs
+no leader.
+
+Every step is one script (``redrive.lua``, ``drop_letters.lua``) that takes the letter out with what it does, so a call
+whose reply was lost may be repeated: what was done is ``gone`` then. A leader hears of a ticket that may move from
+Redis (``usher.master.dispatch.change_watch``).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from usher.common.base.clock import now_s
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.stream_id import milliseconds
+from usher.common.redis.client import Link
+from usher.common.redis.scripts import ScriptRunner
+from usher.master.operations.action_log import Action, ActionLog
+from usher.master.policy.letters import PARK, DeadLetter, LetterFilter, parse_letter, split_letter
+
+#: Letters read, redriven or dropped by one script call.
+PAGE = 200
+AT_ONCE = 100
+#: Letters looked at for one page of an answer; there may be few that fit among many.
+_MOST_LOOKED_AT = 10_000
+#: Letters that one script call looks at for those of a ticket, and letters of one ticket among which the one is that it
+#: waits for.
+_FIND_AT_ONCE, _OF_A_TICKET = 1_000, 20
+
+
+class Outcome(NamedTuple):
+    """What became of a letter: resumed, added (``message_id`` is the new message's), released, dropped; or gone, cut,
+    held: nothing."""
+
+    id: bytes
+    word: str
+    message_id: bytes = b""
+
+
+class LetterPage(NamedTuple):
+    """Letters that fit, and where to go on; None at the end."""
+
+    letters: list[DeadLetter]
+    cursor: bytes | None
+
+
+class DeadLetters:
+    """The dead letters of one ticket stream. May be used by many threads, one at a time."""
+
+    def __init__(self, link: Link, keys: Keys) -> None:
+        self._link = link  # guarded by self._lock
+        self._keys = keys
+        self._scripts = ScriptRunner(link)
+        self._lock = threading.Lock()
+        #: Who led at the last redrive or drop; "": nobody, so nothing moves before somebody does.
+        self.leader_url = ""
+
+    def last_id(self) -> bytes:
+        """The id of the newest letter, ``0-0`` when there never was one: a bound for what is meant by "all there are
+        now"."""
+        with self._lock:
+            newest = self._link.call("XREVRANGE", self._keys.dead, "+", "-", "COUNT", 1)
+        return bytes(newest[0][0]) if newest else b"0-0"
+
+    def page(self, wanted: LetterFilter, after: bytes | None, limit: int, until: bytes | None = None) -> LetterPage:
+        """Up to ``limit`` letters that fit, oldest first, above id ``after`` and not above ``until``; fewer when many
+        do not fit."""
+        found: list[DeadLetter] = []
+        looked_at = 0
+        while looked_at < _MOST_LOOKED_AT:
+            letters = self._read(wanted, after, min(PAGE, max(1, limit)), until)
+            looked_at += len(letters)
+            for letter in letters:
+                after = letter.id
+                if wanted.fits(letter):
+                    found.append(letter)
+                    if len(found) == limit:
+                        return LetterPage(found, after)
+            if not letters:
+                return LetterPage(found, None)
+        return LetterPage(found, after)
+
+    def newest(self, wanted: LetterFilter, below: bytes | None, limit: int, within_s: float) -> LetterPage:
+        """Up to ``limit`` letters that fit, the newest first, below id ``below``; fewer when many do not fit and time
+        is over."""
+        found: list[DeadLetter] = []
+        end, ends_s = wanted.end if below is None else b"(" + below, now_s() + within_s
+        while True:
+            letters = self._rows(wanted.start, end, PAGE, "newest")
+            for letter in letters:
+                if wanted.fits(letter):
+                    found.append(letter)
+                    if len(found) == limit:
+                        return LetterPage(found, letter.id)
+            if len(letters) < PAGE:
+                return LetterPage(found, None)
+            end = b"(" + letters[-1].id
+            if now_s() > ends_s:
+                return LetterPage(found, end[1:])
+
+    def where(self, field: str, value: bytes, most: int, within_s: float) -> LetterPage:
+        """Up to ``most`` letters, the newest first, whose ``ticket`` or (message's) ``id`` is ``value``. Looked for in
+        Redis: only they travel."""
+        found: list[bytes] = []
+        start, ends_s = "+", now_s() + within_s
+        while len(found) < most:
+            with self._lock:
+                count, last, some = self._scripts.run(
+                    "find_entries", (self._keys.dead,), (f"usher-{field}", value, start, _FIND_AT_ONCE)
+                )
+            found += some
+            start = f"({last.decode()}"
+            if count < _FIND_AT_ONCE or now_s() > ends_s:
+                break
+        with self._lock:
+            rows = self._scripts.run_each(
+                "read_letters", (self._keys.dead,), [(one, one, 1, "") for one in found[:most]]
+            )
+        letters = [parse_letter(letter_id, head) for row in rows for letter_id, head in row]
+        return LetterPage(letters, None if count < _FIND_AT_ONCE and len(found) <= most else last)
+
+    def _read(self, wanted: LetterFilter, after: bytes | None, count: int, until: bytes | None) -> list[DeadLetter]:
+        start = wanted.start if after is None else b"(" + after
+        end = wanted.end
+        if until is not None and (wanted.before_ms is None or wanted.before_ms >= milliseconds(until)):
+            end = until
+        return self._rows(start, end, count, "")
+
+    def _rows(self, start: bytes, end: bytes, count: int, newest: str) -> list[DeadLetter]:
+        with self._lock:
+            rows = self._scripts.run("read_letters", (self._keys.dead,), (start, end, count, newest))
+        return [parse_letter(letter_id, head) for letter_id, head in rows]
+
+    def all(self, wanted: LetterFilter, until: bytes) -> Iterator[list[DeadLetter]]:
+        """Pages of all that fit, up to the letter ``until``; what is written meanwhile is not met."""
+        cursor: bytes | None = None
+        while True:
+            letters, cursor = self.page(wanted, cursor, AT_ONCE, until)
+            if letters:
+                yield letters
+            if cursor is None:
+                return
+
+    def get(self, letter_id: bytes) -> tuple[DeadLetter, list[bytes]] | None:
+        """A letter and its message's fields, as a flat list of names and values."""
+        with self._lock:
+            found = self._link.call("XRANGE", self._keys.dead, letter_id, letter_id)
+        if not found:
+            return None
+        head, fields = split_letter(found[0][1])
+        return parse_letter(letter_id, head), fields
+
+    def parked_for(self, tickets: Iterable[bytes]) -> dict[bytes, DeadLetter]:
+        """The letters that these halted tickets wait for, as far as they are among the newest of all."""
+        missing, found = set(tickets), {}
+        end = b"+"
+        for _ in range(_MOST_LOOKED_AT // PAGE if missing else 0):
+            letters = self._rows(b"-", end, PAGE, "newest")
+            for letter in letters:
+                if letter.policy == PARK and letter.ticket in missing:
+                    missing.remove(letter.ticket)
+                    found[letter.ticket] = letter
+            if len(letters) < PAGE or not missing:
+                break
+            end = b"(" + letters[-1].id
+        return found
+
+    def parked_of(self, ticket: bytes, within_s: float) -> DeadLetter | None:
+        """The letter that one halted ticket waits for, if it is found in time."""
+        letters = self.where("ticket", ticket, _OF_A_TICKET, within_s).letters
+        return next((letter for letter in letters if letter.policy == PARK), None)
+
+    def redrive(self, ids: Sequence[bytes]) -> list[Outcome]:
+        """Make messages of these letters again, in this order. At most ``AT_ONCE``, which is one script call."""
+        return self._run("redrive", ids)
+
+    def drop(self, ids: Sequence[bytes]) -> list[Outcome]:
+        """Throw these letters away; a ticket that waits for one goes on without it."""
+        return self._run("drop_letters", ids)
+
+    def _run(self, step: str, ids: Sequence[bytes]) -> list[Outcome]:
+        assert len(ids) <= AT_ONCE
+        keys = self._keys
+        script_keys = (keys.stream, keys.tickets, keys.dead, keys.attempts, keys.changed, keys.leader)
+        with self._lock:
+            reply: list[Any] = self._scripts.run(step, script_keys, (keys.group, *ids))
+        self.leader_url = bytes(reply[0]).decode().partition(" ")[2]
+        return [
+            Outcome(letter_id, word.decode().lower(), *rest)
+            for letter_id, (word, *rest) in zip(ids, reply[1:], strict=True)
+        ]
+
+    def note(self, action: Action, outcome: str) -> None:
+        """Write a line of the action log, over the same link."""
+        ActionLog(self._link, self._keys).note(action, outcome)
+
+    def close(self) -> None:
+        self._link.close()

@@ -1,0 +1,145 @@
+"""Delayed messages: what was sent for later is added to its stream when it is due, while this master leads.
+
+A producer adds such a message to ``LogKeys.delayed``, with the field ``due_ms``; from there two scripts take it, one by
+one, into the stream that it is for. It has no place in the order of its ticket before that: it comes behind all that
+was sent until then. A look that is late, lost or doubled changes nothing, so every doubt is answered by another look.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+
+from usher.common.base.clock import now_s
+from usher.common.base.errors import Fenced
+from usher.common.base.log import event
+from usher.common.protocol.keys import Keys, LogKeys
+from usher.common.protocol.sources import Sources
+from usher.common.protocol.stream_id import from_rank, rank
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.scripts import ScriptRunner
+from usher.common.runtime.service import Service
+from usher.master.leader.elector import Lead
+from usher.master.leader.leader_scripts import Due, DueLook, LeaderSteps
+
+log = logging.getLogger(__name__)
+
+#: Messages sent by one call, at most.
+_AT_ONCE = 200
+#: One that cannot be sent is tried again after this time; and so are we, when Redis refuses to let us look (a user
+#: without the rights).
+_AGAIN_S = 60.0
+_AGAIN_MS = int(_AGAIN_S * 1000)
+#: A wait for the next message, at most; and after this time we look although none was told: a stream that was deleted
+#: and came back with lower ids wakes nobody.
+_BLOCK_S, _LOOK_S = 5.0, 60.0
+
+
+class DelayedMessages(Service):
+    """Sends what is due. ``sources``: the streams that are gathered, of which a message names the one that it is for;
+    None: there is one stream."""
+
+    name = "delayed"
+    stalls_after_s = 2 * _AGAIN_S
+
+    def __init__(self, link: Link, keys: Keys, lead: Lead, sources: Sources | None = None) -> None:
+        super().__init__()
+        self._link = link
+        self._scripts = ScriptRunner(link)
+        self._keys = keys
+        self._delayed = LogKeys(keys.stream).delayed
+        self._lead = lead
+        self._sources = sources
+        self._unsent: dict[
+            str, tuple[int, float]
+        ] = {}  # by reason, of which there are few: how many since it was told, and when that was
+        self.sent = 0
+
+    def run_once(self) -> float:
+        epoch = self._lead.epoch
+        if epoch is None:
+            return 1.0
+        steps = LeaderSteps(self._scripts, self._keys, epoch, "")
+        try:
+            look = steps.due_delayed(_AT_ONCE)
+            if look.due:
+                self._send(steps, look.due)
+            else:
+                self.works_again()  # else the trouble of the last turn is told until this one ends, and a wait is long
+                self._await(look, epoch)
+        except Fenced:
+            self._lead.lost(epoch)
+        except CommandRefused as refused:
+            event(log, "delayed_messages_refused", level=logging.ERROR, why=str(refused), way_out="see `usher doctor`")
+            return _AGAIN_S
+        return 0.0
+
+    def _send(self, steps: LeaderSteps, due: Sequence[Due]) -> None:
+        asked = [(one, self._stream_of(one)) for one in due]
+        try:
+            told = list(zip(due, steps.send_delayed(asked, _AGAIN_MS), strict=True))
+        except CommandRefused:
+            if self._sources is None:
+                raise
+            told = self._sent_apart(steps, asked)
+        refused = [(one, why) for one, why in told if isinstance(why, str)]
+        self.sent += sum(isinstance(new_id, bytes) and new_id != b"" for _, new_id in told)
+        self._tell(refused)
+
+    def _tell(self, refused: Sequence[tuple[Due, str]]) -> None:
+        """Each reason once in the time after which they are tried again, with how many there were since: a mistake is
+        made a thousand times."""
+        by_reason: dict[str, list[Due]] = {}
+        for one, why in refused:
+            by_reason.setdefault(why, []).append(one)
+        for why, ones in by_reason.items():
+            before, told_s = self._unsent.get(why, (0, -math.inf))
+            count = before + len(ones)
+            if now_s() - told_s >= _AGAIN_S / 2:
+                first = from_rank(rank(ones[0].member))
+                event(
+                    log, "delayed_not_sent", level=logging.ERROR, count=count, first=first, why=why, again_in_s=_AGAIN_S
+                )
+                count, told_s = 0, now_s()
+            self._unsent[why] = (count, told_s)
+
+    @staticmethod
+    def _sent_apart(steps: LeaderSteps, asked: Sequence[tuple[Due, str | None]]) -> list[tuple[Due, bytes | str]]:
+        """Redis refuses a script as a whole when we may not write to one of the streams, or it is in another slot of a
+        cluster: each on its own."""
+        told: list[tuple[Due, bytes | str]] = []
+        for stream in dict.fromkeys(stream for _, stream in asked):
+            share = [one for one, named in asked if named == stream]
+            try:
+                outcomes = steps.send_delayed([(one, stream) for one in share], _AGAIN_MS)
+            except CommandRefused as refused:
+                steps.send_delayed(
+                    [(one, None) for one in share], _AGAIN_MS
+                )  # due again later, so that they are not the first ones for ever
+                outcomes = [str(refused)] * len(share)
+            told += zip(share, outcomes, strict=True)
+        return told
+
+    def _stream_of(self, one: Due) -> str | None:
+        if self._sources is None:
+            return self._keys.stream
+        return one.named.decode() if one.named and self._sources.takes(one.named) else None
+
+    def _await(self, look: DueLook, epoch: int) -> None:
+        """Until something is due or has come."""
+        looked_s = now_s()
+        until_s = looked_s + (_LOOK_S if look.wait_ms is None else min(_LOOK_S, look.wait_ms / 1000))
+        while (left_s := min(_BLOCK_S, until_s - now_s())) > 0 and self._lead.epoch == epoch and not self.stopping:
+            block_ms = max(1, int(left_s * 1000))
+            if self._link.call(
+                "XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", self._delayed, look.until, block_s=left_s
+            ):
+                return
+            self.made_progress()
+
+    def interrupt(self) -> None:
+        self._link.interrupt()
+
+    def on_end(self) -> None:
+        self._link.close()

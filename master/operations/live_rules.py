@@ -1,0 +1,202 @@
+"""Live rules in Redis: read, set, lifted. Any master can, and the commands: it needs no leader.
+
+The leader hears of a change from the stream ``changed``; until it has read the new rules it hands nothing over, because
+hand_over compares the version. So when ``set`` has returned, nothing more is handed over by the former rules; what was
+handed over before goes on to its end.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+
+from usher.common.base.clock import wall_ms
+from usher.common.base.errors import GroupMissing, UsherError
+from usher.common.base.text import printable
+from usher.common.protocol.keys import HALTED, MASTER, Keys
+from usher.common.redis.client import Arg, CommandRefused, Link
+from usher.common.redis.replies import TicketStream, pairs
+from usher.common.redis.scripts import ScriptRunner
+from usher.master.operations.action_log import KEPT, Action, By
+from usher.master.policy.rules import MOST_RULES, Rule, Rulebook, Target, dump, parse, rule_id, text_of
+
+#: How old a drain is that may give way to a new rule, if its consumer is gone; and how many are tried.
+_GIVES_WAY_MS, _TRIED = 86_400_000, 3
+#: Records of the index looked at to count what a pattern fits.
+_MOST_COUNTED = 100_000
+
+
+class TooManyRules(UsherError):
+    """There are as many rules as there may be."""
+
+
+class Changed(NamedTuple):
+    """A change of the rules. ``outcome``: set, replaced or lifted. ``former``: the rule that held before.
+    ``handed_over``: messages that were handed over under the former rules and may still run; ``is_exact``: False when
+    there are more than were counted."""
+
+    outcome: str
+    version: int
+    rule: Rule | None
+    former: Rule | None
+    handed_over: int = 0
+    is_exact: bool = True
+
+    @property
+    def note(self) -> str:
+        """For people."""
+        at_least = "" if self.is_exact else "at least "
+        running = (
+            f"; {at_least}{self.handed_over:,} already handed over will finish"
+            if self.handed_over
+            else "; nothing of it is in processing"
+        )
+        return self.outcome + (running if self.rule is not None else "")
+
+    @property
+    def told(self) -> str:
+        """For people who see nothing else of it."""
+        rule = self.rule or self.former
+        if rule is None:
+            return self.note
+        what = "drain" if rule.target is Target.CONSUMER else rule.action.value
+        return f"{f'{what} {rule.target.value} {printable(rule.value)}'.rstrip()}: {self.note}"
+
+    def shown(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "outcome": self.outcome,
+            "version": self.version,
+            "rule": None if self.rule is None else self.rule.shown(),
+            "former": None if self.former is None else self.former.shown(),
+            "handed_over": self.handed_over,
+            "handed_over_is_exact": self.is_exact,
+            "note": self.note,
+        }
+
+
+def read_rules(link: Link, keys: Keys) -> Rulebook:
+    """All rules. The version is read first: should they change in between, hand_over refuses it, and they are read
+    again."""
+    version, stored = link.pipeline([("HGET", keys.counters, "rules"), ("HGETALL", keys.rules)])
+    for reply in (version, stored):
+        if isinstance(reply, Exception):
+            raise reply
+    return rulebook(stored, version or b"")
+
+
+def rulebook(stored: Any, version: bytes = b"") -> Rulebook:
+    """The rules in a reply of HGETALL."""
+    return Rulebook((parse(field, value) for field, value in pairs(stored).items()), version)
+
+
+class LiveRules:
+    """The rules of one ticket stream. May be used by many threads, one at a time."""
+
+    def __init__(self, link: Link, keys: Keys) -> None:
+        self._link = link  # guarded by self._lock
+        self._keys = keys
+        self._stream = TicketStream(link, keys)
+        self._scripts = ScriptRunner(link)
+        self._lock = threading.Lock()
+
+    def read(self) -> Rulebook:
+        with self._lock:
+            return read_rules(self._link, self._keys)
+
+    def set(self, rule: Rule, by: By, what: str = "") -> Changed:
+        """Make this the rule for its target. When there are too many, the oldest drain gives way that is more than a
+        day old and whose consumer is not registered. Raises TooManyRules, and what ``Link.call`` raises; after
+        ReplyUnknown the same may be asked again."""
+        chosen = rule_id(rule.target, rule.value)
+        on = f"{rule.target.value} {rule.value}".rstrip() + (
+            f" at {rule.rate_per_second:g}/s" if rule.rate_per_second else ""
+        )
+        action = Action(by, what or rule.action.value, on)
+        reply = self._change(chosen, dump(rule), action)
+        for gone in self._gone() if reply[0] == b"FULL" else ():
+            reply = self._change(chosen, dump(rule), action, gone)
+            if reply[0] != b"FULL":
+                break
+        if reply[0] == b"FULL":
+            raise TooManyRules(
+                f"there are {MOST_RULES} rules already: lift some (`usher rules` lists them), or use a pattern"
+            )
+        with self._lock:
+            held, is_exact = self._handed_over(rule)
+            stored = self._link.call("HGET", self._keys.rules, chosen)
+        now = (
+            parse(chosen.encode(), stored) if stored is not None else None
+        )  # somebody may have lifted it at this moment
+        return Changed(
+            reply[0].decode().lower(), int(reply[1]), now or rule, self._former(chosen, reply), held, is_exact
+        )
+
+    def lift(self, chosen: str, by: By, what: str = "lift") -> Changed | None:
+        """Take a rule away. None: there is none with this id."""
+        former = self._one(chosen)
+        on = f"{former.target.value} {former.value}".rstrip() if former is not None else chosen
+        reply = self._change(chosen, b"", Action(by, what, on))
+        return None if reply[0] == b"NONE" else Changed("lifted", int(reply[1]), None, self._former(chosen, reply))
+
+    def _one(self, chosen: str) -> Rule | None:
+        with self._lock:
+            stored = self._link.call("HGET", self._keys.rules, chosen)
+        return None if stored is None else parse(chosen.encode(), stored)
+
+    def _former(self, chosen: str, reply: list[bytes]) -> Rule | None:
+        return parse(chosen.encode(), reply[2]) if len(reply) > 2 and reply[2] else None
+
+    def _gone(self) -> list[tuple[bytes, bytes, bytes]]:
+        """Drains of more than a day ago whose consumers are not registered, the oldest first: id, what is stored,
+        consumer."""
+        before_ms = wall_ms() - _GIVES_WAY_MS
+        with self._lock:
+            stored = [
+                (parse(field, value), field, value)
+                for field, value in pairs(self._link.call("HGETALL", self._keys.rules)).items()
+            ]
+            old = sorted(
+                (one for one in stored if one[0].target is Target.CONSUMER and one[0].set_ms < before_ms),
+                key=lambda one: one[0].set_ms,
+            )
+            names = [rule.value.encode("utf-8", "surrogateescape") for rule, _, _ in old]
+            there = self._link.call("HMGET", self._keys.consumers, *names) if names else []
+        found = zip(old, names, there, strict=True)
+        return [(field, value, name) for (_, field, value), name, registered in found if registered is None][:_TRIED]
+
+    def _change(
+        self, chosen: str, stored: bytes, action: Action, gives_way: tuple[Arg, Arg, Arg] = ("", "", "")
+    ) -> Any:
+        keys = self._keys
+        line = (part.encode("utf-8", "surrogateescape") for part in action.line())
+        args: list[Arg] = [chosen, stored, MOST_RULES, KEPT, *gives_way, *line]
+        with self._lock:
+            return self._scripts.run(
+                "change_rules", (keys.rules, keys.counters, keys.changed, keys.actions, keys.consumers), args
+            )
+
+    def _handed_over(self, rule: Rule) -> tuple[int, bool]:
+        """Messages in processing that the rule is about, and whether that is all."""
+        if rule.target is Target.TICKET:
+            [record] = self._stream.records_of([rule.value.encode("utf-8", "surrogateescape")])
+            return (len(record.ids) if record is not None and b":" in record.owner else 0), True
+        if rule.target is not Target.PATTERN:
+            try:
+                group = self._stream.group_consumers()
+            except (GroupMissing, CommandRefused):
+                return 0, True
+            of = rule.value.encode() + b":" if rule.target is Target.CONSUMER else b""
+            return sum(
+                one.pending for one in group if one.name not in (MASTER, HALTED) and one.name.startswith(of)
+            ), True
+        count = 0
+        for number, (ticket, found) in enumerate(self._stream.records(), 1):
+            if found is not None and b":" in found.owner and rule.fits(text_of(ticket)):
+                count += len(found.ids)
+            if number >= _MOST_COUNTED:
+                return count, False
+        return count, True
+
+    def close(self) -> None:
+        self._link.close()

@@ -1,0 +1,228 @@
+"""Trimming: asks Redis who needs what, lets policy/trim.py decide, and cuts with a script that looks again.
+
+``Trimmer`` does it from time to time in the leading master (USHER_TRIM_SECONDS, off by default); ``usher trim`` does it
+by hand.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from usher.common.base.errors import GroupMissing, RedisTrouble
+from usher.common.base.log import event
+from usher.common.protocol.keys import Keys, LogKeys
+from usher.common.protocol.stream_id import ZERO
+from usher.common.redis.client import Arg, CommandRefused, Link
+from usher.common.redis.replies import pairs, parse_span
+from usher.common.redis.scripts import ScriptRunner
+from usher.common.runtime.service import Service
+from usher.master.leader.elector import Lead
+from usher.master.policy.trim import CheckpointNeeds, Cut, GroupNeeds, Refused, SavedPosition, StreamFacts, decide
+
+log = logging.getLogger(__name__)
+
+#: Most entries that one call of the script cuts: some milliseconds.
+AT_ONCE = 20_000
+#: Most entries that are counted to say how many would go.
+COUNTED = 1_000_000
+_PAGE = 1_000
+
+
+_ID = re.compile(rb"[0-9]+-[0-9]+")
+
+
+class StillNeeded(RedisTrouble):
+    """Somebody has begun to need what was to be cut; nothing of it was. Decide again."""
+
+
+class Trimming:
+    """The steps of trimming one stream, over a link of the caller's thread."""
+
+    def __init__(self, link: Link, keys: Keys) -> None:
+        self._link = link
+        self._scripts = ScriptRunner(link)
+        self._keys = keys
+        self._log_keys = LogKeys(keys.stream)
+
+    def facts(self) -> StreamFacts:
+        """Who needs what, now."""
+        [facts] = look_at(self._link, [self._keys.stream])
+        if isinstance(facts, Exception):
+            raise facts
+        return facts
+
+    def cut(self, floor: bytes, *, archived_only: bool = False) -> Iterator[int]:
+        """Cut below ``floor``, page by page; yields how many went. Whole nodes of the stream only: up to some hundred
+        entries stay.
+
+        Raises StillNeeded; what was cut before then was needed by nobody.
+        """
+        at_once = AT_ONCE
+        while True:
+            verdict, told = self._scripts.run("trim", *cut_call(self._keys.stream, floor, at_once, archived_only))
+            if verdict != b"CUT":
+                raise StillNeeded(
+                    f"{told.decode('utf-8', 'backslashreplace')} needs entries below {floor.decode()} by now; nothing"
+                    " more was cut"
+                )
+            if told:
+                yield int(told)
+            elif at_once < self._link.call("XLEN", self._keys.stream):
+                at_once *= 10  # a node that holds more (stream-node-max-entries) goes as a whole or not at all
+            else:
+                return
+
+    def count_below(self, floor: bytes) -> int:
+        """Entries below ``floor``, counted up to COUNTED."""
+        total, last = 0, b"0-0"
+        while total < COUNTED:
+            found, last = self._scripts.run("count_between", (self._keys.stream,), (last, floor, _PAGE))
+            total += found
+            if found < _PAGE:
+                break
+        return total
+
+    def forget(self, name: str) -> bool:
+        """Remove the checkpoint of a log consumer that is no more; whether there was one."""
+        return bool(self._link.call("HDEL", self._log_keys.checkpoints, name))
+
+    def forget_group(self, name: str) -> bool:
+        """Remove the saved position of a group that is no more; whether there was one. One that lives notes it
+        again."""
+        return bool(self._link.call("HDEL", self._log_keys.groups, name))
+
+    def forget_archive(self) -> bool:
+        """Remove what the archive has noted; whether there was something. The next `usher audit archive` notes it
+        again."""
+        return bool(self._link.call("DEL", self._log_keys.archived, self._keys.archived))
+
+
+def look_at(link: Link, streams: Sequence[str]) -> list[StreamFacts | CommandRefused | GroupMissing]:
+    """Who needs what of each of these streams, now, in two round trips. Of one that cannot be looked at, why not."""
+    questions: list[tuple[str, ...]] = []
+    for stream, log_keys in ((stream, LogKeys(stream)) for stream in streams):
+        questions += [("XINFO", "STREAM", stream), ("XINFO", "GROUPS", stream)]
+        questions += [("HGETALL", log_keys.checkpoints), ("HGETALL", log_keys.groups), ("GET", log_keys.archived)]
+    flat = link.pipeline(questions)
+    looks = [_answers(flat[at : at + 5]) for at in range(0, len(flat), 5)]
+    groups = [[] if isinstance(look, Exception) else [pairs(one) for one in look[1] or ()] for look in looks]
+    names = [(stream, one[b"name"]) for stream, found in zip(streams, groups, strict=True) for one in found]
+    oldest = iter(link.pipeline([("XPENDING", stream, name, "-", "+", 1) for stream, name in names]))
+    return [
+        _facts(look, found, _answers([next(oldest) for _ in found])) for look, found in zip(looks, groups, strict=True)
+    ]
+
+
+def _answers(replies: list[Any]) -> list[Any] | CommandRefused | GroupMissing:
+    """The replies about one stream, None for what is not there; or the refusal among them. Raises NotNow."""
+    for at, reply in enumerate(replies):
+        if isinstance(reply, (CommandRefused, GroupMissing)):
+            if "no such key" not in str(reply):
+                return reply
+            replies[at] = None
+        elif isinstance(reply, Exception):
+            raise reply
+    return replies
+
+
+def _facts(
+    look: list[Any] | CommandRefused | GroupMissing,
+    found: list[dict[bytes, Any]],
+    oldest: list[Any] | CommandRefused | GroupMissing,
+) -> StreamFacts | CommandRefused | GroupMissing:
+    if isinstance(look, Exception):
+        return look
+    if isinstance(oldest, Exception):
+        return oldest
+    span, _, noted, kept, archived = look
+    groups = [
+        GroupNeeds(_text(facts[b"name"]), facts[b"last-delivered-id"], first[0][0] if first else None)
+        for facts, first in zip(found, oldest, strict=True)
+    ]
+    checkpoints = [_checkpoint(_text(name), value) for name, value in sorted(pairs(noted).items())]
+    saved = [SavedPosition(_text(name), _id_or_zero(value)) for name, value in sorted(pairs(kept).items())]
+    return StreamFacts(None if span is None else parse_span(span), groups, checkpoints, archived, saved)
+
+
+def cut_call(
+    stream: str, floor: bytes, at_once: int, archived_only: bool, gathered_by: str = ""
+) -> tuple[tuple[str, ...], tuple[Arg, ...]]:
+    """Keys and arguments of trim.lua. ``gathered_by``: of a source, its gather group."""
+    log_keys = LogKeys(stream)
+    keys = (stream, log_keys.checkpoints, log_keys.archived, log_keys.groups)
+    return keys, (floor, at_once, "1" if archived_only else "", gathered_by)
+
+
+class Trimmer(Service):
+    """Trims from time to time while this master leads."""
+
+    name = "trim"
+
+    def __init__(self, link: Link, keys: Keys, lead: Lead, every_s: float, archived_only: bool) -> None:
+        super().__init__()
+        self._link = link
+        self._trimming = Trimming(link, keys)
+        self._stream = keys.stream
+        self._lead = lead
+        self._every_s = every_s
+        self._archived_only = archived_only
+        self.stalls_after_s = max(10.0, 4 * every_s)
+        self.trimmed = 0
+
+    def run_once(self) -> float:
+        if self._lead.epoch is not None:
+            decision = decide(self._trimming.facts(), archived_only=self._archived_only)
+            if isinstance(decision, Refused):
+                for problem in decision.problems:
+                    event(log, "trim_refused", level=logging.ERROR, stream=self._stream, problem=problem)
+            elif isinstance(decision, Cut):
+                self._cut(decision)
+        return self._every_s
+
+    def _cut(self, decision: Cut) -> None:
+        cut = 0
+        try:
+            for gone in self._trimming.cut(decision.floor, archived_only=self._archived_only):
+                cut += gone
+                self.made_progress()
+                if self.stopping:
+                    break
+        except StillNeeded:
+            pass  # decided again at the next turn
+        if cut:
+            self.trimmed += cut
+            event(
+                log,
+                "trimmed",
+                stream=self._stream,
+                entries=cut,
+                below=decision.floor.decode(),
+                kept_for=decision.because.name,
+            )
+
+    def on_end(self) -> None:
+        self._link.close()
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace")
+
+
+def _id_or_zero(value: bytes) -> bytes:
+    """What cannot be read keeps everything."""
+    return value if _ID.fullmatch(value) else ZERO
+
+
+def _checkpoint(name: str, value: bytes) -> CheckpointNeeds:
+    """``version id ms`` as note_checkpoint.lua writes it."""
+    words = value.split(b" ")
+    try:
+        int(words[0])
+        milliseconds, _, sequence = words[1].partition(b"-")
+        int(milliseconds), int(sequence)
+        return CheckpointNeeds(name, words[1], int(words[2]))
+    except (IndexError, ValueError):
+        return CheckpointNeeds(name, None, 0)

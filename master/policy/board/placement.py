@@ -1,0 +1,130 @@
+"""Which of the consumers that accept work gets a ticket that nobody has. Pure."""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import hashlib
+import heapq
+import zlib
+from collections.abc import Iterable, Sequence
+
+from usher.master.policy.board.tickets import ConsumerLoad, Ticket
+
+
+class OpenConsumers:
+    """The consumers that accept work at the moment; made anew whenever that changes. Their loads are read live. Sorted
+    at the first use: a thousand may join one after the other."""
+
+    def __init__(self, consumers: Iterable[ConsumerLoad]) -> None:
+        self._consumers = consumers
+
+    @functools.cached_property
+    def _by_name(self) -> dict[str, ConsumerLoad]:
+        # An old look at the roster may bring a former incarnation back for a moment: the highest generation has the
+        # name.
+        open_ones = (consumer for consumer in self._consumers if consumer.accepts)
+        by_generation = sorted(open_ones, key=lambda consumer: (len(consumer.incarnation), consumer.incarnation))
+        return {consumer.name: consumer for consumer in by_generation}
+
+    @functools.cached_property
+    def _affinity(self) -> Affinity:
+        return Affinity(self._by_name)
+
+    @functools.cached_property
+    def _unfilled(self) -> dict[str, ConsumerLoad]:
+        """All that have room, and some that had: to look at, where a thousand are busy."""
+        return dict(self._by_name)
+
+    @property
+    def room(self) -> int:
+        """Messages that could be handed over to all of them together."""
+        return sum(consumer.room for consumer in self._with_room())
+
+    def has_room_again(self, consumer: ConsumerLoad) -> None:
+        """To be told of one that was full."""
+        if self._by_name.get(consumer.name) is consumer:
+            self._unfilled[consumer.name] = consumer
+
+    def _with_room(self) -> Iterable[ConsumerLoad]:
+        for name in [name for name, consumer in self._unfilled.items() if consumer.room <= 0]:
+            del self._unfilled[name]
+        return self._unfilled.values()
+
+    def bound(self, in_flight: int) -> int:
+        """Messages one of them may have in flight before tickets go to others, when ``in_flight`` is the sum."""
+        return load_bound(in_flight, len(self._by_name)) if self._by_name else 0
+
+    def choose(self, ticket: Ticket, bound: int) -> ConsumerLoad | None:
+        """Its former consumer after a crash, else the best ranked below the bound, else the least loaded; None when
+        nobody has room.
+
+        One with a free handler slot is never over the bound: at low load tickets stay where they belong.
+        """
+        names, found = self._affinity.ranking(ticket.name), self._by_name.get
+        for name in (ticket.home, *names) if ticket.home else names:
+            consumer = found(name)
+            if (
+                consumer is not None
+                and (load := consumer.in_flight) < consumer.capacity
+                and (load < bound or load < consumer.slots)
+            ):
+                return consumer
+        return min(self._with_room(), key=lambda consumer: consumer.in_flight / consumer.capacity, default=None)
+
+
+_SLOTS = 4096
+#: Consumers ranked per slot; when all of these are over the bound, the least loaded one of all gets the ticket.
+_RANKED = 8
+#: Consumers on the ring that are looked at for a slot.
+_LOOKED_AT = 24
+#: The "1 + e" of bounded load: nobody is given more than a quarter above the mean.
+_OVER_MEAN = 1.25
+
+
+def _score(slot: int, name: str) -> bytes:
+    return hashlib.blake2b(f"{slot}/{name}".encode(), digest_size=8).digest()
+
+
+@functools.lru_cache(16_384)
+def _place(name: str) -> bytes:
+    return hashlib.blake2b(name.encode(), digest_size=8).digest()
+
+
+class Affinity:
+    """The ranking of consumer names per ticket. Rebuilt whenever the roster changes; names, not incarnations, are
+    ranked, so that a restarted consumer gets its tickets back."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = tuple(sorted(set(names)))
+        self._ring = sorted((_place(name), name) for name in self._names) if len(self._names) > _LOOKED_AT else []
+        self._ranked: dict[int, Sequence[str]] = {}
+
+    def ranking(self, ticket: bytes) -> Sequence[str]:
+        """Up to ``_RANKED`` names, best first.
+
+        >>> Affinity(["c1"]).ranking(b"42")
+        ['c1']
+        """
+        slot = zlib.crc32(ticket) % _SLOTS
+        ranked = self._ranked.get(slot)
+        if ranked is None:
+            ranked = self._ranked[slot] = heapq.nlargest(
+                _RANKED, self._candidates(slot), key=lambda name: _score(slot, name)
+            )
+        return ranked
+
+    def _candidates(self, slot: int) -> Sequence[str]:
+        if not self._ring:
+            return self._names
+        at = bisect.bisect(self._ring, (_place(f"slot {slot}"), ""))
+        return [
+            name
+            for _, name in (self._ring[at : at + _LOOKED_AT] + self._ring[: max(0, at + _LOOKED_AT - len(self._ring))])
+        ]
+
+
+def load_bound(in_flight: int, consumers: int) -> int:
+    """Messages that one consumer may have in flight before tickets go to others, from the sum over all
+    ``consumers``."""
+    return int(_OVER_MEAN * (in_flight + 1) / consumers) + 1

@@ -1,0 +1,3 @@
+"""Explain what a ticket waits for. Pure."""
+
+from __future__ import annotations

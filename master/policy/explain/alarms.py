@@ -1,0 +1,126 @@
+"""What needs attention, in one sentence each, the worst first: what a person on call reads. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from usher.common.base.text import many
+
+#: Unread messages above which, and an age of the oldest one above which, it is said.
+_LAG, _OLD_MS = 1_000, 60_000
+#: A handler may take its time: only above this, or with so many attempts, somebody has to act.
+_STILL_MS, _ATTEMPTS = 60_000, 3
+BAD, WARN, OK = "bad", "warn", "ok"
+_WORDS = {BAD: "Act", WARN: "Look", OK: "Well"}
+
+
+class Alarm(NamedTuple):
+    """``level``: bad, warn or ok; ``word`` is the same for people; ``href``: the page where more is, or "" ."""
+
+    level: str
+    text: str
+    href: str
+
+    def row(self) -> dict[str, str]:
+        return {"level": self.level, "word": _WORDS[self.level], "text": self.text, "href": self.href}
+
+
+def alarms(seen: Mapping[str, Any]) -> list[Alarm]:
+    """Of a snapshot of the pulse. One that says that all is well, when nothing else is to be said."""
+    found = [*_of_programs(seen), *_of_tickets(seen), *_of_rules(seen), *_of_flow(seen)]
+    return sorted(found, key=lambda one: one.level != BAD) or [
+        Alarm(OK, _calm(seen), "/dead-letters" if seen["dead_letters"] else "")
+    ]
+
+
+def _of_programs(seen: Mapping[str, Any]) -> list[Alarm]:
+    states = seen["consumers"]
+    found = []
+    if (
+        trouble := seen["write_trouble"]
+    ) is not None:  # first: leases cannot be renewed either, so the others follow from it
+        found.append(
+            Alarm(BAD if trouble["is_certain"] or seen["leader_url"] is None else WARN, trouble["text"], "/doctor")
+        )
+    if seen["leader_url"] is None:
+        found.append(Alarm(BAD, "No master leads: nothing is handed over", "/doctor"))
+    if not states["live"]:
+        waits = (
+            "those that drain or are paused take nothing more"
+            if states["draining"] or states["paused"]
+            else "nothing is handled"
+        )
+        found.append(Alarm(BAD, f"No consumer is live: {waits}", "/consumers"))
+    for state, says in (("lost", "lost; what they had is taken back"), ("revoked", "not answering over HTTP")):
+        if states[state]:
+            found.append(Alarm(WARN, f"{many(states[state], 'consumer')} {says}", "/consumers"))
+    return found
+
+
+def _of_tickets(seen: Mapping[str, Any]) -> list[Alarm]:
+    found = []
+    halted = [row for row in seen["stuck"] if row["state"] == "halted"]
+    # One that an operator has paused waits for him, and not for whoever reads this.
+    paused = [row for row in seen["stuck"] if row["state"] == "paused"]
+    still = [row for row in seen["stuck"] if row["state"] not in ("halted", "paused")]
+    if halted or seen["halted"]:
+        found.append(
+            Alarm(
+                BAD,
+                f"{many(max(len(halted), seen['halted']), 'ticket')} halted by a dead letter: redrive or drop it",
+                "/dead-letters",
+            )
+        )
+    if still:
+        first = still[0]
+        more = len(seen["stuck"]) >= seen["stuck_most"]
+        count = (
+            f"{len(still)} tickets or more are"
+            if more
+            else f"{many(len(still), 'ticket')} {'is' if len(still) == 1 else 'are'}"
+        )
+        on = f" on {first['consumer']}" if first["consumer"] else ""
+        tries = f", {many(first['attempts'], 'attempt')}" if first["attempts"] else ""
+        behind = (
+            f", {'' if first['behind_is_exact'] else 'at least '}{first['behind']:,} behind" if first["behind"] else ""
+        )
+        # One that asked to be called later has not gone wrong.
+        acts = any(
+            not row["put_off"] and (seen["time_ms"] - row["since_ms"] >= _STILL_MS or row["attempts"] >= _ATTEMPTS)
+            for row in still
+        )
+        text = f"{count} stuck or being tried again; the oldest: {first['shown']}{on}{tries}{behind}"
+        found.append(Alarm(BAD if acts else WARN, text, first["href"]))
+    if paused:
+        first, more = paused[0], " or more" if len(seen["stuck"]) >= seen["stuck_most"] else ""
+        found.append(
+            Alarm(
+                WARN,
+                f"{many(len(paused), 'paused ticket')}{more} with messages that wait; the oldest: {first['shown']}",
+                first["href"],
+            )
+        )
+    return found
+
+
+def _of_rules(seen: Mapping[str, Any]) -> list[Alarm]:
+    """A rule for all tickets is easily forgotten."""
+    return [Alarm(WARN, f"All tickets are {told}", "/rules") for told in seen["broad_rules"]]
+
+
+def _of_flow(seen: Mapping[str, Any]) -> list[Alarm]:
+    oldest_ms = seen["oldest_ms"]  # of what is pending: None without a group too, where nobody knows what is unread
+    if seen["lag"] >= _LAG and oldest_ms and seen["time_ms"] - oldest_ms >= _OLD_MS:
+        more = "" if seen["lag_is_exact"] else "more than "
+        return [Alarm(WARN, f"The consumers are behind: {more}{seen['lag']:,} messages are unread", "/consumers")]
+    return []
+
+
+def _calm(seen: Mapping[str, Any]) -> str:
+    letters = (
+        f"; {many(seen['dead_letters'], 'dead letter')} {'waits' if seen['dead_letters'] == 1 else 'wait'}"
+        if seen["dead_letters"]
+        else ""
+    )
+    return f"Nothing is stuck. {many(seen['consumers']['live'], 'consumer')} live{letters}"

@@ -1,0 +1,490 @@
+"""Explain: what a ticket waits for, and until when. A pure function: facts in, named reasons and sentences out.
+
+Every state of the protocol has its words here; the first reason is the one that decides. What cannot be known is said
+to be unknown.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+
+from usher.common.base.text import many
+from usher.common.protocol.attempts import NEVER
+from usher.common.protocol.stream_id import rank
+from usher.master.policy.explain.facts import EntryRow, Explanation, Facts, OwnEntry, OwnerFacts, Reason
+from usher.master.policy.letters import DeadLetter
+from usher.master.policy.rules import Action, Rule, Target
+
+#: A leader's lease, and the time to adopt, within which a dead leader has a successor; for words, not for decisions.
+_SOON = "within moments"
+#: States that end with a write to Redis, and not with a handler, a time, or what somebody does.
+_NEED_WRITES = frozenset({"unread", "parked", "returned", "recovering", "ending"})
+
+
+def explain(facts: Facts) -> Explanation:
+    """What the ticket waits for. Never raises, whatever the facts are: they come from Redis, where anybody may have
+    written."""
+    found = _explained(facts)
+    if not facts.refuses_writes or found.state not in _NEED_WRITES:
+        return found
+    refused = Reason("redis_refuses_writes", f"nothing of it moves: {facts.refuses_writes}")
+    return replace(found, reasons=(refused, *found.reasons), waits_for="Redis to take writes again", until_ms=0)
+
+
+def _explained(facts: Facts) -> Explanation:
+    if facts.kind == "unreadable":
+        return _unreadable(facts)
+    if facts.kind == "halted":
+        return _halted(facts)
+    if facts.kind == "tail":
+        return _ending(facts)
+    if facts.kind == "owned" and facts.owner is not None:
+        return _owned(facts, facts.owner)
+    if facts.kind == "returned" or facts.parked or (facts.board is not None and facts.board.parked):
+        return _waiting(facts, "returned" if facts.kind == "returned" else "parked")
+    if facts.unread:
+        return _waiting(facts, "unread")
+    return _nothing(facts)
+
+
+# ---- an owner has it ---------------------------------------------------------------------------------------------------------
+
+
+def _owned(facts: Facts, owner: OwnerFacts) -> Explanation:
+    if not owner.state:
+        return _lost(facts, owner)
+    told = {entry.id: entry for entry in facts.told.entries} if facts.told is not None else {}
+    head = next((told[entry_id] for entry_id in facts.ids if entry_id in told), None)
+    run = next((entry for entry in told.values() if entry.state == "running"), None) or head
+    state, reason, waits_for, until_ms = _doing(facts, owner, run)
+    reasons = [
+        reason,
+        *_lease(facts, owner),
+        *_behind(facts, run.id if run is not None else facts.ids[0] if facts.ids else b"?"),
+    ]
+    if facts.parked or (facts.board is not None and facts.board.parked) or facts.unread or facts.rules:
+        reasons += _later(facts, owner)
+    return Explanation(
+        facts, state, tuple(reasons), tuple(_rows(facts, run)), waits_for, until_ms, tuple(_rule_commands(facts))
+    )
+
+
+def _doing(facts: Facts, owner: OwnerFacts, run: OwnEntry | None) -> tuple[str, Reason, str, int]:
+    name, fence = owner.name, f"fence {facts.fence}"
+    if run is None:
+        first = facts.ids[0] if facts.ids else b"?"
+        before = facts.attempts.get(first, NEVER)
+        past = f", {many(before.starts, 'start', 'starts')} of it before" if before.starts else ""
+        text = f"{_id(first)} was handed over to {name}{_since_fence(facts)} ({fence}{past})"
+        if facts.told is not None:
+            return (
+                "handed_over",
+                Reason("on_the_way", f"{text}; it is on its way into a lane there, or has just ended"),
+                name,
+                0,
+            )
+        silent = f"{name} did not say whether it runs: if it is dead, others get the ticket once its lease has ended"
+        return "handed_over", Reason("owner_silent", f"{text}; {silent}"), name, 0
+    most = facts.told.max_attempts if facts.told is not None else 0
+    attempt = f"attempt {run.attempt}" + (
+        f" of {most}" if run.attempt <= most else ""
+    )  # those that asked to be called later are in no limit
+    if run.state == "running":
+        text = f"{_id(run.id)} started {_ago(facts, run.started_ms)} on {name}, {attempt}, {fence}"
+        return "running", Reason("handler_runs", text), f"the handler on {name}", 0
+    if run.state == "waiting":
+        due = span(run.due_ms - facts.now_ms)
+        if facts.attempts.get(run.id, NEVER).put_off:
+            asked = f"{_id(run.id)} asked on {name} ({attempt}, {fence}) to be called again later, in {due}"
+            return "retrying", Reason("retry_later", asked), f"its next attempt on {name}", run.due_ms
+        failed = f"{_id(run.id)} failed on {name} ({attempt}, {fence}) and is tried again in {due}"
+        return "retrying", Reason("retry_backoff", failed), f"its next attempt on {name}", run.due_ms
+    if run.state == "apart":
+        text = (
+            f"{_id(run.id)} may have ended its process before: it waits on {name} ({fence}) until it can run where it"
+            " harms no other"
+        )
+        return "handed_over", Reason("suspect_apart", text), f"{name} to have nothing else running", 0
+    text = (
+        f"{_id(run.id)} was handed over to {name}{_since_fence(facts)} ({fence}) and waits there for a free handler"
+        " slot"
+    )
+    return "handed_over", Reason("waits_for_slot", text), f"a handler slot on {name}", 0
+
+
+def _lease(facts: Facts, owner: OwnerFacts) -> Iterator[Reason]:
+    ends = span(owner.lease_ms)
+    if owner.state == "draining":
+        text = (
+            f"consumer {owner.name} is draining: it starts nothing more of it and gives back what does not run; its"
+            f" lease ends in {ends} otherwise"
+        )
+        yield Reason("owner_draining", text)
+    elif owner.state == "revoked":
+        text = (
+            f"the lease of {owner.name} was revoked, because its health URL was silent: it ends in {ends}, then others"
+            " get the ticket"
+        )
+        yield Reason("owner_revoked", text)
+    else:
+        yield Reason("lease", f"the lease of {owner.name} ends in {ends} unless it is renewed")
+    if owner.paused is not None:
+        why = f": {owner.paused.reason}" if owner.paused.reason else ""
+        text = (
+            f"consumer {owner.name} was drained by {owner.paused.who or 'somebody'}{why}: it finishes what it has, what"
+            " comes later goes to others"
+        )
+        yield Reason("owner_paused", text)
+
+
+def _lost(facts: Facts, owner: OwnerFacts) -> Explanation:
+    first = facts.ids[0] if facts.ids else b"?"
+    if facts.leader is None:
+        return _stuck(
+            facts,
+            "recovering",
+            Reason("owner_lost", f"consumer {owner.name} died with {_id(first)}: its lease has ended"),
+            _no_leader(),
+        )
+    by = (
+        f"the leader {facts.leader.url} takes its entries back, oldest first, and hands them over anew under a new"
+        " fence"
+    )
+    successor = f"; {owner.successor} has its name now and gets the ticket first" if owner.successor else ""
+    until = facts.now_ms + facts.lease_ms
+    text = (
+        f"consumer {owner.name} died with {_id(first)} (fence {facts.fence}): {by}, in {span(facts.lease_ms)} at the"
+        f" latest{successor}"
+    )
+    reasons = (Reason("owner_lost", text), *_behind(facts, first))
+    return Explanation(facts, "recovering", reasons, tuple(_rows(facts, None)), "its recovery by the leader", until)
+
+
+# ---- nobody has it -----------------------------------------------------------------------------------------------------------
+
+
+def _waiting(facts: Facts, where: str) -> Explanation:
+    """Parked, returned or not read yet: the leader is to move it."""
+    rule = facts.rules[0] if facts.rules else None
+    first = next(iter((*facts.ids, *facts.parked, *facts.unread)), b"")
+    what = _id(first) if first else "what is parked of it"
+    is_held = where != "unread" or (rule is not None and rule.target in (Target.STREAM, Target.EVERYTHING))
+    obstacle, waits_for, until_ms = _obstacle(facts, rule, what, where)
+    state = "paused" if obstacle.code == "rule_pause" and is_held else where
+    reasons = [obstacle, *_place(facts, what, where), *_behind(facts, first)]
+    if rule is not None and not obstacle.code.startswith("rule_"):
+        reasons.append(Reason("rule_too", f"a rule holds too: the ticket is {rule.told()}"))
+    return Explanation(
+        facts, state, tuple(reasons), tuple(_rows(facts, None)), waits_for, until_ms, tuple(_rule_commands(facts))
+    )
+
+
+def _place(facts: Facts, what: str, where: str) -> Iterator[Reason]:
+    if where == "returned":
+        how = f"whoever gets the ticket begins with it, under a fence above {facts.fence}"
+        yield Reason("returned", f"{what} was given back, by a drain or a redrive: {how}")
+    elif where == "parked":
+        yield Reason("parked", f"{what} was read by the leader and is parked: nobody has it")
+    else:
+        lag = f"{many(facts.lag, 'entry', 'entries')} of all tickets {'is' if facts.lag == 1 else 'are'} unread"
+        yield Reason("unread", f"{what} is in the stream and was not read yet; {lag}")
+
+
+def _obstacle(facts: Facts, rule: Rule | None, what: str, where: str) -> tuple[Reason, str, int]:
+    """The first thing in its way, what it waits for, and until when."""
+    crowd = facts.crowd
+    if facts.leader is None:
+        return _no_leader(), "a master that leads", 0
+    if rule is not None and rule.action is Action.PAUSE:
+        return Reason("rule_pause", f"{what} waits because the ticket is {rule.told()}"), "the rule to be lifted", 0
+    if not facts.has_group:
+        return (
+            Reason("no_group", "the consumer group is not there: the leader makes it again, where it was"),
+            "the group",
+            0,
+        )
+    if crowd.all == 0:
+        return (
+            Reason(
+                "no_consumers",
+                f"{what} waits for a consumer: none is registered and alive (is `usher consumer` running?)",
+            ),
+            "a consumer",
+            0,
+        )
+    if crowd.live == 0:
+        told = f"{crowd.paused} paused, {crowd.draining} draining, {crowd.revoked} revoked"
+        text = f"{what} waits for a consumer that takes work: of {crowd.all} none does ({told})"
+        return Reason("none_accepts", text), "a consumer that takes work", 0
+    if rule is not None and rule.action is Action.DEAD_LETTER:
+        return (
+            Reason("rule_dead_letter", f"{what} becomes a dead letter {_SOON}: the ticket is {rule.told()}"),
+            "the leader",
+            0,
+        )
+    if rule is not None and rule.action is Action.SLOW and facts.board is not None and facts.board.due_ms:
+        due_ms = facts.board.due_ms
+        return (
+            Reason("rule_slow", f"{what} waits {span(due_ms - facts.now_ms)} more: the ticket is {rule.told()}"),
+            "its turn by the rule",
+            due_ms,
+        )
+    if crowd.room <= 0:
+        text = (
+            f"{what} waits for room: the"
+            f" {many(crowd.live, 'consumer that takes work has', 'consumers that take work have')} all they may have"
+        )
+        return Reason("consumers_full", text), "room on a consumer", 0
+    if facts.board is not None and facts.board.standing not in ("", "open"):
+        text = f"{what} waits while the leader finds out who has the ticket ({facts.board.standing})"
+        return Reason("leader_unsure", text), "the leader", 0
+    if where == "unread":
+        return (
+            Reason("lag", f"{what} waits to be read: the leader {facts.leader.url} reads the stream in order"),
+            "the leader to read it",
+            0,
+        )
+    slowed = f", but not faster than its rule lets it ({rule.told()})" if rule is not None else ""
+    return (
+        Reason("about_to_move", f"{what} is handed over {_SOON} by the leader {facts.leader.url}{slowed}"),
+        "the leader",
+        0,
+    )
+
+
+def _no_leader() -> Reason:
+    return Reason(
+        "no_leader",
+        "no master leads at the moment: nothing is read or handed over before one does (is `usher master` running?)",
+    )
+
+
+def _stuck(facts: Facts, state: str, *reasons: Reason) -> Explanation:
+    return Explanation(facts, state, reasons, tuple(_rows(facts, None)), "a master that leads")
+
+
+# ---- an operator's business --------------------------------------------------------------------------------------------------
+
+
+def _halted(facts: Facts) -> Explanation:
+    first, letter = (facts.ids[0] if facts.ids else b"?"), facts.letter
+    ticket = shlex.quote(facts.ticket_id)
+    if letter is not None:
+        when = f"{_ago(facts, letter.written_ms)} after {many(letter.attempts, 'attempt', 'attempts')}"
+        text = f"halted: {_id(first)} became a dead letter {when} ({_why(letter)})"
+    else:
+        text = f"halted: {_id(first)} became a dead letter, which is not among the newest ones"
+    reasons = [Reason("halted", f"{text}; the ticket waits for an operator"), *_behind(facts, first)]
+    commands = (
+        ("runs it again, then what is behind it", f"usher dead redrive --all --ticket {ticket}"),
+        ("goes on without it", f"usher dead drop --all --ticket {ticket}"),
+    )
+    if facts.leader is None:
+        reasons.append(_no_leader())
+    reasons += [
+        Reason("rule_too", f"a rule holds too, also after that: the ticket is {rule.told()}")
+        for rule in facts.rules[:1]
+    ]
+    ways = (*commands, *_rule_commands(facts))
+    return Explanation(
+        facts,
+        "halted",
+        tuple(reasons),
+        tuple(_rows(facts, None)),
+        "an operator: redrive or drop its dead letter",
+        0,
+        ways,
+    )
+
+
+def _ending(facts: Facts) -> Explanation:
+    until = f" up to {_id(facts.ids[0])}" if facts.ids else ""
+    text = (
+        f"a message of it was given up with the policy `tail`: what is parked{until} becomes dead letters too, then the"
+        " ticket is free"
+    )
+    reasons = [Reason("tail_ends", text)] + ([_no_leader()] if facts.leader is None else [])
+    rows = tuple(
+        EntryRow(entry_id, "ending" if facts.ids and rank(entry_id) <= rank(facts.ids[0]) else "parked")
+        for entry_id in facts.parked
+    )
+    rows += tuple(EntryRow(entry_id, "unread") for entry_id in facts.unread)
+    return Explanation(facts, "ending", tuple(reasons), rows, "the leader to write the letters")
+
+
+def _unreadable(facts: Facts) -> Explanation:
+    text = (
+        "the record of the ticket in the index cannot be read (somebody wrote it by hand?): nothing of it moves until"
+        " it is repaired or deleted"
+    )
+    reasons = (Reason("record_unreadable", text),)
+    command = f"redis-cli HDEL <prefix>:tickets {shlex.quote(facts.ticket_id)}"
+    ways = (("forgets the record; what is pending is found again by the sweep", command),)
+    return Explanation(facts, "unreadable", reasons, tuple(_rows(facts, None)), "an operator", 0, ways)
+
+
+def _delayed(facts: Facts) -> Iterator[Reason]:
+    at_least, are = "" if facts.delayed_is_exact else "at least ", "is" if facts.delayed == 1 else "are"
+    due = f"due in {span(facts.due_ms - facts.now_ms)}" if facts.due_ms > facts.now_ms else "due now"
+    yield Reason(
+        "delayed",
+        f"{at_least}{many(facts.delayed, 'message')} of it {are} delayed,"
+        f" {'' if facts.delayed == 1 else 'the first is '}{due}",
+    )
+    if facts.leader is None:
+        yield _no_leader()
+
+
+def _nothing(facts: Facts) -> Explanation:
+    sure = facts.unread_is_exact and facts.parked_is_exact and not facts.not_gathered and facts.gathered_is_exact
+    if facts.not_gathered:
+        at_least = "" if facts.gathered_is_exact else "at least "
+        waits = (
+            f"{at_least}{many(facts.not_gathered, 'entry waits', 'entries wait')} in the ticket streams to be gathered"
+        )
+        reasons = [Reason("not_gathered", f"nothing of it is in the work stream; {waits}, and some may be of it")]
+    elif sure:
+        ends = "" if facts.last_letter is not None else ": all that ever came is finished, or nothing ever came"
+        if not facts.letters_are_all:
+            ends = "; whether it has a dead letter is not known: not all were looked at"
+        reasons = [Reason("nothing_to_do", f"nothing of it is unread, parked or in processing{ends}")]
+    elif facts.unread_is_exact and facts.parked_is_exact:
+        text = "nothing of it was found; not all ticket streams were looked at, so it may wait in one to be gathered"
+        reasons = [Reason("not_looked_through", text)]
+    else:
+        text = (
+            "nothing of it is in processing; more is unread or parked than was looked through, so it may be further"
+            " behind"
+        )
+        reasons = [Reason("not_looked_through", text)]
+    if facts.by_stream and "/" not in facts.ticket_id:
+        of_streams = "tickets of several streams are told apart by the stream here: ask for STREAM/ID"
+        reasons.append(Reason("by_stream", f"{of_streams}, such as shop:3/{facts.ticket_id}"))
+    letter = facts.last_letter
+    commands: tuple[tuple[str, str], ...] = ()
+    if letter is not None:
+        how = f"{_ago(facts, letter.written_ms)} ({_why(letter)})"
+        reasons.append(Reason("has_dead_letter", f"its message {_id(letter.message_id)} became a dead letter {how}"))
+        commands = (("runs it again, as a new message", f"usher dead redrive {_id(letter.id)}"),)
+    reasons += [Reason("rule_too", f"a rule waits for it: the ticket is {rule.told()}") for rule in facts.rules[:1]]
+    commands += tuple(_rule_commands(facts))
+    if facts.delayed:
+        shows = (
+            "shows them; `usher delayed drop` ends them",
+            f"usher delayed list --ticket {shlex.quote(facts.ticket_id)}",
+        )
+        return Explanation(
+            facts, "delayed", (*_delayed(facts), *reasons), (), "its time", facts.due_ms, (shows, *commands)
+        )
+    return Explanation(facts, "idle" if sure else "not_found", tuple(reasons), (), "", 0, commands)
+
+
+# ---- words -------------------------------------------------------------------------------------------------------------------
+
+
+def _later(facts: Facts, owner: OwnerFacts) -> Iterator[Reason]:
+    """What keeps later entries from following their ticket's owner."""
+    rule = facts.rules[0] if facts.rules else None
+    if rule is not None:
+        yield Reason(
+            f"rule_{rule.action.value}", f"what is not handed over yet is {rule.told()}; what {owner.name} has goes on"
+        )
+    elif facts.board is not None and facts.board.window_is_full:
+        yield Reason(
+            "window_full",
+            f"{many(facts.all_parked, 'more is', 'more are')} parked: so many of one ticket are not handed over at a"
+            " time",
+        )
+    elif owner.state != "live" or owner.paused is not None:
+        yield Reason(
+            "owner_takes_nothing",
+            f"what is parked waits until {owner.name} is done with what it has, then others get it",
+        )
+
+
+def _behind(facts: Facts, first: bytes) -> Iterator[Reason]:
+    """How many wait behind the first one; all of them when that is not known, because only the leader's memory has
+    them."""
+    waiting = [entry_id for entry_id in (*facts.ids, *facts.parked, *facts.unread) if entry_id != first]
+    count = len(waiting) + facts.hidden
+    if not count:
+        return
+    # What Redis was asked for is all there is, unless memory knows of more.
+    parked_is_exact = facts.parked_is_exact if not facts.hidden else facts.board is not None and facts.board.has_all
+    exact = "" if parked_is_exact and facts.unread_is_exact else "at least "
+    if not first:
+        yield Reason("behind", f"{exact}{many(count, 'entry waits', 'entries wait')}")
+    elif count == 1 and waiting:
+        yield Reason("behind", f"{exact}{_id(waiting[0])} waits behind {_id(first)}")
+    else:
+        following = f", the next is {_id(waiting[0])}" if waiting else ""
+        yield Reason("behind", f"{exact}{many(count, 'waits', 'wait')} behind {_id(first)}{following}")
+
+
+def _rows(facts: Facts, run: OwnEntry | None) -> Iterator[EntryRow]:
+    """Every known entry, in the order in which they will run."""
+    told = {entry.id: entry for entry in facts.told.entries} if facts.told is not None else {}
+    words = {"running": "running", "waiting": "retrying"}
+    before = b""
+    of_record = {"halted": "halted", "returned": "returned"}.get(facts.kind, "handed_over")
+    for entry_id in facts.ids:
+        own, known = told.get(entry_id), facts.attempts.get(entry_id, NEVER)
+        state = words.get(own.state, "handed_over") if own is not None else of_record
+        if of_record == "halted" and before:
+            state = "parked"
+        if own is not None:
+            started_ms, due_ms = (
+                (own.started_ms if state == "running" else 0),
+                (own.due_ms if state == "retrying" else 0),
+            )
+            yield EntryRow(entry_id, state, own.attempt, started_ms, due_ms, before)
+        else:
+            yield EntryRow(entry_id, state, known.starts, behind=before)
+        before = entry_id
+    for state, ids in (("parked", facts.parked), ("unread", facts.unread)):
+        for entry_id in ids:
+            yield EntryRow(entry_id, state, facts.attempts.get(entry_id, NEVER).starts, behind=before)
+            before = entry_id
+
+
+def _rule_commands(facts: Facts) -> Iterator[tuple[str, str]]:
+    for rule in facts.rules:
+        yield f"lifts the rule of {rule.target.value} {rule.value}".rstrip(), f"usher rules lift {shlex.quote(rule.id)}"
+
+
+def _why(letter: DeadLetter) -> str:
+    return f"{letter.reason}: {letter.error[:200]}" if letter.error else letter.reason
+
+
+def _since_fence(facts: Facts) -> str:
+    """When the ticket got its owner: fences are made from the clock (lua/includes/next_number.lua)."""
+    handed_ms = facts.fence // 1024
+    return f" {_ago(facts, handed_ms)}" if 0 <= facts.now_ms - handed_ms < 10 * 365 * 86_400_000 else ""
+
+
+def _ago(facts: Facts, at_ms: int) -> str:
+    return f"{span(facts.now_ms - at_ms)} ago" if at_ms > 0 else "at an unknown time"
+
+
+def span(milliseconds: int) -> str:
+    """A length of time for people.
+
+    >>> span(41_300), span(400), span(200_000), span(7_500_000), span(-5)
+    ('41 s', '0.4 s', '3 min 20 s', '2 h 5 min', '0 s')
+    """
+    seconds = max(0, milliseconds) / 1000
+    if seconds < 10:
+        return f"{seconds:.1f}".rstrip("0").rstrip(".") + " s"
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes < 1:
+        return f"{rest} s"
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} days"
+
+
+def _id(entry_id: bytes) -> str:
+    return entry_id.decode(errors="replace")

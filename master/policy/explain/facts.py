@@ -1,0 +1,247 @@
+"""What an explanation is made of, and what it says: plain values. Pure.
+
+The document of an explanation (``GET /api/tickets/{id}/explain``, ``usher tickets explain --json``)::
+
+    {"ticket_id": "42", "time_ms": 1790000000000,
+     "state": one of STATES, "summary": "one sentence", "sentences": ["...", ...],
+     "reasons": [{"code": "handler_runs", "text": "..."}, ...],      # the first one is what it waits for; texts as in sentences
+     "waits_for": "the handler on c3" | null, "until_ms": 1790000004000 | null,      # null: nobody can know
+     "entries": [{"id": "17-0", "state": "running" | "retrying" | "handed_over" | "halted" | "returned" | "ending" | "parked" | "unread",
+                  "attempt": 2 | null, "started_ms": ... | null, "due_ms": ... | null, "behind": "12-0" | null}, ...],   # 200 at most
+     "in_processing": 2, "parked": 5, "parked_is_exact": true, "unread": 0, "unread_is_exact": true,
+     "owner": {"name": "c3", "incarnation": "c3:7", "state": "live", "lease_ms": 4000, "paused": false} | null, "fence": 88 | null,
+     "max_attempts": 5 | null, "leader_url": "http://..." | null,
+     "rules": [rule, ...], "dead_letter": letter | null,      # the one that a halted ticket waits for
+     "last_dead_letter": letter | null,                      # the newest, of a ticket of which nothing is there
+     "commands": [{"does": "runs it again", "command": "usher dead redrive ..."}, ...]}
+
+``until_ms`` is the moment when what it waits for ends, or must have ended; in milliseconds since the epoch, as all that
+end with ``_ms``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from usher.common.protocol.attempts import Attempts
+from usher.master.policy.letters import DeadLetter
+from usher.master.policy.rules import Rule
+
+#: What a ticket can be doing.
+STATES = (
+    *("idle", "not_found", "delayed", "unread", "parked", "paused", "handed_over", "running", "retrying"),
+    *("recovering", "halted", "ending", "returned", "unreadable"),
+)
+#: Entries that a document names.
+MOST_SHOWN = 200
+
+
+@dataclass(frozen=True)
+class OwnerFacts:
+    """The incarnation in the ticket's record. ``state``: live, draining, revoked, or "" when its lease has ended.
+    ``successor``: the incarnation that has its name now, if that is another."""
+
+    incarnation: str
+    state: str
+    lease_ms: int
+    successor: str = ""
+    paused: Rule | None = None
+
+    @property
+    def name(self) -> str:
+        return self.incarnation.rpartition(":")[0] or self.incarnation
+
+
+@dataclass(frozen=True)
+class OwnEntry:
+    """A message as its owner has it. ``state``: running, waiting (for its next attempt, until ``due_ms``), queued, or
+    apart (it is a suspect of a crash, and runs where it can do no harm). ``attempt``: the one that runs, or the last
+    one; 0: none."""
+
+    id: bytes
+    state: str
+    attempt: int = 0
+    started_ms: int = 0
+    due_ms: int = 0
+
+
+@dataclass(frozen=True)
+class OwnerTold:
+    """What the owner answered when it was asked what it does with the ticket."""
+
+    entries: tuple[OwnEntry, ...]
+    max_attempts: int = 0
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """All consumers together. ``live`` ones take work, ``paused`` ones live and do not. ``room``: messages that the
+    living may yet be handed."""
+
+    live: int = 0
+    paused: int = 0
+    draining: int = 0
+    revoked: int = 0
+    room: int = 0
+
+    @property
+    def all(self) -> int:
+        return self.live + self.paused + self.draining + self.revoked
+
+
+@dataclass(frozen=True)
+class LeaderFacts:
+    """Who leads."""
+
+    url: str
+
+
+@dataclass(frozen=True)
+class BoardFacts:
+    """What the leader has in memory of the ticket, when it is this master. ``standing``: see
+    master/policy/board/tickets.py. ``due_ms``: when a slowed ticket goes on."""
+
+    standing: str
+    parked: int
+    has_all: bool
+    window_is_full: bool = False
+    due_ms: int = 0
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that is known of a ticket at a moment. Ids are in id order; ``ids`` are those that its record names,
+    ``parked`` and ``unread`` others."""
+
+    ticket_id: str
+    now_ms: int
+    kind: str = ""  # of its record: "" none, owned, returned, halted, tail, unreadable
+    fence: int = 0
+    ids: tuple[bytes, ...] = ()
+    owner: OwnerFacts | None = None
+    told: OwnerTold | None = None
+    attempts: Mapping[bytes, Attempts] = field(default_factory=dict)
+    parked: tuple[bytes, ...] = ()
+    parked_is_exact: bool = True
+    unread: tuple[bytes, ...] = ()
+    unread_is_exact: bool = True
+    lag: int = 0  # entries of all tickets that were not read
+    has_group: bool = True
+    leader: LeaderFacts | None = None
+    board: BoardFacts | None = None
+    crowd: Crowd = Crowd()
+    rules: tuple[Rule, ...] = ()  # those that fit, the one that holds first
+    letter: DeadLetter | None = None  # what the halted ticket waits for
+    last_letter: DeadLetter | None = None  # its newest one
+    lease_ms: int = 10_000  # the life of a consumer's lease
+    letters_are_all: bool = True  # all were looked at for those of the ticket, or one was found
+    not_gathered: int = 0  # entries of all sources, of a work stream
+    gathered_is_exact: bool = True  # all sources were looked at, and to their end
+    by_stream: bool = False  # tickets of a work stream are called STREAM/ID
+    refuses_writes: str = ""  # why Redis does, for people
+    delayed: int = 0  # messages that wait for their time, where nothing else of the ticket is there
+    delayed_is_exact: bool = True
+    due_ms: int = 0  # when the first of them is due
+
+    @property
+    def of_record_parked(self) -> int:
+        """How many of its record's entries are under ``master``: all when they were given back, all but the first of a
+        halted ticket."""
+        return {"returned": len(self.ids), "halted": max(0, len(self.ids) - 1)}.get(self.kind, 0)
+
+    @property
+    def hidden(self) -> int:
+        """How many are parked that only the leader's memory knows of. While a lost owner is recovered, memory has
+        parked what it had, too."""
+        if self.board is None:
+            return 0
+        taken_back = len(self.ids) if self.kind == "owned" and self.board.standing == "recovering" else 0
+        return max(0, self.board.parked - len(self.parked) - self.of_record_parked - taken_back)
+
+    @property
+    def all_parked(self) -> int:
+        """How many are parked, as far as Redis and the leader know."""
+        return self.of_record_parked + len(self.parked) + self.hidden
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why it is as it is: a word for programs, a sentence for people."""
+
+    code: str
+    text: str
+
+
+@dataclass(frozen=True)
+class EntryRow:
+    """An entry of the ticket. ``behind``: the one it waits for."""
+
+    id: bytes
+    state: str
+    attempt: int = 0
+    started_ms: int = 0
+    due_ms: int = 0
+    behind: bytes = b""
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "id": self.id.decode(errors="replace"),
+            "state": self.state,
+            "attempt": self.attempt or None,
+            "started_ms": self.started_ms or None,
+            "due_ms": self.due_ms or None,
+            "behind": self.behind.decode(errors="replace") or None,
+        }
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What ``explain`` found. ``waits_for``: "" when it waits for nothing; ``until_ms``: 0 when nobody can know."""
+
+    facts: Facts
+    state: str
+    reasons: tuple[Reason, ...]
+    entries: tuple[EntryRow, ...]
+    waits_for: str = ""
+    until_ms: int = 0
+    commands: tuple[tuple[str, str], ...] = ()
+
+    def document(self) -> dict[str, Any]:
+        """For programs; its form is told on top of this module."""
+        facts, owner, texts = self.facts, self.facts.owner, [reason.text for reason in self.reasons]
+        return {
+            "ticket_id": facts.ticket_id,
+            "time_ms": facts.now_ms,
+            "state": self.state,
+            "summary": texts[0],
+            "sentences": texts,
+            "reasons": [{"code": reason.code, "text": reason.text} for reason in self.reasons],
+            "waits_for": self.waits_for or None,
+            "until_ms": self.until_ms or None,
+            "entries": [entry.row() for entry in self.entries[:MOST_SHOWN]],
+            "in_processing": len(facts.ids) if facts.kind == "owned" else 0,
+            "parked": facts.all_parked,
+            "parked_is_exact": facts.parked_is_exact,
+            "unread": len(facts.unread),
+            "unread_is_exact": facts.unread_is_exact,
+            "owner": None if owner is None else _owner(owner),
+            "fence": facts.fence or None,
+            "max_attempts": (facts.told.max_attempts or None) if facts.told is not None else None,
+            "leader_url": facts.leader.url if facts.leader is not None else None,
+            "rules": [rule.shown() for rule in facts.rules],
+            "dead_letter": None if facts.letter is None else facts.letter.row(),
+            "last_dead_letter": None if facts.last_letter is None else facts.last_letter.row(),
+            "commands": [{"does": does, "command": command} for does, command in self.commands],
+        }
+
+
+def _owner(owner: OwnerFacts) -> dict[str, Any]:
+    return {
+        "name": owner.name,
+        "incarnation": owner.incarnation,
+        "state": owner.state or "lost",
+        "lease_ms": owner.lease_ms,
+        "paused": owner.paused is not None,
+    }

@@ -1,0 +1,166 @@
+"""Which tickets are stuck or retrying, and what is said of them. Pure: what was seen of the index in, rows for pages
+out."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from usher.common.protocol.attempts import NEVER, Attempts
+from usher.common.protocol.message import ticket_text
+from usher.common.protocol.registration import name_of
+from usher.common.protocol.stream_id import milliseconds, rank
+from usher.master.policy.board.plans import HALTED, RETURNED, TAIL
+from usher.master.policy.rules import Action, Rule, Rulebook
+
+#: A head that has stood still for less is not told: at full speed there is always an oldest one.
+STUCK_MS = 5_000
+#: A fence is the milliseconds of its hand-over times this, unless numbers were given faster
+#: (lua/includes/next_number.lua).
+_FENCES_PER_MS = 1024
+
+
+class Head(NamedTuple):
+    """The first unfinished message of a ticket. ``owner``: as in the index, empty while it is parked. ``size``:
+    unfinished messages known to it."""
+
+    ticket: bytes
+    owner: bytes
+    fence: int
+    id: bytes
+    size: int
+
+    @property
+    def sent_ms(self) -> int:
+        return milliseconds(self.id)
+
+
+class Parked(NamedTuple):
+    """How many messages of a ticket are pending under ``master``; not exact: at least so many."""
+
+    messages: int = 0
+    is_exact: bool = False
+
+
+class Seen(NamedTuple):
+    """What is known besides: attempts by message, consumers' states by incarnation, when a head was seen to move,
+    parked by ticket, live rules."""
+
+    attempts: Mapping[bytes, Attempts]
+    states: Mapping[str, str]
+    moved_ms: Mapping[bytes, int]
+    parked: Mapping[bytes, Parked]
+    rules: Rulebook = Rulebook()
+
+
+def parse_head(ticket: bytes, value: bytes) -> Head | None:
+    """The head of a record (lua/includes/record.lua); None when it has no messages, or cannot be read. Short, for it is
+    done by the thousand."""
+    parts = value.split(b" ", 3)
+    if len(parts) < 3 or not parts[1].isdigit() or not parts[2].partition(b"-")[0].isdigit():
+        return None
+    return Head(ticket, parts[0], int(parts[1]), parts[2], 2 + parts[3].count(b" ") if len(parts) > 3 else 1)
+
+
+def oldest(heads: Iterable[Head], most: int) -> list[Head]:
+    """The ``most`` oldest, oldest first."""
+    return heapq.nsmallest(most, heads, key=lambda head: head.sent_ms)
+
+
+def fence_ms(fence: int) -> int:
+    """When the hand-over of that fence was."""
+    return fence // _FENCES_PER_MS
+
+
+def since_ms(head: Head, moved_ms: int, now_ms: int) -> int:
+    """Since when the head has stood still: it was sent, it got its owner, or the one before it was finished. What is
+    said to be in the future tells nothing: an id need not be a time. Where nothing else is known, since now.
+
+    >>> handed, parked = Head(b"T", b"c:1", 7000 * 1024, b"5000-0", 1), Head(b"T", b"", 0, b"5000-0", 1)
+    >>> since_ms(handed, 0, 9500), since_ms(parked, 9000, 9500), since_ms(handed, 0, 6000), since_ms(parked, 0, 4000)
+    (7000, 9000, 5000, 4000)
+    """
+    handed_ms = fence_ms(head.fence)
+    known = [ms for ms in (head.sent_ms, *filter(None, (handed_ms, moved_ms))) if ms <= now_ms]
+    return max(known, default=now_ms)
+
+
+def stuck_rows(heads: Iterable[Head], seen: Seen, now_ms: int, most: int) -> list[dict[str, Any]]:
+    """Those that stand still or are being tried again, oldest first."""
+    rows = []
+    for head in sorted(heads, key=lambda one: rank(one.id)):
+        still_ms = now_ms - since_ms(head, seen.moved_ms.get(head.id, 0), now_ms)
+        attempts = seen.attempts.get(head.id, NEVER)
+        if not (still_ms >= STUCK_MS or attempts.starts or head.owner == HALTED):
+            continue
+        parked = seen.parked.get(head.ticket, Parked())
+        rows.append(
+            {
+                "ticket_id": _text(head.ticket),
+                "head": head.id.decode(errors="replace"),
+                "sent_ms": head.sent_ms,
+                "since_ms": now_ms - still_ms,
+                "behind": behind(head, parked.messages),
+                "behind_is_exact": parked.is_exact,
+                "attempts": attempts.starts,
+                "put_off": attempts.put_off,
+                **_told(head, seen.states, attempts, seen.rules.of(head.ticket)),
+            }
+        )
+        if len(rows) == most:
+            break
+    return rows
+
+
+def behind(head: Head, parked: int) -> int:
+    """How many messages wait behind the head, when ``parked`` of the ticket are pending under ``master``: of a ticket
+    that nobody has, those that its record names are among them, and of a halted one all of those but the head."""
+    if head.owner == HALTED:
+        return max(head.size - 1, parked)
+    if head.owner in (b"", RETURNED):
+        return max(head.size, parked) - 1
+    return head.size - 1 + parked
+
+
+def _told(head: Head, states: Mapping[str, str], attempts: Attempts, rule: Rule | None) -> dict[str, str]:
+    """State, consumer and one sentence. A ticket's own page explains the rest."""
+    if not head.owner:
+        if rule is not None and rule.action is Action.PAUSE:
+            return {"state": "paused", "consumer": "", "why": rule.told()}
+        return {
+            "state": "parked",
+            "consumer": "",
+            "why": "is parked: no consumer has it" + (f"; {rule.told()}" if rule is not None else ""),
+        }
+    if head.owner == HALTED:
+        return {"state": "halted", "consumer": "", "why": "halted by a dead letter; waits for a redrive or a drop"}
+    if head.owner == RETURNED:
+        return {"state": "returned", "consumer": "", "why": "given back at a drain; waits for a new owner"}
+    if head.owner == TAIL:
+        return {"state": "ending", "consumer": "", "why": "its tail goes to the dead letters"}
+    owner = head.owner.decode(errors="replace")
+    state = states.get(owner, "lost")
+    why = {
+        "live": "handed over and not done yet",
+        "paused": "its consumer was drained by an operator; it finishes what it has",
+        "draining": "its consumer drains",
+        "revoked": "its consumer did not answer; taken back when the lease ends",
+        "lost": "its consumer is lost; is taken back",
+    }
+    told = _tried(attempts) if attempts.starts and state in ("live", "paused") else why.get(state, state)
+    return {"state": "retrying" if attempts.starts else "stuck", "consumer": name_of(owner), "why": told}
+
+
+def _tried(attempts: Attempts) -> str:
+    if attempts.put_off:
+        return "asked to be called again later"
+    failed = attempts.failures + attempts.crashes
+    return f"failed {failed}x; is tried again" if failed else "its consumer was lost with it; is tried again"
+
+
+def _text(ticket: bytes) -> str:
+    try:
+        return ticket_text(ticket)
+    except UnicodeDecodeError:
+        return ticket.decode(errors="replace")

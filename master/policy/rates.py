@@ -1,0 +1,64 @@
+"""Rates and history from samples. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Sample(NamedTuple):
+    """What was counted at a moment. ``lag`` None: not known exactly. ``read``: entries that the group was ever given,
+    from Redis 7.0 on."""
+
+    time_ms: int
+    entries: int
+    lag: int | None
+    pending: int
+    read: int | None
+
+    @property
+    def sent(self) -> int | None:
+        """Entries ever added, or those that the stream holds: only differences count."""
+        return self.entries if self.read is None or self.lag is None else self.read + self.lag
+
+    @property
+    def done(self) -> int | None:
+        if self.read is not None:
+            return self.read - self.pending
+        return None if self.lag is None else self.entries - self.lag - self.pending
+
+
+def rates(samples: Sequence[Sample]) -> tuple[float | None, float | None]:
+    """(sent, done) per second over these samples; None where it cannot be told.
+
+    >>> rates([Sample(0, 100, 10, 5, None), Sample(2000, 300, 10, 5, None)])
+    (100.0, 100.0)
+    """
+    if len(samples) < 2:
+        return None, None
+    first, last = samples[0], samples[-1]
+    if (first.read is None, first.lag is None) != (last.read is None, last.lag is None):
+        return None, None  # one counts all that ever was, the other what is there
+    seconds = max(0.001, (last.time_ms - first.time_ms) / 1000)
+    return _per_second(first.sent, last.sent, seconds), _per_second(first.done, last.done, seconds)
+
+
+def is_still(samples: Sequence[Sample]) -> bool:
+    """Whether nothing came, moved or ended between the last two of these.
+
+    >>> still = Sample(0, 100, 0, 0, None)
+    >>> is_still([still]), is_still([still, still._replace(time_ms=2000)]), is_still([still, still._replace(pending=1)])
+    (False, True, False)
+    """
+    return len(samples) > 1 and samples[-1]._replace(time_ms=0) == samples[-2]._replace(time_ms=0)
+
+
+def _per_second(first: int | None, last: int | None, seconds: float) -> float | None:
+    """None too when it went back: the stream was trimmed or made anew."""
+    return None if first is None or last is None or last < first else round((last - first) / seconds, 1)
+
+
+def point(time_ms: int, sent: float | None, done: float | None, lag: int, oldest_ms: int | None) -> list[float | None]:
+    """A point of the history: milliseconds, sent/s, done/s, lag, age of the oldest unfinished message in s."""
+    age_s = 0.0 if oldest_ms is None else max(0.0, (time_ms - oldest_ms) / 1000)
+    return [time_ms, sent, done, lag, round(age_s, 1)]

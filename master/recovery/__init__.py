@@ -1,0 +1,3 @@
+"""Recover after a change of leader or the death of a consumer."""
+
+from __future__ import annotations

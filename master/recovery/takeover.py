@@ -1,0 +1,287 @@
+"""Adoption: what a new leader must know before it reads anything new; otherwise a ticket's second message may go out
+before its first.
+
+Memory starts empty. The tickets of living owners come from the index; what dead incarnations hold is taken back until
+their lists are empty; then all that is pending under ``master`` is taken in, in id order.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from usher.common.base.clock import now_s
+from usher.common.base.errors import GroupMissing
+from usher.common.base.log import event
+from usher.common.protocol.keys import HALTED, MASTER, Keys
+from usher.common.protocol.stream_id import ZERO, Span, before, rank
+from usher.common.redis.client import Link
+from usher.common.redis.replies import TicketStream
+from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.leader.validation import sort_out
+from usher.master.membership.registry import Member, read_roster
+from usher.master.policy.board.board import Board
+from usher.master.policy.board.plans import RETURNED, TAIL
+from usher.master.policy.group_loss import Held, Memory, reached, repeats, restart
+from usher.master.recovery.recoverer import PAGE
+
+log = logging.getLogger(__name__)
+
+_PAGE = 1000
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """The state a new epoch begins with. ``repeats_until``: after a group loss, the last id that the group is given a
+    second time. ``highest_pending``: it may be above ``last_delivered``."""
+
+    board: Board
+    members: dict[str, Member]
+    last_delivered: bytes
+    highest_pending: bytes
+    repeats_until: bytes | None
+    taken_back: int
+
+    def facts(self) -> dict[str, Any]:
+        """For the log."""
+        board = self.board
+        return {
+            "consumers": len(board.consumers),
+            "tickets": len(board.tickets),
+            "parked": board.parked,
+            "taken_back": self.taken_back,
+        }
+
+
+def adopt(
+    link: Link,
+    keys: Keys,
+    stream: TicketStream,
+    steps: LeaderSteps,
+    ticket_window: int,
+    memory: Memory,
+    made_progress: Callable[[], None],
+) -> Adopted:
+    """Read everything from Redis; ``memory`` of the time before only makes more exact what is told of a group that was
+    lost.
+
+    Raises Fenced, and what Link.call raises.
+    """
+    board = Board(ticket_window)
+    _ensure_group(stream, keys, steps, memory, made_progress)
+    span = stream.span() or Span(None, ZERO)
+    delivered = stream.last_delivered()
+    members = read_roster(link, keys)
+    for incarnation, member in members.items():
+        if member.alive:
+            registration = member.registration
+            board.join(incarnation, registration.name, registration.slots, registration.capacity, member.accepts)
+    held = Held(span)
+    # What the group has not been given, though the stream has had it, was lost with the group: it comes as new, unless
+    # it is gone.
+    dead = _load_index(stream, board, held, max(delivered, _below(span), key=rank), made_progress)
+    noted = stream.repeats_until()
+    repeats_until = repeats(noted, held.highest, delivered)
+    if repeats_until != noted:
+        steps.note_repeats(repeats_until)
+    living = set(board.consumers) - dead
+    for name, pending in stream.group_consumers():
+        # A name that no incarnation can have is not ours to end; what it holds is found by the idle sweep.
+        incarnation = name.decode(errors="replace")
+        if pending and name not in (MASTER, HALTED) and ":" in incarnation and incarnation not in living:
+            dead.add(incarnation)
+    taken_back = _take_back_all(dead, board, steps, made_progress)
+    _take_in_parked(board, steps, repeats_until, made_progress)
+    return Adopted(board, members, stream.last_delivered(), stream.highest_pending() or ZERO, repeats_until, taken_back)
+
+
+def _ensure_group(
+    stream: TicketStream, keys: Keys, steps: LeaderSteps, memory: Memory, made_progress: Callable[[], None]
+) -> None:
+    """Make the group if it is not there, where it was; what may repeat or is lost is said, in exact ids."""
+    try:
+        stream.group_facts()
+        return
+    except GroupMissing:
+        saved = stream.saved_position()
+        span = stream.span()
+        held = _look_at_index(stream, span, made_progress)
+        again = restart(
+            reached(saved, memory), span, saved is not None, held.lowest, (held.highest, stream.repeats_until())
+        )
+    if again.repeat:
+        steps.note_repeats(again.repeat[1])
+    stream.create_group(again.start)
+    if again.first_time:
+        event(log, "group_created", stream=keys.stream, group=keys.group)
+        return
+    event(
+        log,
+        "group_lost",
+        level=logging.ERROR,
+        stream=keys.stream,
+        group=keys.group,
+        restarted_at=again.start,
+        may_repeat=_told(again.repeat),
+        lost=_told(again.lost),
+    )
+
+
+def _look_at_index(stream: TicketStream, span: Span | None, made_progress: Callable[[], None]) -> Held:
+    held = Held(span)
+    for number, (_, record) in enumerate(stream.records()):
+        if number % _PAGE == 0:
+            made_progress()
+        if record is not None:
+            held.add(record.ids)
+    return held
+
+
+def _below(span: Span) -> bytes:
+    """What is up to here is gone from the stream."""
+    return before(span.first) if span.first is not None else span.last_generated
+
+
+def _told(ids: tuple[bytes, bytes] | None) -> str:
+    return f"{ids[0].decode()}..{ids[1].decode()}" if ids else "nothing"
+
+
+def _load_index(
+    stream: TicketStream, board: Board, held: Held, read_up_to: bytes, made_progress: Callable[[], None]
+) -> set[str]:
+    """Put every record on the board; nothing that comes as new is up to ``read_up_to``. Returns owners that do not
+    live."""
+    dead = set()
+    now, last_read = now_s(), rank(read_up_to)
+    for number, (ticket, record) in enumerate(stream.records()):
+        if number % _PAGE == 0:
+            made_progress()
+        if record is None:
+            event(log, "record_unreadable", level=logging.ERROR, ticket=ticket)
+            board.halt(ticket, now)
+            continue
+        ids = record.ids
+        held.add(ids)
+        if record.owner == RETURNED:
+            # What comes as new is not parked under ``master``. What is neither is found to be over when it is handed
+            # over.
+            ids = [entry_id for entry_id in ids if rank(entry_id) <= last_read]
+        owner = board.set_record(ticket, record.owner, record.fence, ids, now)
+        if owner is not None:
+            dead.add(owner)
+    return dead
+
+
+def _take_back_all(dead: set[str], board: Board, steps: LeaderSteps, made_progress: Callable[[], None]) -> int:
+    """Bring all that dead incarnations hold to ``master``; the pages are not looked at, because all of ``master`` is
+    read afterwards."""
+    taken_back = 0
+    for incarnation in sorted(dead):
+        while True:
+            page = steps.take_back(incarnation, PAGE)
+            taken_back += page.size
+            made_progress()
+            if page.alive:
+                _keep(incarnation, board)
+                break
+            if not page.size and _is_freed(incarnation, board, steps):
+                break
+    return taken_back
+
+
+def _is_freed(incarnation: str, board: Board, steps: LeaderSteps) -> bool:
+    """Its list was empty: so are its tickets now. False when it is not over with it, and its list must be looked at
+    again."""
+    consumer = board.consumers.get(incarnation)
+    if consumer is None:
+        return True
+    freed = steps.free_tickets(incarnation, list(consumer.tickets))
+    if freed is None:
+        return False
+    # Nobody else acts in our epoch, but a drain that ended just now may have given tickets back: those are read again.
+    for ticket in board.recovered(incarnation, freed.others):
+        board.clear_record(ticket)
+    return True
+
+
+def _keep(incarnation: str, board: Board) -> None:
+    """Its lease lives, but it is not on the roster (somebody deleted its registration): its tickets stay with it, and
+    it gets no others. With every new roster the dispatcher looks again, until the lease has ended."""
+    event(log, "unregistered_consumer", level=logging.WARNING, consumer=incarnation)
+    if incarnation in board.consumers:
+        board.keep(incarnation)
+
+
+def _take_in_parked(
+    board: Board, steps: LeaderSteps, repeats_until: bytes | None, made_progress: Callable[[], None]
+) -> None:
+    after: bytes | None = None
+    again = -1 if repeats_until is None else rank(repeats_until)
+    while True:
+        page = steps.read_parked(after, _PAGE)
+        usable, rejected = sort_out(page.found, steps.spread)
+        known, unknown = [], []
+        for entry_id, ticket in usable:
+            if rank(entry_id) <= again or board.runs(ticket, entry_id):
+                known.append((ticket, entry_id))
+            else:
+                unknown.append((entry_id, ticket))
+        board.take_in(unknown)
+        if known:
+            rejoin(known, board, steps)
+        if rejected:
+            steps.reject(rejected)
+        made_progress()
+        if page.last is None:
+            return
+        after = page.last
+
+
+def rejoin(known: list[tuple[bytes, bytes]], board: Board, steps: LeaderSteps) -> None:
+    """(ticket, id) of entries under ``master`` that the group was given before it was lost and made again. What an
+    owner has in processing, as index and inbox say, goes back to it, and what is below that was done before and is
+    over. All else is planned like anything under ``master``: of a ticket that nobody has, everything from there on runs
+    again, in order and under a new fence.
+
+    Only what was lost with the group is known to repeat. When somebody sets a group back by hand (XGROUP SETID),
+    repeats of a ticket that is in processing are handed to its owner like late ones: they run behind what runs there,
+    under the same fence. And an entry that somebody had taken out of its ticket's order by hand, and that was not done
+    when the group was lost, counts as done: only the lost pending list knew."""
+    rejoined = steps.rejoin(known)
+    over = set(rejoined.over)
+    count = len(known) - len(over) - len(rejoined.done)
+    if count or rejoined.done:
+        event(
+            log,
+            "entries_rejoined",
+            level=logging.WARNING,
+            count=count,
+            done_before=len(rejoined.done),
+            repeated=len(over),
+        )
+    board.take_in((entry_id, ticket) for ticket, entry_id in known if entry_id in over)
+
+
+def sort_again(
+    again: Sequence[tuple[bytes, bytes]], board: Board, stream: TicketStream
+) -> tuple[list[tuple[bytes, bytes]], list[tuple[bytes, bytes]]]:
+    """Sort (id, ticket) that the group is given again because somebody has set it back: first (ticket, id) of those
+    that are in processing, then (id, ticket) of the others. Memory alone cannot tell: a late report of the first time
+    may have freed them there, so the index is asked too. What is in processing must not be handed over again: it would
+    be in its ticket's record twice, and its owner, who has it, would pass it over."""
+    if not again:
+        return [], []
+    tickets = list(dict.fromkeys(ticket for _, ticket in again))
+    named = {
+        (ticket, entry_id)
+        for ticket, record in zip(tickets, stream.records_of(tickets), strict=True)
+        if record is not None and record.owner not in (HALTED, RETURNED, TAIL)
+        for entry_id in record.ids
+    }
+    held = [
+        (ticket, entry_id) for entry_id, ticket in again if board.has(ticket, entry_id) or (ticket, entry_id) in named
+    ]
+    is_held = set(held)
+    return held, [(entry_id, ticket) for entry_id, ticket in again if (ticket, entry_id) not in is_held]

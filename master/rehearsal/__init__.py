@@ -1,0 +1,3 @@
+"""`usher rehearse`: try a handler on messages that are there; nothing comes of it."""
+
+from __future__ import annotations

@@ -1,0 +1,273 @@
+"""Finds messages that can be rehearsed: dead letters, and entries that are still in the stream. It only reads.
+
+What is looked through for one ticket is looked through in Redis, newest first, a bounded page at a time, and not for
+ever; who asked hears how far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from usher.common.base.clock import now_s
+from usher.common.protocol.attempts import NEVER, Attempts, decode
+from usher.common.protocol.keys import HALTED, MASTER, Keys
+from usher.common.protocol.message import first_value, ticket_text, unkeyed_ticket
+from usher.common.protocol.registration import name_of
+from usher.common.protocol.run_log import DONE as RAN_WELL
+from usher.common.protocol.run_log import STALE, Run
+from usher.common.protocol.run_log import decode as decode_runs
+from usher.common.protocol.stream_id import rank
+from usher.common.redis.client import Arg, Link
+from usher.common.redis.replies import Record, group_of, parse_record
+from usher.common.redis.scripts import ScriptRunner
+from usher.master.operations.dead_letters import DeadLetters
+from usher.master.policy.letters import DeadLetter, LetterFilter, parse_letter
+from usher.master.rehearsal.selection import (
+    DONE,
+    ENDED,
+    HALT,
+    HELD,
+    UNKNOWN,
+    WAITING,
+    Before,
+    Candidate,
+    in_order,
+    of_letter,
+    unfit_of,
+)
+
+#: One call looks at so many entries, or records of executions: a millisecond or so of Redis.
+_ENTRIES_AT_ONCE, _RUNS_AT_ONCE = 1_000, 50
+#: Longest that one stream is looked through for a ticket; the run log; and the dead letters for that of one message.
+_SEARCH_S, _RUNS_S, _LETTER_S = 60.0, 5.0, 2.0
+
+
+class Named(NamedTuple):
+    """What was found of what somebody named, and the ids of which there is nothing."""
+
+    found: list[Candidate]
+    missing: list[bytes]
+
+
+class _Known(NamedTuple):
+    """What Redis knows of entries: how far the group was given the stream, and for each entry its attempts, owner and
+    ticket's record."""
+
+    delivered: bytes | None
+    attempts: dict[bytes, Attempts]
+    owners: dict[bytes, bytes]
+    records: dict[bytes, Record]
+
+
+class Candidates:
+    """``on_page`` is told what is looked through and how much of it has been, and may raise. For one thread."""
+
+    def __init__(self, link: Link, keys: Keys, ticket_field: str, on_page: Callable[[str, int], None]) -> None:
+        self._link = link
+        self._keys = keys
+        self._field = ticket_field
+        self._scripts = ScriptRunner(link)
+        self._letters = DeadLetters(link, keys)
+        self._on_page = on_page
+        #: What was not looked through, as sentences.
+        self.notes: list[str] = []
+
+    def letters(self, ids: Sequence[bytes]) -> Named:
+        """The letters with these ids, or of the messages with these ids."""
+        found, missing = [], []
+        for letter_id, letter in zip(ids, self._heads(ids), strict=True):
+            for one in [letter] if letter is not None else self._letters.where("id", letter_id, 1, _LETTER_S).letters:
+                found.append(_of_letter(one))
+                break
+            else:
+                missing.append(letter_id)
+        return Named(found, missing)
+
+    def matching(self, wanted: LetterFilter, most: int) -> list[Candidate]:
+        """The newest letters that a filter lets through."""
+        found: list[DeadLetter] = []
+        below: bytes | None = None
+        while len(found) < most:
+            some, below = self._letters.newest(wanted, below, most - len(found), 0.2)
+            found += some
+            self._on_page("dead letters found", len(found))
+            if below is None:
+                break
+        return in_order(map(_of_letter, found))
+
+    def messages(self, ids: Sequence[bytes]) -> Named:
+        """The entries of the stream with these ids; those that became dead letters say so."""
+        entries, missing = [], []
+        for entry_id in ids:
+            flat = self._entry(entry_id)
+            if flat is None:
+                missing.append(entry_id)
+            else:
+                entries.append((entry_id, first_value(flat, self._field.encode())))
+        found = self._of_entries(entries)
+        return Named(
+            [self._with_letter(one) if one.before.state in (ENDED, HALT, UNKNOWN) else one for one in found], missing
+        )
+
+    def of_ticket(self, ticket: bytes, most: int) -> list[Candidate]:
+        """The newest messages of a ticket, in the order of the stream: its entries, and its dead letters."""
+        ids = self._search("entries looked at", self._keys.stream, self._field, ticket, most)
+        letter_ids = self._search("dead letters looked at", self._keys.dead, "usher-ticket", ticket, most)
+        letters = [_of_letter(letter) for letter in self._heads(letter_ids) if letter is not None]
+        dead = {one.message_id for one in letters}
+        return in_order([*letters, *self._of_entries([(one, ticket) for one in ids if one not in dead])], most)
+
+    def body(self, one: Candidate) -> list[bytes] | None:
+        """The message's fields; None when nobody has all of them (any more)."""
+        if one.letter is None:
+            return self._entry(one.message_id)
+        found = self._letters.get(one.letter.id)
+        if found is None:
+            return None
+        letter, fields = found
+        return fields if fields and not letter.cut else self._entry(one.message_id)
+
+    # ---- letters -------------------------------------------------------------------------------------------------------------
+
+    def _heads(self, ids: Sequence[bytes]) -> list[DeadLetter | None]:
+        rows = self._scripts.run_each("read_letters", (self._keys.dead,), [(one, one, 1, "") for one in ids])
+        return [parse_letter(*row[0]) if row else None for row in rows]
+
+    def _with_letter(self, one: Candidate) -> Candidate:
+        letters = self._letters.where("id", one.message_id, 1, _LETTER_S).letters
+        return _of_letter(letters[0]) if letters else one
+
+    # ---- entries -------------------------------------------------------------------------------------------------------------
+
+    def _entry(self, entry_id: bytes) -> list[bytes] | None:
+        found = self._link.call("XRANGE", self._keys.stream, entry_id, entry_id)
+        return found[0][1] if found else None
+
+    def _search(self, what: str, key: str, field: str, value: bytes, most: int) -> list[bytes]:
+        """Ids of the newest ``most`` entries of a stream whose ``field`` is ``value``."""
+        found: list[bytes] = []
+        start, looked_at, ends_s = "+", 0, now_s() + _SEARCH_S
+        while True:
+            count, last, some = self._scripts.run("find_entries", (key,), (field, value, start, _ENTRIES_AT_ONCE))
+            found += some
+            looked_at += count
+            self._on_page(what, looked_at)
+            if count < _ENTRIES_AT_ONCE or len(found) >= most:
+                return found[:most]
+            start = f"({last.decode()}"
+            if now_s() > ends_s:
+                self.notes.append(
+                    f"{key} was looked through from its end down to {last.decode()}, which took {_SEARCH_S:g} s; not"
+                    " what is older"
+                )
+                return found
+
+    def _of_entries(self, entries: Sequence[tuple[bytes, bytes | None]]) -> list[Candidate]:
+        """(id, ticket id as it is in the entry) as candidates."""
+        if not entries:
+            return []
+        named = [(one, unkeyed_ticket(one) if ticket is None else ticket, unfit_of(ticket)) for one, ticket in entries]
+        known = self._known([one for one, _, _ in named], list(dict.fromkeys(ticket for _, ticket, _ in named)))
+        over = [(one, ticket) for one, ticket, unfit in named if not unfit and _state(one, known) is None]
+        runs = self._runs_of(over)
+        made = []
+        for one, ticket, unfit in named:
+            record = known.records.get(ticket)
+            fence = record.fence if record is not None and one in record.ids else runs[one].fence if one in runs else 0
+            before = _state(one, known) or _how_it_ended(runs.get(one))
+            made.append(Candidate(one, ticket, before, None, fence, known.attempts.get(one, NEVER), unfit))
+        return made
+
+    def _known(self, ids: list[bytes], tickets: list[bytes]) -> _Known:
+        keys = self._keys
+        stored: list[tuple[Arg, ...]] = [
+            ("XINFO", "GROUPS", keys.stream),
+            ("HMGET", keys.attempts, *ids),
+            ("HMGET", keys.tickets, *tickets),
+        ]
+        groups, attempts, values, *pending = self._link.pipeline(
+            [*stored, *(("XPENDING", keys.stream, keys.group, one, one, 1) for one in ids)]
+        )
+        for reply in (attempts, values):
+            if isinstance(reply, Exception):
+                raise reply
+        return _Known(
+            _delivered(groups, keys.group),
+            {one: decode(value) for one, value in zip(ids, attempts, strict=True) if value is not None},
+            {
+                one: rows[0][1]
+                for one, rows in zip(ids, pending, strict=True)
+                if not isinstance(rows, Exception) and rows
+            },
+            {
+                ticket: record
+                for ticket, value in zip(tickets, values, strict=True)
+                if (record := _record(value)) is not None
+            },
+        )
+
+    def _runs_of(self, entries: Iterable[tuple[bytes, bytes]]) -> dict[bytes, Run]:
+        """The last run of each of these (id, ticket), as far as the run log is looked through in time."""
+        found: dict[bytes, Run] = {}
+        missing: dict[str, set[bytes]] = {}
+        for one, ticket in entries:
+            missing.setdefault(ticket_text(ticket) or one.decode(), set()).add(one)
+        looked_at, ends_s = 0, now_s() + _RUNS_S
+        for text, ids in missing.items():
+            start = "+"
+            while not ids <= found.keys():
+                count, last, records = self._scripts.run(
+                    "find_runs", (self._keys.runs,), (orjson.dumps(text), start, _RUNS_AT_ONCE)
+                )
+                for run in (run for record in records for run in reversed(list(decode_runs(record)))):
+                    if run.id.encode() in ids and run.outcome != STALE:  # that was not the last word
+                        found.setdefault(run.id.encode(), run)
+                looked_at += count
+                self._on_page("records of executions looked at", looked_at)
+                if count < _RUNS_AT_ONCE or now_s() > ends_s:
+                    break
+                start = f"({last.decode()}"
+        return found
+
+
+def _of_letter(letter: DeadLetter) -> Candidate:
+    return of_letter(letter, letter.ticket or unkeyed_ticket(letter.message_id))
+
+
+def _state(entry_id: bytes, known: _Known) -> Before | None:
+    """Of an entry that is not over; None: it is."""
+    owner = known.owners.get(entry_id)
+    if owner == HALTED:
+        return Before(HALT, "halted: its ticket waits for an operator")
+    if owner == MASTER:
+        return Before(WAITING, "read, and not handed over")
+    if owner is not None:
+        return Before(HELD, f"in processing by {name_of(owner.decode(errors='replace'))}")
+    if known.delivered is None or rank(entry_id) > rank(known.delivered):
+        return Before(WAITING, "not read yet")
+    return None
+
+
+def _how_it_ended(run: Run | None) -> Before:
+    if run is None:
+        return Before(UNKNOWN, "over; the run log does not tell how")
+    return (
+        Before(DONE)
+        if run.outcome == RAN_WELL
+        else Before(ENDED, f"over; {run.outcome.replace('_', ' ')} at its last start")
+    )
+
+
+def _delivered(reply: Any, group: str) -> bytes | None:
+    facts = group_of(reply, group)
+    return None if facts is None else facts[b"last-delivered-id"]
+
+
+def _record(value: bytes | None) -> Record | None:
+    try:
+        return None if value is None else parse_record(value)
+    except ValueError:
+        return None

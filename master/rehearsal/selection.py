@@ -1,0 +1,155 @@
+"""What is rehearsed, what became of it before, and what follows from how it went. Pure: values in, words out."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from usher.common.base.errors import MessageUndecodable
+from usher.common.protocol.attempts import NEVER, Attempts
+from usher.common.protocol.message import check_ticket
+from usher.common.protocol.stream_id import is_id, rank
+from usher.common.rehearsal.values import Ended, Piece
+from usher.master.policy.letters import PARK, DeadLetter
+
+#: Reasons of letters whose message no handler has ever been given, and would not be given if it were redriven.
+_FOR_NOBODY = frozenset({"no_ticket_id", "empty_ticket_id", "ticket_id_too_long", "ticket_id_not_utf8"})
+_NOBODY = "no handler is ever given it ({})"
+DEAD, DONE, HELD, HALT, WAITING, ENDED, UNKNOWN = (
+    "dead_letter",
+    "done",
+    "in_processing",
+    "halted",
+    "waiting",
+    "ended",
+    "unknown",
+)
+
+
+class Before(NamedTuple):
+    """What became of a message until now. ``state``: one of the words above; ``told``: more of it, for people."""
+
+    state: str
+    told: str = ""
+
+    def text(self) -> str:
+        """In a few words.
+
+        >>> Before(DONE).text(), Before(DEAD, "gave up: it is broken").text()
+        ('done', 'gave up: it is broken')
+        """
+        return self.told or self.state.replace("_", " ")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A message that can be rehearsed, without its body. ``fence``: the highest one that is known of it, else 0;
+    ``known``: its attempts, as a next start would find them; ``unfit``: why no handler can be given it, or ""."""
+
+    message_id: bytes
+    ticket: bytes
+    before: Before
+    letter: DeadLetter | None = None
+    fence: int = 0
+    known: Attempts = NEVER
+    unfit: str = ""
+
+    @property
+    def id(self) -> str:
+        """What commands call it by: the id of its letter, if it has one."""
+        return (self.letter.id if self.letter is not None else self.message_id).decode(errors="replace")
+
+    @property
+    def place(self) -> int:
+        """Where it stands in the order of the stream; the letter of something that never was an entry where the letter
+        stands."""
+        own = self.message_id.decode(errors="replace")
+        return rank(self.message_id) if is_id(own) or self.letter is None else rank(self.letter.id)
+
+    def piece(self, flat: Sequence[bytes]) -> Piece:
+        """What the handler's process is given."""
+        return Piece(self.ticket, self.message_id, self.fence, (*self.known,), tuple(flat))
+
+
+def of_letter(letter: DeadLetter, ticket: bytes) -> Candidate:
+    """The message of a dead letter. It would be redriven with attempts that begin anew."""
+    reason = letter.reason.replace("_", " ")
+    why = f"{reason}: {letter.error}" if letter.error else reason
+    before = Before(DEAD, f"{why} (halted)" if letter.policy == PARK else why)
+    unfit = _NOBODY.format(letter.reason) if letter.reason in _FOR_NOBODY else unfit_of(letter.ticket or None)
+    return Candidate(letter.message_id, ticket, before, letter, letter.fence, NEVER, unfit)
+
+
+def unfit_of(ticket: bytes | None) -> str:
+    """Why no handler can be given a message of this ticket, or "". Without any (None) one can be, with
+    USHER_UNKEYED=spread."""
+    if ticket is None:
+        return ""
+    try:
+        check_ticket(ticket)
+    except MessageUndecodable as why:
+        return _NOBODY.format(why.reason)
+    return ""
+
+
+def in_order(candidates: Iterable[Candidate], most: int | None = None) -> list[Candidate]:
+    """In the order of the stream, each message once (its letter says more than its entry), the newest ``most``."""
+    found: dict[bytes, Candidate] = {}
+    for one in candidates:
+        if one.message_id not in found or found[one.message_id].letter is None:
+            found[one.message_id] = one
+    ordered = sorted(found.values(), key=lambda one: one.place)
+    return ordered if most is None else ordered[-most:]
+
+
+class Rehearsed(NamedTuple):
+    """A message, and how the call with it ended."""
+
+    candidate: Candidate
+    now: Ended
+
+    def document(self) -> dict[str, Any]:
+        """For programs. What is not UTF-8 is shown, not kept."""
+        one = self.candidate
+        return {
+            "letter_id": None if one.letter is None else one.letter.id.decode(errors="replace"),
+            "message_id": one.message_id.decode(errors="replace"),
+            "ticket_id": _shown(one.ticket),
+            "fence": one.fence,
+            "attempt": one.known.starts + 1,
+            "before": {"state": one.before.state, "told": one.before.text()}
+            | ({"reason": one.letter.reason, "error": one.letter.error} if one.letter is not None else {}),
+            "now": self.now.document(),
+            "taken": self.now.is_taken,
+        }
+
+    def row(self) -> tuple[str, str, str, str, str, str]:
+        """For people: kind, id, ticket, before, now, seconds."""
+        one, now = self.candidate, self.now
+        kind = "message" if one.letter is None else "letter"
+        return kind, one.id, _shown(one.ticket), one.before.text()[:80], now.told()[:160], f"{now.seconds:.3f}"
+
+
+def _shown(ticket: bytes) -> str:
+    return "" if ticket.startswith(b"\xff") else ticket.decode(errors="replace")
+
+
+def redrive_command(done: Sequence[Rehearsed], given: Mapping[str, str | None]) -> str | None:
+    """The command line that redrives the letters that are taken now; None without any. ``given``: the flags with which
+    Usher was found.
+
+    >>> redrive_command([], {}) is None
+    True
+    """
+    ids = [one.candidate.letter.id.decode() for one in done if one.now.is_taken and one.candidate.letter is not None]
+    flags = [
+        word for field, value in given.items() if value is not None for word in (f"--{field.replace('_', '-')}", value)
+    ]
+    return shlex.join(["usher", "dead", "redrive", *ids, *flags]) if ids else None
+
+
+def exit_code(done: Sequence[Rehearsed]) -> int:
+    """0: all were taken, 1: some were not."""
+    return 0 if all(one.now.is_taken for one in done) else 1

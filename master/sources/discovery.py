@@ -1,0 +1,156 @@
+"""Which sources there are, and which have news: what a master tells its gatherer.
+
+``SourceWatch`` listens (master/sources/change_listeners.py): a stream that matches a pattern is a source from its first
+entry on. ``Discovery`` scans for what was there before, at the start, when something may have been missed, and from
+time to time; and for what is not there any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+from usher.common.base.clock import now_s
+from usher.common.base.log import event
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.sources import Sources
+from usher.common.redis.client import Link
+from usher.common.redis.tracking import TrackingRefused
+from usher.common.runtime.service import Service
+from usher.master.sources.change_listeners import Ear
+from usher.master.sources.gatherer import Gatherer
+
+log = logging.getLogger(__name__)
+
+_SCAN_COUNT = 1000
+#: What a sweep found without its having been said must be said so soon, or it counts as lost; and so many lost ones
+#: show that something in between does not tell (as in common/router/change_driven.py).
+_SAID_WITHIN_S, _MOST_UNSAID = 1.0, 3
+
+
+class SourceWatch(Service):
+    """Tells the gatherer what changes. ``make_poll_ear`` is for a server that does not say it."""
+
+    name = "watch"
+
+    def __init__(
+        self, ear: Ear, make_poll_ear: Callable[[], Ear], sources: Sources, gatherer: Gatherer, scan: Callable[[], None]
+    ) -> None:
+        super().__init__()
+        self._ear = ear
+        self._make_poll_ear = make_poll_ear
+        self._sources = sources
+        self._gatherer = gatherer
+        self._scan = scan
+        self.mode = "change-driven"
+        self._unsaid: dict[bytes, float] = {}  # source -> when a sweep found it; set by the gatherer's thread
+        self._lost: Counter[bytes] = Counter()  # how often each source was not said
+        gatherer.on_unsaid = self._found_unsaid
+
+    def _found_unsaid(self, sources: list[bytes]) -> None:
+        for source in sources:
+            self._unsaid.setdefault(source, now_s())
+
+    def run_once(self) -> float:
+        try:
+            changed = self._ear.listen()
+            if changed is None:
+                self._gatherer.look_at_all()
+            else:  # before the verdict: from here on no sweep takes these for unsaid, and what one did before is forgiven by it
+                self._gatherer.changed([key for key in changed if self._sources.takes(key)])
+            self._judge(changed)
+        except TrackingRefused as refused:
+            if not self.stopping:
+                event(log, "sources_polled", level=logging.WARNING, why=str(refused))
+                self._ear.close()
+                self._ear, self.mode = self._make_poll_ear(), "polling"
+            return 0.0
+        if changed is None:
+            self._scan()
+        return 0.0
+
+    def _judge(self, changed: list[bytes] | None) -> None:
+        """Are we told of changes? Raises TrackingRefused when too many were not. After a new connection, that is asked
+        anew."""
+        if changed is None or self.mode == "polling":
+            self._unsaid.clear()
+            self._lost.clear()
+            return
+        for source in changed:
+            self._unsaid.pop(source, None)
+            self._lost.pop(
+                source, None
+            )  # we are told of it: what came too late, or was moved by another one, is no loss
+        late = [source for source, found_s in list(self._unsaid.items()) if now_s() - found_s > _SAID_WITHIN_S]
+        for source in late:
+            self._unsaid.pop(source, None)
+        self._lost.update(late)
+        if self._lost.total() >= _MOST_UNSAID:
+            raise TrackingRefused(f"{self._lost.total()} changes were not announced")
+
+    def interrupt(self) -> None:
+        self._ear.interrupt()
+
+    def on_end(self) -> None:
+        self._ear.close()
+
+
+class Discovery(Service):
+    """Finds streams that match the patterns. With names alone there is nothing to find, and it is not started."""
+
+    name = "discover"
+
+    def __init__(self, link: Link, keys: Keys, sources: Sources, gatherer: Gatherer, every_s: float) -> None:
+        super().__init__()
+        self._link = link
+        self._gathered = keys.gathered
+        self._sources = sources
+        self._gatherer = gatherer
+        self._every_s = every_s
+        self._due_s = 0.0
+        self._asked = threading.Event()
+
+    def scan_now(self) -> None:
+        """Something may have been missed."""
+        self._asked.set()
+        self.wake()
+
+    def run_once(self) -> float:
+        if self._asked.is_set() or now_s() >= self._due_s:
+            self._asked.clear()  # who asks from here on wants another scan
+            self._due_s = 0.0  # one that fails is made again
+            self._gatherer.doubt()
+            fresh = sum(map(self._scan, self._sources.patterns))
+            self._recall()
+            if not self.stopping:
+                self._gatherer.forget_doubted()
+            self._due_s = now_s() + self._every_s
+            if fresh:
+                event(log, "sources_found", count=fresh)
+        return 0.0 if self._asked.is_set() else max(0.0, min(self._due_s - now_s(), self.stalls_after_s / 3))
+
+    def _scan(self, pattern: str) -> int:
+        cursor, fresh = b"0", 0
+        while not self.stopping:
+            cursor, keys = self._link.call("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT, "TYPE", "stream")
+            fresh += self._gatherer.found(key for key in keys if self._sources.takes(key))
+            self.made_progress()
+            if cursor == b"0":
+                break
+        return fresh
+
+    def _recall(self) -> None:
+        """What was gathered once is looked at too: a stream that was deleted while nobody gathered is forgotten by that
+        (lua/sources/gather.lua)."""
+        cursor = b"0"
+        while not self.stopping:
+            cursor, flat = self._link.call("HSCAN", self._gathered, cursor, "COUNT", _SCAN_COUNT)
+            self._gatherer.found(key for key in flat[::2] if key and self._sources.takes(key))  # "" is gather.lua's own
+            self.made_progress()
+            if cursor == b"0":
+                break
+
+    def on_end(self) -> None:
+        self._link.close()

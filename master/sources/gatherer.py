@@ -1,0 +1,273 @@
+"""Gatherer: moves what is new in the sources of our shards into the work stream, turn by turn (policy/rounds.py,
+lua/sources/gather.lua).
+
+Each call is one atomic step that leaves each source's group where the moved entries end. So a call whose reply was lost
+is simply made again, two masters that believe to have the same shard break nothing, and a master that dies in the
+middle leaves nothing half done.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+from usher.common.base.clock import now_s
+from usher.common.base.log import event
+from usher.common.protocol.keys import Keys, LogKeys
+from usher.common.protocol.message import LONGEST_TICKET
+from usher.common.protocol.sources import Sources, shards_of
+from usher.common.redis.client import Arg, CommandRefused, Link
+from usher.common.redis.scripts import ScriptRunner
+from usher.common.runtime.service import Service
+from usher.master.policy.fair_queue import Outcome, Rounds, Told, Turn, is_trouble
+
+log = logging.getLogger(__name__)
+
+#: How often everything is looked at although nobody said anything.
+_SWEEP_S = 30.0
+#: Pauses while the work stream is full and its group does not move. Each is about as long as it stood still already, so
+#: when it goes on, and nothing says so, that lasts twice as long at most.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 1.5
+#: The work stream takes this many times what the leader reads at once: one part is read while the next one comes.
+_BATCHES_AHEAD = 2
+_CUT = "cut "
+_MADE = "made "
+
+
+@dataclass(frozen=True)
+class GatherPlan:
+    """How entries are moved: ``batch`` is what the leader reads at once."""
+
+    ticket_field: str
+    scope: str
+    batch: int
+
+
+class Gatherer(Service):
+    """Owner of the rounds. What others tell it comes through ``found``, ``doubt``, ``changed``, ``hold``; any thread
+    may call these."""
+
+    name = "gather"
+
+    def __init__(self, link: Link, keys: Keys, holder: str, sources: Sources, plan: GatherPlan) -> None:
+        super().__init__()
+        self._link = link
+        self._scripts = ScriptRunner(link)
+        self._keys = keys
+        self._holder = holder
+        self._sources = sources
+        self._plan = plan
+        self._lock = threading.Lock()
+        self._rounds = Rounds(_BATCHES_AHEAD * plan.batch)  # guarded by self._lock
+        self._listed = frozenset(name.encode() for name in sources.names)
+        self._rounds.found(self._listed)
+        self._swept_s = now_s()
+        self._pause_s = 0.0
+        self._given = b""
+        self.on_unsaid: Callable[[list[bytes]], None] = lambda sources: (
+            None
+        )  # a sweep found news of which nobody had said anything
+        self.moved = 0
+
+    # ---- from other threads --------------------------------------------------------------------------------------------------
+
+    def found(self, sources: Iterable[bytes]) -> int:
+        """These streams are there. Returns how many of them were not known."""
+        with self._lock:
+            fresh = self._rounds.found(sources)
+        if fresh:
+            self.wake()
+        return fresh
+
+    def doubt(self) -> None:
+        """All streams that are there will now be found; then comes ``forget_doubted``."""
+        with self._lock:
+            self._rounds.doubt(self._listed)
+
+    def forget_doubted(self) -> None:
+        """What was not found is not there any more."""
+        with self._lock:
+            self._rounds.forget_doubted()
+
+    def changed(self, sources: Collection[bytes]) -> None:
+        """Redis says that these have changed."""
+        if sources:
+            with self._lock:
+                self._rounds.changed(sources)
+            self.wake()
+
+    def look_at_all(self) -> None:
+        """Anything may have changed."""
+        with self._lock:
+            self._rounds.look_at_all()
+        self.wake()
+
+    def hold(self, shards: frozenset[int]) -> None:
+        """These shards are ours."""
+        with self._lock:
+            has_more = self._rounds.hold(shards)
+        if has_more:
+            self.wake()
+
+    def mine(self) -> list[bytes]:
+        """The sources of our shards."""
+        with self._lock:
+            return self._rounds.mine
+
+    def seen(self) -> tuple[int, list[tuple[bytes, Told]]]:
+        """The number of sources that it knows, and troubles by source."""
+        with self._lock:
+            return self._rounds.known, list(self._rounds.troubles.items())
+
+    def holds(self, source: bytes) -> bool:
+        """Whether it is a source of our shards."""
+        with self._lock:
+            return self._rounds.holds(source)
+
+    def grown(self) -> list[bytes]:
+        """Those of our shards that have more to cut, maybe, than when this was asked last."""
+        with self._lock:
+            return self._rounds.grown()
+
+    # ---- the turn ------------------------------------------------------------------------------------------------------------
+
+    def run_once(self) -> float:
+        with self._lock:
+            if now_s() - self._swept_s >= _SWEEP_S:
+                self._swept_s = now_s()
+                self._rounds.sweep()
+            turn = self._rounds.take()
+        if turn is None:
+            return self.stalls_after_s / 3
+        try:
+            is_full, given, told = self._gather(turn)
+        except BaseException:
+            with self._lock:
+                self._rounds.again(turn)
+            raise
+        with self._lock:
+            news = self._news(turn, told)
+            unsaid = self._rounds.answered(turn, told, self._listed)
+            if unsaid:
+                self.on_unsaid(unsaid)  # here, so that after look_at_all() nothing of before it is told any more
+        self._say(news)
+        self.moved += sum(one.moved for one in told)
+        return self._next_pause_s(is_full, given)
+
+    def _gather(self, turn: Turn) -> tuple[bool, bytes, list[Told]]:
+        """One source that Redis refuses (ACL, another slot) refuses the whole call: it is made again in halves, until
+        that one is alone."""
+        try:
+            return self._call(turn)
+        except CommandRefused as refused:
+            if len(turn.sources) == 1:
+                is_full, given, _ = self._call(
+                    Turn((), turn.quantum)
+                )  # without any it is our own keys that are refused
+                return is_full, given, [Told(Outcome.REFUSED, 0, str(refused))]
+        half = len(turn.sources) // 2
+        _, _, first = self._gather(Turn(turn.sources[:half], turn.quantum))
+        is_full, given, second = self._gather(Turn(turn.sources[half:], turn.quantum))
+        return is_full, given, first + second
+
+    def _call(self, turn: Turn) -> tuple[bool, bytes, list[Told]]:
+        keys, plan = self._keys, self._plan
+        groups = (LogKeys(source.decode()).groups for source in turn.sources)
+        script_keys: tuple[str | bytes, ...] = (
+            keys.stream,
+            keys.shares,
+            keys.gathered,
+            keys.dead,
+            *turn.sources,
+            *groups,
+        )
+        most = _BATCHES_AHEAD * plan.batch
+        of_all: tuple[Arg, ...] = (
+            keys.group,
+            self._holder,
+            plan.ticket_field,
+            LONGEST_TICKET,
+            plan.scope,
+            most,
+            turn.quantum,
+        )
+        is_full, given, *flat = self._scripts.run("gather", script_keys, (*of_all, *shards_of(turn.sources)))
+        told = [
+            Told(Outcome(flat[at].decode()), flat[at + 1], flat[at + 2].decode(errors="replace"))
+            for at in range(0, len(flat), 3)
+        ]
+        return bool(is_full), given, told
+
+    def _next_pause_s(self, is_full: bool, given: bytes) -> float:
+        """A full work stream is asked again and again while its group moves, and more and more rarely when it stands
+        still."""
+        is_still, self._given = given == self._given, given
+        if not is_full:
+            self._pause_s = 0.0
+        elif is_still:
+            self._pause_s = min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * self._pause_s))
+        else:
+            self._pause_s = _FIRST_PAUSE_S
+        if self._pause_s:
+            self._stop.wait(self._pause_s)  # and not in Service's wait: what changes meanwhile must not cut it short
+        return 0.0
+
+    # ---- what people are told --------------------------------------------------------------------------------------------------
+
+    def _news(self, turn: Turn, told: list[Told]) -> list[tuple[bytes, Told]]:
+        """What was not said before."""
+        known = self._rounds.troubles
+        return [
+            (source, one)
+            for source, one in zip(turn.sources, told, strict=True)
+            if (known.get(source) != one if is_trouble(source, one, self._listed) else one.words)
+        ]
+
+    def _say(self, news: list[tuple[bytes, Told]]) -> None:
+        for source, one in news:
+            name = source.decode(errors="replace")
+            if is_trouble(source, one, self._listed):
+                event(
+                    log,
+                    "source_trouble",
+                    level=logging.WARNING,
+                    source=name,
+                    outcome=one.outcome.value.lower(),
+                    words=one.words,
+                )
+                continue
+            for words in one.words.split(", "):
+                self._say_what(name, words)
+
+    def _say_what(self, source: str, words: str) -> None:
+        if words.startswith(_MADE):
+            after, _, before = words.removeprefix(_MADE).partition(" ")
+            event(log, "source_group_made", source=source, group=self._keys.group, after=after)
+            if before:
+                why = (
+                    "the group was gone meanwhile: entries between these ids may have been trimmed that were never"
+                    " gathered"
+                )
+                event(
+                    log,
+                    "source_entries_lost",
+                    level=logging.WARNING,
+                    source=source,
+                    after=after,
+                    before=before,
+                    why=why,
+                )
+        elif words.startswith(_CUT):
+            event(
+                log,
+                "messages_rejected",
+                level=logging.WARNING,
+                source=source,
+                count=int(words.removeprefix(_CUT)),
+                reason="too_many_fields",
+            )
+
+    def on_end(self) -> None:
+        self._link.close()

@@ -1,0 +1,74 @@
+"""Intake over many ticket streams, put together: what a master runs besides when USHER_TICKET_STREAM names several, or
+a pattern.
+
+Each source has the same group as the work stream; masters share the sources (``sharing``), hear of news
+(``source_watch``), and move entries (``gatherer``) to the end of the work stream, which is the ticket stream for all
+that follows: one leader, one board, and consumers that read one inbox and one stream with one batched read, woken by
+Redis, whether there is one source or a hundred thousand. The leader cuts off the work stream what is done; who gathers
+a source cuts it too, if that is asked for (``source_trimmer``).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from itertools import islice
+
+import orjson
+
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.sources import Sources
+from usher.common.redis.client import Link
+from usher.common.redis.tracking import PushLink
+from usher.common.runtime.service import Service
+from usher.master.settings import MasterSettings
+from usher.master.sources.change_listeners import PollEar, PushEar
+from usher.master.sources.discovery import Discovery, SourceWatch
+from usher.master.sources.gatherer import Gatherer, GatherPlan
+from usher.master.sources.shards import Sharer
+from usher.master.sources.trimmer import SourceTrimmer
+
+_TIMEOUT_S = 5.0
+#: Troubles that a master tells the others of.
+_SHOWN = 20
+
+
+class Gathering:
+    """The services of gathering. ``url`` is where people reach this master; it is known when it listens."""
+
+    def __init__(
+        self, settings: MasterSettings, sources: Sources, keys: Keys, redis_url: str, make_link: Callable[[str], Link]
+    ) -> None:
+        self.url = settings.advertise_url
+        self._setting = f"{settings.ticket_stream} (tickets: {settings.ticket_field} per {settings.ticket_scope})"
+        holder = uuid.uuid4().hex[:12]
+        plan = GatherPlan(settings.ticket_field, settings.ticket_scope, settings.batch_size)
+        self._gatherer = gatherer = Gatherer(make_link("gather"), keys, holder, sources, plan)
+        lease_ms = int(settings.leader_lease_seconds * 1000)
+        sharer = Sharer(make_link("share"), keys, holder, self.says, lease_ms, gatherer.hold)
+        discovery = Discovery(make_link("discover"), keys, sources, gatherer, settings.discover_seconds)
+        ear = PushEar(PushLink(redis_url, "master:watch", _TIMEOUT_S), sources.prefixes())
+        self._watch = SourceWatch(
+            ear, lambda: PollEar(make_link("watch"), gatherer.mine), sources, gatherer, discovery.scan_now
+        )
+        self._trimmers = []
+        if settings.trim_seconds:
+            trim = make_link("trim-sources")
+            self._trimmers = [SourceTrimmer(trim, keys.group, gatherer, settings.trim_seconds, settings.trim_archived)]
+        self.services: list[Service] = [
+            gatherer,
+            self._watch,
+            *([discovery] if sources.patterns else []),
+            *self._trimmers,
+            sharer,
+        ]
+
+    def says(self) -> str:
+        """What this master says of itself in the shares, one JSON object; common/doctor/source_status.py reads it."""
+        known, troubles = self._gatherer.seen()
+        found = {source: (told.outcome.value.lower(), told.words) for source, told in troubles}
+        for trimmer in self._trimmers:
+            found = {source: ("not_trimmed", why) for source, why in trimmer.troubles()} | found
+        shown = [(source.decode(errors="replace"), *told) for source, told in islice(found.items(), _SHOWN)]
+        told = {"url": self.url, "setting": self._setting, "mode": self._watch.mode, "moved": self._gatherer.moved}
+        return orjson.dumps(told | {"sources": known, "troubles": shown}).decode()

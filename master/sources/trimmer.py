@@ -1,0 +1,151 @@
+"""SourceTrimmer: cuts what was gathered off the sources of our shards, where nobody else needs it (policy/trim.py,
+lua/operations/trim.lua).
+
+No lead and no fence: trim.lua asks Redis itself what may go, in the step that cuts. So a call whose reply was lost is
+simply made again, and two masters that believe to have the same shard, or one that has lost it, cut nothing that is
+needed.
+
+A source that is quiet costs nothing: it has its turn when something was gathered from it, or when it is new to this
+master. Only those of which somebody else keeps a part (a slow group, a checkpoint, the archive) are asked again without
+that, a page of them in each round.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+from usher.common.base.errors import GroupMissing
+from usher.common.base.log import event
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.scripts import ScriptRunner
+from usher.common.runtime.service import Service
+from usher.master.operations.trimming import AT_ONCE, cut_call, look_at
+from usher.master.policy.trim import Cut, Refused, decide_gathered, is_held_back
+from usher.master.sources.gatherer import Gatherer
+
+log = logging.getLogger(__name__)
+
+#: Sources of a turn: of each, Redis sends the first and the last entry.
+_PAGE = 50
+#: Fewest entries that a call cuts: several nodes of a stream, of which it cuts whole ones only.
+_LEAST_AT_ONCE = 400
+#: Troubles that are remembered.
+_MOST_TROUBLES = 1000
+
+
+class SourceTrimmer(Service):
+    """Trims from time to time what ``gatherer`` gathers."""
+
+    name = "trim-sources"
+
+    def __init__(self, link: Link, group: str, gatherer: Gatherer, every_s: float, archived_only: bool) -> None:
+        super().__init__()
+        self._link = link
+        self._scripts = ScriptRunner(link)
+        self._group = group
+        self._gatherer = gatherer
+        self._every_s = every_s
+        self._archived_only = archived_only
+        self._due: dict[bytes, None] = {}  # of this round
+        self._held_back: dict[bytes, None] = {}
+        self._troubles: dict[bytes, str] = {}
+        self._went: Counter[bytes] = Counter()  # entries of each source that were cut in this round
+        self.stalls_after_s = max(10.0, 4 * every_s)
+
+    def troubles(self) -> list[tuple[bytes, str]]:
+        """Sources of our shards of which nothing is cut until somebody has looked, and why. Any thread may ask."""
+        return [(source, why) for source, why in list(self._troubles.items()) if self._gatherer.holds(source)]
+
+    def run_once(self) -> float:
+        if not self._due:
+            self._due = dict.fromkeys((*self._gatherer.grown(), *islice(self._held_back, _PAGE)))
+        page = list(islice(self._due, _PAGE))  # due until it is done: a turn that fails is made again
+        for source in page:
+            self._held_back.pop(source, None)
+            if not self._gatherer.holds(source):
+                self._troubles.pop(source, None)
+        self._cut(self._floors([source for source in page if self._gatherer.holds(source)]))
+        for source in page:
+            del self._due[source]
+        if self._due:
+            return 0.0
+        if self._went:
+            event(log, "sources_trimmed", count=len(self._went), entries=self._went.total())
+            self._went.clear()
+        return self._every_s
+
+    def _floors(self, sources: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Of which of them something may go, and below what."""
+        floors: dict[bytes, bytes] = {}
+        for source, facts in zip(sources, look_at(self._link, [source.decode() for source in sources]), strict=True):
+            if isinstance(facts, CommandRefused):
+                self._tell(source, str(facts))
+                continue
+            if isinstance(facts, GroupMissing):  # destroyed in this moment
+                self._held_back[source] = None
+                continue
+            decision = decide_gathered(facts, self._group, archived_only=self._archived_only)
+            if isinstance(decision, Refused):
+                self._tell(source, decision.problems[0])
+                continue
+            if is_held_back(facts, self._group, archived_only=self._archived_only):
+                self._held_back[source] = None
+            if isinstance(decision, Cut):
+                floors[source] = decision.floor
+            else:
+                self._troubles.pop(source, None)
+        return floors
+
+    def _cut(self, floors: dict[bytes, bytes]) -> None:
+        """The calls of one flight together cut about as much as one of ``Trimming.cut``: Redis does all of them before
+        it does anything else."""
+        most = dict.fromkeys(floors, max(_LEAST_AT_ONCE, AT_ONCE // max(1, len(floors))))
+        while most and not self.stopping:
+            calls = [
+                cut_call(source.decode(), floors[source], at_once, self._archived_only, self._group)
+                for source, at_once in most.items()
+            ]
+            counts = dict(zip(most, map(self._count, most, self._scripts.try_on_each("trim", calls)), strict=True))
+            nothing = [source for source, count in counts.items() if count == 0]
+            lengths = dict(zip(nothing, self._link.all_of([("XLEN", source) for source in nothing]), strict=True))
+            self.made_progress()
+            # Of what is longer a node may hold more than one call cuts (stream-node-max-entries): it goes as a whole or
+            # not at all.
+            most = {
+                source: at_once if counts[source] else 10 * at_once
+                for source, at_once in most.items()
+                if counts[source] is not None and (counts[source] or lengths[source] > at_once)
+            }
+
+    def _count(self, source: bytes, reply: Any) -> int | None:
+        """How many entries went; None: no more now."""
+        if isinstance(reply, CommandRefused):
+            if "no such key" not in str(reply):
+                self._tell(source, str(reply))
+            return None
+        if isinstance(reply, Exception):
+            raise reply
+        self._troubles.pop(source, None)
+        verdict, told = reply
+        if verdict != b"CUT":  # somebody has begun to need it, or the stream is another one by now
+            self._held_back[source] = None
+            return None
+        if told:
+            self._went[source] += told
+        return int(told)
+
+    def _tell(self, source: bytes, why: str) -> None:
+        self._held_back[source] = None
+        if self._troubles.get(source) == why or (
+            source not in self._troubles and len(self._troubles) >= _MOST_TROUBLES
+        ):
+            return
+        self._troubles[source] = why
+        event(log, "trim_refused", level=logging.ERROR, stream=source.decode(errors="replace"), problem=why)
+
+    def on_end(self) -> None:
+        self._link.close()

@@ -1,0 +1,129 @@
+"""``usher streamer``: run the streamer of an outbox, or make its tables.
+
+What needs SQLAlchemy, an extra, is imported where it is used: --help and --schema do without.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from usher.common.base.errors import SqlTrouble, StartRefused, UsherError
+from usher.common.base.log import configure
+from usher.common.http.credentials import check_reach
+from usher.common.outbox.sql_files import DIALECTS, schema
+from usher.common.redis.locate import resolve_redis_url
+from usher.common.redis.startup_check import check_at_start
+from usher.common.runtime.clock_steps import look_for_steps
+from usher.common.runtime.settings import load, options
+from usher.common.runtime.stop_request import StopRequest
+from usher.master.settings import StreamerSettings
+
+if TYPE_CHECKING:
+    from usher.master.streamer.program import StreamerProgram
+
+_LOOK_S = 0.5
+_BIND = "USHER_OUTBOX_BIND"
+#: As long as its parts may take to end.
+_STOP_S = 16.0
+
+
+@click.command(
+    help=(
+        "Run the streamer: rows that an application has committed to its outbox become messages of the ticket stream."
+        " Start two: one streams, one stands by. First make the tables with --migrate, or put what --schema prints into"
+        " your own migrations."
+    )
+)
+@click.option("--migrate", is_flag=True, help="Make or update the outbox' tables, and end.")
+@click.option(
+    "--schema", "dialect", type=click.Choice(DIALECTS), help="Print the tables' SQL, and end. Nothing is connected."
+)
+@click.option(
+    "--waiting",
+    is_flag=True,
+    help="Print how many rows are staged and how many were refused, and end (exit code 1 when some were).",
+)
+@options(StreamerSettings)
+def streamer(flags: dict[str, Any], migrate: bool, dialect: str | None, waiting: bool) -> None:
+    if dialect:
+        click.echo(schema(dialect), nl=False)
+        return
+    try:
+        settings = load(StreamerSettings, os.environ, flags)
+        configure("streamer", settings.log_level, settings.log_format, settings.secrets)
+        if migrate or waiting:
+            sys.exit(_looked(settings, migrate))
+        if settings.outbox_bind:
+            _serve(settings)
+            return
+        from usher.master.streamer.program import StreamerProgram
+
+        redis_url = resolve_redis_url(settings)
+        check_at_start(redis_url)
+        program = StreamerProgram(settings, redis_url)
+    except UsherError as refused:
+        click.echo(f"usher streamer: {refused}", err=True)
+        sys.exit(2)
+    sys.exit(run(program))
+
+
+def _serve(settings: StreamerSettings) -> None:
+    """Until a signal comes, with health and metrics over HTTP."""
+    from usher.common.http.server.server import Certificate, check_address, leave, serve
+    from usher.master.streamer.web import ServedStreamer
+
+    check_reach(settings.outbox_bind, bool(settings.api_token or settings.viewer_token), settings.insecure)
+    check_address(settings.outbox_bind, _BIND)
+    redis_url = resolve_redis_url(settings)
+    check_at_start(redis_url)
+    program = partial(ServedStreamer, settings, redis_url, lambda why: leave(why=why))
+    serve(
+        program,
+        settings.outbox_bind,
+        "streamer",
+        _STOP_S,
+        _BIND,
+        certificate=Certificate(settings.tls_cert, settings.tls_key),
+    )
+
+
+def run(program: StreamerProgram) -> int:
+    """Until a signal comes; the exit code."""
+    with StopRequest() as stop:
+        look_for_steps()
+        program.start()
+        try:
+            while not stop.wait(_LOOK_S):
+                if not program.alive:
+                    return 1
+        finally:
+            program.stop()
+    return 0
+
+
+def _looked(settings: StreamerSettings, migrate: bool) -> int:
+    if not settings.outbox_url:
+        raise StartRefused("USHER_OUTBOX_URL is not set: which database? (or give --outbox-url)")
+    from usher.common.outbox.store import OutboxStore
+    from usher.common.sql.alchemy import sa
+    from usher.common.sql.errors import plain
+
+    store = OutboxStore(settings.outbox_url)
+    try:
+        if migrate:
+            done = store.migrate()
+            click.echo(f"outbox: version {', '.join(map(str, done))} applied" if done else "outbox: nothing to do")
+            return 0
+        store.check()
+        staged, refused = store.waiting()
+        click.echo(f"{staged:,} staged, {refused:,} refused")
+        return 1 if refused else 0
+    except (SqlTrouble, sa.exc.SQLAlchemyError) as trouble:  # the latter: it is not allowed, for one
+        raise StartRefused(f"USHER_OUTBOX_URL: {plain(trouble)}") from trouble
+    finally:
+        store.close()

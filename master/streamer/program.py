@@ -1,0 +1,133 @@
+"""The streamer's parts, put together in one place."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+
+from usher.common.base.clock import now_s
+from usher.common.base.errors import StartRefused
+from usher.common.base.log import event
+from usher.common.outbox.store import OutboxStore
+from usher.common.protocol.keys import LogKeys
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.runtime.service import Service
+from usher.master.leader.elector import Elector, Lead
+from usher.master.settings import StreamerSettings
+from usher.master.streamer.streamer import BellRinger, Pace, Streamer, log
+
+_JOIN_S = 5.0
+_TURNS_PER_LEASE = 4
+#: When another connection is tried because the database has not answered. The lease ends long before; who is slow shall
+#: not be begun anew and anew.
+_PATIENCE_S, _PATIENCE_LEASES = 15.0, 3
+
+
+class StreamerProgram:
+    """A streamer with its lease and its bell: start, stop. ``streamer_class`` lets the rides demo put in one that makes
+    mistakes."""
+
+    def __init__(self, settings: StreamerSettings, redis_url: str, streamer_class: type[Streamer] = Streamer) -> None:
+        if not settings.outbox_url:
+            raise StartRefused("USHER_OUTBOX_URL is not set: which database has the outbox? (or give --outbox-url)")
+        self._settings = settings
+        self._stopping = False
+        store = OutboxStore(settings.outbox_url, row_bytes=settings.outbox_row_kib * 1024)
+        link = Link(redis_url, "streamer:stream", max(1.0, settings.outbox_lease_seconds))
+        try:
+            store.check()
+            if settings.outbox_wait_aof:
+                _check_waitaof(link)
+        except BaseException:  # nobody gets this program, so nobody else closes what it has opened
+            link.close()
+            store.close()
+            raise
+        keys = LogKeys(settings.one_stream, settings.outbox_name)
+        self.lead = lead = Lead()
+        self._identity = store.identity
+        self._warned = False
+        self._store = store
+        # An idle streamer makes a turn in time to hold its lease.
+        poll_s = min(settings.outbox_poll_seconds, settings.outbox_lease_seconds / _TURNS_PER_LEASE)
+        pace = Pace(settings.outbox_batch, poll_s, settings.outbox_wait_replicas, settings.outbox_wait_aof)
+        self.streamer = streamer_class(link, keys, lead, store, settings.ticket_field, pace)
+        self.streamer.stalls_after_s = max(self.streamer.stalls_after_s, 2 * poll_s)
+        lease_ms = int(settings.outbox_lease_seconds * 1000)
+        elect_link = Link(redis_url, "streamer:elect", max(0.2, settings.outbox_lease_seconds / 3))
+        self._elector = Elector(
+            elect_link, keys, lead, f"{platform.node()}:{os.getpid()}:{store.identity}", lease_ms, self._works
+        )
+        lead.on_change, lead.on_doubt = self._lead_changed, self._elector.wake
+        bell = store.bell()
+        self.services: list[Service] = [
+            self.streamer,
+            *([BellRinger(bell, self.streamer)] if bell else []),
+            self._elector,
+        ]
+        event(log, "streamer_starts", stream=settings.one_stream, database=store.dialect, bell=bell is not None)
+
+    def start(self) -> None:
+        for service in self.services:
+            service.start()
+
+    def stop(self) -> None:
+        """The work first, then the lease, so that another streamer goes on at once."""
+        self._stopping = True
+        for service in self.services[:-1]:
+            service.stop()
+        for service in self.services[:-1]:
+            service.join(_JOIN_S)
+        self._elector.stop()
+        self._elector.join(_JOIN_S)
+        event(log, "streamer_stopped", sent=self.streamer.sent)
+
+    @property
+    def alive(self) -> bool:
+        """Whether every thread runs; a supervisor starts a program anew whose thread has died."""
+        return all(service.alive for service in self.services)
+
+    @property
+    def another_leads(self) -> bool:
+        """Whether a streamer of another database leads under our outbox' name, so that ours is never sent."""
+        leader = self.lead.leader_url
+        return leader is not None and leader.rpartition(":")[2] != self._identity
+
+    def _lead_changed(self) -> None:
+        self.streamer.wake()
+        if self.another_leads and not self._warned:
+            self._warned = True
+            do = "give each outbox of this stream a USHER_OUTBOX_NAME of its own"
+            event(
+                log,
+                "another_outbox_leads",
+                level=logging.ERROR,
+                name=self._settings.outbox_name,
+                leader=self.lead.leader_url,
+                do=do,
+            )
+
+    def _works(self) -> bool:
+        """Whether the streamer makes progress: the lease is extended only then, so that where its database fails it
+        another one streams that has a better way there. While it stops, the last batch keeps the lease."""
+        lease_s, now = self._settings.outbox_lease_seconds, now_s()
+        silent_s = now - (self.streamer.last_turn_s or now)
+        if silent_s > max(_PATIENCE_S, _PATIENCE_LEASES * lease_s) and self._store.interrupt():
+            event(
+                log,
+                "outbox_does_not_answer",
+                level=logging.WARNING,
+                silent_s=round(silent_s, 1),
+                do="its connection is ended, and another one made",
+            )
+        return self._stopping or (self.streamer.alive and now - self.streamer.worked_s < lease_s)
+
+
+def _check_waitaof(link: Link) -> None:
+    try:
+        link.call("WAITAOF", 1, 0, 1)
+    except CommandRefused as refused:
+        raise StartRefused(
+            f"USHER_OUTBOX_WAIT_AOF: this Redis has no WAITAOF, or has its append-only file off ({refused}). Before"
+            " 7.2, `appendfsync always` does the same: Redis answers when it is on disk"
+        ) from refused

@@ -1,0 +1,266 @@
+"""Streamer: rows of the outbox become entries of the ticket stream, batch by batch, by one streamer at a time.
+
+::
+
+    batch   SQL, one snapshot: the first rows by id
+    emit    Redis, one script: are we still the one who streams? then all entries, in this order
+    kept    Redis, if asked for: WAIT, WAITAOF
+    remove  SQL: exactly the rows of the batch, by primary key and uid
+
+Each arrow may break, and the rows are then still there. What Redis has confirmed is remembered until it is removed, so
+trouble with the database alone sends nothing twice, as long as the same Redis has it: after a restart or a failover it
+is sent again. So it is when an answer of Redis got lost, after a new epoch has made sure that the late command is
+refused. A second copy has the same uid.
+
+Order: the rows of a ticket become visible in the order of their ids (common/outbox). A batch is sent again before
+anything behind it. After a lost answer it is sent in smaller ones: where Redis takes longer for a batch than we wait,
+the same one again would be in vain, and a copy more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+from usher.common.base.clock import now_s
+from usher.common.base.errors import NotNow, RedisTrouble, ReplyUnknown, SqlBusy, SqlTrouble
+from usher.common.base.log import event
+from usher.common.outbox.rows import FIELDS, Row, encode, is_all
+from usher.common.protocol.keys import LogKeys
+from usher.common.redis.client import SAME_MEMORY, CommandRefused, Link
+from usher.common.redis.scripts import ScriptRunner
+from usher.common.runtime.service import LONGEST_PAUSE_S, Service
+from usher.master.leader.elector import Lead
+
+log = logging.getLogger(__name__)
+
+_STANDBY_S = 1.0
+_FIRST_LOOK_S = 0.005
+#: One call of WAIT or WAITAOF; asked again until it is true.
+_DURABLE_MS = 500
+#: So long a stop may have to wait for it.
+_BELL_S = 0.5
+#: So long after a turn that failed the next one has ended, if others use the database: the pause, and the wait for a
+#: row. A lease may be shorter.
+_NEXT_TRY_S = LONGEST_PAUSE_S + 1.0
+
+
+class Outbox(Protocol):
+    """What the streamer needs of usher.common.outbox.store.OutboxStore."""
+
+    def batch(self, count: int) -> list[Row]: ...
+    def remove(self, sent: list[tuple[int, str]]) -> None: ...
+    def set_aside(self, refused: list[tuple[int, str]]) -> None: ...
+    def close(self) -> None: ...
+
+
+class Bell(Protocol):
+    """Tells of commits (usher.common.outbox.store.Bell)."""
+
+    def rings(self, wait_s: float) -> bool: ...
+    def close(self) -> None: ...
+
+
+class Pace(NamedTuple):
+    """``batch``: most rows per batch. ``poll_s``: longest wait between looks. ``replicas``, ``on_disk``: what to wait
+    for before rows go."""
+
+    batch: int = 1000
+    poll_s: float = 0.5
+    replicas: int = 0
+    on_disk: bool = False
+
+
+class _Sent(NamedTuple):
+    """Rows (id, uid) whose entries Redis has confirmed, under which epoch, and the connection over which: WAIT speaks
+    of what was sent over its own only, and behind another one may be another Redis."""
+
+    rows: list[tuple[int, str]]
+    epoch: int
+    connection: int
+
+
+class Streamer(Service):
+    """Streams while it leads. ``lead`` is held by an Elector on the streamers' keys."""
+
+    name = "stream"
+
+    def __init__(self, link: Link, keys: LogKeys, lead: Lead, outbox: Outbox, ticket_field: str, pace: Pace) -> None:
+        super().__init__()
+        self._link = link
+        self._scripts = ScriptRunner(link)
+        self._keys = keys
+        self._lead = lead
+        self._outbox = outbox
+        self._fields = (ticket_field, *FIELDS)
+        self._pace = pace
+        self._most = pace.batch
+        self._sent: _Sent | None = None
+        self._look_s = _FIRST_LOOK_S
+        self._not_durable_logged = False
+        self.sent = self.refused = 0  # rows
+        #: When a look last found no more than it sent; that of one who stands by is now.
+        self.caught_up_s = now_s()
+        #: When a turn last ended that failed in nothing, in Redis only, or because others use the database: the lease
+        #: is held for the sake of the way there, and a standby, who has none that is better then, would send the batch
+        #: once more.
+        self.worked_s = now_s()
+        self._trouble_s: float | None = None  # since when nothing could be streamed, as the log has told
+
+    def run_once(self) -> float:
+        try:
+            wait_s = self._turn()
+        except (RedisTrouble, SqlTrouble) as problem:
+            self._trouble_s = self._trouble_s or now_s()
+            if isinstance(problem, (RedisTrouble, SqlBusy)):
+                self.worked_s = now_s() + _NEXT_TRY_S
+            raise
+        self.worked_s = now_s()
+        if (
+            self._trouble_s is not None and self._lead.epoch is not None and self._sent is None
+        ):  # a standby's turns say nothing
+            event(log, "streams_again", after_s=round(now_s() - self._trouble_s, 1))
+            self._trouble_s = None
+        return wait_s
+
+    def _turn(self) -> float:
+        if self._sent is not None and self._is_still_there(self._sent):
+            self._finish(self._sent)
+            return 0.0
+        epoch = self._lead.epoch
+        if epoch is None:
+            if not self._lead.is_ours:  # who doubts its epoch has its rows still to send
+                self.caught_up_s = now_s()
+            return _STANDBY_S
+        looked_s = now_s()
+        most = self._most
+        rows = self._outbox.batch(most)
+        batch = encode(rows)
+        if not batch.ids and not batch.refused:
+            return self._nothing()
+        self._look_s = _FIRST_LOOK_S
+        if batch.ids:
+            if not self.emit(epoch, batch.values):
+                return 0.0
+            self._most = min(self._most + self._most // 8 + 1, self._pace.batch)
+            self._sent = _Sent(batch.names, epoch, self._link.connections)
+        if batch.refused:  # behind the others of their batch: if this fails it holds up nobody
+            self._set_aside(batch.refused)
+        if self._sent is not None:
+            self._finish(self._sent)
+        if self._sent is None and is_all(rows, most):
+            self.caught_up_s = looked_s
+        return 0.0
+
+    def emit(self, epoch: int, values: list[bytes]) -> bool:
+        """Add the entries of a batch; False when somebody else streams. Raises what ``Link.call`` raises."""
+        try:
+            return self._add(epoch, values)
+        except ReplyUnknown:
+            self._lead.doubt(epoch)
+            self._most = max(1, len(values) // len(self._fields) // 2)
+            raise
+
+    def _add(self, epoch: int, values: list[bytes]) -> bool:
+        reply = self._scripts.run(
+            "emit", (self._keys.stream, self._keys.leader), (str(epoch), len(self._fields), *self._fields, *values)
+        )
+        if reply == b"FENCED":
+            event(log, "fenced", epoch=epoch)
+            self._lead.lost(epoch)
+        return bool(reply != b"FENCED")
+
+    def _set_aside(self, refused: list[tuple[int, str]]) -> None:
+        self._outbox.set_aside(refused)
+        self.refused += len(refused)
+        for row_id, reason in refused:
+            event(log, "row_refused", level=logging.ERROR, row=row_id, reason=reason, kept_in="refused_log_records")
+
+    def _is_still_there(self, sent: _Sent) -> bool:
+        """Whether what was sent in an earlier turn is still there: the same Redis has been there all the time, takes
+        writes, and knows our epoch.
+
+        Else nobody can say what became of it (a Redis that restarts, or is made a replica, may lose its last moments):
+        it is sent again.
+        """
+        with self._sent_again_after(RedisTrouble):
+            is_there = self._add(sent.epoch, []) and self._link.connections == sent.connection
+        if not is_there:
+            self._sent = None
+        return is_there
+
+    def _finish(self, sent: _Sent) -> None:
+        """Wait until what was sent is durable, if that was asked for, and remove its rows."""
+        if self._is_durable(sent):
+            self._outbox.remove(sent.rows)
+            self._sent = None
+            self.sent += len(sent.rows)
+
+    def _is_durable(self, sent: _Sent) -> bool:
+        replicas = self._pace.replicas
+        if not replicas and not self._pace.on_disk:
+            return True
+        with self._sent_again_after(RedisTrouble, CommandRefused):
+            if self._pace.on_disk:
+                on_disk, copies = self._link.call("WAITAOF", 1, replicas, _DURABLE_MS, block_s=_DURABLE_MS / 1000)
+            else:
+                on_disk, copies = 1, self._link.call("WAIT", replicas, _DURABLE_MS, block_s=_DURABLE_MS / 1000)
+        durable = bool(on_disk) and copies >= replicas
+        if not durable and not self._not_durable_logged:
+            event(
+                log,
+                "not_durable_yet",
+                level=logging.WARNING,
+                rows=len(sent.rows),
+                replicas=copies,
+                on_disk=bool(on_disk),
+            )
+        self._not_durable_logged = not durable
+        return durable
+
+    @contextlib.contextmanager
+    def _sent_again_after(self, *trouble: type[Exception]) -> Iterator[None]:
+        """After trouble that may have cost Redis its memory, what was sent counts for nothing."""
+        try:
+            yield
+        except trouble as problem:
+            if isinstance(problem, CommandRefused):
+                if "replica" not in str(problem):
+                    # its append-only file was switched off, for one: told until that is mended, and nothing is sent
+                    # meanwhile
+                    raise
+                problem = NotNow("READONLY", f"this Redis has become a replica: {problem}")
+            if not isinstance(problem, NotNow) or problem.kind not in SAME_MEMORY:
+                self._sent = None
+            raise problem
+
+    def _nothing(self) -> float:
+        """The outbox is empty: look again soon, then ever later; a bell, where there is one, cuts the wait short."""
+        self.caught_up_s = now_s()
+        wait_s, self._look_s = self._look_s, min(2 * self._look_s, self._pace.poll_s)
+        return min(wait_s, self._pace.poll_s)
+
+    def on_end(self) -> None:
+        self._link.close()
+        self._outbox.close()
+
+
+class BellRinger(Service):
+    """Wakes the streamer at commits."""
+
+    name = "bell"
+
+    def __init__(self, bell: Bell, streamer: Streamer) -> None:
+        super().__init__()
+        self._bell = bell
+        self._streamer = streamer
+
+    def run_once(self) -> float:
+        if self._bell.rings(_BELL_S):
+            self._streamer.wake()
+        return 0.0
+
+    def on_end(self) -> None:
+        self._bell.close()

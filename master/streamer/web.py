@@ -1,0 +1,96 @@
+"""What a streamer tells over HTTP, if it is asked to: its health and its metrics. The work does not depend on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from usher.common.base.clock import now_s
+from usher.common.base.errors import GroupMissing, NotNow, ReplyUnknown
+from usher.common.http import app as web
+from usher.common.http.auth import looked_at
+from usher.common.observability.metrics import Metrics
+from usher.common.redis.client import CommandRefused
+from usher.common.runtime.health import Health, judge
+from usher.common.runtime.service import Service
+from usher.master.settings import StreamerSettings
+from usher.master.streamer.metrics import behind_s, streamer_metrics
+from usher.master.streamer.program import StreamerProgram
+
+_LOOK_S = 1.0
+_ANOTHER = "an outbox of another database is streamed under this name: give each a USHER_OUTBOX_NAME of its own"
+
+
+class ServedStreamer:
+    """The streamer as usher.common.http.server.server runs it: web application, start, stop. ``leave`` ends the
+    process, for a new one to come."""
+
+    def __init__(self, settings: StreamerSettings, redis_url: str, leave: Callable[[str], None]) -> None:
+        self._settings = settings
+        self._program = StreamerProgram(settings, redis_url)
+        self._watch = _Watch(self._program, leave)
+        self._stopped = False
+        metrics = Metrics()
+        metrics.add(lambda: streamer_metrics(self._program, settings.outbox_name))
+        self.app = web.create_app(__name__, looked_at(settings.api_token, settings.viewer_token), max_body=0)
+        web.add_health(self.app, self._health, self._facts, lambda: self._stopped)
+        web.add_metrics(self.app, metrics.page)
+
+    def start(self, _port: int, _host: str) -> None:
+        self._program.start()
+        self._watch.start()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._watch.stop()
+        self._program.stop()
+
+    def _health(self) -> Health:
+        """One that stands by is well. What a database says may name hosts and users; that is for the log, and this page
+        for everybody."""
+        program = self._program
+        health = judge(map(_Discreet, program.services), now_s())
+        return Health((*health.reasons, _ANOTHER)) if program.another_leads else health
+
+    def _facts(self) -> dict[str, Any]:
+        program, settings = self._program, self._settings
+        return {
+            "role": "streamer",
+            "name": settings.outbox_name,
+            "stream": settings.one_stream,
+            "streams": program.lead.holds,
+            "sent": program.streamer.sent,
+            "refused": program.streamer.refused,
+            "behind_seconds": round(behind_s(program), 1),
+        }
+
+
+#: What Redis answers is told by all programs.
+_OF_REDIS = frozenset(kind.__name__ for kind in (NotNow, ReplyUnknown, GroupMissing, CommandRefused))
+
+
+class _Discreet:
+    """A service as health sees it, without what its database said."""
+
+    def __init__(self, service: Service) -> None:
+        self.name, self.stalls_after_s = service.name, service.stalls_after_s
+        self.alive, self.last_turn_s = service.alive, service.last_turn_s
+        trouble = service.trouble
+        kind = (trouble or "").partition(":")[0]
+        self.trouble = trouble if trouble is None or kind in _OF_REDIS else f"{kind}; the log says more"
+
+
+class _Watch(Service):
+    """Has the process begin anew when one of its threads has died."""
+
+    name = "watch"
+
+    def __init__(self, program: StreamerProgram, leave: Callable[[str], None]) -> None:
+        super().__init__()
+        self._program = program
+        self._leave = leave
+
+    def run_once(self) -> float:
+        if not self._program.alive and not self.stopping:
+            self._leave("a thread of the streamer has died")
+        return _LOOK_S

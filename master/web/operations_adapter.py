@@ -1,0 +1,57 @@
+"""What operators ask of a master and do (``usher.master.web.operations.OperationsPort``): explain, rules, drain and
+resume, the action log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from usher.master.insight.explainer import Explainer
+from usher.master.operations.action_log import Action, ActionLog, By
+from usher.master.operations.live_rules import Changed, LiveRules
+from usher.master.policy import rules
+from usher.master.policy.rules import Rule, Rulebook, Target, rule_id
+
+
+class Operations:
+    """Called from several threads."""
+
+    def __init__(self, stream: str, live_rules: LiveRules, action_log: ActionLog, explainer: Explainer) -> None:
+        self.stream = stream
+        self._rules = live_rules
+        self._log = action_log
+        self._explainer = explainer
+
+    def explain(self, ticket_id: str) -> dict[str, Any]:
+        return self._explainer.explain(ticket_id).document()
+
+    def rules(self) -> Rulebook:
+        return self._rules.read()
+
+    def set_rule(self, rule: Rule, by: By) -> Changed:
+        return self._rules.set(rule, by)
+
+    def lift_rule(self, chosen: str, by: By) -> Changed | None:
+        return self._rules.lift(chosen, by)
+
+    def drain(self, name: str, by: By) -> Changed | None:
+        """Hand nothing more to the consumer ``name``, whatever its incarnation. It finishes what it has; what comes
+        goes to others. Raises TooManyRules."""
+        if not self._explainer.is_registered(name):
+            return None
+        return self._rules.set(Rule(Target.CONSUMER, name, rules.Action.PAUSE, None, by.why, by.who), by, "drain")
+
+    def resume(self, name: str, by: By) -> Changed | None:
+        """The end of a drain by an operator. A consumer that drains because it shuts down goes on with that."""
+        return self._rules.lift(rule_id(Target.CONSUMER, name), by, "resume")
+
+    def actions(self, before: bytes | None, limit: int) -> tuple[list[dict[str, Any]], str | None]:
+        return self._log.page(before, limit)
+
+    def note(self, action: Action, outcome: str) -> None:
+        """For actions whose steps do not log themselves."""
+        self._log.note(action, outcome)
+
+    def close(self) -> None:
+        self._rules.close()
+        self._log.close()
+        self._explainer.close()

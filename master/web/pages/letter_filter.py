@@ -1,0 +1,26 @@
+"""The filter of dead letters as the page asks for it: in the query of a list, and in the form of a bulk action."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from usher.common.http.app import read_model
+from usher.master.policy.letters import LetterFilter
+from usher.master.web.dead_letters import LetterQuery
+
+#: Choices of ``younger_than_s``.
+AGES = (("", "any age"), ("900", "15 min"), ("3600", "1 h"), ("21600", "6 h"), ("86400", "1 d"), ("604800", "7 d"))
+_NAMES = ("ticket", "reason", "error", "younger_than_s", "older_than_s")
+
+
+def asked_filter(given: Mapping[str, str]) -> tuple[dict[str, str], LetterFilter]:
+    """The texts as they were asked for, and what they mean. Raises Problem 422."""
+    asked = {name: given.get(name, "") for name in _NAMES}
+    return asked, read_model(LetterQuery, {name: value for name, value in asked.items() if value}).meant()
+
+
+def in_words(asked: Mapping[str, str]) -> str:
+    """The filter as a person says it."""
+    told = {"ticket": "of ticket {}", "reason": "with the reason {}", "error": "with the error {}"}
+    told |= {"younger_than_s": "younger than {} s", "older_than_s": "older than {} s"}
+    return ", ".join(told[name].format(value) for name, value in asked.items() if value) or "all dead letters"

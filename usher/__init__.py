@@ -1,0 +1,126 @@
+"""Usher: every ticket's messages in order, one at a time; different tickets at the same time; on the Redis that you
+have.
+
+What programs of yours import stands here, and only here::
+
+    from usher import handler, batch, Message, GiveUp, RetryLater, PartialFailure   # handlers
+    from usher import Producer, Link                                               # send
+    from usher import SqlSink, AsyncSqlSink, RedisGuard                            # effects that happen exactly once
+    from usher import write_to_outbox, LogConsumer                                 # transactional outbox
+    from usher import MessageReadingLoop, ReliableStream, StreamRouter             # streams without tickets
+
+A name is imported when it is first used: ``import usher`` alone loads nothing else. ``docs/api.md`` lists them all.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+#: Public name -> the module that defines it.
+_HOMES = {
+    "AsyncSqlSink": "usher.consumer.sinks.sql_async",
+    "Duplicate": "usher.consumer.sinks.outcomes",
+    "Entry": "usher.common.redis.replies",
+    "GiveUp": "usher.common.base.errors",
+    "Link": "usher.common.redis.client",
+    "LogConsumer": "usher.common.outbox.log_consumer",
+    "LogLost": "usher.common.outbox.log_reader",
+    "LogRecord": "usher.common.outbox.writer",
+    "LoopOptions": "usher.common.readers.services",
+    "Message": "usher.consumer.handlers.message",
+    "MessageReadingLoop": "usher.common.readers.loop",
+    "NOW": "usher.common.router.router",
+    "PartialFailure": "usher.common.base.errors",
+    "Producer": "usher.common.sending.producer",
+    "Record": "usher.common.outbox.log_consumer",
+    "RedisGuard": "usher.consumer.sinks.redis_guard",
+    "ReliableStream": "usher.common.readers.reliable_stream",
+    "RetryLater": "usher.common.base.errors",
+    "RouterOptions": "usher.common.router.options",
+    "Sent": "usher.common.sending.producer",
+    "SinkNotNow": "usher.consumer.sinks.outcomes",
+    "SqlSink": "usher.consumer.sinks.sql",
+    "StaleFence": "usher.consumer.sinks.outcomes",
+    "StreamMessage": "usher.common.readers.reliable_stream",
+    "StreamRouter": "usher.common.router.router",
+    "Subscription": "usher.common.router.subscription",
+    "SubscriptionEnded": "usher.common.router.subscription",
+    "UntilSignal": "usher.common.runtime.signals",
+    "UsherError": "usher.common.base.errors",
+    "batch": "usher.consumer.handlers.decorators",
+    "handler": "usher.consumer.handlers.decorators",
+    "write_all_to_outbox": "usher.common.outbox.writer",
+    "write_to_outbox": "usher.common.outbox.writer",
+}
+
+if TYPE_CHECKING:
+    from usher.common.base.errors import GiveUp, PartialFailure, RetryLater, UsherError
+    from usher.common.outbox.log_consumer import LogConsumer, Record
+    from usher.common.outbox.log_reader import LogLost
+    from usher.common.outbox.writer import LogRecord, write_all_to_outbox, write_to_outbox
+    from usher.common.readers.loop import MessageReadingLoop
+    from usher.common.readers.reliable_stream import ReliableStream, StreamMessage
+    from usher.common.readers.services import LoopOptions
+    from usher.common.redis.client import Link
+    from usher.common.redis.replies import Entry
+    from usher.common.router.options import RouterOptions
+    from usher.common.router.router import NOW, StreamRouter
+    from usher.common.router.subscription import Subscription, SubscriptionEnded
+    from usher.common.runtime.signals import UntilSignal
+    from usher.common.sending.producer import Producer, Sent
+    from usher.consumer.handlers.decorators import batch, handler
+    from usher.consumer.handlers.message import Message
+    from usher.consumer.sinks.outcomes import Duplicate, SinkNotNow, StaleFence
+    from usher.consumer.sinks.redis_guard import RedisGuard
+    from usher.consumer.sinks.sql import SqlSink
+    from usher.consumer.sinks.sql_async import AsyncSqlSink
+
+__all__ = [
+    "NOW",
+    "AsyncSqlSink",
+    "Duplicate",
+    "Entry",
+    "GiveUp",
+    "Link",
+    "LogConsumer",
+    "LogLost",
+    "LogRecord",
+    "LoopOptions",
+    "Message",
+    "MessageReadingLoop",
+    "PartialFailure",
+    "Producer",
+    "Record",
+    "RedisGuard",
+    "ReliableStream",
+    "RetryLater",
+    "RouterOptions",
+    "Sent",
+    "SinkNotNow",
+    "SqlSink",
+    "StaleFence",
+    "StreamMessage",
+    "StreamRouter",
+    "Subscription",
+    "SubscriptionEnded",
+    "UntilSignal",
+    "UsherError",
+    "batch",
+    "handler",
+    "write_all_to_outbox",
+    "write_to_outbox",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name at its first use (PEP 562)."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'usher' has no attribute {name!r}; its public names: {', '.join(__all__)}")
+    value = globals()[name] = getattr(importlib.import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,199 @@
+"""The ``usher`` command: a group that imports a command's module only when that command is called.
+
+So ``usher send`` never imports the master, and ``usher --help`` imports nothing at all. Exit codes of every command: 0
+fine, 1 it ran and found something wrong, 2 it could not start or was called wrongly, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import importlib
+import importlib.metadata
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from usher.common.base.errors import UsherError
+
+_DISTRIBUTION = "usher-streams"
+_ROOT = Path(__file__).resolve().parent.parent
+_INTERRUPTED = 130
+
+
+class Listed(NamedTuple):
+    """A command: where it is, and its line in ``usher --help``."""
+
+    target: str
+    summary: str
+
+
+COMMANDS: dict[str, Listed] = {
+    "up": Listed("usher.deploy.local.up:up", "Run everything on this machine: Redis, two masters, consumers."),
+    "demo": Listed("usher.deploy.local.demo:demo", "Start everything, send messages, check every single one."),
+    "send": Listed("usher.common.cli.send:send", "Send messages: from a CSV file, made up, or one."),
+    "status": Listed("usher.master.cli.status:status", "Show consumers, tickets in processing, lag and rates."),
+    "tickets": Listed("usher.master.cli.tickets:tickets", "Look at tickets in processing; explain what one waits for."),
+    "consumers": Listed(
+        "usher.master.cli.consumers:consumers", "Look at the registered consumers; drain and resume them."
+    ),
+    "dead": Listed("usher.master.cli.dead:dead", "Look at dead letters, redrive them, or drop them."),
+    "rehearse": Listed(
+        "usher.master.rehearsal.cli:rehearse", "Try your handler on messages that are there; nothing comes of it."
+    ),
+    "delayed": Listed("usher.master.cli.delayed:delayed", "Look at messages that were sent for later, or drop them."),
+    "pause": Listed("usher.master.cli.rules:pause", "Pause a ticket, a pattern, or everything."),
+    "slow": Listed("usher.master.cli.rules:slow", "Slow a ticket, a pattern, or everything down."),
+    "resume": Listed("usher.master.cli.rules:resume", "Let what was paused or slowed go on."),
+    "rules": Listed("usher.master.cli.rules:rules", "Show the rules that hold now, and lift them."),
+    "actions": Listed("usher.master.cli.actions:actions", "Show what operators did, and why."),
+    "audit": Listed("usher.master.audit.cli:audit", "Prove from pending lists and run log: the promise held."),
+    "token": Listed("usher.common.cli.token:token", "Make a token for the HTTP API and the page."),
+    "acl": Listed("usher.common.cli.acl:acl", "Print Redis users with just the rights that Usher needs."),
+    "doctor": Listed("usher.common.cli.doctor:doctor", "Check Redis and what its set-up means for the promise."),
+    "torture": Listed("usher.consumer.torture.cli:torture", "Try your handler against repeats, kills and zombies."),
+    "master": Listed("usher.master.__main__:main", "Run a master (supervisord does this for you in `usher up`)."),
+    "consumer": Listed("usher.consumer.__main__:main", "Run a consumer with your handler."),
+    "streamer": Listed(
+        "usher.master.streamer.cli:streamer", "Run the streamer of an outbox: committed rows become messages."
+    ),
+    "log": Listed("usher.master.cli.log:log", "Browse the stream by id or time."),
+    "trim": Listed("usher.master.cli.trim:trim", "Cut what no reader of the stream needs; shows it first."),
+    "init-deploy": Listed(
+        "usher.deploy.local.init_deploy:init_deploy", "Write a folder from which supervisord or systemd runs Usher."
+    ),
+    "bench": Listed("usher.deploy.bench.cli:bench", "Measure throughput and latency on this machine."),
+}
+#: What `usher up` and supervisord call; not listed in --help.
+HIDDEN: dict[str, Listed] = {
+    "embedded-redis": Listed("usher.common.redis.embedded:main", "Become the embedded redis-server."),
+    "supervisord": Listed(
+        "usher.deploy.local.supervision:supervisord", "Become supervisord with deploy/supervisord.conf."
+    ),
+    "handler-process": Listed(
+        "usher.consumer.handlers.rehearsal:main", "The process of `usher rehearse` that runs the handler."
+    ),
+    "torture-stage": Listed(
+        "usher.consumer.torture.__main__:main", "The process of `usher torture` that tells the stories."
+    ),
+    "preflight": Listed("usher.deploy.local.preflight:preflight", "Check settings and handler of the programs."),
+}
+
+
+class LazyGroup(click.Group):
+    """Commands by name from ``COMMANDS``, imported at the first use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        listed = COMMANDS.get(cmd_name) or HIDDEN.get(cmd_name)
+        return load_command(listed.target) if listed else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as wrong:  # as click does for options
+            close = difflib.get_close_matches(args[0], COMMANDS, 1)
+            if not close or "Did you mean" in wrong.message:
+                raise
+            raise click.UsageError(f"{wrong.message} Did you mean '{close[0]}'?", ctx) from None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, listed.summary) for name, listed in COMMANDS.items()])
+
+
+def load_command(target: str) -> click.Command:
+    """Import the click command at ``module:attribute``."""
+    module_name, _, attribute = target.partition(":")
+    command = getattr(importlib.import_module(module_name), attribute)
+    if not isinstance(command, click.Command):
+        raise TypeError(f"{target} is not a click command")
+    return command
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version(_DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _show_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        click.echo(f"usher {_version()} ({_ROOT})")
+        ctx.exit()
+
+
+_COMPLETION = """\b
+The shell completes commands and flags after
+  eval "$(_USHER_COMPLETE=bash_source usher)"      or zsh_source, fish_source
+"""
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_COMPLETION)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and exit.",
+)
+def usher() -> None:
+    """Per-ticket ordered, concurrent work on Redis Streams.
+
+    Settings come from the environment (USHER_*) or from the flags of each command. Try `usher demo` first.
+    """
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; errors of Usher become one clear message on stderr."""
+    try:
+        outcome = usher.main(args=None if argv is None else list(argv), prog_name="usher", standalone_mode=False)
+    except UsherError as refused:
+        click.echo(f"usher: {refused}", err=True)
+        return 2
+    except click.ClickException as wrong:
+        wrong.show()
+        return wrong.exit_code
+    except ModuleNotFoundError as missing:
+        if missing.name != "sqlalchemy":
+            raise
+        click.echo(f"usher: {missing}", err=True)  # an extra; its message says how to get it
+        return 2
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("usher: interrupted", err=True)
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone (`usher tickets | head`).
+        _forget_output()
+        return 1
+    except OSError as problem:
+        if problem.errno != errno.ENOSPC or problem.filename is not None:
+            raise
+        _forget_output()
+        click.echo("usher: the disk on which it writes, or to which its output goes, is full", err=True)
+        return 1
+    return outcome if isinstance(outcome, int) else 0
+
+
+def _forget_output() -> None:
+    """The interpreter must not try to flush to it at its exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def main() -> None:
+    """Entry point of the ``usher`` script."""
+    sys.exit(run())
+
+
+if __name__ == "__main__":
+    main()
