@@ -14,14 +14,14 @@ import click
 
 from usher.common.base.errors import HandlerUnusable, StartRefused, UsherError
 from usher.common.base.log import configure
-from usher.common.base.text import told
+from usher.common.base.text import format_error
 from usher.common.http.credentials import check_reach
 from usher.common.http.server.server import Certificate, check_address, leave, serve
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.redis.startup_check import check_at_start
 from usher.common.runtime.settings import is_loopback, load, options
 from usher.consumer.handlers.loader import load_handler
-from usher.consumer.lifecycle.cpu_pinning import keep_to_one_cpu
+from usher.consumer.lifecycle.cpu_pinning import pin_to_cpu
 from usher.consumer.program import ConsumerProgram
 from usher.consumer.settings import ConsumerSettings
 
@@ -51,7 +51,7 @@ def main(flags: dict[str, Any]) -> None:
         redis_url = resolve_redis_url(settings)
         check_at_start(redis_url)
         if settings.pin_cpu:
-            keep_to_one_cpu(settings.consumer_name)
+            pin_to_cpu(settings.consumer_name)
         program = partial(ConsumerProgram, settings, redis_url, lambda why: leave(why=why))
         certificate = Certificate(settings.tls_cert, settings.tls_key)
         serve(program, settings.bind, settings.consumer_name, settings.drain_seconds + 5, certificate=certificate)
@@ -75,7 +75,7 @@ def check_handler(spec: str) -> None:
         except HandlerUnusable as unusable:
             problem = str(unusable)
         except BaseException as ended:
-            problem = f"USHER_HANDLER={spec} ended the process while it was imported: {told(ended)}"
+            problem = f"USHER_HANDLER={spec} ended the process while it was imported: {format_error(ended)}"
         os.write(writer, problem.encode("utf-8", "backslashreplace")[:60_000])
         os._exit(0)
     os.close(writer)

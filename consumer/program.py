@@ -20,7 +20,7 @@ from usher.common.base.log import event
 from usher.common.http.auth import looked_at
 from usher.common.http.server.server import url_of
 from usher.common.observability import tracing as telemetry
-from usher.common.observability.dead_letter_notifier import Bell
+from usher.common.observability.dead_letter_notifier import DeadLetterNotifier
 from usher.common.observability.metrics import Metrics
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import NO_LOCK, Registration
@@ -39,19 +39,19 @@ from usher.consumer.execution.inbox_reader import BatchReader
 from usher.consumer.execution.lanes import LaneKeeper
 from usher.consumer.execution.reporter import Reporter
 from usher.consumer.execution.thread_pool import LaneWorker
-from usher.consumer.execution.ticket_state import look
+from usher.consumer.execution.ticket_state import describe_ticket
 from usher.consumer.execution.watchdog import Watchdog
 from usher.consumer.handlers.decorators import HandlerOptions, given
 from usher.consumer.handlers.loader import Handler, load_handler
 from usher.consumer.handlers.message import OwnLease, message_type
-from usher.consumer.lifecycle.crash_report import tell_of
+from usher.consumer.lifecycle.crash_report import report_crash
 from usher.consumer.lifecycle.heartbeat import Heartbeat
 from usher.consumer.lifecycle.journal import Journal, read_journal
 from usher.consumer.lifecycle.lease_guard import LeaseGuard
 from usher.consumer.lifecycle.master_client import MasterClient, MasterUnavailable
-from usher.consumer.lifecycle.owner_scripts import Letter, OwnerSteps
+from usher.consumer.lifecycle.owner_scripts import Letter, OwnerScripts
 from usher.consumer.lifecycle.registrar import Registrar, Taken
-from usher.consumer.lifecycle.start_log import StartBook
+from usher.consumer.lifecycle.start_log import StartLog
 from usher.consumer.metrics import consumer_metrics
 from usher.consumer.policy.acks import linger
 from usher.consumer.policy.outcome import RetryPolicy
@@ -77,8 +77,8 @@ class _Wires:
     def link(self, role: str, timeout_s: float = 5.0) -> Link:
         return Link(self._redis_url, f"consumer:{self._registration.incarnation}:{role}", timeout_s, self._same_server)
 
-    def steps(self, link: Link) -> OwnerSteps:
-        return OwnerSteps(ScriptRunner(link), self._keys, self._registration)
+    def steps(self, link: Link) -> OwnerScripts:
+        return OwnerScripts(ScriptRunner(link), self._keys, self._registration)
 
 
 class Incarnation:
@@ -112,10 +112,10 @@ class Incarnation:
         self.acker = Acker(
             ack_link, steps(ack_link), self.keeper, self.reporter, name, waits, settings.run_log_length, on_lost
         )
-        self.bell = Bell(metrics, settings.dead_letter_webhook, settings.consumer_name, keys)
+        self.bell = DeadLetterNotifier(metrics, settings.dead_letter_webhook, settings.consumer_name, keys)
         self.acker.policy, self.acker.on_dead_letter = settings.dead_letter_policy, self._ring
         alone_link = link("alone")
-        self._starts = StartBook(journal, alone_link, steps(alone_link))
+        self._starts = StartLog(journal, alone_link, steps(alone_link))
         policy, limit_s = _terms(settings, handler.options)
         self.executor = Executor(
             self.keeper, self.acker, self._starts, self.lease, policy, settings.ack_mode == "strict", limit_s, on_lost
@@ -261,7 +261,7 @@ class ConsumerProgram:
             return
         former = None if self._lock.is_anew else read_journal(path, self._origin())
         if former is not None:
-            tell_of(self._redis_url, Keys(settings.work_stream, settings.group), former, settings.run_log_length)
+            report_crash(self._redis_url, Keys(settings.work_stream, settings.group), former, settings.run_log_length)
         with contextlib.suppress(OSError):
             path.unlink()
         self._former_is_told = True
@@ -338,7 +338,7 @@ class ConsumerProgram:
         incarnation, journal = self._incarnation, self._journal
         if incarnation is None or journal is None:
             return None
-        return look(ticket, incarnation.name, journal, incarnation.keeper, incarnation.executor.max_attempts)
+        return describe_ticket(ticket, incarnation.name, journal, incarnation.keeper, incarnation.executor.max_attempts)
 
     def _facts(self) -> dict[str, Any]:
         incarnation = self._incarnation

@@ -40,7 +40,7 @@ def main(flags: dict[str, Any]) -> None:
         check_address(settings.bind, "USHER_BIND")
         redis_url = resolve_redis_url(settings)
         check_at_start(redis_url)
-        tell_what_is_bad(redis_url)
+        log_doctor_findings(redis_url)
         bounds = Bounds(settings.connections, settings.connections_per_address, settings.requests_in_flight)
         certificate = Certificate(settings.tls_cert, settings.tls_key)
         serve(
@@ -56,7 +56,7 @@ def main(flags: dict[str, Any]) -> None:
         sys.exit(2)
 
 
-def tell_what_is_bad(redis_url: str) -> None:
+def log_doctor_findings(redis_url: str) -> None:
     """Log what ``usher doctor`` would call bad about this Redis. Nothing is refused for it: the operator may know
     better, and a system that works badly is of more use than one that does not start."""
     link = Link(redis_url, "master:doctor", timeout_s=3.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from usher.master.policy.board.board import Board
-from usher.master.policy.board.plans import HandOverPlan, HandOverReply, TargetReply, Verdict
+from usher.master.policy.board.plans import HandOverPlan, HandOverReply, ReplyFollowUp, TargetReply
 
 NOW = 100.0
 
@@ -46,7 +46,7 @@ def hand_over(board: Board, fence: int = 7, limit: int = 1000) -> dict[tuple[str
     """Plan, and have it all granted."""
     plan = board.plan(limit, NOW)
     if plan is not None:
-        assert board.confirm(plan, answer(plan, fence)) == Verdict()
+        assert board.confirm(plan, answer(plan, fence)) == ReplyFollowUp()
     return planned(plan)
 
 

@@ -12,9 +12,9 @@ from usher.common.protocol.registration import name_of
 from usher.master.dispatch.halted_tickets import Halts
 from usher.master.leader.leader_scripts import GroupMoved, Rejected, RulesMoved
 from usher.master.leader.peeked import Found, News
-from usher.master.membership.registry import Member
+from usher.master.membership.registry import RegisteredConsumer
 from usher.master.policy.board.board import Board
-from usher.master.policy.board.plans import NOTHING, HandOverPlan, Verdict
+from usher.master.policy.board.plans import NOTHING, HandOverPlan, ReplyFollowUp
 from usher.master.recovery.recoverer import Recoverer
 
 
@@ -64,7 +64,7 @@ class Leader:
         board.take_in(redis.read_parked())
         return leader
 
-    def look_at(self, roster: dict[str, Member]) -> None:
+    def look_at(self, roster: dict[str, RegisteredConsumer]) -> None:
         """What a roster says, which may be of a former moment."""
         for incarnation, member in roster.items():
             known = self.board.consumers.get(incarnation)
@@ -144,7 +144,7 @@ class Leader:
             self.settle(self.board.confirm(plan, self.redis.hand_over(plan)))
         return plan
 
-    def settle(self, verdict: Verdict) -> None:
+    def settle(self, verdict: ReplyFollowUp) -> None:
         """Do what a reply asks for."""
         assert not verdict.doubt, "an entry of a plan was not pending under master"
         for incarnation in verdict.lost:

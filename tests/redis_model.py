@@ -13,8 +13,8 @@ from usher.common.protocol.registration import Registration, name_of
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.master.leader.leader_scripts import Freed, GroupMoved, ParkedPage, TakenPage
 from usher.master.leader.peeked import NO_NEWS, Found, News
-from usher.master.membership.registry import Member
-from usher.master.policy.board.plans import NOBODY, HandOverPlan, HandOverReply, Part, TargetReply
+from usher.master.membership.registry import RegisteredConsumer
+from usher.master.policy.board.plans import NOBODY, HandOverPlan, HandOverReply, TargetReply, TicketPlan
 
 MASTER = "master"
 HALTED = "halted"
@@ -79,9 +79,12 @@ class RedisModel:
         self.registered[incarnation] = Registration(name_of(incarnation), "", "", 1, capacity)
         self.leases[incarnation] = "live"
 
-    def roster(self) -> dict[str, Member]:
+    def roster(self) -> dict[str, RegisteredConsumer]:
         """Who is registered at this moment."""
-        return {name: Member(registration, self.leases.get(name, "")) for name, registration in self.registered.items()}
+        return {
+            name: RegisteredConsumer(registration, self.leases.get(name, ""))
+            for name, registration in self.registered.items()
+        }
 
     def add(self, entry_id: bytes, ticket: bytes) -> None:
         """An entry enters the stream."""
@@ -270,7 +273,7 @@ class RedisModel:
         self.delivered = news.found[-1].id if new else self.delivered
         return HandOverReply(fence, tuple(replies))
 
-    def _state(self, incarnation: str, parts: Sequence[Part], plan: HandOverPlan) -> str:
+    def _state(self, incarnation: str, parts: Sequence[TicketPlan], plan: HandOverPlan) -> str:
         state = {"live": "OK", "draining": "DRAINING", "revoked": "REVOKED"}.get(
             self.leases.get(incarnation, ""), "LOST"
         )
@@ -281,24 +284,24 @@ class RedisModel:
                     return "STRAY"
         return state
 
-    def _owner(self, part: Part) -> str:
+    def _owner(self, part: TicketPlan) -> str:
         record = self.index.get(part.ticket)
         return record.owner if record is not None else ""
 
-    def _may_have(self, incarnation: str, part: Part) -> bool:
+    def _may_have(self, incarnation: str, part: TicketPlan) -> bool:
         record = self.index.get(part.ticket)
         if record is None:
             return part.believed == NOBODY or part.believed.split()[0] == incarnation.encode()
         return part.believed == record.head and record.owner in (incarnation, "returned")
 
-    def _is_granted(self, incarnation: str, part: Part) -> bool:
+    def _is_granted(self, incarnation: str, part: TicketPlan) -> bool:
         if not self._may_have(incarnation, part) or self._owner(part) != "returned":
             return self._may_have(incarnation, part)
         parked = [entry_id for entry_id in part.ids if self.pending.get(entry_id) == MASTER]
         returned = [entry_id for entry_id in self.index[part.ticket].ids if self.pending.get(entry_id) == MASTER]
         return not (parked and returned and rank(parked[0]) > rank(returned[0]))
 
-    def _grant(self, incarnation: str, part: Part, fence: int, new: set[bytes]) -> list[bytes]:
+    def _grant(self, incarnation: str, part: TicketPlan, fence: int, new: set[bytes]) -> list[bytes]:
         """Write one ticket's part. Returns the ids that are over: pending for nobody, or without a body."""
         record = self.index.get(part.ticket)
         before = record.ids if record is not None and record.owner == incarnation else []
@@ -312,7 +315,7 @@ class RedisModel:
             self.index.pop(part.ticket, None)
         return [entry_id for entry_id in part.ids if entry_id not in claimed]
 
-    def _look(self, incarnation: str, part: Part, fence: int) -> None:
+    def _look(self, incarnation: str, part: TicketPlan, fence: int) -> None:
         """Note what this hand-over breaks."""
         if list(part.ids) != sorted(part.ids, key=rank):
             self.broken.append(f"{part} is not in id order")

@@ -33,7 +33,7 @@ from tests.redis_model import RedisModel
 from usher.master.leader.leader_scripts import TakenPage
 from usher.master.leader.peeked import NO_NEWS, News
 from usher.master.policy.board.plans import HandOverPlan, HandOverReply
-from usher.master.policy.board.tickets import Standing, Ticket
+from usher.master.policy.board.tickets import BoardTicket, Standing
 
 FOLDER = Path(__file__).parent / "scenarios"
 LINE = "----"
@@ -125,7 +125,7 @@ class Story:
         assert not self._redis.broken, self._redis.broken
         return lines or ["nothing"]
 
-    def _why_parked(self, ticket: Ticket) -> str:
+    def _why_parked(self, ticket: BoardTicket) -> str:
         owner = ticket.owner
         if ticket.standing is Standing.RECOVERING or (
             owner is not None and self._leader.recoverer.has(owner.incarnation)

@@ -15,7 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from benchmarks.measure.compare import Workload, find, prepare
-from benchmarks.measure.comparison import contest
+from benchmarks.measure.comparison import run_comparison
 from benchmarks.peers.catalog import PEERS
 from benchmarks.peers.peer import Peer
 from usher.deploy.bench import machine
@@ -106,20 +106,20 @@ def compare(
         sys.exit(_prepare(peers, environments))
     workload = Workload(options["messages"], options["tickets"], options["payload"], options["seconds"])
     document: dict[str, Any] = {"machine": machine.facts("")}
-    rows = contest(peers, environments, workload, runs, os.environ, _say)
+    rows = run_comparison(peers, environments, workload, runs, os.environ, _echo_progress)
     usher = next(row for row in rows if row["name"] == "usher")
     document["machine"]["redis"] = usher["runs"][0]["server"] if usher["runs"] else ""
     document |= {"workload": {**options, "runs": runs}, "peers": rows}
     if as_json:
         click.echo(orjson.dumps(document))
     else:
-        _show(rows, document["machine"])
+        _print_comparison(rows, document["machine"])
     if "failed" in usher or any(usher[count] for count in ("lost", "out_of_order", "overlapping")):
-        _say("Usher itself did not do what it promises")
+        _echo_progress("Usher itself did not do what it promises")
         sys.exit(1)
 
 
-def _say(text: str) -> None:
+def _echo_progress(text: str) -> None:
     click.echo(f"usher: {text}", err=True)
 
 
@@ -127,18 +127,20 @@ def _prepare(peers: list[Peer], environments: Path) -> int:
     """The exit code: 1 when something is missing still."""
     failures = 0
     for peer in {peer.environment: peer for peer in reversed(peers) if peer.name != "floor"}.values():
-        _say(f"{peer.environment}: {', '.join(peer.requires)}")
+        _echo_progress(f"{peer.environment}: {', '.join(peer.requires)}")
         try:
             prepare(peer, environments)
             installed = find(peer, environments)
         except BenchFailed as failed:
             installed = str(failed)
         failures += isinstance(installed, str)
-        _say(f"  {installed if isinstance(installed, str) else f'{peer.distribution} {installed.version} is ready'}")
+        _echo_progress(
+            f"  {installed if isinstance(installed, str) else f'{peer.distribution} {installed.version} is ready'}"
+        )
     return min(failures, 1)
 
 
-def _show(rows: list[dict[str, Any]], facts: dict[str, Any]) -> None:
+def _print_comparison(rows: list[dict[str, Any]], facts: dict[str, Any]) -> None:
     right = ("messages/s", "of Usher", "CPU us", "lost", "doubled")
     columns = (
         Column(name, justify="right" if name in right else "left")

@@ -34,7 +34,7 @@ def consumers(
     registered: int, messages: int, tickets: int, consumers: int, runs: int, no_aof: bool, as_json: bool
 ) -> None:
     report(
-        lambda: measure.crowded(registered, messages, tickets, consumers, not no_aof, os.environ),
+        lambda: measure.measure_simulated(registered, messages, tickets, consumers, not no_aof, os.environ),
         runs,
         ("messages_per_second", "floor_per_second", "ratio"),
         as_json,

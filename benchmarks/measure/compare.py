@@ -17,8 +17,8 @@ from typing import Any
 from benchmarks.peers.peer import Peer
 from benchmarks.rig import servers
 from benchmarks.rig.findings import judge
-from benchmarks.rig.program import Program
-from benchmarks.rig.recording import FOLDER_VARIABLE, Job, count_notes, read_notes
+from benchmarks.rig.program import BenchProcess
+from benchmarks.rig.recording import FOLDER_VARIABLE, PeerJob, count_notes, read_notes
 from usher.deploy.bench import machine
 from usher.deploy.bench.rig import STREAM, BenchFailed, Rig, zipf_tickets
 
@@ -99,13 +99,15 @@ def run_peer(peer: Peer, installed: Installed, workload: Workload, environ: Mapp
     with _folder() as folder:
         own = _environ(folder, environ)
         with servers.running(peer.server, installed.server, folder, own) as server:
-            Job(str(folder), server.url, len(tickets), workload.payload, peer.processes, peer.concurrency).save(tickets)
+            PeerJob(str(folder), server.url, len(tickets), workload.payload, peer.processes, peer.concurrency).save(
+                tickets
+            )
             words = [installed.python, "-m", "benchmarks.peers", peer.name]
-            with Program("fill", [*words, "fill"], folder, own) as filling:
+            with BenchProcess("fill", [*words, "fill"], folder, own) as filling:
                 told = filling.answer(_FILLED_WITHIN_S)
             with contextlib.ExitStack() as stack:
                 crew = [
-                    stack.enter_context(Program(f"worker-{n}", [*words, "work", str(n)], folder, own))
+                    stack.enter_context(BenchProcess(f"worker-{n}", [*words, "work", str(n)], folder, own))
                     for n in range(peer.processes)
                 ]
                 for worker in crew:
@@ -118,11 +120,11 @@ def run_peer(peer: Peer, installed: Installed, workload: Workload, environ: Mapp
         return {"server": told, **_result(folder, tickets, cut, cpu_s)}
 
 
-def _cpu_seconds(server: servers.Server, crew: list[Program]) -> float:
+def _cpu_seconds(server: servers.Server, crew: list[BenchProcess]) -> float:
     return sum(machine.cpu_seconds(pid) for pid in (server.pid, *(worker.pid for worker in crew)))
 
 
-def _check(crew: list[Program]) -> None:
+def _check(crew: list[BenchProcess]) -> None:
     for worker in crew:
         worker.check()
 
@@ -131,7 +133,7 @@ def run_usher(workload: Workload, environ: Mapping[str, str]) -> dict[str, Any]:
     """One run of a master and two consumers as ``usher bench throughput`` starts them. Raises BenchFailed."""
     tickets = workload.part(1.0)
     with _folder() as folder, Rig(folder, True, environ) as rig:
-        job = Job(str(folder), "", len(tickets), workload.payload, _PROCESSES, 0)
+        job = PeerJob(str(folder), "", len(tickets), workload.payload, _PROCESSES, 0)
         job.save(tickets)
         last_id = _fill_usher(rig, job)
         rig.stream.create_group(b"0-0")
@@ -147,7 +149,7 @@ def run_usher(workload: Workload, environ: Mapping[str, str]) -> dict[str, Any]:
         return {"server": rig.redis_version(), **_result(folder, tickets, cut, cpu_s)}
 
 
-def _fill_usher(rig: Rig, job: Job) -> bytes:
+def _fill_usher(rig: Rig, job: PeerJob) -> bytes:
     last, messages, body = b"", list(job.workload()), job.body
     for at in range(0, len(messages), _PAGE):
         page = messages[at : at + _PAGE]

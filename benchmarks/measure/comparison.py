@@ -30,7 +30,7 @@ _USHER = {
 _COUNTED = ("lost", "doubled", "out_of_order", "overlapping")
 
 
-def contest(
+def run_comparison(
     peers: Sequence[Peer],
     environments: Path | None,
     workload: Workload,

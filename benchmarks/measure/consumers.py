@@ -24,7 +24,7 @@ _LEASE_S = 5.0
 _MASTER = {"USHER_LEADER_LEASE_SECONDS": str(_LEASE_S), "USHER_REGISTERS_PER_MINUTE": "1000000"}
 
 
-def crowded(
+def measure_simulated(
     registered: int, messages: int, tickets: int, consumers: int, durable: bool, environ: Mapping[str, str]
 ) -> dict[str, Any]:
     """One run: the same messages without and with ``registered`` consumers beside those that work, all there before the
@@ -56,7 +56,7 @@ def _run(
         rig.stream.create_group(b"0-0")
         rig.hold()
         (url,) = rig.begin(1, 0, _HANDLER, _MASTER)
-        with Crowd(rig, url, registered) as crowd:
+        with SimulatedConsumers(rig, url, registered) as crowd:
             busy = crowd.keep_busy()
             rig.begin_consumers(consumers, _HANDLER, {"USHER_RUN_LOG_LENGTH": "1000"})
             rig.wait_until_registered()
@@ -72,8 +72,8 @@ def _run(
             }
 
 
-class Crowd:
-    """``with Crowd(rig, master_url, count) as crowd``: they are registered, and leave with the block."""
+class SimulatedConsumers:
+    """``with SimulatedConsumers(rig, master_url, count) as crowd``: they are registered, and leave with the block."""
 
     def __init__(self, rig: Rig, master_url: str, count: int) -> None:
         self._rig = rig
@@ -93,7 +93,7 @@ class Crowd:
             subprocess.Popen(words, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, bufsize=0) if count else None
         )
 
-    def __enter__(self) -> Crowd:
+    def __enter__(self) -> SimulatedConsumers:
         if self._count:
             self._wait_for("ready", self._count)
         return self

@@ -43,7 +43,7 @@ def measure(modes: Sequence[str], streams: int, rate: float, seconds: float, idl
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class _Reader:
+class _RouterProcess:
     """The process with the router."""
 
     def __init__(self, url: str, mode: str, streams: int, messages: int) -> None:
@@ -74,7 +74,7 @@ def _run(
 ) -> dict[str, Any]:
     messages = int(rate * seconds)
     formula_s = _formula_s(streams)
-    reader = _Reader(server.url, mode, streams, messages)
+    reader = _RouterProcess(server.url, mode, streams, messages)
     try:
         ready = reader.ask()
         idle_before, redis_before = reader.ask("seen")["cpu_seconds"], machine.cpu_seconds(server.pid)

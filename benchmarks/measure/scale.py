@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.programs.handlers import SLEEP_S
-from benchmarks.rig.program import Program
+from benchmarks.rig.program import BenchProcess
 from usher.deploy.bench.throughput import new_rig, seconds_for
 
 _TICKETS = 10_000
@@ -47,7 +47,8 @@ def _bare_per_second(handlers: str, processes: int, slots: int, environ: Mapping
     words = [sys.executable, str(_SLOTS), handlers, str(slots), str(_BARE_S), str(SLEEP_S)]
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         bare = [
-            stack.enter_context(Program(f"bare-{number}", words, Path(folder), environ)) for number in range(processes)
+            stack.enter_context(BenchProcess(f"bare-{number}", words, Path(folder), environ))
+            for number in range(processes)
         ]
         for program in bare:
             program.answer(_PATIENCE_S)  # it is ready

@@ -11,22 +11,22 @@ import sys
 from pathlib import Path
 
 from benchmarks.peers.catalog import PEERS
-from benchmarks.rig.recording import FOLDER_VARIABLE, Job
+from benchmarks.rig.recording import FOLDER_VARIABLE, PeerJob
 
 
 def main(name: str, what: str, place: str = "0") -> None:
-    job = Job.load(Path(os.environ[FOLDER_VARIABLE]), int(place))
+    job = PeerJob.load(Path(os.environ[FOLDER_VARIABLE]), int(place))
     if what == "fill":
-        _say(PEERS[name].fill(job) or "")
+        _write_peer_reply(PEERS[name].fill(job) or "")
         return
     run = PEERS[name].worker(job)
-    _say("ready")
+    _write_peer_reply("ready")
     sys.stdin.readline()
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads what it prints
     run()
 
 
-def _say(word: str) -> None:
+def _write_peer_reply(word: str) -> None:
     sys.stdout.write(word + "\n")
     sys.stdout.flush()
 

@@ -7,18 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.peers.peer import Peer
-from benchmarks.rig.recording import Job, record
+from benchmarks.rig.recording import PeerJob, record
 
 
 async def handle(_context: dict[Any, Any], ticket: int, number: int, _body: str) -> None:
     record(ticket, number)
 
 
-def fill(job: Job) -> None:
+def fill(job: PeerJob) -> None:
     asyncio.run(_fill(job))
 
 
-async def _fill(job: Job) -> None:
+async def _fill(job: PeerJob) -> None:
     from arq import create_pool
     from arq.connections import RedisSettings
 
@@ -28,7 +28,7 @@ async def _fill(job: Job) -> None:
         await pool.enqueue_job("handle", ticket, number, body, _job_id=f"{at:09d}")
 
 
-def worker(job: Job) -> Callable[[], object]:
+def worker(job: PeerJob) -> Callable[[], object]:
     from arq.connections import RedisSettings
     from arq.worker import Worker
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.peers.peer import Peer
-from benchmarks.rig.recording import Job, record
+from benchmarks.rig.recording import PeerJob, record
 
 
-def _app(job: Job) -> Any:
+def _app(job: PeerJob) -> Any:
     from celery import Celery
 
     app = Celery("bench", broker=job.url)
@@ -32,7 +32,7 @@ def _app(job: Job) -> Any:
     return app
 
 
-def fill(job: Job) -> None:
+def fill(job: PeerJob) -> None:
     app = _app(job)
     handle, body = app.tasks["handle"], job.body
     with app.producer_pool.acquire(block=True) as producer:
@@ -40,7 +40,7 @@ def fill(job: Job) -> None:
             handle.apply_async((ticket, number, body), producer=producer)
 
 
-def worker(job: Job) -> Callable[[], object]:
+def worker(job: PeerJob) -> Callable[[], object]:
     app = _app(job)
     words = ["worker", "--pool=prefork", f"--concurrency={job.concurrency}", "--loglevel=warning"]
     return lambda: app.worker_main([*words, "--without-gossip", "--without-mingle", "--without-heartbeat"])

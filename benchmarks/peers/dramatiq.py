@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.peers.peer import Peer
-from benchmarks.rig.recording import Job, record
+from benchmarks.rig.recording import PeerJob, record
 
 
-def _actor(job: Job) -> Any:
+def _actor(job: PeerJob) -> Any:
     import dramatiq
     from dramatiq.brokers.redis import RedisBroker
 
@@ -24,13 +24,13 @@ def _actor(job: Job) -> Any:
     return handle
 
 
-def fill(job: Job) -> None:
+def fill(job: PeerJob) -> None:
     handle, body = _actor(job), job.body
     for ticket, number in job.workload():
         handle.send(ticket, number, body)
 
 
-def worker(job: Job) -> Callable[[], object]:
+def worker(job: PeerJob) -> Callable[[], object]:
     from dramatiq import Worker
 
     workers = Worker(_actor(job).broker, worker_threads=job.concurrency)

@@ -8,16 +8,16 @@ import os
 from collections.abc import Callable
 
 from benchmarks.peers.peer import Peer
-from benchmarks.rig.recording import Job, record
+from benchmarks.rig.recording import PeerJob, record
 
 _STREAM, _GROUP = "bench", "bench"
 
 
-def fill(job: Job) -> None:
+def fill(job: PeerJob) -> None:
     asyncio.run(_fill(job))
 
 
-async def _fill(job: Job) -> None:
+async def _fill(job: PeerJob) -> None:
     import redis
     from faststream.redis import RedisBroker
 
@@ -28,7 +28,7 @@ async def _fill(job: Job) -> None:
             await broker.publish({"ticket": ticket, "number": number, "body": body}, stream=_STREAM)
 
 
-def worker(job: Job) -> Callable[[], object]:
+def worker(job: PeerJob) -> Callable[[], object]:
     from faststream import FastStream
     from faststream.redis import RedisBroker, StreamSub
 

@@ -6,14 +6,14 @@ import os
 from collections.abc import Callable
 
 from benchmarks.peers.peer import Peer
-from benchmarks.rig.recording import Job, record
+from benchmarks.rig.recording import PeerJob, record
 
 _PAGE = 1000
 _COUNT = 500
 _STREAM, _GROUP = "bench", "floor"
 
 
-def fill(job: Job) -> None:
+def fill(job: PeerJob) -> None:
     import redis
 
     client, body = redis.Redis.from_url(job.url, protocol=2), job.body
@@ -26,7 +26,7 @@ def fill(job: Job) -> None:
     pipeline.execute()
 
 
-def worker(job: Job) -> Callable[[], object]:
+def worker(job: PeerJob) -> Callable[[], object]:
     import redis
 
     client = redis.Redis.from_url(job.url, protocol=2)

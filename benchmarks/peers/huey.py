@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.peers.peer import Peer
-from benchmarks.rig.recording import Job, record
+from benchmarks.rig.recording import PeerJob, record
 
 
-def _task(job: Job) -> Any:
+def _task(job: PeerJob) -> Any:
     from huey import RedisHuey
 
     huey = RedisHuey("bench", url=job.url, results=False)
@@ -22,13 +22,13 @@ def _task(job: Job) -> Any:
     return handle
 
 
-def fill(job: Job) -> None:
+def fill(job: PeerJob) -> None:
     handle, body = _task(job), job.body
     for ticket, number in job.workload():
         handle(ticket, number, body)
 
 
-def worker(job: Job) -> Callable[[], object]:
+def worker(job: PeerJob) -> Callable[[], object]:
     logging.getLogger("huey").setLevel(logging.WARNING)
     consumer = _task(job).huey.create_consumer(workers=job.concurrency, worker_type="process", periodic=False)
     return lambda: consumer.run()

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.peers.peer import Peer
-from benchmarks.rig.recording import Job, record
+from benchmarks.rig.recording import PeerJob, record
 
 _STREAM = "tickets"
 _PARTITIONS = 16
@@ -25,11 +25,11 @@ _GROUP = "bench"
 _PAGE = 1000
 
 
-def fill(job: Job) -> str:
+def fill(job: PeerJob) -> str:
     return asyncio.run(_fill(job))
 
 
-async def _fill(job: Job) -> str:
+async def _fill(job: PeerJob) -> str:
     import nats
 
     connection = await nats.connect(job.url)
@@ -106,11 +106,11 @@ class _Partition:
             await self._ask()
 
 
-def worker(job: Job) -> Callable[[], object]:
+def worker(job: PeerJob) -> Callable[[], object]:
     return lambda: asyncio.run(_work(job))
 
 
-async def _work(job: Job) -> None:
+async def _work(job: PeerJob) -> None:
     import nats
 
     connection = await nats.connect(job.url)

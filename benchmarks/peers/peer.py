@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from benchmarks.rig.recording import Job
+from benchmarks.rig.recording import PeerJob
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Peer:
     promise: str
     source: str  # where that stands
     configuration: str
-    fill: Callable[[Job], str | None]
-    worker: Callable[[Job], Callable[[], object]]
+    fill: Callable[[PeerJob], str | None]
+    worker: Callable[[PeerJob], Callable[[], object]]
     processes: int = 2  # that are started; some start more of their own
     concurrency: int = 1  # messages that each may have in hand at a time
     share: float = 1.0  # of the messages of the others: for slow ones

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks.peers.peer import Peer
-from benchmarks.rig.recording import Job, record
+from benchmarks.rig.recording import PeerJob, record
 
 _EXCHANGE = "tickets"
 _QUEUES = [f"tickets-{number}" for number in range(16)]
@@ -21,7 +21,7 @@ _ACK_WITHIN_S = 0.05
 _STAND_BY_AFTER_S = 1.0
 
 
-def fill(job: Job) -> str:
+def fill(job: PeerJob) -> str:
     import pika
 
     connection = pika.BlockingConnection(pika.URLParameters(job.url))
@@ -61,7 +61,7 @@ class _Acks:
             self._told = self._tag
 
 
-def worker(job: Job, ack_every: int = 100) -> Callable[[], object]:
+def worker(job: PeerJob, ack_every: int = 100) -> Callable[[], object]:
     import pika
 
     connection = pika.BlockingConnection(pika.URLParameters(job.url))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.peers.peer import Peer
-from benchmarks.rig.recording import Job, record
+from benchmarks.rig.recording import PeerJob, record
 
 _PAGE = 500
 
@@ -14,7 +14,7 @@ def handle(ticket: int, number: int, _body: str) -> None:
     record(ticket, number)
 
 
-def fill(job: Job) -> None:
+def fill(job: PeerJob) -> None:
     import redis
     from rq import Queue
 
@@ -27,7 +27,7 @@ def fill(job: Job) -> None:
     queue.enqueue_many(page)
 
 
-def worker(job: Job) -> Callable[[], object]:
+def worker(job: PeerJob) -> Callable[[], object]:
     import redis
     from rq import Queue, SimpleWorker
 

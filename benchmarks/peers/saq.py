@@ -7,18 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.peers.peer import Peer
-from benchmarks.rig.recording import Job, record
+from benchmarks.rig.recording import PeerJob, record
 
 
 async def handle(_context: Any, *, ticket: int, number: int, body: str) -> None:
     record(ticket, number)
 
 
-def fill(job: Job) -> None:
+def fill(job: PeerJob) -> None:
     asyncio.run(_fill(job))
 
 
-async def _fill(job: Job) -> None:
+async def _fill(job: PeerJob) -> None:
     from saq import Queue
 
     queue, body = Queue.from_url(job.url), job.body
@@ -28,11 +28,11 @@ async def _fill(job: Job) -> None:
     await queue.disconnect()
 
 
-def worker(job: Job) -> Callable[[], object]:
+def worker(job: PeerJob) -> Callable[[], object]:
     return lambda: asyncio.run(_work(job))
 
 
-async def _work(job: Job) -> None:
+async def _work(job: PeerJob) -> None:
     from saq import Queue, Worker
 
     await Worker(Queue.from_url(job.url), [("handle", handle)], concurrency=job.concurrency).start()

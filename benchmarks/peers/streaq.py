@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.peers.peer import Peer
-from benchmarks.rig.recording import Job, record
+from benchmarks.rig.recording import PeerJob, record
 
 _PAGE = 500
 
 
-def _crew(job: Job) -> tuple[Any, Any]:
+def _crew(job: PeerJob) -> tuple[Any, Any]:
     from streaq import Worker
 
     crew = Worker(redis_url=job.url, concurrency=job.concurrency)
@@ -25,11 +25,11 @@ def _crew(job: Job) -> tuple[Any, Any]:
     return crew, handle
 
 
-def fill(job: Job) -> None:
+def fill(job: PeerJob) -> None:
     asyncio.run(_fill(job))
 
 
-async def _fill(job: Job) -> None:
+async def _fill(job: PeerJob) -> None:
     crew, handle = _crew(job)
     body, page = job.body, []
     async with crew:
@@ -41,7 +41,7 @@ async def _fill(job: Job) -> None:
         await crew.enqueue_many(page)
 
 
-def worker(job: Job) -> Callable[[], object]:
+def worker(job: PeerJob) -> Callable[[], object]:
     crew, _ = _crew(job)
     return lambda: crew.run_sync()
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.peers.peer import Peer
-from benchmarks.rig.recording import Job, record
+from benchmarks.rig.recording import PeerJob, record
 
 
-def _task(job: Job) -> Any:
+def _task(job: PeerJob) -> Any:
     from taskiq_redis import RedisStreamBroker
 
     broker = RedisStreamBroker(job.url, consumer_id="0")
@@ -22,11 +22,11 @@ def _task(job: Job) -> Any:
     return handle
 
 
-def fill(job: Job) -> None:
+def fill(job: PeerJob) -> None:
     asyncio.run(_fill(job))
 
 
-async def _fill(job: Job) -> None:
+async def _fill(job: PeerJob) -> None:
     handle, body = _task(job), job.body
     await handle.broker.startup()
     for ticket, number in job.workload():
@@ -34,7 +34,7 @@ async def _fill(job: Job) -> None:
     await handle.broker.shutdown()
 
 
-def worker(job: Job) -> Callable[[], object]:
+def worker(job: PeerJob) -> Callable[[], object]:
     from taskiq.api import run_receiver_task
 
     broker = _task(job).broker

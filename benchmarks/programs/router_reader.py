@@ -29,7 +29,7 @@ def stream_name(number: int) -> str:
     return f"bench:router:{number}"
 
 
-class Notes:
+class RouterDeliveries:
     """What came: how long it took (ns), and how often each message."""
 
     def __init__(self, messages: int) -> None:
@@ -56,7 +56,7 @@ class Notes:
 
 
 def main(url: str, mode: str, streams: str, messages: str) -> None:
-    notes = Notes(int(messages))
+    notes = RouterDeliveries(int(messages))
     router = StreamRouter(url, mode=Mode(mode), name="bench")
     router.start()
     count = int(streams)
@@ -69,7 +69,7 @@ def main(url: str, mode: str, streams: str, messages: str) -> None:
     while router.mode is not Mode.PORTABLE and router.counters()["queued"]:
         time.sleep(0.05)
     gc.collect()
-    _say(
+    _write_router_result(
         {
             "seconds": round(time.monotonic() - began, 2),
             "bytes_per_subscription": round((_rss() - before_mib) * 2**20 / count),
@@ -77,11 +77,13 @@ def main(url: str, mode: str, streams: str, messages: str) -> None:
     )
     for line in sys.stdin:
         if line.strip() == "seen":
-            _say({"seen": len(notes.waits), "cpu_seconds": sum(resource.getrusage(resource.RUSAGE_SELF)[:2])})
+            _write_router_result(
+                {"seen": len(notes.waits), "cpu_seconds": sum(resource.getrusage(resource.RUSAGE_SELF)[:2])}
+            )
         else:
             break
     counters = router.counters()
-    _say(
+    _write_router_result(
         {
             **notes.verdict(),
             "mode": router.mode.value,
@@ -97,7 +99,7 @@ def _rss() -> float:
     return rss_mib(os.getpid())
 
 
-def _say(document: dict[str, Any]) -> None:
+def _write_router_result(document: dict[str, Any]) -> None:
     sys.stdout.buffer.write(orjson.dumps(document) + b"\n")
     sys.stdout.buffer.flush()
 

@@ -146,18 +146,18 @@ async def _main(redis_url: str, stream: str, group: str, master_url: str, count:
         answer = _register(master, f"crowd-{number}", f"http://127.0.0.1:{port}/api/health")
         living.append(loop.create_task(_Member(place, answer["incarnation"], answer["lease_ms"], held).live()))
         await asyncio.sleep(0)
-    _say({"ready": count})
-    await asyncio.gather(_tell(held, asked), *living)
+    _write_crowd_status({"ready": count})
+    await asyncio.gather(_report_news(held, asked), *living)
 
 
-async def _tell(held: list[bytes], asked: set[int]) -> None:
+async def _report_news(held: list[bytes], asked: set[int]) -> None:
     told: dict[str, int] = {}
     while True:
         await asyncio.sleep(0.1)
         news = {"held": len(held), "asked": len(asked)}
         if news != told:
             told = news
-            _say(news)
+            _write_crowd_status(news)
 
 
 def _connected(url: str) -> http.client.HTTPConnection:
@@ -185,7 +185,7 @@ def _register(master: http.client.HTTPConnection, name: str, health_url: str) ->
     return document
 
 
-def _say(document: dict[str, Any]) -> None:
+def _write_crowd_status(document: dict[str, Any]) -> None:
     sys.stdout.buffer.write(orjson.dumps(document) + b"\n")
     sys.stdout.buffer.flush()
 

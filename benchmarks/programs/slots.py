@@ -46,14 +46,14 @@ async def on_a_loop(slots: int, seconds: float, wait_s: float) -> int:
 
 
 def main(kind: str, slots: int, seconds: float, wait_s: float) -> None:
-    _say("ready")
+    _write_slots_result("ready")
     sys.stdin.readline()
     began = time.monotonic()
     ended = on_threads(slots, seconds, wait_s) if kind == "wait" else asyncio.run(on_a_loop(slots, seconds, wait_s))
-    _say(str(ended / (time.monotonic() - began)))
+    _write_slots_result(str(ended / (time.monotonic() - began)))
 
 
-def _say(word: str) -> None:
+def _write_slots_result(word: str) -> None:
     sys.stdout.write(word + "\n")
     sys.stdout.flush()
 

@@ -19,7 +19,7 @@ class Note(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class BenchVerdict:
     """Counts of messages. A message is out of order when a later one of its ticket had started before it, and overlaps
     when another one of its ticket had started and not ended. Lost says nothing of a run that was cut short."""
 
@@ -35,7 +35,7 @@ class Verdict:
         return self.handled / self.seconds if self.seconds else 0.0
 
 
-def judge(notes: Iterable[Note], tickets: Iterable[int]) -> Verdict:
+def judge(notes: Iterable[Note], tickets: Iterable[int]) -> BenchVerdict:
     """``tickets``: that of each message that was sent. The clock runs from the start of the first handler to the end of
     the last one."""
     by_ticket: dict[int, list[Note]] = defaultdict(list)
@@ -52,7 +52,7 @@ def judge(notes: Iterable[Note], tickets: Iterable[int]) -> Verdict:
     known = sum(
         len({note.number for note in run if 0 < note.number <= sent[ticket]}) for ticket, run in by_ticket.items()
     )
-    return Verdict(
+    return BenchVerdict(
         handled=handled,
         lost=sent.total() - known,
         doubled=counts["doubled"],

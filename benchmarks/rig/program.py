@@ -15,8 +15,8 @@ from usher.deploy.bench.rig import BenchFailed
 _LAST_LINES = 3
 
 
-class Program:
-    """``with Program("worker-1", words, folder, environ) as program``: started at once, in a session of its own, killed
+class BenchProcess:
+    """``with BenchProcess("worker-1", words, folder, environ) as program``: started at once, in a session of its own, killed
     at the exit."""
 
     def __init__(self, name: str, words: Sequence[str], folder: Path, environ: Mapping[str, str]) -> None:
@@ -38,7 +38,7 @@ class Program:
         """Its process id."""
         return self._process.pid
 
-    def __enter__(self) -> Program:
+    def __enter__(self) -> BenchProcess:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -29,7 +29,7 @@ _STARTED_AT = 8
 
 
 @dataclass(frozen=True)
-class Job:
+class PeerJob:
     """What one peer has to do."""
 
     folder: str
@@ -41,7 +41,7 @@ class Job:
     place: int = 0  # of this process among them
 
     @classmethod
-    def load(cls, folder: Path, place: int = 0) -> Job:
+    def load(cls, folder: Path, place: int = 0) -> PeerJob:
         return replace(cls(**json.loads((folder / "job.json").read_text("utf-8"))), place=place)
 
     def save(self, tickets: list[int]) -> None:
@@ -71,7 +71,7 @@ class Job:
 
 
 class _Recorder:
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: PeerJob) -> None:
         self._room = job.room
         self._slots = itertools.count()  # threads share it
         with (Path(job.folder) / "notes" / str(os.getpid())).open("w+b") as file:
@@ -99,7 +99,7 @@ def _open() -> _Recorder:
     with _opening:
         if _recorder is None:
             os.register_at_fork(after_in_child=_forget)
-            _recorder = _Recorder(Job.load(Path(os.environ[FOLDER_VARIABLE])))
+            _recorder = _Recorder(PeerJob.load(Path(os.environ[FOLDER_VARIABLE])))
         return _recorder
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.rig.program import Program
+from benchmarks.rig.program import BenchProcess
 from usher.common.redis.embedded import EmbeddedRedis, free_port
 from usher.deploy.bench.rig import BenchFailed
 
@@ -78,7 +78,7 @@ def _valkey(program: str, folder: Path, environ: Mapping[str, str]) -> Iterator[
         "--appendonly",
         "yes",
     ]
-    with Program("valkey-server", words, folder, environ) as server:
+    with BenchProcess("valkey-server", words, folder, environ) as server:
         _wait_for_port(port, server)
         yield Server(f"redis://127.0.0.1:{port}/0", server.pid)
 
@@ -91,7 +91,7 @@ def _nats(program: str, folder: Path, environ: Mapping[str, str]) -> Iterator[Se
     (folder / "nats.conf").write_text(
         json.dumps({"listen": f"127.0.0.1:{port}", "jetstream": store, "mappings": subjects}), "utf-8"
     )
-    with Program("nats-server", [program, "-c", "nats.conf"], folder, environ) as server:
+    with BenchProcess("nats-server", [program, "-c", "nats.conf"], folder, environ) as server:
         _wait_for_port(port, server)
         yield Server(f"nats://127.0.0.1:{port}", server.pid)
 
@@ -118,14 +118,14 @@ def _rabbitmq(program: str, folder: Path, environ: Mapping[str, str]) -> Iterato
         "RABBITMQ_DIST_PORT": str(nodes),
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
     }
-    with Program("epmd", ["epmd", "-port", str(names), "-address", "127.0.0.1"], folder, own) as epmd:
+    with BenchProcess("epmd", ["epmd", "-port", str(names), "-address", "127.0.0.1"], folder, own) as epmd:
         _wait_for_port(names, epmd)
-        with Program("rabbitmq-server", [program], folder, own) as server:
+        with BenchProcess("rabbitmq-server", [program], folder, own) as server:
             _wait_for_port(clients, server)
             yield Server(f"amqp://guest:guest@127.0.0.1:{clients}/%2F?heartbeat=0", server.pid)
 
 
-def _wait_for_port(port: int, server: Program) -> None:
+def _wait_for_port(port: int, server: BenchProcess) -> None:
     deadline_s = time.monotonic() + _READY_S
     while time.monotonic() < deadline_s:
         server.check()

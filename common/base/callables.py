@@ -10,10 +10,10 @@ from types import FunctionType, MethodType
 from typing import Any
 
 
-def runs_nothing(function: Callable[..., Any], may_be_async: bool = False) -> str:
+def unawaitable_reason(function: Callable[..., Any], may_be_async: bool = False) -> str:
     """What ``function`` is, if calling it runs nothing of it; else "".
 
-    >>> runs_nothing(print), runs_nothing(Exception)
+    >>> unawaitable_reason(print), unawaitable_reason(Exception)
     ('', 'a class: calling it makes an object, and handles nothing')
     """
     if inspect.isclass(function):
@@ -26,13 +26,13 @@ def runs_nothing(function: Callable[..., Any], may_be_async: bool = False) -> st
     return ""
 
 
-def left_undone(result: object) -> str:
+def unfinished_kind(result: object) -> str:
     """The kind of a result that shows that nothing of the work was done; else "".
 
     A plain function may return one: a decorator around ``async def``, or one whose parentheses were forgotten; a
     lambda. A pool's future is none of them: its work runs, whoever waits for it.
 
-    >>> left_undone(None), left_undone({"a": 1}), left_undone(lambda message: None)
+    >>> unfinished_kind(None), unfinished_kind({"a": 1}), unfinished_kind(lambda message: None)
     ('', '', 'function')
     """
     is_work = inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from usher.common.base.text import printable
+from usher.common.base.text import escape_control
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.:/@+,-]+")
 #: A password in a Redis URL, wherever it turns up in a text.
@@ -94,9 +94,9 @@ class _Human(logging.Formatter):
             f"{clock}.{record.msecs:03.0f} {record.levelname:<7} {self._program} {record.threadName:<9}"
             f" {record.getMessage()}"
         )
-        facts = "".join(f" {name}={_shown(value)}" for name, value in getattr(record, "facts", {}).items())
+        facts = "".join(f" {name}={_format_value(value)}" for name, value in getattr(record, "facts", {}).items())
         trace = "\n" + self.formatException(record.exc_info) if record.exc_info else ""
-        return printable(redacted(head + facts + trace), kept="\n\t").replace("\n", "\n    ")
+        return escape_control(redacted(head + facts + trace), kept="\n\t").replace("\n", "\n    ")
 
 
 class _Json(logging.Formatter):
@@ -172,7 +172,7 @@ def _as_text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     text = f"{value:.3f}" if isinstance(value, float) else _as_text(value)
     return text if _PLAIN.fullmatch(text) else orjson.dumps(text).decode() if text.isprintable() else ascii(text)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 _LONGEST_ERROR = 4000
 
 
-def printable(text: str, kept: str = "") -> str:
+def escape_control(text: str, kept: str = "") -> str:
     """``text`` with all characters spelt out, but for those in ``kept``, that act on a terminal or on the direction of
     text.
 
@@ -20,16 +20,16 @@ def printable(text: str, kept: str = "") -> str:
     )
 
 
-def json_text(text: str) -> str:
+def json_safe(text: str) -> str:
     """``text`` of bytes that need not be UTF-8 (surrogates), with these shown as such: JSON has no place for them.
 
-    >>> json_text("a\\udcff")
+    >>> json_safe("a\\udcff")
     'a\\\\xff'
     """
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-def told(raised: BaseException) -> str:
+def format_error(raised: BaseException) -> str:
     """What is kept of an error: type and text, cut. A handler's own exception may even fail to say what it is."""
     try:
         text = str(raised)
@@ -44,7 +44,7 @@ def _spelt(one: str) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def many(count: int, noun: str, nouns: str = "") -> str:
+def pluralize(count: int, noun: str, nouns: str = "") -> str:
     """A number with the noun that goes with it.
 
     >>> many(1, "dead letter"), many(2000, "dead letter"), many(0, "entry", "entries")

@@ -17,9 +17,9 @@ from rich.table import Table
 
 from usher.common.base.errors import NotNow, RedisTrouble, SettingsError, StartRefused
 from usher.common.base.log import redacted
-from usher.common.base.text import printable
+from usher.common.base.text import escape_control
 from usher.common.doctor.collector import collect
-from usher.common.doctor.facts import Facts, Finding, Severity
+from usher.common.doctor.facts import DoctorFacts, DoctorFinding, DoctorSeverity
 from usher.common.doctor.findings import Holds, examine, promise, worst
 from usher.common.protocol.keys import Keys
 from usher.common.redis.capabilities import Capability
@@ -27,12 +27,17 @@ from usher.common.redis.client import Link
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.runtime.settings import CommonSettings, load, options
 
-_STYLES = {Severity.OK: "green", Severity.UNKNOWN: "cyan", Severity.WARN: "yellow", Severity.BAD: "bold red"}
+_STYLES = {
+    DoctorSeverity.OK: "green",
+    DoctorSeverity.UNKNOWN: "cyan",
+    DoctorSeverity.WARN: "yellow",
+    DoctorSeverity.BAD: "bold red",
+}
 _ENDS = {
-    Severity.OK: "all is well",
-    Severity.UNKNOWN: "nothing bad was seen, but not all could be asked",
-    Severity.WARN: "nothing bad was seen; the warnings say what costs something",
-    Severity.BAD: "something is bad: the promise does not hold, or work stands still",
+    DoctorSeverity.OK: "all is well",
+    DoctorSeverity.UNKNOWN: "nothing bad was seen, but not all could be asked",
+    DoctorSeverity.WARN: "nothing bad was seen; the warnings say what costs something",
+    DoctorSeverity.BAD: "something is bad: the promise does not hold, or work stands still",
 }
 
 
@@ -52,11 +57,11 @@ def doctor(flags: dict[str, Any], as_json: bool) -> None:
     if as_json:
         click.echo(orjson.dumps(_document(url, facts, findings)))
     else:
-        _show(url, facts, findings)
-    sys.exit(1 if worst(findings) is Severity.BAD else 0)
+        _print_doctor_report(url, facts, findings)
+    sys.exit(1 if worst(findings) is DoctorSeverity.BAD else 0)
 
 
-def _asked(url: str, settings: CommonSettings) -> Facts:
+def _asked(url: str, settings: CommonSettings) -> DoctorFacts:
     """The facts. Raises StartRefused or SettingsError when Redis cannot be asked at all."""
     try:
         link = Link(url, "usher:doctor")
@@ -76,7 +81,7 @@ def _asked(url: str, settings: CommonSettings) -> Facts:
         link.close()
 
 
-def _document(url: str, facts: Facts, findings: list[Finding]) -> dict[str, Any]:
+def _document(url: str, facts: DoctorFacts, findings: list[DoctorFinding]) -> dict[str, Any]:
     return {
         "redis": redacted(url),
         "verdict": worst(findings).value,
@@ -91,7 +96,7 @@ def _document(url: str, facts: Facts, findings: list[Finding]) -> dict[str, Any]
 # ---- for people --------------------------------------------------------------------------------------------------------------
 
 
-def _show(url: str, facts: Facts, findings: list[Finding]) -> None:
+def _print_doctor_report(url: str, facts: DoctorFacts, findings: list[DoctorFinding]) -> None:
     screen = Console(highlight=False, emoji=False)
     screen.print(_findings_table(redacted(url), findings))
     screen.print()
@@ -101,15 +106,17 @@ def _show(url: str, facts: Facts, findings: list[Finding]) -> None:
     screen.print()
     verdict = worst(findings)
     counts = ", ".join(
-        f"{sum(finding.severity is severity for finding in findings)} {severity.value}" for severity in Severity
+        f"{sum(finding.severity is severity for finding in findings)} {severity.value}" for severity in DoctorSeverity
     )
     screen.print(f"[{_STYLES[verdict]}]Verdict: {_ENDS[verdict]}[/] ({counts})")
 
 
-def _findings_table(url: str, findings: Iterable[Finding]) -> Table:
+def _findings_table(url: str, findings: Iterable[DoctorFinding]) -> Table:
     made = _table(f"Doctor: {url}", "", "check", "seen", "means")
     for finding in findings:
-        means = finding.means + (f"\n-> {finding.do}" if finding.do and finding.severity is not Severity.OK else "")
+        means = finding.means + (
+            f"\n-> {finding.do}" if finding.do and finding.severity is not DoctorSeverity.OK else ""
+        )
         made.add_row(
             f"[{_STYLES[finding.severity]}]{finding.severity.value}[/]",
             *map(_safe, (finding.check, finding.seen, means)),
@@ -144,4 +151,4 @@ def _table(title: str, *columns: str) -> Table:
 
 def _safe(text: str) -> str:
     """What Redis says may hold anything: no control characters, no markup."""
-    return escape(printable(text, kept="\n"))
+    return escape(escape_control(text, kept="\n"))

@@ -16,7 +16,7 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProbeAnswer:
     """``status`` 0: no answer, and ``reason`` says why; else the HTTP status and the JSON document (None if it was
     none)."""
 
@@ -25,21 +25,21 @@ class Answer:
     reason: str = ""
 
 
-def ask(url: str, token: str = "") -> Answer:
+def ask(url: str, token: str = "") -> ProbeAnswer:
     """GET a URL of a master; never raises."""
     request = urllib.request.Request(url, headers={"Accept": "application/json"})
     if token:
         request.add_header("Authorization", f"Bearer {token}")
     try:
         with _OPENER.open(request, timeout=_TIMEOUT_S) as reply:
-            return Answer(reply.status, _json(reply.read()))
+            return ProbeAnswer(reply.status, _json(reply.read()))
     except urllib.error.HTTPError as refused:
         with refused:
-            return Answer(refused.code, _json(refused.read()))
+            return ProbeAnswer(refused.code, _json(refused.read()))
     except (OSError, ValueError) as failed:
-        return Answer(0, None, str(failed))
+        return ProbeAnswer(0, None, str(failed))
     except http.client.HTTPException as unreadable:
-        return Answer(
+        return ProbeAnswer(
             0,
             None,
             f"what listens there does not speak HTTP ({type(unreadable).__name__}): another server has that port",

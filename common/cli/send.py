@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from usher.common.base.clock import now_s
 from usher.common.base.durations import Duration, Moment
 from usher.common.base.errors import NotNow
-from usher.common.base.text import many
+from usher.common.base.text import pluralize
 from usher.common.protocol.message import FOR_FIELD
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.locate import resolve_redis_url
@@ -192,11 +192,11 @@ def _sent(sender: Sender, source: Any, rate: float | None, as_json: bool) -> int
     except KeyboardInterrupt:
         trouble, code = "stopped by Ctrl-C", 130
     seconds = time.monotonic() - started
-    _tell(sender, seconds, last_id, trouble, as_json)
+    _print_sent(sender, seconds, last_id, trouble, as_json)
     return code
 
 
-def _tell(sender: Sender, seconds: float, last_id: bytes, trouble: str, as_json: bool) -> None:
+def _print_sent(sender: Sender, seconds: float, last_id: bytes, trouble: str, as_json: bool) -> None:
     repeated = sender.repeated if isinstance(sender, RecognisedSender) else 0
     speed = round(sender.accepted / seconds, 1) if seconds > 0 else 0.0
     if as_json:
@@ -223,7 +223,7 @@ def _tell(sender: Sender, seconds: float, last_id: bytes, trouble: str, as_json:
         click.echo(f"usher: {trouble}", err=True)
         unknown = f"; the last batch of {sender.unknown:,} may or may not have arrived" if sender.unknown else ""
         click.echo(
-            f"usher: {many(sender.accepted, 'message')} {'was' if sender.accepted == 1 else 'were'} certainly"
+            f"usher: {pluralize(sender.accepted, 'message')} {'was' if sender.accepted == 1 else 'were'} certainly"
             f" accepted{unknown}",
             err=True,
         )

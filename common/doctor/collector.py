@@ -7,14 +7,14 @@ import time
 from typing import Any, NamedTuple
 
 from usher.common.base.errors import GroupMissing, NotNow, RedisTrouble
-from usher.common.doctor.facts import Clock, Facts, Finding, NameInGroup, Severity, StreamFacts
+from usher.common.doctor.facts import Clock, DoctorFacts, DoctorFinding, DoctorSeverity, NameInGroup, TicketStreamFacts
 from usher.common.doctor.findings import examine_server
 from usher.common.doctor.rights import find_rights
 from usher.common.doctor.source_status import SourcesReader
 from usher.common.doctor.writes import info_lines
 from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
 from usher.common.protocol.registration import parse
-from usher.common.protocol.sources import Sources
+from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.capabilities import ask
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.endpoints import CLUSTER, SENTINEL, mode
@@ -40,7 +40,7 @@ _WATCH_S = 0.1
 _MOST_IDLE = 100
 
 
-def collect(link: Link, keys: Keys, lease_ms: int, sources: Sources | None = None) -> Facts:
+def collect(link: Link, keys: Keys, lease_ms: int, sources: SourceSelection | None = None) -> DoctorFacts:
     """All facts. Raises RedisTrouble when Redis cannot be reached."""
     refused: dict[str, str] = {}
     _time(link, {})  # to connect takes several round trips, of which nobody knows in which one the time is told
@@ -50,7 +50,7 @@ def collect(link: Link, keys: Keys, lease_ms: int, sources: Sources | None = Non
     abilities = ask(link, keys.prefix + "absent")
     stream = _stream(link, keys, refused)
     gathering = _gathering(link, keys, sources, refused) if sources is not None else None
-    return Facts(
+    return DoctorFacts(
         mode=_mode(link.url),
         lease_ms=lease_ms,
         info=server.info,
@@ -66,14 +66,14 @@ def collect(link: Link, keys: Keys, lease_ms: int, sources: Sources | None = Non
     )
 
 
-def startup_findings(link: Link) -> list[Finding]:
+def startup_findings(link: Link) -> list[DoctorFinding]:
     """What is bad about the server behind ``link``: a program logs it when it starts, and goes on. Raises
     RedisTrouble."""
     server = _server(link, {})
-    return [finding for finding in examine_server(server) if finding.severity is Severity.BAD]
+    return [finding for finding in examine_server(server) if finding.severity is DoctorSeverity.BAD]
 
 
-def _server(link: Link, refused: dict[str, str]) -> Facts:
+def _server(link: Link, refused: dict[str, str]) -> DoctorFacts:
     """INFO, CONFIG and who stands around it."""
     info, sentinels, *settings = link.pipeline(
         [("INFO",), ("PUBSUB", "NUMSUB", _SENTINEL_CHANNEL), *(("CONFIG", "GET", name) for name in _SETTINGS)]
@@ -84,7 +84,7 @@ def _server(link: Link, refused: dict[str, str]) -> Facts:
         [reply] = link.pipeline([("CLUSTER", "INFO")])
         cluster = info_lines(reply) if _is_told(reply, "CLUSTER INFO", refused) else None
     watching = int(sentinels[1]) if isinstance(sentinels, list) else None
-    return Facts(
+    return DoctorFacts(
         mode=_mode(link.url),
         info=told,
         config=_settings(settings, refused),
@@ -155,7 +155,7 @@ def _clock(link: Link, first: _Time | None, refused: dict[str, str]) -> Clock | 
     return Clock(last.redis_ms, last.redis_ms - last.wall_ms, drift_ms, watched_ms, min(first.trip_ms, last.trip_ms))
 
 
-def _stream(link: Link, keys: Keys, refused: dict[str, str]) -> StreamFacts | None:
+def _stream(link: Link, keys: Keys, refused: dict[str, str]) -> TicketStreamFacts | None:
     """The ticket stream and what Usher keeps beside it; None when we may not look."""
     try:
         return _look_at_stream(link, keys)
@@ -166,7 +166,7 @@ def _stream(link: Link, keys: Keys, refused: dict[str, str]) -> StreamFacts | No
         return None
 
 
-def _gathering(link: Link, keys: Keys, sources: Sources, refused: dict[str, str]) -> dict[str, Any] | None:
+def _gathering(link: Link, keys: Keys, sources: SourceSelection, refused: dict[str, str]) -> dict[str, Any] | None:
     try:
         return SourcesReader(link, keys, sources).overview()
     except CommandRefused as not_allowed:
@@ -174,9 +174,9 @@ def _gathering(link: Link, keys: Keys, sources: Sources, refused: dict[str, str]
         return None
 
 
-def _look_at_stream(link: Link, keys: Keys) -> StreamFacts:
+def _look_at_stream(link: Link, keys: Keys) -> TicketStreamFacts:
     if wrong := _wrong_type(link, keys.stream):
-        return StreamFacts(keys.stream, wrong_type=wrong)
+        return TicketStreamFacts(keys.stream, wrong_type=wrong)
     reader = TicketStream(link, keys)
     span = reader.span()
     log_keys = LogKeys(keys.stream)
@@ -199,7 +199,7 @@ def _look_at_stream(link: Link, keys: Keys) -> StreamFacts:
         idle_ms = _longest_idle_ms(link, keys, states)
     except GroupMissing:
         has_group = False
-    return StreamFacts(
+    return TicketStreamFacts(
         name=keys.stream,
         last_generated=span.last_generated.decode() if span else "",
         entries=link.call("XLEN", keys.stream),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
-class Severity(enum.Enum):
+class DoctorSeverity(enum.Enum):
     """BAD: the promise does not hold, or work stands still. WARN: it costs something, or soon will. UNKNOWN: we may not
     ask."""
 
@@ -20,12 +20,12 @@ class Severity(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class DoctorFinding:
     """One check: what was seen, what that means for the promise, and what to do about it ("" when nothing is to be
     done)."""
 
     check: str
-    severity: Severity
+    severity: DoctorSeverity
     seen: str
     means: str
     do: str = ""
@@ -83,7 +83,7 @@ class NameInGroup:
 
 
 @dataclass(frozen=True)
-class StreamFacts:
+class TicketStreamFacts:
     """The ticket stream, its group and its index at one moment. ``last_generated`` is "" and ``entries`` 0 when the
     stream is not there.
 
@@ -113,7 +113,7 @@ class StreamFacts:
 
 
 @dataclass(frozen=True)
-class Facts:
+class DoctorFacts:
     """All of it. ``info`` and ``config``: names and values as Redis has them. ``refused``: the question, and Redis'
     words.
 
@@ -131,7 +131,7 @@ class Facts:
     sentinels: int | None = None
     cluster: Mapping[str, str] | None = None
     abilities: tuple[Ability, ...] = ()
-    stream: StreamFacts | None = None
+    stream: TicketStreamFacts | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
     gathering: Mapping[str, Any] | None = None
 

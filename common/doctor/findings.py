@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from usher.common.doctor.facts import Facts, Finding, Severity
+from usher.common.doctor.facts import DoctorFacts, DoctorFinding, DoctorSeverity
 from usher.common.doctor.gathering import judge_gathering
 from usher.common.doctor.server import judge_server
 from usher.common.doctor.stream import judge_stream
 from usher.common.doctor.topology import judge_topology
 
-_ORDER = (Severity.OK, Severity.UNKNOWN, Severity.WARN, Severity.BAD)
+_ORDER = (DoctorSeverity.OK, DoctorSeverity.UNKNOWN, DoctorSeverity.WARN, DoctorSeverity.BAD)
 
 
 class Holds(NamedTuple):
@@ -21,22 +21,22 @@ class Holds(NamedTuple):
     what: str
 
 
-def examine(facts: Facts) -> list[Finding]:
+def examine(facts: DoctorFacts) -> list[DoctorFinding]:
     """Every check, in the order in which a person reads them."""
     return [*judge_server(facts), *judge_topology(facts), *judge_stream(facts), *judge_gathering(facts)]
 
 
-def examine_server(facts: Facts) -> list[Finding]:
+def examine_server(facts: DoctorFacts) -> list[DoctorFinding]:
     """The checks that need no stream."""
     return [*judge_server(facts), *judge_topology(facts)]
 
 
-def worst(findings: Iterable[Finding]) -> Severity:
+def worst(findings: Iterable[DoctorFinding]) -> DoctorSeverity:
     """The worst severity; OK when there is none."""
-    return max((finding.severity for finding in findings), key=_ORDER.index, default=Severity.OK)
+    return max((finding.severity for finding in findings), key=_ORDER.index, default=DoctorSeverity.OK)
 
 
-def promise(facts: Facts) -> list[Holds]:
+def promise(facts: DoctorFacts) -> list[Holds]:
     """What holds here when something fails.
 
     ==================================  ================  =====================  ===============  ======================

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from usher.common.doctor.facts import Facts, Finding, Severity
+from usher.common.doctor.facts import DoctorFacts, DoctorFinding, DoctorSeverity
 
 _SHOWN = 5
 _MEANS: Mapping[str, tuple[str, str]] = {
@@ -43,7 +43,7 @@ _MEANS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def judge_gathering(facts: Facts) -> Iterator[Finding]:
+def judge_gathering(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     """Nothing when there is one ticket stream."""
     seen = facts.gathering
     if seen is None:
@@ -51,9 +51,9 @@ def judge_gathering(facts: Facts) -> Iterator[Finding]:
     lag = f"{seen['lag']:,}" if seen["lag_is_exact"] else f"more than {seen['lag']:,}"
     told = f"{seen['sources']:,} streams, {lag} entries not gathered yet, {len(seen['masters'])} masters gather"
     if not seen["masters"]:
-        yield Finding(
+        yield DoctorFinding(
             "sources",
-            Severity.WARN,
+            DoctorSeverity.WARN,
             told,
             "nothing is gathered: no master runs",
             "start `usher master` with this USHER_TICKET_STREAM",
@@ -67,19 +67,23 @@ def judge_gathering(facts: Facts) -> Iterator[Finding]:
             "give all masters the same USHER_TICKET_STREAM, USHER_TICKET_FIELD and USHER_TICKET_SCOPE, or another"
             " USHER_GROUP"
         )
-        yield Finding("sources", Severity.BAD, told, means, do)
+        yield DoctorFinding("sources", DoctorSeverity.BAD, told, means, do)
     else:
-        yield Finding("sources", Severity.OK, told, "they are gathered into the work stream")
+        yield DoctorFinding("sources", DoctorSeverity.OK, told, "they are gathered into the work stream")
     yield from _troubles(seen["troubles"])
 
 
-def _troubles(troubles: Mapping[str, Any]) -> Iterator[Finding]:
+def _troubles(troubles: Mapping[str, Any]) -> Iterator[DoctorFinding]:
     by_kind: dict[str, list[str]] = {}
     for source, why in troubles.items():
         by_kind.setdefault(str(why).partition(":")[0], []).append(f"{source}: {why}" if ":" in str(why) else source)
     for kind, sources in by_kind.items():
         means, do = _MEANS.get(kind, ("they are not gathered", "look at the masters' logs"))
         shown = ", ".join(sources[:_SHOWN]) + (f" and {len(sources) - _SHOWN:,} more" if len(sources) > _SHOWN else "")
-        yield Finding(
-            f"source {kind}", Severity.WARN if kind in ("held_back", "not_trimmed") else Severity.BAD, shown, means, do
+        yield DoctorFinding(
+            f"source {kind}",
+            DoctorSeverity.WARN if kind in ("held_back", "not_trimmed") else DoctorSeverity.BAD,
+            shown,
+            means,
+            do,
         )

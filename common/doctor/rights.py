@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from usher.common.base.errors import NotNow
 from usher.common.doctor.facts import Rights
 from usher.common.protocol.keys import MASTER, Keys, LogKeys, uid_key
-from usher.common.protocol.sources import Sources
+from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.acl import programs
 from usher.common.redis.client import Arg, CommandRefused, Link
 
@@ -87,7 +87,7 @@ def _needed_for_delayed(log: LogKeys) -> list[Command]:
     ]
 
 
-def needed_of_sources(keys: Keys, sources: Sources) -> list[Command]:
+def needed_of_sources(keys: Keys, sources: SourceSelection) -> list[Command]:
     """The same for what masters do with each of several ticket streams. Of a pattern, one name that it matches stands
     for all."""
     found: list[Command] = [
@@ -131,7 +131,7 @@ def _needed_by_others(keys: Keys) -> list[Command]:
     ]
 
 
-def find_rights(link: Link, keys: Keys, sources: Sources | None = None) -> Rights:
+def find_rights(link: Link, keys: Keys, sources: SourceSelection | None = None) -> Rights:
     """What is missing. Raises RedisTrouble when Redis cannot be reached."""
     commands = needed(keys) + (needed_of_sources(keys, sources) if sources is not None else [])
     [who] = link.pipeline([("ACL", "WHOAMI")])

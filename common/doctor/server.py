@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from usher.common.doctor.facts import Facts, Finding, Severity
+from usher.common.doctor.facts import DoctorFacts, DoctorFinding, DoctorSeverity
 from usher.common.doctor.topology import judge_replicas
 from usher.common.doctor.versions import floor_problem, known_holes, version_of
 
-OK, UNKNOWN, WARN, BAD = Severity.OK, Severity.UNKNOWN, Severity.WARN, Severity.BAD
+OK, UNKNOWN, WARN, BAD = DoctorSeverity.OK, DoctorSeverity.UNKNOWN, DoctorSeverity.WARN, DoctorSeverity.BAD
 #: Of maxmemory: from here on it is time to act; at all of it sends are refused.
 _NEARLY_FULL = 0.8
 #: Redis' own default of busy-reply-threshold.
 _BUSY_MS = 5000
 
 
-def judge_server(facts: Facts) -> Iterator[Finding]:
+def judge_server(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     """Everything about the server itself."""
     yield from _version(facts)
     yield from _append_only_file(facts)
@@ -27,23 +27,23 @@ def judge_server(facts: Facts) -> Iterator[Finding]:
     yield from _abilities(facts)
 
 
-def refused_writes(facts: Facts) -> Finding | None:
+def refused_writes(facts: DoctorFacts) -> DoctorFinding | None:
     """Of these checks the one that says why Redis takes no writes, BAD, or may take none, WARN; None when none does."""
     checks = (*_disk(facts), *_memory(facts), *judge_replicas(facts))
     stops = (finding for finding in checks if finding.severity is BAD or finding.seen.startswith("rdb_last_bgsave"))
     return next(stops, None)
 
 
-def _version(facts: Facts) -> Iterator[Finding]:
+def _version(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     told = version_of(facts.info or {})
     if told is None:
         why = facts.why_not("INFO") if facts.info is None else "INFO does not tell"
-        yield Finding(
+        yield DoctorFinding(
             "version", UNKNOWN, why, "old versions lose entries of consumer groups", "allow INFO to this user"
         )
         return
     severity, means = floor_problem(told)
-    yield Finding(
+    yield DoctorFinding(
         "version", severity, str(told), means, "" if severity is OK else "update Redis to at least 6.2.14 or 7.0.5"
     )
     for hole in known_holes(told):
@@ -52,14 +52,14 @@ def _version(facts: Facts) -> Iterator[Finding]:
             + ", ".join(hole.fixed_in(told.product))
             + "); a distribution may have mended it under the same number"
         )
-        yield Finding("security", WARN, f"{told}: {hole.name}", hole.what, fixed)
+        yield DoctorFinding("security", WARN, f"{told}: {hole.name}", hole.what, fixed)
 
 
-def _append_only_file(facts: Facts) -> Iterator[Finding]:
+def _append_only_file(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     enabled = facts.told("aof_enabled") or {"yes": "1", "no": "0"}.get(facts.setting("appendonly") or "")
     if enabled is None:
         why = facts.why_not("INFO")
-        yield Finding(
+        yield DoctorFinding(
             "append-only file",
             UNKNOWN,
             why,
@@ -76,19 +76,19 @@ def _append_only_file(facts: Facts) -> Iterator[Finding]:
         )
         if facts.number("connected_slaves"):
             means += "; with replicas, an automatic restart wipes them too"
-        yield Finding("append-only file", BAD, "appendonly no", means, "set appendonly yes")
+        yield DoctorFinding("append-only file", BAD, "appendonly no", means, "set appendonly yes")
         return
-    yield Finding("append-only file", OK, "appendonly yes", "Redis comes back with what it had")
+    yield DoctorFinding("append-only file", OK, "appendonly yes", "Redis comes back with what it had")
     yield _fsync(facts)
     if facts.setting("no-appendfsync-on-rewrite") == "yes":
         means = "while the file is rewritten nothing is brought to disk: a power loss may then take up to half a minute"
-        yield Finding(
+        yield DoctorFinding(
             "fsync while rewriting", WARN, "no-appendfsync-on-rewrite yes", means, "set no-appendfsync-on-rewrite no"
         )
     delayed = facts.number("aof_delayed_fsync")
     if delayed:
         means = "the disk is too slow for one fsync a second: a power loss may take more than a second"
-        yield Finding(
+        yield DoctorFinding(
             "fsync delays",
             WARN,
             f"{delayed:,} delayed since the start",
@@ -97,10 +97,10 @@ def _append_only_file(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _fsync(facts: Facts) -> Finding:
+def _fsync(facts: DoctorFacts) -> DoctorFinding:
     mode = facts.setting("appendfsync")
     if mode == "always":
-        return Finding(
+        return DoctorFinding(
             "fsync",
             OK,
             "appendfsync always",
@@ -111,9 +111,9 @@ def _fsync(facts: Facts) -> Finding:
             "a killed redis-server loses nothing; a power loss of its host up to about a second of sends and"
             " acknowledgements: resend those"
         )
-        return Finding("fsync", OK, "appendfsync everysec", means)
+        return DoctorFinding("fsync", OK, "appendfsync everysec", means)
     if mode is None:
-        return Finding(
+        return DoctorFinding(
             "fsync",
             UNKNOWN,
             facts.why_not("CONFIG GET"),
@@ -121,10 +121,10 @@ def _fsync(facts: Facts) -> Finding:
             "ask whoever runs this Redis for appendfsync",
         )
     means = "a power loss loses what the kernel has not written yet: half a minute or more"
-    return Finding("fsync", WARN, f"appendfsync {mode}", means, "set appendfsync everysec")
+    return DoctorFinding("fsync", WARN, f"appendfsync {mode}", means, "set appendfsync everysec")
 
 
-def _disk(facts: Facts) -> Iterator[Finding]:
+def _disk(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     """Writes that failed: with an append-only file, or with snapshots, Redis then refuses all further ones
     (MISCONF)."""
     if facts.info is None:
@@ -152,16 +152,18 @@ def _disk(facts: Facts) -> Iterator[Finding]:
     failed = [name for name in troubles if (facts.told(name) or "ok") != "ok" and not unused.get(name)]
     for name in failed:
         severity, means = troubles[name]
-        yield Finding("disk", severity, f"{name} {facts.told(name)}", means, "look at the disk of Redis and at its log")
+        yield DoctorFinding(
+            "disk", severity, f"{name} {facts.told(name)}", means, "look at the disk of Redis and at its log"
+        )
     if not failed:
-        yield Finding("disk", OK, "the last writes succeeded", "Redis accepts writes")
+        yield DoctorFinding("disk", OK, "the last writes succeeded", "Redis accepts writes")
 
 
-def _eviction(facts: Facts) -> Iterator[Finding]:
+def _eviction(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     policy = facts.told("maxmemory_policy") or facts.setting("maxmemory-policy")
     if policy is None:
         means = "with any policy but noeviction Redis deletes keys of its own accord"
-        yield Finding(
+        yield DoctorFinding(
             "eviction", UNKNOWN, facts.why_not("INFO"), means, "ask whoever runs this Redis for maxmemory-policy"
         )
         return
@@ -169,7 +171,7 @@ def _eviction(facts: Facts) -> Iterator[Finding]:
     if policy != "noeviction":
         what = "leases and the leader key" if policy.startswith("volatile") else "the stream, the index or leases"
         means = f"at full memory Redis deletes {what}: messages are lost, or run twice at the same time"
-        yield Finding(
+        yield DoctorFinding(
             "eviction",
             BAD,
             f"maxmemory-policy {policy}, {evicted:,} keys deleted so far",
@@ -179,15 +181,15 @@ def _eviction(facts: Facts) -> Iterator[Finding]:
     elif evicted:
         means = "keys were deleted before the policy was changed; they may have been ours"
         seen = f"noeviction, but {evicted:,} keys deleted since the start"
-        yield Finding("eviction", WARN, seen, means, "compare what was sent with what was handled")
+        yield DoctorFinding("eviction", WARN, seen, means, "compare what was sent with what was handled")
     else:
-        yield Finding("eviction", OK, "maxmemory-policy noeviction", "Redis deletes nothing of its own accord")
+        yield DoctorFinding("eviction", OK, "maxmemory-policy noeviction", "Redis deletes nothing of its own accord")
 
 
-def _memory(facts: Facts) -> Iterator[Finding]:
+def _memory(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     used = facts.number("used_memory")
     if used is None:
-        yield Finding(
+        yield DoctorFinding(
             "memory", UNKNOWN, facts.why_not("INFO"), "at full memory nothing can be sent", "allow INFO to this user"
         )
         return
@@ -198,19 +200,19 @@ def _memory(facts: Facts) -> Iterator[Finding]:
     seen = f"{_mib(used)} of {_mib(total)} ({of})" if total else _mib(used)
     if limit and used >= limit and (facts.told("maxmemory_policy") or "noeviction") == "noeviction":
         means = "nothing can be sent or handed over; what is in processing is still acknowledged, and nothing is lost"
-        yield Finding("memory", BAD, seen, means, "trim what is done, or raise maxmemory")
+        yield DoctorFinding("memory", BAD, seen, means, "trim what is done, or raise maxmemory")
     elif total and used >= _NEARLY_FULL * total:
         means = "soon nothing can be sent any more" if limit else "soon the kernel may kill redis-server"
-        yield Finding("memory", WARN, seen, means, "trim what is done, or give Redis more memory")
+        yield DoctorFinding("memory", WARN, seen, means, "trim what is done, or give Redis more memory")
     else:
-        yield Finding("memory", OK, seen, "there is room")
+        yield DoctorFinding("memory", OK, seen, "there is room")
 
 
 def _mib(size: int) -> str:
     return f"{size / 1_048_576:,.1f} MiB"
 
 
-def _rights(facts: Facts) -> Iterator[Finding]:
+def _rights(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     rights = facts.rights
     who = f"user {rights.user}" if rights.user else "this user"
     # One that is called after a program is for that; any other one may be meant for a master or a consumer.
@@ -219,7 +221,7 @@ def _rights(facts: Facts) -> Iterator[Finding]:
     ]
     if rights.missing is None:
         means = f"whether {who} may run all that Usher needs shows only at work"
-        yield Finding(
+        yield DoctorFinding(
             "rights", UNKNOWN, rights.how or "not asked", means, "allow MULTI to this user, or ask as an administrator"
         )
     elif rights.own_missing:
@@ -227,7 +229,7 @@ def _rights(facts: Facts) -> Iterator[Finding]:
             f"{who} may not run {', '.join(rights.own_missing)} on all keys that {_a([rights.user])} of this version"
             f" uses ({rights.how})"
         )
-        yield Finding(
+        yield DoctorFinding(
             "rights",
             BAD,
             seen,
@@ -236,7 +238,7 @@ def _rights(facts: Facts) -> Iterator[Finding]:
         )
     elif fit:
         seen = f"{who} may run all that {_a(fit)} needs ({rights.how}), and not all that others need"
-        yield Finding("rights", OK, seen, f"{_a(fit)} can work under it; other programs have users of their own")
+        yield DoctorFinding("rights", OK, seen, f"{_a(fit)} can work under it; other programs have users of their own")
     elif rights.missing:
         few = ", ".join(rights.missing[:8]) + (
             f" and {len(rights.missing) - 8} more" if len(rights.missing) > 8 else ""
@@ -249,9 +251,9 @@ def _rights(facts: Facts) -> Iterator[Finding]:
         if rights.enough_for:  # it may be meant for that, or for a master and lack a few rights
             means += f"; {_a(rights.enough_for)} can"
             do += "; one that is called after its program (see `usher acl`) is judged by that alone"
-        yield Finding("rights", BAD, f"{who} may not run: {few}", means, do)
+        yield DoctorFinding("rights", BAD, f"{who} may not run: {few}", means, do)
     else:
-        yield Finding(
+        yield DoctorFinding(
             "rights", OK, f"{who} may run all that Usher needs ({rights.how})", "master and consumers can work under it"
         )
 
@@ -260,7 +262,7 @@ def _a(programs: Iterable[str | None]) -> str:
     return " or ".join(f"{'an' if (name or '').startswith('a') else 'a'} {name}" for name in programs)
 
 
-def _times(facts: Facts) -> Iterator[Finding]:
+def _times(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     busy = facts.setting("busy-reply-threshold") or facts.setting("lua-time-limit")
     busy_ms = int(busy) if busy and busy.isdecimal() and int(busy) else _BUSY_MS
     if facts.lease_ms * 2 / 3 <= busy_ms:
@@ -269,7 +271,7 @@ def _times(facts: Facts) -> Iterator[Finding]:
             " says BUSY"
         )
         means = "one slow script of anybody ends all leases at once: everything is taken back and handed over again"
-        yield Finding(
+        yield DoctorFinding(
             "lease",
             WARN,
             seen,
@@ -277,7 +279,7 @@ def _times(facts: Facts) -> Iterator[Finding]:
             f"set USHER_LEASE_SECONDS above {busy_ms * 3 / 2000:g}, or lower busy-reply-threshold",
         )
     else:
-        yield Finding(
+        yield DoctorFinding(
             "lease",
             OK,
             f"USHER_LEASE_SECONDS {facts.lease_ms / 1000:g}",
@@ -289,7 +291,7 @@ def _times(facts: Facts) -> Iterator[Finding]:
             "connections that wait are cut; each cut costs the leader a new epoch, or a consumer a repeated"
             " acknowledgement"
         )
-        yield Finding(
+        yield DoctorFinding(
             "idle connections", WARN, f"timeout {idle} s", means, "set timeout 0 (tcp-keepalive finds dead peers)"
         )
     clients, most = (
@@ -301,22 +303,24 @@ def _times(facts: Facts) -> Iterator[Finding]:
             "a program that starts, or comes back after a break, may find no room; a consumer needs five connections, a"
             " master eight"
         )
-        yield Finding("connections", WARN, f"{clients:,} of maxclients {most:,}", means, "raise maxclients")
+        yield DoctorFinding("connections", WARN, f"{clients:,} of maxclients {most:,}", means, "raise maxclients")
 
 
-def _abilities(facts: Facts) -> Iterator[Finding]:
+def _abilities(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     needed = [ability for ability in facts.abilities if ability.required]
     missing = [ability.name for ability in needed if ability.has is False]
     unknown = [ability.name for ability in needed if ability.has is None]
     if missing:
         do = "use Redis 6.2.14 or later, or Valkey"
-        yield Finding("capabilities", BAD, f"missing: {', '.join(missing)}", "Usher cannot work on this server", do)
+        yield DoctorFinding(
+            "capabilities", BAD, f"missing: {', '.join(missing)}", "Usher cannot work on this server", do
+        )
     elif unknown:
-        yield Finding(
+        yield DoctorFinding(
             "capabilities", UNKNOWN, f"not told: {', '.join(unknown)}", "whether Usher can work here shows only at work"
         )
     elif needed:
-        yield Finding(
+        yield DoctorFinding(
             "capabilities",
             OK,
             "all that are needed are there",
@@ -332,7 +336,7 @@ def _abilities(facts: Facts) -> Iterator[Finding]:
             if all(tracking.values())
             else "portable mode: it asks all streams in turn"
         )
-        yield Finding("stream router", UNKNOWN if None in tracking.values() else OK, seen, mode)
+        yield DoctorFinding("stream router", UNKNOWN if None in tracking.values() else OK, seen, mode)
 
 
 def _answer(has: bool | None) -> str:

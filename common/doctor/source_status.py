@@ -12,12 +12,12 @@ import orjson
 
 from usher.common.base.errors import GroupMissing
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.sources import SCOPED_TICKET_FIELD, Sources, shard_of
+from usher.common.protocol.sources import SCOPED_TICKET_FIELD, SourceSelection, shard_of
 from usher.common.redis.client import Link
 from usher.common.redis.replies import pairs
 from usher.common.redis.scripts import ScriptRunner
 
-#: Sources that are looked at, at most; and by one call.
+#: SourceSelection that are looked at, at most; and by one call.
 _MOST_LOOKED_AT, _PAGE = 5000, 100
 #: Entries of one source that are counted where Redis does not know their number.
 _MOST_COUNTED = 100
@@ -39,7 +39,7 @@ class _Look(NamedTuple):
 class SourcesReader:
     """Reads the state of the sources of one work stream, over a link of the caller."""
 
-    def __init__(self, link: Link, keys: Keys, sources: Sources) -> None:
+    def __init__(self, link: Link, keys: Keys, sources: SourceSelection) -> None:
         self._link = link
         self._scripts = ScriptRunner(link)
         self._keys = keys
@@ -53,16 +53,16 @@ class SourcesReader:
         names = self._names()
         looks = [look for at in range(0, len(names), _PAGE) for look in self._look(names[at : at + _PAGE])]
         worst = sorted((look for look in looks if look.lag), key=lambda look: -look.lag)[:_WORST]
-        troubles = {_text(look.source): look.state for look in looks if look.state in _BAD}
+        troubles = {_decode_source(look.source): look.state for look in looks if look.state in _BAD}
         for master in masters:
             troubles |= {
                 source: f"{outcome}: {words}" if words else outcome for source, outcome, words in master.pop("troubles")
             }
         troubles |= self._held_back()
-        looked_at = {_text(look.source) for look in looks}
+        looked_at = {_decode_source(look.source) for look in looks}
         others = [_Look(name.encode(), "not_gathered", 0, False) for name in troubles if name not in looked_at]
         rows = [
-            self._row(look, holders) | {"state": look.state, "trouble": troubles.get(_text(look.source), "")}
+            self._row(look, holders) | {"state": look.state, "trouble": troubles.get(_decode_source(look.source), "")}
             for look in (*looks, *others)
         ]
         self._rows = sorted(rows, key=lambda row: (not row["trouble"], -row["lag"], row["source"]))
@@ -151,12 +151,12 @@ class SourcesReader:
     def _row(look: _Look, holders: dict[int, str]) -> dict[str, Any]:
         source = look.source
         return {
-            "source": _text(source),
+            "source": _decode_source(source),
             "lag": look.lag,
             "lag_is_exact": not look.is_more,
             "master": holders.get(shard_of(source), ""),
         }
 
 
-def _text(source: bytes) -> str:
+def _decode_source(source: bytes) -> str:
     return source.decode(errors="replace")

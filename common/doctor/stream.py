@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from usher.common.doctor.facts import Facts, Finding, NameInGroup, Severity, StreamFacts
+from usher.common.doctor.facts import DoctorFacts, DoctorFinding, DoctorSeverity, NameInGroup, TicketStreamFacts
 from usher.common.protocol.stream_id import rank
 
-OK, UNKNOWN, WARN, BAD = Severity.OK, Severity.UNKNOWN, Severity.WARN, Severity.BAD
+OK, UNKNOWN, WARN, BAD = DoctorSeverity.OK, DoctorSeverity.UNKNOWN, DoctorSeverity.WARN, DoctorSeverity.BAD
 _LAST_RANK = (1 << 128) - 1
 #: Ids this far ahead of Redis' clock were made by somebody, not by a clock that was set back a little.
 _POISONED_MS = 3_600_000
@@ -15,12 +15,12 @@ _AHEAD_MS = 1000
 _SHOWN = 5
 
 
-def judge_stream(facts: Facts) -> Iterator[Finding]:
+def judge_stream(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     """Everything about the configured ticket stream."""
     stream = facts.stream
     if stream is None:
         why = facts.why_not("stream")
-        yield Finding(
+        yield DoctorFinding(
             "stream",
             UNKNOWN,
             why,
@@ -30,7 +30,7 @@ def judge_stream(facts: Facts) -> Iterator[Finding]:
         return
     if stream.wrong_type:
         means = "producers and master get WRONGTYPE: nothing works"
-        yield Finding(
+        yield DoctorFinding(
             "stream",
             BAD,
             f"{stream.name} is a {stream.wrong_type}",
@@ -44,7 +44,7 @@ def judge_stream(facts: Facts) -> Iterator[Finding]:
         if stream.last_generated
         else f"{stream.name} is not there yet"
     )
-    yield Finding(
+    yield DoctorFinding(
         "stream", OK, seen, "producers can add to it" if stream.last_generated else "the first message makes it"
     )
     yield from _ids(facts, stream)
@@ -54,7 +54,7 @@ def judge_stream(facts: Facts) -> Iterator[Finding]:
     yield from _idle(facts, stream)
     yield from _log(facts, stream)
     if stream.dead_letters:
-        yield Finding(
+        yield DoctorFinding(
             "dead letters",
             WARN,
             f"{stream.dead_letters:,}",
@@ -63,20 +63,22 @@ def judge_stream(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _log(facts: Facts, stream: StreamFacts) -> Iterator[Finding]:
+def _log(facts: DoctorFacts, stream: TicketStreamFacts) -> Iterator[DoctorFinding]:
     """Rows of an outbox go when Redis has answered: what it loses after that is nowhere else."""
     if not stream.is_log:
         return
     fsync = facts.setting("appendfsync") if facts.told("aof_enabled") != "0" else None
     if fsync == "always":
-        yield Finding("log", OK, "an outbox is streamed here, appendfsync always", "what left the outbox is on disk")
+        yield DoctorFinding(
+            "log", OK, "an outbox is streamed here, appendfsync always", "what left the outbox is on disk"
+        )
         return
     seen = f"an outbox is streamed here, appendfsync {fsync or 'not known, or no append-only file'}"
     means = (
         "rows leave the outbox when Redis answers: a power loss may take what it had not brought to disk yet, and"
         " nobody has it then"
     )
-    yield Finding(
+    yield DoctorFinding(
         "log",
         WARN,
         seen,
@@ -85,14 +87,14 @@ def _log(facts: Facts, stream: StreamFacts) -> Iterator[Finding]:
     )
 
 
-def _ids(facts: Facts, stream: StreamFacts) -> Iterator[Finding]:
+def _ids(facts: DoctorFacts, stream: TicketStreamFacts) -> Iterator[DoctorFinding]:
     if not stream.last_generated or facts.clock is None:
         return
     last = rank(stream.last_generated.encode())
     ahead_ms = (last >> 64) - facts.clock.redis_ms
     do = "stop who sends such ids; copy what is left to a new stream, then delete this one"
     if last == _LAST_RANK:
-        yield Finding(
+        yield DoctorFinding(
             "ids",
             BAD,
             f"the last id is {stream.last_generated}",
@@ -101,7 +103,7 @@ def _ids(facts: Facts, stream: StreamFacts) -> Iterator[Finding]:
         )
     elif ahead_ms > _POISONED_MS:
         means = "somebody has sent an id of the future: all later ones are pinned to it, and times in them say nothing"
-        yield Finding(
+        yield DoctorFinding(
             "ids",
             BAD,
             f"the last id is {stream.last_generated}, {ahead_ms / 3_600_000:,.1f} hours ahead of Redis' clock",
@@ -110,7 +112,7 @@ def _ids(facts: Facts, stream: StreamFacts) -> Iterator[Finding]:
         )
     elif ahead_ms > _AHEAD_MS:
         means = "Redis' clock went back, or somebody chose this id; ids go on growing, so the order holds"
-        yield Finding(
+        yield DoctorFinding(
             "ids",
             WARN,
             f"the last id is {ahead_ms / 1000:,.1f} s ahead of Redis' clock",
@@ -118,46 +120,46 @@ def _ids(facts: Facts, stream: StreamFacts) -> Iterator[Finding]:
             "look at the clock of Redis' host",
         )
     else:
-        yield Finding("ids", OK, f"the last id is {stream.last_generated}", "ids follow Redis' clock")
+        yield DoctorFinding("ids", OK, f"the last id is {stream.last_generated}", "ids follow Redis' clock")
 
 
-def _group(stream: StreamFacts) -> Iterator[Finding]:
+def _group(stream: TicketStreamFacts) -> Iterator[DoctorFinding]:
     if stream.has_group:
-        yield Finding("group", OK, f"{stream.pending:,} entries pending", "the group is there")
+        yield DoctorFinding("group", OK, f"{stream.pending:,} entries pending", "the group is there")
     elif stream.position_saved:
         means = (
             "somebody has destroyed it, or the stream; a leader makes it again where it was and says what may repeat or"
             " is lost"
         )
         do = "see that a master runs, and look for `group_lost` in its log"
-        yield Finding("group", WARN if stream.leader else BAD, "the group is gone", means, do)
+        yield DoctorFinding("group", WARN if stream.leader else BAD, "the group is gone", means, do)
     elif stream.entries:
         means = "no master has ever read this stream; the first one begins with its first entry"
-        yield Finding(
+        yield DoctorFinding(
             "group", WARN, "there is no group", means, "start a master; see that USHER_GROUP is the same everywhere"
         )
 
 
-def _waits(stream: StreamFacts) -> bool:
+def _waits(stream: TicketStreamFacts) -> bool:
     """``lag`` None: something is not read, and nobody has counted how much."""
     return stream.pending > 0 or stream.lag is None or stream.lag > 0
 
 
-def _leader(stream: StreamFacts) -> Iterator[Finding]:
+def _leader(stream: TicketStreamFacts) -> Iterator[DoctorFinding]:
     waiting = _waits(stream) or (stream.entries and not stream.has_group)
     if stream.leader:
-        yield Finding("leader", OK, stream.leader, "a master reads and hands over")
+        yield DoctorFinding("leader", OK, stream.leader, "a master reads and hands over")
     elif waiting:
-        yield Finding("leader", BAD, "none", "entries wait and nobody hands them over", "start a master")
+        yield DoctorFinding("leader", BAD, "none", "entries wait and nobody hands them over", "start a master")
     else:
-        yield Finding("leader", WARN, "none", "nothing waits, and nobody would hand it over", "start a master")
+        yield DoctorFinding("leader", WARN, "none", "nothing waits, and nobody would hand it over", "start a master")
 
 
-def _consumers(stream: StreamFacts) -> Iterator[Finding]:
+def _consumers(stream: TicketStreamFacts) -> Iterator[DoctorFinding]:
     if stream.living:
-        yield Finding("consumers", OK, f"{stream.living} alive", "somebody runs handlers")
+        yield DoctorFinding("consumers", OK, f"{stream.living} alive", "somebody runs handlers")
     elif _waits(stream):
-        yield Finding(
+        yield DoctorFinding(
             "consumers",
             BAD,
             "none is alive",
@@ -165,21 +167,21 @@ def _consumers(stream: StreamFacts) -> Iterator[Finding]:
             "start consumers",
         )
     else:
-        yield Finding("consumers", WARN, "none is alive", "what is sent waits until one comes", "start consumers")
+        yield DoctorFinding("consumers", WARN, "none is alive", "what is sent waits until one comes", "start consumers")
     dead = [name for name in stream.names if name.state == "lost" and name.pending]
     if dead:
         severity = WARN if stream.leader else BAD
         means = "their leases have ended; " + (
             "the leader takes their entries back" if stream.leader else "no leader takes their entries back"
         )
-        yield Finding("dead consumers", severity, _listed(dead), means, "" if stream.leader else "start a master")
+        yield DoctorFinding("dead consumers", severity, _listed(dead), means, "" if stream.leader else "start a master")
     strangers = [name for name in stream.names if name.state == "unknown" and name.pending]
     if strangers:
         means = (
             "somebody who is not Usher read from its group; the sweep takes these entries back after two leases, and"
             " order may suffer"
         )
-        yield Finding("strangers", WARN, _listed(strangers), means, "let other programs use a group of their own")
+        yield DoctorFinding("strangers", WARN, _listed(strangers), means, "let other programs use a group of their own")
 
 
 def _listed(names: list[NameInGroup]) -> str:
@@ -187,10 +189,10 @@ def _listed(names: list[NameInGroup]) -> str:
     return few + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
-def _idle(facts: Facts, stream: StreamFacts) -> Iterator[Finding]:
+def _idle(facts: DoctorFacts, stream: TicketStreamFacts) -> Iterator[DoctorFinding]:
     if stream.idle_ms > 2 * facts.lease_ms:
         seen = f"for {stream.idle_ms / 1000:,.1f} s, with leases of {facts.lease_ms / 1000:g} s"
         means = (
             "a living consumer touches what it holds with every renewal; is USHER_LEASE_SECONDS the same everywhere?"
         )
-        yield Finding("idle entries", WARN, seen, means, "compare USHER_LEASE_SECONDS of masters and consumers")
+        yield DoctorFinding("idle entries", WARN, seen, means, "compare USHER_LEASE_SECONDS of masters and consumers")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from usher.common.doctor.facts import Facts, Finding, Severity
+from usher.common.doctor.facts import DoctorFacts, DoctorFinding, DoctorSeverity
 
-OK, UNKNOWN, WARN, BAD = Severity.OK, Severity.UNKNOWN, Severity.WARN, Severity.BAD
+OK, UNKNOWN, WARN, BAD = DoctorSeverity.OK, DoctorSeverity.UNKNOWN, DoctorSeverity.WARN, DoctorSeverity.BAD
 #: Clocks of two machines differ; from here on the times that people see are misleading.
 _SKEW_MS = 2000
 #: While we watch for a moment, time measured by two clocks differs by the two round trips only.
@@ -16,7 +16,7 @@ _AHEAD_MS = 1000
 _NUMBERS_PER_MS = 1024
 
 
-def judge_topology(facts: Facts) -> Iterator[Finding]:
+def judge_topology(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     """Role, replicas, failover and clock."""
     yield from _role(facts)
     yield from judge_replicas(facts)
@@ -24,21 +24,21 @@ def judge_topology(facts: Facts) -> Iterator[Finding]:
     yield from _clock(facts)
 
 
-def _role(facts: Facts) -> Iterator[Finding]:
+def _role(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     role = facts.told("role")
     if role is None:
-        yield Finding(
+        yield DoctorFinding(
             "role", UNKNOWN, facts.why_not("INFO"), "a replica would refuse every write", "allow INFO to this user"
         )
     elif role == "master":
-        yield Finding("role", OK, "master", "it accepts writes")
+        yield DoctorFinding("role", OK, "master", "it accepts writes")
     else:
         seen = f"replica of {facts.told('master_host')}:{facts.told('master_port')}"
         means = "it refuses every write: nothing can be sent, handed over or acknowledged"
-        yield Finding("role", BAD, seen, means, "point USHER_REDIS_URL at the master")
+        yield DoctorFinding("role", BAD, seen, means, "point USHER_REDIS_URL at the master")
 
 
-def judge_replicas(facts: Facts) -> Iterator[Finding]:
+def judge_replicas(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     """Who has a copy, and whether Redis wants more of them than there are."""
     replicas = facts.number("connected_slaves")
     if replicas is None or facts.told("role") != "master":
@@ -51,15 +51,15 @@ def judge_replicas(facts: Facts) -> Iterator[Finding]:
     ):  # how many are good is told where some are needed
         means = "Redis refuses writes (NOREPLICAS) until replicas are back: nothing is lost, nothing moves"
         seen = f"{good if good is not None else replicas} good ones, {needed or 'some'} needed"
-        yield Finding("replicas", BAD, seen, means, "bring the replicas back")
+        yield DoctorFinding("replicas", BAD, seen, means, "bring the replicas back")
     elif not replicas:
-        yield Finding("replicas", OK, "none", "nothing to fail over to; the data live on this host alone")
+        yield DoctorFinding("replicas", OK, "none", "nothing to fail over to; the data live on this host alone")
     elif needed:
         means = (
             "a failover may lose the last moment of sends and acknowledgements; a master that was cut off stops"
             " accepting writes"
         )
-        yield Finding("replicas", OK, f"{replicas} connected, {needed} needed to write", means)
+        yield DoctorFinding("replicas", OK, f"{replicas} connected, {needed} needed to write", means)
     else:
         unknown = needed_text is None
         seen = f"{replicas} connected, min-replicas-to-write {'not told' if unknown else '0'}"
@@ -71,14 +71,14 @@ def judge_replicas(facts: Facts) -> Iterator[Finding]:
             "set min-replicas-to-write 1 and min-replicas-max-lag to a few seconds; resend what was sent around a"
             " failover"
         )
-        yield Finding("replicas", UNKNOWN if unknown else WARN, seen, means, do)
+        yield DoctorFinding("replicas", UNKNOWN if unknown else WARN, seen, means, do)
 
 
-def _failover(facts: Facts) -> Iterator[Finding]:
+def _failover(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     in_cluster = facts.told("cluster_enabled") == "1"
     if in_cluster and facts.mode != "cluster":
         do = "use redis+cluster://host:port,host:port as USHER_REDIS_URL"
-        yield Finding(
+        yield DoctorFinding(
             "failover",
             BAD,
             "a cluster node behind a plain URL",
@@ -88,11 +88,11 @@ def _failover(facts: Facts) -> Iterator[Finding]:
     elif facts.mode == "cluster":
         state = (facts.cluster or {}).get("cluster_state")
         if state is None:
-            yield Finding(
+            yield DoctorFinding(
                 "failover", UNKNOWN, facts.why_not("CLUSTER INFO"), "whether the cluster is whole is not known"
             )
         elif state == "ok":
-            yield Finding(
+            yield DoctorFinding(
                 "failover",
                 OK,
                 "cluster, state ok",
@@ -100,9 +100,9 @@ def _failover(facts: Facts) -> Iterator[Finding]:
             )
         else:
             means = "Redis refuses commands (CLUSTERDOWN): nothing is lost, nothing moves"
-            yield Finding("failover", BAD, f"cluster, state {state}", means, "mend the cluster")
+            yield DoctorFinding("failover", BAD, f"cluster, state {state}", means, "mend the cluster")
     elif facts.mode == "sentinel":
-        yield Finding(
+        yield DoctorFinding(
             "failover",
             OK,
             "Sentinel names the master",
@@ -111,28 +111,28 @@ def _failover(facts: Facts) -> Iterator[Finding]:
     elif facts.sentinels:
         seen = f"{facts.sentinels} sentinels watch this server, but the URL is that of one server"
         do = "use redis+sentinel://host:port,host:port/service as USHER_REDIS_URL"
-        yield Finding(
+        yield DoctorFinding(
             "failover", WARN, seen, "after a failover Usher stays with the former master, which refuses writes", do
         )
 
 
-def _clock(facts: Facts) -> Iterator[Finding]:
+def _clock(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     clock = facts.clock
     if clock is None:
-        yield Finding(
+        yield DoctorFinding(
             "clock", UNKNOWN, facts.why_not("TIME"), "leases and ids rest on Redis' clock", "allow TIME to this user"
         )
         return
     if abs(clock.drift_ms) > _JUMP_MS:
         seen = f"in {clock.watched_ms} ms Redis' clock went {clock.watched_ms + clock.drift_ms} ms"
         means = "leases end early or late; fences hold all the same"
-        yield Finding("clock", WARN, seen, means, "let the clock of Redis' host be slewed, not set")
+        yield DoctorFinding("clock", WARN, seen, means, "let the clock of Redis' host be slewed, not set")
     elif abs(clock.ahead_ms) > _SKEW_MS:
         seen = (
             f"Redis is {abs(clock.ahead_ms) / 1000:,.1f} s {'ahead of' if clock.ahead_ms > 0 else 'behind'} this"
             " machine"
         )
-        yield Finding(
+        yield DoctorFinding(
             "clock",
             WARN,
             seen,
@@ -140,14 +140,14 @@ def _clock(facts: Facts) -> Iterator[Finding]:
             "synchronise the clocks",
         )
     else:
-        yield Finding(
+        yield DoctorFinding(
             "clock", OK, f"Redis and this machine differ by {abs(clock.ahead_ms)} ms", "leases and ids can be trusted"
         )
     means = (
         "a message takes two to four of these to its handler; with USHER_ACK_MODE=strict a ticket takes more than one"
         " per message"
     )
-    yield Finding("round trip", OK, f"{clock.trip_ms:,.1f} ms from here to Redis", means)
+    yield DoctorFinding("round trip", OK, f"{clock.trip_ms:,.1f} ms from here to Redis", means)
     highest = facts.stream.highest_number if facts.stream is not None else 0
     back_ms = highest // _NUMBERS_PER_MS - clock.redis_ms
     if back_ms > _AHEAD_MS:
@@ -156,4 +156,6 @@ def _clock(facts: Facts) -> Iterator[Finding]:
             " stay at the old time"
         )
         do = "wait, or set the clock right; see that it is slewed, not set"
-        yield Finding("clock went back", WARN, f"by {back_ms / 1000:,.1f} s since the last number was given", means, do)
+        yield DoctorFinding(
+            "clock went back", WARN, f"by {back_ms / 1000:,.1f} s since the last number was given", means, do
+        )

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from usher.common.doctor.facts import Severity
+from usher.common.doctor.facts import DoctorSeverity
 
 Number = tuple[int, int, int]
 
@@ -84,20 +84,23 @@ def version_of(info: Mapping[str, str]) -> Version | None:
     return None
 
 
-def floor_problem(version: Version) -> tuple[Severity, str]:
+def floor_problem(version: Version) -> tuple[DoctorSeverity, str]:
     """Whether this version is below the floor, and why."""
     if version.product != "redis":
-        return Severity.OK, ""
+        return DoctorSeverity.OK, ""
     if version.number < (6, 2, 0):
-        return Severity.BAD, "it has no XAUTOCLAIM: Usher cannot work"
+        return DoctorSeverity.BAD, "it has no XAUTOCLAIM: Usher cannot work"
     if version.number < (6, 2, 14):
         return (
-            Severity.WARN,
+            DoctorSeverity.WARN,
             "releases before 6.2.14 have bugs in consumer groups and scripts, and Usher is not tried with them",
         )
     if (7, 0, 0) <= version.number < (7, 0, 5):
-        return Severity.BAD, "XAUTOCLAIM, which the sweep uses, can overflow the heap (CVE-2022-31144, CVE-2022-35951)"
-    return Severity.OK, "new enough"
+        return (
+            DoctorSeverity.BAD,
+            "XAUTOCLAIM, which the sweep uses, can overflow the heap (CVE-2022-31144, CVE-2022-35951)",
+        )
+    return DoctorSeverity.OK, "new enough"
 
 
 def known_holes(version: Version) -> Iterator[Hole]:

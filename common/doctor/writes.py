@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from usher.common.doctor.facts import Facts, Severity
+from usher.common.doctor.facts import DoctorFacts, DoctorSeverity
 from usher.common.doctor.server import refused_writes
 
 #: What ``write_trouble`` reads the replies of. Sections, one by one: several in one command only Redis 7 knows.
@@ -32,9 +32,9 @@ def write_trouble(*replies: Any) -> WriteTrouble | None:
     """What the replies of ``INFO_COMMANDS`` say against writing; None when nothing does, or Redis does not tell this
     user."""
     told = {name: value for reply in replies if isinstance(reply, bytes) for name, value in info_lines(reply).items()}
-    found = refused_writes(Facts(info=told)) if told else None
+    found = refused_writes(DoctorFacts(info=told)) if told else None
     return (
-        WriteTrouble(f"Redis, {found.check}: {found.means}; {found.do}", found.severity is Severity.BAD)
+        WriteTrouble(f"Redis, {found.check}: {found.means}; {found.do}", found.severity is DoctorSeverity.BAD)
         if found is not None
         else None
     )

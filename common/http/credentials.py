@@ -34,7 +34,7 @@ from pathlib import Path
 from usher.common.base.clock import now_s
 from usher.common.base.errors import SettingsError, StartRefused
 from usher.common.base.log import event
-from usher.common.runtime.file_watch import ChangedFiles
+from usher.common.runtime.file_watch import FileWatch
 from usher.common.runtime.settings import is_loopback
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class Credentials:
         self._file = file
         self._lock = threading.Lock()  # of whoever reads the file again
         self._looked_s = now_s()
-        self._files = ChangedFiles(*([file] if file is not None else []))
+        self._files = FileWatch(*([file] if file is not None else []))
         self._known = self._fixed if file is None else self._fixed | self._read(file)
 
     @property

@@ -17,13 +17,13 @@ from flask import g, request
 from usher.common.base.clock import now_s
 from usher.common.http.problem import Problem
 
-#: Buckets that are kept. One that was forgotten is full again.
+#: KeyedTokenBuckets that are kept. One that was forgotten is full again.
 _MOST_BUCKETS = 10_000
 
 View = TypeVar("View", bound=Callable[..., Any])
 
 
-class Buckets:
+class KeyedTokenBuckets:
     """A bucket per key; it fills at ``per_s`` up to ``most``, and every take empties it by one. Called from several
     threads."""
 
@@ -58,8 +58,8 @@ class RateLimits:
     ``rarely``."""
 
     def __init__(self, per_s: float, per_minute: float) -> None:
-        self._all = Buckets(per_s, per_s)
-        self._rare = Buckets(per_minute / 60, per_minute)
+        self._all = KeyedTokenBuckets(per_s, per_s)
+        self._rare = KeyedTokenBuckets(per_minute / 60, per_minute)
 
     def count(self, view: object) -> None:
         """Count the request that is being answered. Raises Problem 429."""

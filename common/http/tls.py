@@ -10,7 +10,7 @@ from pathlib import Path
 
 from usher.common.base.errors import SettingsError
 from usher.common.base.log import event
-from usher.common.runtime.file_watch import ChangedFiles
+from usher.common.runtime.file_watch import FileWatch
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ class ServerTls:
         self.cert, self._key = cert.expanduser(), (key or cert).expanduser()
         self._sockets = sockets
         self._lock = threading.Lock()
-        self._files = ChangedFiles(self.cert, self._key)
+        self._files = FileWatch(self.cert, self._key)
         self._context = self._load()
 
     def context(self) -> ssl.SSLContext:
@@ -68,7 +68,7 @@ class ClientTls:
         self._ca = None if ca is None else ca.expanduser()
         self._lock = threading.Lock()
         file = self._ca or ssl.get_default_verify_paths().cafile
-        self._files = ChangedFiles(*([Path(file)] if file else []))
+        self._files = FileWatch(*([Path(file)] if file else []))
         self._context: ssl.SSLContext | None = None
 
     def context(self) -> ssl.SSLContext:

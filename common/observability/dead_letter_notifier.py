@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from usher.common.observability.webhook import Webhook
 
 
-class Bell:
+class DeadLetterNotifier:
     """Rung by any thread; never waits. Neither fields nor texts of a message leave by it: they may be secrets."""
 
     def __init__(self, metrics: Metrics, webhook_url: str, program: str, keys: Keys) -> None:

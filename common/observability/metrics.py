@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from usher.common.base.clock import now_s
 from usher.common.redis.client import troubles
-from usher.common.runtime.histograms import Timings
+from usher.common.runtime.histograms import DurationHistogram
 from usher.common.runtime.service import Service
 
 Source = Callable[[], Iterable[Metric]]
@@ -47,14 +47,14 @@ class Metrics:
 
     def add(self, source: Source) -> None:
         """``source`` is asked at every scrape, on a thread of the web server."""
-        self._registry.register(_Asked(source))
+        self._registry.register(_CallbackCollector(source))
 
     def page(self) -> bytes:
         """The text that Prometheus reads."""
         return bytes(generate_latest(self._registry))
 
 
-class _Asked:
+class _CallbackCollector:
     def __init__(self, source: Source) -> None:
         self._source = source
 
@@ -86,7 +86,7 @@ def counters(name: str, text: str, label: str, values: Mapping[str, float]) -> M
     return family
 
 
-def histogram(name: str, text: str, timings: Timings) -> Metric:
+def histogram(name: str, text: str, timings: DurationHistogram) -> Metric:
     rows = [("+Inf" if bound == float("inf") else repr(bound), count) for bound, count in timings.cumulative()]
     return HistogramMetricFamily(f"usher_{name}", text, buckets=rows, sum_value=timings.sum_s)
 

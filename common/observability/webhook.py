@@ -27,10 +27,10 @@ _TIMEOUT_S = (1.0, 3.0)
 _TRIES = 4
 
 
-def told_url(url: str) -> str:
+def redact_webhook_url(url: str) -> str:
     """What may be said of a URL: path, query and user may be secrets.
 
-    >>> told_url("https://u:p@hooks.example:8443/T0/B0/token?key=1")
+    >>> redact_webhook_url("https://u:p@hooks.example:8443/T0/B0/token?key=1")
     'https://hooks.example:8443/...'
     """
     try:
@@ -97,7 +97,7 @@ class Webhook(Service):
                 log,
                 "webhook_failed",
                 level=logging.WARNING,
-                url=told_url(self._url),
+                url=redact_webhook_url(self._url),
                 letters=len(self._batch),
                 why=trouble,
             )

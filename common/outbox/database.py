@@ -11,7 +11,7 @@ from usher.common.base.errors import SqlBusy, SqlTrouble, StartRefused, UsherErr
 from usher.common.outbox.sql_files import DIALECTS, newest, queries, versions
 from usher.common.sql.alchemy import sa
 from usher.common.sql.engine import postgres_args
-from usher.common.sql.errors import CANCELED, Why, is_autocommit, passing, plain, sqlstate
+from usher.common.sql.errors import CANCELED, PassingCause, driver_message, is_autocommit, passing, sqlstate
 
 #: How long a writer waits for SQLite's one write lock.
 _SQLITE_WAIT_S = 30.0
@@ -93,9 +93,9 @@ def sql_trouble(doing: str, *, canceled: type[SqlTrouble] = SqlTrouble) -> Itera
         # Of a PendingRollbackError: what passes came before, and was swallowed.
         if found is None and not was_canceled and not isinstance(problem, sa.exc.PendingRollbackError):
             raise
-        is_busy = found is not None and (found.why is not Why.AWAY or _SQLITE_FULL in found.told)
+        is_busy = found is not None and (found.why is not PassingCause.AWAY or _SQLITE_FULL in found.told)
         kind = SqlBusy if is_busy else canceled if was_canceled else SqlTrouble
-        raise kind(f"{doing}: {found.told if found else plain(problem)}") from problem
+        raise kind(f"{doing}: {found.told if found else driver_message(problem)}") from problem
 
 
 def check_schema(engine: sa.Engine, setting: str) -> None:
@@ -104,7 +104,7 @@ def check_schema(engine: sa.Engine, setting: str) -> None:
         with engine.connect() as connection:
             found, needed = schema_version(connection), newest(engine.dialect.name)
     except sa.exc.SQLAlchemyError as problem:
-        raise StartRefused(f"{setting}: the database cannot be used: {plain(problem)}") from problem
+        raise StartRefused(f"{setting}: the database cannot be used: {driver_message(problem)}") from problem
     if found < needed:
         what = (
             f"its outbox has schema version {found}, version {needed} is needed"

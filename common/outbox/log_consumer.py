@@ -48,7 +48,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from usher.common.base.backoff import backoff_s
-from usher.common.base.callables import left_undone
+from usher.common.base.callables import unfinished_kind
 from usher.common.base.errors import RedisTrouble, SqlTrouble
 from usher.common.base.log import event
 from usher.common.outbox.database import (
@@ -67,7 +67,7 @@ from usher.common.protocol.message import UID_FIELD, as_mapping, first_value
 from usher.common.protocol.sources import FROM_FIELD
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.common.redis.replies import Entry
-from usher.common.runtime.fork_guard import EndsInChildren
+from usher.common.runtime.fork_guard import ForkGuard
 from usher.common.runtime.signals import UntilSignal
 from usher.common.sql.alchemy import sa
 
@@ -278,9 +278,9 @@ class LogConsumer:
         fresh = self._fresh(sql, at, [_record(entry) for entry in entries])
         if fresh:
             state = self._load(sql)
-            with EndsInChildren():  # they would commit, or roll back, on our connection
+            with ForkGuard():  # they would commit, or roll back, on our connection
                 returned = handle(fresh, state, sql)
-            if kind := left_undone(returned):  # the checkpoint would move over records of which nothing was done
+            if kind := unfinished_kind(returned):  # the checkpoint would move over records of which nothing was done
                 raise OutboxMisused(
                     f"handle returned {kind!r}, so nothing of these records was done: it must be a plain function that"
                     " does the work itself"

@@ -29,7 +29,7 @@ class Row(NamedTuple):
     size: int
 
 
-class Batch(NamedTuple):
+class OutboxBatch(NamedTuple):
     """``values``: for each message ticket, uid, action, object, data. ``ids`` of the rows, and (id, reason) of those
     that were refused."""
 
@@ -53,14 +53,14 @@ def is_all(rows: Sequence[Row], count: int) -> bool:
     return len(rows) < count and sum(row.size for row in rows) < BATCH_BYTES // 2
 
 
-def encode(rows: Iterable[Row]) -> Batch:
+def encode(rows: Iterable[Row]) -> OutboxBatch:
     """All rows of a batch. Reasons: those of ``check_ticket``, ``empty_uid``, ``uid_too_long``, ``row_too_large``,
     ``<column>_not_utf8``.
 
     >>> encode([Row(7, "u", "42", "create", "ride", "{}", 2), Row(8, "v", "", "create", "ride", "{}", 2)])
-    Batch(ids=[7], values=[b'42', b'u', b'create', b'ride', b'{}'], refused=[(8, 'empty_ticket_id')])
+    OutboxBatch(ids=[7], values=[b'42', b'u', b'create', b'ride', b'{}'], refused=[(8, 'empty_ticket_id')])
     """
-    batch = Batch([], [], [])
+    batch = OutboxBatch([], [], [])
     for row in rows:
         try:
             values = _values(row)

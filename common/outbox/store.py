@@ -129,9 +129,9 @@ class OutboxStore:
             ended.close()
             return True
 
-    def bell(self) -> Bell | None:
+    def bell(self) -> CommitNotifier | None:
         """What tells of commits; None where nothing does (SQLite, other drivers)."""
-        return Bell(self._engine) if self._is_postgres and self._engine.driver == "psycopg" else None
+        return CommitNotifier(self._engine) if self._is_postgres and self._engine.driver == "psycopg" else None
 
     def close(self) -> None:
         self._engine.dispose()
@@ -163,7 +163,7 @@ class OutboxStore:
         connection.execute(self._queries["remove"], values)
 
 
-class Bell:
+class CommitNotifier:
     """Rings at commits, by LISTEN/NOTIFY; used by one thread. A ring may be missed while it connects: look from time to
     time all the same."""
 

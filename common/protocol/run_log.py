@@ -19,7 +19,7 @@ from usher.common.protocol.message import ticket_text
 DONE, FAILED, RETRY_LATER, GAVE_UP, CRASHED, STALE = "done", "failed", "retry_later", "gave_up", "crashed", "stale"
 
 
-class Run(NamedTuple):
+class RunRecord(NamedTuple):
     """One execution. ``outcome``: done, failed (its handler raised), retry_later, gave_up, crashed (it ended with its
     process), stale (its handler returned, and its acknowledgement was refused: somebody else had the ticket by then,
     and handles the message too)."""
@@ -71,7 +71,7 @@ def encode(consumer: str, executed: Iterable[Executed], outcomes: Sequence[str] 
     return orjson.dumps(record)
 
 
-def decode(record: bytes) -> Iterator[Run]:
+def decode(record: bytes) -> Iterator[RunRecord]:
     """The executions of a record."""
     columns = orjson.loads(record)
     names = ("ids", "tickets", "fences", "attempts", "start_us", "end_us")
@@ -79,4 +79,4 @@ def decode(record: bytes) -> Iterator[Run]:
     for entry_id, ticket, fence, attempt, start_us, end_us, outcome in zip(
         *(columns[name] for name in names), outcomes, strict=True
     ):
-        yield Run(columns["consumer"], ticket, entry_id, fence, attempt, start_us, end_us, outcome)
+        yield RunRecord(columns["consumer"], ticket, entry_id, fence, attempt, start_us, end_us, outcome)

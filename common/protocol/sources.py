@@ -19,7 +19,7 @@ from functools import cached_property
 #: of which the first ``<length>`` bytes are not the producer's. See lua/sources/gather.lua.
 FROM_FIELD = b"usher_from"
 SCOPED_TICKET_FIELD = b"usher_ticket"
-#: Sources are spread over the masters in this many shards. Never changed: masters of different versions must agree on
+#: SourceSelection are spread over the masters in this many shards. Never changed: masters of different versions must agree on
 #: it.
 SHARDS = 64
 
@@ -43,18 +43,18 @@ def is_pattern(part: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Sources:
+class SourceSelection:
     """What the setting names: plain ``names`` and ``patterns``, in its order."""
 
     names: tuple[str, ...]
     patterns: tuple[str, ...]
 
     @classmethod
-    def parse(cls, text: str) -> Sources:
+    def parse(cls, text: str) -> SourceSelection:
         """Raises ValueError, with what is wrong and the way out.
 
-        >>> Sources.parse("orders, tickets:*")
-        Sources(names=('orders',), patterns=('tickets:*',))
+        >>> SourceSelection.parse("orders, tickets:*")
+        SourceSelection(names=('orders',), patterns=('tickets:*',))
         """
         parts = [part.strip() for part in text.split(",")] if "," in text else [text]
         for part in parts:
@@ -78,8 +78,8 @@ class Sources:
     def work_stream(self, group: str) -> str:
         """The stream to work on. With a work stream its name is the group's: it does not change when a source is added.
 
-        >>> Sources.parse("a,b").work_stream("g"), Sources.parse("a{7},b{7}").work_stream("g"), Sources.parse("a").work_stream("g")
-        ('usher:{g}', 'usher:g{7}', 'a')
+        >>> [SourceSelection.parse(names).work_stream("g") for names in ("a,b", "a{7},b{7}", "a")]
+        ['usher:{g}', 'usher:g{7}', 'a']
         """
         if self.single is not None:
             return self.single
@@ -88,7 +88,7 @@ class Sources:
     def takes(self, key: bytes) -> bool:
         """Whether the stream ``key`` is a source: by its name, or by a pattern, if Usher does not keep it for itself.
 
-        >>> sources = Sources.parse("orders,tickets:*")
+        >>> sources = SourceSelection.parse("orders,tickets:*")
         >>> [sources.takes(key) for key in (b"orders", b"tickets:7", b"tickets:{7}:g:dead", b"other")]
         [True, True, False, False]
         """
@@ -104,7 +104,7 @@ class Sources:
     def prefixes(self) -> tuple[bytes, ...]:
         """What the names of all sources begin with; none of these begins with another one.
 
-        >>> Sources.parse("tickets:*,tickets,orders:?:x").prefixes()
+        >>> SourceSelection.parse("tickets:*,tickets,orders:?:x").prefixes()
         (b'orders:', b'tickets')
         """
         found: list[str] = []
@@ -123,7 +123,7 @@ class Sources:
 
 
 def is_work_stream(name: str, group: str) -> bool:
-    """Whether ``name`` is what masters of ``group`` gather several streams into (``Sources.work_stream``).
+    """Whether ``name`` is what masters of ``group`` gather several streams into (``SourceSelection.work_stream``).
 
     >>> [is_work_stream(name, "g") for name in ("usher:{g}", "usher:g{7}", "usher:{h}", "orders")]
     [True, True, False, False]

@@ -74,7 +74,7 @@ def after(stream_id: bytes) -> bytes:
     return from_rank(rank(stream_id) + 1)
 
 
-class Position(NamedTuple):
+class GroupPosition(NamedTuple):
     """How far a group was: the highest id it was given, and the lowest one that was pending then."""
 
     delivered: bytes

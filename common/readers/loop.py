@@ -30,17 +30,17 @@ from types import TracebackType
 from typing import Any
 
 from usher.common.base.backoff import backoff_s
-from usher.common.base.callables import left_undone, runs_nothing
+from usher.common.base.callables import unawaitable_reason, unfinished_kind
 from usher.common.base.clock import now_s
 from usher.common.base.errors import GiveUp, RedisTrouble, RetryLater, readable
 from usher.common.base.log import event
-from usher.common.base.text import told
+from usher.common.base.text import format_error
 from usher.common.readers.board import ReadingBoard
 from usher.common.readers.reliable_stream import ReliableStream, StreamMessage, reader_name
 from usher.common.readers.services import LoopOptions, Shared, StreamReader, StreamWriter
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.runtime.clock_steps import look_for_steps
-from usher.common.runtime.fork_guard import EndsInChildren
+from usher.common.runtime.fork_guard import ForkGuard
 from usher.common.runtime.health import Health, judge
 from usher.common.runtime.service import Service
 from usher.common.runtime.signals import UntilSignal
@@ -95,7 +95,7 @@ class StreamRunner(Service):
             return 0.0
         began_s = now_s()
         try:
-            with EndsInChildren():
+            with ForkGuard():
                 _check_ran(self._handle(message))
         except (
             BaseException
@@ -125,7 +125,7 @@ class StreamRunner(Service):
         options = self._shared.options
         was_suspect, message.is_suspect = message.is_suspect, False
         self._shared.metrics.failed += 1
-        error = told(problem)
+        error = format_error(problem)
         message.failures += not isinstance(problem, RetryLater)
         if isinstance(problem, GiveUp) or (
             message.failures >= options.max_attempts and not isinstance(problem, RetryLater)
@@ -165,12 +165,12 @@ class StreamRunner(Service):
 
 def _check_ran(result: object) -> None:
     """Raise TypeError when what a handler returned shows that nothing of it ran: its message would count as done."""
-    if kind := left_undone(result):
+    if kind := unfinished_kind(result):
         raise TypeError(f"the handler returned {kind!r}, so nothing of the message was done: {_PLAIN}")
 
 
 def _check_plain(handle: Handle) -> None:
-    if kind := runs_nothing(handle):
+    if kind := unawaitable_reason(handle):
         raise TypeError(f"this handler is {kind}: {_PLAIN}")
 
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from usher.common.protocol.attempts import decode
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.message import EntryView
-from usher.common.protocol.stream_id import ZERO, Position, Span, before, rank
+from usher.common.protocol.stream_id import ZERO, GroupPosition, Span, before, rank
 from usher.common.redis.client import Arg, Link
 from usher.common.redis.replies import Entry, TicketStream, pairs, parse_own, range_command
 from usher.common.redis.scripts import ScriptRunner
@@ -267,11 +267,11 @@ class ReliableStream:
         return int(self._scripts.run("stream_leave", (self._keys.stream,), (self._keys.group, *idle))) if idle else 0
 
 
-def goes_on_at(saved: Position | None, seen: bytes, span: Span | None) -> bytes:
+def goes_on_at(saved: GroupPosition | None, seen: bytes, span: Span | None) -> bytes:
     """The id after which a group that is made (again) reads. Pure: what was saved, the highest id this reader was
     given, what the stream holds.
 
-    >>> goes_on_at(Position(b"9-0", b"5-0"), b"9-0", Span(b"1-0", b"9-0"))
+    >>> goes_on_at(GroupPosition(b"9-0", b"5-0"), b"9-0", Span(b"1-0", b"9-0"))
     b'4-18446744073709551615'
     """
     if span is None or rank(span.last_generated) < rank(seen):

@@ -32,7 +32,7 @@ _WITH_SUBCOMMANDS = ("XINFO", "XGROUP", "CLIENT", "ACL", "CLUSTER")
 
 
 @dataclass(frozen=True)
-class Program:
+class AclProgram:
     """A kind of program. ``sends``: what it sends itself, beside its scripts. ``keys``: patterns."""
 
     name: str
@@ -76,32 +76,32 @@ def commands_of(script: str) -> set[str]:
     return found | {name.lower() for name in _TABLE.findall(text)}
 
 
-def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[Program, ...]:
+def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[AclProgram, ...]:
     """All kinds of programs around one ticket stream and group.
 
     ``sources``: names and patterns of what is gathered into it, if it is a work stream.
     """
-    keys, log = Keys(_plain(stream), _plain(group)), LogKeys(_plain(stream), "*")
+    keys, log = Keys(_escape_pattern(stream), _escape_pattern(group)), LogKeys(_escape_pattern(stream), "*")
     everything, at = f"{keys.prefix}*", keys.stream
-    fed = tuple(source if is_pattern(source) else _plain(source) for source in sources)
+    fed = tuple(source if is_pattern(source) else _escape_pattern(source) for source in sources)
     given = fed or (at,)
     return (
-        Program("producer", "whoever adds messages with a plain XADD", (), ("xadd",), (*given, log.delayed), connects=False),
-        Program("sender", "`usher send`, Producer", ("send",), ("xadd", "xinfo|stream", "time"), (
+        AclProgram("producer", "whoever adds messages with a plain XADD", (), ("xadd",), (*given, log.delayed), connects=False),
+        AclProgram("sender", "`usher send`, Producer", ("send",), ("xadd", "xinfo|stream", "time"), (
             *given, log.delayed, *(uid_key(one, b"*").decode() for one in given),
         )),
-        Program("consumer", "consumers", _CONSUMER, ("xread", "xreadgroup", "xtrim", "xrange", "hmget", "exists"), (
+        AclProgram("consumer", "consumers", _CONSUMER, ("xread", "xreadgroup", "xtrim", "xrange", "hmget", "exists"), (
             *(at, keys.tickets, keys.attempts, keys.runs, keys.dead, keys.changed, keys.consumers),
             *(keys.lease("*"), keys.inbox("*"), keys.noted("*")),
         )),
-        Program("master", "masters, and the commands of operators", _MASTER + _GATHERING * bool(fed), _MASTER_SENDS + ("scan",) * bool(fed), (
+        AclProgram("master", "masters, and the commands of operators", _MASTER + _GATHERING * bool(fed), _MASTER_SENDS + ("scan",) * bool(fed), (
             *(at, everything, log.checkpoints, log.archived, log.groups, log.delayed, log.due, log.due_until),
             *(*fed, *(key for source in fed for key in _beside(LogKeys(source)))),
         )),
-        Program("streamer", "streamers of an outbox; with USHER_OUTBOX_WAIT_AOF it needs +waitaof too (Redis 7.2)",
+        AclProgram("streamer", "streamers of an outbox; with USHER_OUTBOX_WAIT_AOF it needs +waitaof too (Redis 7.2)",
                 ("emit", "elect", "hold_lead", "resign"), ("wait", "xinfo|stream", "get", "pttl"), (at, log.leader, log.counters)),
-        Program("reader", "log consumers (LogConsumer)", ("note_checkpoint",), _READER_SENDS, (at, log.checkpoints)),
-        Program("auditor", "`usher audit`, `usher audit archive`, `usher rehearse`", _AUDITOR, _AUDITOR_SENDS, (at, everything, log.archived)),
+        AclProgram("reader", "log consumers (LogConsumer)", ("note_checkpoint",), _READER_SENDS, (at, log.checkpoints)),
+        AclProgram("auditor", "`usher audit`, `usher audit archive`, `usher rehearse`", _AUDITOR, _AUDITOR_SENDS, (at, everything, log.archived)),
     )  # fmt: skip
 
 
@@ -195,7 +195,7 @@ def _entry(password: str) -> str:
     return f"on resetpass #{hashlib.sha256(password.encode()).hexdigest()}" if password else "off resetpass"
 
 
-def _plain(name: str) -> str:
+def _escape_pattern(name: str) -> str:
     """A name with what patterns of Redis would read otherwise."""
     return re.sub(r"([*?\[\]\\^])", r"\\\1", name)
 

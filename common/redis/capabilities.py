@@ -45,7 +45,7 @@ class Capability:
     instead: str
 
 
-class _Question(NamedTuple):
+class _CapabilityProbe(NamedTuple):
     name: str
     ask: tuple[Arg, ...]
     judge: Callable[[Any], bool | None]
@@ -91,30 +91,30 @@ def _words(refused: Exception) -> str:
     return str(refused).removeprefix("Redis: ")
 
 
-def _required(key: str) -> list[_Question]:
+def _required(key: str) -> list[_CapabilityProbe]:
     """What Usher does not work without. ``key`` is not there; it lies in the slot of the stream's keys and under their
     ACL patterns."""
     return [
-        _Question(
+        _CapabilityProbe(
             "xautoclaim",
             ("XAUTOCLAIM", key, "g", "c", 0, "0-0"),
             _is_understood,
             "finding idle messages that nobody looks after",
         ),
-        _Question(
+        _CapabilityProbe(
             "xpending_idle",
             ("XPENDING", key, "g", "IDLE", 0, "-", "+", 1),
             _is_understood,
             "renewing a lease touches what has been idle",
         ),
-        _Question("xtrim_minid", ("XTRIM", key, "MINID", 0), _is_understood, "trimming the inbox of a consumer"),
+        _CapabilityProbe("xtrim_minid", ("XTRIM", key, "MINID", 0), _is_understood, "trimming the inbox of a consumer"),
     ]
 
 
-def _used(key: str) -> list[_Question]:
+def _used(key: str) -> list[_CapabilityProbe]:
     """What Usher uses where it is there."""
     return [
-        _Question(
+        _CapabilityProbe(
             "idmp",
             ("XADD", key, "NOMKSTREAM", "IDMP", "p", "i", "*", "f", "v"),
             _is_understood,
@@ -122,35 +122,35 @@ def _used(key: str) -> list[_Question]:
             " (common/sending/producer.py)",
             "a script remembers uids, for producers that ask for it",
         ),
-        _Question(
+        _CapabilityProbe(
             "script_flags",
             ("EVAL", _SCRIPT_WITH_FLAGS, 0),
             _is_done,
             "scripts that free memory run when memory is full",
             "those scripts begin with a write that needs no memory, which has the same effect",
         ),
-        _Question(
+        _CapabilityProbe(
             "xautoclaim_deleted",
             ("COMMAND", "DOCS", "XAUTOCLAIM"),
             _documents("deleted entries"),
             "entries whose body is gone are told by the sweep",
             "the sweep looks at the body of every entry that it finds",
         ),
-        _Question(
+        _CapabilityProbe(
             "lag",
             ("COMMAND", "DOCS", "XINFO|GROUPS"),
             _documents("`lag`"),
             "counting what is not read yet",
             "entries above the last delivered id are counted, 100,000 at most",
         ),
-        _Question(
+        _CapabilityProbe(
             "client_tracking",
             ("CLIENT", "TRACKINGINFO"),
             _is_understood,
             "the stream router hears which streams have changed",
             "the stream router asks all streams in turn (portable mode)",
         ),
-        _Question(
+        _CapabilityProbe(
             "acl_dryrun",
             ("ACL", "DRYRUN", "default", "PING"),
             _is_understood,
@@ -160,45 +160,45 @@ def _used(key: str) -> list[_Question]:
     ]
 
 
-def _not_used_yet(key: str) -> list[_Question]:
+def _not_used_yet(key: str) -> list[_CapabilityProbe]:
     """What would spare Usher some work."""
     return [
-        _Question(
+        _CapabilityProbe(
             "consumer_inactive",
             ("COMMAND", "DOCS", "XINFO|CONSUMERS"),
             _documents("`inactive`"),
             "telling a name that waits from one that works",
             "leases tell who lives",
         ),
-        _Question(
+        _CapabilityProbe(
             "waitaof",
             ("COMMAND", "INFO", "WAITAOF"),
             _is_listed,
             "knowing that a send is on disk",
             "appendfsync decides",
         ),
-        _Question(
+        _CapabilityProbe(
             "xackdel",
             ("COMMAND", "INFO", "XACKDEL"),
             _is_listed,
             "acknowledging and deleting in one step",
             "entries stay until they are trimmed",
         ),
-        _Question(
+        _CapabilityProbe(
             "xreadgroup_claim",
             ("XREADGROUP", "GROUP", "g", "c", "CLAIM", 1, "STREAMS", key, ">"),
             _is_understood,
             "reading idle and new entries in one call",
             "XAUTOCLAIM",
         ),
-        _Question(
+        _CapabilityProbe(
             "xnack",
             ("COMMAND", "INFO", "XNACK"),
             _is_listed,
             "giving an entry back",
             "XCLAIM to the reserved consumer `master`",
         ),
-        _Question(
+        _CapabilityProbe(
             "xread_maxcount",
             ("XREAD", "MAXCOUNT", 1, "STREAMS", key, 0),
             _is_understood,
@@ -223,7 +223,7 @@ def ask(link: Link, absent_key: str) -> tuple[Capability, ...]:
     return (*(_answered(*asked, reply) for asked, reply in zip(questions, replies, strict=True)), _resp3(link))
 
 
-def _answered(question: _Question, required: bool, used: bool, reply: Any) -> Capability:
+def _answered(question: _CapabilityProbe, required: bool, used: bool, reply: Any) -> Capability:
     said = _words(reply) if isinstance(reply, Exception) and not isinstance(reply, GroupMissing) else ""
     how = " ".join(str(word) for word in question.ask).replace("\n", "\\n")
     return Capability(

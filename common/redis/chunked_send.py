@@ -10,17 +10,17 @@ import termios
 from collections.abc import Iterable, Iterator
 
 #: Bytes that are sent at a time.
-PIECE = 65_536
+CHUNK_BYTES = 65_536
 
 
-def pieces(packed: Iterable[bytes]) -> Iterator[memoryview]:
+def split_chunks(packed: Iterable[bytes]) -> Iterator[memoryview]:
     for part in packed:
         view = memoryview(part)
-        for at in range(0, len(view), PIECE):
-            yield view[at : at + PIECE]
+        for at in range(0, len(view), CHUNK_BYTES):
+            yield view[at : at + CHUNK_BYTES]
 
 
-def unsent(sock: socket.socket) -> int:
+def unsent_bytes(sock: socket.socket) -> int:
     """Bytes that were sent and have not arrived, as far as the system knows; 0 where it does not say (sandboxes, other
     systems): then the time of a reply begins when the last piece was taken."""
     try:

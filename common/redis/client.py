@@ -19,8 +19,8 @@ import redis
 from usher.common.base.clock import now_s
 from usher.common.base.errors import GroupMissing, NotNow, ReplyUnknown, ServerChanged, SettingsError, StartRefused
 from usher.common.base.log import redacted
-from usher.common.redis.chunked_send import PIECE, pieces, unsent
-from usher.common.redis.connection_hints import unreachable
+from usher.common.redis.chunked_send import CHUNK_BYTES, split_chunks, unsent_bytes
+from usher.common.redis.connection_hints import describe_unreachable
 from usher.common.redis.endpoints import check, has_moved, is_fixed, make_connection, misled
 
 Arg = bytes | str | int | float
@@ -307,7 +307,7 @@ class Link:
         except (redis.RedisError, OSError) as failed:
             self._misled()
             self._moved_on()
-            raise troubles.count(NotNow("CONNECT", unreachable(self.url, failed))) from failed
+            raise troubles.count(NotNow("CONNECT", describe_unreachable(self.url, failed))) from failed
 
     def _check_server(self) -> None:
         if self._same_server is None:
@@ -348,10 +348,10 @@ class Link:
 
     def _send(self, connection: Any, packed: Any, replies: int = 1) -> None:
         self._owed = replies
-        is_large = sum(map(len, packed)) > PIECE
+        is_large = sum(map(len, packed)) > CHUNK_BYTES
         try:
-            connection.send_packed_command(pieces(packed) if is_large else packed, check_health=False)
-            self._unsent = unsent(self.socket) if is_large else 0
+            connection.send_packed_command(split_chunks(packed) if is_large else packed, check_health=False)
+            self._unsent = unsent_bytes(self.socket) if is_large else 0
         except (redis.RedisError, OSError) as failed:
             self._moved_on()
             raise troubles.count(ReplyUnknown(f"the connection to Redis broke while sending: {failed}")) from failed
@@ -394,7 +394,7 @@ class Link:
         network has not taken yet."""
         before = self._unsent
         if before:
-            self._unsent = unsent(self.socket)
+            self._unsent = unsent_bytes(self.socket)
         return self._unsent < before
 
 

@@ -44,25 +44,25 @@ _OVER_TLS = (
 _HUNG_UP = ("connection reset", "connection closed")
 
 
-def unreachable(url: str, failed: object) -> str:
+def describe_unreachable(url: str, failed: object) -> str:
     """That Redis cannot be reached, for people: where, why, and what to do about it."""
-    return f"Redis at {redacted(url)} cannot be reached: {failed}{way_out(url, failed)}"
+    return f"Redis at {redacted(url)} cannot be reached: {failed}{hint_for(url, failed)}"
 
 
-def way_out(url: str, failed: object) -> str:
+def hint_for(url: str, failed: object) -> str:
     """What to do about ``failed``, to be put behind it; "" where it says all that is known.
 
-    >>> way_out("redis://h", "Connection refused"), way_out("redis://h", "(104, 'Connection reset by peer')")
+    >>> hint_for("redis://h", "Connection refused"), hint_for("redis://h", "(104, 'Connection reset by peer')")
     ('', ' (a server that speaks TLS is reached with rediss instead of redis)')
     """
     words = (
         f"{failed} {getattr(failed, '__context__', '')}".lower()
     )  # redis-py calls all timeouts alike, and keeps the one that it has seen
-    hint = _over_tls(url, words) if urlsplit(url).scheme.startswith("rediss") else _plain(url, words)
+    hint = _over_tls(url, words) if urlsplit(url).scheme.startswith("rediss") else _over_plain_tcp(url, words)
     return f" ({hint})" if hint else ""
 
 
-def _plain(url: str, words: str) -> str:
+def _over_plain_tcp(url: str, words: str) -> str:
     over_tcp = not url.startswith("unix")
     return (
         "a server that speaks TLS is reached with rediss instead of redis"

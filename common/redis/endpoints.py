@@ -134,7 +134,7 @@ def make_connection(url: str, name: str, timeout_s: float) -> Any:
     ask = (
         partial(_sentinel_master, parts, timeout_s, tls) if at_sentinels else partial(_slot_owner, parts, kind, options)
     )
-    host, port = _told(url, parts, ask)
+    host, port = _ask_sentinels(url, parts, ask)
     return kind(host=host, port=port, db=_service(parts)[1] if at_sentinels else 0, **options)
 
 
@@ -153,7 +153,7 @@ def has_moved(url: str, connection: Any) -> bool:
     return told is not None and told.place is not None and told.place != (connection.host, connection.port)
 
 
-def _told(url: str, parts: Any, ask: Callable[[str, int], _Told]) -> tuple[str, int]:
+def _ask_sentinels(url: str, parts: Any, ask: Callable[[str, int], _Told]) -> tuple[str, int]:
     """The first answer of the hosts in the URL that is not of a failover before the last one that we know of: who is
     cut off tells such, and the former master may take all that is sent to it. If all are (somebody has set the
     sentinels up anew), the first. Raises what the last one raised."""

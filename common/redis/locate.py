@@ -14,7 +14,7 @@ from usher.common.runtime.settings import CommonSettings
 
 
 @dataclass(frozen=True)
-class Up:
+class LocalInstance:
     """What a running ``usher up`` tells the other programs of this machine, in ``<state>/up.json``."""
 
     redis_url: str
@@ -23,17 +23,19 @@ class Up:
     consumers: str = ""  # their names
 
 
-def announce(state_folder: Path, up: Up) -> None:
+def announce_instance(state_folder: Path, up: LocalInstance) -> None:
     """Write ``up.json``, readable by its owner only: the URL has the password."""
     state_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_private(state_folder / "up.json", json.dumps(asdict(up)) + "\n")
 
 
-def running_up(state_folder: Path) -> Up | None:
+def find_local_instance(state_folder: Path) -> LocalInstance | None:
     """The ``usher up`` that runs with this state folder; None when there is none, or its process is gone."""
     try:
         told = json.loads((state_folder / "up.json").read_bytes())
-        up = Up(str(told["redis_url"]), str(told["master_urls"]), int(told["pid"]), str(told.get("consumers", "")))
+        up = LocalInstance(
+            str(told["redis_url"]), str(told["master_urls"]), int(told["pid"]), str(told.get("consumers", ""))
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return up if up.pid > 0 and _alive(up.pid) else None
@@ -44,7 +46,7 @@ def resolve_redis_url(settings: CommonSettings) -> str:
     there is neither."""
     if settings.redis_url:
         return _near(settings.redis_url, settings)
-    up = running_up(settings.state_folder)
+    up = find_local_instance(settings.state_folder)
     if up is None:
         raise StartRefused(
             f"USHER_REDIS_URL is empty and no `usher up` is running (looked in {settings.state_folder / 'up.json'})"

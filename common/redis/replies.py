@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from usher.common.base.errors import GroupMissing
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.stream_id import Position, Span
+from usher.common.protocol.stream_id import GroupPosition, Span
 from usher.common.redis.client import CommandRefused, Link
 
 #: Stricter than lua/includes/record.lua: what this reads, that reads too.
@@ -38,7 +38,7 @@ class InboxRecord(NamedTuple):
     bodies: dict[bytes, list[bytes]]
 
 
-class Record(NamedTuple):
+class TicketRecord(NamedTuple):
     """A ticket's record in the index (lua/includes/record.lua)."""
 
     owner: bytes
@@ -53,16 +53,16 @@ class GroupConsumer(NamedTuple):
     pending: int
 
 
-def parse_record(value: bytes) -> Record:
+def parse_record(value: bytes) -> TicketRecord:
     """Raises ValueError when it is not one of ours."""
     if _RECORD.fullmatch(value) is None:
         raise ValueError("not a record")
     owner, fence, *ids = value.split(b" ")
     owner.decode()  # a name that is no text is not ours
-    return Record(owner, int(fence), ids)
+    return TicketRecord(owner, int(fence), ids)
 
 
-def _record_or_none(value: bytes | None) -> Record | None:
+def _record_or_none(value: bytes | None) -> TicketRecord | None:
     try:
         return None if value is None else parse_record(value)
     except ValueError:
@@ -177,12 +177,12 @@ class TicketStream:
             raise
         return True
 
-    def saved_position(self) -> Position | None:
+    def saved_position(self) -> GroupPosition | None:
         """What save_position noted last."""
         saved = pairs(self._link.call("HGETALL", self._keys.position))
         if b"delivered" not in saved:
             return None
-        return Position(saved[b"delivered"], saved[b"oldest_pending"] or None)
+        return GroupPosition(saved[b"delivered"], saved[b"oldest_pending"] or None)
 
     def repeats_until(self) -> bytes | None:
         """What note_repeats noted: what the group is given up to this id it was given before. None: nothing, or it is
@@ -219,7 +219,7 @@ class TicketStream:
         """All names in the group."""
         return group_consumers_of(self._link.call("XINFO", "CONSUMERS", self._keys.stream, self._keys.group))
 
-    def records(self, count: int = 1000) -> Iterator[tuple[bytes, Record | None]]:
+    def records(self, count: int = 1000) -> Iterator[tuple[bytes, TicketRecord | None]]:
         """Every record of the index, by HSCAN; one that changes meanwhile may come twice or in either state. None: it
         cannot be read."""
         cursor = b"0"
@@ -230,7 +230,7 @@ class TicketStream:
             if cursor == b"0":
                 return
 
-    def records_of(self, tickets: Sequence[bytes]) -> list[Record | None]:
+    def records_of(self, tickets: Sequence[bytes]) -> list[TicketRecord | None]:
         """The records of these tickets, in their order; None where there is none, or it cannot be read."""
         if not tickets:
             return []

@@ -15,7 +15,7 @@ import redis
 
 from usher.common.base.errors import NotNow, ReplyUnknown, UsherError
 from usher.common.redis.client import Arg, CommandRefused, named
-from usher.common.redis.connection_hints import unreachable
+from usher.common.redis.connection_hints import describe_unreachable
 from usher.common.redis.endpoints import has_moved, make_connection, misled
 
 _CHUNK = 262_144
@@ -29,7 +29,7 @@ class TrackingRefused(UsherError):
     """This server, or what stands before it, does not tell about changes."""
 
 
-class Changed:
+class KeysChanged:
     """A message that these keys have changed; None: anything may have (FLUSHALL)."""
 
     __slots__ = ("keys",)
@@ -38,7 +38,7 @@ class Changed:
         self.keys = keys
 
 
-class PushLink:
+class TrackingLink:
     """Used by one thread. Not connected at first; every trouble disconnects it."""
 
     def __init__(self, url: str, name: str, timeout_s: float) -> None:
@@ -84,7 +84,7 @@ class PushLink:
         except (redis.RedisError, OSError) as failed:
             self.misled()
             self.disconnect()
-            raise NotNow("CONNECT", unreachable(self._url, failed)) from failed
+            raise NotNow("CONNECT", describe_unreachable(self._url, failed)) from failed
         self._reader = _reader()
         wanted = [word for prefix in prefixes for word in ("PREFIX", prefix)]
         for command in (("HELLO", 3), ("CLIENT", "TRACKING", "ON", "BCAST", *wanted)):
@@ -110,7 +110,7 @@ class PushLink:
             raise ReplyUnknown(f"the connection to Redis broke while sending: {failed}") from failed
 
     def receive(self) -> list[Any]:
-        """All that has come, in order: ``Changed``, replies, and exceptions where Redis refused (CommandRefused,
+        """All that has come, in order: ``KeysChanged``, replies, and exceptions where Redis refused (CommandRefused,
         NotNow). To be called when the socket is readable. Raises ReplyUnknown."""
         messages: list[Any] = []
         try:
@@ -126,7 +126,7 @@ class PushLink:
                 if not isinstance(message, hiredis.PushNotification):
                     messages.append(_as_reply(message))
                 elif message and message[0] == b"invalidate":
-                    messages.append(Changed(message[1]))
+                    messages.append(KeysChanged(message[1]))
         except (OSError, hiredis.HiredisError) as failed:
             self.disconnect()
             raise ReplyUnknown(f"the connection to Redis broke: {failed}") from failed
@@ -149,7 +149,7 @@ class PushLink:
     def _one_reply(self) -> Any:
         while True:
             for message in self.receive():
-                if not isinstance(message, Changed):
+                if not isinstance(message, KeysChanged):
                     return message
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 
 from usher.common.base.errors import StartRefused
-from usher.common.rehearsal.values import DIED, HUNG, Ended, Piece, Play, calls_of_handler
+from usher.common.rehearsal.values import DIED, HUNG, CallResult, Piece, RehearsalSpec, calls_of_handler
 from usher.common.runtime.own_command import usher_command
 
 #: The handler's prints go there: standard output is the report's.
@@ -42,7 +42,7 @@ class HandlerProcess:
     """Runs a handler on one message after another. ``check`` is called again and again while it waits, and may raise;
     ``with`` ends the process."""
 
-    def __init__(self, play: Play, environ: Mapping[str, str], check: Callable[[], None]) -> None:
+    def __init__(self, play: RehearsalSpec, environ: Mapping[str, str], check: Callable[[], None]) -> None:
         self._play = play
         self._environ = dict(environ)
         self._check = check
@@ -53,7 +53,7 @@ class HandlerProcess:
         #: What else happened, as sentences.
         self.notes: list[str] = []
 
-    def rehearse(self, piece: Piece) -> Ended:
+    def rehearse(self, piece: Piece) -> CallResult:
         """How the call ends. Raises StartRefused when the handler cannot be had."""
         process = self._running()
         began_s = time.monotonic()
@@ -64,7 +64,7 @@ class HandlerProcess:
         except OSError:  # it has gone
             answer = None
         if answer is not None:
-            return Ended(**answer)
+            return CallResult(**answer)
         seconds = time.monotonic() - began_s
         if seconds < limit_s and self._is_over(process):
             how, told = DIED, _ending(process.returncode)
@@ -79,7 +79,7 @@ class HandlerProcess:
             process.send_signal(TELL_WHERE)
             self._is_over(process, _LAST_WORDS_S)
         self._kill()
-        return Ended(how, told, traceback=self._last_words(), seconds=seconds)
+        return CallResult(how, told, traceback=self._last_words(), seconds=seconds)
 
     def __enter__(self) -> HandlerProcess:
         return self

@@ -26,7 +26,7 @@ _OURS = re.compile(r'^ +File ".*[/\\]consumer[/\\]rehearsal\.py".*$', re.MULTILI
 
 
 @dataclass(frozen=True)
-class Play:
+class RehearsalSpec:
     """What is rehearsed. ``handler``: as module:function; ``stream``: the one that is worked on; ``handler_s``:
     USHER_HANDLER_SECONDS, 0 is no limit; ``log``: level and format of what the handler logs; ``secrets``: what no log
     may show."""
@@ -86,7 +86,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Ended:
+class CallResult:
     """How the call of a handler ended.
 
     ``how``: done, raised, retry_later, gave_up, hung (it was ended), died (it ended its process), not_run. ``error``:
@@ -113,7 +113,7 @@ class Ended:
     def told(self) -> str:
         """In a few words.
 
-        >>> Ended(RAISED, "KeyError: 'x'").told(), Ended(LATER, after_s=30).told(), Ended(DIED, "by SIGABRT").told()
+        >>> CallResult(RAISED, "KeyError: 'x'").told(), CallResult(LATER, after_s=30).told(), CallResult(DIED, "by SIGABRT").told()
         ("raises KeyError: 'x'", 'RetryLater 30 s', 'ended its process by SIGABRT')
         """
         if self.how == LATER:

@@ -20,12 +20,12 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, ReplyUnknown
 from usher.common.base.log import event
 from usher.common.redis.client import ELSEWHERE, Arg, CommandRefused
-from usher.common.redis.tracking import HUNG_UP, Changed, PushLink, TrackingRefused
-from usher.common.router.coordinator import Desk, as_found, last_id_command
+from usher.common.redis.tracking import HUNG_UP, KeysChanged, TrackingLink, TrackingRefused
+from usher.common.router.coordinator import RouterCoordinator, as_found, last_id_command
 from usher.common.router.options import RouterOptions
-from usher.common.router.schedule import Book, Check, Read
+from usher.common.router.schedule import LastIdCheck, Read, ReadSchedule
 from usher.common.router.sizing import sweep_slice
-from usher.common.runtime.service import Ended, Service
+from usher.common.runtime.service import Service, ServiceEnded
 
 log = logging.getLogger(__name__)
 
@@ -38,15 +38,15 @@ _MOST_HUNG_UP = 5
 _REPLY_S = 5.0
 
 
-class ChangeReader(Service):
+class ChangeDrivenReader(Service):
     """``on_refused`` is called, once, when Redis cannot tell or does not tell reliably; the service has then ended."""
 
     name = "router"
 
     def __init__(
         self,
-        link: PushLink,
-        desk: Desk,
+        link: TrackingLink,
+        desk: RouterCoordinator,
         options: RouterOptions,
         prefixes: Sequence[bytes],
         on_refused: Callable[[str], None],
@@ -66,7 +66,7 @@ class ChangeReader(Service):
         # What was asked and is not answered yet.
         self._asked: deque[Callable[[Any], None]] = deque()
         self._asked_at_s = 0.0
-        self._checks: list[Check] = []
+        self._checks: list[LastIdCheck] = []
         self._alone: list[Read] = []
         self._next_sweep_s = 0.0
         self._next_check_s = 0.0
@@ -152,7 +152,7 @@ class ChangeReader(Service):
 
     def _give_up(self, why: str) -> None:
         self._refused = why
-        raise Ended
+        raise ServiceEnded
 
     def _forget(self) -> None:
         """What was asked will never be answered; it is asked again over the next connection."""
@@ -192,7 +192,7 @@ class ChangeReader(Service):
 
     def _hear(self, messages: Sequence[Any]) -> None:
         for message in messages:
-            if isinstance(message, Changed):
+            if isinstance(message, KeysChanged):
                 self._announced(message.keys)
             elif self._asked:
                 self._asked.popleft()(message)
@@ -253,7 +253,9 @@ class ChangeReader(Service):
             found = as_found(reply)
             with self._desk.lock:
                 unheard = [
-                    read for read in reads if read.swept and read.stream.key in found and not Book.heard_of(read)
+                    read
+                    for read in reads
+                    if read.swept and read.stream.key in found and not ReadSchedule.heard_of(read)
                 ]
             self._unannounced[0].update(read.stream.key for read in unheard)
             self._checks += self._desk.came(reads, found, announced=True)

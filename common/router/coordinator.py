@@ -12,9 +12,9 @@ from usher.common.base.errors import RedisTrouble
 from usher.common.base.log import event
 from usher.common.redis.client import Arg, CommandRefused
 from usher.common.redis.replies import Entry, pairs
-from usher.common.router.schedule import Book, Check, Read, Stream
+from usher.common.router.schedule import LastIdCheck, Read, ReadSchedule, Stream
 from usher.common.router.subscription import End, Subscription
-from usher.common.runtime.fork_guard import EndsInChildren
+from usher.common.runtime.fork_guard import ForkGuard
 
 log = logging.getLogger(__name__)
 
@@ -27,14 +27,14 @@ Found = dict[bytes, list[Any]]
 _COUNTED = ("subscribed", "entries", "reads", "empty_reads", "announced", "unannounced", "connects", "breaks", "resets")
 
 
-class Desk:
+class RouterCoordinator:
     """Used by all threads of a router. Callbacks run without the lock, on the thread of the reader that brought their
     entries."""
 
     def __init__(self, count: int) -> None:
         """``count``: most entries of one stream that one read brings."""
         self.lock = threading.Lock()
-        self.book = Book()  # guarded by self.lock, as all below
+        self.book = ReadSchedule()  # guarded by self.lock, as all below
         self.counters: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
         self.on_work: Callable[[], None] = lambda: None
         self._count = count
@@ -91,11 +91,11 @@ class Desk:
             *(read.after for read in reads),
         )
 
-    def came(self, reads: Sequence[Read], found: Found, announced: bool) -> list[Check]:
+    def came(self, reads: Sequence[Read], found: Found, announced: bool) -> list[LastIdCheck]:
         """Hand out what an XREAD brought. Returns what must be checked: where nothing was found though something was to
         be expected (``announced``: the reads were for announced changes, but for those that are marked as swept), and
         who is above all that was found."""
-        checks: list[Check] = []
+        checks: list[LastIdCheck] = []
         called: list[tuple[Read, bool, list[tuple[Subscription, Sequence[Entry]]]]] = []
         with self.lock:
             for read in reads:
@@ -130,7 +130,7 @@ class Desk:
             for read in reads:
                 self.book.failed(read)
 
-    def came_alone(self, read: Read, reply: object) -> list[Check]:
+    def came_alone(self, read: Read, reply: object) -> list[LastIdCheck]:
         """The reply to the XREAD of one stream, after one of several was refused."""
         if isinstance(reply, CommandRefused):
             self._refused(read.stream, reply)
@@ -142,7 +142,7 @@ class Desk:
             return []
         return self.came([read], as_found(reply), announced=False)
 
-    def checked(self, checks: Sequence[Check], replies: Sequence[object]) -> None:
+    def checked(self, checks: Sequence[LastIdCheck], replies: Sequence[object]) -> None:
         """``replies``: those to ``last_id_command`` of each stream."""
         for check, reply in zip(checks, replies, strict=True):
             try:
@@ -220,7 +220,7 @@ class Desk:
             if callback is None or subscription.end is not None:
                 continue
             try:
-                with EndsInChildren():  # they would read on our connection
+                with ForkGuard():  # they would read on our connection
                     callback(subscription, entries)
             except Exception as problem:
                 event(

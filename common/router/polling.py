@@ -12,9 +12,9 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, RedisTrouble
 from usher.common.base.log import event
 from usher.common.redis.client import CommandRefused, Link
-from usher.common.router.coordinator import Desk, as_found, last_id_command
+from usher.common.router.coordinator import RouterCoordinator, as_found, last_id_command
 from usher.common.router.options import RouterOptions
-from usher.common.router.schedule import Check, Read
+from usher.common.router.schedule import LastIdCheck, Read
 from usher.common.router.sizing import readers_wanted
 from usher.common.runtime.service import Service
 
@@ -25,10 +25,10 @@ _KEEPER_EVERY_S = 0.5
 _IDLE_S = 0.05
 
 
-class PoolReader(Service):
+class PollingReader(Service):
     """One connection, one turn after the other."""
 
-    def __init__(self, name: str, link: Link, desk: Desk, options: RouterOptions) -> None:
+    def __init__(self, name: str, link: Link, desk: RouterCoordinator, options: RouterOptions) -> None:
         super().__init__()
         self.name = name
         self._link = link
@@ -77,7 +77,7 @@ class PoolReader(Service):
             raise
         return list(zip(reads, replies, strict=True))
 
-    def _checked(self, checks: Sequence[Check]) -> None:
+    def _checked(self, checks: Sequence[LastIdCheck]) -> None:
         if checks:
             try:
                 replies = self._link.pipeline([last_id_command(check.stream) for check in checks])
@@ -98,17 +98,17 @@ class PoolReader(Service):
         self._desk.placed(asked, replies)
 
 
-class PoolKeeper(Service):
+class PollingReaderPool(Service):
     """Keeps as many readers as the number of streams asks for, between the bounds."""
 
     name = "router-pool"
 
-    def __init__(self, make_link: Callable[[str], Link], desk: Desk, options: RouterOptions) -> None:
+    def __init__(self, make_link: Callable[[str], Link], desk: RouterCoordinator, options: RouterOptions) -> None:
         super().__init__()
         self._make_link = make_link
         self._desk = desk
         self._options = options
-        self._readers: list[PoolReader] = []  # guarded by the desk's lock
+        self._readers: list[PollingReader] = []  # guarded by the desk's lock
         self._made = 0
         self._check_at_s = 0.0
         self.most_readers = 0
@@ -142,7 +142,7 @@ class PoolKeeper(Service):
         )
         while len(self._readers) < wanted:
             self._made += 1
-            reader = PoolReader(f"router-{self._made}", self._make_link(f"router-{self._made}"), self._desk, options)
+            reader = PollingReader(f"router-{self._made}", self._make_link(f"router-{self._made}"), self._desk, options)
             self._readers = [*self._readers, reader]
             reader.start()
         surplus, self._readers = self._readers[wanted:], self._readers[:wanted]

@@ -37,17 +37,17 @@ from enum import Enum
 from types import TracebackType
 from typing import Any
 
-from usher.common.base.callables import runs_nothing
+from usher.common.base.callables import unawaitable_reason
 from usher.common.base.errors import RedisTrouble, UsherError
 from usher.common.base.log import event
 from usher.common.protocol.stream_id import ZERO, from_rank, rank
 from usher.common.redis.client import Link
 from usher.common.redis.endpoints import in_reach
-from usher.common.redis.tracking import PushLink
-from usher.common.router.change_driven import ChangeReader
-from usher.common.router.coordinator import Desk
+from usher.common.redis.tracking import TrackingLink
+from usher.common.router.change_driven import ChangeDrivenReader
+from usher.common.router.coordinator import RouterCoordinator
 from usher.common.router.options import RouterOptions
-from usher.common.router.polling import PoolKeeper
+from usher.common.router.polling import PollingReaderPool
 from usher.common.router.subscription import Callback, End, SlowPolicy, Subscription, SubscriptionEnded
 
 __all__ = ["NOW", "End", "Mode", "RouterOptions", "SlowPolicy", "StreamRouter", "Subscription", "SubscriptionEnded"]
@@ -98,14 +98,14 @@ class StreamRouter:
         self._prefixes = tuple(prefix.encode() for prefix in prefixes)
         if any(one is not other and one.startswith(other) for one in self._prefixes for other in self._prefixes):
             raise ValueError("no prefix may be the beginning of another")
-        self._desk = Desk(self._options.xread_count)
+        self._desk = RouterCoordinator(self._options.xread_count)
         self._lock = threading.Lock()
         self._stopped = False
         self._wanted = mode
         #: The mode in use, and why it is not the one that was asked for.
         self.mode = Mode.PORTABLE if mode is Mode.PORTABLE else Mode.CHANGE_DRIVEN
         self.why = ""
-        self._reader: ChangeReader | PoolKeeper = (
+        self._reader: ChangeDrivenReader | PollingReaderPool = (
             self._change_reader() if self.mode is Mode.CHANGE_DRIVEN else self._pool()
         )
         self._desk.on_work = self._reader.ring
@@ -167,7 +167,7 @@ class StreamRouter:
             raise ValueError("capacity must be at least 1")
         if self._stopped:
             raise UsherError("this router was stopped")
-        if on_entries is not None and (kind := runs_nothing(on_entries)):
+        if on_entries is not None and (kind := unawaitable_reason(on_entries)):
             raise TypeError(f"on_entries is {kind}: give a plain function")
         last = self._position(last_id)
         names = [self._key(key) for key in keys]
@@ -199,7 +199,7 @@ class StreamRouter:
     @property
     def connections(self) -> int:
         """Connections in use."""
-        return self._reader.readers if isinstance(self._reader, PoolKeeper) else 1
+        return self._reader.readers if isinstance(self._reader, PollingReaderPool) else 1
 
     @property
     def services(self) -> tuple[Any, ...]:
@@ -234,12 +234,12 @@ class StreamRouter:
             raise ValueError("a part of a stream id is at most 18446744073709551615")
         return from_rank(position)
 
-    def _change_reader(self) -> ChangeReader:
-        link = PushLink(self._url, f"{self._name}:router", timeout_s=5.0)
-        return ChangeReader(link, self._desk, self._options, self._prefixes, self._fall_back)
+    def _change_reader(self) -> ChangeDrivenReader:
+        link = TrackingLink(self._url, f"{self._name}:router", timeout_s=5.0)
+        return ChangeDrivenReader(link, self._desk, self._options, self._prefixes, self._fall_back)
 
-    def _pool(self) -> PoolKeeper:
-        pool = PoolKeeper(lambda name: Link(self._url, f"{self._name}:{name}"), self._desk, self._options)
+    def _pool(self) -> PollingReaderPool:
+        pool = PollingReaderPool(lambda name: Link(self._url, f"{self._name}:{name}"), self._desk, self._options)
         pool.begin()
         return pool
 

@@ -16,7 +16,7 @@ from usher.common.protocol.stream_id import ZERO, rank
 from usher.common.redis.replies import Entry
 
 
-class Mark(IntFlag):
+class StreamMark(IntFlag):
     """What is under way with a stream; the marks of one stream are one number, because there may be a million
     streams."""
 
@@ -34,8 +34,8 @@ class Mark(IntFlag):
 
 
 # As plain numbers: arithmetic of IntFlag costs a microsecond each.
-_QUEUED, _URGENT, _READING = int(Mark.QUEUED), int(Mark.URGENT), int(Mark.READING)
-_AGAIN, _CHECK, _SWEPT = int(Mark.AGAIN), int(Mark.CHECK), int(Mark.SWEPT)
+_QUEUED, _URGENT, _READING = int(StreamMark.QUEUED), int(StreamMark.URGENT), int(StreamMark.READING)
+_AGAIN, _CHECK, _SWEPT = int(StreamMark.AGAIN), int(StreamMark.CHECK), int(StreamMark.SWEPT)
 
 
 class Stream:
@@ -45,11 +45,11 @@ class Stream:
 
     def __init__(self, key: bytes) -> None:
         self.key = key
-        self.places: tuple[Place, ...] = ()
+        self.places: tuple[ReadPosition, ...] = ()
         self.marks = 0
 
 
-class Place:
+class ReadPosition:
     """Where a subscription is in its stream: ``last`` is the id of the last entry it has; None: it begins at the end,
     which is not known yet.
 
@@ -68,7 +68,7 @@ class Place:
 
 class Read(NamedTuple):
     """Entries of ``stream`` above ``after`` are to be read. ``swept``: nobody has announced any; ``check``: see
-    ``Mark.CHECK``."""
+    ``StreamMark.CHECK``."""
 
     stream: Stream
     after: bytes
@@ -76,14 +76,14 @@ class Read(NamedTuple):
     check: bool = False
 
 
-class Check(NamedTuple):
+class LastIdCheck(NamedTuple):
     """The last id of ``stream`` is to be asked for; ``places`` are the positions that must not be above it."""
 
     stream: Stream
-    places: tuple[tuple[Place, bytes], ...]
+    places: tuple[tuple[ReadPosition, bytes], ...]
 
 
-class Book:
+class ReadSchedule:
     """All streams. ``in_turn``: every stream is read again and again (portable mode), else only those that are
     announced."""
 
@@ -104,7 +104,7 @@ class Book:
             found = self.streams[key] = Stream(key)
         return found
 
-    def add(self, place: Place) -> None:
+    def add(self, place: ReadPosition) -> None:
         stream = place.stream
         stream.places = (*stream.places, place)
         if place.last is None:
@@ -112,13 +112,13 @@ class Book:
         else:
             self._want(stream, _CHECK)
 
-    def remove(self, place: Place) -> None:
+    def remove(self, place: ReadPosition) -> None:
         """The stream goes with its last place; one that is queued or being read goes when its turn comes."""
         stream = place.stream
         stream.places = tuple(other for other in stream.places if other is not place)
         self._forget_unused(stream)
 
-    def resume(self, place: Place) -> None:
+    def resume(self, place: ReadPosition) -> None:
         """It has room again."""
         if place.held:
             place.held = False
@@ -142,7 +142,7 @@ class Book:
             self._want(stream, _CHECK)
 
     def check_all(self) -> None:
-        """Check every stream when it is read next."""
+        """LastIdCheck every stream when it is read next."""
         for stream in self.streams.values():
             stream.marks |= _CHECK
 
@@ -185,10 +185,10 @@ class Book:
 
     # -- what a reply means
 
-    def shares(self, read: Read, entries: Sequence[Entry]) -> list[tuple[Place, Sequence[Entry]]]:
+    def shares(self, read: Read, entries: Sequence[Entry]) -> list[tuple[ReadPosition, Sequence[Entry]]]:
         """Who gets what. A place that came, or went back, while the read was under way is behind it and gets nothing
         yet."""
-        found: list[tuple[Place, Sequence[Entry]]] = []
+        found: list[tuple[ReadPosition, Sequence[Entry]]] = []
         after = rank(read.after)
         for place in read.stream.places:
             if place.last is None or place.held:
@@ -220,7 +220,7 @@ class Book:
         stream.marks &= ~(_READING | _AGAIN)
         self._want(stream, _CHECK if read.check else 0)
 
-    def to_check(self, read: Read, found: bytes = ZERO, more: bool = False) -> Check | None:
+    def to_check(self, read: Read, found: bytes = ZERO, more: bool = False) -> LastIdCheck | None:
         """What must be looked at to know that there was nothing to find for places above ``found``, the last entry that
         was (ZERO: none). A place at the beginning can miss nothing. ``more``: the next read shows it."""
         if found != ZERO and len(read.stream.places) < 2:
@@ -231,9 +231,9 @@ class Book:
         )
         if more and places:
             read.stream.marks |= _CHECK
-        return Check(read.stream, places) if places and not more else None
+        return LastIdCheck(read.stream, places) if places and not more else None
 
-    def checked(self, check: Check, last_generated: bytes | None) -> list[Place]:
+    def checked(self, check: LastIdCheck, last_generated: bytes | None) -> list[ReadPosition]:
         """The places that were above the stream's last id (None: there is no stream): they are of an earlier stream of
         that name, or of a history that Redis has lost, and begin anew, because nothing of what is there now may be
         missed."""
@@ -252,11 +252,11 @@ class Book:
         """Streams whose last id must be asked for; each is given back with ``placed`` or ``not_placed``."""
         return [self._unplaced.popleft() for _ in range(min(most, len(self._unplaced)))]
 
-    def want_check(self, check: Check) -> None:
+    def want_check(self, check: LastIdCheck) -> None:
         """No answer came to it."""
         self._want(check.stream, _CHECK)
 
-    def placed(self, stream: Stream, waiting: Sequence[Place], last_generated: bytes | None) -> None:
+    def placed(self, stream: Stream, waiting: Sequence[ReadPosition], last_generated: bytes | None) -> None:
         """``waiting``: the places that were there when the stream's last id was asked for."""
         for place in waiting:
             if place.last is None:

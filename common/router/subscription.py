@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from usher.common.base.clock import now_s
 from usher.common.base.errors import UsherError
 from usher.common.redis.replies import Entry
-from usher.common.router.schedule import Place, Stream
+from usher.common.router.schedule import ReadPosition, Stream
 
 if TYPE_CHECKING:
-    from usher.common.router.coordinator import Desk
+    from usher.common.router.coordinator import RouterCoordinator
 
 
 class SlowPolicy(Enum):
@@ -64,7 +64,7 @@ class SubscriptionEnded(UsherError):
         )
 
 
-class Subscription(Place):
+class Subscription(ReadPosition):
     """Made by ``StreamRouter.subscribe``. Iterate over it, or call ``take``; with a callback neither.
 
     ``last`` (bytes) is the id of the last entry that the subscription was given, ``resets`` how often it began anew
@@ -75,7 +75,7 @@ class Subscription(Place):
 
     def __init__(
         self,
-        desk: Desk,
+        desk: RouterCoordinator,
         stream: Stream,
         last: bytes | None,
         callback: Callback | None,

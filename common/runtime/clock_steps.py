@@ -27,7 +27,7 @@ _STEP_MS = 300
 _SIGNAL = signal.SIGURG
 
 
-class SetBack(Service):
+class ClockStepWatcher(Service):
     """Ends the waits of all threads of Python when the wall clock was set back. Made on the main thread."""
 
     name = "set-back"
@@ -71,11 +71,11 @@ def waits_by_the_wall_clock() -> bool:
     return not sysconfig.get_config_var("HAVE_SEM_CLOCKWAIT")
 
 
-def look_for_steps() -> SetBack | None:
+def look_for_steps() -> ClockStepWatcher | None:
     """From now on, where it is needed; ``stop`` ends it. Off the main thread, where no signal can be taken, it does
     nothing."""
     if not waits_by_the_wall_clock() or threading.current_thread() is not threading.main_thread():
         return None
-    looking = SetBack()
+    looking = ClockStepWatcher()
     looking.start()
     return looking

@@ -12,7 +12,7 @@ from usher.common.base.clock import now_s
 _AGAIN_S = 60.0
 
 
-class ChangedFiles:
+class FileWatch:
     """Whether some files are others than they were when they were read. For one thread at a time."""
 
     def __init__(self, *files: Path) -> None:

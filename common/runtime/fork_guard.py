@@ -55,8 +55,8 @@ def end_children_by(signals: Iterable[signal.Signals], handler: Callable[..., ob
     os.register_at_fork(before=hold, after_in_parent=release, after_in_child=in_child)
 
 
-class EndsInChildren:
-    """``with EndsInChildren():`` around what is not ours, in the middle of something that only this process may go on
+class ForkGuard:
+    """``with ForkGuard():`` around what is not ours, in the middle of something that only this process may go on
     with."""
 
     __slots__ = ("_here",)

@@ -29,11 +29,11 @@ LONG_US = tuple(
 )
 
 
-class Timings:
+class DurationHistogram:
     """How often something took how long. Written by one thread; a reader may see a value that the sum does not have
     yet.
 
-    >>> timings = Timings((10, 20))
+    >>> timings = DurationHistogram((10, 20))
     >>> timings.add([5, 10, 11, 99])
     >>> timings.cumulative()
     [(1e-05, 2), (2e-05, 3), (inf, 4)]

@@ -6,7 +6,7 @@ The contract, tested by abuse in tests/unit/test_service.py:
 * ``stop`` asks for the end and returns at once; before ``start``, twice, or from the thread itself is fine. What ``run_once``
   may be waiting in is ended through ``interrupt``.
 * ``join(timeout_s)`` says whether the thread has ended.
-* A turn that fails is logged, counted as trouble for the health endpoint, and tried again with backoff. ``Ended`` ends the thread.
+* A turn that fails is logged, counted as trouble for the health endpoint, and tried again with backoff. ``ServiceEnded`` ends the thread.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NO_THREAD = (
 )
 
 
-class Wake(Protocol):
+class WakeEvent(Protocol):
     """What a service waits on between its turns: a threading.Event, or what other things than a thread can set too."""
 
     def set(self) -> None: ...
@@ -45,7 +45,7 @@ class Wake(Protocol):
     def wait(self, timeout: float) -> object: ...
 
 
-class Ended(Exception):
+class ServiceEnded(Exception):
     """Raised by ``run_once`` when the role has nothing more to do, ever."""
 
 
@@ -57,9 +57,9 @@ class Service:
     #: Health calls the service stalled when no turn ended for this long; a turn must therefore wait for less.
     stalls_after_s: float = 10.0
 
-    def __init__(self, wake: Wake | None = None) -> None:
+    def __init__(self, wake: WakeEvent | None = None) -> None:
         self._stop = threading.Event()
-        self._wake: Wake = wake or threading.Event()
+        self._wake: WakeEvent = wake or threading.Event()
         self._thread: threading.Thread | None = None
         self._failures = 0
         self._trouble: str | None = None
@@ -145,7 +145,7 @@ class Service:
             try:
                 wait_s = self.run_once()
                 self._failures, self._trouble = 0, None
-            except Ended:
+            except ServiceEnded:
                 break
             except Exception as problem:
                 if self._stop.is_set():

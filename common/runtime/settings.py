@@ -20,7 +20,7 @@ import click
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from usher.common.base.errors import SettingsError, StartRefused
-from usher.common.protocol.sources import SCOPED_TICKET_FIELD, Sources
+from usher.common.protocol.sources import SCOPED_TICKET_FIELD, SourceSelection
 
 PREFIX = "USHER_"
 #: Names that belong to a command and not to a settings class, so that a look-alike check does not call them typing
@@ -76,7 +76,7 @@ def _redis_url(value: str) -> str:
 
 
 def _streams(value: str) -> str:
-    Sources.parse(value)
+    SourceSelection.parse(value)
     return value
 
 
@@ -196,16 +196,16 @@ class CommonSettings(BaseModel):
             ) from None
 
     @property
-    def sources(self) -> Sources | None:
+    def sources(self) -> SourceSelection | None:
         """The streams that are gathered into the work stream; None when there is one, which is worked on as it is."""
-        sources = Sources.parse(self.ticket_stream)
+        sources = SourceSelection.parse(self.ticket_stream)
         return None if sources.single is not None else sources
 
     @property
     def work_stream(self) -> str:
         """The stream that masters and consumers work on: the ticket stream, or what several of them are gathered
         into."""
-        return Sources.parse(self.ticket_stream).work_stream(self.group)
+        return SourceSelection.parse(self.ticket_stream).work_stream(self.group)
 
     @property
     def work_ticket_field(self) -> str:
@@ -272,7 +272,7 @@ def load(cls: type[T], environ: Mapping[str, str], flags: Mapping[str, Any] | No
     try:
         settings = cls.model_validate(values)
     except ValidationError as wrong:
-        problems += [_told(error) for error in wrong.errors()]
+        problems += [_describe_setting_error(error) for error in wrong.errors()]
         raise SettingsError(problems) from None
     problems += settings.contradictions
     if problems:
@@ -280,7 +280,7 @@ def load(cls: type[T], environ: Mapping[str, str], flags: Mapping[str, Any] | No
     return settings
 
 
-def _told(error: Any) -> str:
+def _describe_setting_error(error: Any) -> str:
     field = ".".join(str(part) for part in error["loc"])
     if error["type"] == "missing":
         return f"{name_of(field)} is not set (or give --{field.replace('_', '-')})"

@@ -60,8 +60,8 @@ def commits_by_itself(driver: Any) -> bool:
     return bool(getattr(driver, "autocommit", False)) and (status is None or int(status) == _IDLE)
 
 
-class Why(enum.Enum):
-    """Why it passes. CONTENTION is over in a moment; a database that is AWAY is not to be asked by everybody at
+class PassingCause(enum.Enum):
+    """PassingCause it passes. CONTENTION is over in a moment; a database that is AWAY is not to be asked by everybody at
     once."""
 
     CONTENTION = "others use the database"
@@ -72,25 +72,29 @@ class Why(enum.Enum):
 class Passing(NamedTuple):
     """An error that passes, and what the database told."""
 
-    why: Why
+    why: PassingCause
     told: str
 
 
 def passing(error: BaseException) -> Passing | None:
     """What to think of an error that the database, its driver or its pool raised; None when it does not pass."""
     if isinstance(error, sa.exc.TimeoutError):
-        return Passing(Why.CONTENTION, f"no connection of the pool is free: {error}")
+        return Passing(PassingCause.CONTENTION, f"no connection of the pool is free: {error}")
     if not isinstance(error, sa.exc.DBAPIError):
         return None
-    told = plain(error)
+    told = driver_message(error)
     if isinstance(error.orig, sqlite3.Error):
         return _of_sqlite(error.orig, told)
     state = sqlstate(error)
     if state in _AGAIN and not error.connection_invalidated:
-        return Passing(Why.GIVEN_UP, f"({state}) {told}")
+        return Passing(PassingCause.GIVEN_UP, f"({state}) {told}")
     # libpq has no code for a connection that could not be made.
     is_away = error.connection_invalidated or state in (*_AGAIN, _READ_ONLY) or state.startswith(_CONNECTION)
-    return Passing(Why.AWAY, told) if is_away or (isinstance(error, sa.exc.OperationalError) and not state) else None
+    return (
+        Passing(PassingCause.AWAY, told)
+        if is_away or (isinstance(error, sa.exc.OperationalError) and not state)
+        else None
+    )
 
 
 def sqlstate(error: sa.exc.DBAPIError) -> str:
@@ -98,7 +102,7 @@ def sqlstate(error: sa.exc.DBAPIError) -> str:
     return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None) or ""
 
 
-def plain(error: BaseException) -> str:
+def driver_message(error: BaseException) -> str:
     """The first line of what was told, without SQLAlchemy's additions."""
     return str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
 
@@ -106,7 +110,7 @@ def plain(error: BaseException) -> str:
 def _of_sqlite(raised: sqlite3.Error, told: str) -> Passing | None:
     name = getattr(raised, "sqlite_errorname", "")
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")) or "is locked" in told:
-        return Passing(Why.CONTENTION, told)
+        return Passing(PassingCause.CONTENTION, told)
     if name.startswith(_FILE_ERRORS) or any(text in told for text in _FILE_TEXTS):
-        return Passing(Why.AWAY, told)
+        return Passing(PassingCause.AWAY, told)
     return None

@@ -24,12 +24,12 @@ from usher.common.base.log import event
 from usher.common.protocol.run_log import encode
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.runtime.service import Service
-from usher.consumer.execution.counters import HandlerCounts
+from usher.consumer.execution.counters import HandlerCounters
 from usher.consumer.execution.lanes import LaneKeeper, MessageLane
 from usher.consumer.execution.reporter import Reporter
 from usher.consumer.handlers.message import Message
-from usher.consumer.lifecycle.owner_scripts import Buried, Letter, OwnerSteps
-from usher.consumer.policy.acks import AckBatch, AckLedger, Failure, Finished, Linger, Success
+from usher.consumer.lifecycle.owner_scripts import Buried, Letter, OwnerScripts
+from usher.consumer.policy.acks import AckBatch, AckLedger, FailedAttempt, Finished, Linger, Success
 from usher.consumer.policy.outcome import Bury
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class GivenUp(NamedTuple):
     in_doubt: bool = False
 
 
-def _columns(failures: list[Failure]) -> tuple[list[Finished], list[str]]:
+def _columns(failures: list[FailedAttempt]) -> tuple[list[Finished], list[str]]:
     """Executions and their outcomes."""
     return [item.run for item in failures], [item.outcome for item in failures]
 
@@ -86,7 +86,7 @@ class Acker(Service):
     def __init__(
         self,
         link: Link,
-        steps: OwnerSteps,
+        steps: OwnerScripts,
         keeper: LaneKeeper,
         reporter: Reporter,
         incarnation: str,
@@ -105,8 +105,8 @@ class Acker(Service):
         self._run_log_length = run_log_length
         self._on_lost = on_lost
         self._ledger = AckLedger(BATCH)
-        self._failed: deque[Failure] = deque()
-        self._noting: list[Failure] = []  # this thread's: the failures that are under way
+        self._failed: deque[FailedAttempt] = deque()
+        self._noting: list[FailedAttempt] = []  # this thread's: the failures that are under way
         self._given_up: deque[GivenUp] = deque()
         self._burying: deque[GivenUp] = deque()  # this thread's: given up, and what finished before is in the ledger
         self._writing = False
@@ -115,7 +115,7 @@ class Acker(Service):
         self._full = threading.Event()
         self.policy = SKIP
         self.on_dead_letter: Callable[[Letter], None] = lambda letter: None
-        self.counts = HandlerCounts()
+        self.counts = HandlerCounters()
         self.acknowledged = 0
         self.stale = 0
         self.dead_letters = 0
@@ -133,7 +133,7 @@ class Acker(Service):
         elif self._lingering and len(self._ledger) >= self._enough:
             self._full.set()
 
-    def failed(self, item: Failure) -> None:
+    def failed(self, item: FailedAttempt) -> None:
         """A handler raised."""
         self._failed.append(item)
         if item.then is not None:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from usher.common.base.clock import now_s
-from usher.common.runtime.service import Ended, Service
+from usher.common.runtime.service import Service, ServiceEnded
 from usher.consumer.execution.executor import Executor
 from usher.consumer.execution.lanes import MessageLane
 from usher.consumer.handlers.loader import check_ran
@@ -47,7 +47,7 @@ class AsyncPool(Service):
 
     def run_once(self) -> float:
         if self._end is not None:
-            raise Ended  # a loop that was ended by what it ran is not begun again: this process leaves
+            raise ServiceEnded  # a loop that was ended by what it ran is not begun again: this process leaves
         try:
             asyncio.run(self._live())
         except BaseException as problem:  # a task that a handler made may end the loop, with SystemExit for one

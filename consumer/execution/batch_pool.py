@@ -1,4 +1,4 @@
-"""Batch pool: runners of batch handlers (``usher.consumer.handlers.decorators.batch``): one call with the messages of
+"""BatchOptions pool: runners of batch handlers (``usher.consumer.handlers.decorators.batch``): one call with the messages of
 several lanes.
 
 A call holds its lanes as a single message does: per ticket one call at a time, order, attempts, fences and
@@ -21,7 +21,7 @@ from usher.common.runtime.service import Service
 from usher.consumer.execution.async_pool import AsyncPool
 from usher.consumer.execution.executor import Executor
 from usher.consumer.execution.lanes import LaneKeeper, MessageLane
-from usher.consumer.handlers.decorators import Batch
+from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.handlers.loader import Handler
 from usher.consumer.handlers.message import Message
 from usher.consumer.policy.batches import TriedTogether, goes_alone, judge
@@ -30,10 +30,10 @@ from usher.consumer.policy.batches import TriedTogether, goes_alone, judge
 _LONGEST_WAIT_S = 2.0
 
 
-class Gatherer:
+class BatchCollector:
     """Takes lanes for the next call. It never waits, and one thread uses it at a time."""
 
-    def __init__(self, keeper: LaneKeeper, batch: Batch) -> None:
+    def __init__(self, keeper: LaneKeeper, batch: BatchOptions) -> None:
         self._keeper = keeper
         self._batch = batch
         self._lanes: list[MessageLane] = []
@@ -83,7 +83,7 @@ class Gatherer:
 class BatchCall:
     """One call: ``messages`` are started by making it, and ``end`` settles all of them."""
 
-    def __init__(self, executor: Executor, lanes: Sequence[MessageLane], batch: Batch) -> None:
+    def __init__(self, executor: Executor, lanes: Sequence[MessageLane], batch: BatchOptions) -> None:
         self._executor = executor
         self._parts: list[tuple[MessageLane, list[Message]]] = []
         room = batch.most
@@ -159,9 +159,9 @@ def _next_goes_alone(lane: MessageLane) -> bool:
 class BatchLine:
     """Where the threads of a sync batch handler get their calls: the lanes are gathered by one of them at a time."""
 
-    def __init__(self, executor: Executor, batch: Batch) -> None:
+    def __init__(self, executor: Executor, batch: BatchOptions) -> None:
         self._keeper = executor.keeper
-        self._gatherer = Gatherer(executor.keeper, batch)
+        self._gatherer = BatchCollector(executor.keeper, batch)
         self._gathering = threading.Lock()
         self._news = threading.Event()
         executor.keeper.on_ready = self.ring
@@ -194,7 +194,12 @@ class BatchWorker(Service):
     stalls_after_s = math.inf
 
     def __init__(
-        self, number: int, executor: Executor, handle: Callable[[list[Message]], Any], batch: Batch, line: BatchLine
+        self,
+        number: int,
+        executor: Executor,
+        handle: Callable[[list[Message]], Any],
+        batch: BatchOptions,
+        line: BatchLine,
     ) -> None:
         super().__init__()
         self.name = f"work-{number}"
@@ -239,11 +244,11 @@ class AsyncBatchPool(AsyncPool):
     """``async def`` batch handlers on one event loop; every call is a task."""
 
     def __init__(
-        self, executor: Executor, handle: Callable[[list[Message]], Awaitable[Any]], slots: int, batch: Batch
+        self, executor: Executor, handle: Callable[[list[Message]], Awaitable[Any]], slots: int, batch: BatchOptions
     ) -> None:
         super().__init__(executor, handle, slots)
         self._batch = batch
-        self._gatherer = Gatherer(executor.keeper, batch)
+        self._gatherer = BatchCollector(executor.keeper, batch)
 
     def _next_work(self) -> list[MessageLane] | None:
         return self._gatherer.take(now_s())
@@ -266,7 +271,7 @@ class AsyncBatchPool(AsyncPool):
         await self._pause(0.0 if self._executor.may_start() else 0.02)
 
 
-def batch_pool(handler: Handler, batch: Batch, executor: Executor, slots: int) -> list[Service]:
+def batch_pool(handler: Handler, batch: BatchOptions, executor: Executor, slots: int) -> list[Service]:
     """The runners of a batch handler; ``slots`` calls at the same time."""
     if executor.strict:  # a ticket's next message starts when Redis has the acknowledgement of the last one
         batch = dataclasses.replace(batch, per_ticket=1)

@@ -20,8 +20,8 @@ from usher.common.redis.client import CommandRefused
 from usher.consumer.execution.acker import Acker
 from usher.consumer.execution.inbox_reader import BatchReader
 from usher.consumer.execution.lanes import LaneKeeper
-from usher.consumer.lifecycle.owner_scripts import OwnerSteps
-from usher.consumer.lifecycle.start_log import StartBook
+from usher.consumer.lifecycle.owner_scripts import OwnerScripts
+from usher.consumer.lifecycle.start_log import StartLog
 
 log = logging.getLogger(__name__)
 
@@ -44,11 +44,11 @@ class Drain:
 
     def __init__(
         self,
-        steps: OwnerSteps,
+        steps: OwnerScripts,
         keeper: LaneKeeper,
         reader: BatchReader,
         acker: Acker,
-        starts: StartBook,
+        starts: StartLog,
         lease_ms: int,
         deregister: Callable[[], bool] | None = None,
     ) -> None:

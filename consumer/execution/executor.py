@@ -17,7 +17,7 @@ from typing import Protocol
 from usher.common.base.clock import now_s
 from usher.common.base.errors import GiveUp, RedisTrouble, RetryLater, readable
 from usher.common.base.log import event, in_hand
-from usher.common.base.text import told
+from usher.common.base.text import format_error
 from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.run_log import FAILED, GAVE_UP, RETRY_LATER
 from usher.common.redis.client import CommandRefused
@@ -25,7 +25,7 @@ from usher.common.runtime.fork_guard import leave
 from usher.consumer.execution.lanes import LaneKeeper, MessageLane
 from usher.consumer.handlers.error_trace import traced
 from usher.consumer.handlers.message import Message, OwnLease
-from usher.consumer.policy.acks import Failure, Finished, Success
+from usher.consumer.policy.acks import FailedAttempt, Finished, Success
 from usher.consumer.policy.outcome import Bury, RetryPolicy, decide, unended
 from usher.consumer.policy.quarantine import Isolation, isolation
 
@@ -53,7 +53,7 @@ class Accounts(Protocol):
 
     def finished(self, item: Success) -> None: ...
 
-    def failed(self, item: Failure) -> None: ...
+    def failed(self, item: FailedAttempt) -> None: ...
 
     def give_up(self, lane: MessageLane, message: Message, bury: Bury) -> None: ...
 
@@ -213,8 +213,8 @@ class Executor:
         run = Finished(
             message.ticket, message.stream_id, message.fence, message.attempt, message.start_us, time.time_ns() // 1000
         )
-        failure = Failure(run, _outcome(problem), message.known)
-        facts = {**message.facts(), "error": told(problem)[:500]}
+        failure = FailedAttempt(run, _outcome(problem), message.known)
+        facts = {**message.facts(), "error": format_error(problem)[:500]}
         if isinstance(decision, Bury):
             decision = replace(decision, error_type=type(problem).__name__, traceback=traced(problem))
             event(log, "message_given_up", level=logging.ERROR, reason=decision.reason, **facts)
@@ -245,7 +245,7 @@ class Executor:
 
     def broken(self, problem: BaseException) -> None:
         """Something of ours failed around a handler call: this incarnation cannot vouch for its lanes any more."""
-        event(log, "runner_broken", level=logging.CRITICAL, error=told(problem))
+        event(log, "runner_broken", level=logging.CRITICAL, error=format_error(problem))
         self._on_broken(f"{type(problem).__name__} around a handler call")
 
 

@@ -12,7 +12,9 @@ from usher.consumer.lifecycle.journal import Journal
 _MOST = 200
 
 
-def look(ticket: bytes, incarnation: str, journal: Journal, keeper: LaneKeeper, max_attempts: int) -> dict[str, Any]:
+def describe_ticket(
+    ticket: bytes, incarnation: str, journal: Journal, keeper: LaneKeeper, max_attempts: int
+) -> dict[str, Any]:
     """``entries``: what runs (``running``), waits for its next attempt (``waiting``), is queued, or is to run apart, in
     that order. A message that has ended and is not acknowledged yet is in none of them. Read in passing: nothing is
     written down for it."""

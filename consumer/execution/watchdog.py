@@ -20,7 +20,7 @@ from usher.common.redis.client import CommandRefused, Link
 from usher.common.runtime.service import Service
 from usher.consumer.handlers.message import Message
 from usher.consumer.lifecycle.journal import Journal
-from usher.consumer.lifecycle.owner_scripts import OwnerSteps
+from usher.consumer.lifecycle.owner_scripts import OwnerScripts
 from usher.consumer.policy.acks import Finished
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Watchdog(Service):
     def __init__(
         self,
         link: Link,
-        steps: OwnerSteps,
+        steps: OwnerScripts,
         running: Callable[[], Iterable[Message]],
         is_flushed: Callable[[], bool],
         journal: Journal,

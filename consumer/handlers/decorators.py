@@ -17,7 +17,7 @@ _MOST, _LONGEST_WAIT_S = 10_000, 60.0
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchOptions:
     """How a batch handler is called: with up to ``most`` messages, at most ``per_ticket`` of one ticket, gathered for
     up to ``wait_s``."""
 
@@ -51,15 +51,15 @@ def batch(most: int = 100, wait_s: float = 0.01, per_ticket: int = 1) -> Callabl
         raise ValueError(f"@batch: per_ticket must be 1 to most (it is {per_ticket})")
 
     def declare(function: F) -> F:
-        setattr(function, _BATCH, Batch(most, float(wait_s), per_ticket))
+        setattr(function, _BATCH, BatchOptions(most, float(wait_s), per_ticket))
         return function
 
     return declare
 
 
-def batch_of(handler: Callable[..., Any]) -> Batch | None:
+def batch_of(handler: Callable[..., Any]) -> BatchOptions | None:
     """What ``@batch`` said of a handler; None for one that takes single messages."""
-    return declared(handler, _BATCH, Batch)
+    return declared(handler, _BATCH, BatchOptions)
 
 
 def declared(handler: Callable[..., Any], attribute: str, kind: type[T]) -> T | None:

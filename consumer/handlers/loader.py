@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from usher.common.base.callables import left_undone, runs_nothing
+from usher.common.base.callables import unawaitable_reason, unfinished_kind
 from usher.common.base.errors import HandlerUnusable
 from usher.common.base.log import event
-from usher.common.base.text import told
-from usher.consumer.handlers.decorators import Batch, HandlerOptions, batch_of, options_of
+from usher.common.base.text import format_error
+from usher.consumer.handlers.decorators import BatchOptions, HandlerOptions, batch_of, options_of
 from usher.consumer.handlers.message import Message
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class Handler:
     call: Callable[[Any], Any]
     is_async: bool
     options: HandlerOptions = field(default_factory=HandlerOptions)
-    batch: Batch | None = None
+    batch: BatchOptions | None = None
 
 
 def load_handler(spec: str) -> Handler:
@@ -51,7 +51,7 @@ def load_handler(spec: str) -> Handler:
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as problem:
-        raise HandlerUnusable(_told(spec, module_name, problem)) from problem
+        raise HandlerUnusable(_describe_import_error(spec, module_name, problem)) from problem
     target: Any = module
     for part in attribute.split("."):
         target = getattr(target, part, None)
@@ -68,7 +68,7 @@ def load_handler(spec: str) -> Handler:
 def check_ran(result: object) -> None:
     """Raise HandlerUnusable when what a handler returned shows that nothing of it ran (common/base/callables.py). Of a
     pool's future the log tells once."""
-    if kind := left_undone(result):
+    if kind := unfinished_kind(result):
         raise HandlerUnusable(
             f"the handler returned {kind!r}, so nothing of the message was done: let USHER_HANDLER name an 'async def' "
             f"function (a decorator around one must be 'async def' too), or let the handler wait for the result itself"
@@ -101,7 +101,7 @@ def _check_one_argument(spec: str, target: Callable[..., Any]) -> None:
 
 def _check_runs(spec: str, target: Callable[..., Any]) -> None:
     """Calling a generator, or a class, runs nothing of it: every message would count as handled."""
-    if kind := runs_nothing(target, may_be_async=True):
+    if kind := unawaitable_reason(target, may_be_async=True):
         way_out = (
             "; make an object of it in the module, and name that, or that and a method (shop:orders.handle)"
             if inspect.isclass(target)
@@ -110,12 +110,12 @@ def _check_runs(spec: str, target: Callable[..., Any]) -> None:
         raise HandlerUnusable(f"USHER_HANDLER={spec}: it is {kind}{way_out}")
 
 
-def _told(spec: str, module_name: str, problem: BaseException) -> str:
+def _describe_import_error(spec: str, module_name: str, problem: BaseException) -> str:
     missing = getattr(problem, "name", None) or ""
     if isinstance(problem, ModuleNotFoundError) and missing == module_name.partition(".")[0]:
         way_out = "install its project, or name its folder in PYTHONPATH"
         return f"USHER_HANDLER={spec}: there is no module {missing!r} in {os.getcwd()} or on the Python path: {way_out}"
-    return f"USHER_HANDLER={spec} cannot be imported: {told(problem)}{_place(problem)}"
+    return f"USHER_HANDLER={spec} cannot be imported: {format_error(problem)}{_place(problem)}"
 
 
 def _place(problem: BaseException) -> str:

@@ -24,13 +24,12 @@ import orjson
 from usher.common.base.clock import now_s
 from usher.common.base.errors import GiveUp, HandlerUnusable, RetryLater, readable
 from usher.common.base.log import configure, in_hand
-from usher.common.base.text import told
+from usher.common.base.text import format_error
 from usher.common.protocol.attempts import Attempts
 from usher.common.rehearsal.process import TELL_WHERE
-from usher.common.rehearsal.values import DONE, GAVE_UP, LATER, RAISED, Ended, Piece
-from usher.common.runtime.fork_guard import EndsInChildren
-from usher.common.runtime.service import Ended as NothingMore
-from usher.common.runtime.service import Service
+from usher.common.rehearsal.values import DONE, GAVE_UP, LATER, RAISED, CallResult, Piece
+from usher.common.runtime.fork_guard import ForkGuard
+from usher.common.runtime.service import Service, ServiceEnded
 from usher.consumer.handlers.decorators import given
 from usher.consumer.handlers.error_trace import traced
 from usher.consumer.handlers.loader import Handler, check_ran, load_handler
@@ -63,7 +62,7 @@ class Slot(Service):
     def run_once(self) -> float:
         order = next(self._orders, None)
         if order is None:
-            raise NothingMore
+            raise ServiceEnded
         answer(self._asker, self._run(Piece.of(orjson.loads(order))).document())
         return 0.0
 
@@ -71,7 +70,7 @@ class Slot(Service):
         if self._event_loop is not None:
             self._event_loop.close()
 
-    def _run(self, piece: Piece) -> Ended:
+    def _run(self, piece: Piece) -> CallResult:
         message = self._make(
             piece.ticket, piece.stream_id, piece.fence, list(piece.flat), self._lease, Attempts(*piece.known)
         )
@@ -85,7 +84,7 @@ class Slot(Service):
         raised: BaseException | None = None
         returned = None
         try:
-            with EndsInChildren():  # they are not to answer, nor to take the next order
+            with ForkGuard():  # they are not to answer, nor to take the next order
                 returned = self._called(message)
         except BaseException as problem:  # also a sys.exit(): in a consumer it ends no thread either
             raised = _without_us(problem)
@@ -118,18 +117,18 @@ def _without_us(raised: BaseException) -> BaseException:
     return raised if calls is None else raised.with_traceback(calls)
 
 
-def ended(raised: BaseException | None, seconds: float) -> Ended:
+def ended(raised: BaseException | None, seconds: float) -> CallResult:
     """How a call ended that raised this, or nothing."""
     seconds = round(seconds, 6)
     if raised is None:
-        return Ended(DONE, seconds=seconds)
+        return CallResult(DONE, seconds=seconds)
     problem = readable(raised)
     if isinstance(problem, RetryLater):
         after_s = float(problem.after_s)
         after_s = min(max(0.0, after_s), _LONGEST_WAIT_S) if not math.isnan(after_s) else 0.0
-        return Ended(LATER, told(problem), type(problem).__name__, traced(problem), after_s, seconds)
+        return CallResult(LATER, format_error(problem), type(problem).__name__, traced(problem), after_s, seconds)
     how = GAVE_UP if isinstance(problem, GiveUp) else RAISED
-    return Ended(how, told(problem), type(problem).__name__, traced(problem), seconds=seconds)
+    return CallResult(how, format_error(problem), type(problem).__name__, traced(problem), seconds=seconds)
 
 
 def answer(asker: socket.socket, document: dict[str, Any]) -> None:

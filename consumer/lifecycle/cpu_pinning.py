@@ -18,7 +18,7 @@ from usher.consumer.policy.cpus import cpu_for
 log = logging.getLogger(__name__)
 
 
-def keep_to_one_cpu(name: str) -> int:
+def pin_to_cpu(name: str) -> int:
     """This process, and all that it starts from now on, runs on one CPU. Returns its number. Raises StartRefused where
     the system cannot do that."""
     if not hasattr(os, "sched_setaffinity"):

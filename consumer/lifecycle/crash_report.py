@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 _NOTED_MS = 3_600_000
 
 
-def tell_of(url: str, keys: Keys, former: Former, run_log_length: int) -> None:
+def report_crash(url: str, keys: Keys, former: Former, run_log_length: int) -> None:
     """Note what it left. To do so again charges nobody twice, but the run log has it twice. Raises what ``Link.call``
     raises."""
     link = Link(url, f"consumer:{former.incarnation}:last")

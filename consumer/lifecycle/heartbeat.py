@@ -14,7 +14,7 @@ from usher.common.base.log import event
 from usher.common.redis.client import Link
 from usher.common.runtime.service import Service
 from usher.consumer.handlers.message import OwnLease
-from usher.consumer.lifecycle.owner_scripts import OwnerSteps
+from usher.consumer.lifecycle.owner_scripts import OwnerScripts
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,12 @@ class Heartbeat(Service):
     name = "beat"
 
     def __init__(
-        self, link: Link, steps: OwnerSteps, lease: OwnLease, works: Callable[[], bool], on_lost: Callable[[str], None]
+        self,
+        link: Link,
+        steps: OwnerScripts,
+        lease: OwnLease,
+        works: Callable[[], bool],
+        on_lost: Callable[[str], None],
     ) -> None:
         super().__init__()
         self._link = link

@@ -23,7 +23,7 @@ class MasterUnavailable(RedisTrouble):
     """No master could be reached, or none leads."""
 
 
-class Answer(NamedTuple):
+class MasterAnswer(NamedTuple):
     """What a master answered; ``document`` is empty when it was no JSON object. ``sent_s`` is when this very request
     left, ``retry_after_s`` the pause that it asks for."""
 
@@ -65,7 +65,7 @@ class MasterClient:
         self._urls.appendleft(url)
         return True
 
-    def post(self, path: str, body: bytes, headers: Mapping[str, str] = MappingProxyType({})) -> Answer:
+    def post(self, path: str, body: bytes, headers: Mapping[str, str] = MappingProxyType({})) -> MasterAnswer:
         """The first answer that is not "ask another one" (503). Raises MasterUnavailable when there is none."""
         problems = []
         for _ in range(len(self._urls) + 1):
@@ -79,7 +79,7 @@ class MasterClient:
                 problems.append(f"{url}: {type(problem).__name__}")
                 self._urls.rotate(-1)
                 continue
-            answer = Answer(
+            answer = MasterAnswer(
                 url,
                 response.status,
                 _document(response.data),

@@ -60,7 +60,7 @@ class Letter(NamedTuple):
     policy: str = "skip"
 
 
-class OwnerSteps:
+class OwnerScripts:
     """The steps of one incarnation. A step raises OwnershipLost when its lease has ended."""
 
     def __init__(self, scripts: ScriptRunner, keys: Keys, registration: Registration) -> None:

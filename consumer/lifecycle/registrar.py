@@ -14,7 +14,7 @@ import orjson
 from usher.common.base.clock import now_s
 from usher.common.base.log import event
 from usher.common.protocol.registration import NO_LOCK, Registration
-from usher.common.runtime.service import Ended, Service
+from usher.common.runtime.service import Service, ServiceEnded
 from usher.consumer.lifecycle.master_client import MasterClient, MasterUnavailable
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class Registrar(Service):
         was_over, self._was_over, self._was_held = self._was_over, answer.status == 410, answer.status == 409
         if answer.status in (200, 201):
             self._accepted(answer.document, answer.sent_s)
-            raise Ended
+            raise ServiceEnded
         if answer.status == 409:
             if now_s() >= self._quiet_until_s:
                 self._quiet_until_s = now_s() + _REPEAT_LOG_S

@@ -12,16 +12,16 @@ from usher.common.protocol.attempts import Attempts
 from usher.common.redis.client import CommandRefused, Link
 from usher.consumer.handlers.message import Message
 from usher.consumer.lifecycle.journal import Journal
-from usher.consumer.lifecycle.owner_scripts import OwnerSteps
+from usher.consumer.lifecycle.owner_scripts import OwnerScripts
 
 log = logging.getLogger(__name__)
 
 
-class StartBook:
+class StartLog:
     """``started`` and ``ended`` may be called from any thread, ``charge`` by whoever runs a message alone: there is one
     at a time."""
 
-    def __init__(self, journal: Journal, link: Link, steps: OwnerSteps) -> None:
+    def __init__(self, journal: Journal, link: Link, steps: OwnerScripts) -> None:
         self.started = journal.started
         self.ended = journal.ended
         self._link = link
@@ -37,7 +37,7 @@ class StartBook:
         del self._unsure[message.stream_id]
         return is_ours
 
-    def take_back(self, steps: OwnerSteps, ids: Collection[bytes]) -> None:
+    def take_back(self, steps: OwnerScripts, ids: Collection[bytes]) -> None:
         """Of these, which nobody starts any more: take back what Redis may have been told ahead. Raises what
         ``Link.call`` raises."""
         unsure = (
@@ -54,7 +54,7 @@ class StartBook:
         for entry_id in unsure:
             del self._unsure[entry_id]
 
-    def give_back(self, steps: OwnerSteps) -> None:
+    def give_back(self, steps: OwnerScripts) -> None:
         """This process ends by our own doing, so what runs alone is not to blame: take back what was charged ahead.
         ``steps``: over a connection that nobody else uses now. Never raises: what cannot be done is left to the
         journal."""

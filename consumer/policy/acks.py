@@ -59,7 +59,7 @@ class Finished(NamedTuple):
     lane: Any = None
 
 
-class Failure(NamedTuple):
+class FailedAttempt(NamedTuple):
     """A start that did not end in success, and what is known of the message's attempts since. ``outcome`` is a word of
     common/protocol/run_log.py; ``then`` is called when Redis knows it too."""
 

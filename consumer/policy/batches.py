@@ -35,7 +35,7 @@ class TriedTogether(RetryLater):
         super().__init__(0.0, f"a call with several messages failed: {error}")
 
 
-class Verdict(NamedTuple):
+class LaneOutcome(NamedTuple):
     """For the messages of one lane: so many of them, from the first on, are done, and this is what the next one failed
     with."""
 
@@ -49,7 +49,7 @@ def goes_alone(message: InCall) -> bool:
     return message.alone or not message.plain or message.failures > 0
 
 
-def judge(parts: Sequence[Sequence[InCall]], returned: Any, raised: BaseException | None) -> list[Verdict]:
+def judge(parts: Sequence[Sequence[InCall]], returned: Any, raised: BaseException | None) -> list[LaneOutcome]:
     """Verdicts in the order of ``parts`` (per lane, its messages in order; none is empty).
 
     ==============================================  =============================================================
@@ -78,13 +78,13 @@ def judge(parts: Sequence[Sequence[InCall]], returned: Any, raised: BaseExceptio
         try:
             failed = _named(parts, returned)
         except Exception as problem:  # names or errors of a handler's own kind may fail to say what they are
-            failed = TypeError(f"what a batch handler says of failures cannot be read: {_told(problem)}")
+            failed = TypeError(f"what a batch handler says of failures cannot be read: {_format_failure(problem)}")
         if not isinstance(failed, TypeError):
             return [_first_failed(part, failed) for part in parts]
         raised = failed
     if isinstance(raised, RetryLater) or sum(map(len, parts)) == 1:
-        return [Verdict(0, raised) for _ in parts]
-    return [Verdict(0, TriedTogether(_told(raised))) for _ in parts]
+        return [LaneOutcome(0, raised) for _ in parts]
+    return [LaneOutcome(0, TriedTogether(_format_failure(raised))) for _ in parts]
 
 
 def _failed_of(raised: PartialFailure) -> Any:
@@ -116,14 +116,14 @@ def _named(parts: Sequence[Sequence[InCall]], returned: Any) -> dict[str, BaseEx
     return failed
 
 
-def _first_failed(part: Sequence[InCall], failed: Mapping[str, BaseException]) -> Verdict:
+def _first_failed(part: Sequence[InCall], failed: Mapping[str, BaseException]) -> LaneOutcome:
     for place, message in enumerate(part):
         if message.id in failed:
-            return Verdict(place, failed[message.id])
-    return Verdict(len(part), None)
+            return LaneOutcome(place, failed[message.id])
+    return LaneOutcome(len(part), None)
 
 
-def _told(raised: BaseException) -> str:
+def _format_failure(raised: BaseException) -> str:
     try:
         return f"{type(raised).__name__}: {raised}"
     except Exception:  # its text cannot be had

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from usher.common.base.backoff import backoff_s
 from usher.common.base.errors import GiveUp, RetryLater
-from usher.common.base.text import told
+from usher.common.base.text import format_error
 from usher.common.protocol.attempts import CUT_OFF, RAN_PAST, Attempts
 
 
@@ -71,7 +71,7 @@ def decide(raised: BaseException, failures: int, policy: RetryPolicy, rng: rando
     anything else       no                    Bury("attempts_exhausted")
     ==================  ====================  =================================
     """
-    error = told(raised)
+    error = format_error(raised)
     if isinstance(raised, GiveUp):
         return Bury("gave_up", error)
     if isinstance(raised, RetryLater):

@@ -7,7 +7,7 @@ import threading
 
 from usher.common.base.clock import now_s
 from usher.common.sql.alchemy import sa
-from usher.common.sql.errors import Why, passing, plain, sqlstate
+from usher.common.sql.errors import PassingCause, driver_message, passing, sqlstate
 from usher.consumer.sinks.outcomes import SinkMisused, SinkNotNow
 
 _UNDEFINED_TABLE = "42P01"
@@ -56,7 +56,7 @@ def translated(error: Exception, away: Away) -> Exception:
     """What to raise instead of ``error``, which the database or its driver raised."""
     state = ""
     if isinstance(error, sa.exc.DBAPIError):
-        told, state = plain(error), sqlstate(error)
+        told, state = driver_message(error), sqlstate(error)
         if (state == _UNDEFINED_TABLE and "usher_" in told) or told.startswith("no such table: usher_"):
             return SinkMisused(
                 f"{told}: call sink.create_tables() once, or run what sink.ddl() prints in your migrations"
@@ -64,5 +64,5 @@ def translated(error: Exception, away: Away) -> Exception:
     found = passing(error)
     if found is None:
         return error
-    lasts = found.why is Why.AWAY or state.startswith(_SHORT)
+    lasts = found.why is PassingCause.AWAY or state.startswith(_SHORT)
     return SinkNotNow(f"{found.why.value}: {found.told}", away.pause_s() if lasts else random.uniform(*_CONTENTION_S))

@@ -72,9 +72,9 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
-from usher.common.base.callables import left_undone, runs_nothing
+from usher.common.base.callables import unawaitable_reason, unfinished_kind
 from usher.common.base.log import event
-from usher.common.runtime.fork_guard import EndsInChildren
+from usher.common.runtime.fork_guard import ForkGuard
 from usher.common.sql.alchemy import sa
 from usher.common.sql.engine import postgres_args
 from usher.consumer.sinks.errors import Away, translated
@@ -158,7 +158,7 @@ class SqlSink:
         never for a repeat."""
         if inspect.iscoroutinefunction(handle):
             raise SinkMisused("this handler is `async def`: use usher.consumer.sinks.sql_async.AsyncSqlSink")
-        if kind := runs_nothing(handle):
+        if kind := unawaitable_reason(handle):
             raise SinkMisused(f"this handler is {kind}")
 
         @functools.wraps(handle)
@@ -188,11 +188,11 @@ class SqlSink:
             if rehearses:
                 self._tables.mark_rehearsal(connection)
             if not is_new:
-                with EndsInChildren():
+                with ForkGuard():
                     yield None  # and the fence is kept
             else:
                 with session_in(connection) as session:
-                    with EndsInChildren():  # they would commit, or roll back, on our connection
+                    with ForkGuard():  # they would commit, or roll back, on our connection
                         yield session
                     session.commit()  # writes what is still in memory; the transaction is not the session's
                 if not transaction.is_active:
@@ -232,7 +232,7 @@ def session_in(connection: sa.Connection) -> sa.orm.Session:
 
 def check_done(result: object) -> None:
     """Raise SinkMisused, inside the transaction, where the uid would be stored and nothing of the effect."""
-    if kind := left_undone(result):
+    if kind := unfinished_kind(result):
         raise SinkMisused(
             f"the handler returned {kind!r}, so nothing of the message was done, and nothing is stored: let it wait for"
             " the result itself"

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 from usher.common.base.log import event
-from usher.common.runtime.fork_guard import EndsInChildren
+from usher.common.runtime.fork_guard import ForkGuard
 from usher.consumer.sinks.errors import Away
 from usher.consumer.sinks.outcomes import Marked, SinkMisused, is_rehearsal
 from usher.consumer.sinks.sql import (
@@ -108,11 +108,11 @@ class AsyncSqlSink:
                 if rehearses:
                     await connection.run_sync(self._tables.mark_rehearsal)
                 if not is_new:
-                    with EndsInChildren():
+                    with ForkGuard():
                         yield None
                 else:
                     async with AsyncSession(bind=connection, join_transaction_mode="rollback_only") as session:
-                        with EndsInChildren():  # they would commit, or roll back, on our connection
+                        with ForkGuard():  # they would commit, or roll back, on our connection
                             yield session
                         await session.commit()
                     if not transaction.is_active:

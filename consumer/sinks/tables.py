@@ -22,7 +22,7 @@ from typing import Any
 
 from usher.common.base.extras import how_to_install
 from usher.common.sql.alchemy import sa
-from usher.common.sql.errors import CANCELED, is_autocommit, plain, sqlstate
+from usher.common.sql.errors import CANCELED, driver_message, is_autocommit, sqlstate
 from usher.consumer.sinks.outcomes import Marked, SinkMisused, SinkNotNow, StaleFence, fenced_ticket
 
 #: Longer or odd texts (NUL, which PostgreSQL refuses; bytes that are not UTF-8) are stored as their digest.
@@ -102,7 +102,7 @@ class SinkTables:
             if sqlstate(error) != CANCELED:
                 raise
             # These two do nothing but wait, for a zombie, or for a slow disk: that is not the message's fault.
-            raise SinkNotNow(f"before the handler was called: {plain(error)}", _CANCELED_S) from error
+            raise SinkNotNow(f"before the handler was called: {driver_message(error)}", _CANCELED_S) from error
 
     def begin_rehearsal(self, connection: sa.Connection) -> bool:
         """In place of ``admit`` where all is rolled back: looks at no fence and no uid, so that what is stored can be

@@ -17,8 +17,8 @@ import click
 import orjson
 
 from usher.common.redis.client import Link
-from usher.consumer.torture.child import Play
-from usher.consumer.torture.harness import CannotTell, Limits, Stage
+from usher.consumer.torture.child import HandlerSpec
+from usher.consumer.torture.harness import HandlerUntestable, Harness, TortureLimits
 
 _PR_SET_PDEATHSIG = 1
 
@@ -37,9 +37,9 @@ def main(told_to: int) -> None:
 
     link = Link(request["redis_url"], "usher:torture")
     try:
-        stage = Stage(Play(**request["play"]), link, request["fields"], Limits(**request["limits"]))
+        stage = Harness(HandlerSpec(**request["play"]), link, request["fields"], TortureLimits(**request["limits"]))
         findings = stage.tell_all(lambda name, told, count: say(scenario=name, told=told, count=count))
-    except CannotTell as why:
+    except HandlerUntestable as why:
         say(cannot=str(why))
     else:
         say(findings=[finding.document() for finding in findings])

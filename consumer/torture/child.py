@@ -31,8 +31,8 @@ from usher.common.protocol.attempts import Attempts
 from usher.consumer.handlers.loader import Handler, check_ran, load_handler
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.policy.batches import judge
-from usher.consumer.torture.effects import plain
-from usher.consumer.torture.line_stops import Steps
+from usher.consumer.torture.effects import to_json_value
+from usher.consumer.torture.line_stops import LineStops
 from usher.consumer.torture.scenarios import AFTER
 
 _LEASE_S = 3600.0
@@ -44,7 +44,7 @@ class TortureError(Exception):
 
 
 @dataclass(frozen=True)
-class Play:
+class HandlerSpec:
     """What is tortured: handler, how to read its effect, what to call once before; each as ``module:function``."""
 
     handler: str
@@ -62,10 +62,10 @@ def load_function(spec: str, option: str) -> Callable[..., Any]:
     return function
 
 
-class Actor:
+class TortureChild:
     """The stage's end of an actor. ``with`` ends the process, frozen or not."""
 
-    def __init__(self, play: Play) -> None:
+    def __init__(self, play: HandlerSpec) -> None:
         ours, theirs = socket.socketpair()
         self.pid = os.fork()
         if self.pid == 0:
@@ -122,21 +122,21 @@ class Actor:
 # ---- in the actor's process --------------------------------------------------------------------------------------------------
 
 
-def _live(stage: socket.socket, play: Play) -> None:
+def _live(stage: socket.socket, play: HandlerSpec) -> None:
     """The life of the process; it never returns."""
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # frozen, it would outlive the stage
-        _Part(stage, play).run()
+        _ChildLoop(stage, play).run()
     except BaseException:
         traceback.print_exc()
     finally:
         os._exit(0)
 
 
-class _Part:
+class _ChildLoop:
     """What the process does with its orders."""
 
-    def __init__(self, stage: socket.socket, play: Play) -> None:
+    def __init__(self, stage: socket.socket, play: HandlerSpec) -> None:
         self._stage = stage
         self._play = play
         self._handler: Handler | None = None
@@ -172,8 +172,8 @@ class _Part:
         effect = load_function(self._play.effect, "--effect")
         value = self._called(effect, *([order["ticket"]] if order["parameters"] else []))
         if not order["parameters"] and isinstance(value, Mapping):
-            return {"ended": "well", "value": plain(value.get(order["ticket"])), "is_total": False}
-        return {"ended": "well", "value": plain(value), "is_total": not order["parameters"]}
+            return {"ended": "well", "value": to_json_value(value.get(order["ticket"])), "is_total": False}
+        return {"ended": "well", "value": to_json_value(value), "is_total": not order["parameters"]}
 
     def _do_run(self, order: dict[str, Any]) -> dict[str, Any]:
         if self._handler is None:
@@ -196,7 +196,7 @@ class _Part:
             lease.end()  # it slept for longer than its lease
 
         source = inspect.unwrap(handler.call)
-        steps = Steps(
+        steps = LineStops(
             getattr(getattr(source, "__code__", None), "co_filename", ""),
             place if isinstance(place, int) else None,
             act,
@@ -248,9 +248,9 @@ def _raised(raised: BaseException) -> dict[str, Any]:
     details = "".join(traceback.format_exception(problem))[-4000:]
     return {
         "ended": kind,
-        "error": plain(told[:500]),
+        "error": to_json_value(told[:500]),
         "after_s": after_s,
-        "details": plain(details),
+        "details": to_json_value(details),
         "is_ours": isinstance(problem, TortureError),
     }
 

@@ -19,9 +19,9 @@ from rich.table import Column, Table
 
 from usher.common.base.errors import StartRefused
 from usher.common.runtime.stop_request import StopAsked, StopRequest
-from usher.consumer.torture.child import Play
-from usher.consumer.torture.findings import Finding, shown, summary
-from usher.consumer.torture.harness import Limits, default_fields
+from usher.consumer.torture.child import HandlerSpec
+from usher.consumer.torture.findings import ScenarioResult, format_effect, summary
+from usher.consumer.torture.harness import TortureLimits, default_fields
 from usher.consumer.torture.runner import run_torture
 
 _HELP = """Run HANDLER (module:function) against everything that may happen to it, and say whether its effects are safe.
@@ -79,9 +79,9 @@ def torture(
     began_s = time.monotonic()
     with StopRequest() as stop, _display() as display:
         try:
-            limits = Limits(stops, handler_seconds)
+            limits = TortureLimits(stops, handler_seconds)
             findings = run_torture(
-                Play(handler, effect, setup), messages, limits, os.environ, display.progress, stop.check
+                HandlerSpec(handler, effect, setup), messages, limits, os.environ, display.progress, stop.check
             )
         except StopAsked:
             sys.exit(stop.exit_code)
@@ -96,7 +96,7 @@ def torture(
         }
         click.echo(orjson.dumps(document))
     else:
-        show(Console(highlight=False), findings, seconds)
+        print_torture_verdict(Console(highlight=False), findings, seconds)
     sys.exit(0 if is_safe else 1)
 
 
@@ -113,7 +113,7 @@ def _pairs(fields: tuple[str, ...]) -> dict[str, str]:
 
 
 @dataclass
-class _Display:
+class _TortureProgress:
     """Progress on stderr: a bar on a terminal, else nothing (it is over in seconds)."""
 
     bars: Progress | None = None
@@ -126,10 +126,10 @@ class _Display:
 
 
 @contextlib.contextmanager
-def _display() -> Iterator[_Display]:
+def _display() -> Iterator[_TortureProgress]:
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _Display()
+        yield _TortureProgress()
         return
     columns: tuple[Any, ...] = (
         TextColumn("{task.description:>16}"),
@@ -138,10 +138,10 @@ def _display() -> Iterator[_Display]:
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, transient=True) as bars:
-        yield _Display(bars)
+        yield _TortureProgress(bars)
 
 
-def show(screen: Console, findings: list[Finding], seconds: float) -> None:
+def print_torture_verdict(screen: Console, findings: list[ScenarioResult], seconds: float) -> None:
     """The verdict for people."""
     table = Table(
         "",
@@ -164,11 +164,11 @@ def show(screen: Console, findings: list[Finding], seconds: float) -> None:
     screen.print(f"\n[bold {'green' if is_safe else 'red'}]{summary(findings)}[/] ({seconds:.1f} s)", soft_wrap=True)
 
 
-def explained(finding: Finding) -> Iterator[str]:
+def explained(finding: ScenarioResult) -> Iterator[str]:
     """A failed scenario in a few lines: what happened, what came of it (the first example), what to do."""
     failure = finding.failures[0]
     yield finding.story
-    yield f"Expected {shown(failure.expected)}, seen {shown(failure.seen)}: {failure.explanation}."
+    yield f"Expected {format_effect(failure.expected)}, seen {format_effect(failure.seen)}: {failure.explanation}."
     if failure.where:
         yield f"The place: {failure.where}"
     for note in failure.notes[:3]:

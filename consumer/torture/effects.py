@@ -9,7 +9,7 @@ from typing import Any
 _LARGEST = 2**63 - 1
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """``value`` as numbers, texts, lists and mappings. Rows become lists, sets sorted lists; anything else its
     ``repr``.
 
@@ -21,9 +21,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, int):
         return value if abs(value) <= _LARGEST else str(value)
     if isinstance(value, Mapping):
-        return {plain(str(name)): plain(inner) for name, inner in value.items()}
+        return {to_json_value(str(name)): to_json_value(inner) for name, inner in value.items()}
     if isinstance(value, Set):
-        return sorted((plain(inner) for inner in value), key=repr)
+        return sorted((to_json_value(inner) for inner in value), key=repr)
     if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
-        return [plain(inner) for inner in value]
+        return [to_json_value(inner) for inner in value]
     return repr(value)

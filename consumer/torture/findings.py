@@ -26,7 +26,7 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Failure:
+class CaseFailure:
     """One telling of a story after which the ticket was not as it should be. ``where``: the place of the fault;
     ``notes``: what else was seen."""
 
@@ -38,7 +38,7 @@ class Failure:
 
 
 @dataclass
-class Finding:
+class ScenarioResult:
     """A scenario: how often it was told, and what went wrong."""
 
     name: str
@@ -46,7 +46,7 @@ class Finding:
     story: str
     advice: str
     runs: int = 0
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[CaseFailure] = field(default_factory=list)
 
     @property
     def safe(self) -> bool:
@@ -74,14 +74,14 @@ def explain(expected: Expected, seen: Any) -> str:
         return _about_numbers(expected, seen)
     if isinstance(want, list) and isinstance(seen, list):
         return _about_lists(want, seen)
-    return f"it should be {shown(want)} and is {shown(seen)}"
+    return f"it should be {format_effect(want)} and is {format_effect(seen)}"
 
 
 def _about_numbers(expected: Expected, seen: Any) -> str:
     sums = [value if _is_number(value) else 0 for value in expected.after]  # before the first message a sum may be none
     steps = [later - earlier for earlier, later in pairwise(sums)]
     difference = seen - expected.whole
-    told = f"{shown(abs(difference))} too {'much' if difference > 0 else 'little'}"
+    told = f"{format_effect(abs(difference))} too {'much' if difference > 0 else 'little'}"
     for number, step in enumerate(steps, start=1):
         if step and difference > 0 and difference % step == 0 and difference // step in _TIMES:
             return f"{told}: your handler added message {number} {_TIMES[difference // step]}"
@@ -126,7 +126,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def shown(value: Any) -> str:
+def format_effect(value: Any) -> str:
     """A value for people, cut."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False)
     return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "..."
@@ -137,18 +137,18 @@ def trouble_with_effect(before: Any, first: Expected, second: Expected) -> str:
     different."""
     if first.whole == before:
         return (
-            f"a ticket looks the same before its messages and after them ({shown(before)}): --effect does not show what"
+            f"a ticket looks the same before its messages and after them ({format_effect(before)}): --effect does not show what"
             " the handler does, or the handler does nothing with these messages (see --field)"
         )
     if first.after != second.after:
         return (
-            f"two tickets got the same three messages undisturbed, and --effect told {shown(first.whole)} of one and"
-            f" {shown(second.whole)} of the other: leave out what differs by nature (ids, times, the ticket's own name)"
+            f"two tickets got the same three messages undisturbed, and --effect told {format_effect(first.whole)} of one and"
+            f" {format_effect(second.whole)} of the other: leave out what differs by nature (ids, times, the ticket's own name)"
         )
     return ""
 
 
-def summary(findings: Sequence[Finding]) -> str:
+def summary(findings: Sequence[ScenarioResult]) -> str:
     """The verdict in one line."""
     bad = [finding for finding in findings if not finding.safe]
     runs = sum(finding.runs for finding in findings)

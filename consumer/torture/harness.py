@@ -14,15 +14,15 @@ from usher.common.base.clock import wall_ms
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 from usher.consumer.handlers.loader import load_handler
-from usher.consumer.torture.child import Actor, Play
-from usher.consumer.torture.findings import Expected, Failure, Finding, explain, trouble_with_effect
+from usher.consumer.torture.child import HandlerSpec, TortureChild
+from usher.consumer.torture.findings import CaseFailure, Expected, ScenarioResult, explain, trouble_with_effect
 from usher.consumer.torture.scenarios import (
     DISTURBED,
     MESSAGES,
     SCENARIOS,
     UNDISTURBED,
-    Place,
-    Run,
+    FaultPoint,
+    RunStep,
     Scenario,
     Step,
     places,
@@ -35,12 +35,12 @@ _RETRIES_LATER = 50
 _LONGEST_PAUSE_S = 0.5
 
 
-class CannotTell(Exception):
+class HandlerUntestable(Exception):
     """Nothing can be said about this handler; the message says why."""
 
 
 @dataclass(frozen=True)
-class Limits:
+class TortureLimits:
     """``stops``: most places of a fault per scenario; ``handler_s``: longest that one call may take."""
 
     stops: int
@@ -48,21 +48,23 @@ class Limits:
 
 
 @dataclass
-class _Story:
+class Case:
     """One telling: its ticket, its actors, and what was noted."""
 
     ticket: str
-    actors: dict[str, Actor] = field(default_factory=dict)
+    actors: dict[str, TortureChild] = field(default_factory=dict)
     entries: dict[tuple[int, bool], tuple[str, list[str]]] = field(default_factory=dict)
     fence: int = 0
     where: str = ""
     notes: list[str] = field(default_factory=list)
 
 
-class Stage:
+class Harness:
     """Tells stories about one handler. ``fields``: of the messages, one mapping for each."""
 
-    def __init__(self, play: Play, link: Link, fields: Sequence[Mapping[str, str]], limits: Limits) -> None:
+    def __init__(
+        self, play: HandlerSpec, link: Link, fields: Sequence[Mapping[str, str]], limits: TortureLimits
+    ) -> None:
         self._play = play
         self._link = link
         self._fields = fields
@@ -73,15 +75,15 @@ class Stage:
         self._parameters = 0
         self._hold_s = 0.5
 
-    def tell_all(self, progress: Callable[[str, int, int], None]) -> list[Finding]:
-        """Every scenario, at every place. ``progress(scenario, stories told, stories in all)``. Raises CannotTell."""
+    def tell_all(self, progress: Callable[[str, int, int], None]) -> list[ScenarioResult]:
+        """Every scenario, at every place. ``progress(scenario, stories told, stories in all)``. Raises HandlerUntestable."""
         self._look()
         expected, lines = self._undisturbed()
         plan = [(scenario, places(scenario, lines, self._limits.stops)) for scenario in SCENARIOS]
         count, told = sum(len(stops) for _, stops in plan), 0
         findings = []
         for scenario, stops in plan:
-            finding = Finding(scenario.name, scenario.title, scenario.story, scenario.advice)
+            finding = ScenarioResult(scenario.name, scenario.title, scenario.story, scenario.advice)
             findings.append(finding)
             for place in stops:
                 progress(scenario.name, told, count)
@@ -103,21 +105,21 @@ class Stage:
         with self._actor() as actor:
             self._ask(actor, {"do": "setup"})
 
-    def _ask(self, actor: Actor, order: Mapping[str, Any]) -> dict[str, Any]:
+    def _ask(self, actor: TortureChild, order: Mapping[str, Any]) -> dict[str, Any]:
         actor.tell(order)
         answer = actor.hear(self._limits.handler_s)
         if answer is None or answer["ended"] != "well":
             if answer is None:
-                raise CannotTell(f"{order['do']}: it did not end within {self._limits.handler_s:g} s")
+                raise HandlerUntestable(f"{order['do']}: it did not end within {self._limits.handler_s:g} s")
             is_known = order["do"] == "look"  # what is wrong with names is said in one line
-            raise CannotTell(
+            raise HandlerUntestable(
                 f"{order['do']}: {answer['error'] if is_known else answer.get('details') or answer['error']}"
             )
         return answer
 
     @contextlib.contextmanager
-    def _actor(self) -> Iterator[Actor]:
-        actor = Actor(self._play)
+    def _actor(self) -> Iterator[TortureChild]:
+        actor = TortureChild(self._play)
         try:
             yield actor
         finally:
@@ -126,14 +128,14 @@ class Stage:
     # ---- what it should be ---------------------------------------------------------------------------------------------------
 
     def _undisturbed(self) -> tuple[Expected, int]:
-        """What an undisturbed ticket looks like, and how many lines a call runs. Raises CannotTell."""
+        """What an undisturbed ticket looks like, and how many lines a call runs. Raises HandlerUntestable."""
         began_s = time.monotonic()
         first, lines = self._control()
         self._hold_s = max(0.3, (time.monotonic() - began_s) / 2)
         second, _ = self._control()
         trouble = trouble_with_effect(first.after[0], first, second)
         if trouble:
-            raise CannotTell(trouble)
+            raise HandlerUntestable(trouble)
         return first, lines
 
     def _control(self) -> tuple[Expected, int]:
@@ -142,11 +144,13 @@ class Stage:
         after, lines = [self._seen(before, before)], 0
         try:
             for step in UNDISTURBED.steps(0):
-                assert isinstance(step, Run)
+                assert isinstance(step, RunStep)
                 answer = self._perform(story, step)
                 if answer["ended"] != "well":
                     why = answer.get("details") or answer["error"]
-                    raise CannotTell(f"the handler fails although nothing goes wrong; message {step.number}: {why}")
+                    raise HandlerUntestable(
+                        f"the handler fails although nothing goes wrong; message {step.number}: {why}"
+                    )
                 if step.number == DISTURBED:
                     lines = answer["lines"]
                 after.append(self._seen(self._effect(story.ticket), before))
@@ -165,7 +169,7 @@ class Stage:
         if not is_total:
             return value
         if not isinstance(value, (int, float)) or not isinstance(before[0], (int, float)):
-            raise CannotTell(
+            raise HandlerUntestable(
                 "--effect takes no argument, so it must return a number (a total) or a mapping of tickets; it returned"
                 f" {value!r}. Or let it take the ticket id"
             )
@@ -173,7 +177,7 @@ class Stage:
 
     # ---- stories -------------------------------------------------------------------------------------------------------------
 
-    def _tell(self, scenario: Scenario, place: Place, expected: Expected) -> Failure | None:
+    def _tell(self, scenario: Scenario, place: FaultPoint, expected: Expected) -> CaseFailure | None:
         story = self._story()
         before = (0, True) if self._parameters else self._effect(story.ticket)  # matters for a total only
         try:
@@ -185,10 +189,10 @@ class Stage:
         seen = self._seen(self._effect(story.ticket), before)
         if seen == expected.whole:
             return None
-        return Failure(story.where, expected.whole, seen, explain(expected, seen), tuple(story.notes))
+        return CaseFailure(story.where, expected.whole, seen, explain(expected, seen), tuple(story.notes))
 
-    def _step(self, story: _Story, step: Step) -> None:
-        if not isinstance(step, Run):
+    def _step(self, story: Case, step: Step) -> None:
+        if not isinstance(step, RunStep):
             self._wake(story, step.actor)
             return
         answer = self._perform(story, step)
@@ -199,11 +203,11 @@ class Stage:
         elif answer["ended"] != "well":
             story.notes.append(f"message {step.number}, actor {step.actor}: {answer['error']}")
 
-    def _perform(self, story: _Story, step: Run) -> dict[str, Any]:
-        """Run one message, again and again as a consumer would, until it ends; the last answer."""
+    def _perform(self, story: Case, step: RunStep) -> dict[str, Any]:
+        """RunStep one message, again and again as a consumer would, until it ends; the last answer."""
         actor = story.actors.get(step.actor)
         if actor is None:
-            actor = story.actors[step.actor] = Actor(self._play)
+            actor = story.actors[step.actor] = TortureChild(self._play)
         is_stale, story.fence = step.fence < story.fence, max(step.fence, story.fence)
         entry_id, flat = self._entry(story, step)
         order = {"do": "run", "ticket": story.ticket, "id": entry_id, "flat": flat, "fence": self._fences + step.fence}
@@ -221,7 +225,7 @@ class Stage:
             attempt += 1
             time.sleep(min(answer["after_s"], _LONGEST_PAUSE_S))
 
-    def _heard(self, story: _Story, actor: Actor) -> dict[str, Any]:
+    def _heard(self, story: Case, actor: TortureChild) -> dict[str, Any]:
         """The answer of ``actor``. If it waits for a lock that a frozen one holds, that one wakes up earlier."""
         answer = actor.hear(self._hold_s)
         if answer is None and any(other.is_frozen for other in story.actors.values()):
@@ -233,12 +237,12 @@ class Stage:
             return {"ended": "stuck", "error": f"it did not end within {self._limits.handler_s:g} s"}
         return answer
 
-    def _wake_all(self, story: _Story) -> None:
+    def _wake_all(self, story: Case) -> None:
         for name, actor in story.actors.items():
             if actor.is_frozen:
                 self._wake(story, name)
 
-    def _wake(self, story: _Story, name: str) -> None:
+    def _wake(self, story: Case, name: str) -> None:
         actor = story.actors[name]
         if not actor.is_frozen:
             return  # it was never stopped, or woke up earlier
@@ -247,15 +251,15 @@ class Stage:
         if answer is not None and answer["ended"] != "well":
             story.notes.append(f"the zombie ended with {answer['error']}")
 
-    def _story(self) -> _Story:
+    def _story(self) -> Case:
         self._tickets += 1
-        return _Story(f"torture-{self._run}-{self._tickets}")
+        return Case(f"torture-{self._run}-{self._tickets}")
 
-    def _end(self, story: _Story) -> None:
+    def _end(self, story: Case) -> None:
         for actor in story.actors.values():
             actor.end()
 
-    def _entry(self, story: _Story, step: Run) -> tuple[str, list[str]]:
+    def _entry(self, story: Case, step: RunStep) -> tuple[str, list[str]]:
         """The entry of a message in the stream: id, and names and values as text."""
         key = (step.number, step.is_copy)
         if key not in story.entries:

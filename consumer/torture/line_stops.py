@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 
-class Steps:
+class LineStops:
     """Counts the lines that a call runs, and calls ``act(place in words)`` before the ``at``-th (from 0); ``at`` None
     only counts."""
 
@@ -39,11 +39,11 @@ class Steps:
         if event == "line":
             reached, self.count = self.count, self.count + 1
             if reached == self._at:
-                self._act(told(frame.f_code.co_filename, frame.f_lineno))
+                self._act(describe_line(frame.f_code.co_filename, frame.f_lineno))
         return self._line
 
 
-def told(file: str, line: int) -> str:
+def describe_line(file: str, line: int) -> str:
     """``orders.py:12: total += 1``."""
     return f"{Path(file).name}:{line}: {linecache.getline(file, line).strip()[:80]}"
 

@@ -34,17 +34,17 @@ def _torture(
     handler_seconds: float = 30.0,
 ) -> None:
     from usher.common.base.errors import StartRefused
-    from usher.consumer.torture.child import Play
+    from usher.consumer.torture.child import HandlerSpec
     from usher.consumer.torture.cli import explained
     from usher.consumer.torture.findings import summary
-    from usher.consumer.torture.harness import Limits, default_fields
+    from usher.consumer.torture.harness import TortureLimits, default_fields
     from usher.consumer.torture.runner import run_torture
 
     __tracebackhide__ = True
-    limits = Limits(stops, handler_seconds)
+    limits = TortureLimits(stops, handler_seconds)
     try:
         findings = run_torture(
-            Play(handler, effect, setup), default_fields(fields or {}), limits, os.environ, _silent, lambda: None
+            HandlerSpec(handler, effect, setup), default_fields(fields or {}), limits, os.environ, _silent, lambda: None
         )
     except StartRefused as refused:
         pytest.fail(f"usher torture: {refused}", pytrace=False)

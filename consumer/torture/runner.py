@@ -17,22 +17,22 @@ import orjson
 from usher.common.base.errors import StartRefused
 from usher.common.redis.embedded import EmbeddedRedis
 from usher.common.runtime.own_command import usher_command
-from usher.consumer.torture.child import Play
-from usher.consumer.torture.findings import Failure, Finding
-from usher.consumer.torture.harness import Limits
+from usher.consumer.torture.child import HandlerSpec
+from usher.consumer.torture.findings import CaseFailure, ScenarioResult
+from usher.consumer.torture.harness import TortureLimits
 
 _LOOK_EVERY_S = 0.2
 Progress = Callable[[str, int, int], None]
 
 
 def run_torture(
-    play: Play,
+    play: HandlerSpec,
     fields: Sequence[Mapping[str, str]],
-    limits: Limits,
+    limits: TortureLimits,
     environ: Mapping[str, str],
     progress: Progress,
     check: Callable[[], None],
-) -> list[Finding]:
+) -> list[ScenarioResult]:
     """Tell all stories. ``check`` is called between them and may raise. Raises StartRefused when nothing can be said
     about the handler."""
     with tempfile.TemporaryDirectory(prefix="usher-torture-", dir="/tmp" if Path("/tmp").is_dir() else None) as name:
@@ -43,7 +43,9 @@ def run_torture(
             return _staged(folder, dict(environ) | {"USHER_REDIS_URL": server.url}, progress, check)
 
 
-def _staged(folder: Path, environ: Mapping[str, str], progress: Progress, check: Callable[[], None]) -> list[Finding]:
+def _staged(
+    folder: Path, environ: Mapping[str, str], progress: Progress, check: Callable[[], None]
+) -> list[ScenarioResult]:
     reader, writer = os.pipe()
     with (
         (folder / "request").open("rb") as request,
@@ -93,7 +95,7 @@ def _lines(told: IO[bytes], check: Callable[[], None]) -> Iterator[bytes]:
         yield from lines
 
 
-def _finding(document: dict[str, Any]) -> Finding:
+def _finding(document: dict[str, Any]) -> ScenarioResult:
     document.pop("safe")
-    failures = [Failure(**{**failure, "notes": tuple(failure["notes"])}) for failure in document.pop("failures")]
-    return Finding(**document, failures=failures)
+    failures = [CaseFailure(**{**failure, "notes": tuple(failure["notes"])}) for failure in document.pop("failures")]
+    return ScenarioResult(**document, failures=failures)

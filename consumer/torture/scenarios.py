@@ -11,11 +11,11 @@ MESSAGES = 3
 DISTURBED = 2
 #: Places where an actor is stopped: a number is "before the n-th line that runs", or one of these.
 BEFORE, AFTER = "before", "after"
-Place = int | str
+FaultPoint = int | str
 
 
 @dataclass(frozen=True)
-class Run:
+class RunStep:
     """Actor ``actor`` runs message ``number`` (1 to 3) under fence ``fence`` (1, 2, ...).
 
     ``does`` at ``place``: ``kill`` itself, ``freeze``, or ``fail`` with an error; empty: nothing. ``is_copy``: a second
@@ -26,19 +26,19 @@ class Run:
     number: int
     fence: int
     does: str = ""
-    place: Place = BEFORE
+    place: FaultPoint = BEFORE
     is_copy: bool = False
     attempt: int = 1
 
 
 @dataclass(frozen=True)
-class Wake:
+class WakeStep:
     """A frozen actor goes on, and is waited for."""
 
     actor: str
 
 
-Step = Run | Wake
+Step = RunStep | WakeStep
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Scenario:
     title: str
     story: str
     advice: str
-    steps: Callable[[Place], list[Step]]
+    steps: Callable[[FaultPoint], list[Step]]
     at_every_line: bool = False
 
 
@@ -67,41 +67,61 @@ _ATOMIC = (
 )
 
 
-def _undisturbed(_: Place) -> list[Step]:
-    return [Run("a", 1, 1), Run("a", 2, 1), Run("a", 3, 1)]
+def _undisturbed(_: FaultPoint) -> list[Step]:
+    return [RunStep("a", 1, 1), RunStep("a", 2, 1), RunStep("a", 3, 1)]
 
 
-def _killed(place: Place) -> list[Step]:
-    return [Run("a", 1, 1), Run("a", 2, 1, "kill", place), Run("b", 2, 2, attempt=2), Run("b", 3, 2)]
+def _killed(place: FaultPoint) -> list[Step]:
+    return [RunStep("a", 1, 1), RunStep("a", 2, 1, "kill", place), RunStep("b", 2, 2, attempt=2), RunStep("b", 3, 2)]
 
 
-def _failed(place: Place) -> list[Step]:
-    return [Run("a", 1, 1), Run("a", 2, 1, "fail", place), Run("a", 2, 1, attempt=2), Run("a", 3, 1)]
+def _failed(place: FaultPoint) -> list[Step]:
+    return [RunStep("a", 1, 1), RunStep("a", 2, 1, "fail", place), RunStep("a", 2, 1, attempt=2), RunStep("a", 3, 1)]
 
 
-def _zombie(place: Place) -> list[Step]:
-    return [Run("a", 1, 1), Run("a", 2, 1, "freeze", place), Run("b", 2, 2), Run("b", 3, 2), Wake("a")]
+def _zombie(place: FaultPoint) -> list[Step]:
+    return [
+        RunStep("a", 1, 1),
+        RunStep("a", 2, 1, "freeze", place),
+        RunStep("b", 2, 2),
+        RunStep("b", 3, 2),
+        WakeStep("a"),
+    ]
 
 
-def _sent_twice(_: Place) -> list[Step]:
-    return [Run("a", 1, 1), Run("a", 2, 1), Run("a", 2, 1, is_copy=True), Run("a", 3, 1)]
+def _sent_twice(_: FaultPoint) -> list[Step]:
+    return [RunStep("a", 1, 1), RunStep("a", 2, 1), RunStep("a", 2, 1, is_copy=True), RunStep("a", 3, 1)]
 
 
-def _sent_again_later(_: Place) -> list[Step]:
-    return [Run("a", 1, 1), Run("a", 2, 1), Run("a", 3, 1), Run("b", 1, 2, is_copy=True)]
+def _sent_again_later(_: FaultPoint) -> list[Step]:
+    return [RunStep("a", 1, 1), RunStep("a", 2, 1), RunStep("a", 3, 1), RunStep("b", 1, 2, is_copy=True)]
 
 
-def _repeated_tail(_: Place) -> list[Step]:
-    return [Run("a", 1, 1), Run("a", 2, 1), Run("a", 3, 1), Run("b", 1, 2), Run("b", 2, 2), Run("b", 3, 2)]
+def _repeated_tail(_: FaultPoint) -> list[Step]:
+    return [
+        RunStep("a", 1, 1),
+        RunStep("a", 2, 1),
+        RunStep("a", 3, 1),
+        RunStep("b", 1, 2),
+        RunStep("b", 2, 2),
+        RunStep("b", 3, 2),
+    ]
 
 
-def _late_ack(_: Place) -> list[Step]:
-    return [Run("a", 1, 1), Run("a", 2, 1), Run("b", 2, 2), Run("a", 3, 1), Run("b", 3, 2)]
+def _late_ack(_: FaultPoint) -> list[Step]:
+    return [RunStep("a", 1, 1), RunStep("a", 2, 1), RunStep("b", 2, 2), RunStep("a", 3, 1), RunStep("b", 3, 2)]
 
 
-def _two_zombies(_: Place) -> list[Step]:
-    waking: list[Step] = [Wake("b"), Wake("a")]
-    return [Run("a", 1, 1, "freeze"), Run("b", 1, 2, "freeze"), Run("c", 1, 3), Run("c", 2, 3), Run("c", 3, 3), *waking]
+def _two_zombies(_: FaultPoint) -> list[Step]:
+    waking: list[Step] = [WakeStep("b"), WakeStep("a")]
+    return [
+        RunStep("a", 1, 1, "freeze"),
+        RunStep("b", 1, 2, "freeze"),
+        RunStep("c", 1, 3),
+        RunStep("c", 2, 3),
+        RunStep("c", 3, 3),
+        *waking,
+    ]
 
 
 UNDISTURBED = Scenario("undisturbed", "nothing goes wrong", "Three messages, each handled once.", "", _undisturbed)
@@ -189,7 +209,7 @@ SCENARIOS = (
 )
 
 
-def places(scenario: Scenario, lines: int, most: int) -> list[Place]:
+def places(scenario: Scenario, lines: int, most: int) -> list[FaultPoint]:
     """Where to stop in this scenario, when an undisturbed run has ``lines`` lines: at most ``most`` of them, evenly
     spread, and the end."""
     if not scenario.at_every_line:

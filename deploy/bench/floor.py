@@ -16,7 +16,7 @@ _COUNT = 500
 def main(url: str, stream: str, name: str) -> None:
     client = redis.Redis.from_url(url, protocol=2)
     client.ping()
-    _say("ready")
+    _write_floor_result("ready")
     sys.stdin.readline()
     handled = 0
     while found := client.execute_command(
@@ -25,10 +25,10 @@ def main(url: str, stream: str, name: str) -> None:
         ids = [entry_id for entry_id, _ in found[0][1]]
         client.execute_command("XACK", stream, "floor", *ids)
         handled += len(ids)
-    _say(str(handled))
+    _write_floor_result(str(handled))
 
 
-def _say(word: str) -> None:
+def _write_floor_result(word: str) -> None:
     sys.stdout.write(word + "\n")
     sys.stdout.flush()
 

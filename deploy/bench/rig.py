@@ -17,7 +17,7 @@ from usher.common.base.errors import UsherError
 from usher.common.cli.masters import living_consumers
 from usher.common.doctor.versions import version_of
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.sources import Sources
+from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis, free_port
 from usher.common.redis.replies import TicketStream
@@ -57,7 +57,7 @@ class Rig:
         self._urls: list[str] = []
         self._names = [STREAM] if streams == 1 else [f"{STREAM}:{number}" for number in range(streams)]
         self._setting = STREAM if streams == 1 else f"{STREAM}:*"
-        self.keys = Keys(Sources.parse(self._setting).work_stream(GROUP), GROUP)
+        self.keys = Keys(SourceSelection.parse(self._setting).work_stream(GROUP), GROUP)
 
     def __enter__(self) -> Rig:
         self._redis.start()

@@ -16,7 +16,7 @@ from usher.common.redis.client import Link
 from usher.common.sending.pipelined import Sender, batches
 from usher.common.sending.workload import NewMessage
 from usher.deploy.demo.records import RecordReader
-from usher.deploy.demo.verdict import Verdict, judge
+from usher.deploy.demo.verdict import DemoVerdict, judge
 
 #: The run ends when nothing was handled for this long.
 PATIENCE_S = 60.0
@@ -46,7 +46,7 @@ class Flow:
     def __post_init__(self) -> None:
         self._reader = RecordReader(self.records)
 
-    def run(self, messages: Iterable[NewMessage]) -> Verdict:
+    def run(self, messages: Iterable[NewMessage]) -> DemoVerdict:
         """Send everything, wait for it, and judge."""
         began_ns = time.monotonic_ns()
         sender = Sender(self.link, self.keys.stream, self.ticket_field)

@@ -39,7 +39,7 @@ class ConsumerShare:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class DemoVerdict:
     """The outcome of a demo run. ``examples`` are sentences about the first few things that were wrong."""
 
     sent: int
@@ -119,7 +119,7 @@ def judge(
     dead: Mapping[str, str] | None = None,
     killed_ns: Mapping[int, int] | None = None,
     unacknowledged: int = 0,
-) -> Verdict:
+) -> DemoVerdict:
     """The verdict on a run.
 
     ``sent``: (stream id, ticket) in the order of the stream. ``dead``: stream id and reason of each dead letter.
@@ -144,7 +144,7 @@ def judge(
     missing = [stream_id for stream_id, _ in sent if stream_id not in finished and stream_id not in dead]
     for stream_id in missing:
         found.example(f"{stream_id} of ticket {sent[place[stream_id]][1]!r} was lost")
-    return Verdict(
+    return DemoVerdict(
         sent=len(sent),
         handled=len(finished),
         tickets=len({ticket for _, ticket in sent}),

@@ -28,7 +28,7 @@ from usher.common.runtime.stop_request import StopAsked, StopRequest
 from usher.common.sending.workload import CsvSource, NewMessage, incidents
 from usher.deploy.demo.flow import Flow
 from usher.deploy.demo.handlers import FOLDER_VARIABLE, WORK_VARIABLE
-from usher.deploy.demo.verdict import Verdict
+from usher.deploy.demo.verdict import DemoVerdict
 from usher.deploy.local.plan import LocalSettings, Plan, plan, quiet_port, start, watch
 from usher.deploy.local.supervision import Supervision
 
@@ -122,7 +122,7 @@ def demo(
     if flags["as_json"]:
         click.echo(orjson.dumps(verdict.document()))
     else:
-        _show(verdict, killed)
+        _print_demo_verdict(verdict, killed)
     sys.exit(0 if verdict.clean else 1)
 
 
@@ -155,7 +155,7 @@ def _input(folder: Path, csv_path: str | None, key: str, messages: int | None, t
 
 def _run(
     folder: Path, given: Input, consumers: int, work_ms: float, kill: bool, stop: StopRequest
-) -> tuple[Verdict, str]:
+) -> tuple[DemoVerdict, str]:
     """Start, send, follow, stop. Returns the verdict and the name of the consumer that was killed, if any."""
     records = folder / "records"
     records.mkdir()
@@ -197,7 +197,7 @@ def _run(
     return verdict, flow.killed
 
 
-def _flow(made: Plan, records: Path, display: _Display, kill: bool, count: int) -> Flow:
+def _flow(made: Plan, records: Path, display: _DemoProgress, kill: bool, count: int) -> Flow:
     keys = Keys(made.settings.work_stream, made.settings.group)
     display.said(f"sending {count:,} messages")
     return Flow(
@@ -211,7 +211,7 @@ def _flow(made: Plan, records: Path, display: _Display, kill: bool, count: int) 
     )
 
 
-class _Display:
+class _DemoProgress:
     """Progress on stderr: bars on a terminal, else one line per step."""
 
     def __init__(self, bars: Progress | None, count: int) -> None:
@@ -233,17 +233,17 @@ class _Display:
 
 
 @contextlib.contextmanager
-def _display(count: int) -> Iterator[_Display]:
+def _display(count: int) -> Iterator[_DemoProgress]:
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _Display(None, count)
+        yield _DemoProgress(None, count)
         return
     columns = (TextColumn("{task.description:>8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bars:
-        yield _Display(bars, count)
+        yield _DemoProgress(bars, count)
 
 
-def _show(verdict: Verdict, killed: str) -> None:
+def _print_demo_verdict(verdict: DemoVerdict, killed: str) -> None:
     console = Console()
     counts = Table(Column(), Column(justify="right"), title="usher demo", show_header=False)
     document = verdict.document()
@@ -273,7 +273,7 @@ def _show(verdict: Verdict, killed: str) -> None:
         else "NOT CLEAN (run it again with --keep to look at logs and records)"
     )
     console.print(
-        f"[bold {'green' if verdict.clean else 'red'}]Verdict: {said}[/]{repeats}. {speed}",
+        f"[bold {'green' if verdict.clean else 'red'}]DemoVerdict: {said}[/]{repeats}. {speed}",
         highlight=False,
         soft_wrap=True,
     )

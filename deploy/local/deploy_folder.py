@@ -39,7 +39,7 @@ _COPIES = ("runbook.md", "alerts.yml", "grafana.json")
 
 
 @dataclass(frozen=True)
-class Program:
+class SupervisedProgram:
     """A section of supervisord.conf."""
 
     group: str
@@ -107,7 +107,7 @@ class Host:
             )
         return own
 
-    def programs(self) -> list[Program]:
+    def programs(self) -> list[SupervisedProgram]:
         """All that runs here, in the order in which it starts."""
         secrets = [REDIS_URL_OF.format(name.upper()) for name in self.redis_users]
         usher = _without(secrets, _words(*usher_command()))
@@ -115,13 +115,15 @@ class Host:
         if "redis" in self.roles:
             server = _words(self.settings[SERVER_VARIABLE])
             made.append(
-                Program("redis", "redis", _without(secrets, f"{server} %(here)s/redis.conf"), 10, _OTHERS_STOP_S)
+                SupervisedProgram(
+                    "redis", "redis", _without(secrets, f"{server} %(here)s/redis.conf"), 10, _OTHERS_STOP_S
+                )
             )
         if "master" in self.roles:
             for number, url in enumerate(self.own_masters(), 1):
                 bind = _bind(self.address, urlsplit(url).port or 80)
                 command = f"{usher} {_words('master', '--bind', bind, '--advertise-url', url)}"
-                made.append(Program("master", f"master-{number}", command, 20, _OTHERS_STOP_S))
+                made.append(SupervisedProgram("master", f"master-{number}", command, 20, _OTHERS_STOP_S))
         if "consumer" in self.roles:
             own = (
                 f'USHER_REDIS_URL="%(ENV_{REDIS_URL_OF.format("CONSUMER")})s"' if "consumer" in self.redis_users else ""
@@ -144,7 +146,9 @@ class Host:
                 )
                 where = "" if self.project is None else str(self.project)
                 made.append(
-                    Program("consumer", name, f"{usher} {_words(*words)}", 30, self.consumer_stop_seconds, own, where)
+                    SupervisedProgram(
+                        "consumer", name, f"{usher} {_words(*words)}", 30, self.consumer_stop_seconds, own, where
+                    )
                 )
         return made
 
@@ -188,7 +192,7 @@ class Host:
             words += ["--redis-port", str(urlsplit(self.redis_url).port)]
         return ("" if self.project is None else f"cd {self.project} && ") + shlex.join(words)
 
-    def _facts(self, programs: Sequence[Program]) -> dict[str, object]:
+    def _facts(self, programs: Sequence[SupervisedProgram]) -> dict[str, object]:
         names = {group: [program.name for program in programs if program.group == group] for group in ROLES}
         groups = [
             (group, members, 10 + 10 * ROLES.index(group))

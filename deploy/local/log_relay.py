@@ -31,7 +31,7 @@ _TURN_BYTES = 256 * 1024
 
 
 @dataclass
-class _Followed:
+class _OpenLog:
     """An open log: the file itself, not its name, so that a rotation loses nothing."""
 
     descriptor: int
@@ -45,7 +45,7 @@ class Relay:
     def __init__(self, folder: Path, coloured: bool) -> None:
         self._folder = folder
         self._coloured = coloured
-        self._followed: dict[str, _Followed] = {}
+        self._followed: dict[str, _OpenLog] = {}
         for path in folder.glob("*.log"):
             followed = self._open(path)
             if followed is not None:
@@ -66,12 +66,12 @@ class Relay:
             os.close(followed.descriptor)
         self._followed.clear()
 
-    def _open(self, path: Path) -> _Followed | None:
+    def _open(self, path: Path) -> _OpenLog | None:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return None  # rotated away this very moment; the next turn finds the new one
-        followed = _Followed(descriptor, os.fstat(descriptor).st_ino)
+        followed = _OpenLog(descriptor, os.fstat(descriptor).st_ino)
         self._followed[path.name.removesuffix(".log")] = followed
         return followed
 
@@ -88,7 +88,7 @@ class Relay:
         return [line.decode(errors="replace") for line in whole]
 
     @staticmethod
-    def _was_rotated(path: Path, followed: _Followed) -> bool:
+    def _was_rotated(path: Path, followed: _OpenLog) -> bool:
         try:
             return path.stat().st_ino != followed.inode
         except OSError:

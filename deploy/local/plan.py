@@ -16,12 +16,12 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from usher.common.base.errors import NotNow, ReplyUnknown, SettingsError, StartRefused
-from usher.common.base.text import many
+from usher.common.base.text import pluralize
 from usher.common.cli.masters import is_well, living_consumers, somebody_leads
 from usher.common.http.server.server import check_address
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.embedded import prepare
-from usher.common.redis.locate import Up, announce, running_up
+from usher.common.redis.locate import LocalInstance, announce_instance, find_local_instance
 from usher.common.runtime.settings import CommonSettings, load, name_of
 from usher.common.runtime.settings import environment as changed_settings
 from usher.deploy.local.preflight import check_programs, problems_of_programs
@@ -97,7 +97,7 @@ def claimed(state_folder: Path) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
-        other = running_up(state_folder)
+        other = find_local_instance(state_folder)
         who = f"process {other.pid}, masters {other.master_urls}" if other else "another process"
         raise StartRefused(
             f"USHER_STATE_DIR: `usher up` already runs with {state_folder} ({who}); stop it, or set another folder and"
@@ -185,15 +185,17 @@ def start(made: Plan, running: Supervision, check: Callable[[], None], told: Cal
     """
     settings = made.settings
     names = [f"consumer-{index + 1}" for index in range(settings.consumers)]
-    announce(made.state_folder, Up(made.redis_url, ",".join(settings.urls), os.getpid(), ",".join(names)))
+    announce_instance(
+        made.state_folder, LocalInstance(made.redis_url, ",".join(settings.urls), os.getpid(), ",".join(names))
+    )
     if made.redis_port is not None:
         told("starting Redis")
         running.start_group("redis")
         _wait(running, "redis", check, lambda: _redis_answers(made.redis_url), 60.0)
-    told(f"starting {many(settings.masters, 'master')}")
+    told(f"starting {pluralize(settings.masters, 'master')}")
     running.start_group("master")
     _wait(running, "master", check, lambda: _first_trouble(settings.urls, settings.api_token), 60.0)
-    told(f"starting {many(settings.consumers, 'consumer')}")
+    told(f"starting {pluralize(settings.consumers, 'consumer')}")
     running.start_group("consumer")
     _wait(running, "consumer", check, lambda: _missing(set(names), settings), 60.0 + settings.lease_seconds)
     if made.environ.get("USHER_OUTBOX_URL"):

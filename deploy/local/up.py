@@ -87,8 +87,8 @@ def _run(made: Plan, stop: StopRequest) -> int:
         stop.check()
         running.start()
         start(made, running, stop.check, lambda what: click.echo(f"usher: {what}", err=True))
-        _show(relay)
-        _tell(_summary(made))
+        _print_log_lines(relay)
+        _print_line(_summary(made))
         _watch_until_asked(made, running, relay, stop)
     except StopAsked:
         pass
@@ -111,7 +111,7 @@ def _asked_code(stop: StopRequest) -> int:
 def _watch_until_asked(made: Plan, running: Supervision, relay: Relay, stop: StopRequest) -> None:
     watched_s = time.monotonic()
     while not stop.wait(_RELAY_EVERY_S):
-        _show(relay)
+        _print_log_lines(relay)
         if time.monotonic() - watched_s >= _WATCH_EVERY_S:
             watch(running, made.redis_port is not None)
             watched_s = time.monotonic()
@@ -122,7 +122,7 @@ def _stop(running: Supervision, relay: Relay, stop: StopRequest) -> None:
 
     def hurry() -> bool:
         with contextlib.suppress(OSError):
-            _show(relay)
+            _print_log_lines(relay)
         return stop.insists
 
     with contextlib.suppress(OSError):
@@ -133,12 +133,12 @@ def _stop(running: Supervision, relay: Relay, stop: StopRequest) -> None:
         click.echo("usher: everything has stopped", err=True)
 
 
-def _show(relay: Relay) -> None:
+def _print_log_lines(relay: Relay) -> None:
     for line in relay.lines():
-        _tell(line)
+        _print_line(line)
 
 
-def _tell(line: str) -> None:
+def _print_line(line: str) -> None:
     """Nothing stops because the disk is full on which this output lies: the logs are files too."""
     try:
         click.echo(line)

@@ -71,7 +71,7 @@ def rides(ctx: click.Context, count: int, sql_url: str, seed: int, keep: bool, a
     if as_json:
         click.echo(orjson.dumps(verdict.document()))
     else:
-        _show(verdict)
+        _print_rides_verdict(verdict)
     sys.exit(0 if verdict.clean else 1)
 
 
@@ -131,7 +131,7 @@ def rides_consumer(name: str) -> None:
         consumer.run(counter, lambda: stop.asked)
 
 
-def _show(verdict: RidesVerdict) -> None:
+def _print_rides_verdict(verdict: RidesVerdict) -> None:
     console = Console()
     shown = Table("", *(Column(name, justify="right") for name in ("rides", "distance", "lost", "twice")))
     shown.add_row("source table", f"{verdict.sent:,}", f"{verdict.distance:,}", "", "")

@@ -1,4 +1,4 @@
-"""Place: where a master's parts work. Each of them gets the few values that it needs from here, never the settings as a
+"""MasterContext: where a master's parts work. Each of them gets the few values that it needs from here, never the settings as a
 whole."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from usher.master.settings import MasterSettings
 
 
 @dataclass(frozen=True)
-class Place:
+class MasterContext:
     """Settings, Redis, and the keys of the stream that is worked on. Raises SettingsError."""
 
     settings: MasterSettings

@@ -11,17 +11,17 @@ from usher.common.observability.metrics import Metrics
 from usher.common.router.router import StreamRouter
 from usher.common.runtime.service import Service
 from usher.master.assembly.access import admission
-from usher.master.assembly.context import Place
-from usher.master.assembly.leader_services import Leading
+from usher.master.assembly.context import MasterContext
+from usher.master.assembly.leader_services import LeaderServices
 from usher.master.assembly.web_app import create_app
-from usher.master.insight.diagnostics import SystemFacts
+from usher.master.insight.diagnostics import SystemDiagnostics
 from usher.master.insight.explainer import Explainer
-from usher.master.insight.live_overview import Pulse
+from usher.master.insight.live_overview import LiveOverview
 from usher.master.insight.metrics import AuditMetrics, MasterMetrics
-from usher.master.insight.stats import VitalsReader
+from usher.master.insight.stats import StreamStatsReader
 from usher.master.insight.status import StatusReader
 from usher.master.insight.ticket_feed import TicketFeed
-from usher.master.insight.ticket_history import TicketStory
+from usher.master.insight.ticket_history import TicketHistory
 from usher.master.membership.owner_question import OwnerQuestion
 from usher.master.membership.registration import Membership
 from usher.master.operations.action_log import ActionLog
@@ -43,14 +43,14 @@ class _Closable(Protocol):
 _Part = TypeVar("_Part", bound=_Closable)
 
 
-class Facing:
+class HttpServices:
     """``services`` are its own; ``close`` ends what has no thread. ``all_services``: whose health and turns it
     tells."""
 
     def __init__(
         self,
-        place: Place,
-        leading: Leading,
+        place: MasterContext,
+        leading: LeaderServices,
         metrics: Metrics,
         all_services: Sequence[Service],
         draining: Callable[[], bool],
@@ -67,7 +67,7 @@ class Facing:
             StatusReader(link("status"), keys, place.settings.sources, place.settings.work_ticket_field)
         )
         self._letters = self._kept(DeadLetters(link("letters"), keys))
-        self._vitals = self._kept(VitalsReader(link("vitals"), keys, self._status.sources))
+        self._vitals = self._kept(StreamStatsReader(link("vitals"), keys, self._status.sources))
         self._operations = self._kept(self._make_operations())
         metrics.add(MasterMetrics(self._vitals, all_services, leading.dispatcher, leading.health))
         metrics.add(AuditMetrics(self._status.audit))
@@ -114,12 +114,14 @@ class Facing:
     def _make_pages(self) -> PagePort:
         place, link, keys = self._place, self._place.link, self._place.keys
         field = place.settings.work_ticket_field
-        pulse = Pulse(link("pulse"), keys, field, place.lease_ms, self._sockets, self._leading.dispatcher.parked_of)
+        pulse = LiveOverview(
+            link("pulse"), keys, field, place.lease_ms, self._sockets, self._leading.dispatcher.parked_of
+        )
         bulk = BulkLetters(DeadLetters(link("bulk"), keys))
         self.services += [pulse, bulk]
-        story = self._kept(TicketStory(link("story"), keys, field))
+        story = self._kept(TicketHistory(link("story"), keys, field))
         archived_only, sources = place.settings.archived_only, place.settings.sources
-        facts = self._kept(SystemFacts(link("facts"), keys, place.lease_ms, sources, archived_only=archived_only))
+        facts = self._kept(SystemDiagnostics(link("facts"), keys, place.lease_ms, sources, archived_only=archived_only))
         return PagePort(pulse, self._status, story, self._letters, bulk, facts, self._operations)
 
     def _make_router(self) -> StreamRouter:

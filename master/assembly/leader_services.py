@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 
 from usher.common.base.clock import now_s
 from usher.common.observability import tracing as telemetry
-from usher.common.observability.dead_letter_notifier import Bell
+from usher.common.observability.dead_letter_notifier import DeadLetterNotifier
 from usher.common.observability.metrics import Metrics
 from usher.common.runtime.service import Service
-from usher.master.assembly.context import Place
+from usher.master.assembly.context import MasterContext
 from usher.master.dispatch.change_watch import ChangeWatch
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.dispatch.stream_notifier import Doorbell
@@ -19,9 +19,9 @@ from usher.master.leader.elector import Elector, Lead
 from usher.master.leader.leader_scripts import Rejected
 from usher.master.leader.limits import limits_of
 from usher.master.leader.tracing import HandOverSpans
-from usher.master.membership.consumer_http import Asker
+from usher.master.membership.consumer_http import ConsumerHttpClient
 from usher.master.membership.health_checker import BOUNDS, HealthChecker
-from usher.master.membership.registry import Member, RosterReader
+from usher.master.membership.registry import ConsumerRegistry, RegisteredConsumer
 from usher.master.operations.delayed_sender import DelayedMessages
 from usher.master.operations.trimming import Trimmer
 from usher.master.recovery.janitor import Janitor
@@ -29,24 +29,24 @@ from usher.master.recovery.janitor import Janitor
 _TRIM_WORK_S = 2.0
 
 
-class Leading:
+class LeaderServices:
     """The services that lead; the elector, which begins the work, is made when this master can be reached."""
 
-    def __init__(self, place: Place, metrics: Metrics) -> None:
+    def __init__(self, place: MasterContext, metrics: Metrics) -> None:
         settings, keys, link = place.settings, place.keys, place.link
         self._place = place
         self.lead = Lead()
         doorbell = Doorbell(link("doorbell", 0.5), keys.stream)
         dispatch_link = link("dispatch", max(1.0, settings.leader_lease_seconds / 2))
         self.dispatcher = Dispatcher(dispatch_link, keys, self.lead, limits_of(settings), doorbell)
-        self.roster = RosterReader(
+        self.roster = ConsumerRegistry(
             link("roster"), keys, self.lead, settings.roster_seconds, self.dispatcher.post, place.lease_ms
         )
-        asker = Asker(place.hosts, BOUNDS, settings.tls_ca)
+        asker = ConsumerHttpClient(place.hosts, BOUNDS, settings.tls_ca)
         self.health = HealthChecker(
             link("health"), keys, self.lead, settings.health_seconds, settings.health_failures, asker, self._members
         )
-        self._bell = Bell(metrics, settings.dead_letter_webhook, "master", keys)
+        self._bell = DeadLetterNotifier(metrics, settings.dead_letter_webhook, "master", keys)
         changes = ChangeWatch(link("changes"), keys.changed, self.dispatcher.post, self.roster.wake)
         janitor = Janitor(
             link("reap"), keys, self.lead, settings.sweep_seconds, lambda name: name in self.dispatcher.board.consumers
@@ -71,7 +71,7 @@ class Leading:
         if trim_s:
             self.services.append(Trimmer(link("trim"), keys, self.lead, trim_s, settings.archived_only))
 
-    def _members(self) -> Mapping[str, Member]:
+    def _members(self) -> Mapping[str, RegisteredConsumer]:
         return self.roster.members
 
     def elector(self, url: str) -> Elector:

@@ -9,11 +9,11 @@ from usher.common.base.log import event
 from usher.common.http.server.server import url_of
 from usher.common.observability.metrics import Metrics
 from usher.common.runtime.service import Service
-from usher.master.assembly.context import Place
-from usher.master.assembly.http_services import Facing
-from usher.master.assembly.leader_services import Leading
+from usher.master.assembly.context import MasterContext
+from usher.master.assembly.http_services import HttpServices
+from usher.master.assembly.leader_services import LeaderServices
 from usher.master.settings import MasterSettings
-from usher.master.sources.services import Gathering
+from usher.master.sources.services import SourceServices
 
 log = logging.getLogger(__name__)
 
@@ -25,16 +25,16 @@ class MasterProgram:
 
     def __init__(self, settings: MasterSettings, redis_url: str) -> None:
         self._settings = settings
-        self._place = place = Place(settings, redis_url)
+        self._place = place = MasterContext(settings, redis_url)
         self._stopping = False
         self._services: list[Service] = []
         metrics = Metrics()
-        self._leading = Leading(place, metrics)
+        self._leading = LeaderServices(place, metrics)
         sources = settings.sources
         self._gathering = (
-            Gathering(settings, sources, place.keys, redis_url, place.link) if sources is not None else None
+            SourceServices(settings, sources, place.keys, redis_url, place.link) if sources is not None else None
         )
-        self._facing = Facing(place, self._leading, metrics, self._services, lambda: self._stopping)
+        self._facing = HttpServices(place, self._leading, metrics, self._services, lambda: self._stopping)
         self._services += self._leading.services
         if self._gathering is not None:
             self._services += self._gathering.services

@@ -13,7 +13,7 @@ from usher.common.http.app import Problem, answer_problem
 from usher.common.http.auth import Doorman
 from usher.common.http.openapi import add_document, tells
 from usher.common.http.rate_limits import RateLimits
-from usher.master.insight.stats import VitalsReader, lag_document
+from usher.master.insight.stats import StreamStatsReader, lag_document
 from usher.master.membership.health_url import HealthHosts
 from usher.master.web.api import REGISTER_BODY, routes
 from usher.master.web.dead_letters import LetterPort, letter_routes
@@ -35,7 +35,7 @@ def create_app(
     letters: LetterPort | None = None,
     operations: OperationsPort | None = None,
     metrics: Callable[[], bytes] | None = None,
-    vitals: VitalsReader | None = None,
+    vitals: StreamStatsReader | None = None,
     pages: PagePort | None = None,
     draining: Callable[[], bool] = lambda: False,
 ) -> Flask:
@@ -87,7 +87,7 @@ def _add_errors(app: Flask) -> None:
         return answer_problem(Problem(409, "fenced", "this incarnation has ended; stop its work and register again"))
 
 
-def _add_lag(app: Flask, vitals: VitalsReader) -> None:
+def _add_lag(app: Flask, vitals: StreamStatsReader) -> None:
     @tells("Plain numbers for whoever scales consumers, such as KEDA's metrics-api scaler.", {200: Lag})
     def lag() -> Response:
         return web.answer(lag_document(vitals.read()))

@@ -124,9 +124,9 @@ def reconcile(states_url: str, state_key: str, do_apply: bool, as_json: bool, **
     rows = [
         {
             "name": one.name,
-            "total": reconciler.plain(one.wanted),
+            "total": reconciler.to_json_number(one.wanted),
             "last_id": one.last_id,
-            "has": reconciler.plain(one.total),
+            "has": reconciler.to_json_number(one.total),
             "agrees": one.agrees,
             "why": one.why,
             "applied": applied.get(one.name),

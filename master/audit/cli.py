@@ -38,7 +38,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON doc
 
 @click.group(
     invoke_without_command=True,
-    help="""Audit the pending lists and the run log of a running system, with Spark on this machine or on a cluster.
+    help="""AuditRun the pending lists and the run log of a running system, with Spark on this machine or on a cluster.
 
     `usher audit checks` lists what is looked for. Exit code 0: nothing found, 1: findings, 2: the audit could not be done. The page with plots
     and the history lie in USHER_AUDIT_DIR.""",
@@ -92,19 +92,19 @@ def _once(settings: AuditSettings, as_json: bool) -> int:
     if as_json:
         click.echo(orjson.dumps(document(report) | {"page": str(page_file) if page_file else None}))
     else:
-        screen.show(report, page_file)
+        screen.print_audit_report(report, page_file)
     return report.exit_code
 
 
 def _audited(spark: Any, settings: AuditSettings, url: str, tell: Callable[[str], None]) -> Any:
-    from usher.master.audit.job import Audit, AuditPlan
+    from usher.master.audit.job import AuditPlan, AuditRun
     from usher.master.audit.output.report import summary
 
     plan = AuditPlan(
         url, settings.streams, settings.group, settings.ticket_field, settings.limits, settings.audit_settle_seconds, settings.run_log_length,
         settings.audit_sink_url, settings.audit_sink_name,
     )  # fmt: skip
-    report = Audit(spark, plan, tell).run()
+    report = AuditRun(spark, plan, tell).run()
     problems = []
     for stream in settings.streams:
         told = orjson.dumps(summary(report, stream))

@@ -27,11 +27,18 @@ from usher.common.protocol.sources import is_work_stream
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.endpoints import near
 from usher.master.audit.checks import pending_proof, run_proof
-from usher.master.audit.checks.facts import StreamFacts, maybe_dropped, unproven
-from usher.master.audit.checks.findings import CHECKS, Example, Found, Limits, Member, judge_members
-from usher.master.audit.checks.letters import Letters, last_drop_ms
+from usher.master.audit.checks.facts import AuditedStream, maybe_dropped, unproven
+from usher.master.audit.checks.findings import (
+    CHECKS,
+    AuditFinding,
+    AuditThresholds,
+    Example,
+    GroupMember,
+    judge_members,
+)
+from usher.master.audit.checks.letters import DeadLetterFrames, last_drop_ms
 from usher.master.audit.checks.suspects import LOOKED_AT, SHOWN, Suspects
-from usher.master.audit.output.report import Report
+from usher.master.audit.output.report import AuditReport
 from usher.master.audit.read import snapshot
 from usher.master.audit.read.bulk import BulkReader, Interrupted
 from usher.master.operations.live_rules import rulebook
@@ -55,7 +62,7 @@ class AuditPlan:
     streams: tuple[str, ...]
     group: str
     ticket_field: str
-    limits: Limits
+    limits: AuditThresholds
     settle_s: float
     run_log_length: int
     sink_url: str = ""
@@ -65,8 +72,8 @@ class AuditPlan:
         return Keys(stream, self.group)
 
 
-class Audit:
-    """``Audit(spark, plan).run()``. Raises StartRefused when it could not be done to the end: nothing is said then."""
+class AuditRun:
+    """``AuditRun(spark, plan).run()``. Raises StartRefused when it could not be done to the end: nothing is said then."""
 
     def __init__(self, spark: SparkSession, plan: AuditPlan, progress: Callable[[str], None] = lambda _: None) -> None:
         self._spark = spark
@@ -80,7 +87,7 @@ class Audit:
         self._reading_s = 0.0
         self._open: list[str] = []  # what could not be said
 
-    def run(self) -> Report:
+    def run(self) -> AuditReport:
         started_ns = time.time_ns()
         try:
             facts = [
@@ -104,7 +111,7 @@ class Audit:
 
     # ---- first look ----------------------------------------------------------------------------------------------------------
 
-    def _first_look(self, facts: Sequence[StreamFacts]) -> None:
+    def _first_look(self, facts: Sequence[AuditedStream]) -> None:
         plan, suspects = self._plan, self._suspects
         self._progress("reading the pending lists")
         can_prove_losses = any(one.run_first is not None for one in facts)
@@ -141,14 +148,14 @@ class Audit:
             self._progress("proving the run log")
             self._prove_runs(pending, facts)
 
-    def _prove_runs(self, pending: DataFrame, facts: Sequence[StreamFacts]) -> None:
+    def _prove_runs(self, pending: DataFrame, facts: Sequence[AuditedStream]) -> None:
         runs = self._keep(self._read("redis_runs"))
         self.runs = run_proof.count_runs(runs, self._suspects)
         facts = [self._floor_now(one) for one in facts]
         run_proof.check_runs(runs, self._dead_letters(facts), facts, self._plan.limits, self.runs, self._suspects)
         for stream, first in self.pending.first_pending.items():
             self.runs.first_known[stream] = min(first, self.runs.first_known.get(stream, first))
-        letters = Letters(self._dead_letters(facts), self._read("redis_stream"), self._last_drops_ms)
+        letters = DeadLetterFrames(self._dead_letters(facts), self._read("redis_stream"), self._last_drops_ms)
         run_proof.check_losses(pending, runs, letters, facts, self.runs, self._suspects)
         if self._plan.sink_url:
             self._prove_effects(runs)
@@ -167,7 +174,7 @@ class Audit:
         )  # fmt: skip
         self._open += [told] if told else []
 
-    def _floor_now(self, facts: StreamFacts) -> StreamFacts:
+    def _floor_now(self, facts: AuditedStream) -> AuditedStream:
         """The facts with the beginnings of run log and stream as they are now: they may have been cut while they were
         read."""
         now = snapshot.stream_facts(self._links[facts.stream], facts.keys, self._plan.run_log_length)
@@ -176,7 +183,7 @@ class Audit:
         )
         return told.ahead_of(self.runs.ahead_ms.get(facts.stream, 0))
 
-    def _dead_letters(self, facts: Sequence[StreamFacts]) -> DataFrame | None:
+    def _dead_letters(self, facts: Sequence[AuditedStream]) -> DataFrame | None:
         frames = []
         for one in facts:
             if self._links[one.stream].call("XLEN", one.keys.dead):
@@ -196,7 +203,7 @@ class Audit:
 
     # ---- second look ---------------------------------------------------------------------------------------------------------
 
-    def _second_look(self) -> list[Found]:
+    def _second_look(self) -> list[AuditFinding]:
         if self._suspects.counts:
             time.sleep(self._plan.settle_s)
         again = {
@@ -216,7 +223,7 @@ class Audit:
                 # All of those looked at hold: then so do the others, of which there are too many to ask for each.
                 count = suspects if len(examples) == LOOKED_AT else len(examples)
             if count:
-                found.append(Found(CHECKS[name], stream, count, suspects, tuple(examples[:SHOWN])))
+                found.append(AuditFinding(CHECKS[name], stream, count, suspects, tuple(examples[:SHOWN])))
         return found
 
     def _confirmed(self, name: str, stream: str, examples: Sequence[Example]) -> list[Example]:
@@ -247,19 +254,19 @@ class Audit:
         self._kept.append(frame.persist(StorageLevel.DISK_ONLY))
         return frame
 
-    def _members(self) -> list[Member]:
+    def _members(self) -> list[GroupMember]:
         found = []
         for stream in self._plan.streams:
             with BulkReader(near(self._plan.url, stream)) as reader:
                 found += snapshot.members(reader, self._plan.keys(stream))
         return found
 
-    def _members_if_needed(self) -> list[Member]:
+    def _members_if_needed(self) -> list[GroupMember]:
         return self._members() if any(name in _OF_MEMBERS for name, _ in self._suspects.counts) else []
 
     # ---- report --------------------------------------------------------------------------------------------------------------
 
-    def _report(self, started_ns: int, facts: Sequence[StreamFacts], found: list[Found]) -> Report:
+    def _report(self, started_ns: int, facts: Sequence[AuditedStream], found: list[AuditFinding]) -> AuditReport:
         runs, pending = self.runs, self.pending
         sentences: list[str] = list(self._open)
         for one in facts:
@@ -279,7 +286,7 @@ class Audit:
         seconds = round((time.time_ns() - started_ns) / 1e9, 3)
         started_ms = started_ns // 1_000_000
         run = time.strftime("%Y%m%dT%H%M%S", time.gmtime(started_ms / 1000)) + f".{started_ms % 1000:03d}Z"
-        return Report(
+        return AuditReport(
             run, started_ms, seconds, redacted(self._plan.url), self._plan.streams, self._plan.group, tuple(found), tuple(sentences),
             _figures(facts, pending, runs) | {"reading_seconds": round(self._reading_s, 3)}, _plots(pending, runs),
         )  # fmt: skip
@@ -300,7 +307,7 @@ def _cause(failed: PySparkException) -> str:
 
 
 def _figures(
-    facts: Sequence[StreamFacts], pending: pending_proof.PendingFigures, runs: run_proof.RunFigures
+    facts: Sequence[AuditedStream], pending: pending_proof.PendingFigures, runs: run_proof.RunFigures
 ) -> dict[str, Any]:
     return {
         "entries": sum(one.length for one in facts),

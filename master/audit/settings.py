@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from usher.common.runtime.settings import CommonSettings
-from usher.master.audit.checks.findings import Limits
+from usher.master.audit.checks.findings import AuditThresholds
 from usher.master.audit.read.session import LOCAL
 
 _LEASES = 3
@@ -67,9 +67,9 @@ class AuditSettings(CommonSettings):
         return (Path(self.audit_dir).expanduser() if self.audit_dir else self.state_folder / "audit").absolute()
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> AuditThresholds:
         idle_s = self.audit_idle_seconds or _LEASES * self.lease_seconds
         parked_ms, clocks_ms = int(self.audit_parked_seconds * 1000), int(self.audit_clock_seconds * 1000)
-        return Limits(
+        return AuditThresholds(
             int(idle_s * 1000), parked_ms, self.audit_deliveries, self.max_attempts, clocks_ms, int(idle_s * 1000)
         )

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from usher.common.runtime.settings import CommonSettings, options
-from usher.master.cli.options import desk
+from usher.master.cli.options import operator_context
 from usher.master.cli.shared import console, print_json, table
 from usher.master.policy.explain.explain import span
 
@@ -20,7 +20,7 @@ from usher.master.policy.explain.explain import span
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @options(CommonSettings)
 def actions(flags: dict[str, Any], limit: int, as_json: bool) -> None:
-    with desk(flags) as at:
+    with operator_context(flags) as at:
         lines, cursor = at.actions.page(None, limit)
     if as_json:
         print_json({"actions": lines, "more": cursor is not None})

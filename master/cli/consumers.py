@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from usher.common.runtime.settings import CommonSettings, options
-from usher.master.cli.options import caller, desk, tell, why_option
+from usher.master.cli.options import caller, operator_context, print_rule_set_change, why_option
 from usher.master.cli.shared import console, consumers_table, print_json, status_reader
 from usher.master.operations.live_rules import TooManyRules
 from usher.master.web.operations_adapter import Operations
@@ -66,7 +66,7 @@ def resume(flags: dict[str, Any], name: str, why: str, as_json: bool) -> None:
 
 
 def _change(flags: dict[str, Any], name: str, why: str, as_json: bool, what: str) -> None:
-    with desk(flags) as at:
+    with operator_context(flags) as at:
         operations = Operations(at.keys.stream, at.rules, at.actions, at.explainer)
         step = operations.drain if what == "drain" else operations.resume
         try:
@@ -74,7 +74,7 @@ def _change(flags: dict[str, Any], name: str, why: str, as_json: bool, what: str
         except TooManyRules as full:
             raise click.ClickException(str(full)) from full
     if changed is not None:
-        tell(changed, as_json)
+        print_rule_set_change(changed, as_json)
         return
     nobody = (
         f"no consumer {name!r} is registered"

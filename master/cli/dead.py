@@ -14,14 +14,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from usher.common.base.errors import ReplyUnknown
-from usher.common.base.text import many, printable
+from usher.common.base.text import escape_control, pluralize
 from usher.common.protocol.stream_id import is_id
 from usher.common.runtime.settings import CommonSettings, options
 from usher.master.cli.options import caller, filters, wanted_of
 from usher.master.cli.shared import console, fitted, letters_of, print_json, table
 from usher.master.insight.formatting import moment
-from usher.master.operations.action_log import FAILED, Action, chosen_letters, counted
-from usher.master.operations.dead_letters import AT_ONCE, DeadLetters, Outcome
+from usher.master.operations.action_log import FAILED, OperatorAction, chosen_letters, counted
+from usher.master.operations.dead_letters import AT_ONCE, DeadLetters, LetterResult
 from usher.master.policy.explain.explain import span
 from usher.master.policy.letters import DeadLetter, LetterFilter, Preview
 
@@ -203,7 +203,7 @@ def drop(flags: dict[str, Any], **given: Any) -> None:
 
 
 def _change(
-    letters: DeadLetters, what: str, step: Callable[[Sequence[bytes]], list[Outcome]], given: dict[str, Any]
+    letters: DeadLetters, what: str, step: Callable[[Sequence[bytes]], list[LetterResult]], given: dict[str, Any]
 ) -> int:
     """Preview, ask, do, tell. Returns the exit code."""
     ids = [_id_of(text) for text in dict.fromkeys(given["letter_ids"])]
@@ -224,7 +224,7 @@ def _change(
         return 0
     if preview.count and not given["as_json"]:
         rows = [(group.count, group.reason, group.error_type, group.policy) for group in preview.groups]
-        title = f"{many(preview.count, 'dead letter')} to {what}"
+        title = f"{pluralize(preview.count, 'dead letter')} to {what}"
         console().print(table(title, ("letters", "reason", "error", "policy"), rows, numbers=("letters",)))
     if preview.count and not given["yes"]:
         if not sys.stdin.isatty():
@@ -245,9 +245,9 @@ def _change(
         code, ended = 130, ""
     finally:
         if done or ended:
-            on = chosen_letters(ids) if ids else f"{many(sum(done.values()), 'dead letter')} of a filter"
-            letters.note(Action(by, what, on), counted(done.elements()) + ended)
-    _tell(what, letters, preview, done, given["as_json"])
+            on = chosen_letters(ids) if ids else f"{pluralize(sum(done.values()), 'dead letter')} of a filter"
+            letters.note(OperatorAction(by, what, on), counted(done.elements()) + ended)
+    _print_letter_results(what, letters, preview, done, given["as_json"])
     return code or (1 if any(word not in _DONE for word in done) else 0)
 
 
@@ -255,7 +255,7 @@ def _nothing(given: dict[str, Any]) -> str:
     """That the filters let no letter through, and which filters those were."""
     texts = {"ticket": given["ticket"], "reason": given["reason"], "error": given["error"], "id": given["message_id"]}
     ages = {"older than": given["older_than"], "younger than": given["younger_than"]}
-    filters = [f"{name} {printable(value)}" for name, value in texts.items() if value]
+    filters = [f"{name} {escape_control(value)}" for name, value in texts.items() if value]
     filters += [f"{name} {span(value)}" for name, value in ages.items() if value is not None]
     return f"no dead letter matches: {', '.join(filters)}" if filters else "there are no dead letters"
 
@@ -272,7 +272,7 @@ def _batched(ids: Sequence[bytes]) -> Iterator[list[bytes]]:
         yield list(ids[at : at + AT_ONCE])
 
 
-def _carried_out(step: Callable[[Sequence[bytes]], list[Outcome]], ids: Sequence[bytes]) -> list[str]:
+def _carried_out(step: Callable[[Sequence[bytes]], list[LetterResult]], ids: Sequence[bytes]) -> list[str]:
     """The words of one batch. When the answer is lost, the same is asked again: a letter that is gone then was done
     before."""
     for number in range(_TRIES):
@@ -286,7 +286,7 @@ def _carried_out(step: Callable[[Sequence[bytes]], list[Outcome]], ids: Sequence
     raise AssertionError("not reached")
 
 
-def _tell(what: str, letters: DeadLetters, preview: Preview, done: Counter[str], as_json: bool) -> None:
+def _print_letter_results(what: str, letters: DeadLetters, preview: Preview, done: Counter[str], as_json: bool) -> None:
     if as_json:
         groups = [
             {"reason": g.reason, "error_type": g.error_type, "policy": g.policy, "count": g.count}

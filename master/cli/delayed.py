@@ -10,12 +10,12 @@ from typing import Any
 import click
 
 from usher.common.base.durations import moment_text
-from usher.common.base.text import json_text, many
+from usher.common.base.text import json_safe, pluralize
 from usher.common.protocol.stream_id import is_id
 from usher.common.runtime.settings import CommonSettings, options
 from usher.master.cli.options import caller, why_option
 from usher.master.cli.shared import configured, console, print_json, table
-from usher.master.operations.action_log import FAILED, Action, ActionLog
+from usher.master.operations.action_log import FAILED, ActionLog, OperatorAction
 from usher.master.operations.delayed_messages import Delayed, DelayedView
 from usher.master.policy.explain.explain import span
 
@@ -69,7 +69,7 @@ def list_delayed(flags: dict[str, Any], ticket: str | None, limit: int, as_json:
     )
     click.echo("  none" if not rows else f"  {len(rows):,} of {waiting.messages:,}")
     if unsorted:
-        click.echo(f"  {many(unsorted, 'message')} more, which no leader has looked at yet")
+        click.echo(f"  {pluralize(unsorted, 'message')} more, which no leader has looked at yet")
 
 
 @delayed.command(
@@ -104,21 +104,21 @@ def drop(
         if chosen and not yes:
             if as_json or not sys.stdin.isatty():
                 raise click.UsageError("nobody can be asked here: give --yes")
-            if not click.confirm(f"drop {many(len(chosen), 'delayed message')}?"):
+            if not click.confirm(f"drop {pluralize(len(chosen), 'delayed message')}?"):
                 sys.exit(1)
         on = "delayed messages" + (f" of {ticket}" if ticket is not None else f" {', '.join(ids[:5])}" if ids else "")
-        dropped = _dropped(view, ActionLog(link, keys), Action(by, DROP_DELAYED, on), chosen)
+        dropped = _dropped(view, ActionLog(link, keys), OperatorAction(by, DROP_DELAYED, on), chosen)
     if as_json:
         print_json({"dropped": dropped, "gone": len(chosen) - dropped})
     else:
         click.echo(
-            f"{many(dropped, 'delayed message')} dropped"
+            f"{pluralize(dropped, 'delayed message')} dropped"
             + (f", {len(chosen) - dropped:,} were not there" if dropped < len(chosen) else "")
         )
     sys.exit(1 if dropped < len(chosen) else 0)
 
 
-def _dropped(view: DelayedView, actions: ActionLog, action: Action, chosen: Sequence[str]) -> int:
+def _dropped(view: DelayedView, actions: ActionLog, action: OperatorAction, chosen: Sequence[str]) -> int:
     """Drop them; how many there were. What was done is in the action log also when Redis fails in the middle."""
     dropped, ended = 0, FAILED
     try:
@@ -134,8 +134,8 @@ def _dropped(view: DelayedView, actions: ActionLog, action: Action, chosen: Sequ
 
 
 def _document(one: Delayed) -> dict[str, Any]:
-    safe = {json_text(name): json_text(value) for name, value in one.fields.items()}
-    return {"id": one.id, "due_ms": one.due_ms, "ticket_id": json_text(one.ticket), "fields": safe}
+    safe = {json_safe(name): json_safe(value) for name, value in one.fields.items()}
+    return {"id": one.id, "due_ms": one.due_ms, "ticket_id": json_safe(one.ticket), "fields": safe}
 
 
 def _short(fields: dict[str, str], ticket_field: str) -> str:

@@ -16,8 +16,8 @@ import requests
 from pydantic import Field
 
 from usher.common.base.errors import StartRefused
-from usher.common.base.text import printable
-from usher.common.redis.locate import running_up
+from usher.common.base.text import escape_control
+from usher.common.redis.locate import find_local_instance
 from usher.common.runtime.settings import CommonSettings, load, options
 from usher.master.cli.options import session
 
@@ -38,7 +38,7 @@ class FollowSettings(CommonSettings):
     )
 
 
-class Told(NamedTuple):
+class ServerSentEvent(NamedTuple):
     """One server-sent event. Without a name it only says where we are."""
 
     position: str
@@ -57,7 +57,7 @@ class Told(NamedTuple):
 @options(FollowSettings)
 def follow_ticket(flags: dict[str, Any], ticket_id: str, position: str, as_json: bool) -> None:
     settings = load(FollowSettings, os.environ, flags)
-    up = running_up(settings.state_folder)
+    up = find_local_instance(settings.state_folder)
     urls = (settings.master_urls or (up.master_urls if up is not None else _USUAL)).split(",")
     for told in follow(
         [url.strip().rstrip("/") for url in urls], ticket_id, position, settings.api_token, settings.tls_ca
@@ -65,7 +65,9 @@ def follow_ticket(flags: dict[str, Any], ticket_id: str, position: str, as_json:
         click.echo(orjson.dumps({"event": told.name, "id": told.position, **told.data}) if as_json else _line(told))
 
 
-def follow(urls: Sequence[str], ticket_id: str, position: str, token: str, ca: Path | None = None) -> Iterator[Told]:
+def follow(
+    urls: Sequence[str], ticket_id: str, position: str, token: str, ca: Path | None = None
+) -> Iterator[ServerSentEvent]:
     """Events for ever: when a master goes, another one goes on where it was. Raises StartRefused when at the beginning
     none answers, and when one refuses."""
     asking = session(ca)
@@ -127,7 +129,7 @@ def lines_of(content: Iterable[bytes]) -> Iterator[bytes]:
         line += rest
 
 
-def parse(lines: Iterable[bytes]) -> Iterator[Told]:
+def parse(lines: Iterable[bytes]) -> Iterator[ServerSentEvent]:
     """Events out of the lines of an event stream (the part of the format that our masters use)."""
     position = name = data = ""
     for line in lines:
@@ -140,13 +142,15 @@ def parse(lines: Iterable[bytes]) -> Iterator[Told]:
             data = value
         elif not line:
             if position or name:
-                yield Told(position, name, orjson.loads(data) if data else {})
+                yield ServerSentEvent(position, name, orjson.loads(data) if data else {})
             position = name = data = ""
 
 
-def _line(told: Told) -> str:
+def _line(told: ServerSentEvent) -> str:
     facts = "  ".join(
-        f"{name}={_shown(value)}" for name, value in told.data.items() if name not in ("ticket_id", "time_ms")
+        f"{name}={_format_event_value(value)}"
+        for name, value in told.data.items()
+        if name not in ("ticket_id", "time_ms")
     )
     return f"{_when(told.data.get('time_ms', time.time() * 1000))}  {told.name:<11}  {facts}"
 
@@ -160,5 +164,5 @@ def _when(ms: float) -> str:
     return at.strftime("%H:%M:%S" if at.date() == datetime.now().date() else "%Y-%m-%d %H:%M:%S")
 
 
-def _shown(value: object) -> str:
-    return printable(value if isinstance(value, str) else orjson.dumps(value).decode())
+def _format_event_value(value: object) -> str:
+    return escape_control(value if isinstance(value, str) else orjson.dumps(value).decode())

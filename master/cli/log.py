@@ -14,7 +14,7 @@ import orjson
 
 from usher.common.base.durations import duration_s, moment_text
 from usher.common.base.errors import RedisTrouble, StartRefused
-from usher.common.base.text import json_text, printable
+from usher.common.base.text import escape_control, json_safe
 from usher.common.protocol.message import UID_FIELD, as_mapping, first_value
 from usher.common.protocol.stream_id import milliseconds
 from usher.common.redis.client import CommandRefused, Link, check_reachable
@@ -134,7 +134,7 @@ def _line(entry: Entry, ticket_field: str, as_json: bool) -> str:
     at_ms = milliseconds(entry.id)
     if as_json:
         uid = first_value(entry.fields or [], UID_FIELD) or entry.id
-        safe = {json_text(name): json_text(value) for name, value in fields.items()}
+        safe = {json_safe(name): json_safe(value) for name, value in fields.items()}
         document = {
             "id": entry.id.decode(),
             "time": moment_text(at_ms, "milliseconds"),
@@ -146,5 +146,5 @@ def _line(entry: Entry, ticket_field: str, as_json: bool) -> str:
     rest = " ".join(f"{name}={value}" for name, value in fields.items() if name != ticket_field)
     text = f"{moment_text(at_ms, 'milliseconds')}  {entry.id.decode():<22}  {fields.get(ticket_field, '-'):<16}  {rest}"
     # A message may hold anything: control characters must not reach the terminal.
-    safe_text = printable(text)
+    safe_text = escape_control(text)
     return safe_text if len(safe_text) <= _SHOWN else safe_text[: _SHOWN - 1] + "…"

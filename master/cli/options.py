@@ -22,7 +22,7 @@ from usher.common.runtime.settings import CommonSettings
 from usher.master.cli.shared import configured, print_json
 from usher.master.insight.explainer import Explainer
 from usher.master.operations.action_log import ActionLog, By
-from usher.master.operations.live_rules import Changed, LiveRules
+from usher.master.operations.live_rules import LiveRules, RuleSetChange
 from usher.master.policy.letters import LetterFilter
 from usher.master.policy.rules import LONGEST_REASON
 
@@ -81,7 +81,7 @@ def wanted_of(given: dict[str, Any]) -> LetterFilter:
     )
 
 
-class _Why(click.Option):
+class _WhyOption(click.Option):
     """Shown as ``--why`` alone: its other name is for scripts that were written before all commands had one word for
     it."""
 
@@ -93,11 +93,11 @@ class _Why(click.Option):
 def why_option(more: str = "") -> Callable[[Any], Any]:
     """Why an operator acts. ``--reason`` says the same, except where that is what dead letters are filtered by."""
     return click.option(
-        "--why", "--reason", "why", cls=_Why, default="", metavar="TEXT", help=f"Why, for the action log{more}."
+        "--why", "--reason", "why", cls=_WhyOption, default="", metavar="TEXT", help=f"Why, for the action log{more}."
     )
 
 
-class Desk(NamedTuple):
+class OperatorContext(NamedTuple):
     """The configured stream, as an operator's command works on it. ``link`` is shared by all: one thread uses them."""
 
     settings: CommonSettings
@@ -109,7 +109,7 @@ class Desk(NamedTuple):
 
 
 @contextlib.contextmanager
-def desk(flags: dict[str, Any]) -> Iterator[Desk]:
+def operator_context(flags: dict[str, Any]) -> Iterator[OperatorContext]:
     """Raises as ``configured``."""
     with configured(flags, "operator") as (settings, link, keys):
         reader = None if settings.sources is None else SourcesReader(link, keys, settings.sources)
@@ -118,7 +118,7 @@ def desk(flags: dict[str, Any]) -> Iterator[Desk]:
         explainer = Explainer(
             link, keys, settings.work_ticket_field, lease_ms, sources=gathering, by_stream=settings.by_stream
         )
-        yield Desk(settings, LiveRules(link, keys), ActionLog(link, keys), explainer, link, keys)
+        yield OperatorContext(settings, LiveRules(link, keys), ActionLog(link, keys), explainer, link, keys)
 
 
 def session(ca: Path | None) -> requests.Session:
@@ -147,7 +147,7 @@ def caller(why: str = "") -> By:
     return By(who, "cli", why)
 
 
-def tell(changed: Changed, as_json: bool) -> None:
+def print_rule_set_change(changed: RuleSetChange, as_json: bool) -> None:
     """What a change of the rules did."""
     if as_json:
         print_json(changed.shown())

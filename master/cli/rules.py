@@ -13,11 +13,11 @@ import click
 
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.runtime.settings import CommonSettings, options
-from usher.master.cli.options import Desk, caller, desk, tell, why_option
+from usher.master.cli.options import OperatorContext, caller, operator_context, print_rule_set_change, why_option
 from usher.master.cli.shared import console, print_json, table
 from usher.master.operations.live_rules import TooManyRules
 from usher.master.policy.explain.explain import span
-from usher.master.policy.rules import Action, Rule, Target, rule_id
+from usher.master.policy.rules import Rule, RuleAction, Target, rule_id
 
 _WHY = why_option(" and for whoever asks what the tickets wait for")
 _WHY_LIFTED = why_option()
@@ -80,7 +80,7 @@ def rules(context: click.Context) -> None:
 @_JSON
 @options(CommonSettings)
 def list_rules(flags: dict[str, Any], as_json: bool) -> None:
-    with desk(flags) as at:
+    with operator_context(flags) as at:
         book = at.rules.read()
     if as_json:
         print_json({"rules": [rule.shown() for rule in book.rules], "version": int(book.version or 0)})
@@ -109,7 +109,7 @@ def list_rules(flags: dict[str, Any], as_json: bool) -> None:
 @_JSON
 @options(CommonSettings)
 def lift(flags: dict[str, Any], ids: tuple[str, ...], why: str, as_json: bool) -> None:
-    with desk(flags) as at:
+    with operator_context(flags) as at:
         changes = {chosen: at.rules.lift(chosen, caller(why)) for chosen in dict.fromkeys(ids)}
     if as_json:
         print_json(
@@ -141,7 +141,7 @@ def dead_letter(flags: dict[str, Any], yes: bool, why: str, as_json: bool, **cho
             raise click.UsageError("nobody can be asked here: give --yes")
         if not click.confirm(f"make dead letters of {value or 'everything'}?"):
             sys.exit(1)
-    _set(flags, Rule(target, value, Action.DEAD_LETTER, None, why, caller().who), as_json)
+    _set(flags, Rule(target, value, RuleAction.DEAD_LETTER, None, why, caller().who), as_json)
 
 
 @click.command(
@@ -157,7 +157,7 @@ def dead_letter(flags: dict[str, Any], yes: bool, why: str, as_json: bool, **cho
 @options(CommonSettings)
 def pause(flags: dict[str, Any], why: str, as_json: bool, **chosen: Any) -> None:
     target, value = _target(**chosen)
-    _set(flags, Rule(target, value, Action.PAUSE, None, why, caller().who), as_json)
+    _set(flags, Rule(target, value, RuleAction.PAUSE, None, why, caller().who), as_json)
 
 
 @click.command(
@@ -179,13 +179,13 @@ def pause(flags: dict[str, Any], why: str, as_json: bool, **chosen: Any) -> None
 @options(CommonSettings)
 def slow(flags: dict[str, Any], rate: float, why: str, as_json: bool, **chosen: Any) -> None:
     target, value = _target(**chosen)
-    _set(flags, Rule(target, value, Action.SLOW, rate, why, caller().who), as_json)
+    _set(flags, Rule(target, value, RuleAction.SLOW, rate, why, caller().who), as_json)
 
 
 def _set(flags: dict[str, Any], rule: Rule, as_json: bool) -> None:
-    with desk(flags) as at:
+    with operator_context(flags) as at:
         try:
-            tell(at.rules.set(rule, caller(rule.reason)), as_json)
+            print_rule_set_change(at.rules.set(rule, caller(rule.reason)), as_json)
         except TooManyRules as full:
             raise click.ClickException(str(full)) from full
         if not as_json:
@@ -204,10 +204,10 @@ def _set(flags: dict[str, Any], rule: Rule, as_json: bool) -> None:
 @options(CommonSettings)
 def resume(flags: dict[str, Any], why: str, as_json: bool, **chosen: Any) -> None:
     target, value = _target(**chosen)
-    with desk(flags) as at:
+    with operator_context(flags) as at:
         changed = at.rules.lift(rule_id(target, value), caller(why), "resume")
         if changed is not None:
-            tell(changed, as_json)
+            print_rule_set_change(changed, as_json)
         elif as_json:
             print_json(None)
         else:
@@ -218,7 +218,7 @@ def resume(flags: dict[str, Any], why: str, as_json: bool, **chosen: Any) -> Non
         sys.exit(1)
 
 
-def _tell_others(at: Desk, target: Target, value: str) -> None:
+def _tell_others(at: OperatorContext, target: Target, value: str) -> None:
     """A ticket may have other rules too: the strongest holds."""
     if target is Target.TICKET:
         for rule in at.rules.read().all_of(value.encode("utf-8", "surrogateescape")):

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from usher.common.base.errors import GroupMissing, RedisTrouble, StartRefused
-from usher.common.base.text import printable
+from usher.common.base.text import escape_control
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.locate import resolve_redis_url
@@ -37,7 +37,7 @@ _YELLOW, _RED = (
 _STYLES = {"live": "green"} | dict.fromkeys(_YELLOW, "yellow") | dict.fromkeys(_RED, "red")
 
 
-class Configured(NamedTuple):
+class CommandContext(NamedTuple):
     """What a command works on: a link to the configured Redis, and the keys of the configured stream, which is the work
     stream of several."""
 
@@ -47,7 +47,7 @@ class Configured(NamedTuple):
 
 
 @contextlib.contextmanager
-def configured(flags: dict[str, Any], role: str) -> Iterator[Configured]:
+def configured(flags: dict[str, Any], role: str) -> Iterator[CommandContext]:
     """``role`` names the connection. Raises SettingsError and StartRefused; what Redis refuses later (to a user without
     the right, say) becomes StartRefused too."""
     settings = load(CommonSettings, os.environ, flags)
@@ -55,7 +55,7 @@ def configured(flags: dict[str, Any], role: str) -> Iterator[Configured]:
     check_reachable(url)
     link = Link(url, f"usher:{role}")
     try:
-        yield Configured(settings, link, Keys(settings.work_stream, settings.group))
+        yield CommandContext(settings, link, Keys(settings.work_stream, settings.group))
     except GroupMissing as missing:
         raise StartRefused(
             f"USHER_GROUP: stream {settings.work_stream} has no group {settings.group}. The master that leads makes it"
@@ -96,7 +96,7 @@ def table(
     """A table for people; ``numbers`` are the columns that are aligned to the right, ``ids`` those that stay on one
     line, to be copied."""
     # A title may be wider than its table.
-    named = Text(printable(title), "table.title", no_wrap=True, overflow="ignore")
+    named = Text(escape_control(title), "table.title", no_wrap=True, overflow="ignore")
     made = Table(
         title=named, title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="bold", show_header=any(columns)
     )
@@ -137,9 +137,9 @@ def fitted(
 def _cell(value: object) -> Text:
     """As it is: no markup, no emoji."""
     if isinstance(value, Text):
-        return Text(printable(value.plain), value.style)
+        return Text(escape_control(value.plain), value.style)
     text = f"{value:,}" if isinstance(value, int) else str(value)
-    return Text(printable(text), _STYLES.get(text, ""))
+    return Text(escape_control(text), _STYLES.get(text, ""))
 
 
 def consumers_table(rows: Sequence[dict[str, Any]]) -> Table:
@@ -188,10 +188,10 @@ def tickets_table(rows: Sequence[dict[str, Any]], title: str = "Tickets in proce
     )
 
 
-def way_out(row: dict[str, Any]) -> str | None:
+def unblock_hint(row: dict[str, Any]) -> str | None:
     """Of a halted or paused ticket: why, and what an operator can do."""
     if row["state"] == "paused":
-        return printable(f"  {row['ticket_id']} is {row['why']}")
+        return escape_control(f"  {row['ticket_id']} is {row['why']}")
     if row["state"] != "halted":
         return None
     letter = row.get("dead_letter")
@@ -203,7 +203,7 @@ def way_out(row: dict[str, Any]) -> str | None:
         " skips it"
     )
     text = f"  {row['ticket_id']} waits for message {ids[0]}{why}: {ways}"
-    return printable(text)
+    return escape_control(text)
 
 
 def console() -> Console:

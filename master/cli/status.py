@@ -12,7 +12,7 @@ import click
 from rich.console import Group, RenderableType
 from rich.live import Live
 
-from usher.common.redis.locate import running_up
+from usher.common.redis.locate import find_local_instance
 from usher.common.runtime.settings import CommonSettings, options
 from usher.master.cli.shared import configured, console, consumers_table, print_json, table, tickets_table
 from usher.master.insight.status import StatusReader
@@ -66,7 +66,7 @@ def status(flags: dict[str, Any], as_json: bool, once: bool, every: float) -> No
 def _logs_of_up(settings: CommonSettings) -> dict[str, str]:
     """Consumers that run on this machine, as far as we know, by name, and their logs: those of the `usher up` whose
     Redis we look at."""
-    up = running_up(settings.state_folder)
+    up = find_local_instance(settings.state_folder)
     if up is None or settings.redis_url not in ("", up.redis_url):
         return {}
     return {name: str(settings.state_folder / "logs" / f"{name}.log") for name in up.consumers.split(",") if name}

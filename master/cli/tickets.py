@@ -9,11 +9,11 @@ from urllib.parse import quote
 import click
 import requests
 
-from usher.common.base.text import printable
+from usher.common.base.text import escape_control
 from usher.common.runtime.settings import CommonSettings, options
 from usher.master.cli.follow import follow_ticket
-from usher.master.cli.options import Desk, desk, session
-from usher.master.cli.shared import console, print_json, status_reader, table, tickets_table, way_out
+from usher.master.cli.options import OperatorContext, operator_context, session
+from usher.master.cli.shared import console, print_json, status_reader, table, tickets_table, unblock_hint
 from usher.master.insight.ticket_states import LOOKED_AT
 
 
@@ -43,7 +43,7 @@ def list_tickets(flags: dict[str, Any], limit: int, as_json: bool) -> None:
         print_json({"tickets": rows, "more": more})
         return
     console().print(tickets_table(rows))
-    for line in filter(None, map(way_out, rows)):
+    for line in filter(None, map(unblock_hint, rows)):
         click.echo(line)
     if not rows:
         click.echo("  none: everything that was read is done")
@@ -74,7 +74,7 @@ def show_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None:
         console().print(tickets_table([found], "Ticket"))
         for message_id in found.get("message_ids", ()):
             click.echo(f"  {message_id}")
-        if (told := way_out(found)) is not None:
+        if (told := unblock_hint(found)) is not None:
             click.echo(told)
     if found is None:
         sys.exit(1)
@@ -102,7 +102,7 @@ class ExplainSettings(CommonSettings):
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @options(ExplainSettings)
 def explain_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None:
-    with desk(flags) as at:
+    with operator_context(flags) as at:
         document = _ask_leader(at, ticket_id) or at.explainer.explain(ticket_id).document()
     if as_json:
         print_json(document)
@@ -112,9 +112,9 @@ def explain_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None
         (entry["id"], entry["state"].replace("_", " "), str(entry["attempt"] or ""), entry["behind"] or "")
         for entry in entries
     ]
-    click.echo(printable(f"{ticket_id}: {document['state'].replace('_', ' ')}"))
+    click.echo(escape_control(f"{ticket_id}: {document['state'].replace('_', ' ')}"))
     for sentence in document["sentences"]:
-        click.echo(printable(f"  {sentence}"))
+        click.echo(escape_control(f"  {sentence}"))
     if shown:
         console().print(
             table("Entries", ("entry", "state", "attempt", "waits behind"), shown, ids=("entry", "waits behind"))
@@ -122,10 +122,10 @@ def explain_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None
     if len(document["entries"]) > len(shown):
         click.echo(f"  and {len(document['entries']) - len(shown)} more")
     for way in document["commands"]:
-        click.echo(printable(f"  {way['command']}   # {way['does']}"))
+        click.echo(escape_control(f"  {way['command']}   # {way['does']}"))
 
 
-def _ask_leader(at: Desk, ticket_id: str) -> dict[str, Any] | None:
+def _ask_leader(at: OperatorContext, ticket_id: str) -> dict[str, Any] | None:
     """What the leader says; None when there is none, or it does not answer."""
     url = at.explainer.leader_url()
     if not url:

@@ -15,14 +15,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from usher.common.base.durations import Duration
 from usher.common.base.errors import RedisTrouble, StartRefused
-from usher.common.base.text import many
+from usher.common.base.text import pluralize
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.runtime.settings import CommonSettings, load, options
 from usher.master.cli.shared import console, print_json, table
 from usher.master.operations.trimming import COUNTED, StillNeeded, Trimming
-from usher.master.policy.trim import Cut, Nothing, Reader, Refused, StreamFacts, decide, readers
+from usher.master.policy.trim import Cut, Nothing, Refused, RetentionFacts, RetentionRow, decide, readers
 
 
 @click.command(
@@ -77,7 +77,7 @@ def trim(
     if as_json:
         print_json(document)
     else:
-        _show(document)
+        _print_trim_table(document)
     sys.exit(1 if isinstance(decision, Refused) or trouble else 0)
 
 
@@ -132,8 +132,8 @@ def _cut(trimming: Trimming, decision: Cut, archived_only: bool, would: int) -> 
 
 def _document(
     stream: str,
-    facts: StreamFacts,
-    kept_for: list[Reader],
+    facts: RetentionFacts,
+    kept_for: list[RetentionRow],
     decision: Cut | Nothing | Refused,
     would: int,
     cut: int | None,
@@ -178,7 +178,7 @@ def _why(decision: Cut | Nothing | Refused) -> str:
     return decision.why if isinstance(decision, Nothing) else decision.because.why
 
 
-def _show(told: dict[str, Any]) -> None:
+def _print_trim_table(told: dict[str, Any]) -> None:
     screen = console()
     cells = [
         (
@@ -199,7 +199,9 @@ def _show(told: dict[str, Any]) -> None:
     elif told["decision"] == "nothing":
         screen.print(f"Nothing may go: {told['why']}.", markup=False, soft_wrap=True)
     elif told["cut"] is None:
-        number = f"{'' if told['would_cut_is_exact'] else 'more than '}{many(told['would_cut'], 'entry', 'entries')}"
+        number = (
+            f"{'' if told['would_cut_is_exact'] else 'more than '}{pluralize(told['would_cut'], 'entry', 'entries')}"
+        )
         what = f"{number} below {told['floor']} may go; the rest is kept for {told['kept_for']}. --apply cuts them."
         screen.print(what, markup=False, soft_wrap=True)
     else:
@@ -211,7 +213,7 @@ def _show(told: dict[str, Any]) -> None:
         )
         were = "was" if told["cut"] == 1 else "were"
         screen.print(
-            f"{many(told['cut'], 'entry', 'entries')} below {told['floor']} {were} cut{rest}.",
+            f"{pluralize(told['cut'], 'entry', 'entries')} below {told['floor']} {were} cut{rest}.",
             markup=False,
             soft_wrap=True,
         )

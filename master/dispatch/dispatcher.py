@@ -30,22 +30,22 @@ from usher.master.dispatch.halted_tickets import Halts
 from usher.master.dispatch.rules import RuleWork
 from usher.master.dispatch.stream_cursor import IDLE_READ_S, Reader
 from usher.master.dispatch.stream_notifier import Doorbell
-from usher.master.leader.counters import LeaderCounts
+from usher.master.leader.counters import LeaderCounters
 from usher.master.leader.elector import Lead
-from usher.master.leader.leader_scripts import GroupMoved, LeaderSteps, Misheard, Rejected, RulesMoved
-from usher.master.leader.limits import Limits
+from usher.master.leader.leader_scripts import GroupMoved, LeaderScripts, Rejected, RulesMoved, StaleNotification
+from usher.master.leader.limits import LeaderLimits
 from usher.master.leader.peeked import NO_NEWS, News
 from usher.master.leader.validation import sort_out
-from usher.master.membership.registry import Member
+from usher.master.membership.registry import RegisteredConsumer
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import NOTHING, HandOverPlan, HandOverReply
 from usher.master.policy.explain.facts import BoardFacts
 from usher.master.policy.explain.stuck import Parked
 from usher.master.policy.group_loss import Memory
 from usher.master.recovery.idle_sweep import IdleSweep
-from usher.master.recovery.reconciler import PAGE, QuietTickets
+from usher.master.recovery.reconciler import PAGE, Reconciler
 from usher.master.recovery.recoverer import Recoverer
-from usher.master.recovery.takeover import adopt, rejoin, sort_again
+from usher.master.recovery.takeover import rejoin, sort_again, take_over
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,9 @@ class Dispatcher(Service):
 
     name = "dispatch"
 
-    def __init__(self, link: Link, keys: Keys, lead: Lead, limits: Limits, doorbell: Doorbell | None = None) -> None:
+    def __init__(
+        self, link: Link, keys: Keys, lead: Lead, limits: LeaderLimits, doorbell: Doorbell | None = None
+    ) -> None:
         """Without a ``doorbell`` the stream is read at every turn."""
         super().__init__(doorbell)
         self._link = link
@@ -72,11 +74,11 @@ class Dispatcher(Service):
         self._doorbell = doorbell
         self.on_rejected: Callable[[Sequence[Rejected]], None] = lambda rejected: None
         self._mailbox: deque[Posted] = deque()
-        self._members: dict[str, Member] = {}
-        self._steps: LeaderSteps | None = None
+        self._members: dict[str, RegisteredConsumer] = {}
+        self._steps: LeaderScripts | None = None
         self._connection = 0  # of the link, in this epoch
         self.board = Board(limits.ticket_window)
-        self.counts = LeaderCounts()
+        self.counts = LeaderCounters()
         self._recoverer = Recoverer(self.counts)
         self._halts = Halts()
         self._rule_work = RuleWork(link, keys)
@@ -85,7 +87,7 @@ class Dispatcher(Service):
         self._unsure: set[bytes] = set()
         self._rules_due = False  # they may have changed, and were not read since
         self._rejected: list[Rejected] = []
-        self._quiet = QuietTickets(limits.reconcile_s)
+        self._quiet = Reconciler(limits.reconcile_s)
         self._memory = Memory()  # of the group, for the day it is lost
         self._position_open = False  # the last saved position had something pending
         self._position_s = 0.0
@@ -180,12 +182,12 @@ class Dispatcher(Service):
     def _begin(self, epoch: int) -> None:
         self._drop_memory()
         limits, started = self._limits, now_s()
-        steps = LeaderSteps(
+        steps = LeaderScripts(
             self._scripts, self._keys, epoch, limits.ticket_field, limits.longest_message, limits.spread, self.counts
         )
         steps.check()
         self._connection = self._link.connections
-        adopted = adopt(
+        adopted = take_over(
             self._link, self._keys, self._stream, steps, limits.ticket_window, self._memory, self.made_progress
         )
         self.board, self._members = adopted.board, adopted.members
@@ -235,7 +237,7 @@ class Dispatcher(Service):
         if self._rules_due:
             self._follow_rules()
 
-    def _follow_roster(self, members: dict[str, Member]) -> None:
+    def _follow_roster(self, members: dict[str, RegisteredConsumer]) -> None:
         """A new roster: consumers that came, changed, or are gone."""
         before, self._members = self._members, members
         for incarnation, member in members.items():
@@ -404,7 +406,7 @@ class Dispatcher(Service):
                 reply = self._carry_out(plan, news)
             except (NotNow, RulesMoved, GroupMoved) as refused:
                 self.board.forget(new)
-                self._reader.again(isinstance(refused, Misheard))
+                self._reader.again(isinstance(refused, StaleNotification))
                 self._rules_due |= isinstance(refused, RulesMoved)
                 if isinstance(refused, NotNow):
                     raise

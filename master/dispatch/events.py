@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from usher.master.membership.registry import Member
+from usher.master.membership.registry import RegisteredConsumer
 from usher.master.policy.board.board import Board
 
 
@@ -44,4 +44,4 @@ class ChangedElsewhere:
     rules: bool = False
 
 
-Posted = Report | ChangedElsewhere | dict[str, Member]
+Posted = Report | ChangedElsewhere | dict[str, RegisteredConsumer]

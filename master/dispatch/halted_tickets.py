@@ -7,7 +7,7 @@ It has no thread: the dispatcher gives it turns, because it changes the board. `
 from __future__ import annotations
 
 from usher.common.base.errors import ReplyUnknown
-from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.leader.validation import sort_out
 from usher.master.policy.board.board import Board
 
@@ -18,7 +18,7 @@ _PAGE = 500
 class Halts:
     """Reopens tickets, and ends tails."""
 
-    def turn(self, board: Board, steps: LeaderSteps, unsure: set[bytes]) -> bool:
+    def turn(self, board: Board, steps: LeaderScripts, unsure: set[bytes]) -> bool:
         """One page of a ticket that ends, and one of what tickets that go on have in Redis; False when there is nothing
         to do. Tickets to read again are added to ``unsure``. Raises ReplyUnknown when memory is not what the index
         says."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from usher.common.base.log import event
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
-from usher.master.leader.leader_scripts import LeaderSteps, Rejected, RulesMoved
+from usher.master.leader.leader_scripts import LeaderScripts, Rejected, RulesMoved
 from usher.master.operations.live_rules import read_rules
 from usher.master.policy.board.board import Board
 
@@ -28,7 +28,7 @@ class RuleWork:
         self._link = link
         self._keys = keys
 
-    def read(self, board: Board, steps: LeaderSteps) -> None:
+    def read(self, board: Board, steps: LeaderScripts) -> None:
         """Let the board follow the rules as they are now."""
         rules = read_rules(self._link, self._keys)
         if rules.version != steps.rules_version:
@@ -45,7 +45,7 @@ class RuleWork:
         board.follow(rules)
         steps.rules_version = rules.version
 
-    def has_moved(self, steps: LeaderSteps) -> bool:
+    def has_moved(self, steps: LeaderScripts) -> bool:
         """Whether the rules are others than those that were read. Their news may get lost; this is asked from time to
         time."""
         return (self._link.call("HGET", self._keys.counters, "rules") or b"") != steps.rules_version
@@ -53,7 +53,7 @@ class RuleWork:
     def turn(
         self,
         board: Board,
-        steps: LeaderSteps,
+        steps: LeaderScripts,
         unsure: set[bytes],
         ended: Callable[[Sequence[Rejected]], None],
         follow: Callable[[], None],

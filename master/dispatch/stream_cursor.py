@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from usher.common.base.log import event
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.master.dispatch.stream_notifier import Doorbell
-from usher.master.leader.leader_scripts import LeaderSteps
-from usher.master.leader.limits import Limits
+from usher.master.leader.leader_scripts import LeaderScripts
+from usher.master.leader.limits import LeaderLimits
 from usher.master.leader.peeked import News, most_to_tell
 from usher.master.policy.board.board import Board
 
@@ -39,7 +39,7 @@ class Reader:
     nothing, they are looked at again (``again``).
     """
 
-    def __init__(self, limits: Limits, doorbell: Doorbell | None) -> None:
+    def __init__(self, limits: LeaderLimits, doorbell: Doorbell | None) -> None:
         self._limits = limits
         self._doorbell = doorbell
         self._dry_since_s = 0.0
@@ -62,7 +62,7 @@ class Reader:
         if self._doorbell is not None:
             self._doorbell.heard()  # it may be of long ago
 
-    def look(self, board: Board, steps: LeaderSteps, now_s: float) -> News | None:
+    def look(self, board: Board, steps: LeaderScripts, now_s: float) -> News | None:
         """New entries; None when there was no reason to look: no consumer has room, or nobody said that there are
         any."""
         count = self._room(board)

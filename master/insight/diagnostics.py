@@ -11,7 +11,7 @@ from usher.common.base.log import redacted
 from usher.common.doctor.collector import collect
 from usher.common.doctor.findings import examine, promise, worst
 from usher.common.protocol.keys import Keys, LogKeys
-from usher.common.protocol.sources import Sources
+from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.capabilities import Capability
 from usher.common.redis.client import Link
 from usher.common.redis.replies import parse_span
@@ -22,11 +22,17 @@ from usher.master.policy.trim import Cut, Refused, decide, readers
 _FOUND_FOR_S = 15.0
 
 
-class SystemFacts:
+class SystemDiagnostics:
     """May be used by many threads, one at a time. ``archived_only``: whether the master trims only what is archived."""
 
     def __init__(
-        self, link: Link, keys: Keys, lease_ms: int, sources: Sources | None = None, *, archived_only: bool = False
+        self,
+        link: Link,
+        keys: Keys,
+        lease_ms: int,
+        sources: SourceSelection | None = None,
+        *,
+        archived_only: bool = False,
     ) -> None:
         self._link = link  # guarded by self._lock
         self._keys = keys

@@ -18,17 +18,25 @@ from usher.common.protocol.keys import MASTER, Keys, LogKeys
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import CommandRefused, Link
-from usher.common.redis.replies import Record, group_consumers_of, group_of, parse_record
+from usher.common.redis.replies import TicketRecord, group_consumers_of, group_of, parse_record
 from usher.common.redis.scripts import ScriptRunner
-from usher.master.insight.lag import Lag, lag_of
+from usher.master.insight.lag import GroupLag, lag_of
 from usher.master.leader.elector import parse_held
-from usher.master.membership.registry import Member, members_of, state_of
+from usher.master.membership.registry import RegisteredConsumer, members_of, state_of
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.delayed_messages import member_of
 from usher.master.operations.live_rules import rulebook
 from usher.master.policy.board.plans import HALTED, RETURNED, TAIL
 from usher.master.policy.explain.explain import explain
-from usher.master.policy.explain.facts import BoardFacts, Crowd, Explanation, Facts, LeaderFacts, OwnerFacts, OwnerTold
+from usher.master.policy.explain.facts import (
+    BoardFacts,
+    ConsumerTotals,
+    LeaderFacts,
+    OwnerFacts,
+    OwnerTold,
+    TicketExplanation,
+    TicketFacts,
+)
 from usher.master.policy.rules import Rulebook
 
 #: Entries looked through for those of one ticket: by one call, and in all. And for how long at most, for all that is
@@ -72,7 +80,7 @@ class Explainer:
         self._by_stream = by_stream
         self._lock = threading.Lock()
 
-    def explain(self, ticket_id: str) -> Explanation:
+    def explain(self, ticket_id: str) -> TicketExplanation:
         """What the ticket waits for. Raises what ``Link.call`` raises."""
         ticket = ticket_id.encode("utf-8", "surrogateescape")
         with self._lock:
@@ -87,7 +95,7 @@ class Explainer:
                 "by_stream": self._by_stream,
             }
         return explain(
-            Facts(ticket_id, wall_ms(), told=told, board=self._board(ticket), lease_ms=self._lease_ms, **found)
+            TicketFacts(ticket_id, wall_ms(), told=told, board=self._board(ticket), lease_ms=self._lease_ms, **found)
         )
 
     def leader_url(self) -> str:
@@ -102,7 +110,7 @@ class Explainer:
             return self._link.call("HGET", self._keys.consumers, name) is not None
 
     def _read(self, ticket_id: str, ticket: bytes) -> dict[str, Any]:
-        """All facts that Redis knows, as arguments of Facts, and the owner's health URL. Few round trips: a busy master
+        """All facts that Redis knows, as arguments of TicketFacts, and the owner's health URL. Few round trips: a busy master
         is slow at each."""
         keys, until_s = self._keys, now_s() + _LOOK_S
         commands = [
@@ -155,7 +163,9 @@ class Explainer:
         found["attempts"] = self._attempts([*ids[:_PAGE], *found["parked"][:_PAGE]])
         return found | self._its_letters(ticket, kind, until_s)
 
-    def _owner(self, incarnation: str, members: dict[str, Member], rules: Rulebook) -> tuple[OwnerFacts, str]:
+    def _owner(
+        self, incarnation: str, members: dict[str, RegisteredConsumer], rules: Rulebook
+    ) -> tuple[OwnerFacts, str]:
         """The owner, and where it can be asked; "" when it cannot."""
         name = name_of(incarnation)
         successor = next(
@@ -175,13 +185,13 @@ class Explainer:
         url = member.registration.health_url if member is not None else ""
         return OwnerFacts(incarnation, state.decode(errors="replace"), max(0, left_ms), successor, paused), url
 
-    def _group(self, groups: Any, consumers: Any) -> tuple[bytes | None, Lag, dict[bytes, int]]:
+    def _group(self, groups: Any, consumers: Any) -> tuple[bytes | None, GroupLag, dict[bytes, int]]:
         """Of replies of XINFO: the last id the group was given (None: there is no group), what is above it, and what is
         pending for whom."""
         facts = group_of(groups, self._keys.group)
         if facts is None or isinstance(consumers, Exception):
             length = self._link.call("XLEN", self._keys.stream)
-            return None, Lag(length, True), {}
+            return None, GroupLag(length, True), {}
         lag = lag_of(self._scripts, self._keys.stream, facts, 0, _PAGE * _PAGES)
         return facts[b"last-delivered-id"], lag, {one.name: one.pending for one in group_consumers_of(consumers)}
 
@@ -240,7 +250,7 @@ class Explainer:
         self._link.close()
 
 
-def _record(value: Any) -> tuple[str, Record | None]:
+def _record(value: Any) -> tuple[str, TicketRecord | None]:
     if value is None:
         return "", None
     try:
@@ -257,7 +267,7 @@ def _leader(held: Any) -> LeaderFacts | None:
     return LeaderFacts(url or "")
 
 
-def _crowd(members: dict[str, Member], rules: Rulebook, pending: dict[bytes, int]) -> Crowd:
+def _crowd(members: dict[str, RegisteredConsumer], rules: Rulebook, pending: dict[bytes, int]) -> ConsumerTotals:
     counts = {"live": 0, "paused": 0, "draining": 0, "revoked": 0}
     room = 0
     for incarnation, member in members.items():
@@ -266,4 +276,4 @@ def _crowd(members: dict[str, Member], rules: Rulebook, pending: dict[bytes, int
             counts[state] += 1
         if state == "live":
             room += max(0, member.registration.capacity - pending.get(incarnation.encode(), 0))
-    return Crowd(**counts, room=room)
+    return ConsumerTotals(**counts, room=room)

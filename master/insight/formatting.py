@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
-from usher.common.base.text import printable
+from usher.common.base.text import escape_control
 
 #: Characters of a text on a page, unless it is asked for as a whole.
 _MOST = 2_000
@@ -22,7 +22,7 @@ def visible(text: object, most: int = _MOST) -> str:
     """
     whole = str(text)
     cut = whole[:most]
-    shown = printable(cut, kept="\n\t")
+    shown = escape_control(cut, kept="\n\t")
     return shown if len(whole) <= most else f"{shown}... ({len(whole):,} characters)"
 
 

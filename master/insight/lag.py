@@ -1,4 +1,4 @@
-"""Lag: how many entries of a ticket stream its group has not read."""
+"""GroupLag: how many entries of a ticket stream its group has not read."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from usher.common.redis.scripts import ScriptRunner
 _PAGE = 2000
 
 
-class Lag(NamedTuple):
+class GroupLag(NamedTuple):
     """``is_exact`` False: there are more."""
 
     entries: int
     is_exact: bool
 
 
-def lag_of(scripts: ScriptRunner, stream: str, group: Mapping[bytes, Any] | None, entries: int, most: int) -> Lag:
+def lag_of(scripts: ScriptRunner, stream: str, group: Mapping[bytes, Any] | None, entries: int, most: int) -> GroupLag:
     """The lag of a group with these facts (XINFO GROUPS; None: there is no group) on a stream of ``entries``. Counted,
     it is counted up to about ``most``. Raises what ``Link.call`` raises."""
     if group is None:
-        return Lag(entries, True)
+        return GroupLag(entries, True)
     if group.get(b"lag") is not None:
-        return Lag(int(group[b"lag"]), True)
+        return GroupLag(int(group[b"lag"]), True)
     last, counted = group[b"last-delivered-id"], 0
     while counted < most:
         count, last = scripts.run("count_above", (stream,), (last, _PAGE))
         counted += count
         if count < _PAGE:
-            return Lag(counted, True)
-    return Lag(counted, False)
+            return GroupLag(counted, True)
+    return GroupLag(counted, False)

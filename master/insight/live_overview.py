@@ -29,10 +29,17 @@ from usher.master.insight.formatting import ticket_url, visible
 from usher.master.insight.index_scan import IndexScan
 from usher.master.insight.lag import lag_of
 from usher.master.leader.elector import parse_held
-from usher.master.membership.registry import STATES, Member, read_left_ms, read_roster, state_of, strangers
+from usher.master.membership.registry import (
+    STATES,
+    RegisteredConsumer,
+    read_left_ms,
+    read_registry,
+    state_of,
+    strangers,
+)
 from usher.master.operations.live_rules import read_rules
 from usher.master.policy.explain.alarms import BAD, Alarm, alarms
-from usher.master.policy.explain.stuck import Parked, Seen, stuck_rows
+from usher.master.policy.explain.stuck import Parked, StuckContext, stuck_rows
 from usher.master.policy.rates import Sample, is_still, point, rates
 from usher.master.policy.rules import Rulebook, Target
 
@@ -56,7 +63,7 @@ _BROAD = (Target.STREAM, Target.EVERYTHING)
 _LIVE_FIELDS = ("incarnation", "state", "tickets", "pending", "beat_ms")
 
 
-class Pulse(Service):
+class LiveOverview(Service):
     """``parked_of``: how much this master has parked of a ticket in memory, when it leads."""
 
     name = "pulse"
@@ -225,7 +232,7 @@ class Pulse(Service):
 
     def _look_at_consumers(self, seen: dict[str, Any]) -> dict[str, str]:
         """States by incarnation; the rows are kept, and sums are added to ``seen``."""
-        members = read_roster(self._link, self._keys)
+        members = read_registry(self._link, self._keys)
         rules = self._rules = read_rules(self._link, self._keys)
         of_tickets = [rule for rule in rules.rules if rule.target is not Target.CONSUMER]
         seen["rules"], seen["broad_rules"] = (
@@ -248,7 +255,7 @@ class Pulse(Service):
         seen["living"] = sum(seen["consumers"][state] for state in ("live", "paused", "draining"))
         return states
 
-    def _row(self, incarnation: str, member: Member, left_ms: int) -> dict[str, Any]:
+    def _row(self, incarnation: str, member: RegisteredConsumer, left_ms: int) -> dict[str, Any]:
         asked = member.registration
         return {
             "name": asked.name,
@@ -263,7 +270,9 @@ class Pulse(Service):
         values = self._link.call("HMGET", self._keys.attempts, *[head.id for head in heads]) if heads else []
         attempts = {head.id: decode(value) for head, value in zip(heads, values, strict=True) if value is not None}
         parked = {head.ticket: self._parked_of(head.ticket) for head in heads}
-        rows = stuck_rows(heads, Seen(attempts, states, self._scan.moved_ms, parked, self._rules), now_ms, _STUCK)
+        rows = stuck_rows(
+            heads, StuckContext(attempts, states, self._scan.moved_ms, parked, self._rules), now_ms, _STUCK
+        )
         return [row | {"shown": visible(row["ticket_id"], 120), "href": ticket_url(row["ticket_id"])} for row in rows]
 
     def _parked_of(self, ticket: bytes) -> Parked:

@@ -17,8 +17,8 @@ from usher.common.observability.metrics import counter, gauge, gauges, histogram
 from usher.common.redis.client import CommandRefused
 from usher.common.runtime.service import Service
 from usher.master.dispatch.dispatcher import Dispatcher
-from usher.master.insight.stats import Load, Vitals, VitalsReader
-from usher.master.leader.counters import LeaderCounts
+from usher.master.insight.stats import ConsumerStats, StreamStats, StreamStatsReader
+from usher.master.leader.counters import LeaderCounters
 from usher.master.membership.health_checker import HealthChecker
 from usher.master.membership.registry import STATES
 
@@ -33,7 +33,7 @@ OTHERS = "_others"
 class MasterMetrics:
     """A source for ``usher.common.observability.metrics.Metrics``."""
 
-    vitals: VitalsReader
+    vitals: StreamStatsReader
     services: Sequence[Service]
     dispatcher: Dispatcher
     health: HealthChecker
@@ -54,11 +54,11 @@ class MasterMetrics:
             yield gauge("redis_up", "1 if Redis answered this scrape.", 0)
             return
         yield gauge("redis_up", "1 if Redis answered this scrape.", 1)
-        yield from _told(vitals)
+        yield from _stream_metrics(vitals)
         yield from _consumers(vitals.consumers)
 
 
-def _counted(counts: LeaderCounts) -> Iterable[Metric]:
+def _counted(counts: LeaderCounters) -> Iterable[Metric]:
     yield counter(
         "adoptions",
         "Times that this master began to lead, or began again after a reply that was not sure.",
@@ -79,7 +79,7 @@ def _counted(counts: LeaderCounts) -> Iterable[Metric]:
     )
 
 
-def _told(vitals: Vitals) -> Iterable[Metric]:
+def _stream_metrics(vitals: StreamStats) -> Iterable[Metric]:
     yield gauge(
         "redis_refuses_writes",
         "1 if Redis refuses writes, because memory or disk is full, or replicas are missing.",
@@ -127,7 +127,7 @@ def _told(vitals: Vitals) -> Iterable[Metric]:
     yield gauge("dead_letters_open", "Dead letters that nobody has redriven or dropped yet.", vitals.dead_letters)
 
 
-def _consumers(loads: Mapping[str, Load]) -> Iterable[Metric]:
+def _consumers(loads: Mapping[str, ConsumerStats]) -> Iterable[Metric]:
     by_state = dict.fromkeys(STATES, 0.0)
     pending: dict[str, float] = {}
     slots: dict[str, float] = {}

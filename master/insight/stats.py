@@ -1,4 +1,4 @@
-"""Vitals: the few numbers that say how a ticket stream is, for /metrics and for whoever scales consumers.
+"""StreamStats: the few numbers that say how a ticket stream is, for /metrics and for whoever scales consumers.
 
 Read from Redis alone, in two round trips (before Redis 7.0 the lag is counted in some more), and kept for a moment, so
 that it costs the same however many ask.
@@ -21,10 +21,10 @@ from usher.common.redis.client import Link
 from usher.common.redis.replies import group_of, pairs
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.insight.lag import lag_of
-from usher.master.membership.registry import Member, state_of
+from usher.master.membership.registry import RegisteredConsumer, state_of
 from usher.master.operations.delayed_messages import waiting_commands, waiting_of
 from usher.master.operations.live_rules import rulebook
-from usher.master.policy.rules import Action, Rule, Rulebook, Target
+from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
 
 #: How long an answer is good for.
 _KEPT_S = 1.0
@@ -33,7 +33,7 @@ _MOST_COUNTED = 50_000
 
 
 @dataclass(frozen=True)
-class Load:
+class ConsumerStats:
     """A registered consumer: ``state`` as ``usher.master.membership.registry.state_of``; ``pending`` its entries that
     are not acknowledged."""
 
@@ -44,7 +44,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Vitals:
+class StreamStats:
     """Sums of one stream at one moment. ``lag``: entries not yet read by the group, and those that wait in the sources
     of a work stream; at least that many unless ``lag_is_exact``.
 
@@ -65,7 +65,7 @@ class Vitals:
     dead_letters: int = 0
     oldest_s: float = 0.0
     led: bool = False
-    consumers: dict[str, Load] = field(default_factory=dict)
+    consumers: dict[str, ConsumerStats] = field(default_factory=dict)
     delayed: int = 0
     late_s: float = 0.0
     oldest_unheld_s: float = 0.0
@@ -82,7 +82,7 @@ class Vitals:
         return self.lag + self.pending
 
 
-class VitalsReader:
+class StreamStatsReader:
     """Reads them over a link of its own. May be used by many threads, one at a time. ``sources``: how the gathering of
     several ticket streams goes (``StatusReader.sources``); None: there is one stream."""
 
@@ -92,9 +92,9 @@ class VitalsReader:
         self._keys = keys
         self._sources = sources
         self._lock = threading.Lock()
-        self._kept: tuple[float, Vitals] | None = None
+        self._kept: tuple[float, StreamStats] | None = None
 
-    def read(self) -> Vitals:
+    def read(self) -> StreamStats:
         """The vitals of this second. Raises RedisTrouble."""
         with self._lock:
             if self._kept is None or now_s() - self._kept[0] > _KEPT_S:
@@ -105,7 +105,7 @@ class VitalsReader:
     def close(self) -> None:
         self._link.close()
 
-    def _read(self) -> Vitals:
+    def _read(self) -> StreamStats:
         keys = self._keys
         commands = [
             ("XLEN", keys.stream),
@@ -144,7 +144,7 @@ class VitalsReader:
         now_ms = int(moment[0]) * 1000 + int(moment[1]) // 1000
         later = waiting_of(delayed, first)
         late_s = 0.0 if later.first_ms is None else max(0.0, (now_ms - later.first_ms) / 1000)
-        return Vitals(
+        return StreamStats(
             *(
                 entries,
                 waiting,
@@ -177,7 +177,7 @@ class VitalsReader:
 
 def _holds(rule: Rule) -> bool:
     """Whether it keeps tickets waiting."""
-    return rule.target is not Target.CONSUMER and rule.action in (Action.PAUSE, Action.SLOW)
+    return rule.target is not Target.CONSUMER and rule.action in (RuleAction.PAUSE, RuleAction.SLOW)
 
 
 def _registered(stored: Any) -> dict[str, Registration]:
@@ -194,13 +194,13 @@ def _registered(stored: Any) -> dict[str, Registration]:
 
 def _loads(
     registered: dict[str, Registration], leases: list[Any], rules: Rulebook, by_owner: dict[bytes, int]
-) -> dict[str, Load]:
+) -> dict[str, ConsumerStats]:
     loads = {}
     for (incarnation, one), lease in zip(registered.items(), leases, strict=True):
         if isinstance(lease, Exception):
             raise lease
-        state = state_of(Member(one, (lease or b"").decode()), rules)
-        loads[one.name] = Load(state, by_owner.get(incarnation.encode(), 0), one.slots, one.capacity)
+        state = state_of(RegisteredConsumer(one, (lease or b"").decode()), rules)
+        loads[one.name] = ConsumerStats(state, by_owner.get(incarnation.encode(), 0), one.slots, one.capacity)
     return loads
 
 
@@ -211,7 +211,7 @@ def _age_s(ids: list[bytes], now_ms: int) -> float:
     return max(0.0, (now_ms - (min(map(rank, ids)) >> 64)) / 1000)
 
 
-def lag_document(vitals: Vitals) -> dict[str, Any]:
+def lag_document(vitals: StreamStats) -> dict[str, Any]:
     """What ``GET /api/lag`` answers: plain numbers on the top level, for KEDA's metrics-api scaler and the like."""
     live = [load for load in vitals.consumers.values() if load.state == "live"]
     return {

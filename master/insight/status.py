@@ -15,14 +15,14 @@ from usher.common.doctor.writes import INFO_COMMANDS, write_trouble
 from usher.common.protocol.keys import MASTER, Keys
 from usher.common.protocol.message import ticket_text
 from usher.common.protocol.registration import name_of
-from usher.common.protocol.sources import Sources
+from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import CommandRefused, Link
-from usher.common.redis.replies import Record, TicketStream, pairs, parse_record
+from usher.common.redis.replies import TicketRecord, TicketStream, pairs, parse_record
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.insight.lag import lag_of
-from usher.master.insight.ticket_states import ParkedRows, parked_rows, told_states
+from usher.master.insight.ticket_states import ParkedRows, add_ticket_states, parked_rows
 from usher.master.leader.elector import parse_held
-from usher.master.membership.registry import read_left_ms, read_roster, state_of, strangers
+from usher.master.membership.registry import read_left_ms, read_registry, state_of, strangers
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.delayed_messages import waiting_commands, waiting_of
 from usher.master.operations.live_rules import read_rules
@@ -39,7 +39,9 @@ _SOURCES_KEPT_S = 2.0
 class StatusReader:
     """Reads the state of one ticket stream. May be used by many threads, one at a time."""
 
-    def __init__(self, link: Link, keys: Keys, sources: Sources | None = None, ticket_field: str = "ticket_id") -> None:
+    def __init__(
+        self, link: Link, keys: Keys, sources: SourceSelection | None = None, ticket_field: str = "ticket_id"
+    ) -> None:
         self._ticket_field = ticket_field
         self._link = link  # guarded by self._lock
         self._sources = SourcesReader(link, keys, sources) if sources is not None else None
@@ -125,7 +127,7 @@ class StatusReader:
         """Everybody on the roster, and names in the group that still hold entries without being on it. ``state``: as
         ``state_of``."""
         with self._lock:
-            members = read_roster(self._link, self._keys)
+            members = read_registry(self._link, self._keys)
             rules = read_rules(self._link, self._keys)
             left_ms = read_left_ms(self._link, self._keys, members)
             try:
@@ -161,15 +163,15 @@ class StatusReader:
         """About ``limit`` tickets in processing and where to go on; ``cursor`` "0" at first, None at the end."""
         with self._lock:
             found, flat = self._link.call("HSCAN", self._keys.tickets, cursor, "COUNT", limit)
-            rows = [shown(ticket, value) for ticket, value in pairs(flat).items()]
-            told_states(self._link, self._keys, rows)
+            rows = [ticket_row(ticket, value) for ticket, value in pairs(flat).items()]
+            add_ticket_states(self._link, self._keys, rows)
         following = bytes(found).decode()
         return {"tickets": rows, "cursor": None if following == "0" else following}
 
     def told(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Rows of the index (``shown``) with what their tickets are doing (``ticket_states``)."""
+        """Rows of the index (``ticket_row``) with what their tickets are doing (``ticket_states``)."""
         with self._lock:
-            told_states(self._link, self._keys, rows)
+            add_ticket_states(self._link, self._keys, rows)
         return rows
 
     def parked(self, most: int) -> ParkedRows:
@@ -184,8 +186,8 @@ class StatusReader:
             value = self._link.call("HGET", self._keys.tickets, ticket_id)
             if value is None:
                 return None
-            row = shown(ticket_id.encode(), value)
-            told_states(self._link, self._keys, [row])
+            row = ticket_row(ticket_id.encode(), value)
+            add_ticket_states(self._link, self._keys, [row])
         if row["state"] == "halted":
             with self._lock:
                 letter = self._letters.parked_of(ticket_id.encode(), _LOOK_S)
@@ -219,14 +221,14 @@ class StatusReader:
         self._link.close()
 
 
-def shown(ticket: bytes, value: bytes) -> dict[str, Any]:
+def ticket_row(ticket: bytes, value: bytes) -> dict[str, Any]:
     """A record of the index as people and programs get it."""
     try:
         row: dict[str, Any] = {"ticket_id": ticket_text(ticket)}
     except UnicodeDecodeError:  # somebody else's field
         row = {"ticket_id": ticket.decode(errors="replace")}
     try:
-        record: Record = parse_record(value)
+        record: TicketRecord = parse_record(value)
     except ValueError:
         return row | {"state": "unreadable"}
     ids = [entry_id.decode() for entry_id in record.ids]

@@ -27,12 +27,12 @@ from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import Entry, pairs
 from usher.common.router.router import StreamRouter, Subscription
 from usher.common.runtime.service import Service
-from usher.master.insight.status import shown
+from usher.master.insight.status import ticket_row
 from usher.master.operations.rule_cache import RuleWatch
 from usher.master.policy.explain.ticket_events import (
     SOURCES,
     Event,
-    Seen,
+    TicketSnapshot,
     changes,
     events_of,
     frame,
@@ -99,7 +99,7 @@ class TicketFeed(Service):
         self._backlog = 0
         self._followers: dict[bytes, dict[Follower, None]] = {}
         self._behind: deque[Follower] = deque()
-        self._seen: dict[bytes, Seen] = {}
+        self._seen: dict[bytes, TicketSnapshot] = {}
         self._values: dict[bytes, tuple[bytes | None, str]] = {}  # the records that _seen was made of, and the rules
         self._rules = RuleWatch(link, keys)
         self._look_at_s = 0.0
@@ -392,11 +392,11 @@ class TicketFeed(Service):
             )  # not before: what was not told for want of an answer has to be told by the next look
             for (ticket, _), row in zip(busy, rows, strict=True):
                 self._tell_state(
-                    ticket, Seen(row, {one: attempts[one] for one in row["message_ids"] if one in attempts})
+                    ticket, TicketSnapshot(row, {one: attempts[one] for one in row["message_ids"] if one in attempts})
                 )
 
     def _row(self, ticket: bytes, value: bytes | None) -> dict[str, Any]:
-        row = idle(ticket) if value is None else {"message_ids": [], **shown(ticket, value)}
+        row = idle(ticket) if value is None else {"message_ids": [], **ticket_row(ticket, value)}
         return ruled(row, self._rules.of(ticket))
 
     def _attempts(self, message_ids: Sequence[str]) -> dict[str, int]:
@@ -406,7 +406,7 @@ class TicketFeed(Service):
         counts = [(value or b"").partition(b" ")[0] for value in values]
         return {one: int(count) for one, count in zip(message_ids, counts, strict=True) if count.isdigit()}
 
-    def _tell_state(self, ticket: bytes, now: Seen) -> None:
+    def _tell_state(self, ticket: bytes, now: TicketSnapshot) -> None:
         before, self._seen[ticket] = self._seen.get(ticket), now
         news = list(changes(ticket, before, now)) if before is not None else []
         for follower in self._followers[ticket]:

@@ -35,7 +35,7 @@ _SHOWN = 4_096
 END = "end"
 
 
-class Story(NamedTuple):
+class TicketHistoryPage(NamedTuple):
     """``events`` newest first; ``back`` where the next piece begins, None at the beginning of all; ``since_ms``: how
     far back this piece went."""
 
@@ -44,7 +44,7 @@ class Story(NamedTuple):
     since_ms: int | None
 
 
-class TicketStory:
+class TicketHistory:
     """May be used by many threads, one at a time."""
 
     def __init__(self, link: Link, keys: Keys, ticket_field: str) -> None:
@@ -57,7 +57,7 @@ class TicketStory:
 
     def story(
         self, ticket_id: str, back: str | None = None, known: Sequence[str] = (), held: tuple[str, int] | None = None
-    ) -> Story:
+    ) -> TicketHistoryPage:
         """One piece. ``known``: entries that the first one tells, however old; ``held``: who has the ticket now, under
         which fence. Raises ValueError when ``back`` is none that a piece gave."""
         entries_from, runs_from = _parse_back(back)
@@ -82,7 +82,7 @@ class TicketStory:
         events.sort(key=lambda event: (event["ms"], rank((event["message_id"] or "0-0").encode())), reverse=True)
         more = entries_from != END or runs_from != END
         times = [milliseconds(one.removeprefix("(").encode()) for one in reached if one != END]
-        return Story(events, f"{entries_from}_{runs_from}" if more else None, max(times, default=None))
+        return TicketHistoryPage(events, f"{entries_from}_{runs_from}" if more else None, max(times, default=None))
 
     def _find(self, what: str, start: str, wanted: tuple[str | bytes, ...], ends_s: float) -> tuple[list[bytes], str]:
         """What was found, and where the next piece begins."""
@@ -115,7 +115,7 @@ class TicketStory:
         if not rows:
             return None
         flat = rows[0][1]
-        pairs = [[_shown(flat[at]), _shown(flat[at + 1])] for at in range(0, min(len(flat), 400), 2)]
+        pairs = [[_truncate_value(flat[at]), _truncate_value(flat[at + 1])] for at in range(0, min(len(flat), 400), 2)]
         ticket = first_value(flat, self._field.encode())
         named = None if ticket is None else ticket.decode(errors="replace")
         return {
@@ -199,6 +199,6 @@ def _handed(ms: int, owner: str, fence: int) -> dict[str, Any]:
     return {"event": "handed", "ms": ms, "message_id": "", "owner": owner, "fence": fence}
 
 
-def _shown(value: bytes) -> str:
+def _truncate_value(value: bytes) -> str:
     text = value[:_SHOWN].decode("utf-8", "backslashreplace")
     return text if len(value) <= _SHOWN else f"{text}... ({len(value):,} bytes)"

@@ -16,7 +16,7 @@ from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.redis.client import Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.operations.live_rules import read_rules
-from usher.master.policy.rules import Action, Rule
+from usher.master.policy.rules import Rule, RuleAction
 
 #: Parked messages that are looked at for the tickets that they are of, the oldest ones.
 LOOKED_AT = 200
@@ -30,7 +30,7 @@ class ParkedRows(NamedTuple):
     is_all: bool
 
 
-def told_states(link: Link, keys: Keys, rows: Sequence[dict[str, Any]]) -> None:
+def add_ticket_states(link: Link, keys: Keys, rows: Sequence[dict[str, Any]]) -> None:
     """Say it of rows of the index: ``retrying``; ``recovering``, when the lease of its owner has ended; ``paused``
     (with ``why``), when it was given back and a rule holds it. One round trip for all rows, and one for the rules if
     any was given back."""
@@ -77,6 +77,6 @@ def parked_rows(link: Link, scripts: ScriptRunner, keys: Keys, ticket_field: str
 def _held(rule: Rule | None, where: str) -> dict[str, str]:
     return (
         {"state": "paused", "why": rule.told()}
-        if rule is not None and rule.action is Action.PAUSE
+        if rule is not None and rule.action is RuleAction.PAUSE
         else {"state": where}
     )

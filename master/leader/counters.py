@@ -6,14 +6,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from usher.common.runtime.histograms import LONG_US, Timings
+from usher.common.runtime.histograms import LONG_US, DurationHistogram
 from usher.master.policy.board.plans import HandOverPlan, HandOverReply
 
 #: Messages of a batch whose waiting time is looked at, so that a batch of a thousand costs no more than one of ten.
 _SAMPLED = 16
 
 
-class LeaderCounts:
+class LeaderCounters:
     """Counts since the start of the process, whichever epochs it led in."""
 
     def __init__(self) -> None:
@@ -21,9 +21,9 @@ class LeaderCounts:
         self.handed_over = 0
         self.batches = 0
         self.lost = 0
-        self.calls = Timings()
-        self.waits = Timings(LONG_US)
-        self.recoveries = Timings(LONG_US)
+        self.calls = DurationHistogram()
+        self.waits = DurationHistogram(LONG_US)
+        self.recoveries = DurationHistogram(LONG_US)
         #: Called with what was handed over, and when the call began (nanoseconds since the epoch): for tracing, if
         #: there is any.
         self.on_handed_over: Callable[[HandOverPlan, int], None] | None = None

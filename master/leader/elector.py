@@ -104,17 +104,17 @@ class Lead:
             self.on_change()
 
 
-class Held(NamedTuple):
+class LeaderRecord(NamedTuple):
     """What is in the leader key: None where nobody leads."""
 
     epoch: int | None
     url: str | None
 
 
-def parse_held(stored: bytes | None) -> Held:
+def parse_held(stored: bytes | None) -> LeaderRecord:
     """The value of the leader key."""
     epoch, _, holder = (stored or b"").decode(errors="replace").partition(" ")
-    return Held(int(epoch) if epoch.isdecimal() else None, holder.partition(" ")[2] or None)
+    return LeaderRecord(int(epoch) if epoch.isdecimal() else None, holder.partition(" ")[2] or None)
 
 
 class Elector(Service):

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 from usher.common.base.errors import Fenced, UsherError
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.message import LONGEST_TICKET
-from usher.common.protocol.stream_id import Position
+from usher.common.protocol.stream_id import GroupPosition
 from usher.common.redis.client import Meanwhile
 from usher.common.redis.replies import Entry, separator
 from usher.common.redis.scripts import ScriptRunner, ids_argument, sizes_argument
-from usher.master.leader.counters import LeaderCounts
+from usher.master.leader.counters import LeaderCounters
 from usher.master.leader.peeked import NO_NEWS, Found, News, Reading, digest
-from usher.master.policy.board.plans import HandOverPlan, HandOverReply, Part, TargetReply
+from usher.master.policy.board.plans import HandOverPlan, HandOverReply, TargetReply, TicketPlan
 from usher.master.policy.board.rule_gate import Condemned
 
 
@@ -32,7 +32,7 @@ class GroupMoved(UsherError):
     """Somebody else read from the group, or set its position, since the news were seen: nothing was done with them."""
 
 
-class Misheard(GroupMoved):
+class StaleNotification(GroupMoved):
     """What was heard is not what comes next, or not any more: nothing was done with it either."""
 
 
@@ -111,7 +111,7 @@ def _found(flat: Sequence[Any], step: int = 2) -> list[Found]:
 
 
 def _news_arguments(news: News, planned: Sequence[Sequence[bytes]]) -> tuple[bytes, bytes, bytes, bytes, str]:
-    """Position, last id, those that are not planned, what of the plan is not in the news, and how they were seen
+    """GroupPosition, last id, those that are not planned, what of the plan is not in the news, and how they were seen
     (lua/leader/hand_over.lua)."""
     if not news.found:
         return b"", b"", b"[]", b"[]", ""
@@ -123,7 +123,7 @@ def _news_arguments(news: News, planned: Sequence[Sequence[bytes]]) -> tuple[byt
     return news.position, ids[-1], ids_argument((left,)), ids_argument((old,)), news.heard
 
 
-class LeaderSteps:
+class LeaderScripts:
     """The steps of one leader in one epoch. ``spread``: what is found without a ticket id may be handed over
     (``usher.master.leader.validation.sort_out``)."""
 
@@ -135,13 +135,13 @@ class LeaderSteps:
         ticket_field: str,
         longest_message: int = 0,
         spread: bool = False,
-        counts: LeaderCounts | None = None,
+        counts: LeaderCounters | None = None,
     ) -> None:
         self._scripts = scripts
         self._keys = keys
         self._reading = (ticket_field, LONGEST_TICKET, longest_message)
         self._read = Reading(ticket_field.encode(), longest_message)
-        self._counts = counts or LeaderCounts()
+        self._counts = counts or LeaderCounters()
         self.epoch = epoch
         self.spread = spread
         self.rules_version = b""  # of the rules that plans were made by
@@ -189,7 +189,7 @@ class LeaderSteps:
         owner is under ``master`` then. ``meanwhile``: see Link.call. Raises RulesMoved, and GroupMoved."""
         keys = self._keys
         script_keys = [keys.stream, keys.leader, keys.tickets, keys.counters, keys.dead, keys.attempts]
-        parts: list[Part] = []
+        parts: list[TicketPlan] = []
         targets: list[Any] = []
         for target in plan.targets:
             script_keys += (keys.lease(target.incarnation), keys.inbox(target.incarnation))
@@ -218,7 +218,7 @@ class LeaderSteps:
             raise RulesMoved
         if state == b"MOVED":
             if fence == news.position:
-                raise Misheard(f"other entries than those that were heard of follow {fence.decode()}")
+                raise StaleNotification(f"other entries than those that were heard of follow {fence.decode()}")
             raise GroupMoved(f"the group was at {news.position.decode()}, and is at {fence.decode()}")
         answers = tuple(TargetReply(state.decode(), refused, gone, fresh) for state, refused, gone, fresh in replies)
         reply = HandOverReply(int(fence or 0), answers)
@@ -273,13 +273,13 @@ class LeaderSteps:
         _, cursor, flat, gone = self._run("sweep", script_keys, args)
         return Swept(cursor, list(zip(_found(flat, 3), flat[2::3], strict=True)), gone)
 
-    def save_position(self) -> Position:
+    def save_position(self) -> GroupPosition:
         """Note how far the group is; what was noted. Raises GroupMissing."""
         keys = self._keys
         _, delivered, oldest = self._run(
             "save_position", (keys.stream, keys.leader, keys.position, LogKeys(keys.stream).groups), ()
         )
-        return Position(delivered, oldest or None)
+        return GroupPosition(delivered, oldest or None)
 
     def note_repeats(self, until: bytes | None) -> None:
         """Note that what the group is given up to ``until`` it was given before (a higher note stays); None: it is past

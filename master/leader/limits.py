@@ -8,7 +8,7 @@ from usher.master.settings import MasterSettings
 
 
 @dataclass(frozen=True)
-class Limits:
+class LeaderLimits:
     """How much the leader takes at a time."""
 
     batch: int
@@ -22,8 +22,8 @@ class Limits:
     spread: bool = False
 
 
-def limits_of(settings: MasterSettings) -> Limits:
-    return Limits(
+def limits_of(settings: MasterSettings) -> LeaderLimits:
+    return LeaderLimits(
         batch=settings.batch_size,
         ticket_window=settings.ticket_window,
         parked=settings.parked_limit,

@@ -1,4 +1,4 @@
-"""Asker: asks consumers over HTTP. The one place from which a master sends a request to a URL that somebody else has
+"""ConsumerHttpClient: asks consumers over HTTP. The one place from which a master sends a request to a URL that somebody else has
 registered.
 
 Such a URL is looked at before each question, its name is looked up once and that address is asked, without redirects,
@@ -30,7 +30,7 @@ _AT_ONCE = 16
 _MOST_KEPT, _KEPT_S = 5000, 60.0
 
 
-class Bounds(NamedTuple):
+class RequestBounds(NamedTuple):
     """Of a question: seconds to connect, for each piece of the answer, and in all; and bytes that are looked at. The
     rest is never read."""
 
@@ -40,7 +40,7 @@ class Bounds(NamedTuple):
     most_bytes: int
 
 
-class Answer(NamedTuple):
+class ConsumerAnswer(NamedTuple):
     """``status`` 0: none came. ``unfit``: why the URL may not be asked, or ""."""
 
     status: int = 0
@@ -48,17 +48,17 @@ class Answer(NamedTuple):
     unfit: str = ""
 
 
-class Asker:
+class ConsumerHttpClient:
     """May be used by many threads. ``ca``: authorities of the consumers' certificates, where they are not those of the
     system."""
 
-    def __init__(self, hosts: HealthHosts, bounds: Bounds, ca: Path | None = None) -> None:
+    def __init__(self, hosts: HealthHosts, bounds: RequestBounds, ca: Path | None = None) -> None:
         self._hosts = hosts
         self._bounds = bounds
         self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="ask")
         self._asking = _Asking(ca)
 
-    def ask(self, health_urls: Mapping[str, str], end: str = "", instead: str = "") -> dict[str, Answer]:
+    def ask(self, health_urls: Mapping[str, str], end: str = "", instead: str = "") -> dict[str, ConsumerAnswer]:
         """What each of these health URLs answers, side by side; ``instead`` is asked in place of the ``end`` of
         each."""
         asked = {name: self._pool.submit(self._ask, url, end, instead) for name, url in health_urls.items()}
@@ -67,7 +67,7 @@ class Asker:
         self._asking.forget_unasked()
         return {name: future.result() for name, future in asked.items()}
 
-    def _ask(self, health_url: str, end: str, instead: str) -> Answer:
+    def _ask(self, health_url: str, end: str, instead: str) -> ConsumerAnswer:
         bounds = self._bounds
         try:
             url, host = self._hosts.pin(health_url, _resolve)
@@ -76,9 +76,9 @@ class Asker:
                 url, host, urllib3.Timeout(connect=bounds.connect_s, read=bounds.read_s), bounds.most_bytes
             )
         except UnfitUrl as unfit:
-            return Answer(unfit=str(unfit))
+            return ConsumerAnswer(unfit=str(unfit))
         except (urllib3.exceptions.HTTPError, OSError, ValueError):
-            return Answer()
+            return ConsumerAnswer()
         finally:
             self._asking.answered()
 
@@ -87,7 +87,7 @@ class Asker:
         self._asking.clear()
 
 
-class _Question:
+class _PendingRequest:
     """One that is under way."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -102,7 +102,7 @@ class _Asking(urllib3.PoolManager):
     knows no proxy: the address that was registered is the one that is asked."""
 
     def __init__(self, ca: Path | None) -> None:
-        self._under_way: dict[int, _Question] = {}  # by thread
+        self._under_way: dict[int, _PendingRequest] = {}  # by thread
         self._tls = ClientTls(ca)
         self._looked_s = now_s()
         super().__init__(_MOST_KEPT, maxsize=_AT_ONCE, retries=False)
@@ -122,12 +122,12 @@ class _Asking(urllib3.PoolManager):
 
         def request(connection: Any, *args: Any, **more: Any) -> None:
             pool.ConnectionCls.request(connection, *args, **more)
-            under_way[threading.get_ident()] = _Question(connection.sock)
+            under_way[threading.get_ident()] = _PendingRequest(connection.sock)
 
         noted = type("_Connection", (pool.ConnectionCls,), {"connect": connect, "request": request})
         return type("_Pool", (pool,), {"ConnectionCls": noted, "asked_s": 0.0})
 
-    def get(self, url: str, host: str, timeout: urllib3.Timeout, most_bytes: int) -> Answer:
+    def get(self, url: str, host: str, timeout: urllib3.Timeout, most_bytes: int) -> ConsumerAnswer:
         """What is answered there; nothing where it was cut: headers that end early are whole ones to urllib3. Raises
         HTTPError, OSError."""
         at = parse_url(url)
@@ -144,10 +144,10 @@ class _Asking(urllib3.PoolManager):
                 raise
             response = pool.urlopen("GET", at.request_uri, **asked)
         try:
-            answer = Answer(
+            answer = ConsumerAnswer(
                 response.status, response.read(most_bytes, decode_content=False)
             )  # as it came: what is packed is not unpacked
-            return Answer() if self._is_cut() else answer
+            return ConsumerAnswer() if self._is_cut() else answer
         finally:
             response.close()  # unless all of it was read: then the connection is kept
 

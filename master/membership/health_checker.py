@@ -17,9 +17,9 @@ from usher.common.redis.client import Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.leader.elector import Lead
-from usher.master.leader.leader_scripts import LeaderSteps
-from usher.master.membership.consumer_http import Asker, Bounds
-from usher.master.membership.registry import Member
+from usher.master.leader.leader_scripts import LeaderScripts
+from usher.master.membership.consumer_http import ConsumerHttpClient, RequestBounds
+from usher.master.membership.registry import RegisteredConsumer
 from usher.master.policy.liveness import judge
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ _SLICE, _PER_SECOND = 40, 100
 #: That most are silent is logged again only after this long.
 _TELL_AGAIN_S = 300.0
 #: Of a health question.
-BOUNDS = Bounds(connect_s=1.0, read_s=2.0, whole_s=3.0, most_bytes=1024)
+BOUNDS = RequestBounds(connect_s=1.0, read_s=2.0, whole_s=3.0, most_bytes=1024)
 
 
 class HealthChecker(Service):
@@ -45,8 +45,8 @@ class HealthChecker(Service):
         lead: Lead,
         every_s: float,
         limit: int,
-        asker: Asker,
-        roster: Callable[[], Mapping[str, Member]],
+        asker: ConsumerHttpClient,
+        roster: Callable[[], Mapping[str, RegisteredConsumer]],
     ) -> None:
         """``roster``: everybody who is registered, as the roster reader saw them last."""
         super().__init__()
@@ -59,7 +59,7 @@ class HealthChecker(Service):
         self._asker = asker  # ours
         self._roster = roster
         self._silences: dict[str, int] = {}
-        self._unasked: dict[str, Member] = {}  # of this round
+        self._unasked: dict[str, RegisteredConsumer] = {}  # of this round
         self._began_s = 0.0
         self._silent_since_s = self._told_s = 0.0  # since when most are, and when that was logged last; 0: they are not
         self.stalls_after_s = max(10.0, 4 * every_s + 60)
@@ -92,7 +92,7 @@ class HealthChecker(Service):
         verdict = judge(self._silences, self._limit)
         self.silent = sum(count >= self._limit for count in self._silences.values()) if verdict.own_network else 0
         self._tell()
-        steps = LeaderSteps(self._scripts, self._keys, epoch, "")
+        steps = LeaderScripts(self._scripts, self._keys, epoch, "")
         try:
             for incarnation in verdict.revoke:
                 if steps.revoke(incarnation):
@@ -120,7 +120,7 @@ class HealthChecker(Service):
             event(log, "most_answer_again", of=len(self._silences), after_s=round(now - self._silent_since_s))
             self._silent_since_s = 0.0
 
-    def _ask_all(self, members: Mapping[str, Member]) -> dict[str, bool]:
+    def _ask_all(self, members: Mapping[str, RegisteredConsumer]) -> dict[str, bool]:
         """Whether each says that it is well."""
         answers = self._asker.ask(
             {incarnation: member.registration.health_url for incarnation, member in members.items()}

@@ -20,7 +20,7 @@ from usher.common.runtime.settings import LONGEST_OWNER_LEASE_S
 log = logging.getLogger(__name__)
 
 
-def shorten_leases(link: Link, keys: Keys, registrations: Sequence[Registration], lease_ms: int) -> None:
+def clamp_leases(link: Link, keys: Keys, registrations: Sequence[Registration], lease_ms: int) -> None:
     """``registrations``: read before. ``lease_ms``: what this master gives. Raises what ``Link.call`` raises."""
     if not registrations:
         return

@@ -13,11 +13,11 @@ from urllib.parse import quote
 import orjson
 
 from usher.common.base.clock import wall_ms
-from usher.master.membership.consumer_http import Asker, Bounds
+from usher.master.membership.consumer_http import ConsumerHttpClient, RequestBounds
 from usher.master.membership.health_url import HealthHosts
 from usher.master.policy.explain.facts import OwnEntry, OwnerTold
 
-_BOUNDS = Bounds(connect_s=0.5, read_s=1.0, whole_s=1.5, most_bytes=64 * 1024)
+_BOUNDS = RequestBounds(connect_s=0.5, read_s=1.0, whole_s=1.5, most_bytes=64 * 1024)
 _HEALTH, _TICKETS = "/api/health", "/api/tickets/"
 
 
@@ -25,7 +25,7 @@ class OwnerQuestion:
     """To be called by many threads."""
 
     def __init__(self, hosts: HealthHosts, ca: Path | None = None) -> None:
-        self._asker = Asker(hosts, _BOUNDS, ca)
+        self._asker = ConsumerHttpClient(hosts, _BOUNDS, ca)
 
     def __call__(self, health_url: str, ticket_id: str) -> OwnerTold | None:
         """What the owner with this health URL does with the ticket; None: it did not say, or its health URL is none

@@ -30,7 +30,7 @@ class RegistrationOver(UsherError):
 
 
 @dataclass(frozen=True)
-class Registered:
+class RegistrationResult:
     """``created`` is False when the same process registered before: nothing changed. ``left_ms`` is what is left of its
     lease of ``lease_ms``."""
 
@@ -50,7 +50,7 @@ class Membership:
         self.lease_ms = lease_ms
         self._lock = threading.Lock()
 
-    def register(self, asked: Registration) -> Registered:
+    def register(self, asked: Registration) -> RegistrationResult:
         """Give ``asked`` a generation and a lease. Raises NameInUse while a living incarnation has the name, and
         RegistrationOver.
 
@@ -71,7 +71,7 @@ class Membership:
                     return registered
         raise RedisTrouble(f"the name {asked.name} is being registered again and again")
 
-    def _again(self, mine: Registration) -> Registered:
+    def _again(self, mine: Registration) -> RegistrationResult:
         """The same process asks again, or its request comes a second time when it is dead already: so its lease is not
         made longer, and one that has ended never begins again. Another master, with other settings, may have given the
         lease: the process is told no more than the longest that is noted. Nor is it told more than that of what is
@@ -85,7 +85,7 @@ class Membership:
         if state != b"live":
             raise NameInUse(left_ms)
         lease_ms = min(self.lease_ms, int(longest or self.lease_ms))
-        return Registered(mine, created=False, lease_ms=lease_ms, left_ms=min(left_ms, lease_ms))
+        return RegistrationResult(mine, created=False, lease_ms=lease_ms, left_ms=min(left_ms, lease_ms))
 
     def _former(self, name: str, stored: bytes) -> Registration | None:
         try:
@@ -93,7 +93,7 @@ class Membership:
         except ValueError:
             return None  # unreadable: replaced whole
 
-    def _try(self, asked: Registration, former: Registration | None, stored: bytes) -> Registered | None:
+    def _try(self, asked: Registration, former: Registration | None, stored: bytes) -> RegistrationResult | None:
         """One attempt; None when somebody else's registration came in between."""
         keys = self._keys
         generation = int(self._scripts.run("next_generation", (keys.counters,), ()))
@@ -115,7 +115,7 @@ class Membership:
         if reply[0] == b"HELD":
             raise NameInUse(reply[1])
         return (
-            Registered(new, created=True, lease_ms=self.lease_ms, left_ms=self.lease_ms)
+            RegistrationResult(new, created=True, lease_ms=self.lease_ms, left_ms=self.lease_ms)
             if reply[0] == b"REGISTERED"
             else None
         )

@@ -17,7 +17,7 @@ from usher.common.redis.client import Link
 from usher.common.redis.replies import pairs
 from usher.common.runtime.service import Service
 from usher.master.leader.elector import Lead
-from usher.master.membership.lease_clamp import shorten_leases
+from usher.master.membership.lease_clamp import clamp_leases
 from usher.master.policy.rules import Rulebook
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ STATES = ("live", "paused", "draining", "revoked", "lost")
 
 
 @dataclass(frozen=True)
-class Member:
+class RegisteredConsumer:
     """A registered incarnation. ``state``: live, draining, revoked, or "" when its lease has ended."""
 
     registration: Registration
@@ -46,12 +46,12 @@ class Member:
         return self.state == "live"
 
 
-def read_roster(link: Link, keys: Keys) -> dict[str, Member]:
+def read_registry(link: Link, keys: Keys) -> dict[str, RegisteredConsumer]:
     """All registered incarnations by their names in the group."""
     return members_of(link, keys, link.call("HGETALL", keys.consumers))
 
 
-def members_of(link: Link, keys: Keys, registered: Any) -> dict[str, Member]:
+def members_of(link: Link, keys: Keys, registered: Any) -> dict[str, RegisteredConsumer]:
     """The same, of a reply of HGETALL."""
     registrations = []
     for name, stored in pairs(registered).items():
@@ -63,7 +63,7 @@ def members_of(link: Link, keys: Keys, registered: Any) -> dict[str, Member]:
         return {}
     states = link.call("MGET", *(keys.lease(registration.incarnation) for registration in registrations))
     return {
-        registration.incarnation: Member(registration, (state or b"").decode())
+        registration.incarnation: RegisteredConsumer(registration, (state or b"").decode())
         for registration, state in zip(registrations, states, strict=True)
     }
 
@@ -75,7 +75,7 @@ def read_left_ms(link: Link, keys: Keys, incarnations: Iterable[str]) -> dict[st
     return {name: max(0, ms) if isinstance(ms, int) else 0 for name, ms in zip(names, left, strict=True)}
 
 
-def state_of(member: Member, rules: Rulebook) -> str:
+def state_of(member: RegisteredConsumer, rules: Rulebook) -> str:
     """How people are told it: live, paused (drained by an operator, and alive), draining, revoked or lost."""
     if member.accepts and rules.of_consumer(member.registration.name) is not None:
         return "paused"
@@ -88,7 +88,7 @@ def strangers(pending: Mapping[str, int], members: Container[str]) -> dict[str, 
     return {name: count for name, count in pending.items() if count and name not in members and ":" in name}
 
 
-class RosterReader(Service):
+class ConsumerRegistry(Service):
     """While this master leads: looks at the leases again and again, and tells the roster when one has changed. ``wake``
     it after a registration and when the lead has changed. A registration of which it did not hear is found when all of
     them are read again (``_ALL_EVERY_S``)."""
@@ -101,7 +101,7 @@ class RosterReader(Service):
         keys: Keys,
         lead: Lead,
         every_s: float,
-        tell: Callable[[dict[str, Member]], object],
+        tell: Callable[[dict[str, RegisteredConsumer]], object],
         lease_ms: int,
     ) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class RosterReader(Service):
         self._lead = lead
         self._every_s = every_s
         self._tell = tell
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, RegisteredConsumer] = {}
         self._leases: list[str] = []  # the keys of theirs, and what these held: a thousand are compared twice a second
         self._states: list[bytes | None] = []
         self._epoch: int | None = None  # under which they were read
@@ -121,7 +121,7 @@ class RosterReader(Service):
         self.stalls_after_s = max(10.0, 4 * every_s)
 
     @property
-    def members(self) -> Mapping[str, Member]:
+    def members(self) -> Mapping[str, RegisteredConsumer]:
         """The roster as last seen; nobody while this master does not lead."""
         return self._members
 
@@ -137,7 +137,7 @@ class RosterReader(Service):
             epoch = self._lead.epoch
             self._news = False  # before the read: what comes meanwhile is news again
             try:
-                self._members = members = read_roster(self._link, self._keys)
+                self._members = members = read_registry(self._link, self._keys)
             except BaseException:
                 self._news = True
                 raise
@@ -147,7 +147,7 @@ class RosterReader(Service):
             self._tell(members)
             if now_s() - self._long_s >= _LONG_EVERY_S:
                 self._long_s = now_s()
-                shorten_leases(
+                clamp_leases(
                     self._link,
                     self._keys,
                     [member.registration for member in members.values() if member.alive],

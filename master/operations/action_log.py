@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from usher.common.base.errors import RedisTrouble
 from usher.common.base.log import event
-from usher.common.base.text import many
+from usher.common.base.text import pluralize
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.stream_id import milliseconds, rank
 from usher.common.redis.client import CommandRefused, Link
@@ -39,7 +39,7 @@ class By(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Action:
+class OperatorAction:
     """``what``: a word like ``pause``, ``lift``, ``drain``, ``redrive``; ``on``: what it was done to, for people."""
 
     by: By
@@ -58,7 +58,7 @@ def counted(words: Iterable[str]) -> str:
 
 def chosen_letters(ids: Sequence[bytes]) -> str:
     """What an action was done to: ``3 dead letters, from 5-1``."""
-    return many(len(ids), "dead letter") + (f", from {ids[0].decode()}" if ids else "")
+    return pluralize(len(ids), "dead letter") + (f", from {ids[0].decode()}" if ids else "")
 
 
 class ActionLog:
@@ -69,7 +69,7 @@ class ActionLog:
         self._key = keys.actions
         self._lock = threading.Lock()
 
-    def note(self, action: Action, outcome: str) -> None:
+    def note(self, action: OperatorAction, outcome: str) -> None:
         """Write a line. Never raises: the action has been done, and its log line must not make it look undone."""
         event(
             log,
@@ -95,13 +95,15 @@ class ActionLog:
         end = b"+" if before is None else b"(" + before
         with self._lock:
             rows = self._link.call("XREVRANGE", self._key, end, "-", "COUNT", limit)
-        return [_shown(entry_id, flat) for entry_id, flat in rows], rows[-1][0].decode() if len(rows) == limit else None
+        return [_action_document(entry_id, flat) for entry_id, flat in rows], rows[-1][0].decode() if len(
+            rows
+        ) == limit else None
 
     def close(self) -> None:
         self._link.close()
 
 
-def _shown(entry_id: bytes, flat: list[bytes]) -> dict[str, Any]:
+def _action_document(entry_id: bytes, flat: list[bytes]) -> dict[str, Any]:
     said = {name.decode(errors="replace"): value.decode(errors="replace") for name, value in pairs(flat).items()}
     shown: dict[str, Any] = {"id": entry_id.decode(), "time_ms": milliseconds(entry_id)}
     shown |= {name: said.get(name, "") for name in ("who", "via", "what", "on", "why", "outcome")}

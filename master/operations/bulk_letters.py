@@ -19,7 +19,7 @@ from typing import Any
 from usher.common.base.clock import wall_ms
 from usher.common.base.log import event
 from usher.common.runtime.service import Service
-from usher.master.operations.action_log import Action, By
+from usher.master.operations.action_log import By, OperatorAction
 from usher.master.operations.action_log import counted as outcome_of
 from usher.master.operations.dead_letters import AT_ONCE, DeadLetters
 from usher.master.policy.letters import DeadLetter, LetterFilter, Preview
@@ -36,7 +36,7 @@ _GOOD = frozenset({"resumed", "added", "released", "dropped"})
 
 
 @dataclass
-class Job:
+class BulkJob:
     """One bulk action. Written by the service's thread, read by pages; ``told`` is the filter in words."""
 
     what: str
@@ -68,23 +68,23 @@ class BulkLetters(Service):
     def __init__(self, letters: DeadLetters) -> None:
         super().__init__()
         self._letters = letters
-        self._jobs: list[Job] = []
+        self._jobs: list[BulkJob] = []
         self._lock = threading.Lock()
 
     # -- from other threads
 
     @property
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[BulkJob]:
         """The newest first."""
         with self._lock:
             return list(reversed(self._jobs))
 
-    def job(self, job_id: str) -> Job | None:
+    def job(self, job_id: str) -> BulkJob | None:
         return next((one for one in self.jobs if one.id == job_id), None)
 
-    def prepare(self, what: str, wanted: LetterFilter, told: str, who: str) -> Job:
+    def prepare(self, what: str, wanted: LetterFilter, told: str, who: str) -> BulkJob:
         """A job that counts what it would do, and then waits to be run."""
-        job = Job(what, wanted, told, who)
+        job = BulkJob(what, wanted, told, who)
         with self._lock:
             forgotten = next((one for one in self._jobs if one.state != RUNNING), None)
             if len(self._jobs) >= _REMEMBERED and forgotten is not None:
@@ -93,7 +93,7 @@ class BulkLetters(Service):
         self.wake()
         return job
 
-    def run(self, job: Job, who: str, why: str) -> bool:
+    def run(self, job: BulkJob, who: str, why: str) -> bool:
         """Begin; False when it is not ready, or was begun before."""
         with self._lock:
             if job.state != READY:
@@ -103,7 +103,7 @@ class BulkLetters(Service):
         self.wake()
         return True
 
-    def stop_job(self, job: Job) -> None:
+    def stop_job(self, job: BulkJob) -> None:
         with self._lock:
             if not job.is_over:
                 job.state = STOPPED
@@ -125,7 +125,7 @@ class BulkLetters(Service):
             raise
         return 0.0
 
-    def _go_on(self, job: Job) -> None:
+    def _go_on(self, job: BulkJob) -> None:
         """One page."""
         if not job.until:
             job.until = self._letters.last_id()
@@ -144,7 +144,7 @@ class BulkLetters(Service):
     def on_end(self) -> None:
         self._letters.close()
 
-    def _change(self, job: Job, page: list[DeadLetter]) -> None:
+    def _change(self, job: BulkJob, page: list[DeadLetter]) -> None:
         step: Any = self._letters.redrive if job.what == REDRIVE else self._letters.drop
         ids = [letter.id for letter in page]
         for at in range(0, len(ids), AT_ONCE):
@@ -154,12 +154,14 @@ class BulkLetters(Service):
                 if outcome.word not in _GOOD and len(job.failures) < _NAMED:
                     job.failures.append((outcome.id.decode(), outcome.word))
 
-    def _ends(self, job: Job, state: str) -> None:
+    def _ends(self, job: BulkJob, state: str) -> None:
         with self._lock:
             job.pages = None
             if not job.is_over:
                 job.state = READY if state == COUNTING else DONE
         if state == RUNNING:
             on = f"{job.preview.count} dead letters: {job.told}"
-            self._letters.note(Action(By(job.who, "http", job.why), job.what, on), outcome_of(job.outcomes.elements()))
+            self._letters.note(
+                OperatorAction(By(job.who, "http", job.why), job.what, on), outcome_of(job.outcomes.elements())
+            )
             event(log, f"bulk_{job.what}_ends", outcomes=dict(job.outcomes), filter=job.told, by=job.who, why=job.why)

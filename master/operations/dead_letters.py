@@ -17,7 +17,7 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.stream_id import milliseconds
 from usher.common.redis.client import Link
 from usher.common.redis.scripts import ScriptRunner
-from usher.master.operations.action_log import Action, ActionLog
+from usher.master.operations.action_log import ActionLog, OperatorAction
 from usher.master.policy.letters import PARK, DeadLetter, LetterFilter, parse_letter, split_letter
 
 #: Letters read, redriven or dropped by one script call.
@@ -30,7 +30,7 @@ _MOST_LOOKED_AT = 10_000
 _FIND_AT_ONCE, _OF_A_TICKET = 1_000, 20
 
 
-class Outcome(NamedTuple):
+class LetterResult(NamedTuple):
     """What became of a letter: resumed, added (``message_id`` is the new message's), released, dropped; or gone, cut,
     held: nothing."""
 
@@ -172,15 +172,15 @@ class DeadLetters:
         letters = self.where("ticket", ticket, _OF_A_TICKET, within_s).letters
         return next((letter for letter in letters if letter.policy == PARK), None)
 
-    def redrive(self, ids: Sequence[bytes]) -> list[Outcome]:
+    def redrive(self, ids: Sequence[bytes]) -> list[LetterResult]:
         """Make messages of these letters again, in this order. At most ``AT_ONCE``, which is one script call."""
         return self._run("redrive", ids)
 
-    def drop(self, ids: Sequence[bytes]) -> list[Outcome]:
+    def drop(self, ids: Sequence[bytes]) -> list[LetterResult]:
         """Throw these letters away; a ticket that waits for one goes on without it."""
         return self._run("drop_letters", ids)
 
-    def _run(self, step: str, ids: Sequence[bytes]) -> list[Outcome]:
+    def _run(self, step: str, ids: Sequence[bytes]) -> list[LetterResult]:
         assert len(ids) <= AT_ONCE
         keys = self._keys
         script_keys = (keys.stream, keys.tickets, keys.dead, keys.attempts, keys.changed, keys.leader)
@@ -188,11 +188,11 @@ class DeadLetters:
             reply: list[Any] = self._scripts.run(step, script_keys, (keys.group, *ids))
         self.leader_url = bytes(reply[0]).decode().partition(" ")[2]
         return [
-            Outcome(letter_id, word.decode().lower(), *rest)
+            LetterResult(letter_id, word.decode().lower(), *rest)
             for letter_id, (word, *rest) in zip(ids, reply[1:], strict=True)
         ]
 
-    def note(self, action: Action, outcome: str) -> None:
+    def note(self, action: OperatorAction, outcome: str) -> None:
         """Write a line of the action log, over the same link."""
         ActionLog(self._link, self._keys).note(action, outcome)
 

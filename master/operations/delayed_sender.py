@@ -15,13 +15,13 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import Fenced
 from usher.common.base.log import event
 from usher.common.protocol.keys import Keys, LogKeys
-from usher.common.protocol.sources import Sources
+from usher.common.protocol.sources import SourceSelection
 from usher.common.protocol.stream_id import from_rank, rank
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.leader.elector import Lead
-from usher.master.leader.leader_scripts import Due, DueLook, LeaderSteps
+from usher.master.leader.leader_scripts import Due, DueLook, LeaderScripts
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class DelayedMessages(Service):
     name = "delayed"
     stalls_after_s = 2 * _AGAIN_S
 
-    def __init__(self, link: Link, keys: Keys, lead: Lead, sources: Sources | None = None) -> None:
+    def __init__(self, link: Link, keys: Keys, lead: Lead, sources: SourceSelection | None = None) -> None:
         super().__init__()
         self._link = link
         self._scripts = ScriptRunner(link)
@@ -60,7 +60,7 @@ class DelayedMessages(Service):
         epoch = self._lead.epoch
         if epoch is None:
             return 1.0
-        steps = LeaderSteps(self._scripts, self._keys, epoch, "")
+        steps = LeaderScripts(self._scripts, self._keys, epoch, "")
         try:
             look = steps.due_delayed(_AT_ONCE)
             if look.due:
@@ -75,7 +75,7 @@ class DelayedMessages(Service):
             return _AGAIN_S
         return 0.0
 
-    def _send(self, steps: LeaderSteps, due: Sequence[Due]) -> None:
+    def _send(self, steps: LeaderScripts, due: Sequence[Due]) -> None:
         asked = [(one, self._stream_of(one)) for one in due]
         try:
             told = list(zip(due, steps.send_delayed(asked, _AGAIN_MS), strict=True))
@@ -105,7 +105,7 @@ class DelayedMessages(Service):
             self._unsent[why] = (count, told_s)
 
     @staticmethod
-    def _sent_apart(steps: LeaderSteps, asked: Sequence[tuple[Due, str | None]]) -> list[tuple[Due, bytes | str]]:
+    def _sent_apart(steps: LeaderScripts, asked: Sequence[tuple[Due, str | None]]) -> list[tuple[Due, bytes | str]]:
         """Redis refuses a script as a whole when we may not write to one of the streams, or it is in another slot of a
         cluster: each on its own."""
         told: list[tuple[Due, bytes | str]] = []

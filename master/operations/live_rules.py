@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 from usher.common.base.clock import wall_ms
 from usher.common.base.errors import GroupMissing, UsherError
-from usher.common.base.text import printable
+from usher.common.base.text import escape_control
 from usher.common.protocol.keys import HALTED, MASTER, Keys
 from usher.common.redis.client import Arg, CommandRefused, Link
 from usher.common.redis.replies import TicketStream, pairs
 from usher.common.redis.scripts import ScriptRunner
-from usher.master.operations.action_log import KEPT, Action, By
+from usher.master.operations.action_log import KEPT, By, OperatorAction
 from usher.master.policy.rules import MOST_RULES, Rule, Rulebook, Target, dump, parse, rule_id, text_of
 
 #: How old a drain is that may give way to a new rule, if its consumer is gone; and how many are tried.
@@ -30,7 +30,7 @@ class TooManyRules(UsherError):
     """There are as many rules as there may be."""
 
 
-class Changed(NamedTuple):
+class RuleSetChange(NamedTuple):
     """A change of the rules. ``outcome``: set, replaced or lifted. ``former``: the rule that held before.
     ``handed_over``: messages that were handed over under the former rules and may still run; ``is_exact``: False when
     there are more than were counted."""
@@ -60,7 +60,7 @@ class Changed(NamedTuple):
         if rule is None:
             return self.note
         what = "drain" if rule.target is Target.CONSUMER else rule.action.value
-        return f"{f'{what} {rule.target.value} {printable(rule.value)}'.rstrip()}: {self.note}"
+        return f"{f'{what} {rule.target.value} {escape_control(rule.value)}'.rstrip()}: {self.note}"
 
     def shown(self) -> dict[str, Any]:
         """For programs."""
@@ -104,7 +104,7 @@ class LiveRules:
         with self._lock:
             return read_rules(self._link, self._keys)
 
-    def set(self, rule: Rule, by: By, what: str = "") -> Changed:
+    def set(self, rule: Rule, by: By, what: str = "") -> RuleSetChange:
         """Make this the rule for its target. When there are too many, the oldest drain gives way that is more than a
         day old and whose consumer is not registered. Raises TooManyRules, and what ``Link.call`` raises; after
         ReplyUnknown the same may be asked again."""
@@ -112,7 +112,7 @@ class LiveRules:
         on = f"{rule.target.value} {rule.value}".rstrip() + (
             f" at {rule.rate_per_second:g}/s" if rule.rate_per_second else ""
         )
-        action = Action(by, what or rule.action.value, on)
+        action = OperatorAction(by, what or rule.action.value, on)
         reply = self._change(chosen, dump(rule), action)
         for gone in self._gone() if reply[0] == b"FULL" else ():
             reply = self._change(chosen, dump(rule), action, gone)
@@ -128,16 +128,18 @@ class LiveRules:
         now = (
             parse(chosen.encode(), stored) if stored is not None else None
         )  # somebody may have lifted it at this moment
-        return Changed(
+        return RuleSetChange(
             reply[0].decode().lower(), int(reply[1]), now or rule, self._former(chosen, reply), held, is_exact
         )
 
-    def lift(self, chosen: str, by: By, what: str = "lift") -> Changed | None:
+    def lift(self, chosen: str, by: By, what: str = "lift") -> RuleSetChange | None:
         """Take a rule away. None: there is none with this id."""
         former = self._one(chosen)
         on = f"{former.target.value} {former.value}".rstrip() if former is not None else chosen
-        reply = self._change(chosen, b"", Action(by, what, on))
-        return None if reply[0] == b"NONE" else Changed("lifted", int(reply[1]), None, self._former(chosen, reply))
+        reply = self._change(chosen, b"", OperatorAction(by, what, on))
+        return (
+            None if reply[0] == b"NONE" else RuleSetChange("lifted", int(reply[1]), None, self._former(chosen, reply))
+        )
 
     def _one(self, chosen: str) -> Rule | None:
         with self._lock:
@@ -166,7 +168,7 @@ class LiveRules:
         return [(field, value, name) for (_, field, value), name, registered in found if registered is None][:_TRIED]
 
     def _change(
-        self, chosen: str, stored: bytes, action: Action, gives_way: tuple[Arg, Arg, Arg] = ("", "", "")
+        self, chosen: str, stored: bytes, action: OperatorAction, gives_way: tuple[Arg, Arg, Arg] = ("", "", "")
     ) -> Any:
         keys = self._keys
         line = (part.encode("utf-8", "surrogateescape") for part in action.line())

@@ -20,7 +20,7 @@ from usher.common.redis.replies import pairs, parse_span
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.leader.elector import Lead
-from usher.master.policy.trim import CheckpointNeeds, Cut, GroupNeeds, Refused, SavedPosition, StreamFacts, decide
+from usher.master.policy.trim import CheckpointNeeds, Cut, GroupNeeds, Refused, RetentionFacts, SavedPosition, decide
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Trimming:
         self._keys = keys
         self._log_keys = LogKeys(keys.stream)
 
-    def facts(self) -> StreamFacts:
+    def facts(self) -> RetentionFacts:
         """Who needs what, now."""
         [facts] = look_at(self._link, [self._keys.stream])
         if isinstance(facts, Exception):
@@ -100,7 +100,7 @@ class Trimming:
         return bool(self._link.call("DEL", self._log_keys.archived, self._keys.archived))
 
 
-def look_at(link: Link, streams: Sequence[str]) -> list[StreamFacts | CommandRefused | GroupMissing]:
+def look_at(link: Link, streams: Sequence[str]) -> list[RetentionFacts | CommandRefused | GroupMissing]:
     """Who needs what of each of these streams, now, in two round trips. Of one that cannot be looked at, why not."""
     questions: list[tuple[str, ...]] = []
     for stream, log_keys in ((stream, LogKeys(stream)) for stream in streams):
@@ -132,19 +132,21 @@ def _facts(
     look: list[Any] | CommandRefused | GroupMissing,
     found: list[dict[bytes, Any]],
     oldest: list[Any] | CommandRefused | GroupMissing,
-) -> StreamFacts | CommandRefused | GroupMissing:
+) -> RetentionFacts | CommandRefused | GroupMissing:
     if isinstance(look, Exception):
         return look
     if isinstance(oldest, Exception):
         return oldest
     span, _, noted, kept, archived = look
     groups = [
-        GroupNeeds(_text(facts[b"name"]), facts[b"last-delivered-id"], first[0][0] if first else None)
+        GroupNeeds(_decode_reader_name(facts[b"name"]), facts[b"last-delivered-id"], first[0][0] if first else None)
         for facts, first in zip(found, oldest, strict=True)
     ]
-    checkpoints = [_checkpoint(_text(name), value) for name, value in sorted(pairs(noted).items())]
-    saved = [SavedPosition(_text(name), _id_or_zero(value)) for name, value in sorted(pairs(kept).items())]
-    return StreamFacts(None if span is None else parse_span(span), groups, checkpoints, archived, saved)
+    checkpoints = [_checkpoint(_decode_reader_name(name), value) for name, value in sorted(pairs(noted).items())]
+    saved = [
+        SavedPosition(_decode_reader_name(name), _id_or_zero(value)) for name, value in sorted(pairs(kept).items())
+    ]
+    return RetentionFacts(None if span is None else parse_span(span), groups, checkpoints, archived, saved)
 
 
 def cut_call(
@@ -207,7 +209,7 @@ class Trimmer(Service):
         self._link.close()
 
 
-def _text(name: bytes) -> str:
+def _decode_reader_name(name: bytes) -> str:
     return name.decode("utf-8", "backslashreplace")
 
 

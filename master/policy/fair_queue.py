@@ -27,7 +27,7 @@ _LOOKS = 8
 _MOST_TROUBLES = 1000
 
 
-class Outcome(Enum):
+class TurnOutcome(Enum):
     """What became of a source's turn (lua/sources/gather.lua)."""
 
     OVER = "OVER"
@@ -42,22 +42,22 @@ class Outcome(Enum):
 
 
 #: What a person must look at.
-_TROUBLES = frozenset({Outcome.NOT_A_STREAM, Outcome.BEFORE, Outcome.AHEAD, Outcome.REFUSED})
+_TROUBLES = frozenset({TurnOutcome.NOT_A_STREAM, TurnOutcome.BEFORE, TurnOutcome.AHEAD, TurnOutcome.REFUSED})
 #: What is no source, unless it is listed.
-_NO_SOURCE = frozenset({Outcome.GONE, Outcome.NOT_A_STREAM})
+_NO_SOURCE = frozenset({TurnOutcome.GONE, TurnOutcome.NOT_A_STREAM})
 
 
-class Told(NamedTuple):
+class TurnResult(NamedTuple):
     """The answer for one source: how many entries were moved, and what Redis had to say."""
 
-    outcome: Outcome
+    outcome: TurnOutcome
     moved: int
     words: str
 
 
-def is_trouble(source: bytes, told: Told, listed: frozenset[bytes]) -> bool:
+def is_trouble(source: bytes, told: TurnResult, listed: frozenset[bytes]) -> bool:
     """Whether a person must look at it. A key that a pattern meets, and that is no stream, is just no source."""
-    return told.outcome in _TROUBLES and (told.outcome is not Outcome.NOT_A_STREAM or source in listed)
+    return told.outcome in _TROUBLES and (told.outcome is not TurnOutcome.NOT_A_STREAM or source in listed)
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Rounds:
         self._looks = _Queue()
         self._swept: set[bytes] = set()  # those in ``_looks`` that nobody had a reason to look at
         self._grown: set[bytes] = set()  # see ``grown``; only what is known
-        self.troubles: dict[bytes, Told] = {}
+        self.troubles: dict[bytes, TurnResult] = {}
 
     @property
     def known(self) -> int:
@@ -202,7 +202,7 @@ class Rounds:
                 return Turn(tuple(sources), quantum)
         return None
 
-    def answered(self, turn: Turn, told: Sequence[Told], listed: frozenset[bytes] = frozenset()) -> list[bytes]:
+    def answered(self, turn: Turn, told: Sequence[TurnResult], listed: frozenset[bytes] = frozenset()) -> list[bytes]:
         """What came of it. Who did not get to its turn is the first in the next one; what is no stream (any more) is
         forgotten, unless it is listed. Returns those that had news, as a sweep found, of which nobody has said anything
         (yet)."""
@@ -217,11 +217,11 @@ class Rounds:
                 self.troubles.pop(source, None)
             if one.moved and source in self._known:
                 self._grown.add(source)
-            if one.outcome is Outcome.MORE:
+            if one.outcome is TurnOutcome.MORE:
                 self._news.add(source)
-            elif one.outcome is Outcome.FULL:
+            elif one.outcome is TurnOutcome.FULL:
                 unserved.append(source)
-            elif one.outcome is Outcome.NOT_MINE:
+            elif one.outcome is TurnOutcome.NOT_MINE:
                 self._shards -= {shard_of(source)}  # should we get it again, we look at what it has
             elif one.outcome in _NO_SOURCE and source not in listed and source not in self._news:
                 self._forget(source)

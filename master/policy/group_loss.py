@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from usher.common.protocol.stream_id import ZERO, Position, Span, after, before, from_rank, rank
+from usher.common.protocol.stream_id import ZERO, GroupPosition, Span, after, before, from_rank, rank
 
 
-class Held:
+class IndexedIdRange:
     """The ``lowest`` and the ``highest`` id that the index has, of those between the ends of the stream. A record may
     be older than what there is of the stream (deleted, trimmed): such ids do not come again. None: there is none."""
 
@@ -56,7 +56,7 @@ class Memory:
     """What a master remembers of the group: the position that it noted last, and the first and last id that it has read
     since (None: nothing, or it never noted any)."""
 
-    noted: Position | None = None
+    noted: GroupPosition | None = None
     first_since: bytes | None = None
     last_since: bytes | None = None
 
@@ -75,7 +75,7 @@ class Memory:
         )
 
 
-def reached(saved: Position | None, memory: Memory) -> Position | None:
+def reached(saved: GroupPosition | None, memory: Memory) -> GroupPosition | None:
     """How far the group was, from what Redis has saved and what this master remembers. Memory counts only if nobody
     else has saved since; what was read after the position was noted counts as not done."""
     noted = memory.noted
@@ -83,7 +83,7 @@ def reached(saved: Position | None, memory: Memory) -> Position | None:
         return saved
     if memory.first_since is None or memory.last_since is None:
         return noted
-    return Position(memory.last_since, noted.oldest_pending or memory.first_since)
+    return GroupPosition(memory.last_since, noted.oldest_pending or memory.first_since)
 
 
 def repeats(noted: bytes | None, highest_held: bytes | None, delivered: bytes) -> bytes | None:
@@ -96,7 +96,7 @@ def repeats(noted: bytes | None, highest_held: bytes | None, delivered: bytes) -
 
 
 def restart(
-    position: Position | None,
+    position: GroupPosition | None,
     span: Span | None,
     saved: bool = True,
     lowest_held: bytes | None = None,

@@ -43,13 +43,13 @@ class Target(enum.Enum):
     CONSUMER = "consumer"
 
 
-class Action(enum.Enum):
+class RuleAction(enum.Enum):
     PAUSE = "pause"
     SLOW = "slow"
     DEAD_LETTER = "dead_letter"
 
 
-_STRENGTH = {Action.PAUSE: 2, Action.DEAD_LETTER: 1, Action.SLOW: 0}
+_STRENGTH = {RuleAction.PAUSE: 2, RuleAction.DEAD_LETTER: 1, RuleAction.SLOW: 0}
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Rule:
 
     target: Target
     value: str
-    action: Action
+    action: RuleAction
     rate_per_second: float | None = None
     reason: str = ""
     who: str = ""
@@ -94,7 +94,7 @@ class Rule:
 
     def told(self) -> str:
         """For people: ``paused by alice: the customer asked (rule 3f2a, everything)``."""
-        does = {Action.PAUSE: "paused", Action.DEAD_LETTER: "made dead letters"}.get(
+        does = {RuleAction.PAUSE: "paused", RuleAction.DEAD_LETTER: "made dead letters"}.get(
             self.action
         ) or f"slowed to {self.rate_per_second or 0:g}/s"
         of = self.target.value + (f" {self.value}" if self.target in (Target.PATTERN, Target.STREAM) else "")
@@ -123,17 +123,17 @@ def parse(field: bytes, stored: bytes) -> Rule:
     try:
         version, set_ms, text = stored.split(b" ", 2)
         facts: dict[str, Any] = json.loads(text)
-        target, action = Target(facts["target"]), Action(facts["action"])
+        target, action = Target(facts["target"]), RuleAction(facts["action"])
         value, reason, who, rate = (facts[name] for name in ("value", "reason", "who", "rate_per_second"))
         if not all(type(text) is str for text in (value, reason, who)):
             raise ValueError("not text")
-        rate = float(rate) if action is Action.SLOW else None
+        rate = float(rate) if action is RuleAction.SLOW else None
         if rate is not None and not 0 < rate < float("inf"):
             raise ValueError("no rate")
         return Rule(target, value, action, rate, reason, who, int(version), int(set_ms), shown_id)
     except (ValueError, TypeError, KeyError, RecursionError):
         why = f"the rule {shown_id} cannot be read, so nothing moves: lift it (`usher rules lift {shown_id}`)"
-        return Rule(Target.EVERYTHING, "", Action.PAUSE, reason=why, id=shown_id)
+        return Rule(Target.EVERYTHING, "", RuleAction.PAUSE, reason=why, id=shown_id)
 
 
 class Rulebook:
@@ -164,7 +164,7 @@ class Rulebook:
 
     @property
     def pauses_all(self) -> bool:
-        return self._broad is not None and self._broad.action is Action.PAUSE
+        return self._broad is not None and self._broad.action is RuleAction.PAUSE
 
     def of(self, ticket: bytes) -> Rule | None:
         """The rule that holds for a ticket."""
@@ -199,11 +199,11 @@ def _stronger(one: Rule | None, other: Rule | None) -> Rule | None:
     return other if other.strength > one.strength else one
 
 
-class Buckets:
+class TicketTokenBuckets:
     """Token buckets of slowed tickets. One begins with a single token and holds those of a second at most, but at least
     one."""
 
-    #: Buckets above which those that have a token are forgotten.
+    #: TicketTokenBuckets above which those that have a token are forgotten.
     _MANY = 1000
 
     def __init__(self) -> None:

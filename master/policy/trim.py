@@ -39,7 +39,7 @@ class SavedPosition(NamedTuple):
     keeps_from: bytes
 
 
-class StreamFacts(NamedTuple):
+class RetentionFacts(NamedTuple):
     """A stream and all who read it. ``archived`` None: nobody archives. ``saved``: of all groups whose readers save it,
     also of those that are gone."""
 
@@ -50,7 +50,7 @@ class StreamFacts(NamedTuple):
     saved: Sequence[SavedPosition] = ()
 
 
-class Reader(NamedTuple):
+class RetentionRow(NamedTuple):
     """One line of the table: who, the lowest id that is kept for it, and why."""
 
     kind: str
@@ -63,7 +63,7 @@ class Cut(NamedTuple):
     """Everything below ``floor`` may go; ``because`` is who keeps the rest."""
 
     floor: bytes
-    because: Reader
+    because: RetentionRow
 
 
 class Nothing(NamedTuple):
@@ -78,20 +78,22 @@ class Refused(NamedTuple):
     problems: tuple[str, ...]
 
 
-def readers(facts: StreamFacts, *, archived_only: bool = False) -> list[Reader]:
+def readers(facts: RetentionFacts, *, archived_only: bool = False) -> list[RetentionRow]:
     """Everybody whom the stream is kept for, the neediest first; with ``archived_only`` the archive too."""
     found = [_group(group) for group in facts.groups]
     found += [_checkpoint(one.name, one.last_id, facts.span) for one in facts.checkpoints if one.last_id is not None]
     found += [
-        Reader("saved position", one.group, one.keeps_from, "would begin here again if it were lost")
+        RetentionRow("saved position", one.group, one.keeps_from, "would begin here again if it were lost")
         for one in facts.saved
     ]
     if archived_only and facts.archived is not None:
-        found.append(Reader("archive", "archived", facts.archived, "is archived up to here"))
+        found.append(RetentionRow("archive", "archived", facts.archived, "is archived up to here"))
     return sorted(found, key=lambda reader: rank(reader.keeps_from))
 
 
-def decide(facts: StreamFacts, *, archived_only: bool = False, before: bytes | None = None) -> Cut | Nothing | Refused:
+def decide(
+    facts: RetentionFacts, *, archived_only: bool = False, before: bytes | None = None
+) -> Cut | Nothing | Refused:
     """``archived_only``: cut only what is archived, so nothing without an archive. ``before``: an id from which on all
     is kept in any case."""
     if facts.span is None or facts.span.first is None:
@@ -106,7 +108,7 @@ def decide(facts: StreamFacts, *, archived_only: bool = False, before: bytes | N
         return Nothing("nothing is archived yet, and only what is archived may go")
     if before is not None:
         needy = sorted(
-            [*needy, Reader("age", "keep", before, "is kept because it is younger")],
+            [*needy, RetentionRow("age", "keep", before, "is kept because it is younger")],
             key=lambda reader: rank(reader.keeps_from),
         )
     neediest = needy[0]
@@ -118,7 +120,7 @@ def decide(facts: StreamFacts, *, archived_only: bool = False, before: bytes | N
     return Cut(neediest.keeps_from, neediest)
 
 
-def decide_gathered(facts: StreamFacts, group: str, *, archived_only: bool = False) -> Cut | Nothing | Refused:
+def decide_gathered(facts: RetentionFacts, group: str, *, archived_only: bool = False) -> Cut | Nothing | Refused:
     """The same for a source: only what was gathered, so nothing before its gather ``group`` has gathered under this
     name, nor while that is ahead of the stream: then nothing below it was gathered for certain."""
     gathered = _gathered(facts, group)
@@ -127,7 +129,7 @@ def decide_gathered(facts: StreamFacts, group: str, *, archived_only: bool = Fal
     return decide(facts, archived_only=archived_only)
 
 
-def is_held_back(facts: StreamFacts, group: str, *, archived_only: bool = False) -> bool:
+def is_held_back(facts: RetentionFacts, group: str, *, archived_only: bool = False) -> bool:
     """Whether of what was gathered of a source something is kept for others who are not lost: it may go later, although
     nothing more is gathered."""
     gathered = _gathered(facts, group)
@@ -138,7 +140,7 @@ def is_held_back(facts: StreamFacts, group: str, *, archived_only: bool = False)
     return rank(readers(facts, archived_only=archived_only)[0].keeps_from) < rank(gathered)
 
 
-def _gathered(facts: StreamFacts, group: str) -> bytes | None:
+def _gathered(facts: RetentionFacts, group: str) -> bytes | None:
     """A copy, or a stream that was renamed, brings its groups along, but neither their saved positions nor what log
     consumers have noted."""
     if group not in [one.group for one in facts.saved]:
@@ -146,10 +148,10 @@ def _gathered(facts: StreamFacts, group: str) -> bytes | None:
     return next((one.delivered for one in facts.groups if one.name == group), None)
 
 
-def _group(group: GroupNeeds) -> Reader:
+def _group(group: GroupNeeds) -> RetentionRow:
     if group.oldest_pending is not None and rank(group.oldest_pending) <= rank(group.delivered):
-        return Reader("group", group.name, group.oldest_pending, "has this entry pending")
-    return Reader(
+        return RetentionRow("group", group.name, group.oldest_pending, "has this entry pending")
+    return RetentionRow(
         "group",
         group.name,
         group.delivered,
@@ -157,12 +159,14 @@ def _group(group: GroupNeeds) -> Reader:
     )
 
 
-def _checkpoint(name: str, last_id: bytes, span: Span | None) -> Reader:
+def _checkpoint(name: str, last_id: bytes, span: Span | None) -> RetentionRow:
     begins = last_id == ZERO or (span is not None and span.first is not None and rank(last_id) < rank(span.first))
-    return Reader("checkpoint", name, last_id, "has read nothing yet" if begins else "has stored effects up to here")
+    return RetentionRow(
+        "checkpoint", name, last_id, "has read nothing yet" if begins else "has stored effects up to here"
+    )
 
 
-def _lost(facts: StreamFacts, span: Span, archived_only: bool) -> list[str]:
+def _lost(facts: RetentionFacts, span: Span, archived_only: bool) -> list[str]:
     there = {group.name for group in facts.groups}
     problems = [
         f"group {one.group} is gone, and would read again from {one.keeps_from.decode()}: start its readers (a master),"

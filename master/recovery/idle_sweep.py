@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 
 from usher.common.base.log import event
-from usher.master.leader.leader_scripts import LeaderSteps, Rejected
+from usher.master.leader.leader_scripts import LeaderScripts, Rejected
 from usher.master.leader.validation import sort_out
 from usher.master.policy.board.board import Board
 
@@ -33,7 +33,7 @@ class IdleSweep:
         self._next_s = 0.0
 
     def turn(
-        self, board: Board, steps: LeaderSteps, known: Sequence[str], now_s: float, rejected: list[Rejected]
+        self, board: Board, steps: LeaderScripts, known: Sequence[str], now_s: float, rejected: list[Rejected]
     ) -> bool:
         """One step, if one is due. True when it found something to plan. What can be handed to nobody is added to
         ``rejected``."""

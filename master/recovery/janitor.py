@@ -16,8 +16,8 @@ from usher.common.redis.replies import TicketStream
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.leader.elector import Lead
-from usher.master.leader.leader_scripts import LeaderSteps
-from usher.master.membership.registry import read_roster
+from usher.master.leader.leader_scripts import LeaderScripts
+from usher.master.membership.registry import read_registry
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Janitor(Service):
         epoch = self._lead.epoch
         if epoch is not None:
             try:
-                steps = LeaderSteps(self._scripts, self._keys, epoch, "")
+                steps = LeaderScripts(self._scripts, self._keys, epoch, "")
                 self._reap(steps)
                 self._cursor, _ = steps.forget_attempts(self._cursor, _PAGE)
             except Fenced:
@@ -65,10 +65,10 @@ class Janitor(Service):
                 pass  # the dispatcher finds out and makes it again
         return self._every_s
 
-    def _reap(self, steps: LeaderSteps) -> None:
+    def _reap(self, steps: LeaderScripts) -> None:
         """Names that are no incarnation of ours are left to their owners; one that died before its first message is in
         no group."""
-        members = read_roster(self._link, self._keys)
+        members = read_registry(self._link, self._keys)
         group = {consumer.name: consumer.pending for consumer in self._stream.group_consumers()}
         names = {
             name.decode(errors="replace"): pending for name, pending in group.items() if name not in (MASTER, HALTED)

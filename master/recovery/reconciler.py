@@ -13,7 +13,7 @@ PAGE = 500
 _PAUSE_S = 0.02
 
 
-class QuietTickets:
+class Reconciler:
     """Whose turn it is: all of them every ``every_s``, page by page. They are found at once for all pages: there may be
     a hundred thousand, of which any may have moved on before its page comes, and is compared all the same."""
 

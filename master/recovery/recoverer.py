@@ -11,8 +11,8 @@ from collections import deque
 
 from usher.common.base.clock import now_s
 from usher.common.base.log import event
-from usher.master.leader.counters import LeaderCounts
-from usher.master.leader.leader_scripts import LeaderSteps, Rejected
+from usher.master.leader.counters import LeaderCounters
+from usher.master.leader.leader_scripts import LeaderScripts, Rejected
 from usher.master.leader.validation import sort_out
 from usher.master.policy.board.board import Board
 
@@ -25,8 +25,8 @@ PAGE = 500
 class Recoverer:
     """The dead incarnations that are being recovered, first come first."""
 
-    def __init__(self, counts: LeaderCounts | None = None) -> None:
-        self._counts = counts or LeaderCounts()
+    def __init__(self, counts: LeaderCounters | None = None) -> None:
+        self._counts = counts or LeaderCounters()
         self._queue: deque[str] = deque()
         self._taken: dict[str, int] = {}
         self._began_s: dict[str, float] = {}
@@ -56,7 +56,7 @@ class Recoverer:
         unsure, self._unsure = self._unsure, []
         return unsure
 
-    def turn(self, board: Board, steps: LeaderSteps, rejected: list[Rejected]) -> None:
+    def turn(self, board: Board, steps: LeaderScripts, rejected: list[Rejected]) -> None:
         """One page of the first incarnation. What can be handed to nobody is added to ``rejected``."""
         if not self._queue:
             return
@@ -73,7 +73,7 @@ class Recoverer:
         if page.size == 0:
             self._end(incarnation, board, steps)
 
-    def _end(self, incarnation: str, board: Board, steps: LeaderSteps) -> None:
+    def _end(self, incarnation: str, board: Board, steps: LeaderScripts) -> None:
         """Its list is empty: its tickets are free, except those that a drain or a successor has."""
         consumer = board.consumers.get(incarnation)
         freed = steps.free_tickets(incarnation, list(consumer.tickets) if consumer is not None else [])

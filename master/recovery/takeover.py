@@ -19,12 +19,12 @@ from usher.common.protocol.keys import HALTED, MASTER, Keys
 from usher.common.protocol.stream_id import ZERO, Span, before, rank
 from usher.common.redis.client import Link
 from usher.common.redis.replies import TicketStream
-from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.leader.validation import sort_out
-from usher.master.membership.registry import Member, read_roster
+from usher.master.membership.registry import RegisteredConsumer, read_registry
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import RETURNED, TAIL
-from usher.master.policy.group_loss import Held, Memory, reached, repeats, restart
+from usher.master.policy.group_loss import IndexedIdRange, Memory, reached, repeats, restart
 from usher.master.recovery.recoverer import PAGE
 
 log = logging.getLogger(__name__)
@@ -33,12 +33,12 @@ _PAGE = 1000
 
 
 @dataclass(frozen=True)
-class Adopted:
+class Takeover:
     """The state a new epoch begins with. ``repeats_until``: after a group loss, the last id that the group is given a
     second time. ``highest_pending``: it may be above ``last_delivered``."""
 
     board: Board
-    members: dict[str, Member]
+    members: dict[str, RegisteredConsumer]
     last_delivered: bytes
     highest_pending: bytes
     repeats_until: bytes | None
@@ -55,15 +55,15 @@ class Adopted:
         }
 
 
-def adopt(
+def take_over(
     link: Link,
     keys: Keys,
     stream: TicketStream,
-    steps: LeaderSteps,
+    steps: LeaderScripts,
     ticket_window: int,
     memory: Memory,
     made_progress: Callable[[], None],
-) -> Adopted:
+) -> Takeover:
     """Read everything from Redis; ``memory`` of the time before only makes more exact what is told of a group that was
     lost.
 
@@ -73,12 +73,12 @@ def adopt(
     _ensure_group(stream, keys, steps, memory, made_progress)
     span = stream.span() or Span(None, ZERO)
     delivered = stream.last_delivered()
-    members = read_roster(link, keys)
+    members = read_registry(link, keys)
     for incarnation, member in members.items():
         if member.alive:
             registration = member.registration
             board.join(incarnation, registration.name, registration.slots, registration.capacity, member.accepts)
-    held = Held(span)
+    held = IndexedIdRange(span)
     # What the group has not been given, though the stream has had it, was lost with the group: it comes as new, unless
     # it is gone.
     dead = _load_index(stream, board, held, max(delivered, _below(span), key=rank), made_progress)
@@ -94,11 +94,13 @@ def adopt(
             dead.add(incarnation)
     taken_back = _take_back_all(dead, board, steps, made_progress)
     _take_in_parked(board, steps, repeats_until, made_progress)
-    return Adopted(board, members, stream.last_delivered(), stream.highest_pending() or ZERO, repeats_until, taken_back)
+    return Takeover(
+        board, members, stream.last_delivered(), stream.highest_pending() or ZERO, repeats_until, taken_back
+    )
 
 
 def _ensure_group(
-    stream: TicketStream, keys: Keys, steps: LeaderSteps, memory: Memory, made_progress: Callable[[], None]
+    stream: TicketStream, keys: Keys, steps: LeaderScripts, memory: Memory, made_progress: Callable[[], None]
 ) -> None:
     """Make the group if it is not there, where it was; what may repeat or is lost is said, in exact ids."""
     try:
@@ -124,13 +126,13 @@ def _ensure_group(
         stream=keys.stream,
         group=keys.group,
         restarted_at=again.start,
-        may_repeat=_told(again.repeat),
-        lost=_told(again.lost),
+        may_repeat=_format_id_range(again.repeat),
+        lost=_format_id_range(again.lost),
     )
 
 
-def _look_at_index(stream: TicketStream, span: Span | None, made_progress: Callable[[], None]) -> Held:
-    held = Held(span)
+def _look_at_index(stream: TicketStream, span: Span | None, made_progress: Callable[[], None]) -> IndexedIdRange:
+    held = IndexedIdRange(span)
     for number, (_, record) in enumerate(stream.records()):
         if number % _PAGE == 0:
             made_progress()
@@ -144,12 +146,12 @@ def _below(span: Span) -> bytes:
     return before(span.first) if span.first is not None else span.last_generated
 
 
-def _told(ids: tuple[bytes, bytes] | None) -> str:
+def _format_id_range(ids: tuple[bytes, bytes] | None) -> str:
     return f"{ids[0].decode()}..{ids[1].decode()}" if ids else "nothing"
 
 
 def _load_index(
-    stream: TicketStream, board: Board, held: Held, read_up_to: bytes, made_progress: Callable[[], None]
+    stream: TicketStream, board: Board, held: IndexedIdRange, read_up_to: bytes, made_progress: Callable[[], None]
 ) -> set[str]:
     """Put every record on the board; nothing that comes as new is up to ``read_up_to``. Returns owners that do not
     live."""
@@ -174,7 +176,7 @@ def _load_index(
     return dead
 
 
-def _take_back_all(dead: set[str], board: Board, steps: LeaderSteps, made_progress: Callable[[], None]) -> int:
+def _take_back_all(dead: set[str], board: Board, steps: LeaderScripts, made_progress: Callable[[], None]) -> int:
     """Bring all that dead incarnations hold to ``master``; the pages are not looked at, because all of ``master`` is
     read afterwards."""
     taken_back = 0
@@ -191,7 +193,7 @@ def _take_back_all(dead: set[str], board: Board, steps: LeaderSteps, made_progre
     return taken_back
 
 
-def _is_freed(incarnation: str, board: Board, steps: LeaderSteps) -> bool:
+def _is_freed(incarnation: str, board: Board, steps: LeaderScripts) -> bool:
     """Its list was empty: so are its tickets now. False when it is not over with it, and its list must be looked at
     again."""
     consumer = board.consumers.get(incarnation)
@@ -215,7 +217,7 @@ def _keep(incarnation: str, board: Board) -> None:
 
 
 def _take_in_parked(
-    board: Board, steps: LeaderSteps, repeats_until: bytes | None, made_progress: Callable[[], None]
+    board: Board, steps: LeaderScripts, repeats_until: bytes | None, made_progress: Callable[[], None]
 ) -> None:
     after: bytes | None = None
     again = -1 if repeats_until is None else rank(repeats_until)
@@ -239,7 +241,7 @@ def _take_in_parked(
         after = page.last
 
 
-def rejoin(known: list[tuple[bytes, bytes]], board: Board, steps: LeaderSteps) -> None:
+def rejoin(known: list[tuple[bytes, bytes]], board: Board, steps: LeaderScripts) -> None:
     """(ticket, id) of entries under ``master`` that the group was given before it was lost and made again. What an
     owner has in processing, as index and inbox say, goes back to it, and what is below that was done before and is
     over. All else is planned like anything under ``master``: of a ticket that nobody has, everything from there on runs

@@ -17,11 +17,11 @@ from usher.common.protocol.keys import HALTED, MASTER, Keys
 from usher.common.protocol.message import first_value, ticket_text, unkeyed_ticket
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.run_log import DONE as RAN_WELL
-from usher.common.protocol.run_log import STALE, Run
+from usher.common.protocol.run_log import STALE, RunRecord
 from usher.common.protocol.run_log import decode as decode_runs
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import Arg, Link
-from usher.common.redis.replies import Record, group_of, parse_record
+from usher.common.redis.replies import TicketRecord, group_of, parse_record
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.policy.letters import DeadLetter, LetterFilter, parse_letter
@@ -59,7 +59,7 @@ class _Known(NamedTuple):
     delivered: bytes | None
     attempts: dict[bytes, Attempts]
     owners: dict[bytes, bytes]
-    records: dict[bytes, Record]
+    records: dict[bytes, TicketRecord]
 
 
 class Candidates:
@@ -209,9 +209,9 @@ class Candidates:
             },
         )
 
-    def _runs_of(self, entries: Iterable[tuple[bytes, bytes]]) -> dict[bytes, Run]:
+    def _runs_of(self, entries: Iterable[tuple[bytes, bytes]]) -> dict[bytes, RunRecord]:
         """The last run of each of these (id, ticket), as far as the run log is looked through in time."""
-        found: dict[bytes, Run] = {}
+        found: dict[bytes, RunRecord] = {}
         missing: dict[str, set[bytes]] = {}
         for one, ticket in entries:
             missing.setdefault(ticket_text(ticket) or one.decode(), set()).add(one)
@@ -251,7 +251,7 @@ def _state(entry_id: bytes, known: _Known) -> Before | None:
     return None
 
 
-def _how_it_ended(run: Run | None) -> Before:
+def _how_it_ended(run: RunRecord | None) -> Before:
     if run is None:
         return Before(UNKNOWN, "over; the run log does not tell how")
     return (
@@ -266,7 +266,7 @@ def _delivered(reply: Any, group: str) -> bytes | None:
     return None if facts is None else facts[b"last-delivered-id"]
 
 
-def _record(value: bytes | None) -> Record | None:
+def _record(value: bytes | None) -> TicketRecord | None:
     try:
         return None if value is None else parse_record(value)
     except ValueError:

@@ -17,15 +17,15 @@ from rich.text import Text
 
 from usher.common.base.errors import RedisTrouble, StartRefused
 from usher.common.base.log import redacted
-from usher.common.base.text import many, printable
+from usher.common.base.text import escape_control, pluralize
 from usher.common.protocol.stream_id import is_id
 from usher.common.redis.client import CommandRefused
 from usher.common.rehearsal.process import HandlerProcess
-from usher.common.rehearsal.values import NOT_RUN, Ended, Play
+from usher.common.rehearsal.values import NOT_RUN, CallResult, RehearsalSpec
 from usher.common.runtime.settings import CommonSettings, load, options
 from usher.common.runtime.stop_request import StopAsked, StopRequest
 from usher.master.cli.options import OF_LETTERS, wanted_of
-from usher.master.cli.shared import Configured, configured, console, print_json, table
+from usher.master.cli.shared import CommandContext, configured, console, print_json, table
 from usher.master.policy.letters import LetterFilter
 from usher.master.rehearsal.candidates import Candidates, Named
 from usher.master.rehearsal.selection import Candidate, Rehearsed, exit_code, in_order, redrive_command
@@ -71,7 +71,7 @@ class RehearseSettings(CommonSettings):
     )
 
 
-class _Asked(NamedTuple):
+class _Selection(NamedTuple):
     """Which messages: those with these ids, or of this ticket, or letters that fit."""
 
     letter_ids: list[bytes]
@@ -141,15 +141,17 @@ def rehearse(flags: dict[str, Any], handler: str, yes: bool, as_json: bool, **gi
         if not yes and not _agreed(handler, candidates):
             sys.exit(_NOTHING_SAID)
         log, secrets = (settings.log_level, settings.log_format), tuple(filter(None, settings.secrets))
-        play = Play(handler, at.keys.stream, settings.sources is not None, settings.handler_seconds, log, secrets)
+        play = RehearsalSpec(
+            handler, at.keys.stream, settings.sources is not None, settings.handler_seconds, log, secrets
+        )
         done: list[Rehearsed] = []
         code = _rehearse(finder, candidates, play, done)
     where = {field: flags[field] for field in _WHERE}
-    _tell(handler, done, len(candidates), redrive_command(done, where), as_json)
+    _print_rehearsals(handler, done, len(candidates), redrive_command(done, where), as_json)
     sys.exit(code)
 
 
-def _asked(given: dict[str, Any]) -> _Asked:
+def _asked(given: dict[str, Any]) -> _Selection:
     """Raises click.UsageError when it is not clear which messages are meant."""
     letter_ids, message_ids = (list(map(_id_of, dict.fromkeys(given[name]))) for name in ("letter_ids", "message_ids"))
     ticket = None if given["ticket"] is None else given["ticket"].encode("utf-8", "surrogateescape")
@@ -161,7 +163,9 @@ def _asked(given: dict[str, Any]) -> _Asked:
         )
     if (letter_ids or message_ids) and (ticket is not None or is_filtered or given["last"]):
         raise click.UsageError("--letter and --message name messages; --ticket, --last and filters do not go with them")
-    return _Asked(letter_ids, message_ids, ticket, wanted_of(given) if is_filtered else None, given["last"] or _LAST)
+    return _Selection(
+        letter_ids, message_ids, ticket, wanted_of(given) if is_filtered else None, given["last"] or _LAST
+    )
 
 
 def _id_of(text: str) -> bytes:
@@ -170,7 +174,7 @@ def _id_of(text: str) -> bytes:
     return text.encode()
 
 
-def _found(finder: Candidates, asked: _Asked, at: Configured) -> list[Candidate]:
+def _found(finder: Candidates, asked: _Selection, at: CommandContext) -> list[Candidate]:
     """What is asked for, in the order of the stream. Raises StartRefused when something named is not there, or nothing
     is."""
     if asked.wanted is not None:
@@ -192,7 +196,7 @@ def _found(finder: Candidates, asked: _Asked, at: Configured) -> list[Candidate]
     return found
 
 
-def _check_named(letters: Named, entries: Named, at: Configured) -> None:
+def _check_named(letters: Named, entries: Named, at: CommandContext) -> None:
     wrong = [
         f"there is no dead letter {one.decode()}, nor one of a message {one.decode()} (usher dead list)"
         for one in letters.missing
@@ -207,15 +211,15 @@ def _check_named(letters: Named, entries: Named, at: Configured) -> None:
 
 def _tell_notes(notes: Sequence[str]) -> None:
     for note in notes:
-        click.echo("usher: " + printable(note, kept="\n"), err=True)
+        click.echo("usher: " + escape_control(note, kept="\n"), err=True)
 
 
 def _agreed(handler: str, candidates: Sequence[Candidate]) -> bool:
-    click.echo(f"{handler} is called with {many(len(candidates), 'message')}, one by one. {_WARNING}", err=True)
+    click.echo(f"{handler} is called with {pluralize(len(candidates), 'message')}, one by one. {_WARNING}", err=True)
     return click.confirm("Go on?", err=True)
 
 
-def _rehearse(finder: Candidates, candidates: Sequence[Candidate], play: Play, done: list[Rehearsed]) -> int:
+def _rehearse(finder: Candidates, candidates: Sequence[Candidate], play: RehearsalSpec, done: list[Rehearsed]) -> int:
     """Call the handler with one after another; the exit code. ``done`` is filled, and told whatever comes later."""
     with StopRequest() as stop, _bar(len(candidates)) as bar:
         process = HandlerProcess(play, os.environ, stop.check)
@@ -237,15 +241,15 @@ def _rehearse(finder: Candidates, candidates: Sequence[Candidate], play: Play, d
     return exit_code(done)
 
 
-def _run(finder: Candidates, one: Candidate, process: HandlerProcess) -> Ended:
+def _run(finder: Candidates, one: Candidate, process: HandlerProcess) -> CallResult:
     if one.unfit:
-        return Ended(NOT_RUN, one.unfit)
+        return CallResult(NOT_RUN, one.unfit)
     try:
         body = _body(finder, one)
     except (RedisTrouble, CommandRefused) as trouble:  # what is known of others is told all the same
-        return Ended(NOT_RUN, f"Redis: {trouble}")
+        return CallResult(NOT_RUN, f"Redis: {trouble}")
     if body is None:
-        return Ended(NOT_RUN, "nobody has all of its fields any more")
+        return CallResult(NOT_RUN, "nobody has all of its fields any more")
     return process.rehearse(one.piece(body))
 
 
@@ -256,7 +260,7 @@ def _body(finder: Candidates, one: Candidate) -> list[bytes] | None:
         return finder.body(one)
 
 
-def _tell(handler: str, done: Sequence[Rehearsed], asked: int, command: str | None, as_json: bool) -> None:
+def _print_rehearsals(handler: str, done: Sequence[Rehearsed], asked: int, command: str | None, as_json: bool) -> None:
     taken = sum(one.now.is_taken for one in done)
     if as_json:
         counts = {"messages": asked, "taken": taken, "not_taken": len(done) - taken, "not_tried": asked - len(done)}
@@ -273,11 +277,11 @@ def _tell(handler: str, done: Sequence[Rehearsed], asked: int, command: str | No
     columns = ("", "id", "ticket", "before", "now", "seconds")
     console().print(table(f"Rehearsal of {handler}", columns, rows, numbers=("seconds",), ids=("", "id", "seconds")))
     if asked == 1 and done and done[0].now.traceback:
-        click.echo(printable(done[0].now.traceback.rstrip(), kept="\n"))
+        click.echo(escape_control(done[0].now.traceback.rstrip(), kept="\n"))
     left = f", {asked - len(done):,} not tried" if len(done) < asked else ""
-    click.echo(f"{taken:,} of {many(asked, 'message')} taken{left}; nothing was acknowledged or redriven")
+    click.echo(f"{taken:,} of {pluralize(asked, 'message')} taken{left}; nothing was acknowledged or redriven")
     if command is not None:
-        click.echo(printable(redacted(command)))
+        click.echo(escape_control(redacted(command)))
 
 
 def _styled(one: Rehearsed) -> list[object]:

@@ -11,7 +11,7 @@ from usher.common.base.errors import MessageUndecodable
 from usher.common.protocol.attempts import NEVER, Attempts
 from usher.common.protocol.message import check_ticket
 from usher.common.protocol.stream_id import is_id, rank
-from usher.common.rehearsal.values import Ended, Piece
+from usher.common.rehearsal.values import CallResult, Piece
 from usher.master.policy.letters import PARK, DeadLetter
 
 #: Reasons of letters whose message no handler has ever been given, and would not be given if it were redriven.
@@ -108,7 +108,7 @@ class Rehearsed(NamedTuple):
     """A message, and how the call with it ended."""
 
     candidate: Candidate
-    now: Ended
+    now: CallResult
 
     def document(self) -> dict[str, Any]:
         """For programs. What is not UTF-8 is shown, not kept."""
@@ -116,7 +116,7 @@ class Rehearsed(NamedTuple):
         return {
             "letter_id": None if one.letter is None else one.letter.id.decode(errors="replace"),
             "message_id": one.message_id.decode(errors="replace"),
-            "ticket_id": _shown(one.ticket),
+            "ticket_id": _display_ticket(one.ticket),
             "fence": one.fence,
             "attempt": one.known.starts + 1,
             "before": {"state": one.before.state, "told": one.before.text()}
@@ -129,10 +129,10 @@ class Rehearsed(NamedTuple):
         """For people: kind, id, ticket, before, now, seconds."""
         one, now = self.candidate, self.now
         kind = "message" if one.letter is None else "letter"
-        return kind, one.id, _shown(one.ticket), one.before.text()[:80], now.told()[:160], f"{now.seconds:.3f}"
+        return kind, one.id, _display_ticket(one.ticket), one.before.text()[:80], now.told()[:160], f"{now.seconds:.3f}"
 
 
-def _shown(ticket: bytes) -> str:
+def _display_ticket(ticket: bytes) -> str:
     return "" if ticket.startswith(b"\xff") else ticket.decode(errors="replace")
 
 

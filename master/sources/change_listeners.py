@@ -1,7 +1,7 @@
 """How a master hears which sources have changed, without asking each of them.
 
-``PushEar``: Redis says it (CLIENT TRACKING BCAST PREFIX), over one connection, whatever the number of sources.
-``PollEar``: for a server that cannot, one XREAD that waits on all sources of our shards. Both only say where to look;
+``PushListener``: Redis says it (CLIENT TRACKING BCAST PREFIX), over one connection, whatever the number of sources.
+``PollListener``: for a server that cannot, one XREAD that waits on all sources of our shards. Both only say where to look;
 nothing is read, so nothing is lost that was not heard.
 """
 
@@ -15,7 +15,7 @@ from typing import Protocol
 from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, ReplyUnknown
 from usher.common.redis.client import Arg, CommandRefused, Link
-from usher.common.redis.tracking import HUNG_UP, Changed, PushLink, TrackingRefused
+from usher.common.redis.tracking import HUNG_UP, KeysChanged, TrackingLink, TrackingRefused
 from usher.common.router.coordinator import as_found, last_id_of
 
 #: Longest wait of one turn.
@@ -30,7 +30,7 @@ _FORGET_S = 30.0
 _PAGE = 1000
 
 
-class Ear(Protocol):
+class ChangeListener(Protocol):
     """Used by one thread, but for ``interrupt``."""
 
     def listen(self) -> list[bytes] | None:
@@ -41,10 +41,10 @@ class Ear(Protocol):
     def close(self) -> None: ...
 
 
-class PushEar:
+class PushListener:
     """Redis says which keys under ``prefixes`` change."""
 
-    def __init__(self, link: PushLink, prefixes: Sequence[bytes]) -> None:
+    def __init__(self, link: TrackingLink, prefixes: Sequence[bytes]) -> None:
         self._link = link
         # An empty prefix means every key, and that is how Redis is asked for every key: with none.
         self._prefixes = [prefix for prefix in prefixes if prefix]
@@ -66,7 +66,7 @@ class PushEar:
         self._heard_s, self._asked = now_s(), False
         changed: list[bytes] = []
         for message in self._link.receive():
-            if isinstance(message, Changed):
+            if isinstance(message, KeysChanged):
                 if message.keys is None:
                     return None
                 changed += message.keys
@@ -100,7 +100,7 @@ class PushEar:
         self._link.disconnect()
 
 
-class PollEar:
+class PollListener:
     """Waits on all sources that ``mine`` names."""
 
     def __init__(self, link: Link, mine: Callable[[], list[bytes]]) -> None:

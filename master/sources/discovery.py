@@ -15,11 +15,11 @@ from collections.abc import Callable
 from usher.common.base.clock import now_s
 from usher.common.base.log import event
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.sources import Sources
+from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link
 from usher.common.redis.tracking import TrackingRefused
 from usher.common.runtime.service import Service
-from usher.master.sources.change_listeners import Ear
+from usher.master.sources.change_listeners import ChangeListener
 from usher.master.sources.gatherer import Gatherer
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,12 @@ class SourceWatch(Service):
     name = "watch"
 
     def __init__(
-        self, ear: Ear, make_poll_ear: Callable[[], Ear], sources: Sources, gatherer: Gatherer, scan: Callable[[], None]
+        self,
+        ear: ChangeListener,
+        make_poll_ear: Callable[[], ChangeListener],
+        sources: SourceSelection,
+        gatherer: Gatherer,
+        scan: Callable[[], None],
     ) -> None:
         super().__init__()
         self._ear = ear
@@ -102,7 +107,7 @@ class Discovery(Service):
 
     name = "discover"
 
-    def __init__(self, link: Link, keys: Keys, sources: Sources, gatherer: Gatherer, every_s: float) -> None:
+    def __init__(self, link: Link, keys: Keys, sources: SourceSelection, gatherer: Gatherer, every_s: float) -> None:
         super().__init__()
         self._link = link
         self._gathered = keys.gathered

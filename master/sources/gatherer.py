@@ -17,11 +17,11 @@ from usher.common.base.clock import now_s
 from usher.common.base.log import event
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.message import LONGEST_TICKET
-from usher.common.protocol.sources import Sources, shards_of
+from usher.common.protocol.sources import SourceSelection, shards_of
 from usher.common.redis.client import Arg, CommandRefused, Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
-from usher.master.policy.fair_queue import Outcome, Rounds, Told, Turn, is_trouble
+from usher.master.policy.fair_queue import Rounds, Turn, TurnOutcome, TurnResult, is_trouble
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Gatherer(Service):
 
     name = "gather"
 
-    def __init__(self, link: Link, keys: Keys, holder: str, sources: Sources, plan: GatherPlan) -> None:
+    def __init__(self, link: Link, keys: Keys, holder: str, sources: SourceSelection, plan: GatherPlan) -> None:
         super().__init__()
         self._link = link
         self._scripts = ScriptRunner(link)
@@ -116,7 +116,7 @@ class Gatherer(Service):
         with self._lock:
             return self._rounds.mine
 
-    def seen(self) -> tuple[int, list[tuple[bytes, Told]]]:
+    def seen(self) -> tuple[int, list[tuple[bytes, TurnResult]]]:
         """The number of sources that it knows, and troubles by source."""
         with self._lock:
             return self._rounds.known, list(self._rounds.troubles.items())
@@ -156,7 +156,7 @@ class Gatherer(Service):
         self.moved += sum(one.moved for one in told)
         return self._next_pause_s(is_full, given)
 
-    def _gather(self, turn: Turn) -> tuple[bool, bytes, list[Told]]:
+    def _gather(self, turn: Turn) -> tuple[bool, bytes, list[TurnResult]]:
         """One source that Redis refuses (ACL, another slot) refuses the whole call: it is made again in halves, until
         that one is alone."""
         try:
@@ -166,13 +166,13 @@ class Gatherer(Service):
                 is_full, given, _ = self._call(
                     Turn((), turn.quantum)
                 )  # without any it is our own keys that are refused
-                return is_full, given, [Told(Outcome.REFUSED, 0, str(refused))]
+                return is_full, given, [TurnResult(TurnOutcome.REFUSED, 0, str(refused))]
         half = len(turn.sources) // 2
         _, _, first = self._gather(Turn(turn.sources[:half], turn.quantum))
         is_full, given, second = self._gather(Turn(turn.sources[half:], turn.quantum))
         return is_full, given, first + second
 
-    def _call(self, turn: Turn) -> tuple[bool, bytes, list[Told]]:
+    def _call(self, turn: Turn) -> tuple[bool, bytes, list[TurnResult]]:
         keys, plan = self._keys, self._plan
         groups = (LogKeys(source.decode()).groups for source in turn.sources)
         script_keys: tuple[str | bytes, ...] = (
@@ -195,7 +195,7 @@ class Gatherer(Service):
         )
         is_full, given, *flat = self._scripts.run("gather", script_keys, (*of_all, *shards_of(turn.sources)))
         told = [
-            Told(Outcome(flat[at].decode()), flat[at + 1], flat[at + 2].decode(errors="replace"))
+            TurnResult(TurnOutcome(flat[at].decode()), flat[at + 1], flat[at + 2].decode(errors="replace"))
             for at in range(0, len(flat), 3)
         ]
         return bool(is_full), given, told
@@ -216,7 +216,7 @@ class Gatherer(Service):
 
     # ---- what people are told --------------------------------------------------------------------------------------------------
 
-    def _news(self, turn: Turn, told: list[Told]) -> list[tuple[bytes, Told]]:
+    def _news(self, turn: Turn, told: list[TurnResult]) -> list[tuple[bytes, TurnResult]]:
         """What was not said before."""
         known = self._rounds.troubles
         return [
@@ -225,7 +225,7 @@ class Gatherer(Service):
             if (known.get(source) != one if is_trouble(source, one, self._listed) else one.words)
         ]
 
-    def _say(self, news: list[tuple[bytes, Told]]) -> None:
+    def _say(self, news: list[tuple[bytes, TurnResult]]) -> None:
         for source, one in news:
             name = source.decode(errors="replace")
             if is_trouble(source, one, self._listed):

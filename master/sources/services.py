@@ -17,15 +17,15 @@ from itertools import islice
 import orjson
 
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.sources import Sources
+from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link
-from usher.common.redis.tracking import PushLink
+from usher.common.redis.tracking import TrackingLink
 from usher.common.runtime.service import Service
 from usher.master.settings import MasterSettings
-from usher.master.sources.change_listeners import PollEar, PushEar
+from usher.master.sources.change_listeners import PollListener, PushListener
 from usher.master.sources.discovery import Discovery, SourceWatch
 from usher.master.sources.gatherer import Gatherer, GatherPlan
-from usher.master.sources.shards import Sharer
+from usher.master.sources.shards import ShardAssigner
 from usher.master.sources.trimmer import SourceTrimmer
 
 _TIMEOUT_S = 5.0
@@ -33,11 +33,16 @@ _TIMEOUT_S = 5.0
 _SHOWN = 20
 
 
-class Gathering:
+class SourceServices:
     """The services of gathering. ``url`` is where people reach this master; it is known when it listens."""
 
     def __init__(
-        self, settings: MasterSettings, sources: Sources, keys: Keys, redis_url: str, make_link: Callable[[str], Link]
+        self,
+        settings: MasterSettings,
+        sources: SourceSelection,
+        keys: Keys,
+        redis_url: str,
+        make_link: Callable[[str], Link],
     ) -> None:
         self.url = settings.advertise_url
         self._setting = f"{settings.ticket_stream} (tickets: {settings.ticket_field} per {settings.ticket_scope})"
@@ -45,11 +50,11 @@ class Gathering:
         plan = GatherPlan(settings.ticket_field, settings.ticket_scope, settings.batch_size)
         self._gatherer = gatherer = Gatherer(make_link("gather"), keys, holder, sources, plan)
         lease_ms = int(settings.leader_lease_seconds * 1000)
-        sharer = Sharer(make_link("share"), keys, holder, self.says, lease_ms, gatherer.hold)
+        sharer = ShardAssigner(make_link("share"), keys, holder, self.says, lease_ms, gatherer.hold)
         discovery = Discovery(make_link("discover"), keys, sources, gatherer, settings.discover_seconds)
-        ear = PushEar(PushLink(redis_url, "master:watch", _TIMEOUT_S), sources.prefixes())
+        ear = PushListener(TrackingLink(redis_url, "master:watch", _TIMEOUT_S), sources.prefixes())
         self._watch = SourceWatch(
-            ear, lambda: PollEar(make_link("watch"), gatherer.mine), sources, gatherer, discovery.scan_now
+            ear, lambda: PollListener(make_link("watch"), gatherer.mine), sources, gatherer, discovery.scan_now
         )
         self._trimmers = []
         if settings.trim_seconds:

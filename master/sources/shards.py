@@ -26,7 +26,7 @@ _LONGEST_BEAT_S = 1.0
 _SHORT_BEAT_S = 0.1
 
 
-class Sharer(Service):
+class ShardAssigner(Service):
     """Says that this master runs, and tells ``on_shards`` what it holds."""
 
     name = "share"

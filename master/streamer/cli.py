@@ -111,7 +111,7 @@ def _looked(settings: StreamerSettings, migrate: bool) -> int:
         raise StartRefused("USHER_OUTBOX_URL is not set: which database? (or give --outbox-url)")
     from usher.common.outbox.store import OutboxStore
     from usher.common.sql.alchemy import sa
-    from usher.common.sql.errors import plain
+    from usher.common.sql.errors import driver_message
 
     store = OutboxStore(settings.outbox_url)
     try:
@@ -124,6 +124,6 @@ def _looked(settings: StreamerSettings, migrate: bool) -> int:
         click.echo(f"{staged:,} staged, {refused:,} refused")
         return 1 if refused else 0
     except (SqlTrouble, sa.exc.SQLAlchemyError) as trouble:  # the latter: it is not allowed, for one
-        raise StartRefused(f"USHER_OUTBOX_URL: {plain(trouble)}") from trouble
+        raise StartRefused(f"USHER_OUTBOX_URL: {driver_message(trouble)}") from trouble
     finally:
         store.close()

@@ -15,7 +15,7 @@ from usher.common.redis.client import CommandRefused, Link
 from usher.common.runtime.service import Service
 from usher.master.leader.elector import Elector, Lead
 from usher.master.settings import StreamerSettings
-from usher.master.streamer.streamer import BellRinger, Pace, Streamer, log
+from usher.master.streamer.streamer import CommitWatcher, Pace, Streamer, log
 
 _JOIN_S = 5.0
 _TURNS_PER_LEASE = 4
@@ -62,7 +62,7 @@ class StreamerProgram:
         bell = store.bell()
         self.services: list[Service] = [
             self.streamer,
-            *([BellRinger(bell, self.streamer)] if bell else []),
+            *([CommitWatcher(bell, self.streamer)] if bell else []),
             self._elector,
         ]
         event(log, "streamer_starts", stream=settings.one_stream, database=store.dialect, bell=bell is not None)

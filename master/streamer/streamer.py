@@ -56,8 +56,8 @@ class Outbox(Protocol):
     def close(self) -> None: ...
 
 
-class Bell(Protocol):
-    """Tells of commits (usher.common.outbox.store.Bell)."""
+class CommitSource(Protocol):
+    """Tells of commits (usher.common.outbox.store.CommitNotifier)."""
 
     def rings(self, wait_s: float) -> bool: ...
     def close(self) -> None: ...
@@ -247,12 +247,12 @@ class Streamer(Service):
         self._outbox.close()
 
 
-class BellRinger(Service):
+class CommitWatcher(Service):
     """Wakes the streamer at commits."""
 
     name = "bell"
 
-    def __init__(self, bell: Bell, streamer: Streamer) -> None:
+    def __init__(self, bell: CommitSource, streamer: Streamer) -> None:
         super().__init__()
         self._bell = bell
         self._streamer = streamer

@@ -111,13 +111,13 @@ class _ReportItem(BaseModel):
     message_ids: list[_MessageId] = Field(min_length=1, max_length=MOST_MESSAGES)
 
 
-class Report(BaseModel):
+class ReportBody(BaseModel):
     """The body of acknowledge; at most 1000 messages. ``read_report`` reads it by hand, and a test compares the two.
 
     ``ticket_id``: at most 256 bytes; empty for the one message of an item that has no ticket id.
     """
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", title="Report")
 
     incarnation: _Incarnation
     tickets: list[_ReportItem] = Field(min_length=1, max_length=MOST_MESSAGES)
@@ -179,7 +179,7 @@ def _add_work(api: Blueprint, port: MasterPort, health_hosts: HealthHosts) -> No
     @tells(
         "Report what Redis has as acknowledged, so that the leader frees its tickets at once.",
         {200: Reported, 204: None},
-        body=Report,
+        body=ReportBody,
         headers={"Prefer": "return=minimal (RFC 7240): no answers; 204, perhaps before the tickets are freed."},
         role=Role.CONSUMER,
         problems={409: "fenced: the incarnation has ended; register again"},

@@ -13,8 +13,8 @@ from usher.common.http.app import Problem, answer, read_json, read_model
 from usher.common.http.credentials import Role
 from usher.common.http.fields import OneLine, PageLimit, StreamId, TicketId
 from usher.common.http.openapi import tells
-from usher.master.operations.action_log import FAILED, Action, chosen_letters, counted
-from usher.master.operations.dead_letters import AT_ONCE, LetterPage, Outcome
+from usher.master.operations.action_log import FAILED, OperatorAction, chosen_letters, counted
+from usher.master.operations.dead_letters import AT_ONCE, LetterPage, LetterResult
 from usher.master.policy.letters import DeadLetter, LetterFilter
 from usher.master.policy.rules import LONGEST_REASON
 from usher.master.web.api import by_caller
@@ -35,9 +35,9 @@ class LetterPort(Protocol):
 
     def get(self, letter_id: bytes) -> tuple[DeadLetter, list[bytes]] | None: ...
 
-    def redrive(self, ids: list[bytes]) -> list[Outcome]: ...
+    def redrive(self, ids: list[bytes]) -> list[LetterResult]: ...
 
-    def drop(self, ids: list[bytes]) -> list[Outcome]: ...
+    def drop(self, ids: list[bytes]) -> list[LetterResult]: ...
 
 
 _Age = Annotated[float, Field(ge=0, le=10**9, allow_inf_nan=False)]
@@ -101,7 +101,7 @@ class _Chosen(BaseModel):
         return self
 
 
-def letter_routes(letters: LetterPort, note: Callable[[Action, str], None] | None = None) -> Blueprint:
+def letter_routes(letters: LetterPort, note: Callable[[OperatorAction, str], None] | None = None) -> Blueprint:
     """``/api/dead-letters`` and what is below it. ``note`` is told of each redrive and drop."""
     api = Blueprint("dead_letters", __name__, url_prefix="/api/dead-letters")
 
@@ -110,7 +110,9 @@ def letter_routes(letters: LetterPort, note: Callable[[Action, str], None] | Non
     def list_letters() -> Response:
         asked = read_model(LetterQuery, request.args.to_dict())
         page = letters.page(asked.meant(), _bytes(asked.cursor), min(asked.limit, _MOST_ON_A_PAGE))
-        return answer({"dead_letters": [letter.row() for letter in page.letters], "cursor": _text(page.cursor)})
+        return answer(
+            {"dead_letters": [letter.row() for letter in page.letters], "cursor": _decode_optional(page.cursor)}
+        )
 
     @api.get("/<stream_id:letter_id>")
     @tells(
@@ -154,10 +156,12 @@ def letter_routes(letters: LetterPort, note: Callable[[Action, str], None] | Non
         finally:
             if note is not None:
                 note(
-                    Action(by_caller(chosen.reason), what, chosen_letters(ids)),
+                    OperatorAction(by_caller(chosen.reason), what, chosen_letters(ids)),
                     counted(outcome.word for outcome in outcomes) + ended,
                 )
-        return answer({"results": [_told(outcome) for outcome in outcomes], "cursor": _text(cursor)})
+        return answer(
+            {"results": [_letter_result_document(outcome) for outcome in outcomes], "cursor": _decode_optional(cursor)}
+        )
 
     return api
 
@@ -167,7 +171,7 @@ def _whole(letter: DeadLetter, fields: list[bytes]) -> dict[str, Any]:
     return told if g.role.may(Role.OPERATOR) else told | {"message_fields": None}
 
 
-def _told(outcome: Outcome) -> dict[str, Any]:
+def _letter_result_document(outcome: LetterResult) -> dict[str, Any]:
     told = {"id": outcome.id.decode(), "outcome": outcome.word}
     return told | {"message_id": outcome.message_id.decode()} if outcome.message_id else told
 
@@ -176,5 +180,5 @@ def _bytes(value: str | None) -> bytes | None:
     return None if value is None else value.encode()
 
 
-def _text(value: bytes | None) -> str | None:
+def _decode_optional(value: bytes | None) -> str | None:
     return None if value is None else value.decode()

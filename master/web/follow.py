@@ -29,7 +29,7 @@ class _Position(BaseModel):
     last_event_id: str = Field("", pattern=_POSITION)
 
 
-class _Followed(_Position, TicketQuery):
+class _FollowedTicket(_Position, TicketQuery):
     """Which ticket, and from where on."""
 
 
@@ -51,10 +51,10 @@ def events_route(port: MasterPort) -> Blueprint:
     @tells(
         "The same, for any id: in a path, some may be taken for something else.",
         {200: "text/event-stream"},
-        query=_Followed,
+        query=_FollowedTicket,
     )
     def follow_by_query() -> Response:
-        return _followed(port, read_model(_Followed, request.args.to_dict()).id)
+        return _followed(port, read_model(_FollowedTicket, request.args.to_dict()).id)
 
     return live
 

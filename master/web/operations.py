@@ -32,10 +32,10 @@ from usher.common.http.fields import OneLine, PageLimit, StreamId
 from usher.common.http.openapi import tells
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.registration import NAME
-from usher.master.operations.action_log import Action as Done
 from usher.master.operations.action_log import By
-from usher.master.operations.live_rules import Changed, TooManyRules
-from usher.master.policy.rules import LONGEST_REASON, Action, Rule, Rulebook, Target
+from usher.master.operations.action_log import OperatorAction as Done
+from usher.master.operations.live_rules import RuleSetChange, TooManyRules
+from usher.master.policy.rules import LONGEST_REASON, Rule, RuleAction, Rulebook, Target
 from usher.master.web.api import TicketQuery, by_caller, read_ticket_id
 from usher.master.web.documents import Actions, ConsumerRuleChange, Explanation, RuleChange, Rules
 
@@ -55,15 +55,15 @@ class OperationsPort(Protocol):
 
     def rules(self) -> Rulebook: ...
 
-    def set_rule(self, rule: Rule, by: By) -> Changed:
+    def set_rule(self, rule: Rule, by: By) -> RuleSetChange:
         """Raises TooManyRules."""
 
-    def lift_rule(self, rule_id: str, by: By) -> Changed | None: ...
+    def lift_rule(self, rule_id: str, by: By) -> RuleSetChange | None: ...
 
-    def drain(self, name: str, by: By) -> Changed | None:
+    def drain(self, name: str, by: By) -> RuleSetChange | None:
         """None: nobody of that name is registered. Raises TooManyRules."""
 
-    def resume(self, name: str, by: By) -> Changed | None:
+    def resume(self, name: str, by: By) -> RuleSetChange | None:
         """None: it was not drained."""
 
     def actions(self, before: bytes | None, limit: int) -> tuple[list[dict[str, Any]], str | None]: ...
@@ -191,13 +191,18 @@ def _add_drain(api: Blueprint, port: OperationsPort) -> None:
         return answer({"name": name} | changed.shown())
 
 
-def change_rule(port: OperationsPort, document: object) -> Changed:
+def change_rule(port: OperationsPort, document: object) -> RuleSetChange:
     """Set the rule that a document asks for. Raises Problem 409, 422."""
     asked = read_model(_NewRule, document)
     if asked.target == "stream" and asked.value != port.stream:
         raise unprocessable([{"field": "value", "problem": "must be the stream of this master"}])
     rule = Rule(
-        Target(asked.target), asked.value, Action(asked.action), asked.rate_per_second, asked.reason, by_caller().who
+        Target(asked.target),
+        asked.value,
+        RuleAction(asked.action),
+        asked.rate_per_second,
+        asked.reason,
+        by_caller().who,
     )
     try:
         return port.set_rule(rule, by_caller(asked.reason))
@@ -205,7 +210,7 @@ def change_rule(port: OperationsPort, document: object) -> Changed:
         raise Problem(409, "too_many_rules", str(full)) from None
 
 
-def drained(port: OperationsPort, name: str, why: str) -> Changed | None:
+def drained(port: OperationsPort, name: str, why: str) -> RuleSetChange | None:
     """Drain a consumer; None: nobody of that name is registered. Raises Problem 409."""
     try:
         return port.drain(name, by_caller(why))

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from usher.master.insight.explainer import Explainer
-from usher.master.operations.action_log import Action, ActionLog, By
-from usher.master.operations.live_rules import Changed, LiveRules
+from usher.master.operations.action_log import ActionLog, By, OperatorAction
+from usher.master.operations.live_rules import LiveRules, RuleSetChange
 from usher.master.policy import rules
 from usher.master.policy.rules import Rule, Rulebook, Target, rule_id
 
@@ -27,27 +27,27 @@ class Operations:
     def rules(self) -> Rulebook:
         return self._rules.read()
 
-    def set_rule(self, rule: Rule, by: By) -> Changed:
+    def set_rule(self, rule: Rule, by: By) -> RuleSetChange:
         return self._rules.set(rule, by)
 
-    def lift_rule(self, chosen: str, by: By) -> Changed | None:
+    def lift_rule(self, chosen: str, by: By) -> RuleSetChange | None:
         return self._rules.lift(chosen, by)
 
-    def drain(self, name: str, by: By) -> Changed | None:
+    def drain(self, name: str, by: By) -> RuleSetChange | None:
         """Hand nothing more to the consumer ``name``, whatever its incarnation. It finishes what it has; what comes
         goes to others. Raises TooManyRules."""
         if not self._explainer.is_registered(name):
             return None
-        return self._rules.set(Rule(Target.CONSUMER, name, rules.Action.PAUSE, None, by.why, by.who), by, "drain")
+        return self._rules.set(Rule(Target.CONSUMER, name, rules.RuleAction.PAUSE, None, by.why, by.who), by, "drain")
 
-    def resume(self, name: str, by: By) -> Changed | None:
+    def resume(self, name: str, by: By) -> RuleSetChange | None:
         """The end of a drain by an operator. A consumer that drains because it shuts down goes on with that."""
         return self._rules.lift(rule_id(Target.CONSUMER, name), by, "resume")
 
     def actions(self, before: bytes | None, limit: int) -> tuple[list[dict[str, Any]], str | None]:
         return self._log.page(before, limit)
 
-    def note(self, action: Action, outcome: str) -> None:
+    def note(self, action: OperatorAction, outcome: str) -> None:
         """For actions whose steps do not log themselves."""
         self._log.note(action, outcome)
 

@@ -16,7 +16,7 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import Link
 from usher.common.redis.replies import pairs
-from usher.master.audit.checks.findings import Limits
+from usher.master.audit.checks.findings import AuditThresholds
 
 Finding = tuple[str, str, str]  # (check, stream, entry id or ticket or owner)
 _ENDED = ("done", "gave_up")
@@ -33,7 +33,7 @@ class Run(NamedTuple):
     outcome: str
 
 
-def look(link: Link, streams: list[str], group: str, limits: Limits, cap: int) -> set[Finding]:
+def look(link: Link, streams: list[str], group: str, limits: AuditThresholds, cap: int) -> set[Finding]:
     """Every finding, by what it is about."""
     found: set[Finding] = set()
     for stream in streams:
@@ -42,7 +42,7 @@ def look(link: Link, streams: list[str], group: str, limits: Limits, cap: int) -
 
 
 class _Oracle:
-    def __init__(self, link: Link, keys: Keys, limits: Limits, cap: int) -> None:
+    def __init__(self, link: Link, keys: Keys, limits: AuditThresholds, cap: int) -> None:
         self._link, self._keys, self._limits, self._cap = link, keys, limits, cap
         self._entries = {i.decode(): pairs(fields) for i, fields in link.call("XRANGE", keys.stream, "-", "+")}
         self._pending = {

@@ -9,15 +9,17 @@ import orjson
 
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
-from usher.master.audit.checks.findings import Limits
-from usher.master.policy.rules import Action, Rule, Target, dump, rule_id
+from usher.master.audit.checks.findings import AuditThresholds
+from usher.master.policy.rules import Rule, RuleAction, Target, dump, rule_id
 
 GROUP = "g"
 PENDING, RUNS, CAPPED = "pending-side", "runs-side", "capped"
 STREAMS = (PENDING, RUNS, CAPPED)
 _HOUR_MS = 3_600_000
 #: So wide that a slow machine makes no finding of what is well.
-LIMITS = Limits(owner_idle_ms=_HOUR_MS, parked_ms=_HOUR_MS, deliveries=20, attempts=5, clocks_ms=1000, reaped_ms=50)
+LIMITS = AuditThresholds(
+    owner_idle_ms=_HOUR_MS, parked_ms=_HOUR_MS, deliveries=20, attempts=5, clocks_ms=1000, reaped_ms=50
+)
 #: Cap of the run log: the one of ``CAPPED`` has as many records.
 CAP = 30
 _S = 1_000_000
@@ -128,7 +130,7 @@ def _pending_side(link: Link, s: Seeder) -> None:
     s.own("stranger", "8-1")
     s.own("c1:1", "9-1", idle_ms=2 * _HOUR_MS)
     s.own("master", "10-1", "11-2", "18-1", idle_ms=2 * _HOUR_MS)
-    s.rule(Rule(Target.TICKET, "t18", Action.PAUSE))
+    s.rule(Rule(Target.TICKET, "t18", RuleAction.PAUSE))
     s.own("c1:1", "13-1", deliveries=50)
     s.own("halted", "17-1", idle_ms=2 * _HOUR_MS)
     s.over("3-1", "6-1", "15-1")

@@ -114,12 +114,12 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, dict[str, str]]]:
 def test_spark_submit_on_two_workers_finds_the_same(
     cluster: tuple[str, dict[str, str]], spark: SparkSession, link: Link, redis_url: str, tmp_path: Path
 ) -> None:
-    from usher.master.audit.job import Audit, AuditPlan
+    from usher.master.audit.job import AuditPlan, AuditRun
 
     seeding.seed(link)
     time.sleep(0.2)
     url, environ = cluster
-    here = Audit(
+    here = AuditRun(
         spark, AuditPlan(redis_url, seeding.STREAMS, GROUP, "ticket_id", seeding.LIMITS, 0.1, seeding.CAP)
     ).run()
     settings = {

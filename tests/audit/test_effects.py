@@ -46,7 +46,7 @@ def shop(tmp_path: Path) -> Iterator[tuple[str, SqlSink]]:
 def test_what_is_done_has_its_effect_or_is_found(
     spark: SparkSession, link: Link, redis_url: str, tmp_path: Path, shop: tuple[str, SqlSink]
 ) -> None:
-    from usher.master.audit.job import Audit, AuditPlan
+    from usher.master.audit.job import AuditPlan, AuditRun
 
     url, sink = shop
     for done in (Done("a", "1-1"), Done("a", "order-2"), Done("a", _LONG), Done("b", "order-4"), Done("d", "6-2")):
@@ -77,7 +77,7 @@ def test_what_is_done_has_its_effect_or_is_found(
         ("6-1", "c", 5, 1, 2),
     )
     seeder.ran("c1:1", ("6-2", "d", 5, 1, 2))
-    report = Audit(spark, AuditPlan(redis_url, ("s",), GROUP, "ticket_id", LIMITS, 0.1, CAP, url)).run()
+    report = AuditRun(spark, AuditPlan(redis_url, ("s",), GROUP, "ticket_id", LIMITS, 0.1, CAP, url)).run()
     assert [(one.check.name, one.count) for one in report.found] == [("effect_missing", 2)]
     assert [(one.id, one.ticket) for one in report.found[0].examples] == [("4-1", "a"), ("6-1", "c")], (
         "of another ticket; of none"

@@ -19,7 +19,7 @@ from usher.common.redis.client import Link
 from usher.common.sending.producer import Producer
 from usher.consumer.lifecycle.owner_scripts import AckAnswer
 from usher.consumer.policy.acks import Finished
-from usher.master.audit.checks.findings import FENCES_PER_MS, Found
+from usher.master.audit.checks.findings import FENCES_PER_MS, AuditFinding
 from usher.master.audit.checks.letters import last_drop_ms
 from usher.master.operations.action_log import KEPT
 
@@ -244,7 +244,7 @@ def test_a_ticket_that_moved_while_its_entries_were_read_has_one_owner(
 ) -> None:
     """Pages of a long pending list are read at different moments: of some entries the former owner is seen, of others
     the new one."""
-    from usher.master.audit.job import Audit
+    from usher.master.audit.job import AuditRun
 
     seeder.over("1-1", "4-1", "5-1")
     seeder.ran("c1:1", *((f"{n}-1", "b", 6, 1000 * n, 1000 * n + 500) for n in range(4, 6)))
@@ -252,10 +252,10 @@ def test_a_ticket_that_moved_while_its_entries_were_read_has_one_owner(
     seeder.own("c1:1", "2-1")
     seeder.own(new, "3-1")
     seeder.index("a", f"{new} 7 2-1 3-1")
-    running = Audit(spark, plan(redis_url, "s"))
+    running = AuditRun(spark, plan(redis_url, "s"))
     second_look = running._second_look
 
-    def moved() -> list[Found]:
+    def moved() -> list[AuditFinding]:
         assert ("ticket_owned_twice", "s") in running._suspects.counts
         seeder.own(new, "2-1")
         return second_look()

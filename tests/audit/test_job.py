@@ -14,13 +14,13 @@ from tests.proxy import Proxy
 from usher.common.base.errors import StartRefused
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis
-from usher.master.audit.checks.findings import CHECKS, Found
+from usher.master.audit.checks.findings import CHECKS, AuditFinding
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from usher.master.audit.job import AuditPlan
-    from usher.master.audit.output.report import Report
+    from usher.master.audit.output.report import AuditReport
 
 #: Findings that are about an owner or about a ticket, not about an entry.
 _OF_OWNERS = ("owner_dead", "stranger_owns", "consumer_leaked", "key_leaked")
@@ -33,20 +33,20 @@ def plan(url: str, *streams: str) -> AuditPlan:
     return AuditPlan(url, streams or STREAMS, GROUP, "ticket_id", LIMITS, 0.1, CAP)
 
 
-def audit(spark: SparkSession, made: AuditPlan) -> Report:
-    from usher.master.audit.job import Audit
+def audit(spark: SparkSession, made: AuditPlan) -> AuditReport:
+    from usher.master.audit.job import AuditRun
 
-    return Audit(spark, made).run()
+    return AuditRun(spark, made).run()
 
 
-def about(found: Found) -> set[tuple[str, str]]:
+def about(found: AuditFinding) -> set[tuple[str, str]]:
     """(stream, what each example is about)."""
     name = "owner" if found.check.name in _OF_OWNERS else "ticket" if found.check.name in _OF_TICKETS else "id"
     return {(found.stream, getattr(example, name)) for example in found.examples}
 
 
 @pytest.fixture(scope="module")
-def seeded(spark: SparkSession, redis_server: EmbeddedRedis) -> tuple[Report, set[oracle.Finding]]:
+def seeded(spark: SparkSession, redis_server: EmbeddedRedis) -> tuple[AuditReport, set[oracle.Finding]]:
     """One audit of a system with everything wrong, and what the oracle says of it."""
     link = Link(redis_server.url, "test")
     try:
@@ -59,20 +59,22 @@ def seeded(spark: SparkSession, redis_server: EmbeddedRedis) -> tuple[Report, se
 
 
 @pytest.mark.parametrize("check", EXPECTED)
-def test_what_is_wrong_is_found_with_the_right_example(seeded: tuple[Report, set[oracle.Finding]], check: str) -> None:
+def test_what_is_wrong_is_found_with_the_right_example(
+    seeded: tuple[AuditReport, set[oracle.Finding]], check: str
+) -> None:
     report, _ = seeded
     found = [one for one in report.found if one.check.name == check]
     assert set().union(*map(about, found)) == EXPECTED[check]
     assert sum(one.count for one in found) == len(EXPECTED[check])
 
 
-def test_the_job_and_the_plain_implementation_find_the_same(seeded: tuple[Report, set[oracle.Finding]]) -> None:
+def test_the_job_and_the_plain_implementation_find_the_same(seeded: tuple[AuditReport, set[oracle.Finding]]) -> None:
     report, plain = seeded
     assert {(one.check.name, *place) for one in report.found for place in about(one)} == plain
     assert {check for check, _, _ in plain} == set(CHECKS) - {"effect_missing"}, "each check has its seed"
 
 
-def test_what_cannot_be_proven_is_said(seeded: tuple[Report, set[oracle.Finding]]) -> None:
+def test_what_cannot_be_proven_is_said(seeded: tuple[AuditReport, set[oracle.Finding]]) -> None:
     said = "\n".join(seeded[0].unproven)
     assert "pending-side: the run log is empty" in said
     assert "capped: the run log was capped; executions recorded before 5-1 are not in it" in said
@@ -80,7 +82,7 @@ def test_what_cannot_be_proven_is_said(seeded: tuple[Report, set[oracle.Finding]
     assert "runs-side: 1 entries are not later than the first one that was handled (that was added at 1 ms)" in said
 
 
-def test_figures_count_what_was_looked_at(seeded: tuple[Report, set[oracle.Finding]]) -> None:
+def test_figures_count_what_was_looked_at(seeded: tuple[AuditReport, set[oracle.Finding]]) -> None:
     figures = seeded[0].figures
     assert figures["pending"] == 21
     assert figures["crashed"] == 3
@@ -101,12 +103,12 @@ def test_a_suspect_that_is_well_at_the_second_look_is_no_finding(
     seeder.live("c1:1")
     seeder.own("c1:1", "1-1", "2-1")
 
-    from usher.master.audit.job import Audit
+    from usher.master.audit.job import AuditRun
 
-    running = Audit(spark, plan(redis_url, "s"))
+    running = AuditRun(spark, plan(redis_url, "s"))
     first_look = running._second_look
 
-    def moved() -> list[Found]:
+    def moved() -> list[AuditFinding]:
         assert running._suspects.counts == {("pending_without_index", "s"): 2}
         seeder.over("1-1")
         seeder.index("b", "c1:1 5 2-1")

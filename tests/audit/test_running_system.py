@@ -11,7 +11,7 @@ import pytest
 
 from tests.process.crew import KEYS, Crew, Producer
 from usher.common.redis.client import Link
-from usher.master.audit.checks.findings import Limits
+from usher.master.audit.checks.findings import AuditThresholds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,10 +25,10 @@ _RECORDS = 1_000_000
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("audits", [2, pytest.param(10, marks=pytest.mark.slow)])
 def test_a_system_at_work_has_no_findings(spark: SparkSession, tmp_path: Path, redis_url: str, audits: int) -> None:
-    from usher.master.audit.job import Audit, AuditPlan
+    from usher.master.audit.job import AuditPlan, AuditRun
 
     # The machine may be busy with something else for a while: what is idle for a minute is.
-    limits = Limits(owner_idle_ms=20 * _LEASE_MS, parked_ms=60_000, clocks_ms=100, reaped_ms=60_000)
+    limits = AuditThresholds(owner_idle_ms=20 * _LEASE_MS, parked_ms=60_000, clocks_ms=100, reaped_ms=60_000)
     plan = AuditPlan(redis_url, (KEYS.stream,), KEYS.group, "ticket_id", limits, 0.5, _RECORDS)
     stop = threading.Event()
     reports = []
@@ -48,7 +48,7 @@ def test_a_system_at_work_has_no_findings(spark: SparkSession, tmp_path: Path, r
         try:
             crew.until(lambda: looking.call("XLEN", KEYS.runs) > 5, 60, "messages flow")
             for _ in range(audits):
-                running = Audit(spark, plan)
+                running = AuditRun(spark, plan)
                 reports.append(running.run())
                 suspects.update(running._suspects.counts)
         finally:
@@ -56,7 +56,7 @@ def test_a_system_at_work_has_no_findings(spark: SparkSession, tmp_path: Path, r
             sender.join()
             looking.close()
         crew.wait_until_settled(link, 60)
-        reports.append(Audit(spark, plan).run())
+        reports.append(AuditRun(spark, plan).run())
         link.close()
     told = [(one.check.name, one.count, one.examples[:2]) for report in reports for one in report.found]
     assert told == []

@@ -34,17 +34,17 @@ from usher.consumer.execution.reporter import Reporter
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.lifecycle.master_client import MasterClient
-from usher.consumer.lifecycle.owner_scripts import OwnerSteps
-from usher.consumer.lifecycle.start_log import StartBook
+from usher.consumer.lifecycle.owner_scripts import OwnerScripts
+from usher.consumer.lifecycle.start_log import StartLog
 from usher.consumer.policy.acks import Linger
 from usher.consumer.policy.outcome import RetryPolicy
 from usher.master.dispatch.change_watch import ChangeWatch
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.dispatch.events import Report
 from usher.master.leader.elector import Elector, Lead
-from usher.master.leader.limits import Limits
+from usher.master.leader.limits import LeaderLimits
 from usher.master.membership.registration import Membership
-from usher.master.membership.registry import read_roster
+from usher.master.membership.registry import read_registry
 from usher.master.recovery.janitor import Janitor
 
 #: Starts of a handler for one message.
@@ -249,7 +249,7 @@ class ConsumerActor:
         self.incarnation = registration.incarnation
         self.history = history
         self.link = TroubledLink(url, f"test:{self.incarnation}")
-        self.steps = OwnerSteps(runner_on(self.link), keys, registration)
+        self.steps = OwnerScripts(runner_on(self.link), keys, registration)
         self.lease = OwnLease(_LEASE_S, now_s())
         self.keeper = LaneKeeper()
         self.reporter = Reporter(MasterClient(["http://127.0.0.1:1"], ""), self.incarnation, 1000, 512)
@@ -267,7 +267,7 @@ class ConsumerActor:
         )
         self.acker.policy = policy
         self.journal = Journal(journal, "", self.incarnation, registration.slots)
-        self.starts = starts = StartBook(self.journal, self.link, self.steps)
+        self.starts = starts = StartLog(self.journal, self.link, self.steps)
         self.executor = Executor(
             self.keeper,
             self.acker,
@@ -361,7 +361,7 @@ class ConsumerActor:
 class MasterActor:
     """One master: elector, dispatcher, janitor; the roster is read when the test says so."""
 
-    def __init__(self, url: str, keys: Keys, name: str, limits: Limits, *, dispatch_url: str = "") -> None:
+    def __init__(self, url: str, keys: Keys, name: str, limits: LeaderLimits, *, dispatch_url: str = "") -> None:
         self.keys = keys
         self.lead = Lead()
         self.link = TroubledLink(dispatch_url or url, f"test:{name}:dispatch")
@@ -390,7 +390,7 @@ class MasterActor:
 
     def look(self) -> None:
         """The roster reader's turn."""
-        self.dispatcher.post(read_roster(self._roster_link, self.keys))
+        self.dispatcher.post(read_registry(self._roster_link, self.keys))
 
     def listen(self) -> None:
         """The doorbell hears what is new to the dispatcher."""
@@ -477,7 +477,7 @@ class Stage:
         spread: bool = False,
     ) -> MasterActor:
         """A master; ``elect`` makes it lead."""
-        limits = Limits(batch, window, 10_000, reconcile_s, 1e9, 2 * LEASE_MS, FIELD, spread=spread)
+        limits = LeaderLimits(batch, window, 10_000, reconcile_s, 1e9, 2 * LEASE_MS, FIELD, spread=spread)
         made = MasterActor(self.url, self.keys, name, limits, dispatch_url=dispatch_url)
         self._open.append(made)
         return made

@@ -23,7 +23,7 @@ from tests.integration.factories import World
 from usher.common.base.errors import RedisTrouble
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis, server_of
-from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.leader.leader_scripts import LeaderScripts
 
 SYSTEM_SERVER = shutil.which("redis-server", path=os.defpath)
 _PATIENCE_S = 15.0
@@ -112,10 +112,10 @@ def world(any_redis_url: str) -> Iterator[World]:
 
 
 @pytest.fixture(params=["another master leads", "nobody leads", "we lead under a newer epoch"])
-def depose(request: pytest.FixtureRequest, world: World) -> Callable[[LeaderSteps], None]:
+def depose(request: pytest.FixtureRequest, world: World) -> Callable[[LeaderScripts], None]:
     """Takes the epoch of a leader away, in every way there is."""
 
-    def taken(leader: LeaderSteps) -> None:
+    def taken(leader: LeaderScripts) -> None:
         if request.param == "we lead under a newer epoch":
             world.elect(succeed=str(leader.epoch))
             return

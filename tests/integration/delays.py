@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.integration.factories import World
 from usher.common.protocol.keys import LogKeys
-from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.leader.leader_scripts import LeaderScripts
 
 #: Long ago, and long after this test.
 PAST, FUTURE = 1_000, 4_000_000_000_000
@@ -33,7 +33,7 @@ def sent(world: World, stream: str = "") -> list[bytes]:
     return [dict(zip(flat[::2], flat[1::2], strict=True))[b"ticket_id"] for _, flat in entries]
 
 
-def send_due(world: World, leader: LeaderSteps) -> list[bytes | str]:
+def send_due(world: World, leader: LeaderScripts) -> list[bytes | str]:
     told: list[bytes | str] = []
     while (look := leader.due_delayed(100)).due or look.wait_ms == 0:
         told += leader.send_delayed([(one, world.keys.stream) for one in look.due], 60_000)

@@ -19,7 +19,7 @@ from usher.common.redis.client import Link
 from usher.common.redis.replies import (
     HandOver,
     InboxRecord,
-    Record,
+    TicketRecord,
     TicketStream,
     pairs,
     parse_inbox,
@@ -27,8 +27,8 @@ from usher.common.redis.replies import (
     parse_record,
 )
 from usher.common.redis.scripts import ScriptRunner
-from usher.consumer.lifecycle.owner_scripts import Buried, Letter, OwnerSteps
-from usher.master.leader.leader_scripts import LeaderSteps
+from usher.consumer.lifecycle.owner_scripts import Buried, Letter, OwnerScripts
+from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.leader.peeked import Found, News
 from usher.master.membership.registration import Membership
 from usher.master.policy.board.plans import (
@@ -38,8 +38,8 @@ from usher.master.policy.board.plans import (
     TAIL,
     HandOverPlan,
     HandOverReply,
-    Part,
     TargetPlan,
+    TicketPlan,
 )
 
 LEASE_MS = 60_000
@@ -87,7 +87,7 @@ class Owner:
     """An incarnation and its steps."""
 
     registration: Registration
-    steps: OwnerSteps
+    steps: OwnerScripts
 
     @property
     def incarnation(self) -> str:
@@ -134,11 +134,11 @@ class World:
 
     # ---- masters -------------------------------------------------------------------------------------------------------------
 
-    def elect(self, url: str = "http://one", succeed: str = "") -> LeaderSteps:
+    def elect(self, url: str = "http://one", succeed: str = "") -> LeaderScripts:
         """Make ``url`` the leader; its steps."""
         answer, epoch = self.scripts.run("elect", (self.keys.leader, self.keys.counters), (url, LEASE_MS, succeed))
         assert answer == b"ELECTED", epoch
-        return LeaderSteps(self.scripts, self.keys, int(epoch), FIELD)
+        return LeaderScripts(self.scripts, self.keys, int(epoch), FIELD)
 
     # ---- consumers -----------------------------------------------------------------------------------------------------------
 
@@ -150,13 +150,13 @@ class World:
         return self.owner(registered.registration)
 
     def owner(self, registration: Registration) -> Owner:
-        return Owner(registration, OwnerSteps(self.scripts, self.keys, registration))
+        return Owner(registration, OwnerScripts(self.scripts, self.keys, registration))
 
     def end_lease(self, owner: Owner) -> None:
         """Its lease has ended."""
         assert self.link.call("DEL", self.keys.lease(owner.incarnation)) == 1
 
-    def refuse(self, leader: LeaderSteps, owner: Owner, state: str) -> None:
+    def refuse(self, leader: LeaderScripts, owner: Owner, state: str) -> None:
         """Have hand_over answer ``state`` for this owner: LOST, DRAINING or REVOKED."""
         if state == "LOST":
             self.end_lease(owner)
@@ -197,13 +197,13 @@ class World:
         """Delete bodies; what is pending stays pending."""
         assert self.link.call("XDEL", self.keys.stream, *ids) == len(ids)
 
-    def parked(self, leader: LeaderSteps, ticket: bytes, *ids: bytes) -> list[bytes]:
+    def parked(self, leader: LeaderScripts, ticket: bytes, *ids: bytes) -> list[bytes]:
         """Entries of ``ticket`` that are pending under ``master``."""
         sent = self.send(ticket, *ids)
         assert [found.id for found in fetch(leader, len(sent))] == sent
         return sent
 
-    def owned(self, leader: LeaderSteps, owner: Owner, ticket: bytes, *ids: bytes) -> list[bytes]:
+    def owned(self, leader: LeaderScripts, owner: Owner, ticket: bytes, *ids: bytes) -> list[bytes]:
         """Entries of ``ticket`` that were handed over to ``owner``."""
         sent = self.parked(leader, ticket, *ids)
         reply = leader.hand_over(plan(owner, {ticket: sent}, {ticket: self.head(ticket)}))
@@ -230,7 +230,7 @@ class World:
         record = self.record(ticket)
         return b"%s %d" % (record.owner, record.fence) if record else NOBODY
 
-    def record(self, ticket: bytes) -> Record | None:
+    def record(self, ticket: bytes) -> TicketRecord | None:
         return self.stream.records_of([ticket])[0]
 
     def spoil(self, ticket: bytes, value: bytes) -> None:
@@ -340,7 +340,7 @@ class World:
         return found
 
 
-def fetch(leader: LeaderSteps, count: int) -> list[Found]:
+def fetch(leader: LeaderScripts, count: int) -> list[Found]:
     """Up to ``count`` new entries, which come under ``master``: nothing of them is handed over."""
     news = leader.peek(count)
     if news.found:
@@ -348,7 +348,7 @@ def fetch(leader: LeaderSteps, count: int) -> list[Found]:
     return news.found
 
 
-def hear(world: World, leader: LeaderSteps, count: int = 1000) -> News:
+def hear(world: World, leader: LeaderScripts, count: int = 1000) -> News:
     """The news as the doorbell tells them: all that a plain XREAD finds above the group's position."""
     position = world.stream.last_delivered()
     return leader.heard(position, parse_own(world.link.call("XREAD", "STREAMS", world.keys.stream, position)), count)
@@ -369,7 +369,7 @@ def plans(
     planned = [
         TargetPlan(
             owner.incarnation if isinstance(owner, Owner) else owner,
-            [Part(ticket, heads.get(ticket, NOBODY), list(ids)) for ticket, ids in parts.items()],
+            [TicketPlan(ticket, heads.get(ticket, NOBODY), list(ids)) for ticket, ids in parts.items()],
         )
         for owner, parts in targets
     ]

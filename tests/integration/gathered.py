@@ -10,7 +10,7 @@ from usher.common.protocol.sources import SHARDS, shards_of
 from usher.common.redis.client import Link
 from usher.common.redis.replies import Entry, TicketStream
 from usher.common.redis.scripts import ScriptRunner
-from usher.master.policy.fair_queue import Outcome, Told
+from usher.master.policy.fair_queue import TurnOutcome, TurnResult
 
 HOLDER = "m1"
 
@@ -43,7 +43,7 @@ class Gathered:
         holder: str = HOLDER,
         link: Link | None = None,
         text: str = "",
-    ) -> list[Told]:
+    ) -> list[TurnResult]:
         """One call. ``text``: a script to run instead of gather.lua."""
         keys = self.keys
         names = [name.encode() for name in sources]
@@ -54,7 +54,10 @@ class Gathered:
             _, _, *flat = self.link.call("EVAL", text, len(script_keys), *script_keys, *args)
         else:
             _, _, *flat = (ScriptRunner(link) if link is not None else self.scripts).run("gather", script_keys, args)
-        return [Told(Outcome(flat[at].decode()), flat[at + 1], flat[at + 2].decode()) for at in range(0, len(flat), 3)]
+        return [
+            TurnResult(TurnOutcome(flat[at].decode()), flat[at + 1], flat[at + 2].decode())
+            for at in range(0, len(flat), 3)
+        ]
 
     def entries(self) -> list[Entry]:
         """The work stream."""
@@ -83,5 +86,5 @@ class Gathered:
         return [entry_id for entry_id, _ in found[0][1]] if found else []
 
 
-def outcomes(told: Sequence[Told]) -> list[tuple[str, int]]:
+def outcomes(told: Sequence[TurnResult]) -> list[tuple[str, int]]:
     return [(one.outcome.value, one.moved) for one in told]

@@ -6,7 +6,7 @@ import pytest
 
 from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, Owner, World, fetch, plan
 from usher.common.base.errors import OwnershipLost
-from usher.common.protocol.run_log import DONE, STALE, Run, decode, encode
+from usher.common.protocol.run_log import DONE, STALE, RunRecord, decode, encode
 from usher.common.redis.scripts import ids_argument, sizes_argument
 from usher.consumer.lifecycle.owner_scripts import AckAnswer
 from usher.consumer.policy.acks import Finished
@@ -192,7 +192,9 @@ def test_the_run_log_tells_what_was_refused_from_what_was_acknowledged_beside_it
     [(_, [_, record])] = world.link.call("XRANGE", world.keys.runs, "-", "+")
     runs = list(decode(record))
     assert [(run.id, run.outcome) for run in runs] == [("1-1", STALE), ("3-1", DONE), ("2-1", STALE), ("4-1", DONE)]
-    assert runs[0] == Run(a.incarnation, "T", "1-1", 2**50, 1, 1_790_000_000_000_001, 1_790_000_000_000_002, STALE)
+    assert runs[0] == RunRecord(
+        a.incarnation, "T", "1-1", 2**50, 1, 1_790_000_000_000_001, 1_790_000_000_000_002, STALE
+    )
     with world.unchanged():  # the reply was lost; what was done is in the log, and must not be done a second time
         a.steps.ack({b"T": theirs, b"U": mine}, encode(a.incarnation, ended), 100)
 
@@ -204,7 +206,7 @@ def test_what_was_refused_by_itself_is_in_the_run_log_too(world: World) -> None:
     a.steps.give_back({b"T": ids})
     a.steps.ack({b"T": ids}, encode(a.incarnation, [Finished(b"T", ids[0], 7, 1, 3, 4)]), 100)
     [(_, [_, record])] = world.link.call("XRANGE", world.keys.runs, "-", "+")
-    assert list(decode(record)) == [Run(a.incarnation, "T", "1-1", 7, 1, 3, 4, STALE)]
+    assert list(decode(record)) == [RunRecord(a.incarnation, "T", "1-1", 7, 1, 3, 4, STALE)]
 
 
 def test_a_batch_whose_reply_was_lost_is_not_refused_in_the_run_log_though_its_ticket_is_with_somebody_else_by_then(

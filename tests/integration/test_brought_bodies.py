@@ -12,7 +12,7 @@ from tests.integration.actors import ConsumerActor, Stage, Trouble
 from tests.integration.factories import FIELD, hear, plan
 from usher.common.protocol.attempts import Attempts
 from usher.consumer.handlers.message import Message
-from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.leader.peeked import News
 from usher.master.policy.board.plans import NOTHING
 
@@ -27,7 +27,7 @@ class Play:
 
     def __init__(self, stage: Stage) -> None:
         self.stage, self.world, self.history = stage, stage.world, stage.history
-        self.leader: LeaderSteps = self.world.elect()
+        self.leader: LeaderScripts = self.world.elect()
         self.consumer: ConsumerActor = stage.consumer("a")
         self.world.link.call("CONFIG", "RESETSTAT")
 

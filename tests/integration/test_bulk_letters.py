@@ -11,7 +11,7 @@ from tests.abuse import check_contract
 from tests.integration.factories import World
 from usher.common.base.errors import ReplyUnknown
 from usher.common.redis.client import CommandRefused
-from usher.master.operations.bulk_letters import COUNTING, DONE, DROP, READY, REDRIVE, STOPPED, BulkLetters, Job
+from usher.master.operations.bulk_letters import COUNTING, DONE, DROP, READY, REDRIVE, STOPPED, BulkJob, BulkLetters
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.policy.letters import LetterFilter
 
@@ -31,7 +31,7 @@ def bulk(world: World) -> Iterator[BulkLetters]:
     yield BulkLetters(DeadLetters(world.link, world.keys))
 
 
-def turn_until(bulk: BulkLetters, job: Job, state: str) -> None:
+def turn_until(bulk: BulkLetters, job: BulkJob, state: str) -> None:
     for _ in range(100):
         if job.state == state:
             return

@@ -10,7 +10,7 @@ from tests.integration.memory import full_memory
 from usher.common.base.errors import GroupMissing, OwnershipLost
 from usher.common.protocol.attempts import Attempts, decode
 from usher.common.redis.replies import pairs
-from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.leader.leader_scripts import LeaderScripts
 
 
 def attempts(world: World) -> dict[bytes, Attempts]:
@@ -20,12 +20,12 @@ def attempts(world: World) -> dict[bytes, Attempts]:
 
 
 @pytest.fixture
-def leader(world: World) -> LeaderSteps:
+def leader(world: World) -> LeaderScripts:
     return world.elect()
 
 
 @pytest.fixture
-def owner(world: World, leader: LeaderSteps) -> Owner:
+def owner(world: World, leader: LeaderScripts) -> Owner:
     """It has 1-1, 1-10 and 2-1."""
     owner = world.join("a", lock="boot:1:2:100")
     world.owned(leader, owner, b"T", b"1-1", b"1-10", b"2-1")
@@ -52,7 +52,7 @@ def test_the_same_call_twice_counts_once_and_is_in_the_run_log_once(world: World
     assert [pairs(fields) for _, fields in world.link.call("XRANGE", world.keys.runs, "-", "+")] == [{b"batch": b"run"}]
 
 
-def test_what_is_not_pending_for_it_is_not_noted(world: World, leader: LeaderSteps, owner: Owner) -> None:
+def test_what_is_not_pending_for_it_is_not_noted(world: World, leader: LeaderScripts, owner: Owner) -> None:
     """Acknowledged, never heard of, parked, or another's: the field would stay for ever, or be wrong."""
     other = world.join("b")
     world.owned(leader, other, b"U", b"5-1")
@@ -77,7 +77,7 @@ def test_while_the_group_is_gone_nothing_is_noted_and_nothing_is_held_up(world: 
 
 
 def test_ahead_of_a_start_a_lost_group_is_told_apart_from_a_message_that_is_not_ours(
-    world: World, leader: LeaderSteps, owner: Owner
+    world: World, leader: LeaderScripts, owner: Owner
 ) -> None:
     """The index names us all the time; what is dropped here would be done by nobody."""
     assert owner.steps.charge_ahead(b"1-1", Attempts(3, 3, 2))
@@ -119,7 +119,7 @@ def test_a_successor_of_the_same_name_does_not_let_the_former_incarnation_charge
 
 @pytest.mark.parametrize("state", ["draining", "revoked"])
 def test_while_its_lease_lives_an_owner_charges_also_when_it_is_leaving(
-    world: World, leader: LeaderSteps, owner: Owner, state: str
+    world: World, leader: LeaderScripts, owner: Owner, state: str
 ) -> None:
     """Until the lease has ended nobody else can have started the message."""
     if state == "draining":
@@ -136,7 +136,7 @@ def test_attempts_go_with_the_acknowledgement(world: World, owner: Owner) -> Non
     assert attempts(world) == {b"1-10": Attempts(2, 2)}
 
 
-def test_hundreds_at_once(world: World, leader: LeaderSteps) -> None:
+def test_hundreds_at_once(world: World, leader: LeaderScripts) -> None:
     owner = world.join("a")
     ids = world.owned(
         leader, owner, b"T", *[b"%d-1" % n for n in range(1, 1025)]

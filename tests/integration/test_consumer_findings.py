@@ -16,9 +16,9 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import GiveUp, PartialFailure, ReplyUnknown, RetryLater
 from usher.common.protocol.attempts import Attempts
 from usher.common.redis.client import CommandRefused
-from usher.consumer.execution.batch_pool import BatchCall, Gatherer
+from usher.consumer.execution.batch_pool import BatchCall, BatchCollector
 from usher.consumer.execution.watchdog import Watchdog
-from usher.consumer.handlers.decorators import Batch
+from usher.consumer.handlers.decorators import BatchOptions
 
 T, U = b"T", b"U"
 
@@ -40,8 +40,8 @@ class _Batches:
 
     def __init__(self, stage: Stage, *tickets: bytes, **settings: int) -> None:
         self._stage, self._leader, self.consumer = stage, stage.leader(), stage.consumer("a", **settings)
-        self._declared = Batch(10, 0.0, 1)
-        self._gatherer = Gatherer(self.consumer.keeper, self._declared)
+        self._declared = BatchOptions(10, 0.0, 1)
+        self._gatherer = BatchCollector(self.consumer.keeper, self._declared)
         self.read(*tickets)
 
     def read(self, *tickets: bytes) -> None:

@@ -20,7 +20,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.log import configure
 from usher.common.http.server import server as serving
 from usher.common.runtime.health import Health, judge
-from usher.common.runtime.service import Ended, Service
+from usher.common.runtime.service import Service, ServiceEnded
 from usher.consumer.web import create_app
 
 _CHILD = "from tests.integration.test_consumer_web import child; child()"
@@ -41,7 +41,7 @@ class Work(Service):
         if self._way == "hang" and self.turns:
             self._let_go.wait()
         if self._way == "end" and self.turns:
-            raise Ended
+            raise ServiceEnded
         if self._way == "fail":
             raise KeyError("no such thing")
         return 0.05

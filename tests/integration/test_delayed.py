@@ -13,8 +13,8 @@ from tests.integration.factories import NASTY_TICKETS, World
 from usher.common.base.errors import Fenced, NotNow
 from usher.common.redis.client import CommandRefused
 from usher.common.sending.producer import Outgoing, Producer
-from usher.master.insight.stats import VitalsReader
-from usher.master.leader.leader_scripts import Due, LeaderSteps
+from usher.master.insight.stats import StreamStatsReader
+from usher.master.leader.leader_scripts import Due, LeaderScripts
 from usher.master.operations.delayed_messages import DelayedView, member_of
 
 # ---- the scripts ---------------------------------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ def test_what_has_no_time_hides_nobody_who_is_late(world: World, due: str) -> No
     delay(world, b"late", now_ms(world) - 100_000)
     delay(world, b"A", due)
     leader.due_delayed(10)
-    assert VitalsReader(world.link, world.keys).read().late_s > 90.0
+    assert StreamStatsReader(world.link, world.keys).read().late_s > 90.0
 
 
 def test_tickets_and_names_may_be_anything(world: World) -> None:
@@ -95,7 +95,7 @@ def test_a_call_whose_reply_was_lost_is_repeated_without_harm(world: World) -> N
     assert sent(world) == [b"A"]
 
 
-def test_a_deposed_leader_neither_looks_nor_sends(world: World, depose: Callable[[LeaderSteps], None]) -> None:
+def test_a_deposed_leader_neither_looks_nor_sends(world: World, depose: Callable[[LeaderScripts], None]) -> None:
     leader = world.elect()
     delay(world, b"A", PAST)
     due = leader.due_delayed(10).due

@@ -15,10 +15,10 @@ import pytest
 from tests.commands import usher
 from tests.integration.factories import World
 from usher.common.protocol.keys import Keys, LogKeys
-from usher.common.protocol.sources import Sources
+from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link
 from usher.master.insight.explainer import Explainer
-from usher.master.insight.stats import VitalsReader
+from usher.master.insight.stats import StreamStatsReader
 from usher.master.operations.action_log import ActionLog
 
 KEYS = Keys("ticket_stream", "g")
@@ -157,7 +157,7 @@ def test_for_one_of_several_streams_a_message_waits_only_where_a_master_looks(
     assert (code, f"--ticket-stream '{work}' and the field stream={name}" in said) == (2, True), said
     assert link.call("DBSIZE") == 0
     assert run("send", "--ticket", "42", "--after", "10m", "--ticket-stream", work, f"stream={name}")[0] == 0
-    [row] = link.call("XRANGE", LogKeys(Sources.parse(streams).work_stream("g")).delayed, "-", "+")
+    [row] = link.call("XRANGE", LogKeys(SourceSelection.parse(streams).work_stream("g")).delayed, "-", "+")
     assert {b"stream", name.encode()} < set(row[1])
 
 
@@ -205,12 +205,12 @@ def test_status_and_metrics_count_them(run: Run, link: Link) -> None:
     assert seen["messages"] == 1
     assert seen["first_ms"] > time.time_ns() // 1_000_000
     assert "the first in 9 min" in run("status", "--once")[1]
-    vitals = VitalsReader(link, KEYS).read()
+    vitals = StreamStatsReader(link, KEYS).read()
     assert (vitals.delayed, vitals.late_s) == (1, 0.0)
     link.call(
         "ZINCRBY", LogKeys("ticket_stream").due, -1_200_000, link.call("ZRANGE", LogKeys("ticket_stream").due, 0, 0)[0]
     )
-    late = VitalsReader(link, KEYS).read()
+    late = StreamStatsReader(link, KEYS).read()
     assert 500 < late.late_s < 700
     assert world.link.call("XLEN", "ticket_stream") == 0
 

@@ -18,15 +18,15 @@ from tests.integration.factories import World
 from tests.proxy import Proxy
 from usher.common.base.clock import now_s
 from usher.common.base.errors import ReplyUnknown
-from usher.common.protocol.sources import Sources
+from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link
 from usher.master.leader.elector import Lead
-from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.operations.delayed_sender import DelayedMessages
 
 
 @contextlib.contextmanager
-def _running(url: str, world: World, lead: Lead, sources: Sources | None = None) -> Iterator[DelayedMessages]:
+def _running(url: str, world: World, lead: Lead, sources: SourceSelection | None = None) -> Iterator[DelayedMessages]:
     service = DelayedMessages(Link(url, "test:delayed"), world.keys, lead, sources)
     service.start()
     try:
@@ -36,7 +36,7 @@ def _running(url: str, world: World, lead: Lead, sources: Sources | None = None)
         assert service.join(5.0)
 
 
-def _led(leader: LeaderSteps) -> Lead:
+def _led(leader: LeaderScripts) -> Lead:
     lead = Lead()
     lead._set(leader.epoch, "http://one")
     return lead
@@ -151,7 +151,7 @@ def test_of_several_streams_a_message_names_the_one_that_it_is_for(
     leader = world.elect()
     with (
         caplog.at_level(logging.ERROR),
-        _running(any_redis_url, world, _led(leader), Sources.parse("orders,tenant:*")) as service,
+        _running(any_redis_url, world, _led(leader), SourceSelection.parse("orders,tenant:*")) as service,
     ):
         for ticket, named in ((b"A", b"tenant:a"), (b"B", b"orders"), (b"C", b"elsewhere"), (b"D", b"")):
             delay(world, ticket, PAST, "stream", named)
@@ -167,7 +167,7 @@ def test_thousands_that_cannot_be_sent_for_one_reason_are_one_line(
         delay(world, b"%d" % number, PAST, "stream", "orders" if number == 7 else "nowhere")
     with (
         caplog.at_level(logging.ERROR),
-        _running(any_redis_url, world, _led(world.elect()), Sources.parse("orders,tenant:*")),
+        _running(any_redis_url, world, _led(world.elect()), SourceSelection.parse("orders,tenant:*")),
     ):
         _until(lambda: world.link.call("ZCOUNT", log_keys(world).due, PAST + 1, "+inf") == 1000)
     told = [vars(record)["facts"] for record in caplog.records]
@@ -189,7 +189,7 @@ def test_a_stream_that_we_may_not_write_to_holds_up_no_other(
     for ticket, named in ((b"A", b"tenant:b"), (b"B", b"tenant:a"), (b"C", b"tenant:b"), (b"D", b"tenant:a")):
         delay(world, ticket, PAST, "stream", named)
     link = Link(any_redis_url, "test:delayed")
-    service = DelayedMessages(link, world.keys, _led(leader), Sources.parse("tenant:*"))
+    service = DelayedMessages(link, world.keys, _led(leader), SourceSelection.parse("tenant:*"))
     try:
         link.call("AUTH", "few", "")
         with caplog.at_level(logging.ERROR):

@@ -20,20 +20,20 @@ from tests.integration.memory import full_memory
 from tests.proxy import Proxy
 from usher.common.base.errors import NotNow
 from usher.common.doctor.collector import collect, startup_findings
-from usher.common.doctor.facts import Facts, Finding, Severity
+from usher.common.doctor.facts import DoctorFacts, DoctorFinding, DoctorSeverity
 from usher.common.doctor.findings import examine
 from usher.common.doctor.versions import known_holes, version_of
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.sources import SHARDS, Sources
+from usher.common.protocol.sources import SHARDS, SourceSelection
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis, free_port
 from usher.common.redis.scripts import ScriptRunner
-from usher.master.__main__ import tell_what_is_bad
+from usher.master.__main__ import log_doctor_findings
 
 ROOT = Path(__file__).resolve().parents[2]
 LEASE_MS = 10_000
 KEYS = Keys("ticket_stream", "g")
-OK, UNKNOWN, WARN, BAD = Severity.OK, Severity.UNKNOWN, Severity.WARN, Severity.BAD
+OK, UNKNOWN, WARN, BAD = DoctorSeverity.OK, DoctorSeverity.UNKNOWN, DoctorSeverity.WARN, DoctorSeverity.BAD
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def link(durable_server: EmbeddedRedis) -> Iterator[Link]:
     made.close()
 
 
-def look(link: Link) -> tuple[Facts, dict[str, Finding]]:
+def look(link: Link) -> tuple[DoctorFacts, dict[str, DoctorFinding]]:
     facts = collect(link, KEYS, LEASE_MS)
     return facts, {finding.check: finding for finding in examine(facts)}
 
@@ -304,11 +304,11 @@ def test_a_server_that_loads_its_data_is_asked_later(link: Link) -> None:
 
 def test_a_master_logs_what_is_bad_when_it_starts_and_goes_on(link: Link, caplog: pytest.LogCaptureFixture) -> None:
     assert startup_findings(link) == []
-    tell_what_is_bad(link.url)
+    log_doctor_findings(link.url)
     assert not caplog.records
     link.call("CONFIG", "SET", "maxmemory-policy", "volatile-lru")
     assert [finding.check for finding in startup_findings(link)] == ["eviction"]
-    tell_what_is_bad(link.url)
+    log_doctor_findings(link.url)
     [record] = caplog.records
     assert (record.levelno, record.getMessage(), record.facts["check"]) == (logging.ERROR, "redis_is_unfit", "eviction")  # type: ignore[attr-defined]
 
@@ -316,18 +316,18 @@ def test_a_master_logs_what_is_bad_when_it_starts_and_goes_on(link: Link, caplog
 def test_a_redis_that_goes_away_in_between_does_not_keep_a_master_from_starting(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    tell_what_is_bad(f"redis://127.0.0.1:{free_port()}")
+    log_doctor_findings(f"redis://127.0.0.1:{free_port()}")
     assert [record.getMessage() for record in caplog.records] == ["redis_not_checked"]
 
 
 def test_of_several_ticket_streams_it_tells_what_is_not_taken_in_and_that_nobody_gathers(link: Link) -> None:
-    sources = Sources.parse("orders,text,t:*")
+    sources = SourceSelection.parse("orders,text,t:*")
     keys = Keys(sources.work_stream("g"), "g")
     link.call("SET", "text", "no stream")
     link.call("XADD", "orders", "*", "ticket_id", "1")
     found = {finding.check: finding for finding in examine(collect(link, keys, 10_000, sources))}
-    assert found["sources"].severity is Severity.WARN and "no master runs" in found["sources"].means
-    assert found["source not_a_stream"].severity is Severity.BAD and "text" in found["source not_a_stream"].seen
+    assert found["sources"].severity is DoctorSeverity.WARN and "no master runs" in found["sources"].means
+    assert found["source not_a_stream"].severity is DoctorSeverity.BAD and "text" in found["source not_a_stream"].seen
     scripts = ScriptRunner(link)
     for holder, setting in (("m1", "orders,text,t:*"), ("m2", "orders")):
         says = orjson.dumps(
@@ -342,7 +342,7 @@ def test_of_several_ticket_streams_it_tells_what_is_not_taken_in_and_that_nobody
         )
         scripts.run("share", (keys.shares,), (holder, 60_000, SHARDS, says, 600_000))
     found = {finding.check: finding for finding in examine(collect(link, keys, 10_000, sources))}
-    assert found["sources"].severity is Severity.BAD and "USHER_TICKET_STREAM" in found["sources"].do
+    assert found["sources"].severity is DoctorSeverity.BAD and "USHER_TICKET_STREAM" in found["sources"].do
     assert "until nothing is pending" in found["source before"].do
 
 

@@ -22,7 +22,7 @@ from usher.common.base.errors import StartRefused
 from usher.common.redis import embedded
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import SERVER_VARIABLE, WHEELS, EmbeddedRedis, find_redis_server, free_port, server_of
-from usher.common.redis.locate import Up, announce, resolve_redis_url, running_up
+from usher.common.redis.locate import LocalInstance, announce_instance, find_local_instance, resolve_redis_url
 from usher.common.runtime.settings import load
 from usher.master.settings import MasterSettings
 
@@ -391,14 +391,14 @@ def _settings(state: Path, redis_url: str = "") -> MasterSettings:
 
 
 def test_the_redis_that_is_set_is_used(tmp_path: Path) -> None:
-    announce(tmp_path, Up("redis://up", "http://m", os.getpid()))
+    announce_instance(tmp_path, LocalInstance("redis://up", "http://m", os.getpid()))
     assert resolve_redis_url(_settings(tmp_path, "redis://set")) == "redis://set"
 
 
 def test_else_the_redis_of_the_running_up(tmp_path: Path) -> None:
-    up = Up("redis://:secret@up", "http://a,http://b", os.getpid(), "consumer-1,consumer-2")
-    announce(tmp_path / "new", up)
-    assert running_up(tmp_path / "new") == up
+    up = LocalInstance("redis://:secret@up", "http://a,http://b", os.getpid(), "consumer-1,consumer-2")
+    announce_instance(tmp_path / "new", up)
+    assert find_local_instance(tmp_path / "new") == up
     assert resolve_redis_url(_settings(tmp_path / "new")) == up.redis_url
     assert stat.S_IMODE((tmp_path / "new" / "up.json").stat().st_mode) == 0o600
     told = {"redis_url": up.redis_url, "master_urls": up.master_urls, "pid": up.pid, "consumers": up.consumers}
@@ -427,5 +427,5 @@ def test_without_either_the_line_names_the_setting_and_where_it_looked(tmp_path:
 
 @pytest.mark.parametrize("pid", [0, -1, None, 2**40], ids=["zero", "negative", "gone", "impossible"])
 def test_an_up_whose_process_is_gone_does_not_run(tmp_path: Path, pid: int | None) -> None:
-    announce(tmp_path, Up("redis://up", "http://m", _gone_pid() if pid is None else pid))
-    assert running_up(tmp_path) is None
+    announce_instance(tmp_path, LocalInstance("redis://up", "http://m", _gone_pid() if pid is None else pid))
+    assert find_local_instance(tmp_path) is None

@@ -16,7 +16,7 @@ from tests.integration.routers import add, running, taken
 from tests.topologies import PASSWORD, Cluster, Server, figures, keep_trying, until
 from usher.common.base.errors import NotNow, RedisTrouble, ReplyUnknown, SettingsError, StartRefused
 from usher.common.doctor.collector import collect, startup_findings
-from usher.common.doctor.facts import Severity
+from usher.common.doctor.facts import DoctorSeverity
 from usher.common.doctor.findings import examine
 from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.keys import Keys
@@ -90,7 +90,7 @@ def test_every_step_of_the_protocol_works_in_a_cluster(link: Link) -> None:
 
 def test_the_doctor_sees_the_cluster(cluster: Cluster, link: Link) -> None:
     found = {finding.check: finding for finding in examine(collect(link, Keys(STREAM, "g"), 10_000))}
-    assert found["failover"].severity is Severity.OK
+    assert found["failover"].severity is DoctorSeverity.OK
     plain = Link(cluster.owner_of(STREAM).url, "test")
     assert "failover" in {finding.check for finding in startup_findings(plain)}, "a plain URL to a node of a cluster"
     plain.close()

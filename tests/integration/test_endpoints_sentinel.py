@@ -15,15 +15,15 @@ from tests.proxy import Proxy
 from tests.topologies import PASSWORD, SENTINEL_PASSWORD, SERVICE, UnderSentinel, figures, keep_trying, until
 from usher.common.base.errors import NotNow, RedisTrouble, ReplyUnknown, SettingsError, StartRefused
 from usher.common.doctor.collector import collect, startup_findings
-from usher.common.doctor.facts import Severity
+from usher.common.doctor.facts import DoctorSeverity
 from usher.common.doctor.findings import examine
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link, check_reachable
 from usher.common.redis.embedded import free_port
 from usher.common.redis.scripts import ScriptRunner
-from usher.common.redis.tracking import PushLink
+from usher.common.redis.tracking import TrackingLink
 from usher.common.router.router import Mode
-from usher.master.sources.change_listeners import PushEar
+from usher.master.sources.change_listeners import PushListener
 
 #: Sentinel calls the master down after 1 s, agrees, elects, promotes: 2.3 s on a quiet machine.
 _FAILOVER_WITHIN_S = 15.0
@@ -61,11 +61,11 @@ def test_a_database_may_be_chosen(calm: UnderSentinel) -> None:
 
 def test_the_doctor_sees_replica_and_sentinels(calm: UnderSentinel) -> None:
     for url, severity, replicas in (
-        (calm.url, Severity.OK, Severity.WARN),
+        (calm.url, DoctorSeverity.OK, DoctorSeverity.WARN),
         (
             calm.first.url,
-            Severity.WARN,
-            Severity.WARN,
+            DoctorSeverity.WARN,
+            DoctorSeverity.WARN,
         ),  # sentinels watch it, but the URL would stay with it after a failover
     ):
         link = Link(url, "test")
@@ -256,7 +256,11 @@ def test_all_links_of_a_process_leave_a_former_master_with_the_first_one_that_he
 def test_who_hears_of_changes_leaves_a_former_master_with_the_others(pair: UnderSentinel) -> None:
     """There nothing changes, it answers every PING, and the sources of the other one were found by the next scan
     only."""
-    ear, goes, stream = PushEar(PushLink(pair.url, "test:ear", 5.0), [b"s"]), Link(pair.url, "test:goes"), "s:1"
+    ear, goes, stream = (
+        PushListener(TrackingLink(pair.url, "test:ear", 5.0), [b"s"]),
+        Link(pair.url, "test:goes"),
+        "s:1",
+    )
     with running(pair.url, Mode.CHANGE_DRIVEN) as router:
         subscription = router.subscribe(stream)
         add(goes, stream, "1-1")

@@ -7,7 +7,7 @@ import threading
 import time
 
 from tests.integration.routers import PATIENCE_S
-from usher.master.cli.follow import Told, follow
+from usher.master.cli.follow import ServerSentEvent, follow
 
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n: following\n\n"
 
@@ -26,7 +26,7 @@ def test_a_large_event_is_read_without_copying_it_for_each_of_its_bytes() -> Non
         master.start()
         begun_s = time.thread_time()
         events = follow([f"http://127.0.0.1:{server.getsockname()[1]}"], "T", "", "")
-        assert next(events) == Told("5-1_0-0_0-0", "entry", {"body": body})
+        assert next(events) == ServerSentEvent("5-1_0-0_0-0", "entry", {"body": body})
         assert time.thread_time() - begun_s < 8, "it took 25 s when it copied"
         events.close()  # type: ignore[attr-defined]
         master.join(PATIENCE_S)

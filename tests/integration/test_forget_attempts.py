@@ -14,10 +14,10 @@ from usher.common.base.errors import Fenced, GroupMissing
 from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.keys import HALTED
 from usher.consumer.lifecycle.owner_scripts import Buried, Letter
-from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.leader.leader_scripts import LeaderScripts
 
 
-def forget(leader: LeaderSteps, count: int = 100) -> list[bytes]:
+def forget(leader: LeaderScripts, count: int = 100) -> list[bytes]:
     cursor, gone = leader.forget_attempts(b"0", count)
     while cursor != b"0":
         cursor, more = leader.forget_attempts(cursor, count)
@@ -68,7 +68,7 @@ def test_a_field_that_is_no_id_goes(world: World) -> None:
     assert forget(leader) == [b"somebody's"]
 
 
-def test_who_does_not_lead_forgets_nothing(world: World, depose: Callable[[LeaderSteps], None]) -> None:
+def test_who_does_not_lead_forgets_nothing(world: World, depose: Callable[[LeaderScripts], None]) -> None:
     leader = world.elect()
     world.link.call("HSET", world.keys.attempts, "99-1", 1)
     depose(leader)

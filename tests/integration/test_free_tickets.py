@@ -8,10 +8,10 @@ import pytest
 
 from tests.integration.factories import LEASE_MS, NASTY_TICKETS, Owner, World
 from usher.common.base.errors import Fenced
-from usher.master.leader.leader_scripts import Freed, LeaderSteps
+from usher.master.leader.leader_scripts import Freed, LeaderScripts
 
 
-def _recovering(world: World, *tickets: bytes) -> tuple[LeaderSteps, Owner]:
+def _recovering(world: World, *tickets: bytes) -> tuple[LeaderScripts, Owner]:
     """A dead incarnation whose list is empty, and which still has records: their entries lost their bodies."""
     leader, a = world.elect(), world.join("a")
     for ticket in tickets:
@@ -55,7 +55,7 @@ def test_while_its_lease_lives_nothing_is_freed(world: World) -> None:
             assert leader.free_tickets(a.incarnation, [b"T"]) is None
 
 
-def test_a_deposed_leader_frees_nothing(world: World, depose: Callable[[LeaderSteps], None]) -> None:
+def test_a_deposed_leader_frees_nothing(world: World, depose: Callable[[LeaderScripts], None]) -> None:
     leader, a = _recovering(world, b"T")
     depose(leader)
     with world.unchanged(), pytest.raises(Fenced):

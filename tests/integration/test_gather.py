@@ -14,7 +14,7 @@ from usher.common.redis.client import Link
 from usher.common.redis.replies import pairs
 from usher.consumer.handlers.message import OwnLease, message_type
 from usher.master.operations.dead_letters import DeadLetters
-from usher.master.policy.fair_queue import Outcome, Told
+from usher.master.policy.fair_queue import TurnOutcome, TurnResult
 
 
 @pytest.fixture
@@ -224,5 +224,5 @@ def test_all_entries_of_a_call_that_became_dead_letters_are_counted_and_what_els
     large = [word for n in range(3600) for word in (f"f{n}", "v")]
     for n in range(12):
         world.link.call("XADD", "a", f"{n + 1}-1", *large)
-    assert world.gather("a") == [Told(Outcome.OVER, 12, "made 0-0, cut 12")]
+    assert world.gather("a") == [TurnResult(TurnOutcome.OVER, 12, "made 0-0, cut 12")]
     assert world.link.call("XLEN", world.keys.dead) == 12

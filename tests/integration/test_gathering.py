@@ -21,19 +21,19 @@ from tests.topologies import Cluster
 from usher.common.base.errors import ReplyUnknown
 from usher.common.doctor import source_status
 from usher.common.doctor.collector import collect
-from usher.common.doctor.facts import Severity
+from usher.common.doctor.facts import DoctorSeverity
 from usher.common.doctor.findings import examine
 from usher.common.doctor.source_status import SourcesReader
 from usher.common.protocol.keys import Keys, LogKeys
-from usher.common.protocol.sources import Sources
+from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.redis.replies import pairs
 from usher.master.settings import MasterSettings
 from usher.master.sources import change_listeners as source_ears
 from usher.master.sources import gatherer as gatherer_module
-from usher.master.sources.change_listeners import PollEar
-from usher.master.sources.services import Gathering
+from usher.master.sources.change_listeners import PollListener
+from usher.master.sources.services import SourceServices
 
 
 @pytest.fixture
@@ -44,13 +44,15 @@ def world(link: Link) -> Gathered:
 
 
 @contextlib.contextmanager
-def running(url: str, streams: str = "t:*", **settings: Any) -> Iterator[Gathering]:
+def running(url: str, streams: str = "t:*", **settings: Any) -> Iterator[SourceServices]:
     """A master's gathering, started; it ends as a master that is stopped does."""
     given = MasterSettings(
         ticket_stream=streams, group="g", **({"leader_lease_seconds": 1.0, "discover_seconds": 3600} | settings)
     )
     assert given.sources is not None
-    made = Gathering(given, given.sources, Keys(given.work_stream, "g"), url, lambda role: Link(url, f"master:{role}"))
+    made = SourceServices(
+        given, given.sources, Keys(given.work_stream, "g"), url, lambda role: Link(url, f"master:{role}")
+    )
     for service in made.services:
         service.start()
     try:
@@ -61,7 +63,7 @@ def running(url: str, streams: str = "t:*", **settings: Any) -> Iterator[Gatheri
         assert all(service.join(20) for service in made.services)
 
 
-def service(of: Gathering, name: str) -> Any:
+def service(of: SourceServices, name: str) -> Any:
     return next(one for one in of.services if one.name == name)
 
 
@@ -256,7 +258,7 @@ def test_who_asks_instead_tells_all_of_a_look_whose_first_part_alone_was_answere
     world.send("a", "1-1")
     world.send("b", "1-2")
     with Proxy(redis_url, lose_the_second) as proxy:
-        ear = PollEar(Link(proxy.url, "test", timeout_s=0.3), lambda: [b"a", b"b"])
+        ear = PollListener(Link(proxy.url, "test", timeout_s=0.3), lambda: [b"a", b"b"])
         with pytest.raises(ReplyUnknown):
             ear.listen()
         assert ear.listen() == [b"a", b"b"]
@@ -385,7 +387,7 @@ def test_what_goes_on_is_told_by_source(world: Gathered, link: Link, redis_url: 
 
 
 def test_a_master_that_died_is_told_to_gather_no_longer_than_its_lease(world: Gathered, link: Link) -> None:
-    reader = SourcesReader(link, world.keys, Sources.parse("a,b"))
+    reader = SourcesReader(link, world.keys, SourceSelection.parse("a,b"))
     says = {"url": "http://m", "setting": "a,b", "sources": 2, "mode": "polling", "moved": 0, "troubles": []}
     world.scripts.run("share", (world.keys.shares,), ("m1", 500, 64, orjson.dumps(says)))
     assert [(one["url"], one["shards"]) for one in reader.overview()["masters"]] == [("http://m", 64)]
@@ -398,7 +400,7 @@ def test_a_work_stream_that_grows_behind_one_ticket_is_a_trouble(
 ) -> None:
     world.share()
     monkeypatch.setattr(source_status, "_MOST_KEPT", 50)
-    sources = Sources.parse("a,b")
+    sources = SourceSelection.parse("a,b")
     reader = SourcesReader(link, world.keys, sources)
     world.send("a", "1-1", ticket="stuck")
     world.send("b", *(f"{number}-1" for number in range(1, 100)))
@@ -415,7 +417,10 @@ def test_a_work_stream_that_grows_behind_one_ticket_is_a_trouble(
     assert (name, told.partition(":")[0]) == (world.keys.stream, "held_back")
     assert "99" in told and "a/stuck" in told and "halted" in told and first.decode() in told
     found = {finding.check: finding for finding in examine(collect(link, world.keys, 10_000, sources))}
-    assert found["source held_back"].severity is Severity.WARN and "usher dead redrive" in found["source held_back"].do
+    assert (
+        found["source held_back"].severity is DoctorSeverity.WARN
+        and "usher dead redrive" in found["source held_back"].do
+    )
     link.call("XACK", world.keys.stream, "g", first)
     assert reader.overview()["troubles"] == {}, "the leader cuts it at once"
 

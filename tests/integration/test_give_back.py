@@ -8,10 +8,12 @@ import pytest
 
 from tests.integration.factories import LEASE_MS, NASTY_TICKETS, TRICKY_IDS, Owner, World, fetch, plan
 from usher.common.base.errors import OwnershipLost
-from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.leader.leader_scripts import LeaderScripts
 
 
-def _draining(world: World, ticket: bytes = b"T", ids: Sequence[bytes] = (b"1-1", b"2-1")) -> tuple[LeaderSteps, Owner]:
+def _draining(
+    world: World, ticket: bytes = b"T", ids: Sequence[bytes] = (b"1-1", b"2-1")
+) -> tuple[LeaderScripts, Owner]:
     leader, a = world.elect(), world.join("a")
     world.owned(leader, a, ticket, *ids)
     a.steps.drain(LEASE_MS)

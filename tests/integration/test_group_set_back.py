@@ -14,7 +14,7 @@ from usher.master.operations.action_log import By
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import LiveRules
 from usher.master.policy.board.board import Board
-from usher.master.policy.rules import Action, Rule, Target
+from usher.master.policy.rules import Rule, RuleAction, Target
 
 ANN = By("ann", "cli")
 DONE = [b"1-1", b"2-1"]
@@ -45,7 +45,7 @@ def _begin(stage: Stage) -> tuple[ConsumerActor, MasterActor, str]:
     stage.send(T, *DONE)
     stage.finish(m, [a])
     chosen = (
-        LiveRules(stage.link, stage.keys).set(Rule(Target.TICKET, T.decode(), Action.PAUSE, None, "", ""), ANN).rule
+        LiveRules(stage.link, stage.keys).set(Rule(Target.TICKET, T.decode(), RuleAction.PAUSE, None, "", ""), ANN).rule
     )
     assert chosen is not None
     stage.send(T, *WAITING)
@@ -105,7 +105,7 @@ def test_what_was_not_taken_stays_known(stage: Stage) -> None:
     def change(step: str) -> None:
         if step == "hand_over":
             m.link.before = lambda step: None
-            LiveRules(stage.link, stage.keys).set(Rule(Target.TICKET, "other", Action.PAUSE, None, "", ""), ANN)
+            LiveRules(stage.link, stage.keys).set(Rule(Target.TICKET, "other", RuleAction.PAUSE, None, "", ""), ANN)
             stage.link.call("XGROUP", "SETID", stage.keys.stream, stage.keys.group, WAITING[-1])
 
     m.link.before = change

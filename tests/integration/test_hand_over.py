@@ -10,7 +10,7 @@ import pytest
 from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, World, fetch, plan, plans, states
 from usher.common.base.errors import Fenced
 from usher.common.redis.replies import HandOver
-from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.leader.leader_scripts import LeaderScripts
 
 
 def test_entries_record_and_inbox_change_together_under_a_new_fence(world: World) -> None:
@@ -104,7 +104,7 @@ def test_a_ticket_believed_of_another_owner_is_refused_even_when_its_record_is_g
     assert reply.targets == (("OK", [b"T"], [], []),)
 
 
-def test_a_deposed_leader_hands_nothing_over(world: World, depose: Callable[[LeaderSteps], None]) -> None:
+def test_a_deposed_leader_hands_nothing_over(world: World, depose: Callable[[LeaderScripts], None]) -> None:
     leader, a = world.elect(), world.join("a")
     ids = world.parked(leader, b"T")
     depose(leader)
@@ -276,7 +276,7 @@ def test_bodies_lost_of_a_ticket_that_its_owner_goes_on_with_leave_its_record_as
         assert reply.targets == (("OK", [], [], []),)
 
 
-def _given_back(world: World, *ids: bytes) -> tuple[LeaderSteps, list[bytes]]:
+def _given_back(world: World, *ids: bytes) -> tuple[LeaderScripts, list[bytes]]:
     leader, a = world.elect(), world.join("a")
     owned = world.owned(leader, a, b"T", *ids)
     a.steps.drain(60_000)

@@ -14,7 +14,7 @@ from tests.integration.factories import FIELD, NASTY_TICKETS, TRICKY_IDS, Owner,
 from tests.integration.memory import full_memory
 from usher.common.base.errors import Fenced, NotNow
 from usher.common.redis.replies import Entry, HandOver, pairs, parse_own
-from usher.master.leader.leader_scripts import GroupMoved, LeaderSteps, Misheard, RulesMoved
+from usher.master.leader.leader_scripts import GroupMoved, LeaderScripts, RulesMoved, StaleNotification
 from usher.master.leader.peeked import Found, News
 from usher.master.policy.board.plans import NOTHING
 
@@ -121,7 +121,7 @@ def test_an_entry_at_the_highest_id_is_taken_and_brings_its_body(world: World) -
 # ---- what is refused as a whole ----------------------------------------------------------------------------------------------
 
 
-def _calls(world: World, leader: LeaderSteps, a: Owner, news: Callable[[], News]) -> Iterator[Callable[[], object]]:
+def _calls(world: World, leader: LeaderScripts, a: Owner, news: Callable[[], News]) -> Iterator[Callable[[], object]]:
     """The ways to take these news: all planned, some, none, none of a target, with what is parked."""
     parked = world.parked(leader, b"P", b"0-1")
     taken = news()
@@ -194,7 +194,7 @@ def test_nothing_is_taken_when_an_entry_of_that_id_is_another_one_here(
     world.make_group()
     world.send(b"T", first)
     world.add(second, *other)
-    with world.unchanged(), pytest.raises(Misheard):
+    with world.unchanged(), pytest.raises(StaleNotification):
         leader.hand_over(plan(a, {b"T": [first, second]}), news)
 
 
@@ -231,7 +231,7 @@ def test_what_the_plan_takes_for_parked_does_not_make_up_for_what_was_not_heard(
                 leader.hand_over(plan(a, parts), news)
 
 
-def test_a_deposed_leader_takes_nothing_that_it_heard(world: World, depose: Callable[[LeaderSteps], None]) -> None:
+def test_a_deposed_leader_takes_nothing_that_it_heard(world: World, depose: Callable[[LeaderScripts], None]) -> None:
     leader, a = world.elect(), world.join("a")
     ids = world.send(b"T", *_HERE)
     news = hear(world, leader)
@@ -419,7 +419,7 @@ def test_whatever_is_in_them_the_same_is_heard_as_seen(
         world.link.call("XADD", world.keys.stream, b"%d-1" % (n + 1), *(part for pair in fields for part in pair))
     world.link.call("XGROUP", "SETID", world.keys.stream, world.keys.group, given_up_to)
     world.link.call("DEL", world.keys.leader)
-    leader = LeaderSteps(world.scripts, world.keys, world.elect().epoch, FIELD, longest_message=longest)
+    leader = LeaderScripts(world.scripts, world.keys, world.elect().epoch, FIELD, longest_message=longest)
     skipped = int(given_up_to.partition(b"-")[0])
     expected = [_expected(b"%d-1" % (n + 1), fields, longest) for n, fields in enumerate(entries)][skipped:]
     heard, seen = hear(world, leader), leader.peek(1000)

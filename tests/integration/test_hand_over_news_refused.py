@@ -12,7 +12,7 @@ from tests.integration.factories import Owner, World, plan
 from tests.integration.memory import full_memory
 from usher.common.base.errors import Fenced, GroupMissing, NotNow
 from usher.common.redis.replies import pairs
-from usher.master.leader.leader_scripts import GroupMoved, LeaderSteps, RulesMoved
+from usher.master.leader.leader_scripts import GroupMoved, LeaderScripts, RulesMoved
 from usher.master.policy.board.plans import NOTHING
 
 _ALL = [b"%d-1" % number for number in range(1, 6)]  # the entries of _calls
@@ -33,7 +33,7 @@ def _stranger_reads(world: World) -> None:
     world.link.call("XREADGROUP", "GROUP", world.keys.group, "stranger", "COUNT", 1, "STREAMS", world.keys.stream, ">")
 
 
-def _calls(world: World, leader: LeaderSteps, a: Owner) -> list[Callable[[], object]]:
+def _calls(world: World, leader: LeaderScripts, a: Owner) -> list[Callable[[], object]]:
     """The ways to take news: all planned, a part of them, none of them, with old ones, for an owner that goes on."""
     world.owned(leader, a, b"O", b"1-1")
     parked, new, other = world.parked(leader, b"P", b"2-1"), world.send(b"T", b"3-1", b"4-1"), world.send(b"O", b"5-1")
@@ -51,7 +51,7 @@ def test_a_leader_that_does_not_know_the_rules_takes_nothing(world: World) -> No
             call()
 
 
-def test_a_deposed_leader_takes_nothing(world: World, depose: Callable[[LeaderSteps], None]) -> None:
+def test_a_deposed_leader_takes_nothing(world: World, depose: Callable[[LeaderScripts], None]) -> None:
     leader, a = world.elect(), world.join("a")
     calls = _calls(world, leader, a)
     depose(leader)

@@ -22,11 +22,11 @@ from usher.common.protocol.registration import Registration
 from usher.common.redis.client import Link
 from usher.master.leader.elector import Lead
 from usher.master.membership import consumer_http as asker
-from usher.master.membership.consumer_http import Asker
+from usher.master.membership.consumer_http import ConsumerHttpClient
 from usher.master.membership.health_checker import BOUNDS, HealthChecker
 from usher.master.membership.health_url import HealthHosts, UnfitUrl, parse_hosts, redis_ports
 from usher.master.membership.owner_question import OwnerQuestion
-from usher.master.membership.registry import Member
+from usher.master.membership.registry import RegisteredConsumer
 from usher.master.policy.explain.facts import OwnerTold
 
 _WELL = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
@@ -62,14 +62,14 @@ def serving(speak: Callable[[socket.socket], None]) -> Iterator[tuple[int, list[
 
 
 def _checker(hosts: HealthHosts, whole_s: float) -> HealthChecker:
-    asking = Asker(hosts, BOUNDS._replace(whole_s=whole_s))
+    asking = ConsumerHttpClient(hosts, BOUNDS._replace(whole_s=whole_s))
     return HealthChecker(Link("redis://127.0.0.1:1/0", "x"), Keys("s", "g"), Lead(), 1.0, 3, asking, dict)
 
 
 def _ask(url: str, hosts: HealthHosts | None = None, more: int = 0, whole_s: float = BOUNDS.whole_s) -> bool:
     """What is found of one consumer that registered ``url``, asked as often more."""
     checker = _checker(hosts or parse_hosts("127.0.0.1,::1,good"), whole_s)
-    member = Member(Registration("a", "u", url, 1, 1), "live")
+    member = RegisteredConsumer(Registration("a", "u", url, 1, 1), "live")
     try:
         answers = [checker._ask_all({"a:1": member}) for _ in range(1 + more)]
     finally:
@@ -199,7 +199,7 @@ def test_a_connection_is_kept_while_it_is_used_and_closed_when_its_consumer_is_n
     with (
         serving(gone) as (old, heard),
         serving(_keep) as (new, _),
-        closing(Asker(parse_hosts("127.0.0.1"), BOUNDS)) as asking,
+        closing(ConsumerHttpClient(parse_hosts("127.0.0.1"), BOUNDS)) as asking,
     ):
         for _ in range(20):  # every 10 seconds, for longer than an unused one is kept
             assert asking.ask({"a": f"http://127.0.0.1:{old}/"})["a"].status == 200
@@ -229,8 +229,8 @@ def test_certificates_are_checked_for_the_name_and_all_connections_share_what_is
     with ExitStack() as stack:
         ports = [stack.enter_context(serving(_keep))[0] for _ in range(6)]
         fronts = [stack.enter_context(closing(TlsFront(papers, port))) for port in ports]
-        of_system = stack.enter_context(closing(Asker(hosts, BOUNDS)))
-        asking = stack.enter_context(closing(Asker(hosts, BOUNDS, papers.ca)))
+        of_system = stack.enter_context(closing(ConsumerHttpClient(hosts, BOUNDS)))
+        asking = stack.enter_context(closing(ConsumerHttpClient(hosts, BOUNDS, papers.ca)))
         before = _contexts()
         names = ["127.0.0.1", "localhost", "127.0.0.1", "localhost", "127.0.0.1"]
         urls = [f"https://{name}:{front.port}/" for name, front in zip(names, fronts, strict=False)]
@@ -246,7 +246,7 @@ def test_an_authority_that_was_exchanged_is_trusted_without_a_restart(tmp_path: 
     papers, new = Papers(tmp_path), Papers(tmp_path / "new")
     with serving(lambda connection: connection.sendall(_WELL)) as (port, _), ExitStack() as stack:
         front = stack.enter_context(closing(TlsFront(new, port)))
-        asking = stack.enter_context(closing(Asker(parse_hosts("127.0.0.1"), BOUNDS, papers.ca)))
+        asking = stack.enter_context(closing(ConsumerHttpClient(parse_hosts("127.0.0.1"), BOUNDS, papers.ca)))
         url = f"https://127.0.0.1:{front.port}/"
         assert asking.ask({"a": url})["a"].status == 0
         new.ca.replace(papers.ca)

@@ -11,7 +11,7 @@ from usher.common.protocol.registration import Registration
 from usher.master.leader.elector import Lead
 from usher.master.membership import health_checker
 from usher.master.membership.health_checker import HealthChecker
-from usher.master.membership.registry import Member
+from usher.master.membership.registry import RegisteredConsumer
 
 
 class _Asker:
@@ -24,12 +24,12 @@ class _Checker(HealthChecker):
     asked: list[list[str]]
     silent_ones: frozenset[str] = frozenset()
 
-    def _ask_all(self, members: Mapping[str, Member]) -> dict[str, bool]:
+    def _ask_all(self, members: Mapping[str, RegisteredConsumer]) -> dict[str, bool]:
         self.asked.append(list(members))
         return {name: name not in self.silent_ones for name in members}
 
 
-def _checker(world: World, members: Mapping[str, Member]) -> _Checker:
+def _checker(world: World, members: Mapping[str, RegisteredConsumer]) -> _Checker:
     steps = world.elect()
     lead = Lead()
     lead._set(steps.epoch, None)
@@ -38,9 +38,9 @@ def _checker(world: World, members: Mapping[str, Member]) -> _Checker:
     return checker
 
 
-def _members(count: int) -> dict[str, Member]:
+def _members(count: int) -> dict[str, RegisteredConsumer]:
     made = [Registration(f"c{number}", "u", "http://127.0.0.1:1/", 1, 1, generation=1) for number in range(count)]
-    return {one.incarnation: Member(one, "live") for one in made}
+    return {one.incarnation: RegisteredConsumer(one, "live") for one in made}
 
 
 def test_few_are_asked_together_and_then_the_setting_says_when(world: World) -> None:
@@ -68,7 +68,7 @@ def test_a_silent_one_is_revoked_when_the_round_is_over_and_not_before(
     """At that moment all answers are new: whether most are silent cannot be told from a part of them."""
     monkeypatch.setattr(health_checker, "_SLICE", 1)
     one, two, three = world.join("a"), world.join("b"), world.join("c")
-    members = {owner.incarnation: Member(owner.registration, "live") for owner in (one, two, three)}
+    members = {owner.incarnation: RegisteredConsumer(owner.registration, "live") for owner in (one, two, three)}
     checker = _checker(world, members)
     checker.silent_ones = frozenset({one.incarnation})
     checker.run_once()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.integration.factories import World
-from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.leader.leader_scripts import LeaderScripts
 
 
 def _hold(world: World, epoch: int | str, lease_ms: int = 90_000) -> bytes:
@@ -21,7 +21,7 @@ def test_the_leader_extends_its_lease(world: World) -> None:
     assert world.link.call("GET", world.keys.leader) == value
 
 
-def test_who_does_not_lead_any_more_extends_nothing(world: World, depose: Callable[[LeaderSteps], None]) -> None:
+def test_who_does_not_lead_any_more_extends_nothing(world: World, depose: Callable[[LeaderScripts], None]) -> None:
     leader = world.elect()
     depose(leader)
     left_ms = world.link.call("PTTL", world.keys.leader)

@@ -15,7 +15,7 @@ from tests.integration.factories import World, plan
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.embedded import SERVER_VARIABLE
 from usher.common.redis.replies import pairs
-from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.leader.peeked import News
 from usher.master.policy.board.plans import NOTHING, HandOverPlan
 
@@ -41,7 +41,7 @@ class Twins:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.leader: LeaderSteps = world.elect()
+        self.leader: LeaderScripts = world.elect()
         [group] = [pairs(one) for one in world.link.call("XINFO", "GROUPS", world.keys.stream)]
         if b"lag" not in group:
             pytest.skip("this Redis does not tell the lag of a group")

@@ -19,15 +19,15 @@ from usher.common.protocol.registration import Registration, name_of
 from usher.common.redis.client import Link
 from usher.common.redis.replies import TicketStream, pairs, parse_record
 from usher.common.redis.scripts import ScriptRunner
-from usher.consumer.lifecycle.owner_scripts import Buried, Letter, OwnerSteps
-from usher.master.leader.leader_scripts import Freed, GroupMoved, LeaderSteps, ParkedPage, RulesMoved, TakenPage
+from usher.consumer.lifecycle.owner_scripts import Buried, Letter, OwnerScripts
+from usher.master.leader.leader_scripts import Freed, GroupMoved, LeaderScripts, ParkedPage, RulesMoved, TakenPage
 from usher.master.leader.peeked import NO_NEWS, Found, News
 from usher.master.operations.action_log import By
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import LiveRules
 from usher.master.policy.board.plans import HandOverPlan, HandOverReply
 from usher.master.policy.board.rule_gate import Condemned
-from usher.master.policy.rules import Action, Rule, Target, rule_id
+from usher.master.policy.rules import Rule, RuleAction, Target, rule_id
 
 LEASE_MS = 600_000
 
@@ -45,7 +45,7 @@ class Mirror(RedisModel):
         self._scripts = ScriptRunner(link)
         TicketStream(link, self._keys).create_group(b"0-0")
         _, epoch = self._scripts.run("elect", (self._keys.leader, self._keys.counters), ("http://one", LEASE_MS, ""))
-        self._steps = LeaderSteps(self._scripts, self._keys, int(epoch), "ticket_id")
+        self._steps = LeaderScripts(self._scripts, self._keys, int(epoch), "ticket_id")
         self._letters = DeadLetters(link, self._keys)
         self._told: dict[str, str] = {}
         self._deleted: set[bytes] = set()
@@ -102,9 +102,9 @@ class Mirror(RedisModel):
             ticket: (record.owner, record.fence, record.ids) for ticket, record in self.index.items()
         }
 
-    def _owner_steps(self, incarnation: str) -> OwnerSteps:
+    def _owner_steps(self, incarnation: str) -> OwnerScripts:
         name, _, generation = incarnation.partition(":")
-        return OwnerSteps(self._scripts, self._keys, Registration(name, "", "", 1, 1, generation=int(generation)))
+        return OwnerScripts(self._scripts, self._keys, Registration(name, "", "", 1, 1, generation=int(generation)))
 
     # ---- the scripts ---------------------------------------------------------------------------------------------------------
 
@@ -250,12 +250,12 @@ class RuledMirror(Mirror, RuledRedis):
         super().__init__(link)
         self._live = LiveRules(link, self._keys)
 
-    def change(self, target: Target, value: str, action: Action | None) -> None:
+    def change(self, target: Target, value: str, action: RuleAction | None) -> None:
         by = By("alice", "test")
         if action is None:
             self._live.lift(rule_id(target, value), by)
         else:
-            self._live.set(Rule(target, value, action, 2.0 if action is Action.SLOW else None), by)
+            self._live.set(Rule(target, value, action, 2.0 if action is RuleAction.SLOW else None), by)
         super().change(target, value, action)
         assert {rule.id: (rule.target, rule.value, rule.action) for rule in self._live.read().rules} == {
             chosen: (rule.target, rule.value, rule.action) for chosen, rule in self.rules.items()

@@ -19,12 +19,12 @@ from usher.common.base.errors import Fenced
 from usher.common.redis.client import CommandRefused
 from usher.common.redis.replies import pairs
 from usher.master.cli.consumers import consumers
-from usher.master.leader.leader_scripts import LeaderSteps, RulesMoved
-from usher.master.operations.action_log import Action as Done
+from usher.master.leader.leader_scripts import LeaderScripts, RulesMoved
 from usher.master.operations.action_log import ActionLog, By
-from usher.master.operations.live_rules import Changed, LiveRules, TooManyRules, read_rules
+from usher.master.operations.action_log import OperatorAction as Done
+from usher.master.operations.live_rules import LiveRules, RuleSetChange, TooManyRules, read_rules
 from usher.master.policy.board.rule_gate import Condemned
-from usher.master.policy.rules import Action, Rule, Target, rule_id
+from usher.master.policy.rules import Rule, RuleAction, Target, rule_id
 
 _ALICE = By("alice", "cli", "why \N{SNOWMAN}")
 
@@ -34,8 +34,8 @@ def rules(world: World) -> LiveRules:
     return LiveRules(world.link, world.keys)
 
 
-def pause(rules: LiveRules, ticket: bytes = b"T", target: Target = Target.TICKET) -> Changed:
-    return rules.set(Rule(target, ticket.decode(), Action.PAUSE, None, "why", "alice"), _ALICE)
+def pause(rules: LiveRules, ticket: bytes = b"T", target: Target = Target.TICKET) -> RuleSetChange:
+    return rules.set(Rule(target, ticket.decode(), RuleAction.PAUSE, None, "why", "alice"), _ALICE)
 
 
 def made_older(world: World, value: str, days: int) -> None:
@@ -48,10 +48,10 @@ def made_older(world: World, value: str, days: int) -> None:
             )
 
 
-def end(rules: LiveRules, world: World, leader: LeaderSteps, ticket: bytes = b"T") -> Rule:
+def end(rules: LiveRules, world: World, leader: LeaderScripts, ticket: bytes = b"T") -> Rule:
     """A rule that ends the ticket, which the leader knows."""
     changed = rules.set(
-        Rule(Target.TICKET, ticket.decode(), Action.DEAD_LETTER, None, "poison", "bob"), By("bob", "http")
+        Rule(Target.TICKET, ticket.decode(), RuleAction.DEAD_LETTER, None, "poison", "bob"), By("bob", "http")
     )
     leader.rules_version = read_rules(world.link, world.keys).version
     assert changed.rule is not None
@@ -89,10 +89,10 @@ class TestChange:
 
     def test_a_second_rule_for_a_target_replaces_the_first(self, rules: LiveRules) -> None:
         first = pause(rules)
-        second = rules.set(Rule(Target.TICKET, "T", Action.SLOW, 2.0, "", "bob"), By("bob", "http"))
+        second = rules.set(Rule(Target.TICKET, "T", RuleAction.SLOW, 2.0, "", "bob"), By("bob", "http"))
         assert (second.outcome, second.former) == ("replaced", first.rule)
         assert second.version > first.version
-        assert [rule.action for rule in rules.read().rules] == [Action.SLOW]
+        assert [rule.action for rule in rules.read().rules] == [RuleAction.SLOW]
 
     def test_a_rule_is_lifted_once(self, world: World, rules: LiveRules) -> None:
         set_by = pause(rules)
@@ -264,7 +264,7 @@ class TestTheLeader:
             leader.end_by_rule([Condemned(b"T", b"", ids, rule)])
 
     def test_a_deposed_leader_ends_nothing(
-        self, world: World, rules: LiveRules, depose: Callable[[LeaderSteps], None]
+        self, world: World, rules: LiveRules, depose: Callable[[LeaderScripts], None]
     ) -> None:
         leader = world.elect()
         ids = world.parked(leader, b"T")

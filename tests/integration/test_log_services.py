@@ -14,7 +14,7 @@ from usher.master.leader.elector import Lead
 from usher.master.operations.trimming import Trimmer
 from usher.master.settings import MasterSettings
 from usher.master.streamer import streamer
-from usher.master.streamer.streamer import BellRinger, Pace, Streamer
+from usher.master.streamer.streamer import CommitWatcher, Pace, Streamer
 
 
 def _lead() -> Lead:
@@ -35,10 +35,10 @@ def test_the_bell(postgres_outbox: Outbox, redis_url: str, monkeypatch: pytest.M
     monkeypatch.setattr(streamer, "_BELL_S", 0.02)
     woken = _streamer(postgres_outbox.url, redis_url)
 
-    def make() -> BellRinger:
+    def make() -> CommitWatcher:
         bell = postgres_outbox.store.bell()
         assert bell is not None
-        return BellRinger(bell, woken)
+        return CommitWatcher(bell, woken)
 
     check_contract(make)
 

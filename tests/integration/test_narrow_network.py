@@ -11,7 +11,7 @@ import pytest
 
 from tests.proxy import Proxy
 from usher.common.base.errors import ReplyUnknown
-from usher.common.redis.chunked_send import PIECE
+from usher.common.redis.chunked_send import CHUNK_BYTES
 from usher.common.redis.client import Link
 from usher.common.sending.producer import BATCH_BYTES, Outgoing, Producer
 
@@ -93,7 +93,7 @@ def test_where_the_system_does_not_say_what_has_arrived_large_commands_go_out_al
         proxy.bytes_per_s = None
         told += [20 * _LARGE] * looks
         with pytest.raises(ReplyUnknown):
-            far.call("SET", "k", b"x" * (PIECE + 1))
+            far.call("SET", "k", b"x" * (CHUNK_BYTES + 1))
         proxy.bytes_per_s = 1e9
         assert far.call("STRLEN", "k") == _LARGE
         far.close()

@@ -14,10 +14,10 @@ from usher.common.base.errors import RedisTrouble
 from usher.common.protocol.attempts import Attempts, encode
 from usher.common.protocol.run_log import CRASHED, decode
 from usher.common.redis.replies import pairs
-from usher.consumer.lifecycle.crash_report import note_crash, tell_of
+from usher.consumer.lifecycle.crash_report import note_crash, report_crash
 from usher.consumer.lifecycle.journal import Former
 from usher.consumer.policy.quarantine import Left
-from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.leader.leader_scripts import LeaderScripts
 
 
 def left(entry_id: bytes, before: Attempts, ticket: bytes = b"T", *, is_blamed: bool = False) -> Left:
@@ -32,12 +32,12 @@ def tell(
 
 
 @pytest.fixture
-def leader(world: World) -> LeaderSteps:
+def leader(world: World) -> LeaderScripts:
     return world.elect()
 
 
 @pytest.fixture
-def dead(world: World, leader: LeaderSteps) -> Owner:
+def dead(world: World, leader: LeaderScripts) -> Owner:
     """It has 1-1, 2-1 and 3-1, each of a ticket of its own."""
     owner = world.join("a")
     for number in range(1, 4):
@@ -79,7 +79,7 @@ def test_what_is_not_pending_any_more_is_not_noted(world: World, dead: Owner) ->
     assert attempts(world) == {b"2-1": Attempts(1, 0, 1)}
 
 
-def test_what_another_owner_has_by_now_is_noted_too(world: World, leader: LeaderSteps, dead: Owner) -> None:
+def test_what_another_owner_has_by_now_is_noted_too(world: World, leader: LeaderScripts, dead: Owner) -> None:
     """The leader was quicker: the start happened all the same, and who runs it next should know."""
     world.end_lease(dead)
     leader.take_back(dead.incarnation, 10)
@@ -116,7 +116,7 @@ def test_nothing_is_given_back_once_the_message_has_started_again(world: World, 
 
 
 def test_what_another_owner_charged_ahead_is_not_given_back_and_its_crash_counts(
-    world: World, leader: LeaderSteps, dead: Owner
+    world: World, leader: LeaderScripts, dead: Owner
 ) -> None:
     """The first one was stopped for longer than its lease, and knew why it ended when it went on; its successor comes
     while another runs it."""
@@ -166,13 +166,13 @@ def test_it_works_at_full_memory(world: World, dead: Owner) -> None:
 # ---- losses: what take_back must guess ---------------------------------------------------------------------------------------------
 
 
-def take_all(world: World, leader: LeaderSteps, owner: Owner, count: int) -> None:
+def take_all(world: World, leader: LeaderScripts, owner: Owner, count: int) -> None:
     world.end_lease(owner)
     while leader.take_back(owner.incarnation, count).size:
         pass
 
 
-def leader_takes_all(world: World, leader: LeaderSteps, owner: Owner) -> list[bytes]:
+def leader_takes_all(world: World, leader: LeaderScripts, owner: Owner) -> list[bytes]:
     """What the leader took back of an owner whose lease has ended; its tickets are free."""
     world.end_lease(owner)
     found = [entry.id for entry in leader.take_back(owner.incarnation, 100).found]
@@ -182,7 +182,7 @@ def leader_takes_all(world: World, leader: LeaderSteps, owner: Owner) -> list[by
 
 @pytest.mark.parametrize("count", [1, 2, 100])
 def test_without_a_word_the_first_of_each_ticket_counts_as_lost_on_whatever_page_it_is(
-    world: World, leader: LeaderSteps, count: int
+    world: World, leader: LeaderScripts, count: int
 ) -> None:
     owner = world.join("a")
     world.owned(leader, owner, b"T", b"1-1")
@@ -202,7 +202,7 @@ def test_without_a_word_the_first_of_each_ticket_counts_as_lost_on_whatever_page
 
 @pytest.mark.parametrize("count", [1, 100])
 def test_where_the_journal_has_spoken_nothing_is_guessed(
-    world: World, leader: LeaderSteps, dead: Owner, count: int
+    world: World, leader: LeaderScripts, dead: Owner, count: int
 ) -> None:
     tell(world, dead.incarnation, left(b"1-1", Attempts(1)), left(b"2-1", Attempts(1)))
     take_all(world, leader, dead, count)
@@ -211,7 +211,7 @@ def test_where_the_journal_has_spoken_nothing_is_guessed(
 
 
 def test_what_was_noted_goes_with_its_incarnation_when_no_leader_saw_the_last_page(
-    world: World, leader: LeaderSteps, dead: Owner
+    world: World, leader: LeaderScripts, dead: Owner
 ) -> None:
     """The reply of the page that took back everything was lost: the next leader finds nothing to take back."""
     tell(world, dead.incarnation, left(b"1-1", Attempts(1)))
@@ -225,14 +225,14 @@ def test_what_was_noted_goes_with_its_incarnation_when_no_leader_saw_the_last_pa
     assert attempts(world) == known, "of the messages nothing is forgotten"
 
 
-def test_an_explained_end_is_no_loss_either(world: World, leader: LeaderSteps, dead: Owner) -> None:
+def test_an_explained_end_is_no_loss_either(world: World, leader: LeaderScripts, dead: Owner) -> None:
     tell(world, dead.incarnation, is_explained=True)
     assert world.link.call("PTTL", world.keys.noted(dead.incarnation)) > 0
     take_all(world, leader, dead, 100)
     assert attempts(world) == {}
 
 
-def test_losses_add_up_from_owner_to_owner(world: World, leader: LeaderSteps) -> None:
+def test_losses_add_up_from_owner_to_owner(world: World, leader: LeaderScripts) -> None:
     [entry_id] = world.parked(leader, b"T")
     for number in range(1, 4):
         owner = world.join(f"a{number}")
@@ -242,7 +242,7 @@ def test_losses_add_up_from_owner_to_owner(world: World, leader: LeaderSteps) ->
         assert attempts(world) == {entry_id: Attempts(losses=number)}
 
 
-def test_attempts_of_what_lost_its_body_go_with_it(world: World, leader: LeaderSteps, dead: Owner) -> None:
+def test_attempts_of_what_lost_its_body_go_with_it(world: World, leader: LeaderScripts, dead: Owner) -> None:
     dead.steps.charge({b"1-1": Attempts(1, 1)})
     world.delete(b"1-1")
     take_all(world, leader, dead, 10)
@@ -289,9 +289,9 @@ def test_it_is_told_once_with_a_line_for_each_that_redis_did_not_know(
     world: World, dead: Owner, caplog: pytest.LogCaptureFixture
 ) -> None:
     former = Former(dead.incarnation, False, [left(b"1-1", Attempts(1)), left(b"99-1", Attempts(1))])
-    tell_of(world.link.url, world.keys, former, 100)
+    report_crash(world.link.url, world.keys, former, 100)
     assert world.link.call("XLEN", world.keys.runs) == 1
-    tell_of(world.link.url, world.keys, former, 100)
+    report_crash(world.link.url, world.keys, former, 100)
     assert attempts(world) == {b"1-1": Attempts(1, 0, 1)}
     [record] = [record for record in caplog.records if record.getMessage() == "handler_crashed"]
     assert record.facts == {"ticket": "T", "id": "1-1", "fence": 5, "attempt": 1, "failures": 0, "crashes": 1}  # type: ignore[attr-defined]
@@ -300,7 +300,7 @@ def test_it_is_told_once_with_a_line_for_each_that_redis_did_not_know(
 def test_while_redis_cannot_be_told_it_is_not_told(world: World, dead: Owner) -> None:
     former = Former(dead.incarnation, False, [left(b"1-1", Attempts(1))])
     with pytest.raises(RedisTrouble):
-        tell_of("redis://127.0.0.1:1", world.keys, former, 100)
+        report_crash("redis://127.0.0.1:1", world.keys, former, 100)
 
 
 def test_a_redis_that_refuses_the_note_does_not_keep_anybody_from_work(
@@ -309,5 +309,5 @@ def test_a_redis_that_refuses_the_note_does_not_keep_anybody_from_work(
     world.link.call("RPUSH", world.keys.attempts, "somebody else's")
     former = Former(dead.incarnation, False, [left(b"1-1", Attempts(1))])
     with world.unchanged():
-        tell_of(world.link.url, world.keys, former, 100)
+        report_crash(world.link.url, world.keys, former, 100)
     assert "attempts_not_noted" in [record.getMessage() for record in caplog.records]

@@ -10,8 +10,8 @@ import pytest
 from tests.integration.factories import World
 from tests.integration.memory import full_memory
 from usher.common.base.errors import Fenced
-from usher.common.protocol.stream_id import Position
-from usher.master.leader.leader_scripts import LeaderSteps
+from usher.common.protocol.stream_id import GroupPosition
+from usher.master.leader.leader_scripts import LeaderScripts
 
 
 def test_what_is_noted_is_read_again_until_the_group_is_past_it(world: World) -> None:
@@ -44,12 +44,12 @@ def test_the_saved_position_and_the_note_leave_each_other_alone(world: World) ->
     leader.save_position()
     assert world.stream.repeats_until() == b"5-1"
     leader.note_repeats(None)
-    assert world.stream.saved_position() == Position(entry_id, entry_id)
+    assert world.stream.saved_position() == GroupPosition(entry_id, entry_id)
 
 
 @pytest.mark.parametrize("until", [None, b"9-1"])
 def test_a_deposed_leader_notes_nothing_and_clears_nothing(
-    world: World, depose: Callable[[LeaderSteps], None], until: bytes | None
+    world: World, depose: Callable[[LeaderScripts], None], until: bytes | None
 ) -> None:
     leader = world.elect()
     leader.note_repeats(b"5-1")

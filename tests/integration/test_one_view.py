@@ -11,17 +11,17 @@ from usher.common.http.server.push_sockets import LiveSockets
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 from usher.master.insight.explainer import Explainer
-from usher.master.insight.live_overview import Pulse
-from usher.master.insight.stats import VitalsReader, lag_document
+from usher.master.insight.live_overview import LiveOverview
+from usher.master.insight.stats import StreamStatsReader, lag_document
 from usher.master.insight.status import StatusReader
 from usher.master.operations.action_log import By
 from usher.master.operations.live_rules import LiveRules
-from usher.master.policy.rules import Action, Rule, Target
+from usher.master.policy.rules import Rule, RuleAction, Target
 from usher.master.settings import MasterSettings
 
 
-def _pulse(link: Link, keys: Keys) -> Pulse:
-    made = Pulse(link, keys, FIELD, LEASE_MS, LiveSockets(10), lambda ticket: None)
+def _pulse(link: Link, keys: Keys) -> LiveOverview:
+    made = LiveOverview(link, keys, FIELD, LEASE_MS, LiveSockets(10), lambda ticket: None)
     made.snapshot(0)
     made.run_once()
     return made
@@ -33,7 +33,7 @@ def test_a_consumer_that_an_operator_drained_is_paused_for_everybody(world: Worl
     world.end_lease(gone)
     for name in ("a", "gone"):
         LiveRules(world.link, world.keys).set(
-            Rule(Target.CONSUMER, name, Action.PAUSE, None, "why", "ann"), By("ann", "cli")
+            Rule(Target.CONSUMER, name, RuleAction.PAUSE, None, "why", "ann"), By("ann", "cli")
         )
     told = {"a": "paused", "gone": "lost"}
     assert {row["name"]: row["state"] for row in StatusReader(world.link, world.keys).consumers()} == told
@@ -43,7 +43,7 @@ def test_a_consumer_that_an_operator_drained_is_paused_for_everybody(world: Worl
     assert "those that drain or are paused take nothing more" in "".join(
         alarm["text"] for alarm in pulse.last["alarms"]
     )
-    vitals = VitalsReader(world.link, world.keys).read()
+    vitals = StreamStatsReader(world.link, world.keys).read()
     assert {name: load.state for name, load in vitals.consumers.items()} == told
     assert lag_document(vitals)["consumers"] == 0, "what is to be scaled are those that take work"
     explained = Explainer(world.link, world.keys, FIELD, LEASE_MS).explain("T").document()
@@ -108,7 +108,7 @@ def test_the_lag_is_the_same_wherever_it_is_told(world: World) -> None:
         world.send(b"T")
     status = StatusReader(world.link, world.keys).overview()
     pulse = _pulse(world.link, world.keys).last
-    vitals = VitalsReader(world.link, world.keys).read()
+    vitals = StreamStatsReader(world.link, world.keys).read()
     assert (status["lag"], pulse["lag"], vitals.lag) == (3, 3, 3)
     assert (status["epoch"], status["leader_url"]) == (pulse["epoch"], pulse["leader_url"])
 
@@ -122,7 +122,7 @@ def test_what_waits_in_the_sources_is_part_of_the_lag_and_is_looked_at_for_all_w
     world.send("b", "1-1", "2-1")
     link.call("DEL", world.keys.shares)  # nobody gathers any more
     status = StatusReader(link, world.keys, MasterSettings(ticket_stream="a,b", group="g").sources)
-    document = lag_document(VitalsReader(link, world.keys, status.sources).read())
+    document = lag_document(StreamStatsReader(link, world.keys, status.sources).read())
     assert (document["lag"], document["unfinished"]) == (4, 4), "one is in the work stream, one in a, two in b"
     world.send("b", "3-1")
     assert (status.sources() or {})["lag"] == 3, "what was seen a moment ago"

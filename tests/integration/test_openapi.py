@@ -24,7 +24,7 @@ from usher.common.runtime.health import Health
 from usher.consumer.web import create_app as consumer_app
 from usher.master.assembly.web_app import create_app
 from usher.master.membership.health_url import parse_hosts
-from usher.master.web.api import Report, read_report
+from usher.master.web.api import ReportBody, read_report
 
 
 def _master_app() -> Flask:
@@ -104,7 +104,7 @@ def test_what_is_told_of_reports_is_what_is_read() -> None:
         if rng.random() < 0.3:
             report = _broken(report, rng, odd)
         try:
-            Report.model_validate(report)
+            ReportBody.model_validate(report)
             fits = not any(not item["ticket_id"] and len(item["message_ids"]) > 1 for item in report["tickets"])
         except ValidationError:
             fits = False

@@ -19,16 +19,16 @@ from usher.common.base.errors import NotNow
 from usher.common.http import app as web
 from usher.common.http.credentials import Identity, Role
 from usher.common.http.server.push_sockets import LiveSockets
-from usher.common.protocol.sources import Sources
+from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link
-from usher.master.insight.diagnostics import SystemFacts
+from usher.master.insight.diagnostics import SystemDiagnostics
 from usher.master.insight.explainer import Explainer
-from usher.master.insight.live_overview import Pulse
+from usher.master.insight.live_overview import LiveOverview
 from usher.master.insight.status import StatusReader
-from usher.master.insight.ticket_history import TicketStory
+from usher.master.insight.ticket_history import TicketHistory
 from usher.master.operations.action_log import ActionLog
 from usher.master.operations.bulk_letters import BulkLetters
-from usher.master.operations.dead_letters import DeadLetters, Outcome
+from usher.master.operations.dead_letters import DeadLetters, LetterResult
 from usher.master.operations.live_rules import LiveRules
 from usher.master.web.operations_adapter import Operations
 from usher.master.web.pages.port import PagePort
@@ -45,17 +45,17 @@ _POLICY = (
 class Site:
     """The page, with a pulse whose turns are the test's."""
 
-    def __init__(self, world: World, sources: Sources | None = None, **tokens: Identity) -> None:
+    def __init__(self, world: World, sources: SourceSelection | None = None, **tokens: Identity) -> None:
         link, keys = world.link, world.keys
         self.sockets = LiveSockets(10)
-        self.pulse = Pulse(link, keys, "ticket_id", LEASE_MS, self.sockets, lambda ticket: None)
+        self.pulse = LiveOverview(link, keys, "ticket_id", LEASE_MS, self.sockets, lambda ticket: None)
         self.bulk = BulkLetters(DeadLetters(link, keys))
         operations = Operations(
             keys.stream, LiveRules(link, keys), ActionLog(link, keys), Explainer(link, keys, "ticket_id", LEASE_MS)
         )
         story, facts = (
-            TicketStory(link, keys, "ticket_id"),
-            SystemFacts(Link(link.url, "facts"), keys, LEASE_MS, sources),
+            TicketHistory(link, keys, "ticket_id"),
+            SystemDiagnostics(Link(link.url, "facts"), keys, LEASE_MS, sources),
         )
         self._facts = facts
         port = PagePort(
@@ -87,7 +87,9 @@ class Site:
 
 @pytest.fixture
 def site(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setattr("usher.master.insight.live_overview.Pulse.snapshot", lambda pulse, patience_s=0: pulse.last)
+    monkeypatch.setattr(
+        "usher.master.insight.live_overview.LiveOverview.snapshot", lambda pulse, patience_s=0: pulse.last
+    )
     made = Site(world)
     made.pulse._looked_s = 1e18  # somebody looks all the time
     made.pulse.run_once()
@@ -97,7 +99,9 @@ def site(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 @pytest.fixture
 def guarded(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setattr("usher.master.insight.live_overview.Pulse.snapshot", lambda pulse, patience_s=0: pulse.last)
+    monkeypatch.setattr(
+        "usher.master.insight.live_overview.LiveOverview.snapshot", lambda pulse, patience_s=0: pulse.last
+    )
     made = Site(
         world,
         look=Identity(Role.VIEWER, "vera"),
@@ -268,7 +272,7 @@ def test_what_was_redriven_before_redis_went_away_is_in_the_log(
 ) -> None:
     letters, run, steps = busy(world), DeadLetters._run, list[str]()
 
-    def once(self: DeadLetters, step: str, ids: Sequence[bytes]) -> list[Outcome]:
+    def once(self: DeadLetters, step: str, ids: Sequence[bytes]) -> list[LetterResult]:
         steps.append(step)
         if len(steps) > 1:
             raise NotNow("LOADING", "LOADING")
@@ -357,13 +361,13 @@ def test_what_stands_behind_the_names_of_pages_is_there_before_anybody_has_seen_
     busy(world)
     site = Site(world)
 
-    def snapshot(pulse: Pulse, patience_s: float = 0) -> dict[str, object]:
+    def snapshot(pulse: LiveOverview, patience_s: float = 0) -> dict[str, object]:
         """As when its thread runs."""
         pulse._look()
         pulse.run_once()
         return pulse.last
 
-    monkeypatch.setattr("usher.master.insight.live_overview.Pulse.snapshot", snapshot)
+    monkeypatch.setattr("usher.master.insight.live_overview.LiveOverview.snapshot", snapshot)
     site.post("/rules/set", target="ticket", value="T", action="pause")
     counts = dict(
         re.findall(r'>([A-Z][a-z ]+) <span class="count" data-count="\w+">([^<]+)</span>', site.get("/actions").text)

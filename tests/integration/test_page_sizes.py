@@ -13,7 +13,7 @@ from tests.integration.factories import NO_LOCK, World
 from tests.integration.test_page import Site
 from usher.common.protocol.keys import LogKeys
 from usher.common.protocol.registration import Registration
-from usher.common.protocol.sources import SHARDS, Sources, shards_of
+from usher.common.protocol.sources import SHARDS, SourceSelection, shards_of
 from usher.common.redis.client import Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.insight.live_overview import CONSUMERS
@@ -48,8 +48,10 @@ def trips(monkeypatch: pytest.MonkeyPatch) -> Trips:
     return made
 
 
-def made(world: World, monkeypatch: pytest.MonkeyPatch, sources: Sources | None = None) -> Iterator[Site]:
-    monkeypatch.setattr("usher.master.insight.live_overview.Pulse.snapshot", lambda pulse, patience_s=0: pulse.last)
+def made(world: World, monkeypatch: pytest.MonkeyPatch, sources: SourceSelection | None = None) -> Iterator[Site]:
+    monkeypatch.setattr(
+        "usher.master.insight.live_overview.LiveOverview.snapshot", lambda pulse, patience_s=0: pulse.last
+    )
     site = Site(world, sources)
     site.pulse._looked_s = 1e18
     site.pulse.run_once()
@@ -64,7 +66,7 @@ def site(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 @pytest.fixture
 def gathering(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    yield from made(world, monkeypatch, Sources.parse("shop:*,listed"))
+    yield from made(world, monkeypatch, SourceSelection.parse("shop:*,listed"))
 
 
 def names_in(text: str, pattern: str) -> list[str]:

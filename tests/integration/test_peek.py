@@ -11,7 +11,7 @@ from tests.integration.memory import full_memory
 from usher.common.base.errors import Fenced, GroupMissing, NotNow
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.stream_id import rank
-from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.leader.peeked import Found, News
 
 _BEGIN = b"0-0"
@@ -143,7 +143,7 @@ def test_one_entry_larger_than_enough_comes_alone_and_is_not_stuck(world: World)
 
 
 def test_an_entry_that_is_larger_than_allowed_says_how_large(world: World) -> None:
-    leader = LeaderSteps(world.scripts, world.keys, world.elect().epoch, FIELD, longest_message=100)
+    leader = LeaderScripts(world.scripts, world.keys, world.elect().epoch, FIELD, longest_message=100)
     world.add(b"1-1", FIELD, "T", "body", b"x" * 50)
     world.add(b"2-1", FIELD, "T", "body", b"x" * 1000)
     small, large = leader.peek(10).found
@@ -160,7 +160,7 @@ def test_how_large_they_are_together_is_told(world: World) -> None:
     assert leader.peek(10).size == 2 * leader.peek(1).size
 
 
-def test_a_deposed_leader_sees_nothing(world: World, depose: Callable[[LeaderSteps], None]) -> None:
+def test_a_deposed_leader_sees_nothing(world: World, depose: Callable[[LeaderScripts], None]) -> None:
     leader = world.elect()
     world.send(b"T")
     depose(leader)

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from tests.outboxes import Outbox
 from tests.sinks import Mark, add
-from usher.common.outbox.store import Bell
+from usher.common.outbox.store import CommitNotifier
 from usher.consumer.sinks.sql import SqlSink
 
 #: Messages of one connection; psycopg prepares what it sends for the sixth time.
@@ -97,7 +97,7 @@ def test_a_bell_behind_a_pooler_does_not_listen_and_says_so_once(
     """LISTEN would stay on a connection of the server that is another client's next, and psycopg keeps what nobody has
     asked for."""
     engine = sa.create_engine(pooler)
-    bell = Bell(engine)
+    bell = CommitNotifier(engine)
     bell.rings(0.0)
     began_s = time.monotonic()
     assert not bell.rings(0.2)

@@ -9,7 +9,7 @@ import pytest
 from tests.integration.actors import ConsumerActor, MasterActor, Stage
 from tests.integration.factories import LEASE_MS
 from usher.common.base.errors import NotNow
-from usher.master.membership.registry import read_roster
+from usher.master.membership.registry import read_registry
 
 T = b"T"
 
@@ -74,7 +74,7 @@ def test_tickets_that_a_reply_puts_in_doubt_are_read_again_though_redis_is_busy_
 
 def test_a_roster_that_was_read_before_a_consumer_came_loses_nobody(stage: Stage) -> None:
     """The roster is read on another thread: its news may be older than what was adopted."""
-    old = read_roster(stage.link, stage.keys)
+    old = read_registry(stage.link, stage.keys)
     a = stage.consumer("a")
     m = stage.leader()
     ids = stage.send(T)

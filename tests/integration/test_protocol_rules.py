@@ -20,7 +20,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import ReplyUnknown
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.dispatch.events import Report
-from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.policy.board.placement import Affinity
 from usher.master.policy.board.plans import HandOverPlan
 
@@ -108,7 +108,7 @@ _begin = Dispatcher._begin
 
 def _begin_with_what_was(dispatcher: Any, epoch: int) -> None:
     if dispatcher.board.consumers:
-        dispatcher._steps = LeaderSteps(dispatcher._scripts, dispatcher._keys, epoch, FIELD)
+        dispatcher._steps = LeaderScripts(dispatcher._scripts, dispatcher._keys, epoch, FIELD)
     else:
         _begin(dispatcher, epoch)
 

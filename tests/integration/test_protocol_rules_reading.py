@@ -11,11 +11,11 @@ from tests.integration.actors import Stage, Trouble
 from tests.integration.test_protocol_rules import T
 from usher.common.base.errors import NotNow
 from usher.common.protocol.message import LONGEST_TICKET
-from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.leader.peeked import Found, News
 
 
-def _plain_read(steps: LeaderSteps, count: int) -> News:
+def _plain_read(steps: LeaderScripts, count: int) -> News:
     keys = steps._keys
     command = ("XREADGROUP", "GROUP", keys.group, "master", "COUNT", count, "STREAMS", keys.stream, ">")
     reply = steps._scripts._link.call(*command)
@@ -29,7 +29,7 @@ def _plain_read(steps: LeaderSteps, count: int) -> News:
 @rule(
     mutant(
         "the leader reads with an XREADGROUP of its own",
-        Replace("usher.master.leader.leader_scripts:LeaderSteps.peek", _plain_read),
+        Replace("usher.master.leader.leader_scripts:LeaderScripts.peek", _plain_read),
     )
 )
 def test_a_deposed_master_whose_read_comes_late_is_served_nothing(stage: Stage) -> None:

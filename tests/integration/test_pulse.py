@@ -17,7 +17,7 @@ from usher.common.http.server.push_sockets import LiveSocket, LiveSockets
 from usher.common.redis.client import Link
 from usher.master.insight import live_overview as pulse_module
 from usher.master.insight.index_scan import IndexScan
-from usher.master.insight.live_overview import CONSUMERS, OVERVIEW, Pulse
+from usher.master.insight.live_overview import CONSUMERS, OVERVIEW, LiveOverview
 from usher.master.policy.explain.stuck import Parked
 
 
@@ -31,12 +31,12 @@ def sockets() -> Iterator[LiveSockets]:
 
 
 @pytest.fixture
-def pulse(world: World, sockets: LiveSockets) -> Pulse:
+def pulse(world: World, sockets: LiveSockets) -> LiveOverview:
     """One that nobody has started: its turns are the test's."""
-    return Pulse(world.link, world.keys, "ticket_id", LEASE_MS, sockets, lambda ticket: None)
+    return LiveOverview(world.link, world.keys, "ticket_id", LEASE_MS, sockets, lambda ticket: None)
 
 
-def look(pulse: Pulse) -> dict[str, Any]:
+def look(pulse: LiveOverview) -> dict[str, Any]:
     pulse.snapshot(0)
     pulse.run_once()
     return pulse.last
@@ -44,11 +44,13 @@ def look(pulse: Pulse) -> dict[str, Any]:
 
 def test_it_can_be_started_and_stopped_as_any_service(world: World, sockets: LiveSockets) -> None:
     check_contract(
-        lambda: Pulse(Link(world.link.url, "pulse"), world.keys, "ticket_id", LEASE_MS, sockets, lambda ticket: None)
+        lambda: LiveOverview(
+            Link(world.link.url, "pulse"), world.keys, "ticket_id", LEASE_MS, sockets, lambda ticket: None
+        )
     )
 
 
-def test_an_empty_redis_is_shown_as_such(pulse: Pulse, world: World) -> None:
+def test_an_empty_redis_is_shown_as_such(pulse: LiveOverview, world: World) -> None:
     seen = look(pulse)
     assert (seen["entries"], seen["lag"], seen["pending"], seen["stuck"], seen["oldest_ms"]) == (0, 0, 0, [], None)
     assert [alarm["level"] for alarm in seen["alarms"]] == ["bad", "bad"]
@@ -57,7 +59,7 @@ def test_an_empty_redis_is_shown_as_such(pulse: Pulse, world: World) -> None:
     world.make_group()
 
 
-def test_what_is_stuck_is_found_with_its_consumer_and_what_waits_behind(pulse: Pulse, world: World) -> None:
+def test_what_is_stuck_is_found_with_its_consumer_and_what_waits_behind(pulse: LiveOverview, world: World) -> None:
     leader, a = world.elect(), world.join("a")
     sent = world.owned(leader, a, b"T", *[b"%d-1" % n for n in (1000, 1001, 1002)])
     world.link.call(
@@ -93,12 +95,12 @@ def test_what_waits_behind_is_what_the_leader_knows_where_redis_was_not_asked_fo
     world.parked(leader, b"P", *[b"%d-1" % number for number in range(2000, 2060)])
     memory = {b"ALL": Parked(70, True), b"PART": Parked(80, False), b"P": None}
     for board, all_, part in ((memory.get, (70, True), (80, False)), (lambda ticket: None, (0, False), (0, False))):
-        seen = look(Pulse(world.link, world.keys, "ticket_id", LEASE_MS, sockets, board))
+        seen = look(LiveOverview(world.link, world.keys, "ticket_id", LEASE_MS, sockets, board))
         told = {row["ticket_id"]: (row["behind"], row["behind_is_exact"]) for row in seen["stuck"]}
         assert told == {"ALL": all_, "PART": part, "P": (49, False)}
 
 
-def test_entries_without_a_body_are_not_forgotten(pulse: Pulse, world: World) -> None:
+def test_entries_without_a_body_are_not_forgotten(pulse: LiveOverview, world: World) -> None:
     leader = world.elect()
     *_, last = world.parked(leader, b"P", b"1000-1", b"1001-1", b"1002-1")
     look(pulse)
@@ -108,7 +110,7 @@ def test_entries_without_a_body_are_not_forgotten(pulse: Pulse, world: World) ->
     assert [(row["behind"], row["behind_is_exact"]) for row in pulse.last["stuck"]] == [(1, False)]
 
 
-def test_a_ticket_that_moves_on_is_not_stuck_any_more(pulse: Pulse, world: World) -> None:
+def test_a_ticket_that_moves_on_is_not_stuck_any_more(pulse: LiveOverview, world: World) -> None:
     leader, a = world.elect(), world.join("a")
     sent = world.owned(leader, a, b"T", b"1000-1", b"1001-1")
     world.spoil(b"T", b"%s 5 %s %s" % (a.name, *sent))
@@ -120,7 +122,7 @@ def test_a_ticket_that_moves_on_is_not_stuck_any_more(pulse: Pulse, world: World
 
 
 def test_what_is_parked_under_an_id_from_the_future_is_stuck_since_it_was_seen(
-    pulse: Pulse, world: World, monkeypatch: pytest.MonkeyPatch
+    pulse: LiveOverview, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.parked(world.elect(), b"T", b"%d-1" % (1000 * wall_ms()))
     assert look(pulse)["stuck"] == []
@@ -170,7 +172,7 @@ def test_the_oldest_is_told_before_the_first_look_at_all_is_over(world: World) -
 class Reader:
     """Somebody who has a page open."""
 
-    def __init__(self, pulse: Pulse, topic: str, is_gone: bool = False) -> None:
+    def __init__(self, pulse: LiveOverview, topic: str, is_gone: bool = False) -> None:
         ours, self.sock = socket.socketpair()
         self.sock.settimeout(PATIENCE_S)
         if is_gone:
@@ -191,7 +193,7 @@ class Reader:
 
 
 def test_everybody_who_looks_is_told_what_is_new_and_nothing_else(
-    pulse: Pulse, world: World, monkeypatch: pytest.MonkeyPatch
+    pulse: LiveOverview, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pulse_module, "_CONSUMERS_EVERY_S", 0.0)
     readers = [Reader(pulse, OVERVIEW) for _ in range(20)]
@@ -214,7 +216,7 @@ def test_everybody_who_looks_is_told_what_is_new_and_nothing_else(
 
 
 def test_who_leaves_while_it_is_let_in_does_not_look_for_ever(
-    pulse: Pulse, sockets: LiveSockets, monkeypatch: pytest.MonkeyPatch
+    pulse: LiveOverview, sockets: LiveSockets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep = sockets.keep
 
@@ -229,7 +231,7 @@ def test_who_leaves_while_it_is_let_in_does_not_look_for_ever(
     assert sockets.failed_turns == 0
 
 
-def test_who_comes_is_given_the_history(pulse: Pulse) -> None:
+def test_who_comes_is_given_the_history(pulse: LiveOverview) -> None:
     look(pulse)
     look(pulse)
     reader = Reader(pulse, OVERVIEW)
@@ -238,7 +240,7 @@ def test_who_comes_is_given_the_history(pulse: Pulse) -> None:
 
 
 def test_while_nobody_looks_it_only_keeps_the_history(
-    pulse: Pulse, world: World, monkeypatch: pytest.MonkeyPatch
+    pulse: LiveOverview, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert pulse.run_once() > 1.5
     before = pulse.last
@@ -249,7 +251,9 @@ def test_while_nobody_looks_it_only_keeps_the_history(
     assert look(pulse)["living"] == 1
 
 
-def test_when_redis_is_away_that_is_the_first_thing_to_be_read(pulse: Pulse, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_redis_is_away_that_is_the_first_thing_to_be_read(
+    pulse: LiveOverview, monkeypatch: pytest.MonkeyPatch
+) -> None:
     look(pulse)
     pulse._trouble = "NotNow: away"
     assert "cannot ask Redis" in pulse.snapshot(0)["alarms"][0]["text"]

@@ -9,11 +9,11 @@ import pytest
 from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, World, fetch
 from usher.common.base.errors import Fenced
 from usher.common.protocol.message import LONGEST_TICKET
-from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.leader.peeked import Found
 
 
-def _all(leader: LeaderSteps, count: int) -> list[bytes]:
+def _all(leader: LeaderScripts, count: int) -> list[bytes]:
     ids: list[bytes] = []
     after = None
     while True:
@@ -51,7 +51,7 @@ def test_nothing_parked_is_one_empty_page(world: World) -> None:
     assert world.elect().read_parked(None, 10) == (None, [], [])
 
 
-def test_a_deposed_leader_reads_nothing(world: World, depose: Callable[[LeaderSteps], None]) -> None:
+def test_a_deposed_leader_reads_nothing(world: World, depose: Callable[[LeaderScripts], None]) -> None:
     leader = world.elect()
     first, _ = world.parked(leader, b"T", b"1-1", b"2-1")
     world.delete(first)

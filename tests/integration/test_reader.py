@@ -12,8 +12,8 @@ from tests.integration.factories import FIELD, World
 from tests.integration.test_protocol_rules import T
 from usher.common.protocol.stream_id import ZERO
 from usher.master.dispatch.stream_cursor import IDLE_READ_S, Reader
-from usher.master.leader.leader_scripts import LeaderSteps, Misheard
-from usher.master.leader.limits import Limits
+from usher.master.leader.leader_scripts import LeaderScripts, StaleNotification
+from usher.master.leader.limits import LeaderLimits
 from usher.master.leader.peeked import NO_NEWS, News
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import NOTHING
@@ -23,10 +23,10 @@ class Looker:
     """A reader, what it may ask for, and a plan of nothing for what it sees."""
 
     def __init__(self, world: World, batch: int = 1000, ear: Ear | None = None, room: int = 10_000) -> None:
-        self.leader: LeaderSteps = world.elect()
+        self.leader: LeaderScripts = world.elect()
         self.board = Board(10)
         self.board.join("a:1", "a", 8, room, True)
-        self.reader = Reader(Limits(batch, 10, 100_000, 1.0, 1.0, 1000, FIELD), ear)
+        self.reader = Reader(LeaderLimits(batch, 10, 100_000, 1.0, 1.0, 1000, FIELD), ear)
         self.reader.begin(ZERO, None)
         self.seen: list[bytes] = []
 
@@ -140,7 +140,7 @@ def test_a_bell_that_tells_of_other_entries_again_and_again_is_not_listened_to_f
         if is_much:
             assert looker.look().found == []
         else:
-            with pytest.raises(Misheard):
+            with pytest.raises(StaleNotification):
                 looker.look()
             looker.reader.again(True)
     assert ear.trouble == "doorbell: it told of entries that the leader did not find"

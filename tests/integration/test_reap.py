@@ -10,17 +10,17 @@ import pytest
 from tests.integration.factories import Owner, World
 from usher.common.base.errors import Fenced
 from usher.master.leader.elector import Lead
-from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.recovery.janitor import Janitor
 
 
-def _reap(leader: LeaderSteps, owner: Owner, stored: bytes | None = None) -> bool:
+def _reap(leader: LeaderScripts, owner: Owner, stored: bytes | None = None) -> bool:
     return leader.reap(
         owner.incarnation, owner.registration.name, owner.registration.dump() if stored is None else stored
     )
 
 
-def _dead(world: World, leader: LeaderSteps) -> Owner:
+def _dead(world: World, leader: LeaderScripts) -> Owner:
     """A dead incarnation that left a group consumer, an inbox and a registration, and nothing pending."""
     a = world.join("a")
     a.steps.ack({b"T": world.owned(leader, a, b"T")}, b"", 0)
@@ -72,7 +72,7 @@ def test_one_that_lives_is_not_reaped_in_whatever_state(world: World) -> None:
             assert not _reap(leader, a)
 
 
-def test_a_deposed_leader_reaps_nobody(world: World, depose: Callable[[LeaderSteps], None]) -> None:
+def test_a_deposed_leader_reaps_nobody(world: World, depose: Callable[[LeaderScripts], None]) -> None:
     leader = world.elect()
     a = _dead(world, leader)
     depose(leader)

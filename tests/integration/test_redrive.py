@@ -12,8 +12,8 @@ from usher.common.base.errors import Fenced, NotNow, OwnershipLost
 from usher.common.redis.client import CommandRefused
 from usher.common.redis.replies import pairs
 from usher.consumer.lifecycle.owner_scripts import Buried, Letter
-from usher.master.leader.leader_scripts import LeaderSteps
-from usher.master.operations.dead_letters import DeadLetters, Outcome
+from usher.master.leader.leader_scripts import LeaderScripts
+from usher.master.operations.dead_letters import DeadLetters, LetterResult
 from usher.master.policy.letters import LetterFilter, Preview
 
 T = b"T"
@@ -29,7 +29,7 @@ def _changed(world: World) -> list[bytes]:
     return [fields[1] for _, fields in entries if fields[0] == b"ticket"]
 
 
-def _halted(world: World) -> tuple[LeaderSteps, Owner, list[bytes], bytes]:
+def _halted(world: World) -> tuple[LeaderScripts, Owner, list[bytes], bytes]:
     """A ticket that waits for the first of four messages; its owner had three of them. With the fence that it had."""
     leader, a = world.elect(), world.join("a")
     ids = world.owned(leader, a, T, b"1-1", b"2-1", b"3-1")
@@ -141,7 +141,7 @@ def test_a_redriven_ticket_goes_on_with_that_very_message_and_with_no_later_one(
 ) -> None:
     leader, a, ids, fence = _halted(world)
     [letter_id] = world.letter_ids()
-    assert letters.redrive([letter_id]) == [Outcome(letter_id, "resumed")]
+    assert letters.redrive([letter_id]) == [LetterResult(letter_id, "resumed")]
     assert letters.leader_url == "http://one"
     assert world.pending() == {b"master": ids}
     assert world.state().index == {T: b"returned " + fence + b" 1-1 2-1 3-1"}
@@ -218,7 +218,7 @@ def test_what_was_rejected_comes_to_the_end_too(world: World, letters: DeadLette
 
 
 def test_what_was_cut_is_added_whole_from_the_stream_or_not_at_all(world: World, letters: DeadLetters) -> None:
-    leader = LeaderSteps(world.scripts, world.keys, world.elect().epoch, "ticket_id", 5000)
+    leader = LeaderScripts(world.scripts, world.keys, world.elect().epoch, "ticket_id", 5000)
     for entry_id in (b"1-1", b"2-1"):
         world.add(entry_id, "ticket_id", "T", "body", b"x" * 6000)
     fetch(leader, 2)

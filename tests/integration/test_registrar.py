@@ -17,7 +17,7 @@ from tests.clock import clock_of
 from usher.common.base.clock import now_s
 from usher.common.base.errors import RedisTrouble
 from usher.common.protocol.registration import Registration
-from usher.common.runtime.service import Ended
+from usher.common.runtime.service import ServiceEnded
 from usher.consumer.lifecycle import registrar as registrar_module
 from usher.consumer.lifecycle.master_client import MasterClient, MasterUnavailable
 from usher.consumer.lifecycle.registrar import Registrar, Taken
@@ -93,7 +93,7 @@ def _register(master: Master, *answers: tuple[int, dict[str, Any]]) -> Taken:
     try:
         for _ in range(len(answers) - 1):
             registrar.run_once()
-        with pytest.raises(Ended):
+        with pytest.raises(ServiceEnded):
             registrar.run_once()
     finally:
         registrar.on_end()
@@ -118,7 +118,7 @@ def test_who_waits_for_a_name_asks_anew_as_soon_as_it_has_evidence_and_only_then
     try:
         for _ in range(3):
             registrar.run_once()
-        with pytest.raises(Ended):
+        with pytest.raises(ServiceEnded):
             registrar.run_once()
     finally:
         registrar.on_end()
@@ -137,7 +137,7 @@ def test_who_may_have_been_heard_asks_under_the_same_uuid_though_it_has_evidence
         registrar.run_once()
         with pytest.raises(RedisTrouble):
             registrar.run_once()
-        with pytest.raises(Ended):
+        with pytest.raises(ServiceEnded):
             registrar.run_once()
     finally:
         registrar.on_end()
@@ -189,7 +189,7 @@ def test_an_answer_that_cannot_be_read_whole_is_not_taken(master: Master, missin
         with pytest.raises(KeyError):
             registrar.run_once()
         assert not taken
-        with pytest.raises(Ended):
+        with pytest.raises(ServiceEnded):
             registrar.run_once()
     finally:
         registrar.on_end()
@@ -217,7 +217,7 @@ def test_what_must_happen_before_happens_before_and_as_long_as_it_fails_nobody_i
             registrar.run_once()
     assert master.asked == []
     master.answers.append((201, {"generation": 7, "lease_ms": 1000, "left_ms": 1000, "leader_url": None}))
-    with pytest.raises(Ended):
+    with pytest.raises(ServiceEnded):
         registrar.run_once()
     assert len(master.asked) == 1
     registrar.on_end()

@@ -23,10 +23,10 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.run_log import encode
 from usher.common.redis.client import Link
 from usher.common.rehearsal.process import HandlerProcess
-from usher.common.rehearsal.values import Piece, Play
+from usher.common.rehearsal.values import Piece, RehearsalSpec
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.policy.acks import Finished
-from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.rehearsal.selection import Candidate
 
 _SHOP = """
@@ -100,7 +100,7 @@ def world(link: Link, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def buried(
-    world: World, *tickets: bytes, policy: str = "skip", by: tuple[LeaderSteps, Owner] | None = None
+    world: World, *tickets: bytes, policy: str = "skip", by: tuple[LeaderScripts, Owner] | None = None
 ) -> list[str]:
     """A dead letter of each; their ids."""
     leader, a = by or (world.elect(), world.join("a"))
@@ -376,7 +376,7 @@ def test_a_long_stream_is_looked_through_page_by_page(
 def test_a_process_that_ends_behind_its_last_message_is_told_and_the_next_one_has_another(world: World) -> None:
     pieces = [Piece(b"T", b"5-0", 0, (0, 0, 0, 0), (b"body", body)) for body in (b"exit afterwards", b"fine")]
     others = psutil.Process().children()
-    with HandlerProcess(Play("shop:does", "s", False), os.environ, lambda: None) as process:
+    with HandlerProcess(RehearsalSpec("shop:does", "s", False), os.environ, lambda: None) as process:
         assert process.rehearse(pieces[0]).how == "done"
         [child] = [one for one in psutil.Process().children() if one not in others]
         # Not by its status: a zombie is also one whose other threads are about to end.
@@ -392,7 +392,7 @@ def test_a_process_that_ends_behind_its_last_message_is_told_and_the_next_one_ha
 
 def test_a_child_that_the_handler_has_forked_answers_nothing_and_takes_no_message(world: World) -> None:
     bodies = (b"raises", b"child raises", b"raises", b"fine")
-    with HandlerProcess(Play("shop:forks", "s", False), os.environ, lambda: None) as process:
+    with HandlerProcess(RehearsalSpec("shop:forks", "s", False), os.environ, lambda: None) as process:
         ended = [process.rehearse(Piece(b"T", b"5-0", 0, (0, 0, 0, 0), (b"body", body))).how for body in bodies]
     assert (ended, process.notes) == (["raised", "done", "raised", "done"], [])
 

@@ -10,7 +10,7 @@ from tests.integration.factories import FIELD, World, fetch
 from usher.common.base.errors import Fenced
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.redis.client import CommandRefused
-from usher.master.leader.leader_scripts import LeaderSteps, Rejected
+from usher.master.leader.leader_scripts import LeaderScripts, Rejected
 from usher.master.leader.peeked import Found
 from usher.master.leader.validation import sort_out
 
@@ -52,7 +52,7 @@ def test_an_id_twice_in_a_call_writes_one_letter(world: World) -> None:
     assert len(world.dead()) == 1
 
 
-def test_a_deposed_leader_rejects_nothing(world: World, depose: Callable[[LeaderSteps], None]) -> None:
+def test_a_deposed_leader_rejects_nothing(world: World, depose: Callable[[LeaderScripts], None]) -> None:
     leader = world.elect()
     [entry_id] = world.parked(leader, b"")
     depose(leader)
@@ -101,7 +101,7 @@ def test_an_entry_of_thousands_of_fields_is_kept_as_far_as_it_fits_and_says_so(w
 
 
 def test_what_is_too_large_is_kept_cut_and_says_how_much_is_missing(world: World) -> None:
-    leader = LeaderSteps(world.scripts, world.keys, world.elect().epoch, FIELD, 10_000)
+    leader = LeaderScripts(world.scripts, world.keys, world.elect().epoch, FIELD, 10_000)
     world.add(b"1-1", FIELD, "T", "body", b"x" * 9_000)
     world.add(b"2-1", FIELD, "T", "body", b"y" * 20_000_000, "note", "kept")
     world.add(b"3-1", FIELD, "T", *[part for n in range(3000) for part in (f"f{n}", "v")])
@@ -129,9 +129,9 @@ def test_what_is_too_large_is_kept_cut_and_says_how_much_is_missing(world: World
 
 def test_what_is_too_large_is_found_wherever_an_entry_comes_from(world: World) -> None:
     leader, a = world.elect(), world.join("a")
-    leader = LeaderSteps(world.scripts, world.keys, leader.epoch, FIELD, 20)
+    leader = LeaderScripts(world.scripts, world.keys, leader.epoch, FIELD, 20)
     [held] = world.owned(leader, a, b"T")
-    strict = LeaderSteps(world.scripts, world.keys, leader.epoch, FIELD, 3)
+    strict = LeaderScripts(world.scripts, world.keys, leader.epoch, FIELD, 3)
     [stray] = world.parked(leader, b"U")
     world.make_idle("stranger", 100_000, stray)
     world.end_lease(a)

@@ -9,7 +9,7 @@ import pytest
 from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, World, fetch, plan
 from tests.integration.memory import full_memory
 from usher.common.base.errors import Fenced
-from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.leader.leader_scripts import LeaderScripts
 
 
 def lose_the_group(world: World, start: str = "0") -> None:
@@ -160,7 +160,7 @@ def test_a_returned_ticket_belongs_to_nobody_its_entries_stay_under_master(world
         assert leader.rejoin((b"T", entry_id) for entry_id in ids).over == ids
 
 
-def test_a_deposed_leader_gives_nobody_anything(world: World, depose: Callable[[LeaderSteps], None]) -> None:
+def test_a_deposed_leader_gives_nobody_anything(world: World, depose: Callable[[LeaderScripts], None]) -> None:
     leader = world.elect()
     owner = world.join("a")
     [entry_id] = world.owned(leader, owner, b"T")

@@ -11,7 +11,7 @@ from tests.integration.memory import full_memory
 from tests.integration.rewound import set_back
 from usher.common.base.errors import GroupMissing
 from usher.common.protocol.keys import Keys, LogKeys
-from usher.common.protocol.stream_id import ZERO, Position, Span
+from usher.common.protocol.stream_id import ZERO, GroupPosition, Span
 from usher.common.readers.reliable_stream import (
     RETURNED,
     SUSPECT,
@@ -403,13 +403,13 @@ class TestGroup:
         [
             (None, ZERO, None, ZERO),
             (None, b"5-0", Span(b"1-0", b"9-0"), ZERO),
-            (Position(b"5-0", None), b"5-0", Span(b"1-0", b"9-0"), b"5-0"),
-            (Position(b"5-0", b"3-1"), b"5-0", Span(b"1-0", b"9-0"), b"3-0"),
-            (Position(b"5-0", b"9-1"), b"5-0", Span(b"1-0", b"9-0"), b"5-0"),
-            (Position(b"5-0", None), b"5-0", Span(None, b"2-0"), ZERO),
-            (Position(b"5-0", None), ZERO, Span(b"1-0", b"2-0"), ZERO),
-            (Position(b"5-0", None), b"5-0", None, ZERO),
+            (GroupPosition(b"5-0", None), b"5-0", Span(b"1-0", b"9-0"), b"5-0"),
+            (GroupPosition(b"5-0", b"3-1"), b"5-0", Span(b"1-0", b"9-0"), b"3-0"),
+            (GroupPosition(b"5-0", b"9-1"), b"5-0", Span(b"1-0", b"9-0"), b"5-0"),
+            (GroupPosition(b"5-0", None), b"5-0", Span(None, b"2-0"), ZERO),
+            (GroupPosition(b"5-0", None), ZERO, Span(b"1-0", b"2-0"), ZERO),
+            (GroupPosition(b"5-0", None), b"5-0", None, ZERO),
         ],
     )
-    def test_where_it_goes_on(self, saved: Position | None, seen: bytes, span: Span | None, start: bytes) -> None:
+    def test_where_it_goes_on(self, saved: GroupPosition | None, seen: bytes, span: Span | None, start: bytes) -> None:
         assert goes_on_at(saved, seen, span) == start

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.integration.factories import World
-from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.leader.leader_scripts import LeaderScripts
 
 
 def _resign(world: World, epoch: int) -> bytes:
@@ -27,7 +27,7 @@ def test_resigning_twice_is_refused_the_second_time(world: World) -> None:
 
 
 def test_a_late_resignation_does_not_take_the_lease_of_a_successor(
-    world: World, depose: Callable[[LeaderSteps], None]
+    world: World, depose: Callable[[LeaderScripts], None]
 ) -> None:
     leader = world.elect()
     depose(leader)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.factories import World
 from usher.common.base.errors import Fenced
-from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.leader.leader_scripts import LeaderScripts
 
 
 def test_a_revoked_lease_keeps_its_end_and_cannot_be_renewed(world: World) -> None:
@@ -58,7 +58,7 @@ def test_a_lease_about_to_end_does_not_become_one_without_an_end(world: World) -
         assert world.link.call("PTTL", world.keys.lease(a.incarnation)) != -1
 
 
-def test_a_deposed_leader_revokes_nobody(world: World, depose: Callable[[LeaderSteps], None]) -> None:
+def test_a_deposed_leader_revokes_nobody(world: World, depose: Callable[[LeaderScripts], None]) -> None:
     leader, a = world.elect(), world.join("a")
     depose(leader)
     with world.unchanged(), pytest.raises(Fenced):

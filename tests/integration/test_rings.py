@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from usher.common.http.server.push_sockets import LiveSockets
-from usher.common.router.change_driven import ChangeReader
+from usher.common.router.change_driven import ChangeDrivenReader
 from usher.common.router.router import StreamRouter
 
 
@@ -32,15 +32,15 @@ def _live(url: str) -> LiveSockets:
     return LiveSockets(10)
 
 
-def _router(url: str) -> ChangeReader:
+def _router(url: str) -> ChangeDrivenReader:
     reader = StreamRouter(url)._reader
-    assert isinstance(reader, ChangeReader)
+    assert isinstance(reader, ChangeDrivenReader)
     return reader
 
 
 @pytest.mark.parametrize("make", [_live, _router])
 def test_who_rings_while_a_ring_is_heard_silences_nobody(
-    redis_url: str, make: Callable[[str], LiveSockets | ChangeReader]
+    redis_url: str, make: Callable[[str], LiveSockets | ChangeDrivenReader]
 ) -> None:
     service = make(redis_url)
     service.run_once()

@@ -12,15 +12,15 @@ from usher.common.base.errors import RedisTrouble
 from usher.common.observability.metrics import Metrics
 from usher.common.protocol.registration import Registration
 from usher.common.redis.client import Link
-from usher.master.assembly.context import Place
-from usher.master.assembly.leader_services import Leading
+from usher.master.assembly.context import MasterContext
+from usher.master.assembly.leader_services import LeaderServices
 from usher.master.dispatch.change_watch import ChangeWatch
 from usher.master.dispatch.events import ChangedElsewhere
 from usher.master.leader.elector import Lead
 from usher.master.membership import registry as roster
-from usher.master.membership.lease_clamp import shorten_leases
+from usher.master.membership.lease_clamp import clamp_leases
 from usher.master.membership.registration import Membership
-from usher.master.membership.registry import Member, RosterReader, read_roster
+from usher.master.membership.registry import ConsumerRegistry, RegisteredConsumer, read_registry
 from usher.master.settings import MasterSettings
 
 
@@ -46,9 +46,9 @@ class _Reading:
     """A roster reader of a leader, and what it told."""
 
     def __init__(self, world: World) -> None:
-        self.told: list[dict[str, Member]] = []
+        self.told: list[dict[str, RegisteredConsumer]] = []
         self.lead = Lead()
-        self.reader = RosterReader(world.link, world.keys, self.lead, 0.5, self.told.append, LEASE_MS)
+        self.reader = ConsumerRegistry(world.link, world.keys, self.lead, 0.5, self.told.append, LEASE_MS)
         self.lead._set(7, None)
 
     def states(self) -> dict[str, str]:
@@ -61,7 +61,7 @@ def test_many_consumers_are_read_in_two_commands_and_each_has_the_state_of_its_l
     world.link.call("SET", world.keys.lease(draining.incarnation), "draining", "KEEPTTL")
     world.end_lease(dead)
     before = _calls(world)
-    members = read_roster(world.link, world.keys)
+    members = read_registry(world.link, world.keys)
     after = _calls(world)
     assert {name: member.state for name, member in members.items()} == {
         living.incarnation: "live",
@@ -72,13 +72,13 @@ def test_many_consumers_are_read_in_two_commands_and_each_has_the_state_of_its_l
 
 
 def test_nobody_registered_is_an_empty_roster(world: World) -> None:
-    assert read_roster(world.link, world.keys) == {}
+    assert read_registry(world.link, world.keys) == {}
 
 
 def test_only_who_leads_looks(world: World) -> None:
-    told: list[dict[str, Member]] = []
+    told: list[dict[str, RegisteredConsumer]] = []
     lead = Lead()
-    reader = RosterReader(world.link, world.keys, lead, 0.5, told.append, LEASE_MS)
+    reader = ConsumerRegistry(world.link, world.keys, lead, 0.5, told.append, LEASE_MS)
     before = _calls(world)
     assert 0.5 < reader.run_once() < reader.stalls_after_s, "who makes it the leader wakes it"
     assert (told, _calls(world)) == ([], before)
@@ -172,7 +172,7 @@ def test_a_consumer_that_registers_at_whichever_master_is_heard_of_by_all(world:
 
 
 def test_whoever_is_elected_reads_the_roster_at_once(redis_url: str) -> None:
-    leading = Leading(Place(MasterSettings(ticket_stream="s", group="g"), redis_url), Metrics())
+    leading = LeaderServices(MasterContext(MasterSettings(ticket_stream="s", group="g"), redis_url), Metrics())
     leading.roster._wake.clear()
     leading.lead._set(7, None)
     assert leading.roster._wake.wait(0)
@@ -209,7 +209,7 @@ def test_a_lease_that_another_master_gave_for_longer_is_left_alone(world: World)
     given = longer.register(Registration("b", "u1", "http://127.0.0.1:1/", 4, 100)).registration
     first = world.join("a").registration
     before = roster.read_left_ms(world.link, world.keys, [given.incarnation])[given.incarnation]
-    shorten_leases(world.link, world.keys, [first, given], LEASE_MS)
+    clamp_leases(world.link, world.keys, [first, given], LEASE_MS)
     assert before - 1000 < roster.read_left_ms(world.link, world.keys, [given.incarnation])[given.incarnation] <= before
 
 
@@ -220,7 +220,7 @@ def test_what_a_master_of_a_former_version_gave_may_be_as_long_as_any(world: Wor
     new = world.join("b").registration
     for one in (old, new):
         world.link.call("PEXPIRE", world.keys.lease(one.incarnation), _TWO_HOURS_MS)
-    shorten_leases(world.link, world.keys, [old, new], LEASE_MS)
+    clamp_leases(world.link, world.keys, [old, new], LEASE_MS)
     left = roster.read_left_ms(world.link, world.keys, [old.incarnation, new.incarnation])
     assert LEASE_MS < left[old.incarnation] <= 3_600_000
     assert left[new.incarnation] <= LEASE_MS

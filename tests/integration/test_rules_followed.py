@@ -10,10 +10,10 @@ from tests.integration.actors import MasterActor, Stage
 from tests.integration.factories import fetch
 from usher.common.base.errors import NotNow
 from usher.common.redis.client import Link
-from usher.master.membership.registry import read_roster
+from usher.master.membership.registry import read_registry
 from usher.master.operations.action_log import By
-from usher.master.operations.live_rules import Changed, LiveRules
-from usher.master.policy.rules import Action, Rule, Target
+from usher.master.operations.live_rules import LiveRules, RuleSetChange
+from usher.master.policy.rules import Rule, RuleAction, Target
 
 _ALICE = By("alice", "cli")
 
@@ -27,7 +27,7 @@ def stage(any_redis_url: str) -> Iterator[Stage]:
 def pause_all(stage: Stage, m: MasterActor) -> tuple[LiveRules, str]:
     """The leader knows the rule, whose id is returned."""
     rules = LiveRules(stage.link, stage.keys)
-    changed = rules.set(Rule(Target.EVERYTHING, "", Action.PAUSE), _ALICE)
+    changed = rules.set(Rule(Target.EVERYTHING, "", RuleAction.PAUSE), _ALICE)
     m.settle()
     assert m.board.rules.pauses_all
     assert changed.rule is not None
@@ -40,7 +40,7 @@ def test_messages_without_a_ticket_id_that_left_memory_come_back(stage: Stage) -
     fetch(stage.world.elect(), 10)  # somebody has read them who is gone
     stage.end_lead()
     rules = LiveRules(stage.link, stage.keys)
-    changed = rules.set(Rule(Target.EVERYTHING, "", Action.PAUSE), _ALICE)
+    changed = rules.set(Rule(Target.EVERYTHING, "", RuleAction.PAUSE), _ALICE)
     m = stage.leader(spread=True)
     m.settle()
     assert m.board.parked == 3
@@ -58,7 +58,7 @@ def test_what_is_seen_before_the_rule_is_known_stays_in_the_stream(stage: Stage)
     m.settle()
     ids = stage.send(b"T") + stage.send(b"U")
     rules = LiveRules(stage.link, stage.keys)
-    changed = rules.set(Rule(Target.EVERYTHING, "", Action.PAUSE), _ALICE)
+    changed = rules.set(Rule(Target.EVERYTHING, "", RuleAction.PAUSE), _ALICE)
     m.turn()
     m.turn()
     assert m.board.parked == 0
@@ -99,14 +99,14 @@ def test_rules_whose_news_got_lost_are_read_when_memory_is_compared(stage: Stage
 def test_a_consumer_that_is_drained_while_a_rule_makes_dead_letters_is_handed_nothing_more(stage: Stage) -> None:
     m, a = stage.leader(), stage.consumer()
     rules = LiveRules(Link(stage.url, "operator"), stage.keys)
-    rules.set(Rule(Target.TICKET, "X", Action.DEAD_LETTER), _ALICE)
+    rules.set(Rule(Target.TICKET, "X", RuleAction.DEAD_LETTER), _ALICE)
     m.settle()
     stage.world.add(b"1-0", "ticket_id", "X")
-    drained: list[Changed] = []
+    drained: list[RuleSetChange] = []
 
     def drain(step: str) -> None:
         if step == "end_by_rule" and not drained:
-            drained.append(rules.set(Rule(Target.CONSUMER, a.registration.name, Action.PAUSE), _ALICE, "drain"))
+            drained.append(rules.set(Rule(Target.CONSUMER, a.registration.name, RuleAction.PAUSE), _ALICE, "drain"))
 
     m.link.before = drain
     m.turn()
@@ -122,13 +122,13 @@ def test_a_consumer_that_is_drained_while_a_rule_makes_dead_letters_is_handed_no
 
 
 def test_a_drain_is_followed_also_by_a_leader_whose_roster_was_read_before_the_consumer_came(stage: Stage) -> None:
-    old = read_roster(stage.link, stage.keys)
+    old = read_registry(stage.link, stage.keys)
     a, m = stage.consumer(), stage.leader()
     m.turn()
     m.dispatcher.post(old)
     m.turn()
     rules = LiveRules(Link(stage.url, "operator"), stage.keys)
-    changed = rules.set(Rule(Target.CONSUMER, a.registration.name, Action.PAUSE), _ALICE, "drain")
+    changed = rules.set(Rule(Target.CONSUMER, a.registration.name, RuleAction.PAUSE), _ALICE, "drain")
     stage.send(b"X")
     for _ in range(3):
         m.turn()

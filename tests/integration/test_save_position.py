@@ -11,15 +11,15 @@ from tests.integration.factories import TRICKY_IDS, World
 from tests.integration.memory import full_memory
 from usher.common.base.errors import Fenced, GroupMissing
 from usher.common.protocol.keys import LogKeys
-from usher.common.protocol.stream_id import Position, rank
-from usher.master.leader.leader_scripts import LeaderSteps
+from usher.common.protocol.stream_id import GroupPosition, rank
+from usher.master.leader.leader_scripts import LeaderScripts
 
 
 def test_nothing_was_ever_read(world: World) -> None:
     leader = world.elect()
     world.send(b"T", *TRICKY_IDS)
-    assert leader.save_position() == Position(b"0-0", None)
-    assert world.stream.saved_position() == Position(b"0-0", None)
+    assert leader.save_position() == GroupPosition(b"0-0", None)
+    assert world.stream.saved_position() == GroupPosition(b"0-0", None)
 
 
 def test_all_that_was_read_is_done(world: World) -> None:
@@ -27,8 +27,8 @@ def test_all_that_was_read_is_done(world: World) -> None:
     owner = world.join("a")
     ids = world.owned(leader, owner, b"T", *TRICKY_IDS)
     owner.steps.ack({b"T": ids}, b"", 0)
-    assert leader.save_position() == Position(ids[-1], None)
-    assert world.stream.saved_position() == Position(ids[-1], None)
+    assert leader.save_position() == GroupPosition(ids[-1], None)
+    assert world.stream.saved_position() == GroupPosition(ids[-1], None)
 
 
 def test_the_oldest_pending_one_is_the_lowest_id_whoever_has_it(world: World) -> None:
@@ -39,7 +39,7 @@ def test_the_oldest_pending_one_is_the_lowest_id_whoever_has_it(world: World) ->
     world.parked(leader, b"U", b"18446744073709551-18446744073709551614")
     for left in range(1, len(ids)):
         owner.steps.ack({b"T": [ids[left - 1]]}, b"", 0)
-        assert leader.save_position() == Position(b"18446744073709551-18446744073709551614", ids[left])
+        assert leader.save_position() == GroupPosition(b"18446744073709551-18446744073709551614", ids[left])
         assert rank(ids[left]) > rank(ids[left - 1])
 
 
@@ -48,10 +48,10 @@ def test_it_follows_the_group_and_forgets_what_is_no_longer_pending(world: World
     owner = world.join("a")
     [first] = world.owned(leader, owner, b"T")
     leader.save_position()
-    assert world.stream.saved_position() == Position(first, first)
+    assert world.stream.saved_position() == GroupPosition(first, first)
     owner.steps.ack({b"T": [first]}, b"", 0)
     leader.save_position()
-    assert world.stream.saved_position() == Position(first, None)
+    assert world.stream.saved_position() == GroupPosition(first, None)
 
 
 def test_for_those_who_trim_it_is_the_lowest_id_that_would_be_read_again(world: World) -> None:
@@ -87,7 +87,7 @@ def test_doing_it_again_changes_nothing(world: World) -> None:
         leader.save_position()
 
 
-def test_a_deposed_leader_saves_nothing(world: World, depose: Callable[[LeaderSteps], None]) -> None:
+def test_a_deposed_leader_saves_nothing(world: World, depose: Callable[[LeaderScripts], None]) -> None:
     """A late call of an old leader would put the position back below what its successor has noted."""
     leader = world.elect()
     world.parked(leader, b"T")
@@ -104,7 +104,7 @@ def test_of_several_groups_it_is_ours(world: World) -> None:
     [entry_id] = world.parked(leader, b"T", b"5-1")
     world.send(b"T", b"6-1")
     world.link.call("XREADGROUP", "GROUP", "z-group-after", "them", "STREAMS", world.keys.stream, ">")
-    assert leader.save_position() == Position(entry_id, entry_id)
+    assert leader.save_position() == GroupPosition(entry_id, entry_id)
 
 
 @pytest.mark.parametrize("lost", ["the group", "the stream"])
@@ -119,7 +119,7 @@ def test_without_the_group_the_saved_position_stays_as_it_was(world: World, lost
         world.link.call("DEL", world.keys.stream)
     with pytest.raises(GroupMissing):
         leader.save_position()
-    assert world.stream.saved_position() == Position(entry_id, entry_id)
+    assert world.stream.saved_position() == GroupPosition(entry_id, entry_id)
     world.make_group()
 
 
@@ -136,4 +136,4 @@ def test_it_works_at_full_memory(world: World) -> None:
     [entry_id] = world.parked(leader, b"T")
     with full_memory(world.link):
         leader.save_position()
-    assert world.stream.saved_position() == Position(entry_id, entry_id)
+    assert world.stream.saved_position() == GroupPosition(entry_id, entry_id)

@@ -13,7 +13,7 @@ from usher.common.base.errors import ReplyUnknown
 from usher.common.redis.client import CommandRefused, Link, ScriptMissing
 from usher.common.redis.embedded import EmbeddedRedis
 from usher.common.redis.scripts import ScriptRunner, source, with_memory_flag
-from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.policy.board.plans import NOTHING
 
 _LUA = Path(__file__).parents[2] / "common" / "lua"
@@ -84,7 +84,7 @@ def test_a_reply_that_was_lost_is_not_a_script_that_is_missing(world: World, any
     world.send(b"T", b"1-1", b"2-1")
     with Proxy(any_redis_url) as proxy:
         far = Link(proxy.url, "far")
-        steps = LeaderSteps(ScriptRunner(far), world.keys, leader.epoch, FIELD)
+        steps = LeaderScripts(ScriptRunner(far), world.keys, leader.epoch, FIELD)
         assert [found.id for found in fetch(steps, 1)] == [b"1-1"]
         news = steps.peek(1)
         proxy.on_reply = lambda chunk: None

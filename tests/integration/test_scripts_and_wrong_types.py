@@ -15,10 +15,10 @@ from usher.consumer.lifecycle.crash_report import note_crash
 from usher.consumer.lifecycle.journal import Former
 from usher.consumer.lifecycle.owner_scripts import Letter
 from usher.consumer.policy.quarantine import Left
-from usher.master.leader.leader_scripts import LeaderSteps, Rejected
+from usher.master.leader.leader_scripts import LeaderScripts, Rejected
 from usher.master.leader.peeked import Found, News
 from usher.master.policy.board.rule_gate import Condemned
-from usher.master.policy.rules import Action, Rule, Target
+from usher.master.policy.rules import Rule, RuleAction, Target
 
 _KEYS = (
     "stream",
@@ -35,7 +35,7 @@ _KEYS = (
 )
 
 
-def _stage(world: World) -> tuple[LeaderSteps, Owner, Owner]:
+def _stage(world: World) -> tuple[LeaderScripts, Owner, Owner]:
     """A living owner with a ticket, a dead one with two, something parked, something unusable, some unread; some bodies
     are gone."""
     leader, living, dead = world.elect(), world.join("living"), world.join("dead")
@@ -55,7 +55,7 @@ def _stage(world: World) -> tuple[LeaderSteps, Owner, Owner]:
 _NEWS = News(b"9-1", [Found(b"10-1", b"X"), Found(b"11-1", b"X")], True)
 _LEFT = Left(b"U", b"4-1", 5, Attempts(1), 1, False)
 #: (world, leader, the living owner, the dead one, head of the living one's ticket)
-_Call = Callable[[World, LeaderSteps, Owner, Owner, bytes], object]
+_Call = Callable[[World, LeaderScripts, Owner, Owner, bytes], object]
 _CALLS: dict[str, _Call] = {
     "elect": lambda w, leader, a, b, head: w.scripts.run(
         "elect", (w.keys.leader, w.keys.counters), ("http://x", LEASE_MS, str(leader.epoch))
@@ -76,7 +76,7 @@ _CALLS: dict[str, _Call] = {
     "hand_over, going on": lambda w, leader, a, b, head: leader.hand_over(plan(a, {b"T": [b"7-1"]}, {b"T": head})),
     "hand_over, body gone": lambda w, leader, a, b, head: leader.hand_over(plan(a, {b"W": [b"7-1", b"8-1"]})),
     "end_by_rule": lambda w, leader, a, b, head: leader.end_by_rule(
-        [Condemned(b"W", b"", [b"7-1"], Rule(Target.TICKET, "W", Action.DEAD_LETTER))]
+        [Condemned(b"W", b"", [b"7-1"], Rule(Target.TICKET, "W", RuleAction.DEAD_LETTER))]
     ),
     "take_back": lambda w, leader, a, b, head: leader.take_back(b.incarnation, 10),
     "free_tickets": lambda w, leader, a, b, head: leader.free_tickets("x:1", [b"U"]),

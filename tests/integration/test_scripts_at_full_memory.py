@@ -16,7 +16,7 @@ from tests.integration.factories import LEASE_MS, Owner, World, fetch, plan
 from usher.common.base.errors import NotNow
 from usher.common.redis.scripts import source
 from usher.consumer.lifecycle.owner_scripts import Buried, Letter
-from usher.master.leader.leader_scripts import Freed, LeaderSteps, Rejected
+from usher.master.leader.leader_scripts import Freed, LeaderScripts, Rejected
 from usher.master.leader.peeked import Found
 
 
@@ -237,7 +237,7 @@ def _owner_calls(a: Owner, ids: list[bytes]) -> list[Callable[[], object]]:
     ]
 
 
-def _leader_calls(leader: LeaderSteps, a: Owner) -> list[Callable[[], object]]:
+def _leader_calls(leader: LeaderScripts, a: Owner) -> list[Callable[[], object]]:
     return [
         lambda: leader.read_parked(None, 10),
         lambda: leader.reject([Rejected(b"1-1", b"", "x")]),

@@ -12,8 +12,8 @@ import pytest
 
 from usher.common.observability.metrics import Metrics
 from usher.common.redis.client import Link
-from usher.master.assembly.context import Place
-from usher.master.assembly.leader_services import Leading
+from usher.master.assembly.context import MasterContext
+from usher.master.assembly.leader_services import LeaderServices
 from usher.master.leader.elector import Elector
 from usher.master.settings import MasterSettings
 
@@ -21,10 +21,10 @@ _IDLE_S = 3.5
 
 
 @pytest.fixture(params=[0.5, 0.6, 1.0])
-def lead(request: pytest.FixtureRequest, redis_url: str, link: Link) -> Iterator[tuple[Leading, Elector]]:
+def lead(request: pytest.FixtureRequest, redis_url: str, link: Link) -> Iterator[tuple[LeaderServices, Elector]]:
     """A master that leads an empty stream, with all of its threads."""
-    leading = Leading(
-        Place(MasterSettings(redis_url=redis_url, leader_lease_seconds=request.param), redis_url), Metrics()
+    leading = LeaderServices(
+        MasterContext(MasterSettings(redis_url=redis_url, leader_lease_seconds=request.param), redis_url), Metrics()
     )
     elector = leading.elector("http://one")
     services = [*leading.services, elector]
@@ -37,7 +37,7 @@ def lead(request: pytest.FixtureRequest, redis_url: str, link: Link) -> Iterator
     leading.close()
 
 
-def test_an_idle_leader_keeps_the_lead(lead: tuple[Leading, Elector], caplog: pytest.LogCaptureFixture) -> None:
+def test_an_idle_leader_keeps_the_lead(lead: tuple[LeaderServices, Elector], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     leading, elector = lead
     time.sleep(_IDLE_S)
@@ -46,7 +46,7 @@ def test_an_idle_leader_keeps_the_lead(lead: tuple[Leading, Elector], caplog: py
     assert "lead_not_extended" not in caplog.text
 
 
-def test_a_leader_that_is_stuck_loses_the_lead(lead: tuple[Leading, Elector], link: Link) -> None:
+def test_a_leader_that_is_stuck_loses_the_lead(lead: tuple[LeaderServices, Elector], link: Link) -> None:
     leading, elector = lead
     let_go = threading.Event()
     _until(lambda: leading.dispatcher.leads)

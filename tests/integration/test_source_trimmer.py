@@ -19,7 +19,7 @@ from tests.proxy import Proxy
 from usher.common.base.errors import ReplyUnknown
 from usher.common.doctor.gathering import _MEANS
 from usher.common.protocol.keys import LogKeys
-from usher.common.protocol.sources import SHARDS, Sources
+from usher.common.protocol.sources import SHARDS, SourceSelection
 from usher.common.redis.acl import programs
 from usher.common.redis.client import Arg, Link
 from usher.common.redis.scripts import ScriptRunner
@@ -49,7 +49,11 @@ class Master:
         self.world = world
         self.link = link or Link(url, "test:trim")
         self.gatherer = Gatherer(
-            Link(url, "test:gather"), world.keys, "m1", Sources.parse("t:*"), GatherPlan("ticket_id", "stream", 1000)
+            Link(url, "test:gather"),
+            world.keys,
+            "m1",
+            SourceSelection.parse("t:*"),
+            GatherPlan("ticket_id", "stream", 1000),
         )
         self.gatherer.hold(ALL)
         self.gatherer.found(name.encode() for name in sources)

@@ -23,7 +23,7 @@ from usher.consumer.execution.reporter import Reporter
 from usher.consumer.execution.thread_pool import LaneWorker
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.master_client import MasterClient
-from usher.consumer.lifecycle.owner_scripts import OwnerSteps
+from usher.consumer.lifecycle.owner_scripts import OwnerScripts
 from usher.consumer.policy.acks import Finished, Linger
 
 _NEVER_S = 3600.0
@@ -37,7 +37,7 @@ def _acker(world: World, keeper: LaneKeeper, enough: int = 500, was_quiet: bool 
     owner = world.join("a")
     world.owned(world.elect(), owner, b"T", b"1-1", b"2-1")
     link = Link(world.link.url, "test:ack")
-    steps = OwnerSteps(ScriptRunner(link), world.keys, owner.registration)
+    steps = OwnerScripts(ScriptRunner(link), world.keys, owner.registration)
     reporter = Reporter(MasterClient(["http://127.0.0.1:1"], ""), owner.incarnation, 1000, 512)
     acker = Acker(link, steps, keeper, reporter, owner.incarnation, Linger(_NEVER_S, enough), 0, lambda why: None)
     acker._flushed_s = -math.inf if was_quiet else now_s()
@@ -154,7 +154,12 @@ def test_a_drain_waits_for_no_more_to_finish(any_redis_url: str) -> None:
         a.acker._linger_s, a.acker._flushed_s = _NEVER_S, now_s()
         link = Link(stage.url, "test:drain")
         drain = Drain(
-            OwnerSteps(ScriptRunner(link), stage.keys, a.registration), a.keeper, a.reader, a.acker, a.starts, LEASE_MS
+            OwnerScripts(ScriptRunner(link), stage.keys, a.registration),
+            a.keeper,
+            a.reader,
+            a.acker,
+            a.starts,
+            LEASE_MS,
         )
         run = a.start()
         assert run is not None

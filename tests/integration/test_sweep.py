@@ -10,19 +10,19 @@ import pytest
 from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, World, fetch
 from tests.integration.rewound import set_back
 from usher.common.base.errors import Fenced, GroupMissing
-from usher.master.leader.leader_scripts import Freed, LeaderSteps, Swept
+from usher.master.leader.leader_scripts import Freed, LeaderScripts, Swept
 from usher.master.leader.peeked import Found
 
 _IDLE_MS = 100_000
 _LIMIT_MS = 50_000
 
 
-def _sweep(leader: LeaderSteps, known: Sequence[str] = (), cursor: bytes = b"0-0", count: int = 100) -> Swept:
+def _sweep(leader: LeaderScripts, known: Sequence[str] = (), cursor: bytes = b"0-0", count: int = 100) -> Swept:
     return leader.sweep(known, _LIMIT_MS, cursor, count)
 
 
 def _stray(
-    world: World, leader: LeaderSteps, ticket: bytes, *ids: bytes, owner: str = "stranger", idle_ms: int = _IDLE_MS
+    world: World, leader: LeaderScripts, ticket: bytes, *ids: bytes, owner: str = "stranger", idle_ms: int = _IDLE_MS
 ) -> list[bytes]:
     """Entries that were handed to somebody whom we do not know."""
     made = world.parked(leader, ticket, *ids)
@@ -112,7 +112,7 @@ def test_reserved_names_keep_what_they_have(world: World) -> None:
     assert world.pending() == {b"master": parked, b"halted": halted}
 
 
-def test_a_deposed_leader_sweeps_nothing(world: World, depose: Callable[[LeaderSteps], None]) -> None:
+def test_a_deposed_leader_sweeps_nothing(world: World, depose: Callable[[LeaderScripts], None]) -> None:
     leader = world.elect()
     _stray(world, leader, b"T")
     depose(leader)

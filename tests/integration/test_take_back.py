@@ -9,11 +9,11 @@ import pytest
 
 from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, Owner, World
 from usher.common.base.errors import Fenced
-from usher.master.leader.leader_scripts import Freed, LeaderSteps, TakenPage
+from usher.master.leader.leader_scripts import Freed, LeaderScripts, TakenPage
 from usher.master.leader.peeked import Found
 
 
-def _take_all(leader: LeaderSteps, owner: Owner, count: int) -> list[Found]:
+def _take_all(leader: LeaderScripts, owner: Owner, count: int) -> list[Found]:
     found: list[Found] = []
     while (page := leader.take_back(owner.incarnation, count)).size:
         found += page.found
@@ -65,7 +65,7 @@ def test_while_the_lease_lives_nothing_is_taken_whatever_its_state(world: World)
             assert leader.take_back(a.incarnation, 10) == TakenPage(True, 0, [], [])
 
 
-def test_a_deposed_leader_takes_nothing(world: World, depose: Callable[[LeaderSteps], None]) -> None:
+def test_a_deposed_leader_takes_nothing(world: World, depose: Callable[[LeaderScripts], None]) -> None:
     leader, a = world.elect(), world.join("a")
     world.owned(leader, a, b"T")
     world.end_lease(a)

@@ -29,7 +29,7 @@ from usher.master.insight.ticket_feed import TicketFeed
 from usher.master.operations.action_log import By
 from usher.master.operations.live_rules import LiveRules
 from usher.master.policy.explain.ticket_events import parse_position
-from usher.master.policy.rules import Action, Rule, Target, rule_id
+from usher.master.policy.rules import Rule, RuleAction, Target, rule_id
 from usher.master.web.follow import events_route
 
 _T = b"T"
@@ -294,7 +294,7 @@ def test_a_ticket_that_is_paused_is_told_so_and_when_that_ends(feed: TicketFeed,
     world.parked(world.elect(), _T)
     rules = LiveRules(world.link, world.keys)
     rules.set(
-        Rule(Target.TICKET, _T.decode(), Action.PAUSE, reason="stock is being counted", who="alice"),
+        Rule(Target.TICKET, _T.decode(), RuleAction.PAUSE, reason="stock is being counted", who="alice"),
         By("alice", "cli", ""),
     )
     ours, theirs = socket.socketpair()

@@ -9,8 +9,8 @@ import pytest
 from tests.integration.factories import World
 from usher.common.protocol.run_log import encode
 from usher.master.insight import ticket_history as ticket_story
-from usher.master.insight.status import shown
-from usher.master.insight.ticket_history import TicketStory
+from usher.master.insight.status import ticket_row
+from usher.master.insight.ticket_history import TicketHistory
 
 T = b'T "1" *[x]'
 
@@ -25,15 +25,17 @@ class Execution(NamedTuple):
 
 
 @pytest.fixture
-def story(world: World) -> TicketStory:
-    return TicketStory(world.link, world.keys, "ticket_id")
+def story(world: World) -> TicketHistory:
+    return TicketHistory(world.link, world.keys, "ticket_id")
 
 
 def log(world: World, consumer: str, *executions: Execution, outcomes: tuple[str, ...] = ()) -> None:
     world.link.call("XADD", world.keys.runs, "*", "batch", encode(consumer, executions, outcomes))
 
 
-def test_entries_executions_hand_overs_and_letters_are_one_story_newest_first(world: World, story: TicketStory) -> None:
+def test_entries_executions_hand_overs_and_letters_are_one_story_newest_first(
+    world: World, story: TicketHistory
+) -> None:
     leader, a = world.elect(), world.join("a")
     world.owned(leader, a, T, b"5000-1", b"6000-1")
     log(
@@ -61,7 +63,7 @@ def test_entries_executions_hand_overs_and_letters_are_one_story_newest_first(wo
     assert story.story(T.decode()).events[0]["event"] == "dead_letter"
 
 
-def test_who_has_the_ticket_now_is_told_before_anything_has_ended(world: World, story: TicketStory) -> None:
+def test_who_has_the_ticket_now_is_told_before_anything_has_ended(world: World, story: TicketHistory) -> None:
     world.send(T, b"5000-1")
     held = ("a:1", 7000 * 1024)
     assert [(one["event"], one["ms"]) for one in story.story(T.decode(), held=held).events] == [
@@ -73,7 +75,7 @@ def test_who_has_the_ticket_now_is_told_before_anything_has_ended(world: World, 
 
 
 def test_what_is_known_to_be_unfinished_is_told_however_old_it_is(
-    world: World, story: TicketStory, monkeypatch: pytest.MonkeyPatch
+    world: World, story: TicketHistory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ticket_story, "_FIRST_S", 0.0)
     monkeypatch.setattr(ticket_story, "_PIECE_S", 0.0)
@@ -86,7 +88,7 @@ def test_what_is_known_to_be_unfinished_is_told_however_old_it_is(
 
 
 def test_a_long_story_comes_in_pieces_that_are_all_of_it(
-    world: World, story: TicketStory, monkeypatch: pytest.MonkeyPatch
+    world: World, story: TicketHistory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ticket_story, "_FIRST_S", 0.0)
     monkeypatch.setattr(ticket_story, "_PIECE_S", 0.0)
@@ -110,12 +112,12 @@ def test_a_long_story_comes_in_pieces_that_are_all_of_it(
 
 
 @pytest.mark.parametrize("back", ["", "x", "_", "5-1_5-1", "(5_(5", "(x-1_end", "(5-1_(5-1_(5-1", "(5-1)_(5-1"])
-def test_a_place_that_no_piece_gave_is_refused(story: TicketStory, back: str) -> None:
+def test_a_place_that_no_piece_gave_is_refused(story: TicketHistory, back: str) -> None:
     with pytest.raises(ValueError, match="place"):
         story.story("T", back)
 
 
-def test_a_message_is_shown_with_all_its_fields_and_long_values_cut(world: World, story: TicketStory) -> None:
+def test_a_message_is_shown_with_all_its_fields_and_long_values_cut(world: World, story: TicketHistory) -> None:
     world.add(b"5-1", "ticket_id", "T", "a", "1", "a", "2", "long", b"x" * 10_000, "odd", b"\xff\x00")
     told = story.message("5-1")
     assert told is not None
@@ -126,7 +128,7 @@ def test_a_message_is_shown_with_all_its_fields_and_long_values_cut(world: World
     assert story.message("6-1") is None
 
 
-def test_tickets_are_found_by_a_part_of_their_id_that_is_no_pattern(world: World, story: TicketStory) -> None:
+def test_tickets_are_found_by_a_part_of_their_id_that_is_no_pattern(world: World, story: TicketHistory) -> None:
     leader, a = world.elect(), world.join("a")
     for ticket in (T, b"T", b"a*b", b"aXb", b"a?b[c]"):
         world.owned(leader, a, ticket)
@@ -134,7 +136,7 @@ def test_tickets_are_found_by_a_part_of_their_id_that_is_no_pattern(world: World
     def found(text: str) -> set[bytes]:
         pairs, following = story.containing(text, 100)
         assert following is None
-        assert all(shown(*pair)["state"] == "processing" for pair in pairs)
+        assert all(ticket_row(*pair)["state"] == "processing" for pair in pairs)
         return {ticket for ticket, _ in pairs}
 
     assert found("T") == {T, b"T"}
@@ -145,7 +147,7 @@ def test_tickets_are_found_by_a_part_of_their_id_that_is_no_pattern(world: World
 
 
 def test_of_many_tickets_about_as_many_are_found_as_were_asked_for_and_the_rest_from_there_on(
-    world: World, story: TicketStory
+    world: World, story: TicketHistory
 ) -> None:
     world.apart_because = "the index is made up"
     every = {b"T%d" % number: b"a:1 1 %d-1" % number for number in range(2000)}

@@ -22,8 +22,8 @@ from usher.common.outbox.log_consumer import LogConsumer
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.readers.reliable_stream import ReliableStream
 from usher.common.redis.client import Link
-from usher.master.assembly.context import Place
-from usher.master.assembly.leader_services import Leading
+from usher.master.assembly.context import MasterContext
+from usher.master.assembly.leader_services import LeaderServices
 from usher.master.leader.elector import Lead
 from usher.master.operations import trimming
 from usher.master.operations.trimming import StillNeeded, Trimmer, Trimming
@@ -244,7 +244,7 @@ def test_the_masters_trimmer_trims_while_it_leads(redis_url: str, link: Link, ca
 @pytest.mark.parametrize(("streams", "archived_only"), [(STREAM, True), ("a,b", False)])
 def test_a_work_stream_is_cut_without_an_archive(redis_url: str, streams: str, archived_only: bool) -> None:
     settings = MasterSettings(ticket_stream=streams, group="g", trim_seconds=60, trim_archived=True)
-    leading = Leading(Place(settings, redis_url), Metrics())
+    leading = LeaderServices(MasterContext(settings, redis_url), Metrics())
     [trimmer] = [service for service in leading.services if isinstance(service, Trimmer)]
     assert trimmer._archived_only is archived_only
 

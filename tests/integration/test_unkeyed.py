@@ -18,7 +18,7 @@ from usher.consumer.handlers.message import Message
 from usher.consumer.lifecycle.owner_scripts import Buried, Letter
 from usher.consumer.sinks.sql import SqlSink
 from usher.master.insight.status import StatusReader
-from usher.master.leader.leader_scripts import LeaderSteps, Rejected
+from usher.master.leader.leader_scripts import LeaderScripts, Rejected
 from usher.master.leader.peeked import Found
 from usher.master.leader.validation import sort_out
 from usher.master.web.api import read_report
@@ -263,7 +263,7 @@ class TestScripts:
         leader = world.elect()
         world.add(b"1-1", FIELD, b"\xff2-1")
         usable, rejected = sort_out(
-            fetch(LeaderSteps(world.scripts, world.keys, leader.epoch, FIELD, spread=True), 10), spread=True
+            fetch(LeaderScripts(world.scripts, world.keys, leader.epoch, FIELD, spread=True), 10), spread=True
         )
         assert (usable, rejected) == ([], [Rejected(b"1-1", b"\xff2-1", "ticket_id_not_utf8")])
         leader.reject(rejected)

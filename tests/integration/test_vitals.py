@@ -11,14 +11,14 @@ from tests.integration.memory import full_memory
 from usher.common.base.errors import NotNow
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
-from usher.master.insight.stats import VitalsReader, lag_document
+from usher.master.insight.stats import StreamStatsReader, lag_document
 from usher.master.operations.action_log import By
 from usher.master.operations.live_rules import LiveRules
-from usher.master.policy.rules import Action, Rule, Target
+from usher.master.policy.rules import Rule, RuleAction, Target
 
 
 def _read(world: World) -> dict[str, object]:
-    return vars(VitalsReader(world.link, world.keys).read())
+    return vars(StreamStatsReader(world.link, world.keys).read())
 
 
 def test_an_empty_system_has_nothing_and_no_leader(world: World) -> None:
@@ -34,7 +34,7 @@ def test_what_waits_where_is_told_apart(world: World) -> None:
     world.parked(leader, b"V")
     world.send(b"W")
     world.end_lease(b)
-    seen = VitalsReader(world.link, world.keys).read()
+    seen = StreamStatsReader(world.link, world.keys).read()
     assert (seen.entries, seen.lag, seen.lag_is_exact, seen.pending) == (4, 1, True, 3)
     assert (seen.handed_over, seen.parked, seen.halted, seen.tickets, seen.unfinished) == (1, 2, 0, 1, 4)
     assert {name: (load.state, load.pending) for name, load in seen.consumers.items()} == {
@@ -63,7 +63,7 @@ def test_the_oldest_message_is_the_oldest_that_is_not_done(world: World, is_read
     else:
         world.send(b"T", hour_ago)
     world.send(b"U", minute_ago)
-    seen = VitalsReader(world.link, world.keys).read()
+    seen = StreamStatsReader(world.link, world.keys).read()
     assert 3590 < seen.oldest_s < 3700
     assert seen.lag == 2 - is_read
 
@@ -73,17 +73,19 @@ def test_what_waits_for_somebody_does_not_make_the_oldest_that_should_move_older
     leader, a = world.elect(), world.join("a")
     hour_ago, minute_ago = (int(time.time() - age_s) * 1000 for age_s in (3600, 60))
     world.owned(leader, a, b"T", b"%d-1" % hour_ago)
-    assert 3590 < VitalsReader(world.link, world.keys).read().oldest_unheld_s < 3700
+    assert 3590 < StreamStatsReader(world.link, world.keys).read().oldest_unheld_s < 3700
     world.give_up(a, b"T", "park")
     world.parked(leader, b"T", b"%d-2" % hour_ago)
-    seen = VitalsReader(world.link, world.keys).read()
+    seen = StreamStatsReader(world.link, world.keys).read()
     assert (seen.halted, seen.parked, seen.oldest_s > 3590, seen.oldest_unheld_s) == (1, 1, True, 0.0)
     world.send(b"U", b"%d-1" % minute_ago)
-    assert 50 < VitalsReader(world.link, world.keys).read().oldest_unheld_s < 150, "what is not read is held by nobody"
+    assert 50 < StreamStatsReader(world.link, world.keys).read().oldest_unheld_s < 150, (
+        "what is not read is held by nobody"
+    )
 
 
 def pause(world: World, target: Target, value: str = "") -> None:
-    LiveRules(world.link, world.keys).set(Rule(target, value, Action.PAUSE, None, "", ""), By("ann", "cli"))
+    LiveRules(world.link, world.keys).set(Rule(target, value, RuleAction.PAUSE, None, "", ""), By("ann", "cli"))
 
 
 @pytest.mark.parametrize("target", [Target.TICKET, Target.EVERYTHING])
@@ -92,29 +94,29 @@ def test_a_pause_holds_what_is_parked_and_that_of_everything_what_is_not_read(wo
     now_ms = int(time.time()) * 1000
     world.parked(leader, b"T", b"%d-1" % (now_ms - 3_600_000))
     pause(world, target, "T" if target is Target.TICKET else "")
-    assert VitalsReader(world.link, world.keys).read().oldest_unheld_s == 0
+    assert StreamStatsReader(world.link, world.keys).read().oldest_unheld_s == 0
     world.send(b"T" if target is Target.EVERYTHING else b"U", b"%d-1" % (now_ms - 120_000))
-    assert (VitalsReader(world.link, world.keys).read().oldest_unheld_s == 0) == (target is Target.EVERYTHING)
+    assert (StreamStatsReader(world.link, world.keys).read().oldest_unheld_s == 0) == (target is Target.EVERYTHING)
 
 
 def test_what_was_handed_over_before_a_pause_is_to_end(world: World) -> None:
     leader, a = world.elect(), world.join("a")
     world.owned(leader, a, b"T", b"%d-1" % (int(time.time() - 3600) * 1000))
     pause(world, Target.EVERYTHING)
-    assert VitalsReader(world.link, world.keys).read().oldest_unheld_s > 3590
+    assert StreamStatsReader(world.link, world.keys).read().oldest_unheld_s > 3590
 
 
 def test_a_redis_whose_memory_is_full_is_told_although_no_program_has_met_it(world: World) -> None:
     """Only producers have; these are not ours."""
-    assert not VitalsReader(world.link, world.keys).read().refuses_writes
+    assert not StreamStatsReader(world.link, world.keys).read().refuses_writes
     with full_memory(world.link):
-        assert VitalsReader(world.link, world.keys).read().refuses_writes
+        assert StreamStatsReader(world.link, world.keys).read().refuses_writes
 
 
 def test_a_lost_group_and_a_lost_stream_are_all_lag_or_nothing(world: World) -> None:
     world.send(b"T")
     world.link.call("XGROUP", "DESTROY", world.keys.stream, world.keys.group)
-    seen = VitalsReader(world.link, world.keys).read()
+    seen = StreamStatsReader(world.link, world.keys).read()
     assert (seen.lag, seen.pending, seen.oldest_s > 0) == (1, 0, True)
     world.link.call("DEL", world.keys.stream)
     assert _read(world)["lag"] == 0
@@ -128,13 +130,13 @@ def test_a_lag_beyond_what_is_counted_says_so_where_redis_does_not_know(
     monkeypatch.setattr("usher.master.insight.lag._PAGE", 2)
     for _ in range(9):
         world.send(b"T")
-    seen = VitalsReader(world.link, world.keys).read()
+    seen = StreamStatsReader(world.link, world.keys).read()
     assert (seen.lag, seen.lag_is_exact) in ((4, False), (9, True))
     assert seen.lag_is_exact == world.claiming_drops_the_bodiless, "Redis 7 knows it"
 
 
 def test_many_who_ask_in_one_second_cost_one_look(world: World) -> None:
-    reader = VitalsReader(world.link, world.keys)
+    reader = StreamStatsReader(world.link, world.keys)
     before = reader.read()
     world.send(b"T")
     assert reader.read() is before
@@ -142,4 +144,4 @@ def test_many_who_ask_in_one_second_cost_one_look(world: World) -> None:
 
 def test_a_redis_that_is_away_is_an_error_for_whoever_asks() -> None:
     with pytest.raises(NotNow):
-        VitalsReader(Link("redis://127.0.0.1:1/0", "test", 0.2), Keys("s", "g")).read()
+        StreamStatsReader(Link("redis://127.0.0.1:1/0", "test", 0.2), Keys("s", "g")).read()

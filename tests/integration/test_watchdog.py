@@ -10,11 +10,11 @@ import pytest
 from tests.integration.actors import Stage, Trouble
 from tests.integration.test_quarantine import Process, T, U, V, hand_over, known
 from usher.common.protocol.attempts import Attempts
-from usher.consumer.execution.batch_pool import BatchCall, Gatherer
+from usher.consumer.execution.batch_pool import BatchCall, BatchCollector
 from usher.consumer.execution.watchdog import Watchdog
-from usher.consumer.handlers.decorators import Batch
+from usher.consumer.handlers.decorators import BatchOptions
 
-_BATCH = Batch(10, 0.0, 2)
+_BATCH = BatchOptions(10, 0.0, 2)
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ class BatchProcess(Process):
     def start(self) -> None:
         super().start()
         self.now.executor._limit_s = 1000.0
-        self._gatherer = Gatherer(self.now.keeper, _BATCH)
+        self._gatherer = BatchCollector(self.now.keeper, _BATCH)
 
     def call(self) -> BatchCall:
         """The next call. A lane may have to be taken twice: a suspect is set apart first."""

@@ -16,8 +16,8 @@ from tests.proxy import Proxy
 from tests.tls_front import Papers, TlsFront
 from usher.common.base.errors import NotNow, SettingsError, StartRefused
 from usher.common.redis.client import Link, check_reachable
-from usher.common.redis.connection_hints import way_out
-from usher.common.redis.tracking import PushLink
+from usher.common.redis.connection_hints import hint_for
+from usher.common.redis.tracking import TrackingLink
 
 
 class Bench:
@@ -91,7 +91,7 @@ def test_that_a_client_certificate_is_wanted_is_told(bench: Bench) -> None:
     ["Error 104 while writing to socket. Connection reset by peer.", "Error 32 while writing to socket. Broken pipe."],
 )
 def test_so_is_it_where_the_server_has_hung_up_before_its_reason_was_read(seen: str) -> None:
-    assert "ssl_certfile and ssl_keyfile in the URL" in way_out("rediss://redis.example.com", seen)
+    assert "ssl_certfile and ssl_keyfile in the URL" in hint_for("rediss://redis.example.com", seen)
 
 
 def test_a_file_that_is_not_there_is_named(bench: Bench) -> None:
@@ -107,7 +107,7 @@ def test_tls_to_a_server_that_speaks_none_and_the_other_way_round_are_told(bench
         )
     with closing(TlsFront(bench.papers, bench.behind)) as front:
         assert "reached with rediss instead of redis" in bench.refused(f"redis://127.0.0.1:{front.port}/0")
-        push = PushLink(f"redis://127.0.0.1:{front.port}/0", "test", 2.0)
+        push = TrackingLink(f"redis://127.0.0.1:{front.port}/0", "test", 2.0)
         with pytest.raises(NotNow, match="reached with rediss instead of redis"):
             push.connect([])
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.abuse import check_contract
-from usher.common.observability.dead_letter_notifier import Bell
+from usher.common.observability.dead_letter_notifier import DeadLetterNotifier
 from usher.common.observability.metrics import Metrics
 from usher.common.observability.webhook import _TRIES, MOST_AT_ONCE, MOST_WAITING, Webhook
 from usher.common.protocol.keys import Keys
@@ -170,7 +170,7 @@ def test_it_survives_the_abuse_of_its_contract(server: Server) -> None:
 
 def test_the_bell_counts_without_a_webhook_too() -> None:
     metrics = Metrics()
-    bell = Bell(metrics, "", "c1", Keys("s", "g"))
+    bell = DeadLetterNotifier(metrics, "", "c1", Keys("s", "g"))
     bell.ring(b"T", b"1-0", "gave_up", "ValueError", 3, "park")
     bell.ring(b"\xff", b"2-0", "too_large")
     page = metrics.page().decode()

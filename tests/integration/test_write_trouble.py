@@ -20,7 +20,7 @@ from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.embedded import EmbeddedRedis
 from usher.master.cli.status import drawn, look
-from usher.master.insight.live_overview import Pulse
+from usher.master.insight.live_overview import LiveOverview
 from usher.master.insight.status import StatusReader
 
 _KEYS = Keys("tickets", "g")
@@ -42,7 +42,7 @@ def seen(link: Link) -> WriteTrouble | None:
 
 
 def alarm_texts(link: Link) -> list[str]:
-    pulse = Pulse(link, _KEYS, FIELD, LEASE_MS, LiveSockets(10), lambda ticket: None)
+    pulse = LiveOverview(link, _KEYS, FIELD, LEASE_MS, LiveSockets(10), lambda ticket: None)
     pulse.snapshot(0)
     pulse.run_once()
     return [alarm["text"] for alarm in pulse.last["alarms"]]

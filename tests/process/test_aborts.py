@@ -11,7 +11,7 @@ import pytest
 
 from tests.process.crew import KEYS, Crew, out_of_order
 from tests.topologies import figures
-from usher.common.protocol.run_log import CRASHED, DONE, Run, decode
+from usher.common.protocol.run_log import CRASHED, DONE, RunRecord, decode
 from usher.common.redis.client import Link
 from usher.common.redis.replies import pairs
 
@@ -58,7 +58,7 @@ def send(link: Link, bad_at: int, bad: str) -> tuple[list[str], str]:
     return [entry_id for entry_id in ids if entry_id != ids[bad_at]], ids[bad_at]
 
 
-def runs_of(link: Link) -> list[Run]:
+def runs_of(link: Link) -> list[RunRecord]:
     """The whole run log."""
     records = [pairs(fields)[b"batch"] for _, fields in link.call("XRANGE", KEYS.runs, "-", "+")]
     return [run for record in records for run in decode(record)]

@@ -20,7 +20,7 @@ from tests.process.crew import KEYS, Crew, out_of_order
 from tests.process.machine import USHER, environ_for, until
 from usher.common.base.errors import NotNow
 from usher.common.protocol.keys import LogKeys
-from usher.common.redis.acl import Program, acl_file, programs
+from usher.common.redis.acl import AclProgram, acl_file, programs
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import find_redis_server, free_port
 
@@ -478,6 +478,6 @@ def test_nobody_works_as_default_and_nobody_logs_in_before_he_has_a_password(emp
 
 
 def test_a_stream_with_signs_of_patterns_is_meant_literally() -> None:
-    found: dict[str, Program] = {program.name: program for program in programs("a*[b]", "g")}
+    found: dict[str, AclProgram] = {program.name: program for program in programs("a*[b]", "g")}
     assert found["producer"].keys == (r"a\*\[b\]", r"{a\*\[b\]}:delayed")
     assert r"~{a\*\[b\]}:g:lease:*" in found["consumer"].line()

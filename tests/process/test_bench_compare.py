@@ -20,7 +20,7 @@ import pytest
 from benchmarks.cli.compare import compare as command
 from benchmarks.measure import compare
 from benchmarks.measure.compare import Installed, Workload, find, run_peer
-from benchmarks.measure.comparison import contest
+from benchmarks.measure.comparison import run_comparison
 from benchmarks.peers.catalog import PEERS
 from tests.process.machine import ROOT, USHER, environ_for, processes_of, until
 from usher.deploy.bench.rig import BenchFailed
@@ -194,7 +194,7 @@ def test_a_peer_that_ends_is_a_row_with_its_last_words(
 
     monkeypatch.setattr(compare, "run_peer", run_failing)
     said: list[str] = []
-    usher, failed = contest([_PEER], None, _LITTLE, 2, os.environ, said.append)
+    usher, failed = run_comparison([_PEER], None, _LITTLE, 2, os.environ, said.append)
     assert (usher["name"], len(usher["runs"]), usher["ratio"]) == ("usher", 2, 1.0)
     assert "no such broker" in failed["failed"]
     assert (failed["messages_per_second"], failed["runs"]) == (None, [])

@@ -20,7 +20,7 @@ from usher.common.http.tls import ServerTls
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis
 from usher.deploy.local.plan import quiet_port
-from usher.master.cli.options import desk
+from usher.master.cli.options import operator_context
 from usher.master.cli.tickets import _ask_leader
 
 pytestmark = pytest.mark.process
@@ -106,11 +106,11 @@ def test_the_leader_is_asked_over_https_what_a_ticket_waits_for(
     _, url, link = running
     monkeypatch.setenv("USHER_API_TOKEN", _TOKEN)
     for ca, answers in ((str(papers.ca), True), (None, False)):
-        with desk({"redis_url": link.url, "tls_ca": ca}) as at:
+        with operator_context({"redis_url": link.url, "tls_ca": ca}) as at:
             assert at.explainer.leader_url() == url
             assert (_ask_leader(at, "42") is not None) == answers
     with (
-        desk({"redis_url": link.url, "tls_ca": "/nowhere/ca.pem"}) as at,
+        operator_context({"redis_url": link.url, "tls_ca": "/nowhere/ca.pem"}) as at,
         pytest.raises(StartRefused, match="USHER_TLS_CA: there is no"),
     ):
         _ask_leader(at, "42")

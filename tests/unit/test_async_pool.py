@@ -19,7 +19,7 @@ from usher.consumer.execution.async_pool import AsyncPool
 from usher.consumer.execution.executor import Executor
 from usher.consumer.execution.lanes import LaneKeeper, MessageLane
 from usher.consumer.handlers.message import Message, OwnLease
-from usher.consumer.policy.acks import Failure
+from usher.consumer.policy.acks import FailedAttempt
 from usher.consumer.policy.outcome import Bury, RetryPolicy
 
 PATIENCE_S = 20.0
@@ -51,7 +51,7 @@ class Pool:
         if item.lane is not None:  # it is held until Redis has this
             self.keeper.let_go([item.lane])
 
-    def failed(self, failure: Failure) -> None: ...
+    def failed(self, failure: FailedAttempt) -> None: ...
 
     def give_up(self, lane: MessageLane, given: Message, bury: Bury) -> None:
         self.given_up.append(given.id)

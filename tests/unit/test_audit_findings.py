@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from usher.common.protocol.keys import Keys
-from usher.master.audit.checks.facts import StreamFacts, is_capped, unproven
+from usher.master.audit.checks.facts import AuditedStream, is_capped, unproven
 from usher.master.audit.checks.findings import (
     CHECKS,
+    AuditFinding,
+    AuditThresholds,
     Example,
-    Found,
-    Limits,
-    Member,
+    GroupMember,
     commands,
     in_order,
     index_agrees,
@@ -23,13 +23,13 @@ from usher.master.audit.checks.findings import (
     repair,
 )
 from usher.master.audit.output.plots import bars, line
-from usher.master.audit.output.report import Report, section
+from usher.master.audit.output.report import AuditReport, section
 from usher.master.audit.read.ranges import Probe, cut, points
-from usher.master.audit.read.snapshot import Look, still_holds
+from usher.master.audit.read.snapshot import SuspectSnapshot, still_holds
 
 KEYS = Keys("s", "g")
 RUNBOOK = (Path(__file__).resolve().parents[2] / "deploy" / "runbook.md").read_text()
-LIMITS = Limits(owner_idle_ms=1000, reaped_ms=1000)
+LIMITS = AuditThresholds(owner_idle_ms=1000, reaped_ms=1000)
 FULL = Example("s", "5-1", "it's", "c1:1", "what was seen")
 
 
@@ -60,7 +60,7 @@ def test_what_is_to_be_done_is_quoted_for_a_shell_too() -> None:
 
 def test_where_there_was_nothing_nothing_is_said_to_have_held() -> None:
     """Who audits the wrong stream must not take it for a proof."""
-    empty = Report("run", 1, 1.0, "redis://", ("s",), "g", (), (), {"entries": 0, "pending": 0, "executions": 0})
+    empty = AuditReport("run", 1, 1.0, "redis://", ("s",), "g", (), (), {"entries": 0, "pending": 0, "executions": 0})
     assert empty.sentence() == "nothing found, for there is nothing: no message and no execution in any of the streams"
     assert (
         dataclasses.replace(empty, figures={"entries": 0, "pending": 0, "executions": 7}).sentence()
@@ -69,27 +69,29 @@ def test_where_there_was_nothing_nothing_is_said_to_have_held() -> None:
 
 
 def test_the_worst_comes_first() -> None:
-    found = [Found(CHECKS[name], "s", 1, 1) for name in ("key_leaked", "overlap", "parked_too_long", "owners_differ")]
+    found = [
+        AuditFinding(CHECKS[name], "s", 1, 1) for name in ("key_leaked", "overlap", "parked_too_long", "owners_differ")
+    ]
     assert [one.check.name for one in in_order(found)] == ["owners_differ", "overlap", "parked_too_long", "key_leaked"]
 
 
 @pytest.mark.parametrize(
     ("member", "check"),
     [
-        (Member("s", "c:1", 5, 9000, 9000, lives=True), None),
-        (Member("s", "c:1", 5, 9000, 0, lives=False), "owner_dead"),
-        (Member("s", "c:1", 5, 500, 0, lives=False), None),  # it has just died: recovery is under way
-        (Member("s", "c:1", 0, 0, 9000, lives=False), "consumer_leaked"),
-        (Member("s", "c:1", 0, 0, 500, lives=False), None),
-        (Member("s", "stranger", 5, 0, 0, lives=False), "stranger_owns"),
-        (Member("s", "stranger", 0, 0, 9000, lives=False), None),
-        (Member("s", "master", 5, 9000, 9000, lives=False), None),
-        (Member("s", "halted", 5, 9000, 9000, lives=False), None),
-        (Member("s", "c:1", 0, 0, 0, lives=False, in_group=False), "key_leaked"),
-        (Member("s", "c:1", 0, 0, 0, lives=True, in_group=False), None),
+        (GroupMember("s", "c:1", 5, 9000, 9000, lives=True), None),
+        (GroupMember("s", "c:1", 5, 9000, 0, lives=False), "owner_dead"),
+        (GroupMember("s", "c:1", 5, 500, 0, lives=False), None),  # it has just died: recovery is under way
+        (GroupMember("s", "c:1", 0, 0, 9000, lives=False), "consumer_leaked"),
+        (GroupMember("s", "c:1", 0, 0, 500, lives=False), None),
+        (GroupMember("s", "stranger", 5, 0, 0, lives=False), "stranger_owns"),
+        (GroupMember("s", "stranger", 0, 0, 9000, lives=False), None),
+        (GroupMember("s", "master", 5, 9000, 9000, lives=False), None),
+        (GroupMember("s", "halted", 5, 9000, 9000, lives=False), None),
+        (GroupMember("s", "c:1", 0, 0, 0, lives=False, in_group=False), "key_leaked"),
+        (GroupMember("s", "c:1", 0, 0, 0, lives=True, in_group=False), None),
     ],
 )
-def test_members_of_the_group_are_judged(member: Member, check: str | None) -> None:
+def test_members_of_the_group_are_judged(member: GroupMember, check: str | None) -> None:
     assert [name for name, _, _ in judge_members([member], LIMITS)] == ([check] if check else [])
 
 
@@ -109,8 +111,8 @@ def test_what_the_index_allows(owner: str, recorded: str, agrees: bool) -> None:
     assert index_agrees(owner, recorded) is agrees
 
 
-_WELL = Look("c:1", 0, 1, ("c:1", frozenset({"5-1"})), True, True, True, None)
-_WRONG: dict[str, Look] = {
+_WELL = SuspectSnapshot("c:1", 0, 1, ("c:1", frozenset({"5-1"})), True, True, True, None)
+_WRONG: dict[str, SuspectSnapshot] = {
     "pending_without_index": _WELL._replace(record=None),
     "index_without_pending": _WELL._replace(owner=None),
     "owners_differ": _WELL._replace(record=("c:2", frozenset({"5-1"}))),
@@ -148,8 +150,8 @@ def test_whether_a_run_log_was_capped(length: int, added: int | None, cap: int, 
     assert is_capped(length, added, cap) is capped
 
 
-def facts(run_first: bytes | None, capped: bool) -> StreamFacts:
-    return StreamFacts("s", "g", 9000, 5, b"7-1", 0, 3, run_first, capped, 0, first=b"1-1")
+def facts(run_first: bytes | None, capped: bool) -> AuditedStream:
+    return AuditedStream("s", "g", 9000, 5, b"7-1", 0, 3, run_first, capped, 0, first=b"1-1")
 
 
 def test_only_entries_added_after_the_first_record_of_a_capped_log_are_judged() -> None:

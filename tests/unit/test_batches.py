@@ -1,4 +1,4 @@
-"""Batch handlers: what is declared, what follows from the end of a call, and that per message nothing differs from
+"""BatchOptions handlers: what is declared, what follows from the end of a call, and that per message nothing differs from
 single calls."""
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from usher.common.runtime.service import Service
 from usher.consumer.execution import async_pool, batch_pool
 from usher.consumer.execution.executor import Executor
 from usher.consumer.execution.lanes import LaneKeeper, MessageLane
-from usher.consumer.handlers.decorators import Batch, batch_of
+from usher.consumer.handlers.decorators import BatchOptions, batch_of
 from usher.consumer.handlers.loader import Handler
 from usher.consumer.handlers.message import Message, OwnLease
-from usher.consumer.policy.acks import Failure, Finished
-from usher.consumer.policy.batches import MessageFailed, TriedTogether, Verdict, goes_alone, judge
+from usher.consumer.policy.acks import FailedAttempt, Finished
+from usher.consumer.policy.batches import LaneOutcome, MessageFailed, TriedTogether, goes_alone, judge
 from usher.consumer.policy.outcome import Bury, RetryPolicy
 
 PATIENCE_S = 20.0
@@ -42,7 +42,7 @@ class TestDeclared:
         def handle(messages: list[Message]) -> None: ...
 
         assert batch(most=7, wait_s=1, per_ticket=3)(handle) is handle
-        assert batch_of(handle) == Batch(7, 1.0, 3)
+        assert batch_of(handle) == BatchOptions(7, 1.0, 3)
         assert batch_of(print) is None
 
     def test_an_object_that_is_called(self) -> None:
@@ -50,7 +50,7 @@ class TestDeclared:
             @batch()
             def __call__(self, messages: list[Message]) -> None: ...
 
-        assert batch_of(Handle()) == Batch(100, 0.01, 1)
+        assert batch_of(Handle()) == BatchOptions(100, 0.01, 1)
 
     @pytest.mark.parametrize(
         "wrong",
@@ -85,7 +85,7 @@ class TestJudge:
 
     @pytest.mark.parametrize("returned", [None, {}])
     def test_all_done(self, returned: Any) -> None:
-        assert judge(self.PARTS, returned, None) == [Verdict(3, None), Verdict(1, None)]
+        assert judge(self.PARTS, returned, None) == [LaneOutcome(3, None), LaneOutcome(1, None)]
 
     @pytest.mark.parametrize("by_id", [True, False])
     @pytest.mark.parametrize("is_raised", [True, False])
@@ -93,13 +93,16 @@ class TestJudge:
         error = ValueError("x")
         failed: dict[Any, Any] = {(self.A2.id if by_id else self.A2): error}
         assert judge(self.PARTS, *((None, PartialFailure(failed)) if is_raised else (failed, None))) == [
-            Verdict(1, error),
-            Verdict(1, None),
+            LaneOutcome(1, error),
+            LaneOutcome(1, None),
         ]
 
     def test_the_first_failed_one_of_a_ticket_counts(self) -> None:
         first, second = GiveUp(), ValueError()
-        assert judge(self.PARTS, {self.A3: second, self.A1: first}, None) == [Verdict(0, first), Verdict(1, None)]
+        assert judge(self.PARTS, {self.A3: second, self.A1: first}, None) == [
+            LaneOutcome(0, first),
+            LaneOutcome(1, None),
+        ]
 
     @pytest.mark.parametrize("told", ["no such order", "", None])
     def test_a_text_is_an_error_too(self, told: str | None) -> None:
@@ -124,11 +127,11 @@ class TestJudge:
 
     def test_a_call_of_one_that_fails_is_its_own_fault(self) -> None:
         error = ValueError()
-        assert judge([[self.B1]], None, error) == [Verdict(0, error)]
+        assert judge([[self.B1]], None, error) == [LaneOutcome(0, error)]
 
     def test_retry_later_holds_for_all(self) -> None:
         error = RetryLater(5)
-        assert judge(self.PARTS, None, error) == [Verdict(0, error), Verdict(0, error)]
+        assert judge(self.PARTS, None, error) == [LaneOutcome(0, error), LaneOutcome(0, error)]
 
     @pytest.mark.parametrize(
         ("returned", "why"),
@@ -156,7 +159,7 @@ class Runners:
         **declared: Any,
     ) -> None:
         self.finished_items: list[Finished] = []
-        self.failures: list[Failure] = []
+        self.failures: list[FailedAttempt] = []
         self.given_up: list[tuple[str, str, int]] = []
         self.broken: list[str] = []
         self.keeper = LaneKeeper()
@@ -171,7 +174,7 @@ class Runners:
         async def called_async(messages: list[Message]) -> Any:
             return called(messages)
 
-        declaration = Batch(**{"most": 100, "wait_s": 0.05, "per_ticket": 1} | declared)
+        declaration = BatchOptions(**{"most": 100, "wait_s": 0.05, "per_ticket": 1} | declared)
         handler = Handler(called_async if is_async else called, is_async, batch=declaration)
         assert handler.batch is not None
         self.services: list[Service] = batch_pool.batch_pool(handler, handler.batch, self.executor, slots)
@@ -182,7 +185,7 @@ class Runners:
         if item.lane is not None:
             threading.Thread(target=lambda: self.keeper.let_go([item.lane]), daemon=True).start()
 
-    def failed(self, failure: Failure) -> None:
+    def failed(self, failure: FailedAttempt) -> None:
         self.failures.append(failure)
         if failure.then is not None:
             failure.then()

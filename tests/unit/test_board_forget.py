@@ -13,14 +13,14 @@ from tests.boards import NOW, answer, arrive, board_with, freed, hand_over, ids,
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import HALTED, RETURNED, TAIL
 from usher.master.policy.board.tickets import Standing
-from usher.master.policy.rules import Action, Rule, Rulebook, Target
+from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
 
 #: (ticket, number of the id) of news, in id order: several of one ticket, the tickets by turns; A is what a board here
 #: is about.
 _NEWS = [(b"A", 50), (b"B", 51), (b"A", 52), (b"C", 53), (b"B", 54), (b"A", 60), (b"A", 100), (b"D", 101)]
 
 
-def _rule(action: Action, rate: float | None = None, target: Target = Target.TICKET) -> Rulebook:
+def _rule(action: RuleAction, rate: float | None = None, target: Target = Target.TICKET) -> Rulebook:
     return Rulebook([Rule(target, "A" if target is Target.TICKET else "", action, rate)])
 
 
@@ -162,7 +162,7 @@ def _being_read() -> Board:
 def _slowed() -> Board:
     """A has used up its tokens, and waits."""
     board = board_with("c1")
-    board.follow(_rule(Action.SLOW, 2.0))
+    board.follow(_rule(RuleAction.SLOW, 2.0))
     arrive(board, b"A", 1, 2, 3)
     hand_over(board)
     assert board.next_due_s() == NOW + 0.5
@@ -172,13 +172,13 @@ def _slowed() -> Board:
 def _slowed_and_new() -> Board:
     """Nothing of A came yet."""
     board = board_with("c1")
-    board.follow(_rule(Action.SLOW, 2.0))
+    board.follow(_rule(RuleAction.SLOW, 2.0))
     return board
 
 
 def _paused() -> Board:
     board = board_with("c1")
-    board.follow(_rule(Action.PAUSE))
+    board.follow(_rule(RuleAction.PAUSE))
     arrive(board, b"A", 1, 2)
     hand_over(board)
     return board
@@ -186,7 +186,7 @@ def _paused() -> Board:
 
 def _paused_and_new() -> Board:
     board = board_with("c1")
-    board.follow(_rule(Action.PAUSE))
+    board.follow(_rule(RuleAction.PAUSE))
     return board
 
 
@@ -199,7 +199,7 @@ def _unloaded() -> Board:
 
 def _condemned() -> Board:
     board = board_with("c1")
-    board.follow(_rule(Action.DEAD_LETTER))
+    board.follow(_rule(RuleAction.DEAD_LETTER))
     arrive(board, b"A", 1, 2)
     hand_over(board)
     return board
@@ -207,7 +207,7 @@ def _condemned() -> Board:
 
 def _condemned_and_new() -> Board:
     board = board_with("c1")
-    board.follow(_rule(Action.DEAD_LETTER))
+    board.follow(_rule(RuleAction.DEAD_LETTER))
     return board
 
 
@@ -371,7 +371,9 @@ def test_a_paused_ticket_that_was_forgotten_and_came_again_goes_on_once_when_the
 def test_the_slowed_who_were_there_before_the_news_go_on_when_each_one_is_due() -> None:
     board = board_with("c1")
     board.follow(
-        Rulebook(Rule(Target.TICKET, name, Action.SLOW, rate) for name, rate in (("A", 1.0), ("B", 0.2), ("C", 0.5)))
+        Rulebook(
+            Rule(Target.TICKET, name, RuleAction.SLOW, rate) for name, rate in (("A", 1.0), ("B", 0.2), ("C", 0.5))
+        )
     )
     arrive(board, b"A", 1)
     hand_over(board)
@@ -401,7 +403,7 @@ def test_only_what_is_last_of_its_ticket_is_forgotten() -> None:
 
 def test_a_ticket_that_is_unsure_stays_so_without_its_news() -> None:
     board = board_with("c1")
-    board.follow(_rule(Action.DEAD_LETTER))
+    board.follow(_rule(RuleAction.DEAD_LETTER))
     board.set_record(b"A", RETURNED, 5, ids(1), NOW)
     hand_over(board)
     board.buried(board.condemned(10), [])

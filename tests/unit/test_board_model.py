@@ -16,9 +16,9 @@ from tests.leader_model import Leader
 from tests.redis_model import HALTED, MASTER, STRANGER, RedisModel
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import rank
-from usher.master.membership.registry import Member
+from usher.master.membership.registry import RegisteredConsumer
 from usher.master.policy.board.board import Board
-from usher.master.policy.board.tickets import Standing, Ticket
+from usher.master.policy.board.tickets import BoardTicket, Standing
 
 TICKETS = [b"T1", b"T2", b"T3"]
 NAMES = ["c1", "c2", "c3"]
@@ -46,7 +46,7 @@ class BoardMachine(RuleBasedStateMachine):
         self.last_id = 0
         self.generation = 0
         self.reports: list[tuple[str, bytes, list[bytes]]] = []
-        self.rosters: list[dict[str, Member]] = []
+        self.rosters: list[dict[str, RegisteredConsumer]] = []
 
     @property
     def board(self) -> Board:
@@ -393,7 +393,7 @@ class BoardMachine(RuleBasedStateMachine):
     def _room_is_told(self, there_is_room: bool, room: int) -> bool:
         return room > 0 or not there_is_room
 
-    def _could_go(self, ticket: Ticket, there_is_room: bool) -> bool:
+    def _could_go(self, ticket: BoardTicket, there_is_room: bool) -> bool:
         if ticket.standing is not Standing.OPEN or not ticket.parked or len(ticket.running) > self.window // 2:
             return False
         return there_is_room if ticket.owner is None else ticket.owner.accepts and ticket.owner.room > 0

@@ -16,7 +16,7 @@ from usher.common.http import credentials
 from usher.common.http.credentials import Credentials, Identity, Role, line_of
 from usher.common.http.tls import ClientTls, ServerTls
 from usher.common.runtime import file_watch as changed_files
-from usher.common.runtime.file_watch import ChangedFiles
+from usher.common.runtime.file_watch import FileWatch
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_what_has_not_changed_is_not_read_again(tmp_path: Path, clock: list[float]) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     one.write_text("1")
-    files = ChangedFiles(one, two)
+    files = FileWatch(one, two)
     clock[0] += 1e6
     assert not files.are_new()
     two.write_text("2")
@@ -56,7 +56,7 @@ def test_a_file_that_gets_another_mode_or_owner_is_read_again(tmp_path: Path, cl
     key = tmp_path / "key"
     key.write_text("secret")
     key.chmod(0o400)
-    files = ChangedFiles(key)
+    files = FileWatch(key)
     files.failed()
     key.chmod(0o600)
     assert files.are_new()
@@ -67,14 +67,14 @@ def test_a_text_of_the_same_size_and_time_is_another_one(tmp_path: Path, clock: 
     cert = tmp_path / "cert"
     cert.write_text("old")
     os.utime(cert, (1, 1))
-    files = ChangedFiles(cert)
+    files = FileWatch(cert)
     cert.write_text("new")
     os.utime(cert, (1, 1))
     assert files.are_new()
 
 
 def test_after_a_try_that_failed_the_next_one_comes_in_a_while(tmp_path: Path, clock: list[float]) -> None:
-    files = ChangedFiles(tmp_path)
+    files = FileWatch(tmp_path)
     files.failed()
     clock[0] += changed_files._AGAIN_S - 1
     assert not files.are_new()

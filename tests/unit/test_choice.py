@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from usher.master.policy.board.placement import Affinity, OpenConsumers
-from usher.master.policy.board.tickets import ConsumerLoad, Ticket
+from usher.master.policy.board.tickets import BoardTicket, ConsumerLoad
 
 BEST, SECOND, THIRD = Affinity(["c1", "c2", "c3"]).ranking(b"42")
 
@@ -13,7 +13,7 @@ def consumer(name: str, in_flight: int = 0, slots: int = 2, capacity: int = 100,
 
 
 def chosen(*consumers: ConsumerLoad, home: str = "") -> str:
-    ticket = Ticket(b"42")
+    ticket = BoardTicket(b"42")
     ticket.home = home
     everybody = OpenConsumers(consumers)
     found = everybody.choose(ticket, everybody.bound(sum(one.in_flight for one in consumers)))
@@ -93,11 +93,11 @@ def test_one_that_was_full_is_looked_at_again_when_it_is_not() -> None:
     full, other = consumer(BEST, 1, slots=1, capacity=1), consumer(SECOND, 99, slots=1)
     everybody = OpenConsumers([full, other])
     assert everybody.room == 1
-    assert everybody.choose(Ticket(b"42"), 0) is other
+    assert everybody.choose(BoardTicket(b"42"), 0) is other
     everybody.has_room_again(full)
     full.in_flight -= 1
     assert everybody.room == 2
-    assert everybody.choose(Ticket(b"42"), 0) is full
+    assert everybody.choose(BoardTicket(b"42"), 0) is full
 
 
 def test_one_that_does_not_accept_work_is_not_there_and_does_not_come_back_by_having_room() -> None:
@@ -108,4 +108,4 @@ def test_one_that_does_not_accept_work_is_not_there_and_does_not_come_back_by_ha
         everybody.has_room_again(one)
         one.in_flight -= 1
     assert everybody.room == 100
-    assert everybody.choose(Ticket(b"42"), 1) is not draining
+    assert everybody.choose(BoardTicket(b"42"), 1) is not draining

@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.measure.comparison import summary
 from benchmarks.rig import recording
-from benchmarks.rig.findings import Note, Verdict, judge
-from benchmarks.rig.recording import FOLDER_VARIABLE, Job, count_notes, read_notes, record
+from benchmarks.rig.findings import BenchVerdict, Note, judge
+from benchmarks.rig.recording import FOLDER_VARIABLE, PeerJob, count_notes, read_notes, record
 
 
 def _notes(*runs: tuple[int, int, int, int]) -> list[Note]:
@@ -32,7 +32,7 @@ def _sound(messages: int) -> tuple[list[Note], list[int]]:
     return notes, tickets
 
 
-def _violations(verdict: Verdict) -> tuple[int, int, int, int]:
+def _violations(verdict: BenchVerdict) -> tuple[int, int, int, int]:
     return verdict.lost, verdict.doubled, verdict.out_of_order, verdict.overlapping
 
 
@@ -87,16 +87,16 @@ def test_nothing_noted_is_everything_lost() -> None:
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PeerJob:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setattr(recording, "_recorder", None)
-    made = Job(str(tmp_path), "", messages=400, payload=3, processes=2, concurrency=1)
+    made = PeerJob(str(tmp_path), "", messages=400, payload=3, processes=2, concurrency=1)
     made.save([number % 3 for number in range(400)])
     return made
 
 
-def test_every_process_and_thread_notes_what_it_ran(job: Job, tmp_path: Path) -> None:
-    messages = list(Job.load(tmp_path).workload())
+def test_every_process_and_thread_notes_what_it_ran(job: PeerJob, tmp_path: Path) -> None:
+    messages = list(PeerJob.load(tmp_path).workload())
 
     def work(part: list[tuple[int, int]]) -> None:
         for message in part:
@@ -121,18 +121,18 @@ def _record_all(messages: list[tuple[int, int]]) -> None:
         record(*message)
 
 
-def test_the_notes_are_counted_exactly_whatever_their_number(job: Job, tmp_path: Path) -> None:
+def test_the_notes_are_counted_exactly_whatever_their_number(job: PeerJob, tmp_path: Path) -> None:
     for number in range(1, 70):
         record(1, number)
         assert count_notes(tmp_path) == number
 
 
-def test_the_workload_numbers_the_messages_of_each_ticket(job: Job, tmp_path: Path) -> None:
-    assert list(Job.load(tmp_path, 1).workload())[:5] == [(0, 1), (1, 1), (2, 1), (0, 2), (1, 2)]
-    assert (Job.load(tmp_path, 1).place, job.body) == (1, "xxx")
+def test_the_workload_numbers_the_messages_of_each_ticket(job: PeerJob, tmp_path: Path) -> None:
+    assert list(PeerJob.load(tmp_path, 1).workload())[:5] == [(0, 1), (1, 1), (2, 1), (0, 2), (1, 2)]
+    assert (PeerJob.load(tmp_path, 1).place, job.body) == (1, "xxx")
 
 
-def test_a_handler_that_runs_without_end_fills_no_disk(job: Job, tmp_path: Path) -> None:
+def test_a_handler_that_runs_without_end_fills_no_disk(job: PeerJob, tmp_path: Path) -> None:
     for number in range(job.room + 5):
         record(1, number)
     assert count_notes(tmp_path) == job.room

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from usher.common.base.errors import StartRefused
-from usher.consumer.lifecycle.cpu_pinning import keep_to_one_cpu
+from usher.consumer.lifecycle.cpu_pinning import pin_to_cpu
 from usher.consumer.policy.cpus import cpu_for
 
 CPUS = st.sets(st.integers(0, 500), min_size=1, max_size=40)
@@ -41,7 +41,7 @@ def test_any_name_has_one_of_those_that_are_allowed_and_always_the_same(name: st
 def test_a_system_that_cannot_is_told_of_with_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_setaffinity", raising=False)
     with pytest.raises(StartRefused, match=r"USHER_PIN_CPU: this system cannot .* leave it off"):
-        keep_to_one_cpu("consumer-1")
+        pin_to_cpu("consumer-1")
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux can")
@@ -51,4 +51,4 @@ def test_a_refusal_of_the_kernel_is_told_with_the_setting(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
     with pytest.raises(StartRefused, match=r"USHER_PIN_CPU: .* CPU \d+: .*not permitted; leave it off"):
-        keep_to_one_cpu("consumer-1")
+        pin_to_cpu("consumer-1")

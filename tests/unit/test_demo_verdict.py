@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from usher.deploy.demo.records import Execution, RecordFile, RecordReader
-from usher.deploy.demo.verdict import Verdict, judge
+from usher.deploy.demo.verdict import DemoVerdict, judge
 
 SENT = [("1-0", "A"), ("2-0", "A"), ("3-0", "B"), ("4-0", "A")]
 
@@ -25,7 +25,7 @@ def good() -> list[Execution]:
     return [run("1-0", 10, 20), run("2-0", 20, 30), run("3-0", 12, 18, ticket="B", pid=8), run("4-0", 31, 40)]
 
 
-def verdict(executions: list[Execution], **facts: object) -> Verdict:
+def verdict(executions: list[Execution], **facts: object) -> DemoVerdict:
     return judge(SENT, executions, seconds=2.0, **facts)  # type: ignore[arg-type]
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.boards import NOW, answer, arrive, board_with, freed, hand_over, ids, owner_of, wait_once
 from usher.master.policy.board import placement as choice
 from usher.master.policy.board.placement import Affinity
-from usher.master.policy.board.plans import NOBODY, HandOverReply, TargetReply, Verdict
+from usher.master.policy.board.plans import NOBODY, HandOverReply, ReplyFollowUp, TargetReply
 
 
 class TestPlan:
@@ -240,14 +240,14 @@ class TestReplies:
     @pytest.mark.parametrize(
         ("state", "verdict"),
         [
-            ("LOST", Verdict(lost=("c1:1",))),
-            ("DRAINING", Verdict()),
-            ("REVOKED", Verdict()),
-            ("STRAY", Verdict(doubt=True)),
+            ("LOST", ReplyFollowUp(lost=("c1:1",))),
+            ("DRAINING", ReplyFollowUp()),
+            ("REVOKED", ReplyFollowUp()),
+            ("STRAY", ReplyFollowUp(doubt=True)),
         ],
     )
     def test_a_refused_target_gets_nothing_more_and_its_part_goes_to_another(
-        self, state: str, verdict: Verdict
+        self, state: str, verdict: ReplyFollowUp
     ) -> None:
         board = board_with("c1")
         arrive(board, b"T", 1, 2)
@@ -278,7 +278,7 @@ class TestReplies:
         arrive(board, b"B", 2)
         plan = board.plan(1000, NOW)
         assert plan is not None
-        assert board.confirm(plan, answer(plan, 7, refused=[b"A"])) == Verdict(unsure=(b"A",))
+        assert board.confirm(plan, answer(plan, 7, refused=[b"A"])) == ReplyFollowUp(unsure=(b"A",))
         arrive(board, b"A", 3)
         assert board.plan(1000, NOW) is None
         assert (owner_of(board, b"A"), owner_of(board, b"B")) == ("", "c1:1")
@@ -304,7 +304,7 @@ class TestReplies:
         assert plan is not None
         _, other = plan.targets
         replies = tuple(TargetReply(state, [], [], []) for state in ("STRAY", "LOST"))
-        assert board.confirm(plan, HandOverReply(0, replies)) == Verdict(lost=(other.incarnation,), doubt=True)
+        assert board.confirm(plan, HandOverReply(0, replies)) == ReplyFollowUp(lost=(other.incarnation,), doubt=True)
 
     def test_of_several_tickets_those_whose_ids_are_over_are_free(self) -> None:
         board = board_with("c1")

@@ -11,14 +11,22 @@ from typing import Any
 
 import pytest
 
-from usher.common.doctor.facts import Clock, Facts, Finding, NameInGroup, Rights, Severity, StreamFacts
+from usher.common.doctor.facts import (
+    Clock,
+    DoctorFacts,
+    DoctorFinding,
+    DoctorSeverity,
+    NameInGroup,
+    Rights,
+    TicketStreamFacts,
+)
 from usher.common.doctor.findings import examine, promise, worst
 from usher.common.doctor.rights import needed, needed_of_sources
 from usher.common.doctor.versions import Version, known_holes, version_of
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.sources import Sources
+from usher.common.protocol.sources import SourceSelection
 
-OK, UNKNOWN, WARN, BAD = Severity.OK, Severity.UNKNOWN, Severity.WARN, Severity.BAD
+OK, UNKNOWN, WARN, BAD = DoctorSeverity.OK, DoctorSeverity.UNKNOWN, DoctorSeverity.WARN, DoctorSeverity.BAD
 NOW_MS = 1_800_000_000_000
 
 INFO = {
@@ -62,7 +70,7 @@ class Can:
     how: str = ""
 
 
-STREAM = StreamFacts(
+STREAM = TicketStreamFacts(
     "ticket_stream",
     last_generated=f"{NOW_MS - 5}-0",
     entries=3,
@@ -73,7 +81,7 @@ STREAM = StreamFacts(
     living=1,
     highest_number=(NOW_MS - 10_000) * 1024,
 )
-WELL = Facts(
+WELL = DoctorFacts(
     info=INFO,
     config=CONFIG,
     clock=Clock(NOW_MS, 3, 1, 200),
@@ -84,20 +92,20 @@ WELL = Facts(
 )
 
 
-def findings(facts: Facts) -> dict[str, Finding]:
+def findings(facts: DoctorFacts) -> dict[str, DoctorFinding]:
     """By check; those that were there only when all was well are still there unless the facts are gone."""
     return {finding.check: finding for finding in examine(facts)}
 
 
-def with_info(**changed: str) -> Facts:
+def with_info(**changed: str) -> DoctorFacts:
     return replace(WELL, info=INFO | changed)
 
 
-def with_config(**changed: str) -> Facts:
+def with_config(**changed: str) -> DoctorFacts:
     return replace(WELL, config=CONFIG | {name.replace("_", "-"): value for name, value in changed.items()})
 
 
-def with_stream(**changed: Any) -> Facts:
+def with_stream(**changed: Any) -> DoctorFacts:
     return replace(WELL, stream=replace(STREAM, **changed))
 
 
@@ -108,7 +116,7 @@ def test_where_all_is_well_every_finding_says_so() -> None:
     assert all(finding.seen and finding.means and not finding.do for finding in found)
 
 
-ONE_THING_WRONG: list[tuple[Facts, str, Severity]] = [
+ONE_THING_WRONG: list[tuple[DoctorFacts, str, DoctorSeverity]] = [
     (with_info(aof_enabled="0"), "append-only file", BAD),
     (with_config(appendfsync="everysec"), "fsync", OK),
     (with_config(appendfsync="no"), "fsync", WARN),
@@ -207,7 +215,9 @@ ONE_THING_WRONG: list[tuple[Facts, str, Severity]] = [
     ONE_THING_WRONG,
     ids=[f"{n}-{row[1]}-{row[2].value}" for n, row in enumerate(ONE_THING_WRONG)],
 )
-def test_what_is_wrong_is_found_and_what_is_bad_says_what_to_do(facts: Facts, check: str, severity: Severity) -> None:
+def test_what_is_wrong_is_found_and_what_is_bad_says_what_to_do(
+    facts: DoctorFacts, check: str, severity: DoctorSeverity
+) -> None:
     finding = findings(facts)[check]
     assert finding.severity is severity
     assert finding.means
@@ -228,7 +238,7 @@ def test_what_is_wrong_is_found_and_what_is_bad_says_what_to_do(facts: Facts, ch
         (WELL, "log"),
     ],
 )
-def test_what_is_not_wrong_is_not_mentioned(facts: Facts, check: str) -> None:
+def test_what_is_not_wrong_is_not_mentioned(facts: DoctorFacts, check: str) -> None:
     assert check not in findings(facts)
 
 
@@ -239,7 +249,7 @@ def test_what_could_not_be_asked_is_unknown_and_never_fine() -> None:
     assert (by_check["fsync"].severity, by_check["fsync"].seen) == (UNKNOWN, "NOPERM no config for you")
     assert by_check["append-only file"].severity is OK, "INFO tells that one"
     assert worst(no_config) is UNKNOWN
-    nothing = {finding.check: finding.severity for finding in examine(Facts())}
+    nothing = {finding.check: finding.severity for finding in examine(DoctorFacts())}
     assert set(nothing.values()) == {UNKNOWN, OK}
     assert [check for check, severity in nothing.items() if severity is OK] == ["lease"], (
         "our own setting is all that is known"
@@ -248,8 +258,8 @@ def test_what_could_not_be_asked_is_unknown_and_never_fine() -> None:
 
 
 def test_the_worst_counts() -> None:
-    def of(*severities: Severity) -> Severity:
-        return worst([Finding("", severity, "", "") for severity in severities])
+    def of(*severities: DoctorSeverity) -> DoctorSeverity:
+        return worst([DoctorFinding("", severity, "", "") for severity in severities])
 
     assert of() is OK
     assert of(OK, UNKNOWN) is UNKNOWN
@@ -275,10 +285,10 @@ def test_a_long_list_of_names_is_cut() -> None:
             "since the last snapshot",
             "since the last snapshot",
         ),
-        (Facts(), "not known", "not known"),
+        (DoctorFacts(), "not known", "not known"),
     ],
 )
-def test_the_promise_follows_from_the_files(facts: Facts, killed: str, power: str) -> None:
+def test_the_promise_follows_from_the_files(facts: DoctorFacts, killed: str, power: str) -> None:
     rows = dict(promise(facts))
     assert killed in rows["redis-server is killed"]
     assert power in rows["its host loses power"]
@@ -344,7 +354,7 @@ def test_rights_that_are_enough_for_another_program_are_told_with_its_name() -> 
 
 def test_every_command_of_every_script_is_among_the_rights() -> None:
     keys = Keys("s", "g")
-    commands = [*needed(keys), *needed_of_sources(keys, Sources.parse("a,b:*"))]
+    commands = [*needed(keys), *needed_of_sources(keys, SourceSelection.parse("a,b:*"))]
     asked = {str(word) for command in commands for word in (command[0], " ".join(map(str, command[:2])))}
     folder = Path(str(resources.files("usher.common") / "lua"))
     used = set()

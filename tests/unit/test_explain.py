@@ -17,15 +17,15 @@ from usher.master.policy.explain.explain import explain, span
 from usher.master.policy.explain.facts import (
     STATES,
     BoardFacts,
-    Crowd,
-    Facts,
+    ConsumerTotals,
     LeaderFacts,
     OwnEntry,
     OwnerFacts,
     OwnerTold,
+    TicketFacts,
 )
 from usher.master.policy.letters import DeadLetter
-from usher.master.policy.rules import Action, Rule, Target
+from usher.master.policy.rules import Rule, RuleAction, Target
 
 NOW = 1_790_000_000_000
 #: A fence that was given 50 s ago.
@@ -36,16 +36,16 @@ OWNER = OwnerFacts("c3:7", "live", 4000)
 LETTER = DeadLetter(
     b"99-0", A, b"T", "attempts_exhausted", "no disk", "OSError", "", 5, "c3:7", NOW, NOW, "park", 8, 1, False
 )
-CROWD = Crowd(live=2, room=10)
-PAUSE = Rule(Target.EVERYTHING, "", Action.PAUSE, None, "maintenance", "alice", 1, NOW, "71f1")
-SLOW, ENDS = replace(PAUSE, action=Action.SLOW, rate_per_second=2.0), replace(PAUSE, action=Action.DEAD_LETTER)
+CROWD = ConsumerTotals(live=2, room=10)
+PAUSE = Rule(Target.EVERYTHING, "", RuleAction.PAUSE, None, "maintenance", "alice", 1, NOW, "71f1")
+SLOW, ENDS = replace(PAUSE, action=RuleAction.SLOW, rate_per_second=2.0), replace(PAUSE, action=RuleAction.DEAD_LETTER)
 
 
-def ticket(**facts: Any) -> Facts:
-    return Facts("T", NOW, **{"leader": LEADER, "crowd": CROWD} | facts)
+def ticket(**facts: Any) -> TicketFacts:
+    return TicketFacts("T", NOW, **{"leader": LEADER, "crowd": CROWD} | facts)
 
 
-def owned(*entries: OwnEntry, told: bool = True, **facts: Any) -> Facts:
+def owned(*entries: OwnEntry, told: bool = True, **facts: Any) -> TicketFacts:
     said = OwnerTold(entries, 5) if told else None
     return ticket(**{"kind": "owned", "fence": FENCE, "ids": (A, B), "owner": OWNER, "told": said} | facts)
 
@@ -53,7 +53,7 @@ def owned(*entries: OwnEntry, told: bool = True, **facts: Any) -> Facts:
 RUNS = OwnEntry(A, "running", 2, NOW - 41_000)
 FULL = "Redis, memory: nothing can be sent or handed over"
 
-_TABLE: dict[str, tuple[Facts, str, str, str]] = {
+_TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
     # name: facts, state, first reason, the first sentence
     "unread, and Redis takes no writes": (
         *(ticket(unread=(A,), refuses_writes=FULL), "unread", "redis_refuses_writes"),
@@ -125,15 +125,15 @@ _TABLE: dict[str, tuple[Facts, str, str, str]] = {
         "no master leads at the moment: nothing is read or handed over before one does (is `usher master` running?)",
     ),
     "parked, no consumer": (
-        *(ticket(parked=(A,), crowd=Crowd()), "parked", "no_consumers"),
+        *(ticket(parked=(A,), crowd=ConsumerTotals()), "parked", "no_consumers"),
         "12-0 waits for a consumer: none is registered and alive (is `usher consumer` running?)",
     ),
     "parked, all drain": (
-        *(ticket(parked=(A,), crowd=Crowd(draining=2, paused=1, revoked=4)), "parked", "none_accepts"),
+        *(ticket(parked=(A,), crowd=ConsumerTotals(draining=2, paused=1, revoked=4)), "parked", "none_accepts"),
         "12-0 waits for a consumer that takes work: of 7 none does (1 paused, 2 draining, 4 revoked)",
     ),
     "parked, all full": (
-        *(ticket(parked=(A,), crowd=Crowd(live=2)), "parked", "consumers_full"),
+        *(ticket(parked=(A,), crowd=ConsumerTotals(live=2)), "parked", "consumers_full"),
         "12-0 waits for room: the 2 consumers that take work have all they may have",
     ),
     "parked, paused": (
@@ -306,7 +306,7 @@ def test_every_state_is_in_the_table() -> None:
 
 
 class TestWhatElseIsSaid:
-    def sentences(self, facts: Facts) -> list[str]:
+    def sentences(self, facts: TicketFacts) -> list[str]:
         return [reason.text for reason in explain(facts).reasons]
 
     def test_starts_beyond_the_limit_are_told_without_it(self) -> None:
@@ -361,11 +361,11 @@ class TestWhatElseIsSaid:
             ),
         ],
     )
-    def test_where_it_is_that_waits(self, facts: Facts, also: list[str]) -> None:
+    def test_where_it_is_that_waits(self, facts: TicketFacts, also: list[str]) -> None:
         assert self.sentences(facts)[1:] == also
 
     def test_a_rule_is_told_where_something_else_is_in_the_way_first(self) -> None:
-        told = explain(ticket(parked=(A,), crowd=Crowd(), rules=(SLOW,)))
+        told = explain(ticket(parked=(A,), crowd=ConsumerTotals(), rules=(SLOW,)))
         assert [reason.code for reason in told.reasons] == ["no_consumers", "parked", "rule_too"]
         assert (
             told.reasons[-1].text
@@ -432,7 +432,7 @@ class TestWhatElseIsSaid:
     @pytest.mark.parametrize(
         "facts", [ticket(kind="halted", ids=(A,)), ticket(kind="tail", ids=(A,)), ticket(delayed=1, due_ms=NOW + 1)]
     )
-    def test_that_nobody_leads_is_said_where_it_matters_later(self, facts: Facts) -> None:
+    def test_that_nobody_leads_is_said_where_it_matters_later(self, facts: TicketFacts) -> None:
         told = [[reason.code for reason in explain(replace(facts, leader=leader)).reasons] for leader in (LEADER, None)]
         assert ["no_leader" in codes for codes in told] == [False, True]
 
@@ -475,7 +475,7 @@ class TestWhatElseIsSaid:
             ),
         ],
     )
-    def test_nothing_is_counted_twice(self, facts: Facts, parked: int, behind: str) -> None:
+    def test_nothing_is_counted_twice(self, facts: TicketFacts, parked: int, behind: str) -> None:
         assert explain(facts).document()["parked"] == parked
         assert behind in self.sentences(facts)
 
@@ -516,7 +516,16 @@ _numbers = st.integers(-(2**70), 2**70)
 _texts = st.text(max_size=8)
 _rates = st.one_of(st.none(), st.floats(0.001, 1e6))
 _rule = st.builds(
-    Rule, st.sampled_from(Target), _texts, st.sampled_from(Action), _rates, _texts, _texts, _numbers, _numbers, _texts
+    Rule,
+    st.sampled_from(Target),
+    _texts,
+    st.sampled_from(RuleAction),
+    _rates,
+    _texts,
+    _texts,
+    _numbers,
+    _numbers,
+    _texts,
 )
 _rules = st.lists(_rule, max_size=2).map(tuple)
 _letters = st.one_of(
@@ -527,7 +536,7 @@ _owners = st.builds(OwnerFacts, _texts, _states, _numbers, _texts, st.one_of(st.
 _doings = st.sampled_from(["running", "waiting", "queued", "apart", "odd"])
 _entries = st.builds(OwnEntry, st.sampled_from([A, B, b"", b"odd"]), _doings, *[_numbers] * 3)
 _facts = st.builds(
-    Facts,
+    TicketFacts,
     *(_texts, _numbers),
     kind=st.sampled_from(["", "owned", "returned", "halted", "tail", "unreadable"]),
     fence=_numbers,
@@ -543,7 +552,7 @@ _facts = st.builds(
     has_group=st.booleans(),
     leader=st.one_of(st.none(), st.just(LEADER)),
     board=st.one_of(st.none(), st.builds(BoardFacts, _texts, _numbers, st.booleans(), st.booleans(), _numbers)),
-    crowd=st.builds(Crowd, *[_numbers] * 5),
+    crowd=st.builds(ConsumerTotals, *[_numbers] * 5),
     rules=_rules,
     letter=_letters,
     last_letter=_letters,
@@ -552,7 +561,7 @@ _facts = st.builds(
 
 @settings(max_examples=200, deadline=None)
 @given(_facts)
-def test_whatever_the_facts_are_there_is_an_explanation(facts: Facts) -> None:
+def test_whatever_the_facts_are_there_is_an_explanation(facts: TicketFacts) -> None:
     told = explain(facts)
     document = told.document()
     assert document["state"] in STATES
@@ -565,7 +574,7 @@ def test_whatever_the_facts_are_there_is_an_explanation(facts: Facts) -> None:
 class TestDocument:
     """What programs read: what is not known, or not there, is null."""
 
-    def part(self, facts: Facts, *keys: str) -> dict[str, Any]:
+    def part(self, facts: TicketFacts, *keys: str) -> dict[str, Any]:
         document = explain(facts).document()
         return {key: document[key] for key in keys}
 
@@ -591,7 +600,7 @@ class TestDocument:
         nothing = dict.fromkeys(
             ("waits_for", "until_ms", "owner", "fence", "max_attempts", "leader_url", "dead_letter", "last_dead_letter")
         )
-        assert self.part(Facts("T", NOW), *nothing) == nothing
+        assert self.part(TicketFacts("T", NOW), *nothing) == nothing
         empty: dict[str, Any] = {
             "entries": [],
             "rules": [],
@@ -600,7 +609,7 @@ class TestDocument:
             "parked": 0,
             "unread": 0,
         }
-        assert self.part(Facts("T", NOW), *empty) == empty
+        assert self.part(TicketFacts("T", NOW), *empty) == empty
         assert self.part(ticket(kind="halted", ids=(A, B)), "in_processing", "parked") == {
             "in_processing": 0,
             "parked": 1,

@@ -22,7 +22,7 @@ from usher.consumer.execution.batch_pool import batch_pool
 from usher.consumer.execution.executor import Executor
 from usher.consumer.execution.lanes import LaneKeeper
 from usher.consumer.execution.thread_pool import LaneWorker
-from usher.consumer.handlers.decorators import Batch
+from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.handlers.loader import Handler
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.policy.outcome import RetryPolicy
@@ -42,7 +42,9 @@ def _loop(executor: Executor, handle: Handle) -> Service:
 
 
 def _calls(executor: Executor, handle: Handle) -> Service:
-    [service] = batch_pool(Handler(handle, False, batch=Batch(10, 0.0, 2)), Batch(10, 0.0, 2), executor, 1)
+    [service] = batch_pool(
+        Handler(handle, False, batch=BatchOptions(10, 0.0, 2)), BatchOptions(10, 0.0, 2), executor, 1
+    )
     return service
 
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.sources import Sources
+from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link
-from usher.master.policy.fair_queue import Outcome, Told
+from usher.master.policy.fair_queue import TurnOutcome, TurnResult
 from usher.master.sources import discovery as source_watch
 from usher.master.sources.discovery import SourceWatch
 from usher.master.sources.gatherer import Gatherer, GatherPlan
@@ -18,7 +18,7 @@ from usher.master.sources.gatherer import Gatherer, GatherPlan
 def gatherer() -> Gatherer:
     link = Link("redis://127.0.0.1:1", "test")  # never connected
     return Gatherer(
-        link, Keys("usher:{g}", "g"), "m1", Sources.parse("a,b,c,d"), GatherPlan("ticket_id", "stream", 1000)
+        link, Keys("usher:{g}", "g"), "m1", SourceSelection.parse("a,b,c,d"), GatherPlan("ticket_id", "stream", 1000)
     )
 
 
@@ -55,7 +55,7 @@ class Heard:
 def _watch(gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch) -> tuple[SourceWatch, Heard]:
     monkeypatch.setattr(source_watch, "_SAID_WITHIN_S", -1.0)
     ear = Heard()
-    return SourceWatch(ear, Heard, Sources.parse("a,b,c,d"), gatherer, lambda: None), ear
+    return SourceWatch(ear, Heard, SourceSelection.parse("a,b,c,d"), gatherer, lambda: None), ear
 
 
 def test_sources_that_are_heard_after_all_do_not_count_as_lost(
@@ -120,7 +120,9 @@ def test_what_was_found_before_a_new_connection_does_not_count_as_lost_after_it(
 def test_entries_that_may_have_been_lost_while_a_group_was_gone_are_told(
     gatherer: Gatherer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gatherer._say([(b"a", Told(Outcome.OVER, 5, "made 3-1 6-1")), (b"b", Told(Outcome.OVER, 5, "made 3-1"))])
+    gatherer._say(
+        [(b"a", TurnResult(TurnOutcome.OVER, 5, "made 3-1 6-1")), (b"b", TurnResult(TurnOutcome.OVER, 5, "made 3-1"))]
+    )
     warnings = [record for record in caplog.records if record.levelname == "WARNING"]
     assert [record.getMessage() for record in warnings] == ["source_entries_lost"]
 
@@ -128,6 +130,6 @@ def test_entries_that_may_have_been_lost_while_a_group_was_gone_are_told(
 def test_what_was_cut_and_that_a_group_was_made_are_both_told(
     gatherer: Gatherer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gatherer._say([(b"a", Told(Outcome.OVER, 5, "made 3-1 6-1, cut 2"))])
+    gatherer._say([(b"a", TurnResult(TurnOutcome.OVER, 5, "made 3-1 6-1, cut 2"))])
     warnings = [record for record in caplog.records if record.levelname == "WARNING"]
     assert [record.getMessage() for record in warnings] == ["source_entries_lost", "messages_rejected"]

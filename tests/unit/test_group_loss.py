@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 
-from usher.common.protocol.stream_id import Position, Span, rank
-from usher.master.policy.group_loss import Held, Memory, Restart, reached, repeats, restart
+from usher.common.protocol.stream_id import GroupPosition, Span, rank
+from usher.master.policy.group_loss import IndexedIdRange, Memory, Restart, reached, repeats, restart
 
-DONE = Position(b"20-0", None)
-OPEN = Position(b"20-0", b"10-0")
+DONE = GroupPosition(b"20-0", None)
+OPEN = GroupPosition(b"20-0", b"10-0")
 BELOW_OPEN = b"9-18446744073709551615"
 
 
@@ -20,7 +20,9 @@ def test_without_a_position_it_is_the_first_time(span: Span | None) -> None:
 
 
 @pytest.mark.parametrize(("position", "lost"), [(DONE, None), (OPEN, (b"10-0", b"20-0"))])
-def test_a_stream_that_is_gone_may_come_back_with_any_ids(position: Position, lost: tuple[bytes, bytes] | None) -> None:
+def test_a_stream_that_is_gone_may_come_back_with_any_ids(
+    position: GroupPosition, lost: tuple[bytes, bytes] | None
+) -> None:
     """It was deleted, perhaps because its ids had been poisoned: at the saved position lower ids would never be
     read."""
     assert restart(position, None) == Restart(b"0-0", None, lost)
@@ -28,7 +30,7 @@ def test_a_stream_that_is_gone_may_come_back_with_any_ids(position: Position, lo
 
 @pytest.mark.parametrize(("position", "lost"), [(DONE, None), (OPEN, (b"10-0", b"20-0"))])
 def test_a_new_stream_whose_ids_are_below_what_was_delivered_is_read_from_its_beginning(
-    position: Position, lost: tuple[bytes, bytes] | None
+    position: GroupPosition, lost: tuple[bytes, bytes] | None
 ) -> None:
     assert restart(position, Span(b"1-0", b"19-99")) == Restart(b"0-0", None, lost)
     assert restart(position, Span(None, b"19-99")) == Restart(b"0-0", None, lost)
@@ -66,12 +68,12 @@ def test_a_stream_that_begins_above_all_that_was_delivered_has_lost_all_that_was
 
 
 def test_the_only_entry_ever_read_is_pending() -> None:
-    assert restart(Position(b"5-1", b"5-1"), Span(b"5-1", b"5-1")) == Restart(b"5-0", (b"5-1", b"5-1"))
+    assert restart(GroupPosition(b"5-1", b"5-1"), Span(b"5-1", b"5-1")) == Restart(b"5-0", (b"5-1", b"5-1"))
 
 
 def test_nothing_was_ever_read() -> None:
-    assert restart(Position(b"0-0", None), Span(b"1-0", b"9-0")) == Restart(b"0-0")
-    assert restart(Position(b"0-0", None), None) == Restart(b"0-0")
+    assert restart(GroupPosition(b"0-0", None), Span(b"1-0", b"9-0")) == Restart(b"0-0")
+    assert restart(GroupPosition(b"0-0", None), None) == Restart(b"0-0")
 
 
 def test_when_the_position_is_gone_from_redis_too_all_that_is_there_comes() -> None:
@@ -86,11 +88,11 @@ def test_when_only_our_keys_are_gone_all_that_is_there_repeats_and_that_is_said(
 
 def test_memory_adds_what_was_read_since_the_position_was_noted() -> None:
     assert reached(DONE, Memory(DONE)) == DONE
-    assert reached(DONE, Memory(DONE).read(b"23-0", b"25-0")) == Position(b"25-0", b"23-0"), (
+    assert reached(DONE, Memory(DONE).read(b"23-0", b"25-0")) == GroupPosition(b"25-0", b"23-0"), (
         "what came after it counts as not done"
     )
-    assert reached(OPEN, Memory(OPEN).read(b"23-0", b"25-0")) == Position(b"25-0", b"10-0")
-    assert reached(DONE, Memory(DONE).read(b"23-0", b"25-0").read(b"26-0", b"29-0")) == Position(b"29-0", b"23-0")
+    assert reached(OPEN, Memory(OPEN).read(b"23-0", b"25-0")) == GroupPosition(b"25-0", b"10-0")
+    assert reached(DONE, Memory(DONE).read(b"23-0", b"25-0").read(b"26-0", b"29-0")) == GroupPosition(b"29-0", b"23-0")
 
 
 def test_what_another_master_read_since_it_was_noted_is_not_done_either() -> None:
@@ -166,7 +168,7 @@ def test_it_repeats_up_to_the_highest_id_that_is_noted_or_held() -> None:
 def test_of_the_index_counts_what_is_between_the_ends_of_the_stream(
     span: Span | None, ends: tuple[bytes | None, bytes | None]
 ) -> None:
-    held = Held(span)
+    held = IndexedIdRange(span)
     held.add([b"9-0", b"25-0"])
     held.add([])
     held.add([b"10-0", b"2-0"])
@@ -174,7 +176,7 @@ def test_of_the_index_counts_what_is_between_the_ends_of_the_stream(
 
 
 def test_what_another_master_saved_since_counts_alone() -> None:
-    assert reached(Position(b"30-0", None), Memory(OPEN).read(b"21-0", b"25-0")) == Position(b"30-0", None)
+    assert reached(GroupPosition(b"30-0", None), Memory(OPEN).read(b"21-0", b"25-0")) == GroupPosition(b"30-0", None)
     assert reached(OPEN, Memory()) == OPEN
     assert reached(OPEN, Memory().read(b"21-0", b"25-0")) == OPEN, (
         "without a position of its own a master cannot tell what it has missed"
@@ -185,12 +187,12 @@ def test_when_nothing_is_saved_memory_is_all_there_is() -> None:
     assert reached(None, Memory()) is None
     assert reached(None, Memory().read(b"21-0", b"25-0")) is None, "it has never noted any"
     assert reached(None, Memory(DONE)) == DONE
-    assert reached(None, Memory(OPEN).read(b"23-0", b"25-0")) == Position(b"25-0", b"10-0")
+    assert reached(None, Memory(OPEN).read(b"23-0", b"25-0")) == GroupPosition(b"25-0", b"10-0")
 
 
 def test_a_group_that_had_just_begun_lost_nothing_before_its_first_entry() -> None:
     """The position was noted when nothing had been read; 0-1 up to the first entry never existed."""
-    position = reached(Position(b"0-0", None), Memory(Position(b"0-0", None)).read(b"5-1", b"9-0"))
+    position = reached(GroupPosition(b"0-0", None), Memory(GroupPosition(b"0-0", None)).read(b"5-1", b"9-0"))
     assert restart(position, Span(b"5-1", b"9-0")) == Restart(b"5-0", (b"5-1", b"9-0"))
 
 
@@ -211,7 +213,7 @@ def _check_small_case(delivered: int, done: tuple[bool, ...], kept: tuple[bool, 
     entries = [b"%d-0" % n for n in range(1, 6)]
     open_ids = [entry for entry, is_done in zip(entries, done, strict=False) if not is_done]
     left = [entry for entry, is_kept in zip(entries, kept, strict=True) if is_kept]
-    position = Position(entries[delivered - 1], open_ids[0] if open_ids else None)
+    position = GroupPosition(entries[delivered - 1], open_ids[0] if open_ids else None)
     made = restart(position, Span(left[0] if left else None, entries[-1]))
     assert not made.first_time, "an error is logged"
     comes = {entry for entry in left if rank(entry) > rank(made.start)}

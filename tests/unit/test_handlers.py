@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from usher.common.base.errors import HandlerUnusable
-from usher.consumer.handlers.decorators import Batch
+from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.handlers.loader import _tell_of_future, check_ran, load_handler
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,7 +55,7 @@ class TestFound:
             f"from usher import batch\n@batch(most=5, wait_s=0.5, per_ticket=2)\n{word} handle(messages): ...",
         )
         handler = load_handler("many:handle")
-        assert (handler.batch, handler.is_async) == (Batch(5, 0.5, 2), word != "def")
+        assert (handler.batch, handler.is_async) == (BatchOptions(5, 0.5, 2), word != "def")
 
     def test_a_batch_that_cannot_be_is_said_at_the_start(self, project: Path) -> None:
         write(project, "many.py", "from usher import batch\n@batch\ndef handle(messages): ...")

@@ -9,12 +9,12 @@ from usher.common.base.errors import GroupMissing, NotNow, ReplyUnknown
 from usher.common.observability.metrics import Metrics, histogram
 from usher.common.protocol.run_log import FAILED, GAVE_UP
 from usher.common.redis.client import CommandRefused, Troubles
-from usher.common.runtime.histograms import Timings
-from usher.consumer.execution.counters import HandlerCounts
-from usher.consumer.policy.acks import Failure, Finished
+from usher.common.runtime.histograms import DurationHistogram
+from usher.consumer.execution.counters import HandlerCounters
+from usher.consumer.policy.acks import FailedAttempt, Finished
 from usher.master.dispatch.rules import RULE
 from usher.master.insight.metrics import MOST_CONSUMERS, _consumers
-from usher.master.insight.stats import Load
+from usher.master.insight.stats import ConsumerStats
 from usher.master.leader.validation import TOO_LARGE
 
 
@@ -28,7 +28,7 @@ def _samples(metrics: Metrics) -> dict[tuple[str, str], float]:
 
 
 def test_a_histogram_is_read_back_as_it_was_filled() -> None:
-    timings = Timings((1000, 2_000_000))
+    timings = DurationHistogram((1000, 2_000_000))
     timings.add([-5, 1000, 1001])
     timings.add([3_000_000])
     metrics = Metrics()
@@ -40,7 +40,7 @@ def test_a_histogram_is_read_back_as_it_was_filled() -> None:
 
 
 def test_however_many_consumers_there_are_their_series_are_few_and_complete() -> None:
-    loads = {f"c{n:05}": Load("live" if n % 2 else "strange", 2, 4, 100) for n in range(MOST_CONSUMERS + 50)}
+    loads = {f"c{n:05}": ConsumerStats("live" if n % 2 else "strange", 2, 4, 100) for n in range(MOST_CONSUMERS + 50)}
     metrics = Metrics()
     metrics.add(lambda: _consumers(loads))
     seen = _samples(metrics)
@@ -52,10 +52,12 @@ def test_however_many_consumers_there_are_their_series_are_few_and_complete() ->
 
 
 def test_executions_are_counted_by_outcome_and_waiting_of_first_attempts_only() -> None:
-    counts = HandlerCounts()
+    counts = HandlerCounters()
     runs = [Finished(b"T", b"1000-%d" % n, 1, 1 + (n == 64), 1_500_000, 1_700_000) for n in range(130)]
     counts.done(runs)
-    counts.failed([Failure(run, outcome, None) for run, outcome in zip(runs, (FAILED, FAILED, GAVE_UP), strict=False)])  # type: ignore[arg-type]
+    counts.failed(
+        [FailedAttempt(run, outcome, None) for run, outcome in zip(runs, (FAILED, FAILED, GAVE_UP), strict=False)]
+    )  # type: ignore[arg-type]
     assert counts.outcomes == {"done": 130, "failed": 2, "gave_up": 1}
     assert counts.handlers.cumulative()[-1][1] == 133
     assert counts.handlers.sum_s == pytest.approx(133 * 0.2)

@@ -9,7 +9,7 @@ import pytest
 
 from usher import GiveUp, Message, RetryLater, batch, handler
 from usher.common.runtime.settings import load
-from usher.consumer.handlers.decorators import Batch, HandlerOptions, batch_of, given, options_of
+from usher.consumer.handlers.decorators import BatchOptions, HandlerOptions, batch_of, given, options_of
 from usher.consumer.policy.outcome import RetryPolicy
 from usher.consumer.program import _terms
 from usher.consumer.settings import ConsumerSettings
@@ -36,7 +36,7 @@ def test_options_and_batches_are_found_at_the_function_of_a_partial_and_at_the_c
 
     for found in (partial(handle, None), partial(partial(handle), None), Orders(), partial(Orders())):
         assert options_of(found) == HandlerOptions(2)
-        assert batch_of(found) == Batch(7, 0.01, 1)
+        assert batch_of(found) == BatchOptions(7, 0.01, 1)
 
 
 def test_what_a_partial_asks_for_itself_stands_above_its_function() -> None:

@@ -19,7 +19,7 @@ from usher.consumer.execution.executor import Executor
 from usher.consumer.execution.lanes import LaneKeeper, MessageLane
 from usher.consumer.execution.thread_pool import LaneWorker
 from usher.consumer.handlers.message import Message, OwnLease
-from usher.consumer.policy.acks import Failure, Finished
+from usher.consumer.policy.acks import FailedAttempt, Finished
 from usher.consumer.policy.outcome import Bury, RetryPolicy
 
 
@@ -33,7 +33,7 @@ class Accounts:
     def finished(self, item: Finished) -> None:
         self.done.append(item.stream_id)
 
-    def failed(self, failure: Failure) -> None: ...
+    def failed(self, failure: FailedAttempt) -> None: ...
 
     def give_up(self, lane: MessageLane, message: Message, bury: Bury) -> None:
         self.buried.append(bury)

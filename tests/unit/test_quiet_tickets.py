@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from usher.master.policy.board.board import Board
-from usher.master.recovery.reconciler import PAGE, QuietTickets
+from usher.master.recovery.reconciler import PAGE, Reconciler
 
 
 def board_with(tickets: int) -> Board:
@@ -18,7 +18,7 @@ def board_with(tickets: int) -> Board:
 
 
 def test_all_of_a_pass_come_page_by_page_with_pauses_in_between() -> None:
-    board, quiet, pages, now = board_with(2 * PAGE + 1), QuietTickets(5.0), list[list[bytes]](), 100.0
+    board, quiet, pages, now = board_with(2 * PAGE + 1), Reconciler(5.0), list[list[bytes]](), 100.0
     quiet.begin(now)
     assert quiet.page(board, now) == ([], False)
     assert quiet.wait_s(now) == 5.0
@@ -35,7 +35,7 @@ def test_all_of_a_pass_come_page_by_page_with_pauses_in_between() -> None:
 
 
 def test_a_new_epoch_forgets_whose_turn_it_was() -> None:
-    board, quiet = board_with(PAGE + 1), QuietTickets(5.0)
+    board, quiet = board_with(PAGE + 1), Reconciler(5.0)
     assert len(quiet.page(board, 100.0)[0]) == PAGE
     quiet.begin(100.0)
     assert quiet.page(board, 104.9) == ([], False)
@@ -43,4 +43,4 @@ def test_a_new_epoch_forgets_whose_turn_it_was() -> None:
 
 
 def test_a_pass_without_any_ends_at_once() -> None:
-    assert QuietTickets(5.0).page(Board(10), 100.0) == ([], True)
+    assert Reconciler(5.0).page(Board(10), 100.0) == ([], True)

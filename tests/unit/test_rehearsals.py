@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from usher.common.protocol.attempts import Attempts
-from usher.common.rehearsal.values import DONE, LATER, RAISED, Ended, Piece, calls_of_handler
+from usher.common.rehearsal.values import DONE, LATER, RAISED, CallResult, Piece, calls_of_handler
 from usher.master.policy.letters import parse_letter
 from usher.master.rehearsal.selection import (
     WAITING,
@@ -63,7 +63,7 @@ def test_a_letter_tells_why_and_which_ones_no_handler_gets() -> None:
 
 
 def test_only_letters_that_are_taken_are_redriven_with_the_flags_that_found_them() -> None:
-    well, badly = Ended(DONE), Ended(RAISED, "E: x")
+    well, badly = CallResult(DONE), CallResult(RAISED, "E: x")
     done = [
         Rehearsed(letter(b"1-1", b"1-0"), well),
         Rehearsed(letter(b"2-1", b"2-0"), badly),
@@ -82,16 +82,18 @@ def test_documents_keep_every_byte_of_the_message_and_show_it() -> None:
     flat = (b"ticket_id", bytes(range(256)))
     piece = letter(b"1-1", b"1-0").piece(flat)
     assert Piece.of(piece.document()) == piece
-    document = Rehearsed(Candidate(b"1-0", b"\xff1-0", Before(WAITING), known=Attempts(2, 1)), Ended(DONE)).document()
+    document = Rehearsed(
+        Candidate(b"1-0", b"\xff1-0", Before(WAITING), known=Attempts(2, 1)), CallResult(DONE)
+    ).document()
     assert (document["ticket_id"], document["letter_id"], document["attempt"], document["taken"]) == ("", None, 3, True)
 
 
 def test_a_row_tells_what_it_is_and_how_it_went_before_and_now() -> None:
-    failed = Rehearsed(letter(b"1-1", b"1-0"), Ended(RAISED, "E: " + "y" * 1000))
+    failed = Rehearsed(letter(b"1-1", b"1-0"), CallResult(RAISED, "E: " + "y" * 1000))
     kind, *told = failed.row()
     assert (kind, *told[:3]) == ("letter", "1-1", "42", "gave up: E: x")
     assert sum(map(len, told)) < 300, "a row, and not a page"
-    assert Rehearsed(entry(b"3-0"), Ended(DONE)).row()[:4] == ("message", "3-0", "42", "not read yet")
+    assert Rehearsed(entry(b"3-0"), CallResult(DONE)).row()[:4] == ("message", "3-0", "42", "not read yet")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from tests.clock import Clock, clock_of
 from usher.consumer.execution import reporter as reporter_module
 from usher.consumer.execution.reporter import MOST_IDS, Reporter
-from usher.consumer.lifecycle.master_client import Answer, MasterClient
+from usher.consumer.lifecycle.master_client import MasterAnswer, MasterClient
 
 
 class Leader:
@@ -26,14 +26,14 @@ class Leader:
     def close(self) -> None:
         """Nothing is open."""
 
-    def post(self, _path: str, body: bytes, headers: dict[str, str]) -> Answer:
+    def post(self, _path: str, body: bytes, headers: dict[str, str]) -> MasterAnswer:
         assert headers == {"Prefer": "return=minimal"}
         if self.wait_s:
-            return Answer("", 429, {}, 0.0, self.wait_s)
+            return MasterAnswer("", 429, {}, 0.0, self.wait_s)
         self.reports.append(
             [entry_id for ticket in orjson.loads(body)["tickets"] for entry_id in ticket["message_ids"]]
         )
-        return Answer("", self.status, {}, 0.0)
+        return MasterAnswer("", self.status, {}, 0.0)
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from usher.common.protocol.sources import SHARDS, shard_of
-from usher.master.policy.fair_queue import Outcome, Rounds, Told, Turn
+from usher.master.policy.fair_queue import Rounds, Turn, TurnOutcome, TurnResult
 
 ALL = frozenset(range(SHARDS))
 
 
-def told(outcome: Outcome, moved: int = 0) -> Told:
-    return Told(outcome, moved, "")
+def told(outcome: TurnOutcome, moved: int = 0) -> TurnResult:
+    return TurnResult(outcome, moved, "")
 
 
 def rounds(*sources: bytes, batch: int = 1000) -> Rounds:
@@ -32,7 +32,7 @@ def test_what_is_found_is_looked_at_once_and_then_nothing_waits() -> None:
     of = rounds(b"a", b"b")
     turn = taken(of)
     assert turn.sources == (b"a", b"b")
-    of.answered(turn, [told(Outcome.OVER)] * 2)
+    of.answered(turn, [told(TurnOutcome.OVER)] * 2)
     assert of.take() is None
     assert of.found([b"a"]) == 0 and of.take() is None
 
@@ -40,13 +40,15 @@ def test_what_is_found_is_looked_at_once_and_then_nothing_waits() -> None:
 def test_a_flood_has_its_turn_behind_everybody_who_has_news() -> None:
     names = [b"s%d" % number for number in range(200)]
     of = rounds(b"flood")
-    of.answered(taken(of), [told(Outcome.MORE, 500)])
+    of.answered(taken(of), [told(TurnOutcome.MORE, 500)])
     of.changed(names)
     seen: list[bytes] = []
     while b"flood" not in seen[1:]:
         turn = taken(of)
         seen += turn.sources
-        of.answered(turn, [told(Outcome.MORE if name == b"flood" else Outcome.OVER, 1) for name in turn.sources])
+        of.answered(
+            turn, [told(TurnOutcome.MORE if name == b"flood" else TurnOutcome.OVER, 1) for name in turn.sources]
+        )
     assert set(names) <= set(seen)
 
 
@@ -73,7 +75,7 @@ def test_who_found_the_work_stream_full_is_the_next_one() -> None:
     of.changed([b"a", b"b", b"c"])
     turn = taken(of)
     of.changed([b"d"])
-    of.answered(turn, [told(Outcome.MORE, 9), told(Outcome.FULL), told(Outcome.FULL)])
+    of.answered(turn, [told(TurnOutcome.MORE, 9), told(TurnOutcome.FULL), told(TurnOutcome.FULL)])
     assert taken(of).sources == (b"b", b"c", b"d", b"a")
 
 
@@ -93,7 +95,7 @@ def test_who_is_to_be_the_first_and_changes_meanwhile_waits_once() -> None:
     of.changed([b"a"])
     turn = taken(of)
     assert (turn.sources, turn.quantum) == ((b"a",), 100), "it has the call for itself"
-    of.answered(turn, [told(Outcome.OVER, 1)])
+    of.answered(turn, [told(TurnOutcome.OVER, 1)])
     assert of.take() is None
 
 
@@ -101,13 +103,13 @@ def test_a_change_during_the_turn_is_not_forgotten() -> None:
     of = rounds(b"a")
     turn = taken(of)
     of.changed([b"a"])
-    of.answered(turn, [told(Outcome.GONE)])
+    of.answered(turn, [told(TurnOutcome.GONE)])
     assert taken(of).sources == (b"a",), "it was made again while Redis said that it is gone"
 
 
 def test_a_stream_that_is_gone_is_forgotten_unless_it_is_listed() -> None:
     of = rounds(b"a", b"b")
-    of.answered(taken(of), [told(Outcome.GONE)] * 2, frozenset([b"b"]))
+    of.answered(taken(of), [told(TurnOutcome.GONE)] * 2, frozenset([b"b"]))
     assert of.known == 1
     of.sweep()
     assert taken(of).sources == (b"b",)
@@ -134,20 +136,20 @@ def test_what_becomes_ours_while_it_is_doubted_is_not_forgotten() -> None:
     of.hold(frozenset())
     of.doubt(frozenset())
     of.hold(ALL)
-    of.answered(taken(of), [told(Outcome.GONE)])
+    of.answered(taken(of), [told(TurnOutcome.GONE)])
     of.forget_doubted()
     assert of.known == 0
 
 
 def test_only_our_shards_have_turns_and_a_shard_that_comes_back_is_looked_at() -> None:
     of = rounds(b"a", b"b")
-    of.answered(taken(of), [told(Outcome.OVER)] * 2)
+    of.answered(taken(of), [told(TurnOutcome.OVER)] * 2)
     assert shard_of(b"a") != shard_of(b"b")
     of.hold(ALL - {shard_of(b"a")})
     of.changed([b"a", b"b"])
     turn = taken(of)
     assert turn.sources == (b"b",) and of.mine == [b"b"]
-    of.answered(turn, [told(Outcome.OVER)])
+    of.answered(turn, [told(TurnOutcome.OVER)])
     assert of.hold(ALL)
     assert not of.hold(ALL), "none of them is new"
     assert taken(of).sources == (b"a",)
@@ -155,31 +157,31 @@ def test_only_our_shards_have_turns_and_a_shard_that_comes_back_is_looked_at() -
 
 def test_a_shard_that_was_lost_unnoticed_is_looked_at_when_it_is_ours_again() -> None:
     of = rounds(b"a")
-    of.answered(taken(of), [told(Outcome.NOT_MINE)])
+    of.answered(taken(of), [told(TurnOutcome.NOT_MINE)])
     of.hold(ALL)
     assert taken(of).sources == (b"a",)
 
 
 def test_a_key_that_a_pattern_meets_and_that_is_no_stream_is_forgotten_and_no_trouble() -> None:
     of = rounds(b"text", b"listed")
-    of.answered(taken(of), [told(Outcome.NOT_A_STREAM)] * 2, frozenset([b"listed"]))
+    of.answered(taken(of), [told(TurnOutcome.NOT_A_STREAM)] * 2, frozenset([b"listed"]))
     assert (of.known, list(of.troubles)) == (1, [b"listed"])
     of.sweep()
     assert taken(of).sources == (b"listed",)
     of.changed([b"text"])
-    of.answered(taken(of), [told(Outcome.OVER, 1)])
+    of.answered(taken(of), [told(TurnOutcome.OVER, 1)])
     assert of.known == 2, "it became a stream"
 
 
 def test_troubles_are_told_by_source_until_they_are_over() -> None:
     of = rounds(b"a", b"b")
-    of.answered(taken(of), [told(Outcome.AHEAD), told(Outcome.OVER)])
-    assert of.troubles == {b"a": told(Outcome.AHEAD)}
+    of.answered(taken(of), [told(TurnOutcome.AHEAD), told(TurnOutcome.OVER)])
+    assert of.troubles == {b"a": told(TurnOutcome.AHEAD)}
     of.changed([b"a"])
-    of.answered(taken(of), [told(Outcome.OVER, 1)])
+    of.answered(taken(of), [told(TurnOutcome.OVER, 1)])
     assert of.troubles == {}
     of.changed([b"a"])
-    of.answered(taken(of), [told(Outcome.AHEAD)])
+    of.answered(taken(of), [told(TurnOutcome.AHEAD)])
     of.hold(frozenset())
     assert of.troubles == {}, "it is another master's to tell"
 
@@ -188,11 +190,11 @@ def test_of_very_many_troubles_a_thousand_are_remembered_and_what_they_are_now()
     names = [b"s%d" % number for number in range(1100)]
     of = rounds(*names)
     while (turn := of.take()) is not None:
-        of.answered(turn, [told(Outcome.AHEAD)] * len(turn.sources))
+        of.answered(turn, [told(TurnOutcome.AHEAD)] * len(turn.sources))
     assert list(of.troubles) == names[:1000]
     of.changed(names[999:1001])
-    of.answered(taken(of), [told(Outcome.BEFORE)] * 2)
-    assert (len(of.troubles), of.troubles[names[999]].outcome) == (1000, Outcome.BEFORE)
+    of.answered(taken(of), [told(TurnOutcome.BEFORE)] * 2)
+    assert (len(of.troubles), of.troubles[names[999]].outcome) == (1000, TurnOutcome.BEFORE)
 
 
 @settings(deadline=None)
@@ -225,74 +227,74 @@ def test_whatever_happens_every_change_gets_a_turn_that_begins_after_it(steps: l
             more = {name for name in turn.sources if name in names}
             open_changes.difference_update(set(turn.sources) - more)
             open_changes.update(more)
-            of.answered(turn, [told(Outcome.MORE if name in more else Outcome.OVER) for name in turn.sources])
+            of.answered(turn, [told(TurnOutcome.MORE if name in more else TurnOutcome.OVER) for name in turn.sources])
     while (turn := of.take()) is not None:
         open_changes.difference_update(turn.sources)
-        of.answered(turn, [told(Outcome.OVER)] * len(turn.sources))
+        of.answered(turn, [told(TurnOutcome.OVER)] * len(turn.sources))
     assert not open_changes
 
 
 def test_what_a_sweep_finds_is_told_unless_somebody_says_it_meanwhile() -> None:
     of = rounds(b"a", b"b", b"c")
-    assert of.answered(taken(of), [told(Outcome.OVER, 1)] * 3) == [], "they were looked at for a reason"
+    assert of.answered(taken(of), [told(TurnOutcome.OVER, 1)] * 3) == [], "they were looked at for a reason"
     of.sweep()
     of.changed([b"c"])
     turn = taken(of)
     of.changed([b"b"])
-    assert of.answered(turn, [told(Outcome.OVER, 1)] * 3) == [b"a"]
-    of.answered(taken(of), [told(Outcome.OVER)])
+    assert of.answered(turn, [told(TurnOutcome.OVER, 1)] * 3) == [b"a"]
+    of.answered(taken(of), [told(TurnOutcome.OVER)])
     of.look_at_all()
-    assert of.answered(taken(of), [told(Outcome.OVER, 1)] * 3) == []
+    assert of.answered(taken(of), [told(TurnOutcome.OVER, 1)] * 3) == []
 
 
 def swept(*sources: bytes) -> Rounds:
     """They were all looked at, and wait for the next look that nobody had a reason for."""
     of = rounds(*sources)
-    of.answered(taken(of), [told(Outcome.OVER)] * len(sources))
+    of.answered(taken(of), [told(TurnOutcome.OVER)] * len(sources))
     of.sweep()
     return of
 
 
 def test_what_waited_for_a_reason_when_a_sweep_came_and_what_brought_nothing_is_not_told() -> None:
     of = rounds(b"a", b"b", b"c")
-    of.answered(taken(of), [told(Outcome.OVER)] * 3)
+    of.answered(taken(of), [told(TurnOutcome.OVER)] * 3)
     of.changed([b"b"])
     of.found([b"d"])
     of.sweep()
     turn = taken(of)
     assert turn.sources == (b"b", b"d", b"a", b"c")
-    assert of.answered(turn, [told(Outcome.OVER, moved) for moved in (1, 1, 1, 0)]) == [b"a"]
+    assert of.answered(turn, [told(TurnOutcome.OVER, moved) for moved in (1, 1, 1, 0)]) == [b"a"]
 
 
 def test_what_a_sweep_found_is_told_once_however_many_turns_it_takes() -> None:
     of = swept(b"a")
-    assert of.answered(taken(of), [told(Outcome.MORE, 500)]) == [b"a"]
-    assert of.answered(taken(of), [told(Outcome.OVER, 1)]) == []
+    assert of.answered(taken(of), [told(TurnOutcome.MORE, 500)]) == [b"a"]
+    assert of.answered(taken(of), [told(TurnOutcome.OVER, 1)]) == []
 
 
 def test_a_sweep_that_comes_before_the_former_one_is_over_still_finds_what_nobody_said() -> None:
     of = swept(b"a", b"b")
     of.sweep()
-    assert of.answered(taken(of), [told(Outcome.OVER, 1)] * 2) == [b"a", b"b"]
+    assert of.answered(taken(of), [told(TurnOutcome.OVER, 1)] * 2) == [b"a", b"b"]
 
 
 def test_what_a_sweep_was_to_look_at_has_a_reason_once_the_connection_is_a_new_one() -> None:
     of = swept(b"a", b"b")
     of.look_at_all()
-    assert of.answered(taken(of), [told(Outcome.OVER, 1)] * 2) == []
+    assert of.answered(taken(of), [told(TurnOutcome.OVER, 1)] * 2) == []
 
 
 def test_what_a_sweep_was_to_look_at_has_a_reason_once_its_reply_was_lost() -> None:
     of = swept(b"a", b"b")
     of.again(taken(of))
-    assert of.answered(taken(of), [told(Outcome.OVER, 1)] * 2) == []
+    assert of.answered(taken(of), [told(TurnOutcome.OVER, 1)] * 2) == []
 
 
 def test_what_a_sweep_was_to_look_at_has_a_reason_once_its_shard_was_another_masters() -> None:
     of = swept(b"a", b"b")
     of.hold(ALL - {shard_of(b"a")})
     of.hold(ALL)
-    assert of.answered(taken(of), [told(Outcome.OVER, 1)] * 2) == [b"b"]
+    assert of.answered(taken(of), [told(TurnOutcome.OVER, 1)] * 2) == [b"b"]
 
 
 def test_what_another_master_got_before_a_sweep_came_to_it_is_swept_no_more() -> None:
@@ -304,25 +306,25 @@ def test_what_another_master_got_before_a_sweep_came_to_it_is_swept_no_more() ->
     assert of.known == 0
     of.hold(ALL)
     of.found([b"a"])
-    assert of.answered(taken(of), [told(Outcome.OVER, 1)]) == [], "it was found, which is a reason to look"
+    assert of.answered(taken(of), [told(TurnOutcome.OVER, 1)]) == [], "it was found, which is a reason to look"
 
 
 def test_what_may_have_more_to_cut_is_told_once_and_what_is_quiet_never_again() -> None:
     of = rounds(b"a", b"b", b"c")
     assert sorted(of.grown()) == [b"a", b"b", b"c"], "new to us"
-    of.answered(taken(of), [told(Outcome.OVER, 5), told(Outcome.OVER), told(Outcome.FULL)])
+    of.answered(taken(of), [told(TurnOutcome.OVER, 5), told(TurnOutcome.OVER), told(TurnOutcome.FULL)])
     assert (of.grown(), of.grown()) == ([b"a"], [])
     of.again(taken(of))
     assert of.grown() == [b"c"], "nobody knows what was moved"
     of.look_at_all()
     of.sweep()
-    of.answered(taken(of), [told(Outcome.OVER)] * 3)
+    of.answered(taken(of), [told(TurnOutcome.OVER)] * 3)
     assert of.grown() == []
 
 
 def test_only_what_is_known_and_ours_has_more_to_cut_and_all_of_a_shard_that_was_taken_over() -> None:
     of = rounds(b"a", b"b", b"c")
-    of.answered(taken(of), [told(Outcome.GONE), told(Outcome.OVER, 1), told(Outcome.OVER)])
+    of.answered(taken(of), [told(TurnOutcome.GONE), told(TurnOutcome.OVER, 1), told(TurnOutcome.OVER)])
     assert not of.holds(b"a") and of._grown == {b"b", b"c"}, (
         "names of what is gone would be kept for ever where nobody cuts"
     )

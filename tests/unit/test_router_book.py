@@ -9,7 +9,7 @@ import pytest
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.common.redis.replies import Entry
 from usher.common.router.options import RouterOptions
-from usher.common.router.schedule import Book, Check, Place, Read
+from usher.common.router.schedule import LastIdCheck, Read, ReadPosition, ReadSchedule
 from usher.common.router.sizing import readers_wanted, sweep_slice
 
 _COUNT = 3
@@ -23,12 +23,12 @@ class Plot:
     """A book, the streams that it reads, and what every place got."""
 
     def __init__(self, *, in_turn: bool = False) -> None:
-        self.book = Book()
+        self.book = ReadSchedule()
         if in_turn:
             self.book.in_turn = True
         self.redis: dict[bytes, list[Entry]] = {}
-        self.got: dict[Place, list[bytes]] = {}
-        self.closed: set[Place] = set()
+        self.got: dict[ReadPosition, list[bytes]] = {}
+        self.closed: set[ReadPosition] = set()
         self.under_way: list[Read] = []
 
     def add(self, key: bytes, number: int, announce: bool = True) -> None:
@@ -36,8 +36,8 @@ class Plot:
         if announce:
             self.book.announced([key])
 
-    def subscribe(self, key: bytes, last: bytes | None = ZERO) -> Place:
-        place = Place(self.book.stream(key), last)
+    def subscribe(self, key: bytes, last: bytes | None = ZERO) -> ReadPosition:
+        place = ReadPosition(self.book.stream(key), last)
         self.got[place] = []
         self.book.add(place)
         return place
@@ -47,7 +47,7 @@ class Plot:
         self.under_way += reads
         return reads
 
-    def reply(self, read: Read, room: int = 1000) -> Check | None:
+    def reply(self, read: Read, room: int = 1000) -> LastIdCheck | None:
         """The reply comes, and every place has room for so many entries; one that had less is held."""
         self.under_way.remove(read)
         entries = [one for one in self.redis.get(read.stream.key, ()) if rank(one.id) > rank(read.after)][:_COUNT]
@@ -81,7 +81,7 @@ def test_everybody_gets_everything_once_whatever_happens_in_between(seed: int, i
     rng = random.Random(seed)
     plot = Plot(in_turn=in_turn)
     keys = [b"a", b"b", b"c"]
-    began: dict[Place, tuple[bytes, bytes]] = {}
+    began: dict[ReadPosition, tuple[bytes, bytes]] = {}
     for number in range(1, rng.randrange(20, 90)):
         key = rng.choice(keys)
         chance = rng.random()
@@ -100,7 +100,8 @@ def test_everybody_gets_everything_once_whatever_happens_in_between(seed: int, i
         elif chance < 0.96 and plot.got:
             plot.book.resume(
                 rng.choice(
-                    [place for place in plot.got if place not in plot.closed] or [Place(plot.book.stream(b"x"), ZERO)]
+                    [place for place in plot.got if place not in plot.closed]
+                    or [ReadPosition(plot.book.stream(b"x"), ZERO)]
                 )
             )
         elif plot.got:

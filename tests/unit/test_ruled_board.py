@@ -11,10 +11,12 @@ from usher.master.policy.board.board import Board
 from usher.master.policy.board.tickets import Standing
 from usher.master.policy.explain.facts import BoardFacts
 from usher.master.policy.explain.stuck import Parked
-from usher.master.policy.rules import Action, Buckets, Rule, Rulebook, Target, rule_id
+from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target, TicketTokenBuckets, rule_id
 
 
-def rule(value: str, action: Action = Action.PAUSE, rate: float | None = None, target: Target = Target.TICKET) -> Rule:
+def rule(
+    value: str, action: RuleAction = RuleAction.PAUSE, rate: float | None = None, target: Target = Target.TICKET
+) -> Rule:
     return Rule(target, value, action, rate, id=rule_id(target, value))
 
 
@@ -230,7 +232,7 @@ class TestPause:
 class TestSlow:
     def test_a_slowed_ticket_gets_its_tokens_and_no_more(self) -> None:
         board = board_with("c1")
-        follow(board, rule("S", Action.SLOW, 2.0))
+        follow(board, rule("S", RuleAction.SLOW, 2.0))
         arrive(board, b"S", *range(1, 10))
         assert hand_over(board) == {("c1:1", b"S"): ids(1)}
         assert hand_over(board) == {}
@@ -247,14 +249,14 @@ class TestSlow:
 
     def test_more_than_a_thousand_slowed_tickets_go_on(self) -> None:
         board = board_with("c1", capacity=2000)
-        follow(board, rule("", Action.SLOW, 1.0, Target.EVERYTHING))
+        follow(board, rule("", RuleAction.SLOW, 1.0, Target.EVERYTHING))
         for number in range(1, 1102):
             arrive(board, b"S%d" % number, number)
         assert len(hand_over(board, limit=2000)) == 1101
 
     def test_a_plan_that_did_not_happen_costs_no_tokens(self) -> None:
         board = board_with("c1")
-        follow(board, rule("S", Action.SLOW, 1.0))
+        follow(board, rule("S", RuleAction.SLOW, 1.0))
         arrive(board, b"S", 1, 2)
         plan = board.plan(100, NOW)
         assert plan is not None
@@ -266,21 +268,21 @@ class TestSlow:
     ) -> None:
         """There may be 100,000 of them."""
         board = board_with("c1")
-        follow(board, rule("S", Action.SLOW, 1.0))
+        follow(board, rule("S", RuleAction.SLOW, 1.0))
         arrive(board, b"S", 1, 2)
         plan = board.plan(100, NOW)
         assert plan is not None
         board.withdraw(plan)
         hand_over(board)
         asked: list[float] = []
-        monkeypatch.setattr(Buckets, "due_s", lambda *_: asked.append(NOW) or NOW)  # type: ignore[func-returns-value]
+        monkeypatch.setattr(TicketTokenBuckets, "due_s", lambda *_: asked.append(NOW) or NOW)  # type: ignore[func-returns-value]
         arrive(board, b"T", 3)
         assert hand_over(board) == {("c1:1", b"T"): ids(3)}
         assert asked == []
 
     def test_a_slowed_ticket_costs_the_others_nothing(self) -> None:
         board = board_with("c1", window=3)
-        follow(board, rule("S", Action.SLOW, 0.001))
+        follow(board, rule("S", RuleAction.SLOW, 0.001))
         arrive(board, b"S", *range(1, 10))
         arrive(board, b"T", 10)
         assert hand_over(board) == {("c1:1", b"S"): ids(1), ("c1:1", b"T"): ids(10)}
@@ -298,7 +300,7 @@ class TestSlow:
         names = [b"T%d" % number for number in range(10)]
         for number, name in enumerate(names, 1):
             arrive(board, name, number, 100 + number)
-        follow(board, rule("", Action.SLOW, 0.001, Target.EVERYTHING))
+        follow(board, rule("", RuleAction.SLOW, 0.001, Target.EVERYTHING))
         while board.plan(100, NOW) is not None:
             pass
         looked_for: list[bytes] = []
@@ -320,7 +322,7 @@ class TestSlow:
 
     def test_what_leaves_memory_of_slowed_tickets_is_read_again_when_it_is_wanted(self) -> None:
         board = board_with("c1")
-        follow(board, rule("S", Action.SLOW, 0.4))
+        follow(board, rule("S", RuleAction.SLOW, 0.4))
         arrive(board, b"S", *range(1, 13))
         assert hand_over(board) == {("c1:1", b"S"): ids(1)}
         board.unload()
@@ -333,7 +335,7 @@ class TestSlow:
         assert read_all(board, dict.fromkeys(ids(*range(5, 13)), b"S")) == 1
         assert list(board.tickets[b"S"].parked) == ids(5, 6, 7, 8, 9)
 
-    @pytest.mark.parametrize(("held", "kept"), [(rule("S", Action.SLOW, 0.1), ids(2, 3)), (rule("S"), [])])
+    @pytest.mark.parametrize(("held", "kept"), [(rule("S", RuleAction.SLOW, 0.1), ids(2, 3)), (rule("S"), [])])
     def test_what_leaves_memory_in_the_midst_of_its_reading_is_read_once_more(
         self, held: Rule, kept: list[bytes]
     ) -> None:
@@ -343,7 +345,7 @@ class TestSlow:
         arrive(board, b"S", *range(1, 12))
         hand_over(board)
         board.unload()
-        follow(board, rule("S", Action.SLOW, 1.0))
+        follow(board, rule("S", RuleAction.SLOW, 1.0))
         board.to_read()
         board.was_read(of(b"S", *range(1, 9)), b"8-0")
         assert hand_over(board) == {("c1:1", b"S"): ids(1)}
@@ -359,7 +361,7 @@ class TestSlow:
 
     def test_a_slow_rule_for_many_tickets_does_not_fill_memory(self) -> None:
         board = board_with("c1", capacity=1000)
-        follow(board, rule("*", Action.SLOW, 0.1, Target.PATTERN))
+        follow(board, rule("*", RuleAction.SLOW, 0.1, Target.PATTERN))
         for number in range(1, 1001):
             arrive(board, b"S%d" % (number % 20), number)
         hand_over(board)
@@ -372,7 +374,7 @@ class TestDeadLetter:
         board = board_with("c1")
         arrive(board, b"D", 1)
         hand_over(board)
-        follow(board, rule("D", Action.DEAD_LETTER))
+        follow(board, rule("D", RuleAction.DEAD_LETTER))
         arrive(board, b"D", 2, 3)
         assert hand_over(board) == {}
         assert board.condemned(10) == []
@@ -389,7 +391,7 @@ class TestDeadLetter:
 
     def test_no_more_of_them_are_written_at_a_time_than_was_asked_for_however_many_tickets_they_are_of(self) -> None:
         board = board_with("c1")
-        follow(board, rule("", Action.DEAD_LETTER, target=Target.EVERYTHING))
+        follow(board, rule("", RuleAction.DEAD_LETTER, target=Target.EVERYTHING))
         arrive(board, b"D", 1, 2)
         arrive(board, b"E", 3, 4)
         arrive(board, b"F", 5)
@@ -400,7 +402,7 @@ class TestDeadLetter:
 
     def test_beyond_a_window_they_leave_memory_and_come_back(self) -> None:
         board = board_with("c1", window=2)
-        follow(board, rule("D", Action.DEAD_LETTER))
+        follow(board, rule("D", RuleAction.DEAD_LETTER))
         arrive(board, b"D", 1, 2, 3)
         assert hand_over(board) == {}
         board.unload()
@@ -417,7 +419,7 @@ class TestDeadLetter:
 
     def test_a_ticket_that_a_drain_gave_back_is_read_again_after_its_last_letter(self) -> None:
         board = board_with("c1")
-        follow(board, rule("D", Action.DEAD_LETTER))
+        follow(board, rule("D", RuleAction.DEAD_LETTER))
         board.set_record(b"D", b"returned", 5, ids(1, 2), NOW)
         assert hand_over(board) == {}
         assert board.buried(board.condemned(1), []) == []
@@ -430,7 +432,7 @@ class TestDeadLetter:
 
     def test_a_refused_ticket_is_read_again_and_keeps_what_it_has(self) -> None:
         board = board_with("c1")
-        follow(board, rule("D", Action.DEAD_LETTER))
+        follow(board, rule("D", RuleAction.DEAD_LETTER))
         arrive(board, b"D", 1)
         hand_over(board)
         condemned = board.condemned(10)
@@ -442,7 +444,7 @@ class TestDeadLetter:
         self, records: list[bytes]
     ) -> None:
         board = board_with("c1")
-        follow(board, rule("D", Action.DEAD_LETTER))
+        follow(board, rule("D", RuleAction.DEAD_LETTER))
         arrive(board, b"D", 1, 2)
         hand_over(board)
         for owner in records:
@@ -455,7 +457,7 @@ class TestDeadLetter:
 
     def test_a_rule_that_was_lifted_in_time_ends_nothing(self) -> None:
         board = board_with("c1")
-        follow(board, rule("D", Action.DEAD_LETTER))
+        follow(board, rule("D", RuleAction.DEAD_LETTER))
         arrive(board, b"D", 1)
         hand_over(board)
         follow(board)
@@ -466,7 +468,7 @@ class TestDeadLetter:
         board = board_with("c1")
         arrive(board, b"D", 1)
         hand_over(board)
-        follow(board, rule("D", Action.DEAD_LETTER))
+        follow(board, rule("D", RuleAction.DEAD_LETTER))
         arrive(board, b"D", 2)
         assert hand_over(board) == {}
         follow(board)

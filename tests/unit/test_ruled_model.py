@@ -23,8 +23,8 @@ from usher.master.leader.leader_scripts import RulesMoved
 from usher.master.leader.peeked import NO_NEWS, News
 from usher.master.policy.board.plans import NOBODY, HandOverPlan, HandOverReply
 from usher.master.policy.board.rule_gate import Condemned
-from usher.master.policy.board.tickets import Standing, Ticket
-from usher.master.policy.rules import Action, Rule, Rulebook, Target, rule_id
+from usher.master.policy.board.tickets import BoardTicket, Standing
+from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target, rule_id
 
 _TARGETS = [(Target.TICKET, name.decode()) for name in TICKETS] + [(Target.PATTERN, "T[12]"), (Target.EVERYTHING, "")]
 
@@ -39,13 +39,13 @@ class RuledRedis(RedisModel):
         self.known = 0  # the version that the leader who calls knows
         self.letters: list[bytes] = []
 
-    def change(self, target: Target, value: str, action: Action | None) -> None:
+    def change(self, target: Target, value: str, action: RuleAction | None) -> None:
         """change_rules.lua."""
         self.version += 1
         if action is None:
             self.rules.pop(rule_id(target, value), None)
         else:
-            rate = 2.0 if action is Action.SLOW else None
+            rate = 2.0 if action is RuleAction.SLOW else None
             self.rules[rule_id(target, value)] = Rule(
                 target, value, action, rate, version=self.version, id=rule_id(target, value)
             )
@@ -60,7 +60,7 @@ class RuledRedis(RedisModel):
         for target in plan.targets:
             for part in target.parts:
                 held = self.book.of(part.ticket)
-                if held is not None and held.action is not Action.SLOW:
+                if held is not None and held.action is not RuleAction.SLOW:
                     self.broken.append(f"{part} goes out although it is {held.told()}")
         return super().hand_over(plan, news)
 
@@ -77,7 +77,7 @@ class RuledRedis(RedisModel):
                 refused.append(doomed.ticket)
                 continue
             held = self.book.of(doomed.ticket)
-            if held is None or held.action is not Action.DEAD_LETTER:
+            if held is None or held.action is not RuleAction.DEAD_LETTER:
                 self.broken.append(f"{doomed} ends without a rule")
             for entry_id in doomed.ids:
                 if self.pending.get(entry_id) == MASTER:
@@ -143,8 +143,8 @@ class RuledMachine(BoardMachine):
     redis: RuledRedis
     leader: RuledLeader
 
-    @rule(whom=st.sampled_from(_TARGETS), action=st.sampled_from([*Action, None]))
-    def an_operator_changes_the_rules(self, whom: tuple[Target, str], action: Action | None) -> None:
+    @rule(whom=st.sampled_from(_TARGETS), action=st.sampled_from([*RuleAction, None]))
+    def an_operator_changes_the_rules(self, whom: tuple[Target, str], action: RuleAction | None) -> None:
         self.redis.change(*whom, action)
 
     @precondition(lambda self: self.redis.known != self.redis.version)
@@ -167,7 +167,7 @@ class RuledMachine(BoardMachine):
         self.board.unload()
         assert others == {name: list(self.board.tickets[name].parked) for name in others}
 
-    def _could_go(self, ticket: Ticket, there_is_room: bool) -> bool:
+    def _could_go(self, ticket: BoardTicket, there_is_room: bool) -> bool:
         return self.board.rules.of(ticket.name) is None and super()._could_go(ticket, there_is_room)
 
     def _room_is_told(self, there_is_room: bool, room: int) -> bool:
@@ -181,7 +181,7 @@ class RuledMachine(BoardMachine):
             if (
                 ticket.above is not None
                 and ticket.standing is Standing.OPEN
-                and (rule_of is None or rule_of.action is not Action.PAUSE)
+                and (rule_of is None or rule_of.action is not RuleAction.PAUSE)
             ):
                 assert ticket.name in self.board._hidden, "what memory does not have of it is read again"
 
@@ -206,7 +206,9 @@ class RuledWalk(Walk):
         def change() -> None:
             for whom in _TARGETS:  # else everything is paused before long
                 self.machine.redis.change(*whom, None)
-            machine.an_operator_changes_the_rules(rng.choice(_TARGETS), rng.choice([*Action, Action.DEAD_LETTER]))
+            machine.an_operator_changes_the_rules(
+                rng.choice(_TARGETS), rng.choice([*RuleAction, RuleAction.DEAD_LETTER])
+            )
 
         return [
             *super()._moves(),

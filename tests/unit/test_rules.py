@@ -11,22 +11,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from usher.common.protocol.message import unkeyed_ticket
-from usher.master.policy.rules import Action, Buckets, Rule, Rulebook, Target, dump, parse, rule_id
+from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target, TicketTokenBuckets, dump, parse, rule_id
 
 
-def rule(target: Target, value: str, action: Action = Action.PAUSE, rate: float | None = None) -> Rule:
+def rule(target: Target, value: str, action: RuleAction = RuleAction.PAUSE, rate: float | None = None) -> Rule:
     return Rule(target, value, action, rate, "why", "alice", id=rule_id(target, value))
 
 
 def said(one: Rule) -> tuple[int, float]:
     """The lower one holds, as the top of master/policy/rules.py says it: pause, then dead_letter, then the slowest."""
-    return [Action.PAUSE, Action.DEAD_LETTER, Action.SLOW].index(one.action), one.rate_per_second or 0.0
+    return [RuleAction.PAUSE, RuleAction.DEAD_LETTER, RuleAction.SLOW].index(one.action), one.rate_per_second or 0.0
 
 
 _RULES = st.builds(
     lambda whom, what: rule(*whom, *what),
     st.sampled_from([(target, value) for target in Target for value in ("a", "ab", "a*", "?", "*", "\udcfe")]),
-    st.sampled_from([(Action.PAUSE, None), (Action.DEAD_LETTER, None), (Action.SLOW, 5.0), (Action.SLOW, 0.5)]),
+    st.sampled_from(
+        [(RuleAction.PAUSE, None), (RuleAction.DEAD_LETTER, None), (RuleAction.SLOW, 5.0), (RuleAction.SLOW, 0.5)]
+    ),
 )
 
 
@@ -44,8 +46,11 @@ class TestRulebook:
         assert {one.target for one in fit} <= set(Target) - {Target.CONSUMER}
 
     def test_the_strongest_of_those_that_fit_holds(self) -> None:
-        slow, slower = rule(Target.EVERYTHING, "", Action.SLOW, 5.0), rule(Target.PATTERN, "a*", Action.SLOW, 1.0)
-        ended, paused = rule(Target.PATTERN, "ab*", Action.DEAD_LETTER), rule(Target.TICKET, "abc")
+        slow, slower = (
+            rule(Target.EVERYTHING, "", RuleAction.SLOW, 5.0),
+            rule(Target.PATTERN, "a*", RuleAction.SLOW, 1.0),
+        )
+        ended, paused = rule(Target.PATTERN, "ab*", RuleAction.DEAD_LETTER), rule(Target.TICKET, "abc")
         book = Rulebook([slow, slower, ended, paused])
         assert [book.of(ticket) for ticket in (b"x", b"a", b"ab", b"abc")] == [slow, slower, ended, paused]
         assert book.all_of(b"abc") == [paused, ended, slower, slow]
@@ -63,7 +68,7 @@ class TestRulebook:
         assert book.of("ß".encode()) is not None
 
     def test_a_message_without_a_ticket_id_is_no_patterns_business(self) -> None:
-        everything, pattern = rule(Target.EVERYTHING, "", Action.SLOW, 1.0), rule(Target.PATTERN, "*")
+        everything, pattern = rule(Target.EVERYTHING, "", RuleAction.SLOW, 1.0), rule(Target.PATTERN, "*")
         assert Rulebook([pattern]).of(unkeyed_ticket(b"5-1")) is None
         assert Rulebook([pattern, everything]).of(unkeyed_ticket(b"5-1")) == everything
 
@@ -77,14 +82,14 @@ class TestRulebook:
     def test_only_a_pause_of_the_stream_or_of_everything_pauses_all(self) -> None:
         assert Rulebook([rule(Target.STREAM, "s")]).pauses_all
         assert not Rulebook([rule(Target.PATTERN, "*")]).pauses_all
-        assert not Rulebook([rule(Target.EVERYTHING, "", Action.SLOW, 1.0)]).pauses_all
+        assert not Rulebook([rule(Target.EVERYTHING, "", RuleAction.SLOW, 1.0)]).pauses_all
 
 
 class TestStored:
-    @pytest.mark.parametrize("action", Action)
+    @pytest.mark.parametrize("action", RuleAction)
     @pytest.mark.parametrize("target", Target)
-    def test_what_was_stored_is_read(self, target: Target, action: Action) -> None:
-        made = rule(target, "two words \N{SNOWMAN}", action, 0.5 if action is Action.SLOW else None)
+    def test_what_was_stored_is_read(self, target: Target, action: RuleAction) -> None:
+        made = rule(target, "two words \N{SNOWMAN}", action, 0.5 if action is RuleAction.SLOW else None)
         read = parse(made.id.encode(), b"77 1234 " + dump(made))
         assert (read.version, read.set_ms) == (77, 1234)
         assert read.shown() | {"version": 0, "set_ms": 0} == made.shown()
@@ -98,7 +103,7 @@ class TestStored:
     )
     def test_what_cannot_be_read_pauses_everything_and_says_how_to_get_rid_of_it(self, stored: bytes) -> None:
         read = parse(b"some-id", stored)
-        assert (read.target, read.action, read.version) == (Target.EVERYTHING, Action.PAUSE, 0)
+        assert (read.target, read.action, read.version) == (Target.EVERYTHING, RuleAction.PAUSE, 0)
         assert "usher rules lift some-id" in read.told()
 
     @pytest.mark.parametrize(
@@ -109,16 +114,16 @@ class TestStored:
         ],
     )
     def test_a_rule_with_one_odd_part_pauses_everything_too(self, odd: dict[str, Any]) -> None:
-        stored = json.loads(dump(rule(Target.TICKET, "T", Action.SLOW, 2.0)))
+        stored = json.loads(dump(rule(Target.TICKET, "T", RuleAction.SLOW, 2.0)))
         assert parse(b"id", b"1 2 " + json.dumps(stored).encode()).target is Target.TICKET
         read = parse(b"id", b"1 2 " + json.dumps(stored | odd).encode())
-        assert (read.target, read.action) == (Target.EVERYTHING, Action.PAUSE)
+        assert (read.target, read.action) == (Target.EVERYTHING, RuleAction.PAUSE)
 
 
 class TestBuckets:
     @given(st.floats(0.01, 100), st.lists(st.floats(0, 5), min_size=1, max_size=60))
     def test_no_more_than_the_rate_is_let_go_in_any_time(self, rate: float, waits: list[float]) -> None:
-        buckets, now, spent, began = Buckets(), 100.0, 0, 100.0
+        buckets, now, spent, began = TicketTokenBuckets(), 100.0, 0, 100.0
         for wait in waits:
             now += wait
             tokens = buckets.tokens(b"T", rate, now)
@@ -128,7 +133,7 @@ class TestBuckets:
             assert buckets.due_s(b"T", rate) >= now - 1e-9
 
     def test_the_next_token_comes_when_it_is_due(self) -> None:
-        buckets = Buckets()
+        buckets = TicketTokenBuckets()
         assert buckets.tokens(b"T", 4.0, 0.0) == 1
         buckets.spend(b"T", 1)
         assert buckets.due_s(b"T", 4.0) == 0.25
@@ -137,13 +142,13 @@ class TestBuckets:
         assert buckets.tokens(b"T", 4.0, 0.25) == 1
 
     def test_of_very_many_tokens_some_are_waited_for_but_not_for_long(self) -> None:
-        buckets = Buckets()
+        buckets = TicketTokenBuckets()
         buckets.tokens(b"T", 50.0, 7.0)
         buckets.spend(b"T", 1)
         assert buckets.due_s(b"T", 50.0) == pytest.approx(7.1)
 
     def test_the_bucket_that_was_asked_for_is_there_whoever_else_is_forgotten(self) -> None:
-        buckets = Buckets()
+        buckets = TicketTokenBuckets()
         for number in range(1001):
             ticket = b"%d" % number
             assert buckets.tokens(ticket, 1.0, 0.0) == 1
@@ -151,7 +156,7 @@ class TestBuckets:
             assert buckets.due_s(ticket, 1.0) == 1.0
 
     def test_a_bucket_that_is_not_yet_filled_is_not_forgotten_however_long_ago_it_was_asked_for(self) -> None:
-        buckets, rate, now = Buckets(), 0.0001, 50_000.0
+        buckets, rate, now = TicketTokenBuckets(), 0.0001, 50_000.0
         buckets.tokens(b"T", rate, now)
         buckets.spend(b"T", 1)
         for number in range(1001):
@@ -159,7 +164,7 @@ class TestBuckets:
         assert buckets.tokens(b"T", rate, now + 3602) == 0
 
     def test_a_million_tickets_do_not_stay_in_memory(self) -> None:
-        buckets = Buckets()
+        buckets = TicketTokenBuckets()
         for number in range(20_000):
             buckets.tokens(b"%d" % number, 1.0, float(number))
         assert len(buckets._buckets) <= 2001

@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from usher.common.protocol.message import unkeyed_ticket
-from usher.common.protocol.run_log import CRASHED, DONE, Run, decode, encode
+from usher.common.protocol.run_log import CRASHED, DONE, RunRecord, decode, encode
 from usher.consumer.policy.acks import Finished
 
 FINISHED = [
@@ -17,8 +17,8 @@ CUT_OFF = Finished(b"42", b"6-1", 7, 2, 10, 0)
 def test_what_a_consumer_notes_an_auditor_reads() -> None:
     """Fences and microseconds need more than 32 bits, and a fence may not be rounded."""
     assert list(decode(encode("c1:9", FINISHED))) == [
-        Run("c1:9", "42", "5-1", 1_795_215_518_421_818, 1, 1_700_000_000_000_001, 1_700_000_000_000_009),
-        Run("c1:9", "t\u00fc \n", "18446744073709551615-1", 7, 3, 10, 20),
+        RunRecord("c1:9", "42", "5-1", 1_795_215_518_421_818, 1, 1_700_000_000_000_001, 1_700_000_000_000_009),
+        RunRecord("c1:9", "t\u00fc \n", "18446744073709551615-1", 7, 3, 10, 20),
     ]
 
 

@@ -20,7 +20,7 @@ import usher.master
 from tests.abuse import PATIENCE_S, check_contract
 from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow
-from usher.common.runtime.service import Ended, Service
+from usher.common.runtime.service import Service, ServiceEnded
 
 
 class Idle(Service):
@@ -74,7 +74,7 @@ class Finished(Service):
     name = "finished"
 
     def run_once(self) -> float:
-        raise Ended
+        raise ServiceEnded
 
 
 @pytest.mark.parametrize("make", [Idle, Busy, Failing, Blocked, StopsItself, Finished])

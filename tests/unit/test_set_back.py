@@ -15,7 +15,7 @@ import pytest
 
 from usher.common.readers.loop import MessageReadingLoop
 from usher.common.runtime import clock_steps as set_back
-from usher.common.runtime.clock_steps import SetBack
+from usher.common.runtime.clock_steps import ClockStepWatcher
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -55,7 +55,7 @@ def test_waits_go_on_when_the_clock_was_set_back_and_others_notice_nothing(wall:
         threading.Thread(target=lambda: ended.append(wait_by_the_wall_clock(20))),
         threading.Thread(target=wait_for_an_event),
     ]
-    service = SetBack()
+    service = ClockStepWatcher()
     service.start()
     for thread in waiting:
         thread.start()
@@ -75,8 +75,8 @@ def test_waits_go_on_when_the_clock_was_set_back_and_others_notice_nothing(wall:
 
 _WITH_STRANGERS = """
 import _thread, threading, time
-from usher.common.runtime.clock_steps import SetBack
-service = SetBack()
+from usher.common.runtime.clock_steps import ClockStepWatcher
+service = ClockStepWatcher()
 for _ in range(20):
     _thread.start_new_thread(threading.current_thread, ())  # as a log record of a library's callback asks for it
 time.sleep(0.5)

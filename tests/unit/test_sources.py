@@ -8,7 +8,7 @@ import pytest
 
 from usher.common.base.errors import SettingsError, StartRefused
 from usher.common.protocol.keys import Keys, LogKeys
-from usher.common.protocol.sources import SHARDS, Sources, shard_of
+from usher.common.protocol.sources import SHARDS, SourceSelection, shard_of
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.runtime.settings import CommonSettings, load
 
@@ -63,26 +63,26 @@ def _streams(keys: Keys) -> list[str]:
 
 
 def test_a_pattern_takes_no_stream_that_usher_keeps_for_itself() -> None:
-    sources = Sources.parse("*")
+    sources = SourceSelection.parse("*")
     of_others, ours = Keys("orders", "g"), Keys(sources.work_stream("g"), "g")
     for keys in (of_others, ours, Keys("orders{7}", "g.x")):
         for own in (*_streams(keys), LogKeys(keys.stream).groups):
             assert not sources.takes(own.encode()), own
     assert not sources.takes(ours.stream.encode())
-    assert not sources.takes(Sources.parse("a{t},b{t}").work_stream("g").encode())
+    assert not sources.takes(SourceSelection.parse("a{t},b{t}").work_stream("g").encode())
     assert sources.takes(b"orders") and sources.takes(b"orders{7}") and sources.takes(b"a:b:dead")
 
 
 def test_a_pattern_takes_what_redis_would_and_no_name_that_cannot_be_part_of_a_ticket_id() -> None:
-    sources = Sources.parse("t:?:*")
+    sources = SourceSelection.parse("t:?:*")
     taken = (b"t:1:", b"t:1:x\ny", "t:1:\N{SNOWMAN}".encode())
     assert all(map(sources.takes, taken))
     assert not any(map(sources.takes, (b"t::x", b"T:1:x", b"xt:1:x", b"t:1:\xff", b"t:1:" + b"x" * 600)))
 
 
 def test_changes_are_asked_for_under_prefixes_that_do_not_overlap_because_redis_refuses_those() -> None:
-    assert Sources.parse("a,ab,b:*,b:c*,c").prefixes() == (b"a", b"b:", b"c")
-    assert Sources.parse("*,a").prefixes() == (b"",)
+    assert SourceSelection.parse("a,ab,b:*,b:c*,c").prefixes() == (b"a", b"b:", b"c")
+    assert SourceSelection.parse("*,a").prefixes() == (b"",)
 
 
 def test_in_a_cluster_all_must_share_a_hash_tag_and_the_error_says_so() -> None:

@@ -10,11 +10,20 @@ import pytest
 from usher.common.protocol.attempts import Attempts
 from usher.master.policy.board.plans import HALTED, RETURNED, TAIL
 from usher.master.policy.explain.alarms import alarms
-from usher.master.policy.explain.stuck import STUCK_MS, Head, Parked, Seen, behind, oldest, parse_head, stuck_rows
-from usher.master.policy.rules import Action, Rule, Rulebook, Target
+from usher.master.policy.explain.stuck import (
+    STUCK_MS,
+    Head,
+    Parked,
+    StuckContext,
+    behind,
+    oldest,
+    parse_head,
+    stuck_rows,
+)
+from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
 
 _NOW = 1_000_000_000
-_SEEN = Seen({}, {"c1:1": "live", "c2:1": "draining", "c3:1": "revoked"}, {}, {})
+_SEEN = StuckContext({}, {"c1:1": "live", "c2:1": "draining", "c3:1": "revoked"}, {}, {})
 
 
 def head(
@@ -23,7 +32,7 @@ def head(
     return Head(ticket, owner, handed_ms * 1024, b"%d-0" % sent_ms, size)
 
 
-def rows(*heads: Head, seen: Seen = _SEEN, most: int = 50) -> list[dict[str, Any]]:
+def rows(*heads: Head, seen: StuckContext = _SEEN, most: int = 50) -> list[dict[str, Any]]:
     return stuck_rows(heads, seen, _NOW, most)
 
 
@@ -99,12 +108,12 @@ def test_whoever_has_it_is_said(owner: bytes, state: str, why: str) -> None:
 
 
 def test_what_a_rule_parks_is_told_with_the_rule() -> None:
-    rule = Rule(Target.PATTERN, "T*", Action.PAUSE, who="alice", reason="stop", id="r1")
+    rule = Rule(Target.PATTERN, "T*", RuleAction.PAUSE, who="alice", reason="stop", id="r1")
     [row] = rows(head(owner=b""), seen=_SEEN._replace(rules=Rulebook([rule])))
     assert (row["state"], row["why"]) == ("paused", "paused by alice: stop (rule r1, pattern T*)")
     [row] = rows(head(), seen=_SEEN._replace(rules=Rulebook([rule])))
     assert row["state"] == "stuck", "what its owner has goes on"
-    slow = Rulebook([replace(rule, action=Action.SLOW, rate_per_second=2.0)])
+    slow = Rulebook([replace(rule, action=RuleAction.SLOW, rate_per_second=2.0)])
     [row] = rows(head(owner=b""), seen=_SEEN._replace(rules=slow))
     assert (row["state"], row["why"]) == (
         "parked",

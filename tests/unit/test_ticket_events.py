@@ -8,14 +8,14 @@ import orjson
 import pytest
 
 from usher.common.protocol.run_log import CRASHED, encode
-from usher.master.cli.follow import Told, lines_of, parse
-from usher.master.insight.status import shown
+from usher.master.cli.follow import ServerSentEvent, lines_of, parse
+from usher.master.insight.status import ticket_row
 from usher.master.policy.explain.ticket_events import (
     DEAD,
     ENTRIES,
     RUNS,
     Event,
-    Seen,
+    TicketSnapshot,
     changes,
     events_of,
     frame,
@@ -24,7 +24,7 @@ from usher.master.policy.explain.ticket_events import (
     position_text,
     ruled,
 )
-from usher.master.policy.rules import Action, Rule, Target
+from usher.master.policy.rules import Rule, RuleAction, Target
 
 _T = b"T1"
 
@@ -37,9 +37,9 @@ def names(events: object) -> list[str]:
     return [event.name for event in events]  # type: ignore[attr-defined]
 
 
-def seen(value: bytes | None, **attempts: int) -> Seen:
-    row = idle(_T) if value is None else shown(_T, value)
-    return Seen(row, {name.replace("_", "-").removeprefix("m"): count for name, count in attempts.items()})
+def seen(value: bytes | None, **attempts: int) -> TicketSnapshot:
+    row = idle(_T) if value is None else ticket_row(_T, value)
+    return TicketSnapshot(row, {name.replace("_", "-").removeprefix("m"): count for name, count in attempts.items()})
 
 
 @pytest.mark.parametrize("text", ["0", "1-1_2-2_3-3", "0-0_0-0_18446744073709551615-0"])
@@ -172,9 +172,9 @@ def test_the_command_reads_what_the_master_writes() -> None:
     event = Event(_T, "entry", {"ticket_id": "T\n1"})
     text = b": following\n\n" + frame(event) + frame(event, "1-1_2-2_3-3") + b"id: 4-4_2-2_3-3\n\n:\n\n"
     assert list(parse(text.split(b"\n"))) == [
-        Told("", "entry", event.data),
-        Told("1-1_2-2_3-3", "entry", event.data),
-        Told("4-4_2-2_3-3", "", {}),
+        ServerSentEvent("", "entry", event.data),
+        ServerSentEvent("1-1_2-2_3-3", "entry", event.data),
+        ServerSentEvent("4-4_2-2_3-3", "", {}),
     ]
     assert orjson.loads(frame(event).split(b"data: ")[1]) == event.data
 
@@ -185,7 +185,7 @@ def test_a_line_is_told_when_it_is_whole_however_it_comes(pieces: list[bytes]) -
 
 
 def test_what_a_rule_holds_and_nobody_has_is_paused_and_not_idle() -> None:
-    rule = Rule(Target.TICKET, "T1", Action.PAUSE, reason="stock is being counted", who="alice")
+    rule = Rule(Target.TICKET, "T1", RuleAction.PAUSE, reason="stock is being counted", who="alice")
     row = ruled(idle(_T), rule)
     assert row["state"] == "paused"
     assert row["rule"].startswith("paused by alice: stock is being counted (rule ")
@@ -194,7 +194,7 @@ def test_what_a_rule_holds_and_nobody_has_is_paused_and_not_idle() -> None:
         "what a consumer has goes on"
     )
     assert ruled(idle(_T), None) == idle(_T)
-    assert ruled(idle(_T), replace(rule, action=Action.SLOW, rate_per_second=2.0))["state"] == "idle"
+    assert ruled(idle(_T), replace(rule, action=RuleAction.SLOW, rate_per_second=2.0))["state"] == "idle"
     busy = seen(b"c1:3 7 5-1")
     assert names(changes(_T, busy, busy._replace(row=ruled(dict(busy.row), rule)))) == ["state"], (
         "a rule that comes is told"

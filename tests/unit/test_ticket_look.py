@@ -6,7 +6,7 @@ from __future__ import annotations
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.protocol.attempts import Attempts
 from usher.consumer.execution.lanes import LaneKeeper
-from usher.consumer.execution.ticket_state import look
+from usher.consumer.execution.ticket_state import describe_ticket
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.policy.quarantine import Isolation
@@ -25,7 +25,7 @@ def keeper(*messages: Message) -> LaneKeeper:
 
 
 def rows(kept: LaneKeeper, journal: Journal | None = None, ticket: bytes = b"T") -> list[tuple[str, str, int]]:
-    told = look(ticket, "c1:1", journal or Journal(None, "", "c1:1", 2), kept, 5)
+    told = describe_ticket(ticket, "c1:1", journal or Journal(None, "", "c1:1", 2), kept, 5)
     assert (told["incarnation"], told["max_attempts"]) == ("c1:1", 5)
     return [(entry["id"], entry["state"], entry["attempt"]) for entry in told["entries"]]
 
@@ -48,7 +48,7 @@ def test_what_runs_is_told_with_its_attempt_and_since_when() -> None:
     first.attempt = 2
     journal.started(first, 1_000_000)
     assert rows(kept, journal) == [("1-0", "running", 2), ("2-0", "queued", 0)]
-    assert look(b"T", "c1:1", journal, kept, 5)["entries"][0]["started_ms"] == 1_000
+    assert describe_ticket(b"T", "c1:1", journal, kept, 5)["entries"][0]["started_ms"] == 1_000
     journal.ended(first)
     assert rows(kept, journal) == [("2-0", "queued", 0)]
 
@@ -61,7 +61,7 @@ def test_what_waits_for_its_next_attempt_is_told_with_the_moment() -> None:
     lane.queue.popleft()
     kept.retry(lane, first, now_s() + 100)
     assert rows(kept) == [("1-0", "waiting", 0), ("2-0", "queued", 0)]
-    due_ms = look(b"T", "c1:1", Journal(None, "", "c1:1", 1), kept, 5)["entries"][0]["due_ms"]
+    due_ms = describe_ticket(b"T", "c1:1", Journal(None, "", "c1:1", 1), kept, 5)["entries"][0]["due_ms"]
     assert 90_000 < due_ms - wall_ms() <= 100_000
 
 

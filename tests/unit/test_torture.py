@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.rules import ROOT
-from usher.consumer.torture.findings import Expected, Failure, Finding, explain, summary, trouble_with_effect
+from usher.consumer.torture.findings import CaseFailure, Expected, ScenarioResult, explain, summary, trouble_with_effect
 from usher.consumer.torture.harness import default_fields
-from usher.consumer.torture.line_stops import Steps, is_users
-from usher.consumer.torture.scenarios import AFTER, BEFORE, DISTURBED, MESSAGES, SCENARIOS, Run, Wake, places
+from usher.consumer.torture.line_stops import LineStops, is_users
+from usher.consumer.torture.scenarios import AFTER, BEFORE, DISTURBED, MESSAGES, SCENARIOS, RunStep, WakeStep, places
 
 _SUMS = Expected((0, 1, 11, 111))
 
@@ -67,9 +67,9 @@ def test_an_effect_that_shows_nothing_or_differs_by_nature_cannot_be_judged() ->
 
 
 def test_the_verdict_names_what_went_wrong() -> None:
-    good, bad = (Finding(name, name, "", "", 2) for name in ("good", "bad"))
+    good, bad = (ScenarioResult(name, name, "", "", 2) for name in ("good", "bad"))
     assert summary([good]).startswith("SAFE: after each of 2 stories")
-    bad.failures.append(Failure("", 1, 2, "1 too much"))
+    bad.failures.append(CaseFailure("", 1, 2, "1 too much"))
     assert summary([good, bad]) == "NOT SAFE: effects went wrong in 1 of 2 kinds of stories (bad)"
     assert not bad.document()["safe"]
 
@@ -78,7 +78,7 @@ def test_the_verdict_names_what_went_wrong() -> None:
 def test_every_story_runs_every_message_to_its_end_and_no_fence_comes_back_but_a_zombies(scenario: Any) -> None:
     for place in places(scenario, 7, 3):
         steps = scenario.steps(place)
-        runs = [step for step in steps if isinstance(step, Run)]
+        runs = [step for step in steps if isinstance(step, RunStep)]
         highest = max(run.fence for run in runs)
         for number in range(1, MESSAGES + 1):
             last = [run for run in runs if run.number == number][-1]
@@ -86,7 +86,7 @@ def test_every_story_runs_every_message_to_its_end_and_no_fence_comes_back_but_a
         finished = {run.number for run in runs if run.fence == highest and not run.does}
         assert DISTURBED in finished or scenario.name == "sent_again_later"
         frozen = {run.actor for run in runs if run.does == "freeze"}
-        assert {step.actor for step in steps if isinstance(step, Wake)} == frozen
+        assert {step.actor for step in steps if isinstance(step, WakeStep)} == frozen
         assert all(runs[at].fence >= runs[at - 1].fence or scenario.name == "late_ack" for at in range(1, len(runs)))
 
 
@@ -120,7 +120,7 @@ def test_a_handler_is_stopped_before_the_line_that_was_asked_for() -> None:
     places_told: list[str] = []
     for at in (0, 1, 2, 3):
         reached.clear()
-        steps = Steps(__file__, at, lambda where: places_told.append(f"{where} after {len(reached)}"))
+        steps = LineStops(__file__, at, lambda where: places_told.append(f"{where} after {len(reached)}"))
         steps.call(handler)
         assert steps.count == 3
     wanted = [f'reached.append("{word}") after {count}' for count, word in enumerate(("one", "two", "three"))]

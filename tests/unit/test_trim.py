@@ -15,8 +15,8 @@ from usher.master.policy.trim import (
     GroupNeeds,
     Nothing,
     Refused,
+    RetentionFacts,
     SavedPosition,
-    StreamFacts,
     decide,
     decide_gathered,
     is_held_back,
@@ -26,8 +26,8 @@ from usher.master.policy.trim import (
 SPAN = Span(b"10-0", b"100-0")
 
 
-def _facts(**changed: Any) -> StreamFacts:
-    return StreamFacts(**({"span": SPAN, "groups": [], "checkpoints": [], "archived": None} | changed))
+def _facts(**changed: Any) -> RetentionFacts:
+    return RetentionFacts(**({"span": SPAN, "groups": [], "checkpoints": [], "archived": None} | changed))
 
 
 def _group(delivered: bytes, oldest: bytes | None = None, name: str = "g") -> GroupNeeds:
@@ -38,7 +38,7 @@ def _checkpoint(last_id: bytes | None, name: str = "c") -> CheckpointNeeds:
     return CheckpointNeeds(name, last_id, 0)
 
 
-def _floor(facts: StreamFacts, **options: Any) -> bytes:
+def _floor(facts: RetentionFacts, **options: Any) -> bytes:
     decision = decide(facts, **options)
     assert isinstance(decision, Cut), decision
     return decision.floor

@@ -1,4 +1,4 @@
-"""Buckets, and the answers of an application that has them."""
+"""KeyedTokenBuckets, and the answers of an application that has them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from usher.common.http.app import create_app
 from usher.common.http.auth import needs
 from usher.common.http.credentials import Identity, Role
 from usher.common.http.problem import answer
-from usher.common.http.rate_limits import Buckets, RateLimits, rarely
+from usher.common.http.rate_limits import KeyedTokenBuckets, RateLimits, rarely
 
 
 def test_a_bucket_gives_what_is_in_it_and_fills_again() -> None:
-    buckets = Buckets(per_s=2.0, most=3.0)
+    buckets = KeyedTokenBuckets(per_s=2.0, most=3.0)
     assert [buckets.take("a", 100.0) for _ in range(4)] == [0.0, 0.0, 0.0, 0.5]
     assert buckets.take("b", 100.0) == 0.0
     assert buckets.take("a", 100.25) == 0.25
@@ -24,7 +24,7 @@ def test_a_bucket_gives_what_is_in_it_and_fills_again() -> None:
 
 def test_only_so_many_buckets_are_kept_and_the_one_in_use_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web_limits, "_MOST_BUCKETS", 3)
-    buckets = Buckets(per_s=1.0, most=1.0)
+    buckets = KeyedTokenBuckets(per_s=1.0, most=1.0)
     for other in range(10):
         buckets.take(other, 0.0)
         buckets.take("a", 0.0)

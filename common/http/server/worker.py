@@ -33,7 +33,7 @@ from gunicorn.workers.gthread import ThreadWorker
 from usher.common.base.log import event
 from usher.common.http.server.sockets import LATER, ClientSocket, Late, TlsSocket, Waits
 from usher.common.runtime.fork_guard import end_children_by
-from usher.common.runtime.service import Ended, Service
+from usher.common.runtime.service import Service, ServiceEnded
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class _Drain(Service):
         work, self._work = self._work, None
         if work is not None:
             work()  # one try: a turn that fails is logged by the service, and the next one ends it
-        raise Ended
+        raise ServiceEnded
 
     def on_end(self) -> None:
         self._then()

@@ -13,7 +13,7 @@ _MOST = 2**63 - 1
 
 
 @dataclass(frozen=True)
-class StreamFacts:
+class AuditedStream:
     """One ticket stream, its group and its run log at the beginning of an audit.
 
     ``run_first``: the first record that is still in the run log, None when it is empty; ``run_capped``: records before
@@ -47,7 +47,7 @@ class StreamFacts:
             return min(self.time_ms + self.ahead_ms, _MOST)
         return min((rank(self.run_first) >> 64) + self.ahead_ms, _MOST) if self.run_capped else -1
 
-    def ahead_of(self, noted_ms: int) -> StreamFacts:
+    def ahead_of(self, noted_ms: int) -> AuditedStream:
         """These facts when an entry was seen to be noted ``noted_ms`` before the time that its id tells (0: none
         was)."""
         return replace(self, ahead_ms=max(0, noted_ms, (rank(self.last_delivered) >> 64) - self.time_ms))
@@ -59,7 +59,7 @@ def is_capped(length: int, added: int | None, cap: int) -> bool:
     return added > length if added is not None else length >= cap > 0
 
 
-def unproven(facts: StreamFacts, known_ms: int | None, skipped_order: int, before_known: int) -> Iterator[str]:
+def unproven(facts: AuditedStream, known_ms: int | None, skipped_order: int, before_known: int) -> Iterator[str]:
     """What cannot be said of this stream, each in one sentence.
 
     ``known_ms``: time of the first entry that anybody handled; ``before_known``: entries not later than that, of which

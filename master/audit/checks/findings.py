@@ -1,7 +1,7 @@
 """What the audit looks for, and what it says when it finds it. Pure: definitions and small judgements, no Redis, no
 Spark.
 
-Each ``Check`` is executed twice, by different code: in Spark at scale (``pending_proof``, ``run_proof``) and by
+Each ``AuditCheck`` is executed twice, by different code: in Spark at scale (``pending_proof``, ``run_proof``) and by
 ``oracle`` in one plain process. A test holds the two against each other.
 """
 
@@ -26,7 +26,7 @@ _FILLED = re.compile(r"(?:[\w:]*\{\w+\}\w*)+")
 FENCES_PER_MS = 1024
 
 
-class Severity(enum.Enum):
+class AuditSeverity(enum.Enum):
     """BAD: the promise was broken, or work stands still. WARN: allowed once, but somebody should look. Both make the
     exit code 1."""
 
@@ -35,12 +35,12 @@ class Severity(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Check:
+class AuditCheck:
     """A named finding. ``look`` and ``repair`` are lines with {stream} {group} {id} {ticket} {owner} {prefix} {dead}
     {runs} in them."""
 
     name: str
-    severity: Severity
+    severity: AuditSeverity
     rule: str
     means: str
     look: tuple[str, ...]
@@ -61,11 +61,11 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Found:
+class AuditFinding:
     """A check that found something. ``count`` places were confirmed by a second look, of ``suspects`` that the first
     one saw."""
 
-    check: Check
+    check: AuditCheck
     stream: str
     count: int
     suspects: int
@@ -85,80 +85,80 @@ _LEADER = (
     " leader: it adopts anew."
 )
 
-CHECKS: dict[str, Check] = {
+CHECKS: dict[str, AuditCheck] = {
     check.name: check
     for check in (
-        Check(
+        AuditCheck(
             "pending_without_index",
-            Severity.BAD,
+            AuditSeverity.BAD,
             "An entry that an incarnation has pending is in its ticket's record (tickets index).",
             "The entry belongs to somebody, but the master does not know that its ticket is in processing: a later"
             " entry could overtake it.",
             (_PENDING, _RECORD),
             _LEADER,
         ),
-        Check(
+        AuditCheck(
             "index_without_pending",
-            Severity.BAD,
+            AuditSeverity.BAD,
             "An id in a ticket's record is pending.",
             "The index holds a ticket for an entry that is over or was never delivered; later entries of the ticket may"
             " wait for it.",
             (_RECORD, _PENDING),
             _LEADER,
         ),
-        Check(
+        AuditCheck(
             "owners_differ",
-            Severity.BAD,
+            AuditSeverity.BAD,
             "Pending list and index name the same owner.",
             "The pending list says one incarnation has the entry, the index another one.",
             (_PENDING, _RECORD),
             _LEADER,
         ),
-        Check(
+        AuditCheck(
             "ticket_owned_twice",
-            Severity.BAD,
+            AuditSeverity.BAD,
             "All entries of a ticket that incarnations have pending belong to one of them.",
             "Two incarnations may run this ticket at once.",
             (_PENDING, _RECORD, _TICKET),
             "Stop one of the two consumers; its entries are taken back and handed over in order.",
         ),
-        Check(
+        AuditCheck(
             "index_unreadable",
-            Severity.BAD,
+            AuditSeverity.BAD,
             "A record of the index reads `owner fence id id ...`.",
             "Somebody else wrote to the index; the ticket cannot be handed over or acknowledged.",
             (_RECORD,),
             "Delete the field (HDEL {prefix}tickets {ticket}): the pending list is the truth, the leader indexes it"
             " anew.",
         ),
-        Check(
+        AuditCheck(
             "owner_dead",
-            Severity.BAD,
+            AuditSeverity.BAD,
             "Every pending entry has a living owner, or is taken back from a dead one within the recovery bound.",
             "These entries are pending for an incarnation whose lease ended long ago; nobody works on them.",
             (_LEASE, "redis-cli XPENDING {stream} {group} - + 10 {owner}"),
             "See that a master leads (`usher status`); it takes them back. No master: start one.",
         ),
-        Check(
+        AuditCheck(
             "stranger_owns",
-            Severity.BAD,
+            AuditSeverity.BAD,
             "Names in the group are incarnations (`name:generation`), `master` or `halted`.",
             "Another program reads this group, or somebody claimed by hand: what it has is not handed over in order.",
             (_MEMBERS, "redis-cli XPENDING {stream} {group} - + 10 {owner}"),
             "Stop that program, or give it a group of its own; the leader's sweep brings idle entries back.",
         ),
-        Check(
+        AuditCheck(
             "idle_too_long",
-            Severity.BAD,
+            AuditSeverity.BAD,
             "An entry of a living incarnation is never idle for longer than one lease: its renewal touches it.",
             "The lease is extended but this entry is not touched: the renewal cannot see it, or somebody else extends"
             " the lease.",
             (_PENDING, _LEASE),
             "Restart that consumer; its tickets go to others.",
         ),
-        Check(
+        AuditCheck(
             "parked_too_long",
-            Severity.WARN,
+            AuditSeverity.WARN,
             "An entry waits under `master` only while its ticket is in processing, a live rule holds it back, or nobody"
             " has room.",
             "The entry waits, nothing of its ticket is in processing, and no rule holds it back: no consumer has room,"
@@ -167,9 +167,9 @@ CHECKS: dict[str, Check] = {
             "Start consumers. If there are some with room, restart the leader: it adopts all that is pending under"
             " `master`.",
         ),
-        Check(
+        AuditCheck(
             "body_gone",
-            Severity.BAD,
+            AuditSeverity.BAD,
             "A pending entry is in the stream.",
             "The entry was trimmed or deleted before it was handled: its content is lost. XADD MAXLEN by a producer"
             " does that too.",
@@ -177,58 +177,58 @@ CHECKS: dict[str, Check] = {
             "Trim with `usher trim` only, which never cuts what is pending. The leader writes a dead letter of it"
             " (reason body_gone).",
         ),
-        Check(
+        AuditCheck(
             "delivered_often",
-            Severity.WARN,
+            AuditSeverity.WARN,
             "An entry is delivered a few times at most.",
             "It has changed hands again and again: its handler may kill its consumers.",
             (_PENDING, _BODY, "redis-cli HGET {prefix}attempts {id}"),
             "Look at the message; `usher dead` lists those that were given up.",
         ),
-        Check(
+        AuditCheck(
             "attempts_many",
-            Severity.WARN,
+            AuditSeverity.WARN,
             "A message becomes a dead letter after USHER_MAX_ATTEMPTS starts that ended badly.",
             "More of them were counted than the limit allows, or it is about to be given up.",
             ("redis-cli HGET {prefix}attempts {id}", _BODY),
             "Look at the message and its handler's log.",
         ),
-        Check(
+        AuditCheck(
             "attempts_leaked",
-            Severity.WARN,
+            AuditSeverity.WARN,
             "Attempts are kept for pending entries only.",
             "Attempts of an entry that is over: memory that nobody frees.",
             ("redis-cli HGET {prefix}attempts {id}", _PENDING),
             "Delete the field: HDEL {prefix}attempts {id}.",
         ),
-        Check(
+        AuditCheck(
             "consumer_leaked",
-            Severity.WARN,
+            AuditSeverity.WARN,
             "The leader reaps incarnations whose lease ended and that have nothing pending.",
             "A name of the group is left over: harmless, but each start of a consumer adds one.",
             (_MEMBERS, _LEASE),
             "See that a master leads (`usher status`): its janitor reaps. Never XGROUP DELCONSUMER by hand: it deletes"
             " what is pending.",
         ),
-        Check(
+        AuditCheck(
             "key_leaked",
-            Severity.WARN,
+            AuditSeverity.WARN,
             "An inbox lives as long as its incarnation.",
             "An inbox of nobody: memory that nobody frees.",
             ("redis-cli XLEN {prefix}inbox:{owner}", _LEASE),
             "Delete it: DEL {prefix}inbox:{owner}.",
         ),
-        Check(
+        AuditCheck(
             "overlap",
-            Severity.BAD,
+            AuditSeverity.BAD,
             "Under one fence, and in one incarnation, executions of a ticket follow one another.",
             "Two messages of a ticket ran at the same time in one incarnation.",
             (_RUNS,),
             "This is a fault of Usher, or the consumer's clock was set back: please report it with the two lines.",
         ),
-        Check(
+        AuditCheck(
             "owners_overlap",
-            Severity.WARN,
+            AuditSeverity.WARN,
             "Executions of a ticket under different fences that are both noted follow one another, unless a process was"
             " paused.",
             "A former owner still ran while its successor did: at most one of them has an effect if the sink checks"
@@ -237,17 +237,17 @@ CHECKS: dict[str, Check] = {
             "Look for pauses (suspend, swap, long collections) of the earlier owner, and for clocks that differ. Use a"
             " fenced sink.",
         ),
-        Check(
+        AuditCheck(
             "out_of_order",
-            Severity.BAD,
+            AuditSeverity.BAD,
             "A message of a ticket starts only when every earlier one is done or given up.",
             "A later message of the ticket had started before this one was ever done.",
             (_RUNS, _BODY),
             "Effects of this ticket may be wrong: compare them, then please report it.",
         ),
-        Check(
+        AuditCheck(
             "overtaken",
-            Severity.BAD,
+            AuditSeverity.BAD,
             "While a message of a ticket is pending, no later one of the ticket is done.",
             "A later message of the ticket was done before this one, which is still to come: when it runs, it is out of"
             " order.",
@@ -255,26 +255,26 @@ CHECKS: dict[str, Check] = {
             "Was the group set forward over it by hand, and back (XGROUP SETID)? Then this is its trace. If not, please"
             " report it.",
         ),
-        Check(
+        AuditCheck(
             "fence_shared",
-            Severity.BAD,
+            AuditSeverity.BAD,
             "A fence of a ticket is given to one incarnation.",
             "Two incarnations ran the ticket under one fence: a sink cannot tell them apart.",
             (_RUNS,),
             "Was Redis restored from a copy? Then this is its trace. If not, please report it.",
         ),
-        Check(
+        AuditCheck(
             "fence_fell",
-            Severity.BAD,
+            AuditSeverity.BAD,
             "Nobody starts a message of a ticket under a lower fence after a higher one has started.",
             "A former owner started a message after its successor had: it was paused at the worst moment, or clocks"
             " differ by more than that.",
             (_RUNS,),
             "A fenced sink has refused its effect. Look for pauses of that process; set the clocks (NTP).",
         ),
-        Check(
+        AuditCheck(
             "lost",
-            Severity.BAD,
+            AuditSeverity.BAD,
             "Every entry that the group has read is pending, acknowledged by an execution in the run log, or a dead"
             " letter.",
             "The entry was read, is not pending, and nobody says that it was handled: acknowledged by hand, or its"
@@ -283,9 +283,9 @@ CHECKS: dict[str, Check] = {
             "Send it again if its effect is missing: usher send. Look for XACK or XGROUP DELCONSUMER by other programs"
             " (redis-cli MONITOR).",
         ),
-        Check(
+        AuditCheck(
             "effect_twice",
-            Severity.BAD,
+            AuditSeverity.BAD,
             "A message that is noted as done is not done again; only of a former owner, behind its successor, another"
             " success may be noted.",
             "It succeeded, Redis knew, and it succeeded again: its effect is there twice, unless its sink knows uids.",
@@ -293,9 +293,9 @@ CHECKS: dict[str, Check] = {
             "Was the group lost or set back (`group_lost` in the master's log)? Then this is its trace. If not, please"
             " report it.",
         ),
-        Check(
+        AuditCheck(
             "stale_counted",
-            Severity.BAD,
+            AuditSeverity.BAD,
             "A success counts under the fence under which the ticket was handed over last; a former owner's"
             " acknowledgement is refused.",
             "A former owner's acknowledgement counted when somebody else had its ticket: the message is over, and its"
@@ -304,9 +304,9 @@ CHECKS: dict[str, Check] = {
             "Did Redis fail over, or was it restored from a copy? Then this may be its trace. If not, please"
             " report it.",
         ),
-        Check(
+        AuditCheck(
             "effect_missing",
-            Severity.BAD,
+            AuditSeverity.BAD,
             "What is done has its effect in the sink (looked at where USHER_AUDIT_SINK_URL names its database).",
             "The handler returned, and the sink knows nothing of the message: its effect is not there, or it was stored"
             " without the sink.",
@@ -314,26 +314,26 @@ CHECKS: dict[str, Check] = {
             "Does every handler of this stream use the sink? Was the database restored from a copy? Then send the"
             " message again: usher send.",
         ),
-        Check(
+        AuditCheck(
             "dead_and_done",
-            Severity.BAD,
+            AuditSeverity.BAD,
             "A message is done, or it is a dead letter; never both.",
             "It has an effect and lies among the dead letters: a redrive would repeat it.",
             (_RUNS_OF_IT, "redis-cli XREVRANGE {dead} + - COUNT 10"),
             "Discard the letter instead of redriving it.",
         ),
-        Check(
+        AuditCheck(
             "times_impossible",
-            Severity.WARN,
+            AuditSeverity.WARN,
             "An execution ends after it starts, and what one owner notes first has not begun last.",
             "The consumer's clock was set back while the handler ran, or between two messages: proofs by time are"
             " weaker around that moment.",
             (_RUNS_OF_IT,),
             "Let NTP slew the clock, not step it.",
         ),
-        Check(
+        AuditCheck(
             "run_unreadable",
-            Severity.BAD,
+            AuditSeverity.BAD,
             "A record of the run log is one object of columns (common/protocol/run_log.py).",
             "Somebody else wrote to the run log: what it replaced cannot be proven.",
             ("redis-cli XRANGE {runs} {id} {id}",),
@@ -344,7 +344,7 @@ CHECKS: dict[str, Check] = {
 
 
 @dataclass(frozen=True)
-class Limits:
+class AuditThresholds:
     """Beyond what something is a finding. Times in milliseconds.
 
     ``owner_idle_ms``: an entry of an incarnation, living or dead; ``parked_ms``: one under ``master`` with nothing of
@@ -361,7 +361,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Member:
+class GroupMember:
     """A name in the group, or only an inbox of one. ``oldest_idle_ms``: of its pending entries, 0 without; ``idle_ms``:
     of itself."""
 
@@ -379,7 +379,7 @@ def is_incarnation(name: str) -> bool:
     return ":" in name
 
 
-def judge_members(members: Iterable[Member], limits: Limits) -> Iterator[tuple[str, int, Example]]:
+def judge_members(members: Iterable[GroupMember], limits: AuditThresholds) -> Iterator[tuple[str, int, Example]]:
     """(check, entries it is about, example) of each member that is not as it should be."""
     for member in members:
         detail = f"{member.pending:,} pending, the oldest idle for {member.oldest_idle_ms / 1000:.0f} s"
@@ -414,7 +414,7 @@ def index_agrees(owner: str, recorded: str) -> bool:
     return owner == (MASTER.decode() if recorded == "returned" else recorded)
 
 
-def commands(check: Check, example: Example, keys: Keys) -> list[str]:
+def commands(check: AuditCheck, example: Example, keys: Keys) -> list[str]:
     """The lines to look closer, with everything filled in and quoted for a shell; those that need what is not known are
     left out."""
     known = {"id": example.id, "ticket": example.ticket, "owner": example.owner}
@@ -432,7 +432,7 @@ def commands(check: Check, example: Example, keys: Keys) -> list[str]:
     return lines
 
 
-def repair(check: Check, example: Example, keys: Keys) -> str:
+def repair(check: AuditCheck, example: Example, keys: Keys) -> str:
     """The hint with everything filled in; what is for a command line is quoted for a shell."""
     known = {
         "prefix": keys.prefix,
@@ -444,9 +444,9 @@ def repair(check: Check, example: Example, keys: Keys) -> str:
     return _FILLED.sub(lambda found: shlex.quote(found[0].format(**known)), check.repair)
 
 
-def in_order(found: Sequence[Found]) -> list[Found]:
+def in_order(found: Sequence[AuditFinding]) -> list[AuditFinding]:
     """The worst first, as a reader wants them."""
     names = list(CHECKS)
     return sorted(
-        found, key=lambda one: (one.check.severity is not Severity.BAD, names.index(one.check.name), one.stream)
+        found, key=lambda one: (one.check.severity is not AuditSeverity.BAD, names.index(one.check.name), one.stream)
     )

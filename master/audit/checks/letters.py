@@ -24,7 +24,7 @@ _PAGE = 500
 _KNOWN_BY = "coalesce(fields['usher_from'], nullif(fields['uid'], ''), id)"
 
 
-class Letters(NamedTuple):
+class DeadLetterFrames(NamedTuple):
     """``there``: the letters that are in Redis, None without any; ``entries``: of the streams; ``last_drops_ms``:
     stream -> ``last_drop_ms``."""
 

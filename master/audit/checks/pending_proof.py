@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql import DataFrame, Observation, Window
 from pyspark.sql import functions as F
 
-from usher.master.audit.checks.findings import RESERVED, Example, Limits
+from usher.master.audit.checks.findings import RESERVED, AuditThresholds, Example
 from usher.master.audit.checks.suspects import LOOKED_AT, Suspects
 
 #: Upper ends of the age classes of a plot, in milliseconds; the last class is open.
@@ -126,7 +126,7 @@ def _sums(rows: DataFrame, owner: str, ticket: str) -> dict[int, tuple[int, int]
     return {row.bucket: (row.rows, row.hash) for row in summed.collect()}
 
 
-def check_entries(pending: DataFrame, dead: Sequence[tuple[str, str]], limits: Limits) -> DataFrame:
+def check_entries(pending: DataFrame, dead: Sequence[tuple[str, str]], limits: AuditThresholds) -> DataFrame:
     """Suspects: what an entry alone shows. ``dead``: (stream, owner) that have findings of their own."""
     owner = F.col("consumer")
     rules = {
@@ -159,7 +159,7 @@ def _by_rules(rows: DataFrame, rules: Mapping[str, Any], more: Any) -> DataFrame
     )
 
 
-def check_parked(pending: DataFrame, index: DataFrame, limits: Limits) -> DataFrame:
+def check_parked(pending: DataFrame, index: DataFrame, limits: AuditThresholds) -> DataFrame:
     """Suspects: entries under ``master`` for long, with nothing of their ticket in processing."""
     old = pending.filter((F.col("consumer") == "master") & (F.col("idle_ms") > limits.parked_ms) & F.col("in_stream"))
     waiting = old.join(index.select("stream", "ticket").distinct(), ["stream", "ticket"], "left_anti")
@@ -202,7 +202,7 @@ def check_tickets(pending: DataFrame, figures: PendingFigures, suspects: Suspect
             suspects.add("ticket_owned_twice", stream, 1, [Example(stream, entry_id, ticket, one, detail, other_id)])
 
 
-def check_attempts(attempts: DataFrame, pending: DataFrame, limits: Limits) -> DataFrame:
+def check_attempts(attempts: DataFrame, pending: DataFrame, limits: AuditThresholds) -> DataFrame:
     """Suspects: counted starts that are too many, or of entries that are over."""
     held = pending.filter(F.col("consumer").isNotNull()).select("stream", "id", "ms", "seq", "ticket", "consumer")
     joined = attempts.join(held, ["stream", "id"], "left")

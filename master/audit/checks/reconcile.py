@@ -198,7 +198,7 @@ def apply(url: str, key: str, state: ConsumerState, wanted: Decimal) -> bool:
     """Write a total. False: the consumer has moved on meanwhile, and nothing was written. Raises StartRefused."""
     import sqlalchemy as sa
 
-    new = orjson.dumps({**state.state, key: plain(wanted)}).decode()
+    new = orjson.dumps({**state.state, key: to_json_number(wanted)}).decode()
     with _connected(url, "--states-url") as sql:
         moved = sql.execute(
             sa.text(
@@ -216,7 +216,7 @@ def apply(url: str, key: str, state: ConsumerState, wanted: Decimal) -> bool:
     return True
 
 
-def plain(number: Decimal | None) -> int | float | None:
+def to_json_number(number: Decimal | None) -> int | float | None:
     """The number as JSON has it."""
     if number is None:
         return None

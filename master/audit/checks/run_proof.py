@@ -14,9 +14,9 @@ from typing import Any
 from pyspark.sql import DataFrame, Observation, Window
 from pyspark.sql import functions as F
 
-from usher.master.audit.checks.facts import StreamFacts
-from usher.master.audit.checks.findings import CRASHED, DONE, ENDED, FENCES_PER_MS, Limits
-from usher.master.audit.checks.letters import Letters, not_added_again
+from usher.master.audit.checks.facts import AuditedStream
+from usher.master.audit.checks.findings import CRASHED, DONE, ENDED, FENCES_PER_MS, AuditThresholds
+from usher.master.audit.checks.letters import DeadLetterFrames, not_added_again
 from usher.master.audit.checks.pending_proof import collect, suspect
 from usher.master.audit.checks.suspects import Suspects
 
@@ -94,8 +94,8 @@ def count_runs(runs: DataFrame, suspects: Suspects) -> RunFigures:
 def check_runs(
     runs: DataFrame,
     dead: DataFrame | None,
-    facts: Sequence[StreamFacts],
-    limits: Limits,
+    facts: Sequence[AuditedStream],
+    limits: AuditThresholds,
     figures: RunFigures,
     suspects: Suspects,
 ) -> None:
@@ -121,7 +121,7 @@ def check_runs(
         figures.repeated, figures.slowest_recovery_ms = got["repeated"] or 0, got["slowest"] or 0.0
         seen_flags = [name for name in _FLAGS if got[name]]
         if seen_flags:
-            collect([_told(flagged.filter(F.col(name)), name) for name in seen_flags], suspects)
+            collect([_describe_runs(flagged.filter(F.col(name)), name) for name in seen_flags], suspects)
         if got["late"]:
             _check_order(runs, dead, flagged.filter(F.col("late")), facts, figures, suspects)
         if got["again"] or figures.unkeyed:
@@ -132,7 +132,7 @@ def check_runs(
         flagged.unpersist()
 
 
-def _sorted_by_ticket(runs: DataFrame, limits: Limits) -> DataFrame:
+def _sorted_by_ticket(runs: DataFrame, limits: AuditThresholds) -> DataFrame:
     """Every execution with what came before it in its ticket, and what that means."""
     row = Window.partitionBy("stream", "ticket").orderBy("fence", "start_us", "ended", "ms", "seq")
     before = row.rowsBetween(Window.unboundedPreceding, -1)
@@ -193,7 +193,7 @@ def _sorted_by_ticket(runs: DataFrame, limits: Limits) -> DataFrame:
     return told.withColumn("recovered_ms", F.when(repeated, (start - last["start_us"]) / 1000))
 
 
-def _told(rows: DataFrame, check: str) -> DataFrame:
+def _describe_runs(rows: DataFrame, check: str) -> DataFrame:
     """Rows for ``collect``: the execution, and the other one that makes it a finding."""
     ended = F.when(F.col("end_us") == 0, "the end of its process").otherwise(at(F.col("end_us")))
     ran = F.format_string(
@@ -231,7 +231,7 @@ def _check_order(
     runs: DataFrame,
     dead: DataFrame | None,
     late: DataFrame,
-    facts: Sequence[StreamFacts],
+    facts: Sequence[AuditedStream],
     figures: RunFigures,
     suspects: Suspects,
 ) -> None:
@@ -268,7 +268,7 @@ def _check_order(
     by_clock = judged.filter(F.col("set_back"))
     collect(
         [
-            _told(judged.filter(~F.col("set_back")), "out_of_order"),
+            _describe_runs(judged.filter(~F.col("set_back")), "out_of_order"),
             suspect(
                 "times_impossible", by_clock, F.concat(F.col("consumer"), F.lit(": "), clock), owner=F.col("consumer")
             ),
@@ -316,7 +316,7 @@ def _check_effects(runs: DataFrame, again: DataFrame, figures: RunFigures, suspe
     kept = told.filter(F.col("former").isNotNull()).withColumn("wrong", wrong).persist()
     try:
         figures.succeeded_again = kept.filter(~F.col("wrong")).count()
-        collect([_told(kept.filter(F.col("wrong")), "effect_twice")], suspects)
+        collect([_describe_runs(kept.filter(F.col("wrong")), "effect_twice")], suspects)
     finally:
         kept.unpersist()
 
@@ -347,14 +347,17 @@ def _check_stale(runs: DataFrame, flagged: DataFrame, suspects: Suspects) -> Non
         "fence = highest"
     )
     row = Window.partitionBy("stream", "id").orderBy("fence", "owner")
-    collect([_told(wrong.withColumn("place", F.row_number().over(row)).filter("place = 1"), "stale_counted")], suspects)
+    collect(
+        [_describe_runs(wrong.withColumn("place", F.row_number().over(row)).filter("place = 1"), "stale_counted")],
+        suspects,
+    )
 
 
 def check_losses(
     pending: DataFrame,
     runs: DataFrame,
-    letters: Letters,
-    facts: Sequence[StreamFacts],
+    letters: DeadLetterFrames,
+    facts: Sequence[AuditedStream],
     figures: RunFigures,
     suspects: Suspects,
 ) -> None:
@@ -398,7 +401,7 @@ def check_losses(
         kept.unpersist()
 
 
-def _no_former_letters(unsaid: DataFrame, letters: Letters, figures: RunFigures) -> DataFrame:
+def _no_former_letters(unsaid: DataFrame, letters: DeadLetterFrames, figures: RunFigures) -> DataFrame:
     """Without those whose letter was redriven, or may have been dropped. Such a one is pending again when the group was
     set back."""
     unsaid = not_added_again(unsaid, letters.entries)

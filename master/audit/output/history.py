@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from usher.master.audit.output.report import Report
+from usher.master.audit.output.report import AuditReport
 
 _FIGURES = ("pending", "tickets_pending", "oldest_age_ms", "dead_letters", "executions", "unsuccessful", "repeated")
 _SCHEMA = pa.schema(
@@ -41,7 +41,7 @@ _FILE = "findings.parquet"
 SHOWN_RUNS = 60
 
 
-def add(folder: Path, report: Report) -> Path:
+def add(folder: Path, report: AuditReport) -> Path:
     """Write a run's partition, whole or not at all, and return its folder. Raises OSError."""
     final = folder / f"run={report.run}"
     hidden = folder / f"_{report.run}.{os.getpid()}"  # readers skip what begins with _
@@ -55,7 +55,7 @@ def add(folder: Path, report: Report) -> Path:
     return final
 
 
-def _rows(report: Report) -> Iterator[dict[str, Any]]:
+def _rows(report: AuditReport) -> Iterator[dict[str, Any]]:
     base = {"started_ms": report.started_ms, "seconds": report.seconds, "verdict": report.verdict}
     figures = {name: report.figures.get(name) for name in (*_FIGURES, "execution_p99_ms", "slowest_recovery_ms")}
     total = sum(one.count for one in report.found)

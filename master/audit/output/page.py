@@ -14,7 +14,7 @@ import jinja2
 
 from usher.master.audit.checks.findings import CHECKS
 from usher.master.audit.output import plots
-from usher.master.audit.output.report import Report, document
+from usher.master.audit.output.report import AuditReport, document
 
 _TITLES = {
     "pending": "pending entries",
@@ -33,7 +33,7 @@ _TITLES = {
 }
 
 
-def render(report: Report) -> str:
+def render(report: AuditReport) -> str:
     """The page as text."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     template = environment.from_string(
@@ -55,12 +55,12 @@ def _known(examples: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name for name in ("id", "ticket", "owner") if any(example[name] for example in examples)]
 
 
-def shown_figures(report: Report) -> list[tuple[str, str]]:
+def shown_figures(report: AuditReport) -> list[tuple[str, str]]:
     """(name, value) for people."""
-    return [(title, _shown(name, report.figures.get(name))) for name, title in _TITLES.items()]
+    return [(title, _format_figure(name, report.figures.get(name))) for name, title in _TITLES.items()]
 
 
-def _shown(name: str, value: float | int | None) -> str:
+def _format_figure(name: str, value: float | int | None) -> str:
     if value is None:
         return "-"
     if name.endswith("_ms"):
@@ -68,7 +68,7 @@ def _shown(name: str, value: float | int | None) -> str:
     return f"{value:,}"
 
 
-def write(path: Path, report: Report) -> None:
+def write(path: Path, report: AuditReport) -> None:
     """Write the page, whole or not at all. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     written = path.with_name(f".{path.name}.{os.getpid()}")

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from usher.master.audit.output.report import Report
+from usher.master.audit.output.report import AuditReport
 
 _WIDTH, _BAR, _LABEL = 640.0, 20.0, 190.0
 _TREND_HEIGHT, _TREND_LEFT = 110.0, 70.0
@@ -72,7 +72,7 @@ def line(title: str, rows: Sequence[Mapping[str, Any]], name: str, unit: float =
     )
 
 
-def charts(report: Report) -> list[Bars]:
+def charts(report: AuditReport) -> list[Bars]:
     """The charts of one run."""
     plots, one_stream = report.plots, len(report.streams) == 1
     owners = [
@@ -104,7 +104,7 @@ def charts(report: Report) -> list[Bars]:
     ]
 
 
-def lines(report: Report) -> list[Line]:
+def lines(report: AuditReport) -> list[Line]:
     """The trend over the runs."""
     made = [
         line("Findings", report.trend, "findings"),

@@ -8,7 +8,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from usher.common.protocol.keys import Keys
-from usher.master.audit.checks.findings import CHECKS, Check, Found, Severity, commands, in_order, repair
+from usher.master.audit.checks.findings import (
+    CHECKS,
+    AuditCheck,
+    AuditFinding,
+    AuditSeverity,
+    commands,
+    in_order,
+    repair,
+)
 
 #: Names of streams in a summary.
 _LISTED = 100
@@ -25,13 +33,13 @@ _SECTIONS = {
 }
 
 
-def section(check: Check) -> str:
+def section(check: AuditCheck) -> str:
     """Its heading in the runbook."""
     return _SECTIONS.get(check.name, "Audit")
 
 
 @dataclass(frozen=True)
-class Report:
+class AuditReport:
     """One run. ``unproven``: sentences about what could not be said; ``trend``: earlier runs, oldest first, from the
     history."""
 
@@ -41,7 +49,7 @@ class Report:
     redis: str
     streams: tuple[str, ...]
     group: str
-    found: tuple[Found, ...]
+    found: tuple[AuditFinding, ...]
     unproven: tuple[str, ...]
     figures: Mapping[str, Any]
     plots: Mapping[str, Any] = field(default_factory=dict)
@@ -52,7 +60,7 @@ class Report:
         """``clean``, or the worst severity."""
         if not self.found:
             return "clean"
-        return "bad" if any(one.check.severity is Severity.BAD for one in self.found) else "warn"
+        return "bad" if any(one.check.severity is AuditSeverity.BAD for one in self.found) else "warn"
 
     @property
     def exit_code(self) -> int:
@@ -72,7 +80,7 @@ class Report:
         )
 
 
-def document(report: Report) -> dict[str, Any]:
+def document(report: AuditReport) -> dict[str, Any]:
     """The JSON document."""
     return {
         "run": report.run,
@@ -89,7 +97,7 @@ def document(report: Report) -> dict[str, Any]:
     }
 
 
-def _found(report: Report, one: Found) -> dict[str, Any]:
+def _found(report: AuditReport, one: AuditFinding) -> dict[str, Any]:
     keys = Keys(one.stream, report.group)
     return {
         "check": one.check.name,
@@ -114,7 +122,7 @@ def _found(report: Report, one: Found) -> dict[str, Any]:
     }
 
 
-def summary(report: Report, stream: str) -> dict[str, Any]:
+def summary(report: AuditReport, stream: str) -> dict[str, Any]:
     """What is stored in Redis beside ``stream`` for pages and metrics: small, whatever was found.
 
     ``verdict``, ``findings``, ``severities`` and ``examples`` (the first one of each check) are of this stream; the
@@ -123,7 +131,7 @@ def summary(report: Report, stream: str) -> dict[str, Any]:
     found = in_order([one for one in report.found if one.stream == stream])
     mine = replace(report, found=tuple(found))
     severities = {
-        severity.value: sum(one.count for one in found if one.check.severity is severity) for severity in Severity
+        severity.value: sum(one.count for one in found if one.check.severity is severity) for severity in AuditSeverity
     }
     names = ("pending", "executions", "oldest_age_ms", "tickets_pending", "repeated")
     return {

@@ -8,23 +8,23 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from usher.common.base.text import printable
+from usher.common.base.text import escape_control
 from usher.common.protocol.keys import Keys
-from usher.master.audit.checks.findings import CHECKS, Severity, commands, in_order, repair
+from usher.master.audit.checks.findings import CHECKS, AuditSeverity, commands, in_order, repair
 from usher.master.audit.output.page import shown_figures
-from usher.master.audit.output.report import Report, section
+from usher.master.audit.output.report import AuditReport, section
 
 _STYLES = {
     "clean": "bold green",
     "warn": "bold yellow",
     "bad": "bold red",
-    Severity.BAD: "bold red",
-    Severity.WARN: "yellow",
+    AuditSeverity.BAD: "bold red",
+    AuditSeverity.WARN: "yellow",
 }
 _SHOWN_EXAMPLES = 2
 
 
-def show(report: Report, page: Path | None) -> None:
+def print_audit_report(report: AuditReport, page: Path | None) -> None:
     """Print verdict, findings with examples, what stays open, and the figures."""
     screen = Console(highlight=False, emoji=False)
     screen.print(f"[{_STYLES[report.verdict]}]Audit {report.run}: {_safe(report.sentence())}[/]")
@@ -62,4 +62,4 @@ def show(report: Report, page: Path | None) -> None:
 
 def _safe(text: str) -> str:
     """What Redis says may hold anything: no control characters, no markup."""
-    return escape(printable(text))
+    return escape(escape_control(text))

@@ -14,7 +14,7 @@ import hiredis
 
 from usher.common.base.errors import UsherError
 from usher.common.base.log import redacted
-from usher.common.redis.connection_hints import unreachable
+from usher.common.redis.connection_hints import describe_unreachable
 from usher.common.redis.endpoints import make_connection
 
 #: Entries of a page of the pending list: with fewer, the way to Redis and back counts; with more, memory (10 MB a
@@ -52,7 +52,7 @@ class BulkReader:
         try:
             self._connection.connect()
         except Exception as failed:
-            raise Interrupted(unreachable(self._url, failed)) from failed
+            raise Interrupted(describe_unreachable(self._url, failed)) from failed
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -108,7 +108,7 @@ def ddl(schema: pa.Schema) -> str:
     return ", ".join(f"`{field.name}` {_SQL[field.type]}" for field in schema)
 
 
-def text(values: Sequence[bytes | None] | pa.Array) -> pa.Array:
+def utf8_array(values: Sequence[bytes | None] | pa.Array) -> pa.Array:
     """UTF-8 texts; what is none gets replacement characters."""
     raw = values if isinstance(values, pa.Array) else pa.array(values, pa.binary())
     try:
@@ -150,7 +150,7 @@ def _constant(value: str, count: int) -> pa.Array:
 
 def pending_batch(stream: str, group: str, now_ms: int, part: PendingColumns) -> pa.RecordBatch:
     count = len(part.ids)
-    ids = text(part.ids)
+    ids = utf8_array(part.ids)
     ms, seq = numbers(ids)
     age = pc.subtract(pa.scalar(now_ms, pa.int64()), ms)
     columns = [
@@ -159,23 +159,23 @@ def pending_batch(stream: str, group: str, now_ms: int, part: PendingColumns) ->
         ids,
         ms,
         seq,
-        text(part.consumers),
+        utf8_array(part.consumers),
         part.idle_ms,
         part.deliveries,
     ]
-    return pa.RecordBatch.from_arrays([*columns, age, text(part.tickets), part.in_stream], schema=PENDING)
+    return pa.RecordBatch.from_arrays([*columns, age, utf8_array(part.tickets), part.in_stream], schema=PENDING)
 
 
 def stream_batch(stream: str, rows: Sequence[Any], tickets: Sequence[bytes | None], raw: bool) -> pa.RecordBatch:
     """``rows``: [id, [name, value, ...]] as Redis sends them."""
-    ids = text([row[0] for row in rows])
+    ids = utf8_array([row[0] for row in rows])
     fields = [_mapped(row[1]) for row in rows]
     exact = [row[1] for row in rows] if raw else [None] * len(rows)
     arrays = [
         _constant(stream, len(rows)),
         ids,
         *numbers(ids),
-        text(tickets),
+        utf8_array(tickets),
         pa.array(fields, _FIELDS),
         pa.array(exact, pa.list_(pa.binary())),
     ]
@@ -190,7 +190,7 @@ def _mapped(flat: Sequence[bytes]) -> list[tuple[str, str]]:
 
 
 def run_batch(stream: str, part: RunColumns) -> pa.RecordBatch:
-    records = text(part.records)
+    records = utf8_array(part.records)
     ids = pa.array(part.ids, pa.string())
     arrays = [_constant(stream, len(part.records)), records, numbers(records)[0], pa.array(part.consumers, pa.string())]
     arrays += [pa.array(part.tickets, pa.string()), ids, *numbers(ids)]
@@ -201,10 +201,10 @@ def run_batch(stream: str, part: RunColumns) -> pa.RecordBatch:
 def index_batch(stream: str, part: IndexColumns) -> pa.RecordBatch:
     arrays = [
         _constant(stream, len(part.tickets)),
-        text(part.tickets),
-        text(part.owners),
+        utf8_array(part.tickets),
+        utf8_array(part.owners),
         whole(part.fences),
-        text(part.ids),
+        utf8_array(part.ids),
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=TICKETS)
 
@@ -216,5 +216,5 @@ def attempts_batch(stream: str, rows: Sequence[tuple[bytes, bytes]]) -> pa.Recor
         pa.array([one.failures for one in known], pa.int64()),
     ]
     return pa.RecordBatch.from_arrays(
-        [_constant(stream, len(rows)), text([i for i, _ in rows]), *counts], schema=ATTEMPTS
+        [_constant(stream, len(rows)), utf8_array([i for i, _ in rows]), *counts], schema=ATTEMPTS
     )

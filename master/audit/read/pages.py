@@ -100,7 +100,7 @@ def _entry_pages(reader: BulkReader, stream: str, field: bytes, start: bytes, la
         taken = reader.take_bytes()
         page = entry_page(taken, field)
         if page is None:
-            page = _plain(reader.decoded(taken), field)
+            page = _entry_page_of(reader.decoded(taken), field)
         if not len(page.ids):
             return
         reader.weigh(len(page.ids), reader.bytes_read - before)
@@ -123,7 +123,7 @@ def _bodies_of(reader: BulkReader, stream: str, field: bytes, ids: pa.Array) -> 
         if count > _SPARSE * len(ids) and reached != highest:
             left = [entry_id for entry_id in ids.to_pylist() if rank(entry_id) > rank(reached)]
             rows = [row for row in reader.bodies(stream, left) if row is not None]
-            found = _plain(rows, field)
+            found = _entry_page_of(rows, field)
             pages.append(EntryPage(found.ids, _fit(found.tickets)))
             break
     return _joined(pages)
@@ -139,7 +139,7 @@ def _joined(pages: Sequence[EntryPage]) -> EntryPage:
     )
 
 
-def _plain(rows: Sequence[Any], field: bytes) -> EntryPage:
+def _entry_page_of(rows: Sequence[Any], field: bytes) -> EntryPage:
     """[id, [name, value, ...]] each, as columns."""
     return EntryPage(
         pa.array([row[0] for row in rows], _TEXT), pa.array([ticket_in(row[1], field) for row in rows], _TEXT)

@@ -21,15 +21,22 @@ from usher.common.protocol.stream_id import ZERO
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import TicketStream, pairs, parse_record
 from usher.common.redis.scripts import ScriptRunner
-from usher.master.audit.checks.facts import StreamFacts, is_capped
-from usher.master.audit.checks.findings import RESERVED, Example, Limits, Member, index_agrees, is_incarnation
+from usher.master.audit.checks.facts import AuditedStream, is_capped
+from usher.master.audit.checks.findings import (
+    RESERVED,
+    AuditThresholds,
+    Example,
+    GroupMember,
+    index_agrees,
+    is_incarnation,
+)
 from usher.master.audit.read.bulk import BulkReader, NotAllowed
 
 _GLOB = re.compile(r"([\\*?\[\]])")
 _BATCH = 200
 
 
-def stream_facts(link: Link, keys: Keys, run_log_length: int) -> StreamFacts:
+def stream_facts(link: Link, keys: Keys, run_log_length: int) -> AuditedStream:
     """Raises StartRefused when the stream or its group does not exist, and what Link.call raises."""
     seconds, micros = link.call("TIME")
     ticket_stream = TicketStream(link, keys)
@@ -42,7 +49,7 @@ def stream_facts(link: Link, keys: Keys, run_log_length: int) -> StreamFacts:
         ) from missing
     runs = _span(link, keys.runs)
     length, first, _ = _span(link, keys.stream)
-    return StreamFacts(
+    return AuditedStream(
         keys.stream,
         keys.group,
         int(seconds) * 1000 + int(micros) // 1000,
@@ -69,7 +76,7 @@ def _span(link: Link, stream: str) -> tuple[int, bytes | None, int | None]:
     return facts[b"length"], first[0] if first else None, facts.get(b"entries-added")
 
 
-def members(reader: BulkReader, keys: Keys) -> list[Member]:
+def members(reader: BulkReader, keys: Keys) -> list[GroupMember]:
     """Every name in the group, and every inbox that is left of somebody who is not in it, if the user of ``reader`` may
     look for them."""
     rows = [pairs(row) for row in reader.ask("XINFO", "CONSUMERS", keys.stream, keys.group)]
@@ -91,10 +98,14 @@ def members(reader: BulkReader, keys: Keys) -> list[Member]:
         reader.send(*questions)
         for name, row in zip(names[at : at + _BATCH], part, strict=True):
             lives, oldest = bool(reader.take()), reader.take()
-            found.append(Member(keys.stream, name, row[b"pending"], oldest[0][2] if oldest else 0, row[b"idle"], lives))
+            found.append(
+                GroupMember(keys.stream, name, row[b"pending"], oldest[0][2] if oldest else 0, row[b"idle"], lives)
+            )
     for inbox in left_over:
         name = inbox.removeprefix(keys.inbox(""))
-        found.append(Member(keys.stream, name, 0, 0, 0, bool(reader.ask("EXISTS", keys.lease(name))), in_group=False))
+        found.append(
+            GroupMember(keys.stream, name, 0, 0, 0, bool(reader.ask("EXISTS", keys.lease(name))), in_group=False)
+        )
     return found
 
 
@@ -116,7 +127,7 @@ def _incarnation(name: bytes, stored: bytes) -> str:
         return ""
 
 
-class Look(NamedTuple):
+class SuspectSnapshot(NamedTuple):
     """What one moment says of a suspect. ``owner`` None: not pending. ``record``: (owner, ids) of its ticket, None
     without. ``other_owner``: of the entry that it is compared with."""
 
@@ -131,7 +142,7 @@ class Look(NamedTuple):
     other_owner: str | None = None
 
 
-def looks(link: Link, keys: Keys, suspects: Iterable[Example]) -> Iterator[tuple[Example, Look]]:
+def looks(link: Link, keys: Keys, suspects: Iterable[Example]) -> Iterator[tuple[Example, SuspectSnapshot]]:
     """The second look at each suspect, atomic per suspect; those of one owner together, else in their order."""
     scripts = ScriptRunner(link)
     by_owner: dict[str, list[Example]] = defaultdict(list)
@@ -155,7 +166,7 @@ def ticket_name(example: Example) -> bytes:
     )
 
 
-def _look(answer: Any) -> Look:
+def _look(answer: Any) -> SuspectSnapshot:
     owner, idle, deliveries, stored, lease, body, attempts, other = answer
     record, readable = None, True
     if stored is not None:
@@ -165,14 +176,16 @@ def _look(answer: Any) -> Look:
         except ValueError:
             readable = False
     counted = None if attempts is None else decode(attempts).failures
-    return Look(_name(owner), idle, deliveries, record, readable, bool(lease), bool(body), counted, _name(other))
+    return SuspectSnapshot(
+        _name(owner), idle, deliveries, record, readable, bool(lease), bool(body), counted, _name(other)
+    )
 
 
 def _name(owner: bytes | None) -> str | None:
     return None if owner is None else owner.decode(errors="replace")
 
 
-def still_holds(name: str, example: Example, look: Look, limits: Limits) -> bool:
+def still_holds(name: str, example: Example, look: SuspectSnapshot, limits: AuditThresholds) -> bool:
     """Whether a suspect of the first look is a finding at the moment of the second. A pure judgement."""
     owner, record = look.owner, look.record
     runs = owner is not None and is_incarnation(owner)

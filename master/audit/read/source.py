@@ -42,7 +42,7 @@ from usher.master.audit.read.snapshot import members
 _DEFAULTS = {name: field.default for name, field in CommonSettings.model_fields.items()}
 
 
-class Part(InputPartition):
+class IdRange(InputPartition):
     """A range of ids of one stream, both ends included."""
 
     def __init__(self, stream: str, first: bytes = b"-", last: bytes = b"+") -> None:
@@ -79,11 +79,11 @@ class _Reader(DataSourceReader):
     def connect(self, stream: str) -> BulkReader:
         return BulkReader(near(self.options["url"], stream))
 
-    def partitions(self) -> list[Part]:
+    def partitions(self) -> list[IdRange]:
         """One part per stream, unless a source knows better."""
-        return [Part(stream) for stream in self.streams()] or [Part("")]
+        return [IdRange(stream) for stream in self.streams()] or [IdRange("")]
 
-    def read(self, part: Part) -> Iterator[pa.RecordBatch]:
+    def read(self, part: IdRange) -> Iterator[pa.RecordBatch]:
         if not part.stream:
             return
         # Millions of small lists, none of them in a circle: looking for circles would cost as much as reading.
@@ -94,24 +94,24 @@ class _Reader(DataSourceReader):
         finally:
             gc.enable()
 
-    def batches(self, reader: BulkReader, part: Part) -> Iterator[pa.RecordBatch]:
+    def batches(self, reader: BulkReader, part: IdRange) -> Iterator[pa.RecordBatch]:
         raise NotImplementedError
 
 
 class _PendingReader(_Reader):
-    def partitions(self) -> list[Part]:
+    def partitions(self) -> list[IdRange]:
         parts = []
         for stream in self.streams():
             with self.connect(stream) as reader:
                 spans = reading.pending_parts(reader, self.keys(stream), self._everything, self.number("partitions"))
-            parts += [Part(stream, *span) for span in spans]
-        return parts or [Part("")]
+            parts += [IdRange(stream, *span) for span in spans]
+        return parts or [IdRange("")]
 
     @property
     def _everything(self) -> bool:
         return self.option("entries", "pending") == "all"
 
-    def batches(self, reader: BulkReader, part: Part) -> Iterator[pa.RecordBatch]:
+    def batches(self, reader: BulkReader, part: IdRange) -> Iterator[pa.RecordBatch]:
         keys, now_ms = self.keys(part.stream), wall_ms()
         with self.connect(part.stream) as entries:
             for page in pages.pending_columns(
@@ -121,23 +121,23 @@ class _PendingReader(_Reader):
 
 
 class _StreamReader(_Reader):
-    def partitions(self) -> list[Part]:
+    def partitions(self) -> list[IdRange]:
         parts = []
         for stream in self.streams():
             with self.connect(stream) as reader:
                 first, last = self.option("first", "-").encode(), self.option("last", "+").encode()
                 spans = reading.stream_parts(reader, self.option("key", stream), first, last, self.number("partitions"))
-            parts += [Part(stream, *span) for span in spans]
-        return parts or [Part("")]
+            parts += [IdRange(stream, *span) for span in spans]
+        return parts or [IdRange("")]
 
-    def batches(self, reader: BulkReader, part: Part) -> Iterator[pa.RecordBatch]:
+    def batches(self, reader: BulkReader, part: IdRange) -> Iterator[pa.RecordBatch]:
         raw, field = self.option("raw") == "true", self.ticket_field(part.stream)
         for rows in reader.entries(self.option("key", part.stream), part.first, part.last):
             yield columns.stream_batch(part.stream, rows, [reading.ticket_in(row[1], field) for row in rows], raw)
 
 
 class _RunsReader(_Reader):
-    def partitions(self) -> list[Part]:
+    def partitions(self) -> list[IdRange]:
         parts = []
         for stream in self.streams():
             with self.connect(stream) as reader:
@@ -145,28 +145,28 @@ class _RunsReader(_Reader):
                 spans = reading.stream_parts(
                     reader, self.keys(stream).runs, first, last, self.number("partitions"), reading.PART_RECORDS
                 )
-            parts += [Part(stream, *span) for span in spans]
-        return parts or [Part("")]
+            parts += [IdRange(stream, *span) for span in spans]
+        return parts or [IdRange("")]
 
-    def batches(self, reader: BulkReader, part: Part) -> Iterator[pa.RecordBatch]:
+    def batches(self, reader: BulkReader, part: IdRange) -> Iterator[pa.RecordBatch]:
         for page in reading.run_columns(reader, self.keys(part.stream).runs, (part.first, part.last)):
             yield columns.run_batch(part.stream, page)
 
 
 class _TicketsReader(_Reader):
-    def batches(self, reader: BulkReader, part: Part) -> Iterator[pa.RecordBatch]:
+    def batches(self, reader: BulkReader, part: IdRange) -> Iterator[pa.RecordBatch]:
         for page in reading.index_columns(reader, self.keys(part.stream).tickets):
             yield columns.index_batch(part.stream, page)
 
 
 class _AttemptsReader(_Reader):
-    def batches(self, reader: BulkReader, part: Part) -> Iterator[pa.RecordBatch]:
+    def batches(self, reader: BulkReader, part: IdRange) -> Iterator[pa.RecordBatch]:
         for flat in reader.hash_pages(self.keys(part.stream).attempts):
             yield columns.attempts_batch(part.stream, list(zip(flat[::2], flat[1::2], strict=True)))
 
 
 class _ConsumersReader(_Reader):
-    def batches(self, reader: BulkReader, part: Part) -> Iterator[pa.RecordBatch]:
+    def batches(self, reader: BulkReader, part: IdRange) -> Iterator[pa.RecordBatch]:
         rows = [
             {name: getattr(member, name) for name in columns.CONSUMERS.names}
             for member in members(reader, self.keys(part.stream))

@@ -9,9 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from usher.master.policy.board.plans import HandOverPlan, HandOverReply, Part, TargetPlan, TargetReply, Verdict, span
+from usher.master.policy.board.plans import (
+    HandOverPlan,
+    HandOverReply,
+    ReplyFollowUp,
+    TargetPlan,
+    TargetReply,
+    TicketPlan,
+    span,
+)
 from usher.master.policy.board.rule_gate import RuledHoldings
-from usher.master.policy.board.tickets import OPEN, ConsumerLoad, Standing, Ticket
+from usher.master.policy.board.tickets import OPEN, BoardTicket, ConsumerLoad, Standing
 from usher.master.policy.explain.facts import BoardFacts
 from usher.master.policy.explain.stuck import Parked
 
@@ -35,7 +43,7 @@ class Board(RuledHoldings):
         if not self._ready:
             return None
         parked_before = self.parked
-        parts: dict[str, list[Part]] = {}
+        parts: dict[str, list[TicketPlan]] = {}
         size = 0
         # Of the load as it will be after this plan: by the load of now, all but the first ticket would be above the
         # bound.
@@ -76,7 +84,7 @@ class Board(RuledHoldings):
         lowest, highest = span(parts.values()) if much_more else (b"-", b"+")
         return HandOverPlan([TargetPlan(name, planned) for name, planned in parts.items()], size, lowest, highest)
 
-    def _take(self, ticket: Ticket, consumer: ConsumerLoad, count: int, now_s: float) -> Part:
+    def _take(self, ticket: BoardTicket, consumer: ConsumerLoad, count: int, now_s: float) -> TicketPlan:
         if count == len(ticket.parked):  # as a rule: this runs for every ticket of every plan
             ids = list(ticket.parked)
             ticket.parked.clear()
@@ -84,7 +92,7 @@ class Board(RuledHoldings):
             ids = [ticket.parked.popleft() for _ in range(count)]
         self.parked -= count
         ticket.running.update(dict.fromkeys(ids))
-        part = Part(ticket.name, ticket.believed, ids)
+        part = TicketPlan(ticket.name, ticket.believed, ids)
         if ticket.owner is None:
             ticket.owner, ticket.compared_s = consumer, now_s
             consumer.tickets[ticket.name] = None
@@ -94,7 +102,7 @@ class Board(RuledHoldings):
 
     # ---- replies -------------------------------------------------------------------------------------------------------------
 
-    def confirm(self, plan: HandOverPlan, reply: HandOverReply) -> Verdict:
+    def confirm(self, plan: HandOverPlan, reply: HandOverReply) -> ReplyFollowUp:
         """Bring memory in line with what the script did."""
         lost: list[str] = []
         unsure: list[bytes] = []
@@ -111,7 +119,7 @@ class Board(RuledHoldings):
                 self._undo(part)
             if answer.state == "LOST":
                 lost.append(target.incarnation)
-        return Verdict(tuple(lost), tuple(unsure), doubt)
+        return ReplyFollowUp(tuple(lost), tuple(unsure), doubt)
 
     def _granted(self, target: TargetPlan, answer: TargetReply, fence: int) -> list[bytes]:
         refused, fresh = set(answer.refused), set(answer.fresh)
@@ -135,7 +143,7 @@ class Board(RuledHoldings):
                 self._settle(ticket)
         return unsure
 
-    def _undo(self, part: Part) -> None:
+    def _undo(self, part: TicketPlan) -> None:
         """A part that did not happen: its ids are parked again, before what came later."""
         ticket = self.tickets[part.ticket]
         for entry_id in part.ids:

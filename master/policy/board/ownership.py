@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from usher.common.protocol.stream_id import ZERO, before, rank
 from usher.master.policy.board.placement import OpenConsumers
 from usher.master.policy.board.plans import HALTED, NOBODY, RETURNED, TAIL
-from usher.master.policy.board.tickets import MOVING, OPEN, ConsumerLoad, Standing, Ticket
+from usher.master.policy.board.tickets import MOVING, OPEN, BoardTicket, ConsumerLoad, Standing
 
 
 class Holdings:
@@ -25,11 +25,11 @@ class Holdings:
         self._refill_at = (
             ticket_window // 2
         )  # a ticket that fills its window is refilled in halves: each refill writes its record anew
-        self.tickets: dict[bytes, Ticket] = {}
+        self.tickets: dict[bytes, BoardTicket] = {}
         self.consumers: dict[str, ConsumerLoad] = {}
         self._open = OpenConsumers(())
-        self._ready: deque[Ticket] = deque()
-        self._homeless: deque[Ticket] = deque()  # ready, but nobody had room or was there
+        self._ready: deque[BoardTicket] = deque()
+        self._homeless: deque[BoardTicket] = deque()  # ready, but nobody had room or was there
         self._hidden: dict[bytes, None] = {}  # tickets that may move, of which Redis knows more than memory
         self._being_read: dict[
             bytes, None
@@ -105,7 +105,7 @@ class Holdings:
         again)."""
         ticket = self.tickets.get(name)  # not by _ticket(): this line runs for every message
         if ticket is None:
-            ticket = self.tickets[name] = Ticket(name)
+            ticket = self.tickets[name] = BoardTicket(name)
         elif entry_id in ticket.running:
             return False
         elif ticket.above is not None:
@@ -150,10 +150,10 @@ class Holdings:
             self._park(ticket, self._not_hidden(ticket, ids))
             self._settle(ticket)
 
-    def _ticket(self, name: bytes) -> Ticket:
-        return self.tickets.get(name) or self.tickets.setdefault(name, Ticket(name))
+    def _ticket(self, name: bytes) -> BoardTicket:
+        return self.tickets.get(name) or self.tickets.setdefault(name, BoardTicket(name))
 
-    def _park(self, ticket: Ticket, ids: Sequence[bytes]) -> None:
+    def _park(self, ticket: BoardTicket, ids: Sequence[bytes]) -> None:
         """Put ids, in id order, to their places; usually all below or all above what is there."""
         if not ids:
             return
@@ -199,7 +199,7 @@ class Holdings:
         if self._homeless:
             self._retry(self._homeless)
 
-    def _settle(self, ticket: Ticket) -> None:
+    def _settle(self, ticket: BoardTicket) -> None:
         """After ids left: free the ticket if nothing runs, queue it if something waits, forget it if nothing is
         left."""
         owner = ticket.owner
@@ -219,7 +219,7 @@ class Holdings:
                 ticket.owner.tickets.pop(ticket.name, None)
             self.tickets.pop(ticket.name, None)
 
-    def _queue(self, ticket: Ticket) -> None:
+    def _queue(self, ticket: BoardTicket) -> None:
         if ticket.queued or ticket.standing is not OPEN or not ticket.parked or len(ticket.running) > self._refill_at:
             return
         if ticket.owner is not None and not ticket.owner.accepts:
@@ -227,7 +227,7 @@ class Holdings:
         ticket.queued = True
         self._ready.append(ticket)
 
-    def _retry(self, waiting: deque[Ticket]) -> None:
+    def _retry(self, waiting: deque[BoardTicket]) -> None:
         for ticket in waiting:
             ticket.queued = False
             self._queue(ticket)
@@ -294,7 +294,7 @@ class Holdings:
         self._hide(ticket, (ZERO,))
         ticket.compared_s = now_s
 
-    def _disown(self, ticket: Ticket) -> None:
+    def _disown(self, ticket: BoardTicket) -> None:
         consumer = ticket.owner
         running = len(ticket.running)
         ticket.running = {}
@@ -317,7 +317,7 @@ class Holdings:
 
     # ---- tickets that wait for an operator, and after it ---------------------------------------------------------------------
 
-    def _hide(self, ticket: Ticket, ids: Sequence[bytes]) -> None:
+    def _hide(self, ticket: BoardTicket, ids: Sequence[bytes]) -> None:
         """The ticket is halted: of what is under ``master``, from the lowest of ``ids`` on, Redis alone keeps
         account."""
         ticket.standing = Standing.HALTED
@@ -329,13 +329,13 @@ class Holdings:
         ticket.parked.clear()
         self._hidden.pop(ticket.name, None)
 
-    def _leave_reading(self, ticket: Ticket) -> None:
+    def _leave_reading(self, ticket: BoardTicket) -> None:
         """The reading goes on without the ticket."""
         if ticket.name in self._being_read:
             del self._being_read[ticket.name]
             ticket.above = max(ticket.above or ZERO, self._scanned, key=rank)
 
-    def _not_hidden(self, ticket: Ticket, ids: list[bytes]) -> list[bytes]:
+    def _not_hidden(self, ticket: BoardTicket, ids: list[bytes]) -> list[bytes]:
         """Those of ``ids`` that memory is to know now; the others are read again from Redis."""
         if ticket.above is None:
             return ids
@@ -346,13 +346,13 @@ class Holdings:
         limit = rank(ticket.above)
         return [entry_id for entry_id in ids if rank(entry_id) <= limit]
 
-    def _reopen(self, ticket: Ticket) -> None:
+    def _reopen(self, ticket: BoardTicket) -> None:
         """It is halted no more: what memory does not know of it is read again before it is planned."""
         self._ending.pop(ticket.name, None)
         if ticket.above is not None:
             self._hidden[ticket.name] = None
 
-    def _keeps(self, ticket: Ticket) -> int:
+    def _keeps(self, ticket: BoardTicket) -> int:
         """Entries of a ticket that are worth having in memory when Redis keeps account of the others."""
         return self._window
 
@@ -394,7 +394,7 @@ class Holdings:
         self._being_read = {}
         return unsure
 
-    def _add_read(self, ticket: Ticket, ids: Sequence[bytes]) -> None:
+    def _add_read(self, ticket: BoardTicket, ids: Sequence[bytes]) -> None:
         above = rank(ticket.above or ZERO)
         unknown = [entry_id for entry_id in ids if rank(entry_id) > above and entry_id not in ticket.running]
         taken = unknown[: max(0, self._keeps(ticket) - len(ticket.parked))] if ticket.standing in MOVING else []
@@ -405,7 +405,7 @@ class Holdings:
             ticket.above = taken[-1]
         self._settle(ticket)
 
-    def ending_page(self, most: int) -> tuple[Ticket, list[bytes], bool] | None:
+    def ending_page(self, most: int) -> tuple[BoardTicket, list[bytes], bool] | None:
         """An ending ticket, up to ``most`` of its ids that end, and whether they are the last."""
         for name in self._ending:
             ticket = self.tickets[name]
@@ -415,7 +415,7 @@ class Holdings:
                 return ticket, ids[:most], all_known and len(ids) <= most
         return None
 
-    def ended(self, ticket: Ticket, ids: Sequence[bytes], is_last: bool) -> None:
+    def ended(self, ticket: BoardTicket, ids: Sequence[bytes], is_last: bool) -> None:
         """These are dead letters now."""
         for _ in ids:
             ticket.parked.popleft()

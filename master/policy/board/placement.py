@@ -9,7 +9,7 @@ import heapq
 import zlib
 from collections.abc import Iterable, Sequence
 
-from usher.master.policy.board.tickets import ConsumerLoad, Ticket
+from usher.master.policy.board.tickets import BoardTicket, ConsumerLoad
 
 
 class OpenConsumers:
@@ -55,7 +55,7 @@ class OpenConsumers:
         """Messages one of them may have in flight before tickets go to others, when ``in_flight`` is the sum."""
         return load_bound(in_flight, len(self._by_name)) if self._by_name else 0
 
-    def choose(self, ticket: Ticket, bound: int) -> ConsumerLoad | None:
+    def choose(self, ticket: BoardTicket, bound: int) -> ConsumerLoad | None:
         """Its former consumer after a crash, else the best ranked below the bound, else the least loaded; None when
         nobody has room.
 

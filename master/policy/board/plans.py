@@ -18,7 +18,7 @@ HALTED = b"halted"
 TAIL = b"tail"
 
 
-class Part(NamedTuple):
+class TicketPlan(NamedTuple):
     """One ticket's part of a plan: ``believed`` is the head of its record (``owner fence``) as memory has it,
     ``NOBODY`` for none."""
 
@@ -36,7 +36,7 @@ class TargetPlan(NamedTuple):
     """All parts for one incarnation."""
 
     incarnation: str
-    parts: list[Part]
+    parts: list[TicketPlan]
 
 
 class HandOverPlan(NamedTuple):
@@ -52,7 +52,7 @@ class HandOverPlan(NamedTuple):
 NOTHING = HandOverPlan([], 0, b"-", b"+")
 
 
-def span(planned: Iterable[list[Part]]) -> tuple[bytes, bytes]:
+def span(planned: Iterable[list[TicketPlan]]) -> tuple[bytes, bytes]:
     """The lowest and the highest id of all parts; worth its cost only when much more is parked than is planned."""
     parts = [part for target in planned for part in target]
     return min((part.ids[0] for part in parts), key=rank), max((part.ids[-1] for part in parts), key=rank)
@@ -76,7 +76,7 @@ class HandOverReply(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ReplyFollowUp:
     """What a reply asks for: consumers that are lost, tickets to read again, and whether memory must be dropped."""
 
     lost: tuple[str, ...] = ()

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from usher.common.protocol.stream_id import before, rank
 from usher.master.policy.board.ownership import Holdings
 from usher.master.policy.board.plans import NOBODY, RETURNED
-from usher.master.policy.board.tickets import Standing, Ticket
-from usher.master.policy.rules import Action, Buckets, Rule, Rulebook
+from usher.master.policy.board.tickets import BoardTicket, Standing
+from usher.master.policy.rules import Rule, RuleAction, Rulebook, TicketTokenBuckets
 
 #: What is kept of a slowed ticket when memory is full: what it may hand over in so many seconds.
 _KEPT_S = 10.0
@@ -41,13 +41,13 @@ class RuledHoldings(Holdings):
         super().__init__(ticket_window)
         self.rules = Rulebook()
         self._ruled = False  # whether any rule is about tickets
-        self._paused: deque[Ticket] = deque()
-        self._slowed: list[tuple[float, int, Ticket]] = []  # heap by the time at which it may go on
+        self._paused: deque[BoardTicket] = deque()
+        self._slowed: list[tuple[float, int, BoardTicket]] = []  # heap by the time at which it may go on
         self._order = 0
         self._gave_back = False
-        self._condemned: dict[bytes, Ticket] = {}
+        self._condemned: dict[bytes, BoardTicket] = {}
         self._unloaded: dict[bytes, None] = {}
-        self._buckets = Buckets()
+        self._buckets = TicketTokenBuckets()
 
     def follow(self, rules: Rulebook) -> None:
         """These are the rules from now on; every ticket that was held back tries again."""
@@ -84,13 +84,13 @@ class RuledHoldings(Holdings):
         all."""
         return next((due_s for due_s, _, ticket in list(self._slowed) if ticket.name == name), None)
 
-    def window_is_full(self, ticket: Ticket) -> bool:
+    def window_is_full(self, ticket: BoardTicket) -> bool:
         """Whether its owner has as many of its entries as it may have at a time."""
         return len(ticket.running) >= self._window
 
     def _is_paused(self, name: bytes) -> bool:
         rule = self.rules.of(name)
-        return rule is not None and rule.action is Action.PAUSE
+        return rule is not None and rule.action is RuleAction.PAUSE
 
     def _wake_slowed(self, now_s: float) -> None:
         due_s = float("inf") if self._gave_back else now_s  # whoever got tokens back may go on before it was due
@@ -100,12 +100,12 @@ class RuledHoldings(Holdings):
             ticket.queued = False
             self._queue(ticket)
 
-    def _allowed(self, ticket: Ticket, most: int, now_s: float) -> int:
+    def _allowed(self, ticket: BoardTicket, most: int, now_s: float) -> int:
         """Up to ``most`` entries of the ticket that the rules let go now; with 0 it has been put aside."""
         rule = self.rules.of(ticket.name)
         if rule is None:
             return most
-        if rule.action is Action.SLOW:
+        if rule.action is RuleAction.SLOW:
             rate = rule.rate_per_second or 0.001
             tokens = self._buckets.tokens(ticket.name, rate, now_s)
             if tokens < 1:
@@ -113,7 +113,7 @@ class RuledHoldings(Holdings):
                 ticket.queued = True
                 heapq.heappush(self._slowed, (self._buckets.due_s(ticket.name, rate), self._order, ticket))
             return min(most, tokens)
-        if rule.action is Action.PAUSE:
+        if rule.action is RuleAction.PAUSE:
             ticket.queued = True
             self._paused.append(ticket)
         else:
@@ -121,13 +121,13 @@ class RuledHoldings(Holdings):
             self._condemned[ticket.name] = ticket
         return 0
 
-    def _spend(self, ticket: Ticket, count: int) -> None:
+    def _spend(self, ticket: BoardTicket, count: int) -> None:
         """So many of it were planned, with what ``_allowed`` said."""
         rule = self.rules.of(ticket.name)
-        if rule is not None and rule.action is Action.SLOW:
+        if rule is not None and rule.action is RuleAction.SLOW:
             self._buckets.spend(ticket.name, count)
 
-    def _give_back(self, ticket: Ticket, count: int) -> None:
+    def _give_back(self, ticket: BoardTicket, count: int) -> None:
         """So many of what was planned did not happen."""
         self._buckets.give_back(ticket.name, count)
         self._gave_back = True
@@ -142,7 +142,7 @@ class RuledHoldings(Holdings):
             rule = self.rules.of(name)
             if (
                 rule is None
-                or rule.action is not Action.DEAD_LETTER
+                or rule.action is not RuleAction.DEAD_LETTER
                 or ticket.standing is not Standing.OPEN
                 or not ticket.parked
             ):
@@ -185,9 +185,9 @@ class RuledHoldings(Holdings):
 
     # ---- memory --------------------------------------------------------------------------------------------------------------
 
-    def _keeps(self, ticket: Ticket) -> int:
+    def _keeps(self, ticket: BoardTicket) -> int:
         rule = self.rules.of(ticket.name) if self._ruled else None
-        if rule is None or rule.action is not Action.SLOW:
+        if rule is None or rule.action is not RuleAction.SLOW:
             return self._window
         return min(self._window, 1 + int(_KEPT_S * (rule.rate_per_second or 0)))
 

@@ -38,7 +38,7 @@ OPEN = Standing.OPEN
 MOVING = (Standing.OPEN, Standing.ENDING)
 
 
-class Ticket:
+class BoardTicket:
     """A ticket in memory. ``running``: handed over (or planned) and not acknowledged. ``parked``: under ``master``, or
     only seen yet, in id order.
 
@@ -90,7 +90,7 @@ class ConsumerLoad:
     tickets: dict[bytes, None] = field(
         default_factory=dict
     )  # in the order it got them; a set's order differs from process to process
-    waiting: deque[Ticket] = field(default_factory=deque)
+    waiting: deque[BoardTicket] = field(default_factory=deque)
 
     @property
     def room(self) -> int:

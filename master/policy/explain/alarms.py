@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from usher.common.base.text import many
+from usher.common.base.text import pluralize
 
 #: Unread messages above which, and an age of the oldest one above which, it is said.
 _LAG, _OLD_MS = 1_000, 60_000
@@ -54,7 +54,7 @@ def _of_programs(seen: Mapping[str, Any]) -> list[Alarm]:
         found.append(Alarm(BAD, f"No consumer is live: {waits}", "/consumers"))
     for state, says in (("lost", "lost; what they had is taken back"), ("revoked", "not answering over HTTP")):
         if states[state]:
-            found.append(Alarm(WARN, f"{many(states[state], 'consumer')} {says}", "/consumers"))
+            found.append(Alarm(WARN, f"{pluralize(states[state], 'consumer')} {says}", "/consumers"))
     return found
 
 
@@ -68,7 +68,7 @@ def _of_tickets(seen: Mapping[str, Any]) -> list[Alarm]:
         found.append(
             Alarm(
                 BAD,
-                f"{many(max(len(halted), seen['halted']), 'ticket')} halted by a dead letter: redrive or drop it",
+                f"{pluralize(max(len(halted), seen['halted']), 'ticket')} halted by a dead letter: redrive or drop it",
                 "/dead-letters",
             )
         )
@@ -78,10 +78,10 @@ def _of_tickets(seen: Mapping[str, Any]) -> list[Alarm]:
         count = (
             f"{len(still)} tickets or more are"
             if more
-            else f"{many(len(still), 'ticket')} {'is' if len(still) == 1 else 'are'}"
+            else f"{pluralize(len(still), 'ticket')} {'is' if len(still) == 1 else 'are'}"
         )
         on = f" on {first['consumer']}" if first["consumer"] else ""
-        tries = f", {many(first['attempts'], 'attempt')}" if first["attempts"] else ""
+        tries = f", {pluralize(first['attempts'], 'attempt')}" if first["attempts"] else ""
         behind = (
             f", {'' if first['behind_is_exact'] else 'at least '}{first['behind']:,} behind" if first["behind"] else ""
         )
@@ -97,7 +97,7 @@ def _of_tickets(seen: Mapping[str, Any]) -> list[Alarm]:
         found.append(
             Alarm(
                 WARN,
-                f"{many(len(paused), 'paused ticket')}{more} with messages that wait; the oldest: {first['shown']}",
+                f"{pluralize(len(paused), 'paused ticket')}{more} with messages that wait; the oldest: {first['shown']}",
                 first["href"],
             )
         )
@@ -119,8 +119,8 @@ def _of_flow(seen: Mapping[str, Any]) -> list[Alarm]:
 
 def _calm(seen: Mapping[str, Any]) -> str:
     letters = (
-        f"; {many(seen['dead_letters'], 'dead letter')} {'waits' if seen['dead_letters'] == 1 else 'wait'}"
+        f"; {pluralize(seen['dead_letters'], 'dead letter')} {'waits' if seen['dead_letters'] == 1 else 'wait'}"
         if seen["dead_letters"]
         else ""
     )
-    return f"Nothing is stuck. {many(seen['consumers']['live'], 'consumer')} live{letters}"
+    return f"Nothing is stuck. {pluralize(seen['consumers']['live'], 'consumer')} live{letters}"

@@ -10,12 +10,12 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 
-from usher.common.base.text import many
+from usher.common.base.text import pluralize
 from usher.common.protocol.attempts import NEVER
 from usher.common.protocol.stream_id import rank
-from usher.master.policy.explain.facts import EntryRow, Explanation, Facts, OwnEntry, OwnerFacts, Reason
+from usher.master.policy.explain.facts import EntryRow, OwnEntry, OwnerFacts, Reason, TicketExplanation, TicketFacts
 from usher.master.policy.letters import DeadLetter
-from usher.master.policy.rules import Action, Rule, Target
+from usher.master.policy.rules import Rule, RuleAction, Target
 
 #: A leader's lease, and the time to adopt, within which a dead leader has a successor; for words, not for decisions.
 _SOON = "within moments"
@@ -23,7 +23,7 @@ _SOON = "within moments"
 _NEED_WRITES = frozenset({"unread", "parked", "returned", "recovering", "ending"})
 
 
-def explain(facts: Facts) -> Explanation:
+def explain(facts: TicketFacts) -> TicketExplanation:
     """What the ticket waits for. Never raises, whatever the facts are: they come from Redis, where anybody may have
     written."""
     found = _explained(facts)
@@ -33,7 +33,7 @@ def explain(facts: Facts) -> Explanation:
     return replace(found, reasons=(refused, *found.reasons), waits_for="Redis to take writes again", until_ms=0)
 
 
-def _explained(facts: Facts) -> Explanation:
+def _explained(facts: TicketFacts) -> TicketExplanation:
     if facts.kind == "unreadable":
         return _unreadable(facts)
     if facts.kind == "halted":
@@ -52,7 +52,7 @@ def _explained(facts: Facts) -> Explanation:
 # ---- an owner has it ---------------------------------------------------------------------------------------------------------
 
 
-def _owned(facts: Facts, owner: OwnerFacts) -> Explanation:
+def _owned(facts: TicketFacts, owner: OwnerFacts) -> TicketExplanation:
     if not owner.state:
         return _lost(facts, owner)
     told = {entry.id: entry for entry in facts.told.entries} if facts.told is not None else {}
@@ -66,17 +66,17 @@ def _owned(facts: Facts, owner: OwnerFacts) -> Explanation:
     ]
     if facts.parked or (facts.board is not None and facts.board.parked) or facts.unread or facts.rules:
         reasons += _later(facts, owner)
-    return Explanation(
+    return TicketExplanation(
         facts, state, tuple(reasons), tuple(_rows(facts, run)), waits_for, until_ms, tuple(_rule_commands(facts))
     )
 
 
-def _doing(facts: Facts, owner: OwnerFacts, run: OwnEntry | None) -> tuple[str, Reason, str, int]:
+def _doing(facts: TicketFacts, owner: OwnerFacts, run: OwnEntry | None) -> tuple[str, Reason, str, int]:
     name, fence = owner.name, f"fence {facts.fence}"
     if run is None:
         first = facts.ids[0] if facts.ids else b"?"
         before = facts.attempts.get(first, NEVER)
-        past = f", {many(before.starts, 'start', 'starts')} of it before" if before.starts else ""
+        past = f", {pluralize(before.starts, 'start', 'starts')} of it before" if before.starts else ""
         text = f"{_id(first)} was handed over to {name}{_since_fence(facts)} ({fence}{past})"
         if facts.told is not None:
             return (
@@ -114,7 +114,7 @@ def _doing(facts: Facts, owner: OwnerFacts, run: OwnEntry | None) -> tuple[str, 
     return "handed_over", Reason("waits_for_slot", text), f"a handler slot on {name}", 0
 
 
-def _lease(facts: Facts, owner: OwnerFacts) -> Iterator[Reason]:
+def _lease(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
     ends = span(owner.lease_ms)
     if owner.state == "draining":
         text = (
@@ -139,7 +139,7 @@ def _lease(facts: Facts, owner: OwnerFacts) -> Iterator[Reason]:
         yield Reason("owner_paused", text)
 
 
-def _lost(facts: Facts, owner: OwnerFacts) -> Explanation:
+def _lost(facts: TicketFacts, owner: OwnerFacts) -> TicketExplanation:
     first = facts.ids[0] if facts.ids else b"?"
     if facts.leader is None:
         return _stuck(
@@ -159,13 +159,15 @@ def _lost(facts: Facts, owner: OwnerFacts) -> Explanation:
         f" latest{successor}"
     )
     reasons = (Reason("owner_lost", text), *_behind(facts, first))
-    return Explanation(facts, "recovering", reasons, tuple(_rows(facts, None)), "its recovery by the leader", until)
+    return TicketExplanation(
+        facts, "recovering", reasons, tuple(_rows(facts, None)), "its recovery by the leader", until
+    )
 
 
 # ---- nobody has it -----------------------------------------------------------------------------------------------------------
 
 
-def _waiting(facts: Facts, where: str) -> Explanation:
+def _waiting(facts: TicketFacts, where: str) -> TicketExplanation:
     """Parked, returned or not read yet: the leader is to move it."""
     rule = facts.rules[0] if facts.rules else None
     first = next(iter((*facts.ids, *facts.parked, *facts.unread)), b"")
@@ -176,28 +178,28 @@ def _waiting(facts: Facts, where: str) -> Explanation:
     reasons = [obstacle, *_place(facts, what, where), *_behind(facts, first)]
     if rule is not None and not obstacle.code.startswith("rule_"):
         reasons.append(Reason("rule_too", f"a rule holds too: the ticket is {rule.told()}"))
-    return Explanation(
+    return TicketExplanation(
         facts, state, tuple(reasons), tuple(_rows(facts, None)), waits_for, until_ms, tuple(_rule_commands(facts))
     )
 
 
-def _place(facts: Facts, what: str, where: str) -> Iterator[Reason]:
+def _place(facts: TicketFacts, what: str, where: str) -> Iterator[Reason]:
     if where == "returned":
         how = f"whoever gets the ticket begins with it, under a fence above {facts.fence}"
         yield Reason("returned", f"{what} was given back, by a drain or a redrive: {how}")
     elif where == "parked":
         yield Reason("parked", f"{what} was read by the leader and is parked: nobody has it")
     else:
-        lag = f"{many(facts.lag, 'entry', 'entries')} of all tickets {'is' if facts.lag == 1 else 'are'} unread"
+        lag = f"{pluralize(facts.lag, 'entry', 'entries')} of all tickets {'is' if facts.lag == 1 else 'are'} unread"
         yield Reason("unread", f"{what} is in the stream and was not read yet; {lag}")
 
 
-def _obstacle(facts: Facts, rule: Rule | None, what: str, where: str) -> tuple[Reason, str, int]:
+def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> tuple[Reason, str, int]:
     """The first thing in its way, what it waits for, and until when."""
     crowd = facts.crowd
     if facts.leader is None:
         return _no_leader(), "a master that leads", 0
-    if rule is not None and rule.action is Action.PAUSE:
+    if rule is not None and rule.action is RuleAction.PAUSE:
         return Reason("rule_pause", f"{what} waits because the ticket is {rule.told()}"), "the rule to be lifted", 0
     if not facts.has_group:
         return (
@@ -218,13 +220,13 @@ def _obstacle(facts: Facts, rule: Rule | None, what: str, where: str) -> tuple[R
         told = f"{crowd.paused} paused, {crowd.draining} draining, {crowd.revoked} revoked"
         text = f"{what} waits for a consumer that takes work: of {crowd.all} none does ({told})"
         return Reason("none_accepts", text), "a consumer that takes work", 0
-    if rule is not None and rule.action is Action.DEAD_LETTER:
+    if rule is not None and rule.action is RuleAction.DEAD_LETTER:
         return (
             Reason("rule_dead_letter", f"{what} becomes a dead letter {_SOON}: the ticket is {rule.told()}"),
             "the leader",
             0,
         )
-    if rule is not None and rule.action is Action.SLOW and facts.board is not None and facts.board.due_ms:
+    if rule is not None and rule.action is RuleAction.SLOW and facts.board is not None and facts.board.due_ms:
         due_ms = facts.board.due_ms
         return (
             Reason("rule_slow", f"{what} waits {span(due_ms - facts.now_ms)} more: the ticket is {rule.told()}"),
@@ -234,7 +236,7 @@ def _obstacle(facts: Facts, rule: Rule | None, what: str, where: str) -> tuple[R
     if crowd.room <= 0:
         text = (
             f"{what} waits for room: the"
-            f" {many(crowd.live, 'consumer that takes work has', 'consumers that take work have')} all they may have"
+            f" {pluralize(crowd.live, 'consumer that takes work has', 'consumers that take work have')} all they may have"
         )
         return Reason("consumers_full", text), "room on a consumer", 0
     if facts.board is not None and facts.board.standing not in ("", "open"):
@@ -261,18 +263,18 @@ def _no_leader() -> Reason:
     )
 
 
-def _stuck(facts: Facts, state: str, *reasons: Reason) -> Explanation:
-    return Explanation(facts, state, reasons, tuple(_rows(facts, None)), "a master that leads")
+def _stuck(facts: TicketFacts, state: str, *reasons: Reason) -> TicketExplanation:
+    return TicketExplanation(facts, state, reasons, tuple(_rows(facts, None)), "a master that leads")
 
 
 # ---- an operator's business --------------------------------------------------------------------------------------------------
 
 
-def _halted(facts: Facts) -> Explanation:
+def _halted(facts: TicketFacts) -> TicketExplanation:
     first, letter = (facts.ids[0] if facts.ids else b"?"), facts.letter
     ticket = shlex.quote(facts.ticket_id)
     if letter is not None:
-        when = f"{_ago(facts, letter.written_ms)} after {many(letter.attempts, 'attempt', 'attempts')}"
+        when = f"{_ago(facts, letter.written_ms)} after {pluralize(letter.attempts, 'attempt', 'attempts')}"
         text = f"halted: {_id(first)} became a dead letter {when} ({_why(letter)})"
     else:
         text = f"halted: {_id(first)} became a dead letter, which is not among the newest ones"
@@ -288,7 +290,7 @@ def _halted(facts: Facts) -> Explanation:
         for rule in facts.rules[:1]
     ]
     ways = (*commands, *_rule_commands(facts))
-    return Explanation(
+    return TicketExplanation(
         facts,
         "halted",
         tuple(reasons),
@@ -299,7 +301,7 @@ def _halted(facts: Facts) -> Explanation:
     )
 
 
-def _ending(facts: Facts) -> Explanation:
+def _ending(facts: TicketFacts) -> TicketExplanation:
     until = f" up to {_id(facts.ids[0])}" if facts.ids else ""
     text = (
         f"a message of it was given up with the policy `tail`: what is parked{until} becomes dead letters too, then the"
@@ -311,10 +313,10 @@ def _ending(facts: Facts) -> Explanation:
         for entry_id in facts.parked
     )
     rows += tuple(EntryRow(entry_id, "unread") for entry_id in facts.unread)
-    return Explanation(facts, "ending", tuple(reasons), rows, "the leader to write the letters")
+    return TicketExplanation(facts, "ending", tuple(reasons), rows, "the leader to write the letters")
 
 
-def _unreadable(facts: Facts) -> Explanation:
+def _unreadable(facts: TicketFacts) -> TicketExplanation:
     text = (
         "the record of the ticket in the index cannot be read (somebody wrote it by hand?): nothing of it moves until"
         " it is repaired or deleted"
@@ -322,28 +324,26 @@ def _unreadable(facts: Facts) -> Explanation:
     reasons = (Reason("record_unreadable", text),)
     command = f"redis-cli HDEL <prefix>:tickets {shlex.quote(facts.ticket_id)}"
     ways = (("forgets the record; what is pending is found again by the sweep", command),)
-    return Explanation(facts, "unreadable", reasons, tuple(_rows(facts, None)), "an operator", 0, ways)
+    return TicketExplanation(facts, "unreadable", reasons, tuple(_rows(facts, None)), "an operator", 0, ways)
 
 
-def _delayed(facts: Facts) -> Iterator[Reason]:
+def _delayed(facts: TicketFacts) -> Iterator[Reason]:
     at_least, are = "" if facts.delayed_is_exact else "at least ", "is" if facts.delayed == 1 else "are"
     due = f"due in {span(facts.due_ms - facts.now_ms)}" if facts.due_ms > facts.now_ms else "due now"
     yield Reason(
         "delayed",
-        f"{at_least}{many(facts.delayed, 'message')} of it {are} delayed,"
+        f"{at_least}{pluralize(facts.delayed, 'message')} of it {are} delayed,"
         f" {'' if facts.delayed == 1 else 'the first is '}{due}",
     )
     if facts.leader is None:
         yield _no_leader()
 
 
-def _nothing(facts: Facts) -> Explanation:
+def _nothing(facts: TicketFacts) -> TicketExplanation:
     sure = facts.unread_is_exact and facts.parked_is_exact and not facts.not_gathered and facts.gathered_is_exact
     if facts.not_gathered:
         at_least = "" if facts.gathered_is_exact else "at least "
-        waits = (
-            f"{at_least}{many(facts.not_gathered, 'entry waits', 'entries wait')} in the ticket streams to be gathered"
-        )
+        waits = f"{at_least}{pluralize(facts.not_gathered, 'entry waits', 'entries wait')} in the ticket streams to be gathered"
         reasons = [Reason("not_gathered", f"nothing of it is in the work stream; {waits}, and some may be of it")]
     elif sure:
         ends = "" if facts.last_letter is not None else ": all that ever came is finished, or nothing ever came"
@@ -375,16 +375,16 @@ def _nothing(facts: Facts) -> Explanation:
             "shows them; `usher delayed drop` ends them",
             f"usher delayed list --ticket {shlex.quote(facts.ticket_id)}",
         )
-        return Explanation(
+        return TicketExplanation(
             facts, "delayed", (*_delayed(facts), *reasons), (), "its time", facts.due_ms, (shows, *commands)
         )
-    return Explanation(facts, "idle" if sure else "not_found", tuple(reasons), (), "", 0, commands)
+    return TicketExplanation(facts, "idle" if sure else "not_found", tuple(reasons), (), "", 0, commands)
 
 
 # ---- words -------------------------------------------------------------------------------------------------------------------
 
 
-def _later(facts: Facts, owner: OwnerFacts) -> Iterator[Reason]:
+def _later(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
     """What keeps later entries from following their ticket's owner."""
     rule = facts.rules[0] if facts.rules else None
     if rule is not None:
@@ -394,7 +394,7 @@ def _later(facts: Facts, owner: OwnerFacts) -> Iterator[Reason]:
     elif facts.board is not None and facts.board.window_is_full:
         yield Reason(
             "window_full",
-            f"{many(facts.all_parked, 'more is', 'more are')} parked: so many of one ticket are not handed over at a"
+            f"{pluralize(facts.all_parked, 'more is', 'more are')} parked: so many of one ticket are not handed over at a"
             " time",
         )
     elif owner.state != "live" or owner.paused is not None:
@@ -404,7 +404,7 @@ def _later(facts: Facts, owner: OwnerFacts) -> Iterator[Reason]:
         )
 
 
-def _behind(facts: Facts, first: bytes) -> Iterator[Reason]:
+def _behind(facts: TicketFacts, first: bytes) -> Iterator[Reason]:
     """How many wait behind the first one; all of them when that is not known, because only the leader's memory has
     them."""
     waiting = [entry_id for entry_id in (*facts.ids, *facts.parked, *facts.unread) if entry_id != first]
@@ -415,15 +415,15 @@ def _behind(facts: Facts, first: bytes) -> Iterator[Reason]:
     parked_is_exact = facts.parked_is_exact if not facts.hidden else facts.board is not None and facts.board.has_all
     exact = "" if parked_is_exact and facts.unread_is_exact else "at least "
     if not first:
-        yield Reason("behind", f"{exact}{many(count, 'entry waits', 'entries wait')}")
+        yield Reason("behind", f"{exact}{pluralize(count, 'entry waits', 'entries wait')}")
     elif count == 1 and waiting:
         yield Reason("behind", f"{exact}{_id(waiting[0])} waits behind {_id(first)}")
     else:
         following = f", the next is {_id(waiting[0])}" if waiting else ""
-        yield Reason("behind", f"{exact}{many(count, 'waits', 'wait')} behind {_id(first)}{following}")
+        yield Reason("behind", f"{exact}{pluralize(count, 'waits', 'wait')} behind {_id(first)}{following}")
 
 
-def _rows(facts: Facts, run: OwnEntry | None) -> Iterator[EntryRow]:
+def _rows(facts: TicketFacts, run: OwnEntry | None) -> Iterator[EntryRow]:
     """Every known entry, in the order in which they will run."""
     told = {entry.id: entry for entry in facts.told.entries} if facts.told is not None else {}
     words = {"running": "running", "waiting": "retrying"}
@@ -449,7 +449,7 @@ def _rows(facts: Facts, run: OwnEntry | None) -> Iterator[EntryRow]:
             before = entry_id
 
 
-def _rule_commands(facts: Facts) -> Iterator[tuple[str, str]]:
+def _rule_commands(facts: TicketFacts) -> Iterator[tuple[str, str]]:
     for rule in facts.rules:
         yield f"lifts the rule of {rule.target.value} {rule.value}".rstrip(), f"usher rules lift {shlex.quote(rule.id)}"
 
@@ -458,13 +458,13 @@ def _why(letter: DeadLetter) -> str:
     return f"{letter.reason}: {letter.error[:200]}" if letter.error else letter.reason
 
 
-def _since_fence(facts: Facts) -> str:
+def _since_fence(facts: TicketFacts) -> str:
     """When the ticket got its owner: fences are made from the clock (lua/includes/next_number.lua)."""
     handed_ms = facts.fence // 1024
     return f" {_ago(facts, handed_ms)}" if 0 <= facts.now_ms - handed_ms < 10 * 365 * 86_400_000 else ""
 
 
-def _ago(facts: Facts, at_ms: int) -> str:
+def _ago(facts: TicketFacts, at_ms: int) -> str:
     return f"{span(facts.now_ms - at_ms)} ago" if at_ms > 0 else "at an unknown time"
 
 

@@ -76,7 +76,7 @@ class OwnerTold:
 
 
 @dataclass(frozen=True)
-class Crowd:
+class ConsumerTotals:
     """All consumers together. ``live`` ones take work, ``paused`` ones live and do not. ``room``: messages that the
     living may yet be handed."""
 
@@ -111,7 +111,7 @@ class BoardFacts:
 
 
 @dataclass(frozen=True)
-class Facts:
+class TicketFacts:
     """All that is known of a ticket at a moment. Ids are in id order; ``ids`` are those that its record names,
     ``parked`` and ``unread`` others."""
 
@@ -131,7 +131,7 @@ class Facts:
     has_group: bool = True
     leader: LeaderFacts | None = None
     board: BoardFacts | None = None
-    crowd: Crowd = Crowd()
+    crowd: ConsumerTotals = ConsumerTotals()
     rules: tuple[Rule, ...] = ()  # those that fit, the one that holds first
     letter: DeadLetter | None = None  # what the halted ticket waits for
     last_letter: DeadLetter | None = None  # its newest one
@@ -197,10 +197,10 @@ class EntryRow:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class TicketExplanation:
     """What ``explain`` found. ``waits_for``: "" when it waits for nothing; ``until_ms``: 0 when nobody can know."""
 
-    facts: Facts
+    facts: TicketFacts
     state: str
     reasons: tuple[Reason, ...]
     entries: tuple[EntryRow, ...]

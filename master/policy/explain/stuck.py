@@ -12,7 +12,7 @@ from usher.common.protocol.message import ticket_text
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import milliseconds, rank
 from usher.master.policy.board.plans import HALTED, RETURNED, TAIL
-from usher.master.policy.rules import Action, Rule, Rulebook
+from usher.master.policy.rules import Rule, RuleAction, Rulebook
 
 #: A head that has stood still for less is not told: at full speed there is always an oldest one.
 STUCK_MS = 5_000
@@ -43,7 +43,7 @@ class Parked(NamedTuple):
     is_exact: bool = False
 
 
-class Seen(NamedTuple):
+class StuckContext(NamedTuple):
     """What is known besides: attempts by message, consumers' states by incarnation, when a head was seen to move,
     parked by ticket, live rules."""
 
@@ -86,7 +86,7 @@ def since_ms(head: Head, moved_ms: int, now_ms: int) -> int:
     return max(known, default=now_ms)
 
 
-def stuck_rows(heads: Iterable[Head], seen: Seen, now_ms: int, most: int) -> list[dict[str, Any]]:
+def stuck_rows(heads: Iterable[Head], seen: StuckContext, now_ms: int, most: int) -> list[dict[str, Any]]:
     """Those that stand still or are being tried again, oldest first."""
     rows = []
     for head in sorted(heads, key=lambda one: rank(one.id)):
@@ -97,7 +97,7 @@ def stuck_rows(heads: Iterable[Head], seen: Seen, now_ms: int, most: int) -> lis
         parked = seen.parked.get(head.ticket, Parked())
         rows.append(
             {
-                "ticket_id": _text(head.ticket),
+                "ticket_id": _decode_ticket(head.ticket),
                 "head": head.id.decode(errors="replace"),
                 "sent_ms": head.sent_ms,
                 "since_ms": now_ms - still_ms,
@@ -105,7 +105,7 @@ def stuck_rows(heads: Iterable[Head], seen: Seen, now_ms: int, most: int) -> lis
                 "behind_is_exact": parked.is_exact,
                 "attempts": attempts.starts,
                 "put_off": attempts.put_off,
-                **_told(head, seen.states, attempts, seen.rules.of(head.ticket)),
+                **_describe_head(head, seen.states, attempts, seen.rules.of(head.ticket)),
             }
         )
         if len(rows) == most:
@@ -123,10 +123,10 @@ def behind(head: Head, parked: int) -> int:
     return head.size - 1 + parked
 
 
-def _told(head: Head, states: Mapping[str, str], attempts: Attempts, rule: Rule | None) -> dict[str, str]:
+def _describe_head(head: Head, states: Mapping[str, str], attempts: Attempts, rule: Rule | None) -> dict[str, str]:
     """State, consumer and one sentence. A ticket's own page explains the rest."""
     if not head.owner:
-        if rule is not None and rule.action is Action.PAUSE:
+        if rule is not None and rule.action is RuleAction.PAUSE:
             return {"state": "paused", "consumer": "", "why": rule.told()}
         return {
             "state": "parked",
@@ -159,7 +159,7 @@ def _tried(attempts: Attempts) -> str:
     return f"failed {failed}x; is tried again" if failed else "its consumer was lost with it; is tried again"
 
 
-def _text(ticket: bytes) -> str:
+def _decode_ticket(ticket: bytes) -> str:
     try:
         return ticket_text(ticket)
     except UnicodeDecodeError:

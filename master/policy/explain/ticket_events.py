@@ -18,7 +18,7 @@ import orjson
 from usher.common.protocol.message import as_mapping, first_value
 from usher.common.protocol.run_log import decode
 from usher.common.protocol.stream_id import ZERO, is_id, milliseconds
-from usher.master.policy.rules import Action, Rule
+from usher.master.policy.rules import Rule, RuleAction
 
 #: The streams that events come from, in the order of their places in a position.
 SOURCES = ("entries", "runs", "dead")
@@ -123,7 +123,7 @@ def _as_json(ticket: bytes) -> bytes:
     return orjson.dumps(ticket.decode("utf-8", "replace"))
 
 
-class Seen(NamedTuple):
+class TicketSnapshot(NamedTuple):
     """What was last seen of a ticket: its row (as pages show it), and the attempts of its messages."""
 
     row: Mapping[str, Any]
@@ -141,11 +141,11 @@ def ruled(row: dict[str, Any], rule: Rule | None) -> dict[str, Any]:
     none waits."""
     if rule is None:
         return row
-    is_held = rule.action is Action.PAUSE and row["state"] in ("idle", "returned")
+    is_held = rule.action is RuleAction.PAUSE and row["state"] in ("idle", "returned")
     return row | ({"state": "paused"} if is_held else {}) | {"rule": rule.told()}
 
 
-def changes(ticket: bytes, before: Seen, now: Seen) -> Iterator[Event]:
+def changes(ticket: bytes, before: TicketSnapshot, now: TicketSnapshot) -> Iterator[Event]:
     """What has happened to a ticket between two looks at it."""
     row = now.row
     handed = before.row["message_ids"] if before.row.get("fence") == row.get("fence") else ()

@@ -10,18 +10,18 @@ from urllib.parse import urlsplit
 from flask import Blueprint, g, redirect, request
 from werkzeug.wrappers import Response as AnyResponse
 
-from usher.common.base.text import many
+from usher.common.base.text import pluralize
 from usher.common.http.app import Problem
 from usher.common.http.auth import local_path, needs
 from usher.common.http.credentials import Role
 from usher.master.insight.formatting import visible
-from usher.master.operations.action_log import FAILED, Action, chosen_letters, counted
-from usher.master.operations.bulk_letters import DROP, REDRIVE, Job
-from usher.master.operations.dead_letters import AT_ONCE, Outcome
+from usher.master.operations.action_log import FAILED, OperatorAction, chosen_letters, counted
+from usher.master.operations.bulk_letters import DROP, REDRIVE, BulkJob
+from usher.master.operations.dead_letters import AT_ONCE, LetterResult
 from usher.master.web.api import by_caller
 from usher.master.web.operations import change_rule, drained
 from usher.master.web.pages.letter_filter import asked_filter, in_words
-from usher.master.web.pages.notes import Notes
+from usher.master.web.pages.notes import FlashMessages
 from usher.master.web.pages.port import PagePort
 from usher.master.web.pages.views import STREAM_ID
 
@@ -29,7 +29,7 @@ _LONGEST_WHY = 300
 _MOST_CHOSEN = 200
 
 
-def action_routes(port: PagePort, notes: Notes) -> Blueprint:
+def action_routes(port: PagePort, notes: FlashMessages) -> Blueprint:
     """Every POST of the page but the log-in."""
     actions = Blueprint("actions", __name__)
 
@@ -55,26 +55,26 @@ def _add_consumers(actions: Blueprint, port: PagePort, go: Go) -> None:
     @actions.post("/consumers/drain")
     @needs(Role.OPERATOR)
     def drain() -> AnyResponse:
-        name = _text("name", 64)
+        name = _read_form_text("name", 64)
         changed = drained(port.operations, name, _why())
         if changed is None:
             return go("/consumers", f"No consumer of the name {visible(name)} is registered")
         return go(
             "/consumers",
             f"{name} is drained: it is handed nothing more and finishes what it has"
-            f" ({many(changed.handed_over, 'message')})",
+            f" ({pluralize(changed.handed_over, 'message')})",
         )
 
     @actions.post("/consumers/resume")
     @needs(Role.OPERATOR)
     def resume() -> AnyResponse:
-        name = _text("name", 64)
+        name = _read_form_text("name", 64)
         changed = port.operations.resume(name, by_caller(_why()))
         return go("/consumers", f"{visible(name)} was not drained" if changed is None else f"{name} gets work again")
 
 
 def _add_letters(actions: Blueprint, port: PagePort, go: Go) -> None:
-    def change(what: str, step: Callable[[list[bytes]], list[Outcome]]) -> AnyResponse:
+    def change(what: str, step: Callable[[list[bytes]], list[LetterResult]]) -> AnyResponse:
         ids = [
             letter_id.encode()
             for letter_id in dict.fromkeys(request.form.getlist("id"))
@@ -83,7 +83,7 @@ def _add_letters(actions: Blueprint, port: PagePort, go: Go) -> None:
         back = request.form.get("back", "/dead-letters")
         if not ids:
             return go(back, "Nothing was chosen")
-        outcomes: list[Outcome] = []
+        outcomes: list[LetterResult] = []
         ended = FAILED
         try:
             for at in range(0, len(ids), AT_ONCE):
@@ -91,7 +91,7 @@ def _add_letters(actions: Blueprint, port: PagePort, go: Go) -> None:
             ended = ""
         finally:
             told = counted(one.word for one in outcomes) + ended
-            port.operations.note(Action(by_caller(_why()), what, chosen_letters(ids)), told)
+            port.operations.note(OperatorAction(by_caller(_why()), what, chosen_letters(ids)), told)
         return go(back, f"{'Redrive' if what == REDRIVE else 'Drop'}: {told}")
 
     @actions.post("/dead-letters/redrive")
@@ -123,7 +123,8 @@ def _add_jobs(actions: Blueprint, port: PagePort, go: Go) -> None:
         if not port.bulk.run(job, g.who, _why()):
             return go(f"/dead-letters/jobs/{job_id}", f"It was not begun: it is {job.state}")
         port.operations.note(
-            Action(by_caller(job.why), job.what, f"{many(job.preview.count, 'dead letter')}: {job.told}"), "begun"
+            OperatorAction(by_caller(job.why), job.what, f"{pluralize(job.preview.count, 'dead letter')}: {job.told}"),
+            "begun",
         )
         return redirect(f"/dead-letters/jobs/{job_id}", 303)
 
@@ -132,7 +133,9 @@ def _add_jobs(actions: Blueprint, port: PagePort, go: Go) -> None:
     def stop(job_id: str) -> AnyResponse:
         job = _job(port, job_id)
         port.bulk.stop_job(job)
-        port.operations.note(Action(by_caller(_why()), f"stop {job.what}", job.told), counted(job.outcomes.elements()))
+        port.operations.note(
+            OperatorAction(by_caller(_why()), f"stop {job.what}", job.told), counted(job.outcomes.elements())
+        )
         return go(f"/dead-letters/jobs/{job_id}", "Stopped; what was done stays done")
 
 
@@ -160,11 +163,11 @@ def _add_rules(actions: Blueprint, port: PagePort, go: Go) -> None:
     @actions.post("/rules/lift")
     @needs(Role.OPERATOR)
     def lift() -> AnyResponse:
-        changed = port.operations.lift_rule(_text("id", 64), by_caller(_why()))
+        changed = port.operations.lift_rule(_read_form_text("id", 64), by_caller(_why()))
         return go(request.form.get("back", "/rules"), "That rule is gone already" if changed is None else changed.told)
 
 
-def _job(port: PagePort, job_id: str) -> Job:
+def _job(port: PagePort, job_id: str) -> BulkJob:
     job = port.bulk.job(job_id)
     if job is None:
         raise Problem(
@@ -179,7 +182,7 @@ def _why() -> str:
     return request.form.get("why", "").strip()[:_LONGEST_WHY]
 
 
-def _text(name: str, most: int) -> str:
+def _read_form_text(name: str, most: int) -> str:
     value = request.form.get(name, "")
     if not 0 < len(value) <= most:
         raise Problem(422, "invalid_fields", f"{name} must be text of 1 to {most} characters")

@@ -10,7 +10,7 @@ from collections import OrderedDict
 _KEPT = 200
 
 
-class Notes:
+class FlashMessages:
     """The last ones of this master."""
 
     def __init__(self) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from usher.master.insight.diagnostics import SystemFacts
-from usher.master.insight.live_overview import Pulse
+from usher.master.insight.diagnostics import SystemDiagnostics
+from usher.master.insight.live_overview import LiveOverview
 from usher.master.insight.status import StatusReader
-from usher.master.insight.ticket_history import TicketStory
+from usher.master.insight.ticket_history import TicketHistory
 from usher.master.operations.bulk_letters import BulkLetters
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.web.operations import OperationsPort
@@ -16,10 +16,10 @@ from usher.master.web.operations import OperationsPort
 class PagePort(NamedTuple):
     """The parts of a master that the page shows. All may raise RedisTrouble (503)."""
 
-    pulse: Pulse
+    pulse: LiveOverview
     status: StatusReader
-    story: TicketStory
+    story: TicketHistory
     letters: DeadLetters
     bulk: BulkLetters
-    facts: SystemFacts
+    facts: SystemDiagnostics
     operations: OperationsPort

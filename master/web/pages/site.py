@@ -16,7 +16,7 @@ from usher.common.http.auth import CSRF_FIELD, csrf_token, doorman, local_path, 
 from usher.common.http.credentials import Role
 from usher.master.insight.formatting import FILTERS, number, spark, ticket_url
 from usher.master.web.pages.actions import action_routes
-from usher.master.web.pages.notes import Notes
+from usher.master.web.pages.notes import FlashMessages
 from usher.master.web.pages.port import PagePort
 from usher.master.web.pages.views import view_routes
 
@@ -43,7 +43,7 @@ _LOGIN = "/login"
 def add_pages(app: Flask, port: PagePort) -> None:
     """Add the page to a master's application."""
     files = _read_files()
-    notes = Notes()
+    notes = FlashMessages()
     site = Blueprint("pages", __name__, template_folder="templates")
     _add_files(site, files)
     _add_login(site)
@@ -136,7 +136,7 @@ def _add_login(site: Blueprint) -> None:
         return response
 
 
-def _common(port: PagePort, notes: Notes) -> dict[str, Any]:
+def _common(port: PagePort, notes: FlashMessages) -> dict[str, Any]:
     """What every page may use."""
     role: Role = getattr(g, "role", Role.ANYBODY)
     may_look = role.may(Role.VIEWER)

@@ -14,7 +14,7 @@ from usher.common.http.credentials import Role
 from usher.common.http.server.push_sockets import DETACH
 from usher.master.insight.formatting import ticket_url
 from usher.master.insight.live_overview import CONSUMERS, OVERVIEW
-from usher.master.insight.status import shown
+from usher.master.insight.status import ticket_row
 from usher.master.insight.ticket_states import ParkedRows
 from usher.master.operations.dead_letters import LetterPage
 from usher.master.policy.letters import Preview
@@ -60,14 +60,14 @@ def view_routes(port: PagePort) -> Blueprint:
     return views
 
 
-def show(template: str, page: str, **more: Any) -> str:
+def render_page(template: str, page: str, **more: Any) -> str:
     return render_template(template, page=page, **more)
 
 
 def _add_live(views: Blueprint, port: PagePort) -> None:
     @views.get("/")
     def overview() -> str:
-        return show(
+        return render_page(
             "system/overview.html",
             "overview",
             pulse=port.pulse.snapshot(),
@@ -82,10 +82,10 @@ def _add_live(views: Blueprint, port: PagePort) -> None:
         fitting = [row | {"drained": row["name"] in drained} for row in rows if name in row["name"]]
         fitting.sort(key=_attention)
         start = _after(fitting, request.args.get("after", ""))
-        shown = fitting[start : start + _CONSUMERS_ON_A_PAGE]
-        following = shown[-1]["incarnation"] if start + len(shown) < len(fitting) else None
-        facts = {"rows": shown, "total": len(rows), "name": name, "following": following}
-        return show("operations/consumers.html", "consumers", live="/live/consumers", **facts)
+        ticket_row = fitting[start : start + _CONSUMERS_ON_A_PAGE]
+        following = ticket_row[-1]["incarnation"] if start + len(ticket_row) < len(fitting) else None
+        facts = {"rows": ticket_row, "total": len(rows), "name": name, "following": following}
+        return render_page("operations/consumers.html", "consumers", live="/live/consumers", **facts)
 
     @views.get("/live/<topic>")
     def live(topic: str) -> Response:
@@ -129,7 +129,7 @@ def _add_tickets(views: Blueprint, port: PagePort) -> None:
         # They have no place in the index, so they come first.
         parked = port.status.parked(_ROWS) if cursor == "0" else ParkedRows([], True)
         rows = _aged([*parked.rows, *page["tickets"]])
-        return show(
+        return render_page(
             "tickets/tickets.html", "tickets", rows=rows, cursor=page["cursor"], q="", more_parked=not parked.is_all
         )
 
@@ -143,7 +143,7 @@ def _add_tickets(views: Blueprint, port: PagePort) -> None:
         found = port.story.message(message_id) if STREAM_ID.fullmatch(message_id) else None
         if found is None:
             raise Problem(404, "unknown_message", "no message of that id is in the stream; it may have been trimmed")
-        return show(
+        return render_page(
             "tickets/message.html", "tickets", message=found | {"sent_ms": _ms(message_id)}, fields=found["fields"]
         )
 
@@ -153,7 +153,7 @@ def _search(port: PagePort, asked: str, cursor: str) -> str:
     if len(asked.encode()) > _LONGEST_ID:
         raise Problem(422, "invalid_fields", f"ids have at most {_LONGEST_ID} bytes")
     found, following = port.story.containing(asked, _ROWS, cursor)
-    rows = _aged(port.status.told([shown(ticket, value) for ticket, value in found]))
+    rows = _aged(port.status.told([ticket_row(ticket, value) for ticket, value in found]))
     letters = port.letters.where("ticket", asked.encode(), 20, _LOOK_S)
     facts: dict[str, Any] = {
         "letters": letters.letters,
@@ -169,7 +169,7 @@ def _search(port: PagePort, asked: str, cursor: str) -> str:
         )
         facts |= {"message": port.story.message(asked), "letter": of_id.letters[0].row() if of_id.letters else None}
         facts["all_letters"] = of_id.cursor is None
-    return show(
+    return render_page(
         "tickets/tickets.html",
         "tickets",
         q=asked,
@@ -197,7 +197,7 @@ def _ticket_page(port: PagePort, ticket_id: str) -> str:
         if ticket_url(ticket_id).startswith("/tickets/")
         else ""
     )
-    return show(
+    return render_page(
         "tickets/ticket.html", "tickets", ticket_id=ticket_id, story=story, explained=explained, live=live, **facts
     )
 
@@ -243,7 +243,9 @@ def _add_letters(views: Blueprint, port: PagePort) -> None:
         following = page_cursor and "/dead-letters?" + urlencode(
             {**{k: v for k, v in asked.items() if v}, "before": page_cursor.decode()}
         )
-        return show("letters/letters.html", "letters", rows=[one.row() for one in rows], next_page=following, **facts)
+        return render_page(
+            "letters/letters.html", "letters", rows=[one.row() for one in rows], next_page=following, **facts
+        )
 
     @views.get("/dead-letters/<letter_id>")
     def letter(letter_id: str) -> str:
@@ -254,7 +256,7 @@ def _add_letters(views: Blueprint, port: PagePort) -> None:
             )
         told = found[0].whole(found[1])
         fields = told["message_fields"] if g.role.may(Role.OPERATOR) else []
-        return show("letters/letter.html", "letters", letter=told, fields=fields)
+        return render_page("letters/letter.html", "letters", letter=told, fields=fields)
 
     @views.get("/dead-letters/jobs/<job_id>")
     def job(job_id: str) -> str:
@@ -265,7 +267,7 @@ def _add_letters(views: Blueprint, port: PagePort) -> None:
                 "unknown_job",
                 "this master does not know that bulk action; it may be another master's, or of before a restart",
             )
-        return show("letters/job.html", "letters", job=found)
+        return render_page("letters/job.html", "letters", job=found)
 
 
 # -- the system
@@ -287,7 +289,7 @@ def _add_system(views: Blueprint, port: PagePort) -> None:
             "asked": asked,
             "following": end if end < fitting else None,
         }
-        return show(
+        return render_page(
             "operations/streams.html",
             "streams",
             pulse=port.pulse.snapshot(),
@@ -299,17 +301,19 @@ def _add_system(views: Blueprint, port: PagePort) -> None:
     @views.get("/audit")
     def audit() -> str:
         found = port.status.audit()
-        return show("system/audit.html", "audit", audit=None if found is None else dict.fromkeys(_OF_AN_AUDIT) | found)
+        return render_page(
+            "system/audit.html", "audit", audit=None if found is None else dict.fromkeys(_OF_AN_AUDIT) | found
+        )
 
     @views.get("/doctor")
     def doctor() -> str:
         found = port.facts.doctor()
         findings = sorted(found["findings"], key=lambda one: _SEVERITIES.index(one["severity"]))
-        return show("system/doctor.html", "doctor", doctor=found | {"findings": findings})
+        return render_page("system/doctor.html", "doctor", doctor=found | {"findings": findings})
 
     @views.get("/rules")
     def rules() -> str:
-        return show(
+        return render_page(
             "operations/rules.html",
             "rules",
             rules=[rule.shown() for rule in port.operations.rules().rules],
@@ -322,4 +326,4 @@ def _add_system(views: Blueprint, port: PagePort) -> None:
         if before is not None and not STREAM_ID.fullmatch(before):
             raise Problem(422, "invalid_fields", "before is none that a page gave")
         rows, cursor = port.operations.actions(None if before is None else before.encode(), _ROWS)
-        return show("operations/actions.html", "actions", rows=rows, cursor=cursor)
+        return render_page("operations/actions.html", "actions", rows=rows, cursor=cursor)

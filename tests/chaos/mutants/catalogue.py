@@ -11,20 +11,20 @@ from usher.common.base.errors import ReplyUnknown
 from usher.common.protocol.attempts import Attempts
 from usher.common.redis.client import Link, Meanwhile
 from usher.consumer.execution.inbox_reader import BatchReader
-from usher.consumer.lifecycle.owner_scripts import AckAnswer, Buried, Letter, OwnerSteps
+from usher.consumer.lifecycle.owner_scripts import AckAnswer, Buried, Letter, OwnerScripts
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.dispatch.events import Report
-from usher.master.leader.leader_scripts import LeaderSteps
+from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.leader.peeked import NO_NEWS, News
 from usher.master.policy.board.plans import HandOverPlan, HandOverReply
 
 # ---- functions that take the place of ours -----------------------------------------------------------------------------------
 
-_hand_over = LeaderSteps.hand_over
+_hand_over = LeaderScripts.hand_over
 
 
 def _index_afterwards(
-    steps: LeaderSteps, plan: HandOverPlan, news: News = NO_NEWS, meanwhile: Meanwhile | None = None
+    steps: LeaderScripts, plan: HandOverPlan, news: News = NO_NEWS, meanwhile: Meanwhile | None = None
 ) -> HandOverReply:
     reply = _hand_over(steps, plan, news, meanwhile)
     link = steps._scripts._link
@@ -66,7 +66,7 @@ def _deliveries_are_attempts(reader: BatchReader, wanted: list[bytes], brought: 
 
 
 def _ack_nothing(
-    steps: OwnerSteps, by_ticket: dict[bytes, Sequence[bytes]], run_record: bytes, run_log_length: int
+    steps: OwnerScripts, by_ticket: dict[bytes, Sequence[bytes]], run_record: bytes, run_log_length: int
 ) -> AckAnswer:
     return AckAnswer(dict(by_ticket), [])
 
@@ -84,7 +84,7 @@ def _reports_acknowledge(dispatcher: Dispatcher) -> None:
     _read_mailbox(dispatcher)
 
 
-def _letter_and_ack_apart(steps: OwnerSteps, letter: Letter) -> Buried:
+def _letter_and_ack_apart(steps: OwnerScripts, letter: Letter) -> Buried:
     keys, link = steps._keys, steps._scripts._link
     fields = (
         "usher-id",
@@ -154,7 +154,7 @@ BUGS = (
         mutant(
             "XCLAIM apart from the index",
             LuaEdit("hand_over", "redis.call('HSET', tickets_key, unpack(record_args, from, to))", ""),
-            Replace("usher.master.leader.leader_scripts:LeaderSteps.hand_over", _index_afterwards),
+            Replace("usher.master.leader.leader_scripts:LeaderScripts.hand_over", _index_afterwards),
         ),
         _OWN + "index_and_pending_list_change_together",
         "K4",
@@ -209,7 +209,7 @@ BUGS = (
     Bug(
         mutant(
             "the HTTP report decides",
-            Replace("usher.consumer.lifecycle.owner_scripts:OwnerSteps.ack", _ack_nothing),
+            Replace("usher.consumer.lifecycle.owner_scripts:OwnerScripts.ack", _ack_nothing),
             Replace("usher.master.dispatch.dispatcher:Dispatcher._read_mailbox", _reports_acknowledge),
         ),
         _OWN + "a_lost_report_costs_only_speed",
@@ -242,7 +242,7 @@ BUGS = (
     Bug(
         mutant(
             "dead letter and XACK apart",
-            Replace("usher.consumer.lifecycle.owner_scripts:OwnerSteps.dead_letter", _letter_and_ack_apart),
+            Replace("usher.consumer.lifecycle.owner_scripts:OwnerScripts.dead_letter", _letter_and_ack_apart),
         ),
         _OWN + "a_dead_letter_and_its_message_are_never_both_there",
         "K5",
