@@ -6,7 +6,7 @@ Threads and what they own
 
     register  registrar.py     takes the consumer's name at a master, over HTTP; before that, tells what the predecessor was running when it
                                ended (predecessor.py); ends when that is done
-    read      batch_reader.py  inbox -> bodies of exactly those ids -> lanes
+    read      batch_reader.py  (InboxReader) inbox -> bodies of exactly those ids -> lanes
     work-N    worker_pool.py   runs lanes: short handlers one after another on one thread, others side by side
     async     async_pool.py    the same for ``async def`` handlers, on one event loop
     (both)    batch_pool.py    the same for batch handlers: one call with messages of several lanes
@@ -17,8 +17,8 @@ Threads and what they own
     watch     watchdog.py      ends the process when a handler ran past its deadline (only with USHER_HANDLER_SECONDS)
     (web)     web.py           health endpoint, gunicorn's threads
 
-The lanes are shared (lane_keeper.py, one lock); everything else belongs to its thread. Every thread has a connection of
-its own.
+The lanes are shared (lane_keeper.py: Lanes, one lock); everything else belongs to its thread. Every thread has a
+connection of its own.
 
 However many ticket streams are taken in, a consumer waits on one inbox, which Redis wakes, and reads all of their
 entries with one batched read of one stream: masters gather them (common/protocol/sources.py).

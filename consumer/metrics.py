@@ -24,14 +24,14 @@ def consumer_metrics(incarnation: Incarnation | None, slots: int) -> Iterable[Me
     yield gauge("slots", "Handlers that may run at the same time.", slots)
     if incarnation is None:
         return
-    acker, keeper, counts = incarnation.acker, incarnation.keeper, incarnation.acker.counts
+    acker, lanes, counts = incarnation.acker, incarnation.lanes, incarnation.acker.counts
     lease_left_s = max(0.0, incarnation.lease.ends_s - now_s())
-    tickets, messages = keeper.load()
-    yield gauge("running_handlers", "Handlers that run.", keeper.running)
+    tickets, messages = lanes.load()
+    yield gauge("running_handlers", "Handlers that run.", lanes.running)
     yield gauge("owned_tickets", "Tickets that this consumer owns.", tickets)
     yield gauge("owned_messages", "Messages of them that are not done here.", messages)
     yield gauge("lease_left_seconds", "What is left of the lease; it is renewed every third of its life.", lease_left_s)
-    yield gauge("draining", "1 while this consumer takes no new work and gives back what it has.", keeper.paused)
+    yield gauge("draining", "1 while this consumer takes no new work and gives back what it has.", lanes.paused)
     text = "Starts of a handler, by what they ended in: done, failed, retry_later, gave_up."
     yield counters("attempts", text, "outcome", counts.outcomes)
     yield counter("acknowledged_messages", "Messages that Redis has as done.", acker.acknowledged)

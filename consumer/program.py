@@ -35,8 +35,8 @@ from usher.consumer.execution.async_pool import AsyncPool
 from usher.consumer.execution.batch_pool import batch_pool
 from usher.consumer.execution.drain import Drain
 from usher.consumer.execution.executor import Executor
-from usher.consumer.execution.inbox_reader import BatchReader
-from usher.consumer.execution.lanes import LaneKeeper
+from usher.consumer.execution.inbox_reader import InboxReader
+from usher.consumer.execution.lanes import Lanes
 from usher.consumer.execution.reporter import Reporter
 from usher.consumer.execution.thread_pool import LaneWorker
 from usher.consumer.execution.ticket_state import describe_ticket
@@ -102,15 +102,15 @@ class Incarnation:
         self.is_over = False
         self._journal = journal
         self.lease = OwnLease(taken.lease_s, taken.sent_s)
-        self.keeper = LaneKeeper()
+        self.lanes = Lanes()
         spare = settings.capacity - settings.concurrency
         self.reporter = Reporter(
-            _masters(settings, taken.leader_url), name, spare, taken.ticket_window, lambda: self.keeper.keeps_up
+            _masters(settings, taken.leader_url), name, spare, taken.ticket_window, lambda: self.lanes.keeps_up
         )
         waits = linger(settings.flush_ms / 1000, settings.ack_mode == "strict", spare, taken.ticket_window)
         ack_link, beat_link = link("ack"), link("beat", max(0.2, taken.lease_s / 3))
         self.acker = Acker(
-            ack_link, steps(ack_link), self.keeper, self.reporter, name, waits, settings.run_log_length, on_lost
+            ack_link, steps(ack_link), self.lanes, self.reporter, name, waits, settings.run_log_length, on_lost
         )
         self.bell = DeadLetterNotifier(metrics, settings.dead_letter_webhook, settings.consumer_name, keys)
         self.acker.policy, self.acker.on_dead_letter = settings.dead_letter_policy, self._ring
@@ -118,10 +118,10 @@ class Incarnation:
         self._starts = StartLog(journal, alone_link, steps(alone_link))
         policy, limit_s = _terms(settings, handler.options)
         self.executor = Executor(
-            self.keeper, self.acker, self._starts, self.lease, policy, settings.ack_mode == "strict", limit_s, on_lost
+            self.lanes, self.acker, self._starts, self.lease, policy, settings.ack_mode == "strict", limit_s, on_lost
         )
         call_in_children(self.executor.end_in_child)
-        self.reader = BatchReader(link("read"), keys, name, self.keeper, self.lease)
+        self.reader = InboxReader(link("read"), keys, name, self.lanes, self.lease)
         self.reader.message_type = message_type(keys.stream, settings.sources is not None)
         self.heartbeat = Heartbeat(beat_link, steps(beat_link), self.lease, self._works, on_lost)
         self.guard = LeaseGuard(self.lease, on_lost)
@@ -133,7 +133,7 @@ class Incarnation:
         self._drain_steps = steps(self._drain_link)
         self._drain = Drain(
             self._drain_steps,
-            self.keeper,
+            self.lanes,
             self.reader,
             self.acker,
             self._starts,
@@ -197,12 +197,12 @@ class Incarnation:
         return self.is_over
 
     def _works(self) -> bool:
-        """Whether all parts live and the reader makes progress; the lease is renewed only then. A paused keeper means a
+        """Whether all parts live and the reader makes progress; the lease is renewed only then. Paused lanes mean a
         drain, which stops the reader itself."""
         if not all(service.alive for service in (*self.pool, self.acker)):
             return False
         last = self.reader.last_turn_s
-        return self.keeper.paused or (
+        return self.lanes.paused or (
             self.reader.alive and last is not None and now_s() - last < self.reader.stalls_after_s
         )
 
@@ -338,7 +338,7 @@ class ConsumerProgram:
         incarnation, journal = self._incarnation, self._journal
         if incarnation is None or journal is None:
             return None
-        return describe_ticket(ticket, incarnation.name, journal, incarnation.keeper, incarnation.executor.max_attempts)
+        return describe_ticket(ticket, incarnation.name, journal, incarnation.lanes, incarnation.executor.max_attempts)
 
     def _facts(self) -> dict[str, Any]:
         incarnation = self._incarnation
@@ -348,12 +348,12 @@ class ConsumerProgram:
             "handler": self._settings.handler,
         }
         if incarnation is not None:
-            tickets, messages = incarnation.keeper.load()
+            tickets, messages = incarnation.lanes.load()
             facts |= {
                 "incarnation": incarnation.name,
                 "tickets": tickets,
                 "messages": messages,
-                "running": incarnation.keeper.running,
+                "running": incarnation.lanes.running,
                 "handled": incarnation.executor.handled,
                 "failed": incarnation.executor.failed,
                 "acknowledged": incarnation.acker.acknowledged,

@@ -6,9 +6,9 @@ Threads and what they own
 
     elect     elector.py         the leader lease: takes it, extends it, takes a new epoch when the dispatcher is in doubt
     dispatch  dispatcher.py      the only owner of the board (policy/dispatch.py): adopts, reads, plans, hands over, recovers; between its
-                                 turns it waits on the doorbell (doorbell.py), which new entries ring in Redis, and
-                                 other threads here; the doorbell says what has come, and reader.py whether that is all
-                                 or must be looked at (looks.py)
+                                 turns it waits on the stream notifier (doorbell.py), which Redis notifies of new
+                                 entries, and which other threads here set; the stream cursor (reader.py) says whether
+                                 they must be peeked at (looks.py)
     roster    roster.py          looks at registrations and leases
     health    health_checker.py  asks every consumer's health URL
     reap      janitor.py         forgets dead incarnations
@@ -23,9 +23,9 @@ Threads and what they own
     bulk      bulk_letters.py    redrives or drops all dead letters of a filter, as a person asked on the page
     (web)     web/               gunicorn's threads: registrations, reports of what consumers have acknowledged in Redis, look-ups
 
-Nobody but ``dispatch`` touches the board; the others put what they found into its mailbox (mailbox.py). What it does in
-its turns is in files without a thread: adoption.py, reader.py, intake.py (sorts what was read), recoverer.py,
-idle_sweep.py, halts.py, rule_work.py and quiet_tickets.py; leader_steps.py calls the scripts. Every thread has a
+Nobody but ``dispatch`` touches the board; the others post events to it (mailbox.py). What it does in its turns is in
+files without a thread: adoption.py, reader.py, intake.py (validates what was read), recoverer.py, idle_sweep.py,
+halts.py, rule_work.py, position_saver.py and quiet_tickets.py; leader_steps.py calls the scripts. Every thread has a
 connection of its own. Every step that changes anything carries the epoch, so a thread that acts on old knowledge is
 refused by Redis, not by hope.
 
@@ -44,7 +44,7 @@ One epoch
 
     elected -> adopt: living owners' tickets from the index, dead incarnations taken back, all of `master` read in id
     order
-            -> look at new entries, plan, hand over, free what is reported ...
+            -> peek at new entries, plan, hand over, free what is reported ...
             -> a reply that is not sure: new epoch, memory dropped, adopt again
             -> FENCED: somebody else leads; memory dropped, standby
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import HandOverPlan, HandOverReply, ReplyFollowUp, TargetReply
+from usher.master.policy.board.tickets import BoardTicket
 
 NOW = 100.0
 
@@ -59,16 +60,20 @@ def freed(board: Board, incarnation: str, ticket: bytes, entry_ids: Iterable[byt
     return board.acknowledged(incarnation, ticket, list(entry_ids))
 
 
+def held_back(board: Board) -> list[BoardTicket]:
+    """Name the tickets that rules hold back."""
+    return [*board._gate.paused(), *board._gate.slowed_or_condemned()]
+
+
+def may_plan(board: Board) -> bool:
+    """Tell whether a ticket waits for nothing but its turn."""
+    return board._queue.has_runnable
+
+
 def wait_once(board: Board) -> None:
     """A ticket waits in one place at most, and knows whether it does: one that waits in two is planned twice, and put
     aside twice whenever the rules change."""
-    waiting = [
-        *board._ready,
-        *board._homeless,
-        *board._paused,
-        *(ticket for _, _, ticket in board._slowed),
-        *board._condemned.values(),
-    ]
+    waiting = [*board._queue._runnable, *board._queue._unassigned, *held_back(board)]
     waiting += [ticket for consumer in board.consumers.values() for ticket in consumer.waiting]
     names = [ticket.name for ticket in waiting]
     assert len(set(map(id, waiting))) == len(waiting), f"twice: {names}"

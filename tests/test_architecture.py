@@ -143,6 +143,25 @@ def test_a_look_at_the_environment_elsewhere_is_found(text: str) -> None:
     assert not rules.environment_elsewhere(_source(text, "master/__main__.py"))
 
 
+def test_private_names_of_libraries_are_used_in_adapters_only() -> None:
+    _clean([finding for source in _PROGRAM for finding in rules.private_names(source)])
+
+
+@pytest.mark.parametrize(
+    "text", ["connection._sock", "x.y._z = 1", "getattr(a.b, '_sock', None)", "setattr(a, '_b', 1)", "f()._call()"]
+)
+def test_a_private_name_of_something_else_is_found(text: str) -> None:
+    assert len(rules.private_names(_source(text))) == 1
+    assert not rules.private_names(_source(text, "common/redis/private_names.py"))
+
+
+@pytest.mark.parametrize(
+    "text", ["self._x", "cls._x()", "row._replace(a=1)", "a.__class__", "class A:\n    def _x(self): ...\nA()._x()"]
+)
+def test_own_names_and_public_ones_are_none(text: str) -> None:
+    assert not rules.private_names(_source(text))
+
+
 def test_nothing_runs_code_out_of_data() -> None:
     _clean([finding for source in _PROGRAM for finding in rules.dangerous(source)])
 

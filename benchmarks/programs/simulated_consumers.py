@@ -136,7 +136,7 @@ async def _main(redis_url: str, stream: str, group: str, master_url: str, count:
     link = Link(redis_url, "bench:crowd")
     scripts = ScriptRunner(link)
     scripts.run("renew", (keys.lease("nobody:0"), stream), (group, "nobody:0", 1, "-"))
-    place = _Place(redis_url, keys, scripts._prepare("renew")[1])
+    place = _Place(redis_url, keys, scripts.prepared("renew")[1])
     link.close()
     master = _connected(master_url)
     living = []

@@ -2,7 +2,7 @@
 start, end) of every execution.
 
 Each process writes into a mapped file of its own, so a note costs no system call and outlives a killed process. Also
-imported by the workers of the peers, in their own virtual environments: standard library only, and Python 3.10.
+imported by the workers of the peers, in their own virtual environments: standard library only, and Python 3.11.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Moment(click.ParamType):
         if isinstance(value, int):
             return value
         try:
-            return int(datetime.datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp() * 1000)
+            return int(datetime.datetime.fromisoformat(value).timestamp() * 1000)
         except (ValueError, OverflowError):
             self.fail(
                 f"{value!r} is no time: write e.g. 2026-11-21T10:00 (local) or 2026-11-21T10:00+00:00", param, ctx

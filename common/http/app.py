@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NotRequired, TypeVar
 
 import orjson
 from flask import Flask, Request, Response, current_app, request
 from pydantic import BaseModel, ValidationError
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict
 from werkzeug.exceptions import HTTPException
 from werkzeug.routing import BaseConverter
 from werkzeug.routing import ValidationError as NoSuchPath

@@ -48,7 +48,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}\*?")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-class Role(str, enum.Enum):
+class Role(enum.StrEnum):
     """What somebody is, and what a route asks for. ``ANYBODY`` is asked for by routes that need no token."""
 
     ANYBODY = "anybody"

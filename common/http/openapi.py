@@ -25,7 +25,7 @@ from usher.common.http.problem import answer
 
 JSON, PROBLEM = "application/json", "application/problem+json"
 _VERSION = "3.1.0"
-_PARAMETER = re.compile(r"<(?:[^<>:]+:)?([^<>]+)>")
+_PARAMETER = re.compile(r"<(?:([^<>:]+):)?([^<>]+)>")
 _REFERENCES = "#/components/schemas/{model}"
 #: What any route may answer; of those with a body and those that ask for a token also the next ones.
 _ALWAYS = {
@@ -122,7 +122,7 @@ def document(app: Flask, title: str) -> dict[str, Any]:
         if operation is None:
             raise TypeError(f"{method} {rule.rule} does not say what it answers: put @tells(...) at its view")
         told = _operation(operation, schemas, rule, needed_role(app, rule.endpoint, method), problem)
-        paths.setdefault(_PARAMETER.sub(r"{\1}", rule.rule), {})[method.lower()] = told
+        paths.setdefault(_PARAMETER.sub(r"{\2}", rule.rule), {})[method.lower()] = told
     return {
         "openapi": _VERSION,
         "info": {
@@ -197,7 +197,8 @@ def _operation(
 
 
 def _in_path(rule: Rule, name: str) -> dict[str, Any]:
-    pattern = rule._converters[name].regex
+    [converter] = [kind for kind, variable in _PARAMETER.findall(rule.rule) if variable == name]
+    pattern = rule.map.converters[converter or "default"].regex
     return {"type": "string", "minLength": 1} | (
         {} if pattern.startswith("[^") or "\\S" in pattern else {"pattern": f"^{pattern}$"}
     )

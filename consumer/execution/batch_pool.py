@@ -20,7 +20,7 @@ from usher.common.base.clock import now_s
 from usher.common.runtime.service import Service
 from usher.consumer.execution.async_pool import AsyncPool
 from usher.consumer.execution.executor import Executor
-from usher.consumer.execution.lanes import LaneKeeper, MessageLane
+from usher.consumer.execution.lanes import Lanes, MessageLane
 from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.handlers.loader import Handler
 from usher.consumer.handlers.message import Message
@@ -33,10 +33,10 @@ _LONGEST_WAIT_S = 2.0
 class BatchCollector:
     """Takes lanes for the next call. It never waits, and one thread uses it at a time."""
 
-    def __init__(self, keeper: LaneKeeper, batch: BatchOptions) -> None:
-        self._keeper = keeper
+    def __init__(self, lanes: Lanes, batch: BatchOptions) -> None:
+        self._lanes = lanes
         self._batch = batch
-        self._lanes: list[MessageLane] = []
+        self._taken: list[MessageLane] = []
         self._size = 0
         self._since_s = 0.0
         self._alone: MessageLane | None = None  # one at a time: whatever else is ready stays where a drain finds it
@@ -44,39 +44,40 @@ class BatchCollector:
     def take(self, now_s: float) -> list[MessageLane] | None:
         """The lanes of the next call, if it can begin now: it is full, has waited, or is about a single message that
         goes alone."""
-        while self._alone is None and self._size < self._batch.most and (lane := self._keeper.take_now()) is not None:
+        while self._alone is None and self._size < self._batch.most and (lane := self._lanes.take_now()) is not None:
             self._put(lane, now_s)
         # First what has waited: of those that go alone there may be more at any time.
-        if self._lanes and (
-            self._size >= self._batch.most or now_s >= self._since_s + self._batch.wait_s or self._keeper.paused
+        if self._taken and (
+            self._size >= self._batch.most or now_s >= self._since_s + self._batch.wait_s or self._lanes.paused
         ):
-            lanes, self._lanes, self._size = self._lanes, [], 0
+            lanes, self._taken, self._size = self._taken, [], 0
             return lanes
         lane, self._alone = self._alone, None
         return [lane] if lane is not None else None
 
     def due_s(self) -> float | None:
         """When ``take`` may have something though nothing rings."""
-        due_s = self._keeper.next_due_s()
-        if not self._lanes:
+        due_s = self._lanes.next_due_s()
+        if not self._taken:
             return due_s
         full_s = self._since_s + self._batch.wait_s
         return full_s if due_s is None else min(full_s, due_s)
 
     def _put(self, lane: MessageLane, now_s: float) -> None:
         if lane.early:
-            self._keeper.merge_early(lane)
+            with self._lanes.locked():
+                lane.merge_early()
         try:
             head = lane.queue[0]
         except IndexError:  # the ticket was forgotten at this moment
-            self._keeper.release(lane, 0, 0.0)
+            self._lanes.release(lane, 0, 0.0)
             return
         if goes_alone(head):
             self._alone = lane
             return
-        if not self._lanes:
+        if not self._taken:
             self._since_s = now_s
-        self._lanes.append(lane)
+        self._taken.append(lane)
         self._size += min(len(lane.queue), self._batch.per_ticket)
 
 
@@ -93,7 +94,7 @@ class BatchCall:
             if part:
                 self._parts.append((lane, part))
             elif part is not None:
-                executor.keeper.release(lane, 0, 0.0)
+                executor.lanes.release(lane, 0, 0.0)
         self.messages = [message for _, part in self._parts for message in part]
         for message in self.messages:
             message.shares_call = len(self.messages) > 1
@@ -108,7 +109,8 @@ class BatchCall:
             if message is None:
                 break
             if part and goes_alone(message):  # an early one came before what we looked at
-                self._executor.keeper.put_back(lane, [message])
+                with self._executor.lanes.locked() as board:
+                    board.requeue(lane, [message])
                 break
             if not self._executor.admit(lane, message, time.time_ns() // 1000):
                 return None
@@ -138,14 +140,14 @@ class BatchCall:
             held = not executor.succeeded(lane, message, start_us, self._start_us + took_us * (place + 1) // len(part))
         if error is None:
             if not held:
-                executor.keeper.release(lane, done, took_us / 1e6)
+                executor.lanes.release(lane, done, took_us / 1e6)
             return
         for message in part[done:]:
             message.alone = isinstance(error, TriedTogether)
         part[done].start_us = self._start_us + took_us * done // len(
             part
         )  # it was started with them, and is noted behind them
-        executor.put_back(lane, part[done + 1 :])
+        executor.requeue(lane, part[done + 1 :])
         executor.raised(lane, part[done], error)
 
 
@@ -160,11 +162,11 @@ class BatchLine:
     """Where the threads of a sync batch handler get their calls: the lanes are gathered by one of them at a time."""
 
     def __init__(self, executor: Executor, batch: BatchOptions) -> None:
-        self._keeper = executor.keeper
-        self._gatherer = BatchCollector(executor.keeper, batch)
+        self._lanes = executor.lanes
+        self._gatherer = BatchCollector(executor.lanes, batch)
         self._gathering = threading.Lock()
         self._news = threading.Event()
-        executor.keeper.on_ready = self.ring
+        executor.lanes.on_ready = self.ring
 
     def ring(self) -> None:
         """A lane is ready."""
@@ -181,7 +183,7 @@ class BatchLine:
                 now = now_s()
                 lanes = self._gatherer.take(now)
                 due_s = self._gatherer.due_s()
-                if lanes is not None or self._keeper.paused or now >= until_s:
+                if lanes is not None or self._lanes.paused or now >= until_s:
                     return lanes
                 self._news.wait(max(0.0, min(until_s, math.inf if due_s is None else due_s) - now))
         finally:
@@ -214,7 +216,7 @@ class BatchWorker(Service):
                 return 0.02  # the lease may have ended: the heartbeat renews it, or this process leaves
             lanes = self._line.next_lanes()
             if lanes is None:
-                return 0.05 if self._executor.keeper.paused else 0.0
+                return 0.05 if self._executor.lanes.paused else 0.0
             try:
                 self._run(lanes)
             except BaseException as problem:  # not the handler's: ours; the lanes are lost in here
@@ -248,7 +250,7 @@ class AsyncBatchPool(AsyncPool):
     ) -> None:
         super().__init__(executor, handle, slots)
         self._batch = batch
-        self._gatherer = BatchCollector(executor.keeper, batch)
+        self._gatherer = BatchCollector(executor.lanes, batch)
 
     def _next_work(self) -> list[MessageLane] | None:
         return self._gatherer.take(now_s())

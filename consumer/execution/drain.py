@@ -18,8 +18,8 @@ from usher.common.base.errors import OwnershipLost, RedisTrouble, ServerChanged
 from usher.common.base.log import event
 from usher.common.redis.client import CommandRefused
 from usher.consumer.execution.acker import Acker
-from usher.consumer.execution.inbox_reader import BatchReader
-from usher.consumer.execution.lanes import LaneKeeper
+from usher.consumer.execution.inbox_reader import InboxReader
+from usher.consumer.execution.lanes import Lanes
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts
 from usher.consumer.lifecycle.start_log import StartLog
 
@@ -45,8 +45,8 @@ class Drain:
     def __init__(
         self,
         steps: OwnerScripts,
-        keeper: LaneKeeper,
-        reader: BatchReader,
+        lanes: Lanes,
+        reader: InboxReader,
         acker: Acker,
         starts: StartLog,
         lease_ms: int,
@@ -56,7 +56,7 @@ class Drain:
         self._deregister = deregister or steps.deregister
         self._is_marked = self._reader_ended = self._is_read = False
         self._given_back = 0
-        self._keeper = keeper
+        self._lanes = lanes
         self._reader = reader
         self._acker = acker
         self._starts = starts
@@ -66,7 +66,7 @@ class Drain:
         """Drain for up to ``grace_s`` seconds, then tell a master. Never raises: what cannot be done is left to the
         lease."""
         until_s = now_s() + max(grace_s, _LEAST_S)
-        self._keeper.pause()
+        self._lanes.pause()
         self._acker.hurry()
         clean = False
         trouble = ""
@@ -81,7 +81,7 @@ class Drain:
             if clean or now_s() >= until_s:
                 break
             time.sleep(_LOOK_S)
-        drained = Drained(clean, self._given_back, self._keeper.running)
+        drained = Drained(clean, self._given_back, self._lanes.running)
         event(
             log,
             "drained",
@@ -101,7 +101,7 @@ class Drain:
         if not self._is_read:
             self._read_the_rest()
         self._given_back += self._give_back()
-        return self._is_read and not self._keeper.running and self._acker.is_flushed and self._deregister()
+        return self._is_read and not self._lanes.running and self._acker.is_flushed and self._deregister()
 
     def _read_the_rest(self) -> None:
         if not self._reader_ended:
@@ -115,7 +115,8 @@ class Drain:
 
     def _give_back(self) -> int:
         """Give back what neither runs nor has anything waiting to be acknowledged. Returns the number of tickets."""
-        quiet = self._keeper.quiet()
+        with self._lanes.locked() as board:
+            quiet = board.quiet()
         # In this order: a ticket that became quiet by a failure is given back when Redis knows that, or its next owner
         # would count one less.
         if not quiet or not self._acker.is_settled:
@@ -125,5 +126,6 @@ class Drain:
         # for the next look.
         kept = set(self._steps.give_back(quiet))
         given = [ticket for ticket in quiet if ticket not in kept]
-        self._keeper.drop_quiet(given)
+        with self._lanes.locked() as board:
+            board.drop_quiet(given)
         return len(given)

@@ -22,7 +22,7 @@ from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.run_log import FAILED, GAVE_UP, RETRY_LATER
 from usher.common.redis.client import CommandRefused
 from usher.common.runtime.fork_guard import leave
-from usher.consumer.execution.lanes import LaneKeeper, MessageLane
+from usher.consumer.execution.lanes import Lanes, MessageLane
 from usher.consumer.handlers.error_trace import traced
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.policy.acks import FailedAttempt, Finished, Success
@@ -64,7 +64,7 @@ class Executor:
 
     def __init__(
         self,
-        keeper: LaneKeeper,
+        lanes: Lanes,
         accounts: Accounts,
         starts: Starts,
         lease: OwnLease,
@@ -73,7 +73,7 @@ class Executor:
         limit_s: float,
         on_broken: Callable[[str], None],
     ) -> None:
-        self.keeper = keeper
+        self.lanes = lanes
         self._accounts = accounts
         self._starts = starts
         self._note_start: Callable[[Message, int], None] = starts.started
@@ -106,7 +106,8 @@ class Executor:
     def next_message(self, lane: MessageLane) -> Message | None:
         """The message that comes next; None when the lane is empty or nothing may start."""
         if lane.early:
-            self.keeper.merge_early(lane)
+            with self.lanes.locked():
+                lane.merge_early()
         queue = lane.queue
         if not queue or now_s() >= self._lease.start_until_s:
             return None
@@ -154,7 +155,7 @@ class Executor:
             return False
         asked = isolation(message.known, self._policy.max_attempts)
         if asked > lane.isolation:
-            self.keeper.set_apart(lane, message, asked)
+            self.lanes.isolate(lane, message, asked)
             return False
         return asked is not Isolation.ALONE or self._charge_ahead(lane, message)
 
@@ -166,7 +167,7 @@ class Executor:
             is_ours = self._starts.charge(message, ahead)
         except (RedisTrouble, CommandRefused) as trouble:
             event(log, "attempt_not_charged", level=logging.WARNING, **message.facts(), why=str(trouble))
-            self.keeper.retry(lane, message, now_s() + _AGAIN_S)
+            self.lanes.retry(lane, message, now_s() + _AGAIN_S)
             return False
         if (
             not is_ours
@@ -195,7 +196,7 @@ class Executor:
         held = self.strict or not message.plain
         if held:
             message.lane = lane
-            self.keeper.hold(lane, (end_us - start_us) / 1e6)
+            self.lanes.hold(lane, (end_us - start_us) / 1e6)
         message.start_us, message.end_us = start_us, end_us
         self._accounts.finished(message)
         return not held
@@ -224,23 +225,24 @@ class Executor:
         event(log, "handler_failed", level=logging.WARNING, retry_in_s=decision.wait_s, **facts)
         due_s, ran_s = now_s() + decision.wait_s, (run.end_us - run.start_us) / 1e6
         if lane.isolation is Isolation.ALONE:  # it was charged for a crash: nobody else may crash before that is mended
-            self.keeper.hold(lane, ran_s)
-            self._accounts.failed(failure._replace(then=partial(self.keeper.retry_held, lane, message, due_s)))
+            self.lanes.hold(lane, ran_s)
+            self._accounts.failed(failure._replace(then=partial(self.lanes.retry_held, lane, message, due_s)))
         else:
             self._accounts.failed(failure)
-            self.keeper.retry(lane, message, due_s, ran_s)
+            self.lanes.retry(lane, message, due_s, ran_s)
 
-    def put_back(self, lane: MessageLane, messages: Sequence[Message]) -> None:
-        """Messages that were started, in one call with others, and must wait for an earlier one of their ticket. The
-        lane stays the runner's."""
+    def requeue(self, lane: MessageLane, messages: Sequence[Message]) -> None:
+        """Put messages back that were started, in one call with others, and must wait for an earlier one of their
+        ticket. The lane stays the runner's."""
         for message in messages:
             self._note_end(message)
             self.running.pop(id(message), None)
-        self.keeper.put_back(lane, messages)
+        with self.lanes.locked() as board:
+            board.requeue(lane, messages)
 
     def bury(self, lane: MessageLane, message: Message, decision: Bury) -> None:
         """Nothing more of the ticket starts before its dead letter is written: only success is pipelined."""
-        self.keeper.hold(lane)
+        self.lanes.hold(lane)
         self._accounts.give_up(lane, message, decision)
 
     def broken(self, problem: BaseException) -> None:

@@ -10,7 +10,8 @@ another one watches. When handlers are not short, every ready lane wakes a threa
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 
 from usher.common.base.clock import now_s
 from usher.consumer.handlers.message import Message
@@ -18,8 +19,8 @@ from usher.consumer.policy.lanes import Lane, LaneBoard
 from usher.consumer.policy.quarantine import Isolation
 
 MessageLane = Lane[Message]
-#: A lane whose runner is done with it for now; how many messages of it ended, in how many seconds. A plain tuple: there
-#: is one of each lane.
+#: A lane whose runner is done with it for now; how many messages of it ended, in how many seconds. A plain tuple: one
+#: is made of each lane that ran.
 Ended = tuple[MessageLane, int, float]
 
 _SHORT_S = 0.0005
@@ -28,118 +29,84 @@ _WATCH_S = 0.002
 _NEWEST = 0.2
 
 
-class LaneKeeper:
-    """Thread-safe lanes."""
+class _LockedBoard:
+    """Hold the lock in a ``with`` block. Made once and without state of its own: the block costs little more than the
+    lock."""
+
+    __slots__ = ("_board", "_lock")
+
+    def __init__(self, board: LaneBoard[Message], lock: threading.Lock) -> None:
+        self._board = board
+        self._lock = lock
+
+    def __enter__(self) -> LaneBoard[Message]:
+        self._lock.acquire()
+        return self._board
+
+    def __exit__(self, *problem: object) -> None:
+        self._lock.release()
+
+
+class Lanes:
+    """Thread-safe lanes. What makes a lane ready, or a runner wait, is a method here; all else is asked of the board in
+    ``with lanes.locked() as board``, which wakes nobody."""
 
     def __init__(self) -> None:
         self._board: LaneBoard[Message] = LaneBoard()
-        self.lock = threading.Lock()
-        self._changed = threading.Condition(self.lock)
+        self._lock = threading.Lock()
+        self._locked = _LockedBoard(self._board, self._lock)
+        self._changed = threading.Condition(self._lock)
         self._mean_s = 0.0
         self._idle = 0  # threads that wait for a lane
         self._ended = 0
         self._watched = False
         self._paused = False
-        self._closed_fences: dict[bytes, tuple[int, bool]] = {}  # ticket -> fence, and whether Redis has said so
         self.on_ready: Callable[[], None] = lambda: None  # for a runner that cannot wait here (an event loop)
 
-    # ---- reader and acker ----------------------------------------------------------------------------------------------------
+    def locked(self) -> AbstractContextManager[LaneBoard[Message]]:
+        """Give the board, under the lock, for questions and for changes that make no lane ready."""
+        return self._locked
 
-    def unknown(self, ids: Iterable[bytes]) -> list[bytes]:
-        with self.lock:
-            return self._board.unknown(ids)
-
-    def is_ending(self, ticket: bytes, ids: Iterable[bytes]) -> bool:
-        """Whether one of the ids runs, or has ended and is not known to be acknowledged."""
-        with self.lock:
-            return self._board.is_ending(ticket, ids)
-
-    def held_ids(self) -> set[bytes]:
-        with self.lock:
-            return set(self._board.held_ids)
+    # ---- reader and acker --------------------------------------------------------------------------------------------
 
     def add(self, parts: Iterable[tuple[bytes, Sequence[Message]]]) -> None:
-        """Messages by ticket, each in id order."""
+        """Queue messages by ticket, each in id order."""
         with self._changed:
             for ticket, messages in parts:
-                if ticket in self._closed_fences:
-                    limit = self._closed_fences[ticket][0]
-                    messages = [message for message in messages if message.fence > limit]
-                if messages:
-                    self._board.add(ticket, messages)
+                self._board.add(ticket, messages)
             self._wake(len(self._board.ready))
         self.on_ready()
 
-    def done(self, ids: Iterable[bytes]) -> None:
-        """Redis has these as done."""
-        with self.lock:
-            self._board.done(ids)
-
-    def let_go(self, lanes: Iterable[MessageLane]) -> None:
-        """What these held lanes waited for has happened."""
+    def resume(self, lanes: Iterable[MessageLane]) -> None:
+        """Let these held lanes go on: what they waited for has happened."""
         with self._changed:
             for lane in lanes:
-                self._board.let_go(lane)
+                self._board.resume(lane)
             self._wake(len(self._board.ready))
         self.on_ready()
 
     def end_isolation(self, lane: MessageLane) -> None:
-        """What this held lane waits for may never happen; it stays held, and the others go on."""
+        """Let the others go on beside this held lane: what it waits for may never happen."""
         with self._changed:
             self._board.end_isolation(lane)
             self._wake(len(self._board.ready))
         self.on_ready()
 
     def retry_held(self, lane: MessageLane, message: Message, due_s: float) -> None:
-        """What this held lane waited for has happened; ``message`` comes first in it again, and nothing of it starts
-        before ``due_s``."""
+        """Put ``message`` first in this held lane again: what it waited for has happened. Nothing of it starts before
+        ``due_s``."""
         with self._changed:
             self._board.retry_held(lane, message, due_s)
             self._changed.notify()  # somebody must wait for just that long
             self._wake(len(self._board.ready))
         self.on_ready()
 
-    def forget(self, fences: Mapping[bytes, int]) -> None:
-        """Others got these tickets after we had them under that fence. They may have come back since Redis said so:
-        what is of a later fence stays."""
-        with self.lock:
-            for ticket, fence in fences.items():
-                self._board.forget(ticket, fence)
-
-    def close_fence(self, ticket: bytes, fence: int, given_up: bytes) -> None:
-        """Nothing of the ticket that came under ``fence`` is ours any more, but for its lane, which is held: neither
-        what is queued, nor what the inbox still names."""
-        with self.lock:
-            self._board.done([given_up])
-            self._board.forget(ticket, fence)
-            self._closed_fences[ticket] = (fence, False)
-
-    def fence_is_closed(self, ticket: bytes, fence: int) -> None:
-        """Redis hands nothing more of the ticket over under ``fence``."""
-        with self.lock:
-            if self._closed_fences.get(ticket) == (fence, False):
-                self._closed_fences[ticket] = (fence, True)
-
-    def closed_fences(self) -> list[tuple[bytes, int]]:
-        """Those of which the inbox gets nothing more. Once all that it has now has been read, ``forget_closed``
-        them."""
-        if not self._closed_fences:
-            return []
-        with self.lock:
-            return [(ticket, fence) for ticket, (fence, is_sure) in self._closed_fences.items() if is_sure]
-
-    def forget_closed(self, fences: Iterable[tuple[bytes, int]]) -> None:
-        with self.lock:
-            for ticket, fence in fences:
-                if self._closed_fences.get(ticket) == (fence, True):
-                    del self._closed_fences[ticket]
-
-    # ---- runners -------------------------------------------------------------------------------------------------------------
+    # ---- runners -----------------------------------------------------------------------------------------------------
 
     def next_lane(self, timeout_s: float, ended: Ended | None = None) -> MessageLane | None:
-        """A lane to run; None after ``timeout_s`` or a pause. ``ended``: the one that this runner had, which
-        ``release`` need not hear of."""
-        with self.lock:
+        """Return a lane to run; None after ``timeout_s`` or a pause. ``ended``: the one that this runner had, instead
+        of a call of ``release``."""
+        with self._lock:
             if ended is not None:
                 self._end(*ended)
             board = self._board
@@ -148,61 +115,53 @@ class LaneKeeper:
             return self._wait_for_lane(now_s() + timeout_s)
 
     def take_now(self) -> MessageLane | None:
-        """A lane to run if one is ready. For an event loop, which must not wait here."""
-        with self.lock:
+        """Return a lane to run if one is ready. For an event loop, which must not wait here."""
+        with self._lock:
             now = now_s()
             self._board.wake_due(now)
             if not self._board.ready:
-                self._board.let_in(now)
+                self._board.admit_isolated(now)
             return None if self._paused else self._board.take()
 
     def next_due_s(self) -> float | None:
-        """When the next waiting lane is due, or was: it stays where it is, so that nobody counts on a look that was
-        before."""
-        with self.lock:
+        """Return when the next waiting lane is due, or was: it stays there, so that nobody relies on an earlier
+        look."""
+        with self._lock:
             return self._board.next_due_s()
 
     def release(self, lane: MessageLane, messages: int, seconds: float) -> None:
-        """The runner ended ``messages`` of the lane in ``seconds``."""
-        with self.lock:
+        """Take the lane from its runner, which ended ``messages`` of it in ``seconds``."""
+        with self._lock:
             self._end(lane, messages, seconds)
 
     def hold(self, lane: MessageLane, ran_s: float | None = None) -> None:
-        """Nothing more of it starts before ``let_go``. ``ran_s``: how long its last message ran, if it did."""
-        with self.lock:
+        """Take the lane from its runner until ``resume``. ``ran_s``: how long its last message ran, if it did."""
+        with self._lock:
             self._count(ran_s)
             self._board.hold(lane)
 
     def retry(self, lane: MessageLane, message: Message, due_s: float, ran_s: float | None = None) -> None:
-        """``message`` comes first in the lane again, and nothing of it starts before ``due_s``."""
+        """Take the lane from its runner; ``message`` comes first in it again, and nothing of it starts before
+        ``due_s``."""
         with self._changed:
             self._count(ran_s)
             self._board.retry(lane, message, due_s)
             self._changed.notify()  # somebody must wait for just that long
         self.on_ready()
 
-    def put_back(self, lane: MessageLane, messages: Sequence[Message]) -> None:
-        """The runner took these and did not end them: they come first in the lane again. It still runs the lane."""
-        with self.lock:
-            self._board.put_back(lane, messages)
-
-    def set_apart(self, lane: MessageLane, message: Message, isolation: Isolation) -> None:
-        """``message`` was not started: it comes first in the lane again, and runs only where nothing else than
-        ``isolation`` allows does."""
+    def isolate(self, lane: MessageLane, message: Message, isolation: Isolation) -> None:
+        """Take the lane from its runner, which did not start ``message``: that comes first in it again, and runs only
+        where nothing else than ``isolation`` allows does."""
         with self._changed:
             self._ended += 1
-            self._board.set_apart(lane, message, isolation)
+            self._board.isolate(lane, message, isolation)
             self._changed.notify()
         self.on_ready()
 
-    def merge_early(self, lane: MessageLane) -> None:
-        with self.lock:
-            lane.merge_early()
-
-    # ---- drain ---------------------------------------------------------------------------------------------------------------
+    # ---- drain -------------------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """No lane is given out any more."""
+        """Give out no lane any more."""
         with self._changed:
             self._paused = True
             self._changed.notify_all()
@@ -214,38 +173,23 @@ class LaneKeeper:
 
     @property
     def has_ready(self) -> bool:
-        """Whether a lane waits for a runner. A glance."""
+        """Return whether a lane waits for a runner. A glance, without the lock."""
         return bool(self._board.ready)
 
     @property
     def keeps_up(self) -> bool:
-        """Whether what comes is run at once: handlers are short, and no lane waits for a runner. A glance."""
+        """Return whether what comes is run at once: handlers are short, and no lane waits for a runner. A glance."""
         return self._is_short() and not self._board.ready
 
     @property
     def running(self) -> int:
         return self._board.running
 
-    def quiet(self) -> dict[bytes, list[bytes]]:
-        """Tickets that do not run, with their queued ids in order."""
-        with self.lock:
-            return self._board.quiet()
-
-    def drop_quiet(self, tickets: Iterable[bytes]) -> None:
-        with self.lock:
-            self._board.drop_quiet(tickets)
-
-    def look(self, ticket: bytes) -> tuple[list[Message], float | None, bool]:
-        """See LaneBoard.look."""
-        with self.lock:
-            return self._board.look(ticket)
-
     def load(self) -> tuple[int, int]:
-        """(tickets, messages) held."""
-        with self.lock:
-            return len(self._board.lanes), len(self._board.held_ids)
+        """Return how many tickets and messages are held. A glance."""
+        return len(self._board.lanes), len(self._board.held_ids)
 
-    # ---- inside, under the lock ----------------------------------------------------------------------------------------------
+    # ---- inside, under the lock --------------------------------------------------------------------------------------
 
     def _wake(self, ready: int) -> None:
         """Wake those who are needed for so many ready lanes; where handlers are short that is one who runs and one who
@@ -274,7 +218,7 @@ class LaneKeeper:
             if self._paused or now >= until_s:
                 return None
             if not board.ready:
-                board.let_in(now)
+                board.admit_isolated(now)
             if board.ready and self._may_run():
                 return self._take()
             if board.ready and not self._watched:

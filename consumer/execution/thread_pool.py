@@ -33,12 +33,12 @@ class LaneWorker(Service):
         self._handle = handle
 
     def run_once(self) -> float:
-        keeper = self._executor.keeper
+        lanes = self._executor.lanes
         ended: Ended | None = None
         while not self.stopping:
-            lane = keeper.next_lane(_LONGEST_WAIT_S, ended)
+            lane = lanes.next_lane(_LONGEST_WAIT_S, ended)
             if lane is None:
-                return 0.05 if keeper.paused else 0.0
+                return 0.05 if lanes.paused else 0.0
             try:
                 ended = self._run(lane)
             except BaseException as problem:
@@ -49,7 +49,7 @@ class LaneWorker(Service):
             if ended is not None and not ended[1] and not self._executor.may_start():
                 break  # the lease may have ended: the heartbeat renews it, or this process leaves
         if ended is not None:
-            keeper.release(*ended)
+            lanes.release(*ended)
         return 0.02
 
     def _run(self, lane: MessageLane) -> Ended | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from usher.common.base.clock import now_s, wall_ms
-from usher.consumer.execution.lanes import LaneKeeper
+from usher.consumer.execution.lanes import Lanes
 from usher.consumer.lifecycle.journal import Journal
 
 #: Messages that an answer names.
@@ -13,7 +13,7 @@ _MOST = 200
 
 
 def describe_ticket(
-    ticket: bytes, incarnation: str, journal: Journal, keeper: LaneKeeper, max_attempts: int
+    ticket: bytes, incarnation: str, journal: Journal, lanes: Lanes, max_attempts: int
 ) -> dict[str, Any]:
     """``entries``: what runs (``running``), waits for its next attempt (``waiting``), is queued, or is to run apart, in
     that order. A message that has ended and is not acknowledged yet is in none of them. Read in passing: nothing is
@@ -23,7 +23,8 @@ def describe_ticket(
     entries = [
         _entry(left.stream_id, "running", left.before.starts, started_ms=left.start_us // 1000) for left in running
     ]
-    queued, due_s, is_apart = keeper.look(ticket)
+    with lanes.locked() as board:
+        queued, due_s, is_apart = board.look(ticket)
     names = {left.stream_id for left in running}
     first = "apart" if is_apart else "waiting" if due_s is not None else "queued"
     due_ms = now_ms + int(1000 * (due_s - now_s())) if due_s is not None else 0

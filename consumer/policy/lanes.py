@@ -1,20 +1,29 @@
 """Lanes: per ticket, messages in id order, one in flight; different tickets side by side. Pure; the caller holds one
 lock over a board.
 
-What a lane is doing::
+The states of a lane, and the methods that change them::
 
-    ready ---take---> running ---release---> ready       something waits
-                         |                   (forgotten) nothing waits
-                         +--hold until t---> waiting      a retry: the ticket waits, the slot does not
-                         +--hold-----------> held         an acknowledgement or a dead letter must be in Redis first
-                         +--set apart------> apart        its first message must not run beside just anything (quarantine.py)
+    (none) ---add---> ready ---take---> running ---release---> ready or (none), as something is queued or not
+                                           |
+                                           +---retry----> waiting     the ticket waits for its retry, the slot not
+                                           +---hold-----> held        an acknowledgement or a dead letter comes first
+                                           +---isolate--> isolating   its first message must not run beside just
+                                                                      anything (quarantine.py)
+    waiting ----wake_due--------> ready
+    held -------resume----------> ready or (none)
+    held -------retry_held------> waiting
+    isolating --admit_isolated--> ready
 
-A lane that was apart has its isolation from when it may be taken until it is ready again. For one that must be alone,
-``ready`` is another queue meanwhile: empty while anything runs, then with that lane in it, then empty again. So whoever
-looks for a ready lane need not know about any of this, and a board without suspects does nothing for it.
+    requeue: the runner gives messages back that it did not end, and goes on running the lane
+    forget, drop_quiet: the ticket, or what is queued of it, is not ours any more
+
+A lane that was isolating has its isolation from when it may be taken until it is ready again (``end_isolation``: a held
+one gives it up before). For one that must be alone, ``ready`` is another queue meanwhile: empty while anything runs,
+then with that lane in it, then empty again. So whoever looks for a ready lane need not know about any of this, and a
+board without suspects does nothing for it.
 
 The ids a board holds are those that were handed over and are not yet acknowledged; a second hand-over of one is
-ignored.
+ignored. A closed fence is one under which nothing more of a ticket is ours: what comes under it is passed over.
 """
 
 from __future__ import annotations
@@ -28,8 +37,7 @@ from typing import Generic, Protocol, TypeVar
 from usher.common.protocol.stream_id import rank
 from usher.consumer.policy.quarantine import Isolation
 
-#: How long nothing starts for the sake of a lane that wants to be alone; then the others have their turn, for a longer
-#: time.
+#: How long nothing starts for the sake of a lane that wants to be alone; then the others have their turn, for longer.
 _PATIENCE_S, _REST_S = 30.0, 120.0
 #: Where handlers take longer than that, patience grows with each vain wait, up to this.
 _MOST_PATIENCE_S = 960.0
@@ -40,7 +48,7 @@ _TOGETHER, _ALONE = Isolation.TOGETHER, Isolation.ALONE
 
 
 class HasId(Protocol):
-    """A message, as far as lanes care."""
+    """A message, as far as lanes need it."""
 
     @property
     def stream_id(self) -> bytes: ...
@@ -65,7 +73,7 @@ class Lane(Generic[M]):
         self.forgotten = (
             0  # while it runs: what runs under this fence, or a lower one, is not its ticket's owner any more
         )
-        self.busy = False  # ready, running, waiting, held or apart: it is in one place only
+        self.busy = False  # in one of the states above, and in one place only
         self.isolation = _TOGETHER  # what it has now
 
     def merge_early(self) -> None:
@@ -83,7 +91,7 @@ class LaneBoard(Generic[M]):
         self.lanes: dict[bytes, Lane[M]] = {}
         self._queue: deque[Lane[M]] = deque()
         self.ready = self._queue  # but for the time in which a lane is, or wants to be, alone
-        self._apart: deque[tuple[Lane[M], Isolation]] = deque()
+        self._isolating: deque[tuple[Lane[M], Isolation]] = deque()
         self._isolated: Lane[M] | None = None  # the one that is not TOGETHER
         self._silent_since_s: float | None = (
             None  # nothing starts, because a lane wants to be alone and something still runs
@@ -93,15 +101,16 @@ class LaneBoard(Generic[M]):
         self.waiting: list[tuple[float, int, Lane[M]]] = []  # heap by due time
         self._order = 0
         self.running = 0
+        self._closed_fences: dict[bytes, tuple[int, bool]] = {}  # ticket -> fence, and whether Redis has said so
 
     def unknown(self, ids: Iterable[bytes]) -> list[bytes]:
-        """Those of the ids that the board does not hold yet."""
+        """Return those of the ids that the board does not hold yet."""
         held = self.held_ids
         return [entry_id for entry_id in ids if entry_id not in held]
 
     def is_ending(self, ticket: bytes, ids: Iterable[bytes]) -> bool:
-        """Whether one of the ids is held and does not wait in its lane: it runs, or it has ended and Redis has not said
-        yet that it has that."""
+        """Return whether one of the ids is held and not queued: it runs, or it has ended and Redis has not said yet
+        that it has that."""
         held = self.held_ids.intersection(ids)
         lane = self.lanes.get(ticket) if held else None
         return bool(
@@ -109,7 +118,13 @@ class LaneBoard(Generic[M]):
         )
 
     def add(self, ticket: bytes, messages: Sequence[M]) -> None:
-        """Messages of one ticket, in id order. Those below what is queued go before it, but never before what runs."""
+        """Queue messages of one ticket, in id order. Those below what is queued go before it, but never before what
+        runs."""
+        if ticket in self._closed_fences:
+            limit = self._closed_fences[ticket][0]
+            messages = [message for message in messages if message.fence > limit]
+        if not messages:
+            return
         last = messages[-1].stream_id
         lane = self.lanes.get(ticket)
         if lane is None:
@@ -131,7 +146,7 @@ class LaneBoard(Generic[M]):
             self._queue.append(lane)
 
     def take(self) -> Lane[M] | None:
-        """A lane to run, or None."""
+        """Return a lane to run, or None."""
         if not self.ready:
             return None
         self.running += 1
@@ -140,57 +155,60 @@ class LaneBoard(Generic[M]):
         return lane
 
     def release(self, lane: Lane[M]) -> None:
-        """Its runner is done with it for now."""
+        """Take the lane from its runner, which is done with it for now."""
         self.running -= 1
         if lane.queue or lane.early or lane.isolation:
-            self._settle(lane)
+            self._finish(lane)
         else:  # the usual case, at its least
             lane.forgotten, lane.busy = 0, False
             if self.lanes.get(lane.ticket) is lane:
                 del self.lanes[lane.ticket]
 
     def hold(self, lane: Lane[M]) -> None:
-        """Its runner is done with it; nothing of it starts before ``let_go``."""
+        """Take the lane from its runner; nothing of it starts before ``resume``."""
         self.running -= 1
 
-    def let_go(self, lane: Lane[M]) -> None:
-        """What a held lane waited for has happened."""
-        self._settle(lane)
+    def resume(self, lane: Lane[M]) -> None:
+        """Let a held lane go on: what it waited for has happened."""
+        self._finish(lane)
 
     def end_isolation(self, lane: Lane[M]) -> None:
-        """Of a held lane: what it waits for may never happen, and must not keep the others waiting."""
-        self._rejoin(lane)
+        """End the isolation of a lane, if it has one. Of a held one: what it waits for may never happen."""
+        if lane.isolation:
+            lane.isolation, self._isolated = _TOGETHER, None
+            self.ready = self._queue
+            self._admit_isolated()
 
     def retry(self, lane: Lane[M], message: M, due_s: float) -> None:
-        """Its runner is done with it; ``message`` is first in it again, and it is ready at ``due_s``. If the ticket was
-        forgotten while the message ran, the message is dropped."""
+        """Take the lane from its runner; ``message`` is first in it again, and it is ready at ``due_s``. If the ticket
+        was forgotten while the message ran, the message is dropped."""
         self.running -= 1
         self.retry_held(lane, message, due_s)
 
     def retry_held(self, lane: Lane[M], message: M, due_s: float) -> None:
-        """The same for a held lane: what it waited for has happened."""
-        if self._put_back(lane, message):
+        """Do the same with a held lane: what it waited for has happened."""
+        if self._requeue_first(lane, message):
             self._wait(lane, due_s)
 
-    def put_back(self, lane: Lane[M], messages: Sequence[M]) -> None:
-        """Its runner took these and did not end them: they come first in it again, in their order. If the ticket was
+    def requeue(self, lane: Lane[M], messages: Sequence[M]) -> None:
+        """Put messages that the runner took and did not end first in the lane again, in their order. If the ticket was
         forgotten while they ran, they are dropped."""
         self.done([message.stream_id for message in messages if message.fence <= lane.forgotten])
         lane.queue.extendleft(message for message in reversed(messages) if message.fence > lane.forgotten)
 
-    def set_apart(self, lane: Lane[M], message: M, isolation: Isolation) -> None:
-        """Its runner is done with it, without having started ``message``, which is first in it again and runs in
+    def isolate(self, lane: Lane[M], message: M, isolation: Isolation) -> None:
+        """Take the lane from its runner, which has not started ``message``: that is first in it again, and runs in
         ``isolation`` only."""
         self.running -= 1
-        if self._put_back(lane, message):
-            self._rejoin(lane)
-            self._apart.append((lane, isolation))
-            self._let_in()
+        if self._requeue_first(lane, message):
+            self.end_isolation(lane)
+            self._isolating.append((lane, isolation))
+            self._admit_isolated()
 
-    def let_in(self, now_s: float) -> None:
-        """Make the first lane that was set apart ready, if its time has come. To be asked when nothing is ready: only
+    def admit_isolated(self, now_s: float) -> None:
+        """Make the first lane that is isolating ready, if its time has come. To be called when nothing is ready: only
         then it can have."""
-        self._let_in()
+        self._admit_isolated()
         if self.ready is self._queue or self._isolated is not None:
             self._silent_since_s = None
         elif self._silent_since_s is None:
@@ -201,42 +219,44 @@ class LaneBoard(Generic[M]):
             self._silent_since_s = None
             self._patience_s = min(2 * self._patience_s, _MOST_PATIENCE_S)
             self.ready = self._queue
-            for lane, _ in self._apart:
+            for lane, _ in self._isolating:
                 self._wait(lane, now_s + _REST_S)
-            self._apart.clear()
+            self._isolating.clear()
 
-    def _let_in(self) -> None:
-        if not self._apart or self._isolated is not None:
+    def _admit_isolated(self) -> None:
+        if not self._isolating or self._isolated is not None:
             return
-        lane, isolation = self._apart[0]
+        lane, isolation = self._isolating[0]
         if isolation is _ALONE:
             if self.ready is self._queue:
                 self.ready = deque()  # nothing more starts
             if self.running:
                 return
-        self._apart.popleft()
+        self._isolating.popleft()
         self._isolated, lane.isolation = lane, isolation
         self._patience_s = _PATIENCE_S
         self.ready.append(lane)
 
     def wake_due(self, now_s: float) -> float | None:
-        """Make lanes ready whose time has come. Returns when the next one is due, or None."""
+        """Make lanes ready whose time has come. Return when the next one is due, or None."""
         while self.waiting and self.waiting[0][0] <= now_s:
             self._queue.append(heapq.heappop(self.waiting)[2])
         return self.next_due_s()
 
     def next_due_s(self) -> float | None:
-        """When the first of the lanes that wait is due."""
+        """Return when the first of the waiting lanes is due."""
         return self.waiting[0][0] if self.waiting else None
 
     def done(self, ids: Iterable[bytes]) -> None:
-        """Redis has the acknowledgement (or the dead letter): the ids are forgotten."""
+        """Forget ids: Redis has the acknowledgement, or the dead letter."""
         self.held_ids.difference_update(ids)
 
     def forget(self, ticket: bytes, fence: int) -> None:
-        """Another owner got the ticket after ``fence``: nothing of it that came under that, or before, starts here any
-        more. What came under a later one is ours: the ticket has come back. A lane that runs stays in its place until
-        it ends, so that it cannot run twice at once."""
+        """Drop what came of the ticket under ``fence``, or before: another owner got it after that.
+
+        What came under a later fence is ours: the ticket has come back. A lane that runs stays in its place until it
+        ends, so that it cannot run twice at once.
+        """
         lane = self.lanes.get(ticket)
         if lane is None:
             return
@@ -248,10 +268,32 @@ class LaneBoard(Generic[M]):
                         queue.remove(message)
                         self.done([message.stream_id])
 
+    def close_fence(self, ticket: bytes, fence: int, given_up: bytes) -> None:
+        """Drop what came of the ticket under ``fence``, and pass over what the inbox still names under it. Its lane is
+        held."""
+        self.done([given_up])
+        self.forget(ticket, fence)
+        self._closed_fences[ticket] = (fence, False)
+
+    def confirm_closed(self, ticket: bytes, fence: int) -> None:
+        """Redis has said that it hands nothing more of the ticket over under ``fence``."""
+        if self._closed_fences.get(ticket) == (fence, False):
+            self._closed_fences[ticket] = (fence, True)
+
+    def closed_fences(self) -> list[tuple[bytes, int]]:
+        """Return those of which the inbox gets nothing more. Once all that it has now was read, ``forget_closed``
+        them."""
+        return [(ticket, fence) for ticket, (fence, is_sure) in self._closed_fences.items() if is_sure]
+
+    def forget_closed(self, fences: Iterable[tuple[bytes, int]]) -> None:
+        for ticket, fence in fences:
+            if self._closed_fences.get(ticket) == (fence, True):
+                del self._closed_fences[ticket]
+
     def quiet(self) -> dict[bytes, list[bytes]]:
-        """Per ticket that does not run: its queued ids in order. For a drain; retries that wait count as quiet."""
+        """Return, per ticket that does not run, its queued ids in order. For a drain; waiting lanes count as quiet."""
         held = {lane.ticket for lane in (*self._queue, *self.ready)}
-        held |= {lane.ticket for _, _, lane in self.waiting} | {lane.ticket for lane, _ in self._apart}
+        held |= {lane.ticket for _, _, lane in self.waiting} | {lane.ticket for lane, _ in self._isolating}
         found = {}
         for ticket in held:
             lane = self.lanes[ticket]
@@ -261,23 +303,23 @@ class LaneBoard(Generic[M]):
         return found
 
     def look(self, ticket: bytes) -> tuple[list[M], float | None, bool]:
-        """A ticket's queued messages in order, when the first of them is due again (None: it does not wait for that),
-        and whether it is to run apart. For people: it looks through all lanes that wait."""
+        """Return a ticket's queued messages in order, when the first of them is due again (None: it does not wait for
+        that), and whether it is to run isolated. For people: it looks through all lanes that wait."""
         lane = self.lanes.get(ticket)
         if lane is None:
             return [], None, False
         queued = sorted((*lane.queue, *lane.early), key=lambda message: rank(message.stream_id))
         due_s = next((due_s for due_s, _, waiting in self.waiting if waiting is lane), None)
-        return queued, due_s, lane.isolation is not _TOGETHER or any(other is lane for other, _ in self._apart)
+        return queued, due_s, lane.isolation is not _TOGETHER or any(other is lane for other, _ in self._isolating)
 
     def drop_quiet(self, tickets: Iterable[bytes]) -> None:
-        """These tickets were given back."""
+        """Drop tickets that were given back."""
         gone = set(tickets)
         for queue in (self._queue, self.ready):
             kept = [lane for lane in queue if lane.ticket not in gone]
             queue.clear()
             queue.extend(kept)
-        self._apart = deque(item for item in self._apart if item[0].ticket not in gone)
+        self._isolating = deque(item for item in self._isolating if item[0].ticket not in gone)
         if self._isolated is None:
             self.ready = self._queue  # who wanted to be alone may be gone
         self.waiting = [item for item in self.waiting if item[2].ticket not in gone]
@@ -285,20 +327,20 @@ class LaneBoard(Generic[M]):
         for ticket in gone:
             lane = self.lanes.pop(ticket)
             self._empty(lane)
-            self._rejoin(lane)
-        self._let_in()
+            self.end_isolation(lane)
+        self._admit_isolated()
 
     def _empty(self, lane: Lane[M]) -> None:
         self.done([message.stream_id for message in (*lane.queue, *lane.early)])
         lane.queue.clear()
         lane.early.clear()
 
-    def _put_back(self, lane: Lane[M], message: M) -> bool:
-        """``message`` is first in the lane again. False: the ticket is another's, so it is dropped, and the lane is
-        settled."""
+    def _requeue_first(self, lane: Lane[M], message: M) -> bool:
+        """Put ``message`` first in the lane again. False: the ticket is another's, so it is dropped, and the lane ends
+        its run."""
         if message.fence <= lane.forgotten:
             self.done([message.stream_id])
-            self._settle(lane)
+            self._finish(lane)
             return False
         lane.queue.appendleft(message)
         return True
@@ -306,19 +348,13 @@ class LaneBoard(Generic[M]):
     def _wait(self, lane: Lane[M], due_s: float) -> None:
         self._order += 1
         heapq.heappush(self.waiting, (due_s, self._order, lane))
-        self._rejoin(lane)
+        self.end_isolation(lane)
 
-    def _rejoin(self, lane: Lane[M]) -> None:
-        """The end of its isolation."""
-        if lane.isolation:
-            lane.isolation, self._isolated = _TOGETHER, None
-            self.ready = self._queue
-            self._let_in()
-
-    def _settle(self, lane: Lane[M]) -> None:
+    def _finish(self, lane: Lane[M]) -> None:
+        """Make the lane ready again, or forget it when nothing is queued."""
         lane.forgotten = 0
         if lane.isolation:
-            self._rejoin(lane)
+            self.end_isolation(lane)
         if lane.queue or lane.early:
             self._queue.append(lane)
         else:

@@ -1,14 +1,15 @@
-"""What a figure was measured on, and what processes cost, from /proc."""
+"""What a figure was measured on, and what processes cost."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-_TICKS = os.sysconf("SC_CLK_TCK")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+import psutil
 
 
 def facts(redis_version: str) -> dict[str, Any]:
@@ -34,54 +35,32 @@ def facts(redis_version: str) -> dict[str, Any]:
     }
 
 
-def family(pid: int) -> list[int]:
-    """A process and all its descendants."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except (OSError, IndexError):
-                continue
-            children.setdefault(parent, []).append(int(entry.name))
-    found, look = [], [pid]
-    while look:
-        current = look.pop()
-        found.append(current)
-        look += children.get(current, [])
-    return found
+def family(pid: int) -> list[psutil.Process]:
+    """A process and all its descendants, of which any may end meanwhile; none where it has ended."""
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def cpu_seconds(pid: int) -> float:
     """CPU time of a process and its living descendants so far."""
-    total = 0
-    for member in family(pid):
-        try:
-            fields = (Path("/proc") / str(member) / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        total += int(fields[11]) + int(fields[12])
-    return total / _TICKS
+    return sum(_of_each(pid, lambda member: sum(member.cpu_times()[:2])))
 
 
 def pss_mib(pid: int) -> float:
     """Memory of the whole family, each shared page divided by the number of processes that share it."""
-    total_kib = 0
-    for member in family(pid):
-        try:
-            lines = (Path("/proc") / str(member) / "smaps_rollup").read_text().splitlines()
-        except OSError:
-            continue
-        total_kib += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return total_kib / 1024
+    return sum(_of_each(pid, lambda member: member.memory_full_info().pss)) / 2**20
 
 
 def rss_mib(pid: int) -> float:
     """Resident memory of the largest process of the family."""
-    sizes = [0.0]
+    return max(_of_each(pid, lambda member: member.memory_info().rss), default=0) / 2**20
+
+
+def _of_each(pid: int, read: Callable[[psutil.Process], float]) -> Iterator[float]:
+    """Yield what is read of each process of the family that lives still."""
     for member in family(pid):
-        try:
-            sizes.append(int((Path("/proc") / str(member) / "statm").read_text().split()[1]) * _PAGE / 2**20)
-        except OSError:
-            continue
-    return max(sizes)
+        with contextlib.suppress(psutil.Error):
+            yield read(member)

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import click
+import psutil
 from supervisor.supervisord import main as supervisord_main
 
 from usher.common.base.errors import StartRefused, UsherError
@@ -316,11 +317,10 @@ def leftover(state_folder: Path) -> int | None:
     """The supervisord of a run in this folder whose `usher up` was killed, as long as it drains and ends its programs;
     None: there is none. For who holds the folder: no other run has it then."""
     try:
-        pid = int((state_folder / "supervisord.pid").read_text("ascii"))
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except (OSError, ValueError):
+        process = psutil.Process(int((state_folder / "supervisord.pid").read_text("ascii")))
+        return process.pid if "supervisord" in process.cmdline() else None  # a zombie has no words
+    except (OSError, ValueError, psutil.Error):
         return None
-    return pid if b"supervisord" in words and not _is_zombie(pid) else None
 
 
 @click.command()
@@ -358,27 +358,12 @@ def _members(session: int) -> list[int]:
     """Process ids of a session. Its leader's id is not used again while any member lives, so these are ours for
     certain."""
     members = []
-    for pid in _all_pids():
-        with contextlib.suppress(OSError):
-            if os.getsid(pid) == session and not _is_zombie(pid):
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.Error):
+            # A zombie has ended; only its parent has not looked yet.
+            if os.getsid(pid) == session and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
                 members.append(pid)
     return members
-
-
-def _all_pids() -> list[int]:
-    try:
-        return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-    except OSError:
-        told = subprocess.run(["ps", "-A", "-o", "pid="], capture_output=True, text=True, check=False).stdout
-        return [int(word) for word in told.split()]
-
-
-def _is_zombie(pid: int) -> bool:
-    """A zombie has ended; only its parent has not looked yet."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
-    except OSError:
-        return False
 
 
 def _signal(pid: int, number: int) -> None:

@@ -1,5 +1,5 @@
-"""What leads, put together: from the doorbell to the hand-over, and what keeps watch over consumers. On a standby it
-waits for the lead."""
+"""Composition of what leads: from the stream notifier to the hand-over, and what keeps watch over consumers. On a
+standby it waits for the lead."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from usher.common.runtime.service import Service
 from usher.master.assembly.context import MasterContext
 from usher.master.dispatch.change_watch import ChangeWatch
 from usher.master.dispatch.dispatcher import Dispatcher
-from usher.master.dispatch.stream_notifier import Doorbell
+from usher.master.dispatch.stream_notifier import StreamNotifier
 from usher.master.leader.elector import Elector, Lead
 from usher.master.leader.leader_scripts import Rejected
 from usher.master.leader.limits import limits_of
@@ -36,9 +36,9 @@ class LeaderServices:
         settings, keys, link = place.settings, place.keys, place.link
         self._place = place
         self.lead = Lead()
-        doorbell = Doorbell(link("doorbell", 0.5), keys.stream)
+        notifier = StreamNotifier(link("doorbell", 0.5), keys.stream)
         dispatch_link = link("dispatch", max(1.0, settings.leader_lease_seconds / 2))
-        self.dispatcher = Dispatcher(dispatch_link, keys, self.lead, limits_of(settings), doorbell)
+        self.dispatcher = Dispatcher(dispatch_link, keys, self.lead, limits_of(settings), notifier)
         self.roster = ConsumerRegistry(
             link("roster"), keys, self.lead, settings.roster_seconds, self.dispatcher.post, place.lease_ms
         )

@@ -8,7 +8,7 @@ only.
 
     findings    what is looked for, and the words for it (pure)          oracle in tests/audit: the same once more, plainly
     bulk, reading, ranges    much from Redis, fast, in parts of equal work
-    replies, pages           pending lists and entries as Arrow columns, straight from the bytes of the replies
+    pages                    pending lists and entries as Arrow columns
     columns, source          Arrow batches; the Spark data sources redis_pending, redis_stream, redis_runs ...
     pending_proof, run_proof the checks, in Spark
     letters                  what became of entries whose dead letter is no more

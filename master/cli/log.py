@@ -93,9 +93,7 @@ def place(text: str, now_ms: int) -> str:
     if re.fullmatch(r"\d+(\.\d+)?[smhd]", text):
         return str(max(0, now_ms - int(duration_s(text) * 1000)))
     try:
-        return str(
-            max(0, int(datetime.datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() * 1000))
-        )  # no id is older than 1970
+        return str(max(0, int(datetime.datetime.fromisoformat(text).timestamp() * 1000)))  # no id is older than 1970
     except ValueError:
         raise click.BadParameter(
             f"{text!r} is neither a stream id, nor a time like 2026-11-21T10:00, nor an age like 15m"

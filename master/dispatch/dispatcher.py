@@ -1,12 +1,12 @@
-"""Dispatcher: the one thread that owns the board. It looks at new entries, plans, hands over, frees what is reported,
+"""Dispatcher: the one thread that owns the board. It peeks at new entries, plans, hands over, frees what is reported,
 recovers.
 
 New entries are taken from the stream by the hand-over of the plan that they are in; until then they are only seen, and
 nothing has happened.
 
-Others never touch the board; they post to the mailbox. A reply that is not sure (a broken connection, an entry that was
-not where memory had it) ends the epoch: the elector takes a new one, which refuses any late command, and everything is
-read again.
+Others never touch the board; they post events. A reply that is not sure (a broken connection, an entry that was not
+where memory had it) ends the epoch: the elector takes a new one, which refuses any late command, and everything is read
+again.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import Fenced, NotNow, ReplyUnknown
@@ -25,23 +26,22 @@ from usher.common.redis.client import SAME_MEMORY, Link
 from usher.common.redis.replies import TicketStream, parse_record
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
-from usher.master.dispatch.events import ChangedElsewhere, Posted, Report
-from usher.master.dispatch.halted_tickets import Halts
+from usher.master.dispatch.events import ChangedElsewhere, DispatcherEvent, Report
+from usher.master.dispatch.halted_tickets import HaltedTickets
+from usher.master.dispatch.position_saver import PositionSaver
 from usher.master.dispatch.rules import RuleWork
-from usher.master.dispatch.stream_cursor import IDLE_READ_S, Reader
-from usher.master.dispatch.stream_notifier import Doorbell
+from usher.master.dispatch.stream_cursor import IDLE_READ_S, Entry, StreamCursor
+from usher.master.dispatch.stream_notifier import StreamNotifier
 from usher.master.leader.counters import LeaderCounters
 from usher.master.leader.elector import Lead
-from usher.master.leader.leader_scripts import GroupMoved, LeaderScripts, Rejected, RulesMoved, StaleNotification
+from usher.master.leader.leader_scripts import GroupMoved, LeaderScripts, NotificationMismatch, Rejected, RulesMoved
 from usher.master.leader.limits import LeaderLimits
-from usher.master.leader.peeked import NO_NEWS, News
-from usher.master.leader.validation import sort_out
+from usher.master.leader.peeked import NO_NEW_ENTRIES, NewEntries
+from usher.master.leader.validation import partition_entries
 from usher.master.membership.registry import RegisteredConsumer
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import NOTHING, HandOverPlan, HandOverReply
-from usher.master.policy.explain.facts import BoardFacts
-from usher.master.policy.explain.stuck import Parked
-from usher.master.policy.group_loss import Memory
+from usher.master.policy.board.views import BoardFacts, Parked
 from usher.master.recovery.idle_sweep import IdleSweep
 from usher.master.recovery.reconciler import PAGE, Reconciler
 from usher.master.recovery.recoverer import Recoverer
@@ -51,84 +51,99 @@ log = logging.getLogger(__name__)
 
 #: hand_over calls per turn, so that reports are freed in between.
 _PLANS_PER_TURN = 4
-#: How often the group's position is noted outside of the group: at most so much comes again when the group is lost.
-_SAVE_POSITION_S = 1.0
+
+
+class SortedEntries(NamedTuple):
+    """New entries by what is to become of them once the group has been given them.
+
+    ``new``: on the board, and in this plan or a later one. ``known``: (ticket, id) of entries that were given before
+    and may be in processing: they rejoin their owners. ``in_processing``: of these, the ones that somebody set the
+    group back over. ``late``: entries that it was set back over too, and nobody has. ``rejected``: dead letters.
+    ``may_plan``: False when some were given before: nothing is handed over before it is clear who has those, for they
+    may belong before others of their ticket.
+    """
+
+    new: Sequence[Entry]
+    known: list[tuple[bytes, bytes]]
+    in_processing: list[tuple[bytes, bytes]]
+    late: list[Entry]
+    rejected: list[Rejected]
+    may_plan: bool
 
 
 class Dispatcher(Service):
-    """Owner of the board. All of its fields below the mailbox belong to its thread."""
+    """Own the board. All fields below ``_events`` belong to this thread."""
 
     name = "dispatch"
 
     def __init__(
-        self, link: Link, keys: Keys, lead: Lead, limits: LeaderLimits, doorbell: Doorbell | None = None
+        self, link: Link, keys: Keys, lead: Lead, limits: LeaderLimits, notifier: StreamNotifier | None = None
     ) -> None:
-        """Without a ``doorbell`` the stream is read at every turn."""
-        super().__init__(doorbell)
+        """Without a ``notifier`` the stream is read at every turn."""
+        super().__init__(notifier)
         self._link = link
         self._scripts = ScriptRunner(link)
         self._stream = TicketStream(link, keys)
         self._keys = keys
         self._lead = lead
         self._limits = limits
-        self._doorbell = doorbell
+        self._notifier = notifier
         self.on_rejected: Callable[[Sequence[Rejected]], None] = lambda rejected: None
-        self._mailbox: deque[Posted] = deque()
+        self._events: deque[DispatcherEvent] = deque()
         self._members: dict[str, RegisteredConsumer] = {}
         self._steps: LeaderScripts | None = None
         self._connection = 0  # of the link, in this epoch
         self.board = Board(limits.ticket_window)
         self.counts = LeaderCounters()
         self._recoverer = Recoverer(self.counts)
-        self._halts = Halts()
+        self._halted_tickets = HaltedTickets()
         self._rule_work = RuleWork(link, keys)
         self._idle_sweep = IdleSweep(limits.min_idle_ms, limits.sweep_s)
-        self._reader = Reader(limits, doorbell)
-        self._unsure: set[bytes] = set()
+        self._cursor = StreamCursor(limits, notifier)
+        self._unsure: set[bytes] = set()  # tickets whose records are to be read again
         self._rules_due = False  # they may have changed, and were not read since
-        self._rejected: list[Rejected] = []
+        self._rejected: list[Rejected] = []  # dead letters to be written
         self._quiet = Reconciler(limits.reconcile_s)
-        self._memory = Memory()  # of the group, for the day it is lost
-        self._position_open = False  # the last saved position had something pending
-        self._position_s = 0.0
+        self._position_saver = PositionSaver(self._stream)
         self._unwell: str | None = None  # why the last turn as leader failed; None after one that did not
 
-    # ---- from other threads --------------------------------------------------------------------------------------------------
+    # ---- from other threads ------------------------------------------------------------------------------------------
 
-    def post(self, posted: Posted) -> int:
-        """Give the dispatcher something to look at in its next turn. Returns how much it has not looked at."""
-        self._mailbox.append(posted)
+    def post(self, posted: DispatcherEvent) -> int:
+        """Give the dispatcher an event for its next turn. Return how many it has not taken yet."""
+        self._events.append(posted)
         self.wake()
-        return len(self._mailbox)
+        return len(self._events)
 
     @property
     def leads(self) -> bool:
-        """Whether this master leads and has adopted."""
+        """Return whether this master leads and has adopted."""
         steps = self._steps
         return steps is not None and self._lead.epoch == steps.epoch
 
     @property
     def trouble(self) -> str | None:
-        """Also between two epochs: a leader that cannot adopt is not well just because it waits to be elected again."""
-        bell = self._doorbell.trouble if self._doorbell is not None else None
-        return super().trouble or (self._unwell or bell if self._lead.is_ours else None)
+        """Tell trouble also between two epochs: a leader that cannot adopt is not well just because it waits to be
+        elected again."""
+        of_notifier = self._notifier.trouble if self._notifier is not None else None
+        return super().trouble or (self._unwell or of_notifier if self._lead.is_ours else None)
 
     def glance(self, ticket: bytes) -> BoardFacts | None:
-        """What memory has of a ticket, while this master leads; None: nothing. A glance from outside: it may be a
-        moment old."""
+        """Return what memory has of a ticket, while this master leads; None: nothing. It may be a moment old."""
         return self.board.glance(ticket, now_s(), wall_ms()) if self.leads else None
 
     def parked_of(self, ticket: bytes) -> Parked | None:
-        """How much of it memory has parked, while this master leads; None: nothing is known. A glance too."""
+        """Return how much of it memory has parked, while this master leads; None: nothing is known. It may be a moment
+        old."""
         return self.board.parked_of(ticket) if self.leads else None
 
-    # ---- the turn ------------------------------------------------------------------------------------------------------------
+    # ---- epochs ------------------------------------------------------------------------------------------------------
 
     def run_once(self) -> float:
         epoch = self._lead.epoch
         if epoch is None:
             self._drop_memory()
-            self._remember_position()
+            self._position_saver.follow()
             return 1.0
         try:
             if self._steps is None or self._steps.epoch != epoch:
@@ -139,7 +154,7 @@ class Dispatcher(Service):
             self._unwell = None
             return wait_s
         except Fenced:
-            event(log, "fenced", level=logging.WARNING, epoch=epoch, last_read=self._reader.last_read)
+            event(log, "fenced", level=logging.WARNING, epoch=epoch, last_read=self._cursor.last_read)
             self._drop_memory()
             self._lead.lost(epoch)
         except NotNow as refused:
@@ -162,8 +177,8 @@ class Dispatcher(Service):
 
     def _drop_memory(self) -> None:
         self._steps = None
-        while self._mailbox:
-            posted = self._mailbox.popleft()
+        while self._events:
+            posted = self._events.popleft()
             if isinstance(posted, Report):
                 posted.answered.set()  # without answers: the HTTP thread says that we do not lead
         self._unsure.clear()
@@ -173,60 +188,78 @@ class Dispatcher(Service):
         if self.board.tickets or self.board.consumers:
             self.board = Board(self._limits.ticket_window)
 
-    def _remember_position(self) -> None:
-        """A standby knows what the leader saved last, should that be lost together with all the rest of Redis' data."""
-        saved = self._stream.saved_position()
-        if saved is not None and saved != self._memory.noted:
-            self._memory = Memory(saved)
-
     def _begin(self, epoch: int) -> None:
         self._drop_memory()
-        limits, started = self._limits, now_s()
+        limits, started, memory = self._limits, now_s(), self._position_saver.memory
         steps = LeaderScripts(
             self._scripts, self._keys, epoch, limits.ticket_field, limits.longest_message, limits.spread, self.counts
         )
         steps.check()
         self._connection = self._link.connections
         adopted = take_over(
-            self._link, self._keys, self._stream, steps, limits.ticket_window, self._memory, self.made_progress
+            self._link, self._keys, self._stream, steps, limits.ticket_window, memory, self.made_progress
         )
         self.board, self._members = adopted.board, adopted.members
-        self._reader.begin(adopted.last_delivered, adopted.repeats_until, adopted.highest_pending)
-        self._memory = self._memory.found(adopted.last_delivered)
+        self._cursor.begin(adopted.last_delivered, adopted.repeats_until, adopted.highest_pending)
+        self._position_saver.begin(adopted.last_delivered)
         self._steps = steps
         self.counts.adoptions += 1
         self._follow_rules()
         self._quiet.begin(now_s())
         event(log, "adopted", epoch=epoch, **adopted.facts(), seconds=now_s() - started)
 
+    # ---- the turn ----------------------------------------------------------------------------------------------------
+
     def _turn(self) -> float:
+        """Take every step once; return for how long there is nothing to do.
+
+        The order of the steps keeps each ticket in order. What finds *older* entries stands before what hands over, so
+        that no plan gives out a newer message of a ticket while an older one is under ``master`` unseen; new entries,
+        the newest of all, come last. Only speed hangs on when the records of unsure tickets are read: a plan that
+        believes a record wrongly the script refuses. Tickets that become unsure after step 4 have their turn in the
+        next turn, which then follows at once.
+        """
         assert self._steps is not None
-        self._read_mailbox()
+        # 1. What others did: reports free slots, rosters tell who died, rules are read before anything is planned.
+        self._take_events()
+        # 2. Older entries: what dead incarnations hold. Some of their tickets may have moved on: these are unsure.
         self._recoverer.turn(self.board, self._steps, self._rejected)
         self._unsure.update(self._recoverer.take_unsure())
+        # 3. Older entries: what is pending and nobody looked for.
         sweeping = self._idle_sweep.turn(self.board, self._steps, list(self._members), now_s(), self._rejected)
+        # 4. Records of unsure tickets: after 1 and 2, which tell of most of them, and before they are planned.
         self._read_records()
-        reopening = self._halts.turn(self.board, self._steps, self._unsure)
+        # 5. Older entries: what memory did not keep of tickets that go on.
+        reopening = self._halted_tickets.turn(self.board, self._steps, self._unsure)
+        # 6. What is on the board gets the free slots before what is new.
         handed = self._hand_over()
+        # 7. Make room by dead letters that a rule asks for, and by leaving to Redis what may leave memory: after 6,
+        #    since what was handed over needs no room, and before 8, which peeks at nothing while too much is parked.
         ruling = self._rule_work.turn(self.board, self._steps, self._unsure, self.on_rejected, self._follow_rules)
-        if self.board.parked >= self._limits.parked:
-            self.board.unload()
-        more = self._read_new()
+        self._unload()
+        # 8. New entries. What is older is on the board by now, or the board knows that it is yet to be read.
+        more = self._take_new_entries()
+        # 9. Dead letters of what 2, 3 and 8 could not use: after 8, since only what was taken can be rejected.
         self._reject()
-        self._save_position()
+        # 10. How far the group is now, with what 8 took.
+        self._position_saver.turn(self.board, self._steps, self._cursor.last_read)
         found_more = more or handed or ruling or sweeping or reopening
-        if found_more or self._recoverer.is_busy or self._mailbox or self._unsure or self._rules_due:
+        if found_more or self._recoverer.is_busy or self._events or self._unsure or self._rules_due:
             return 0.0
-        self._reader.arm(self.board)
-        due_s = self.board.next_due_s()
-        slowed_s = IDLE_READ_S if due_s is None else max(0.0, due_s - now_s())
-        return min(IDLE_READ_S / 2, self._quiet.wait_s(now_s()), self._idle_sweep.wait_s(now_s()), slowed_s)
+        # 11. Ask for a notification, if 8 did not: only when nothing is left to do, so under load nobody waits for one.
+        self._cursor.arm(self.board)
+        return self._idle_s()
 
-    # ---- its parts -----------------------------------------------------------------------------------------------------------
+    def _idle_s(self) -> float:
+        now, due_s = now_s(), self.board.next_due_s()
+        slowed_s = IDLE_READ_S if due_s is None else max(0.0, due_s - now)
+        return min(IDLE_READ_S / 2, self._quiet.wait_s(now), self._idle_sweep.wait_s(now), slowed_s)
 
-    def _read_mailbox(self) -> None:
-        for _ in range(len(self._mailbox)):
-            posted = self._mailbox.popleft()
+    # ---- 1: events ---------------------------------------------------------------------------------------------------
+
+    def _take_events(self) -> None:
+        for _ in range(len(self._events)):
+            posted = self._events.popleft()
             if isinstance(posted, Report):
                 posted.answer(self.board)
             elif isinstance(posted, ChangedElsewhere):
@@ -238,7 +271,7 @@ class Dispatcher(Service):
             self._follow_rules()
 
     def _follow_roster(self, members: dict[str, RegisteredConsumer]) -> None:
-        """A new roster: consumers that came, changed, or are gone."""
+        """Follow a new roster: consumers that came, changed, or are gone."""
         before, self._members = self._members, members
         for incarnation, member in members.items():
             known, registration = self.board.consumers.get(incarnation), member.registration
@@ -256,7 +289,7 @@ class Dispatcher(Service):
         self._members = members | kept
 
     def _follow_rules(self) -> None:
-        """The rules may have changed: read them. Consumers that an operator has drained are a part of them."""
+        """Read the rules, which may have changed. Consumers that an operator has drained are a part of them."""
         assert self._steps is not None
         self._rules_due = True  # until it has worked: word of them comes once
         self._rule_work.read(self.board, self._steps)
@@ -264,46 +297,30 @@ class Dispatcher(Service):
         self._rules_due = False
 
     def _lose(self, incarnation: str) -> bool:
-        """Somebody saw that its lease has ended. False: it has not ended; the roster was read before the consumer came,
-        and so it shows no lease."""
+        """Begin to recover a consumer whose lease was seen to have ended.
+
+        False: it has not ended; the roster was read before the consumer came, and so it shows no lease.
+        """
         if not self._recoverer.has(incarnation) and incarnation in self.board.consumers:
-            lease, registered = self._link.pipeline(
-                [("GET", self._keys.lease(incarnation)), ("HGET", self._keys.consumers, name_of(incarnation))]
-            )
+            questions = [("GET", self._keys.lease(incarnation)), ("HGET", self._keys.consumers, name_of(incarnation))]
+            lease, registered = self._link.pipeline(questions)
             if isinstance(lease, bytes):
                 return False
             if isinstance(lease, NotNow) and lease.kind not in SAME_MEMORY:
                 raise lease
             left = registered is None  # after a clean drain; this is only to tell it
-            self.board.lose(incarnation)
-            event(
-                log,
-                "consumer_left" if left else "consumer_lost",
-                consumer=incarnation,
-                tickets=len(self.board.consumers[incarnation].tickets),
-            )
+            self.board.mark_lost(incarnation)
+            tickets = len(self.board.consumers[incarnation].tickets)
+            event(log, "consumer_left" if left else "consumer_lost", consumer=incarnation, tickets=tickets)
             self.counts.lost += not left
             self._recoverer.add(incarnation, quietly=left)
         return True
 
-    def _reject(self) -> None:
-        """Write the dead letters that are due. They are remembered until Redis has them."""
-        assert self._steps is not None
-        if self._rejected:
-            event(
-                log,
-                "messages_rejected",
-                level=logging.WARNING,
-                count=len(self._rejected),
-                reason=self._rejected[0].reason,
-            )
-            self._steps.reject(self._rejected)
-            self.on_rejected(self._rejected)
-            self._rejected.clear()
+    # ---- 4: records --------------------------------------------------------------------------------------------------
 
     def _read_records(self) -> None:
-        """Read again the records of tickets that were refused, and from time to time of those that nobody reported on;
-        then also whether the rules are those that we know."""
+        """Read again the records of unsure tickets; when there are none, from time to time those of tickets that nobody
+        reported on, and then also whether the rules are those that we know."""
         assert self._steps is not None
         now = now_s()
         names = list(self._unsure)[:PAGE]
@@ -327,8 +344,10 @@ class Dispatcher(Service):
             if to_recover is not None:
                 self._recoverer.add(to_recover)
 
+    # ---- 6: hand-over ------------------------------------------------------------------------------------------------
+
     def _hand_over(self) -> int:
-        """Plan and hand over until nothing is left or the turn is long enough. Returns the number of entries."""
+        """Plan and hand over until nothing is left or the turn is long enough. Return the number of entries."""
         handed = 0
         for _ in range(_PLANS_PER_TURN):
             plan = self.board.plan(self._limits.batch, now_s())
@@ -341,32 +360,34 @@ class Dispatcher(Service):
                 continue
             handed += plan.size
             self._learn(plan, reply)
-            if self._mailbox:
+            if self._events:
                 break
         return handed
 
-    def _carry_out(self, plan: HandOverPlan, news: News = NO_NEWS) -> HandOverReply:
-        """Have a plan done. What was refused as a whole is as if it had not been planned, and raised."""
+    def _carry_out(self, plan: HandOverPlan, new: NewEntries = NO_NEW_ENTRIES) -> HandOverReply:
+        """Have a plan done. When it is refused as a whole, nothing was done: the board forgets it, and the refusal is
+        raised."""
         assert self._steps is not None
         try:
             return self._steps.hand_over(
-                plan, news, partial(self._reader.arm_ahead, self.board, news) if news.found else None
+                plan, new, partial(self._cursor.arm_early, self.board, new) if new.found else None
             )
         except (NotNow, RulesMoved, GroupMoved):
             self.board.withdraw(plan)
             raise
 
     def _learn(self, plan: HandOverPlan, reply: HandOverReply) -> None:
-        """What became of a plan."""
+        """Bring memory in line with what became of a plan."""
         verdict = self.board.confirm(plan, reply)
         over = [entry_id for answer in reply.targets for entry_id in answer.gone]
         if over:
+            ids = b" ".join(over[:50])
             event(
                 log,
                 "entries_over",
                 level=logging.WARNING,
                 count=len(over),
-                ids=b" ".join(over[:50]),
+                ids=ids,
                 why="gone, or not pending: see Lost group",
             )
         self._unsure.update(verdict.unsure)
@@ -375,59 +396,76 @@ class Dispatcher(Service):
         for incarnation in verdict.lost:
             self._lose(incarnation)
 
-    def _save_position(self) -> None:
-        """Note how far the group is, once a second while it moves."""
-        assert self._steps is not None
-        now = now_s()
-        is_open = bool(self.board.in_flight or self.board.parked)
-        noted = self._memory.noted
-        moved = noted is None or noted.delivered != self._reader.last_read or is_open or self._position_open
-        if moved and now - self._position_s >= _SAVE_POSITION_S:
-            self._memory = Memory(self._steps.save_position())
-            self._position_open, self._position_s = is_open, now
+    # ---- 7 and 8: new entries ----------------------------------------------------------------------------------------
 
-    def _read_new(self) -> bool:
-        """Look at new entries, plan, and take them from the stream by the hand-over of that plan. Returns whether more
-        is to be done at once."""
+    def _unload(self) -> None:
+        if self.board.parked >= self._limits.parked:
+            self.board.unload()
+
+    def _take_new_entries(self) -> bool:
+        """Peek at new entries, and take them from the stream by a hand-over. Return whether more is to be done at
+        once."""
         assert self._steps is not None
-        news = self._reader.look(self.board, self._steps, now_s())
-        if news is None:
+        new = self._cursor.peek(self.board, self._steps, now_s())
+        if new is None:
             return False
-        if news.found:
-            usable, rejected = sort_out(news.found, self._steps.spread)
-            repeats, again, new = self._reader.split(usable)
-            held, late = sort_again(again, self.board, self._stream)
-            known = [*((ticket, entry_id) for entry_id, ticket in repeats), *held]
-            known += [(ticket, entry_id) for entry_id, ticket in new if not self.board.arrive(entry_id, ticket)]
-            # If some were known already, nothing is handed over before it is clear who has them: they may belong before
-            # others of their ticket.
-            plan = (self.board.plan(self._limits.batch, now_s()) if not known and not again else None) or NOTHING
-            try:
-                reply = self._carry_out(plan, news)
-            except (NotNow, RulesMoved, GroupMoved) as refused:
-                self.board.forget(new)
-                self._reader.again(isinstance(refused, StaleNotification))
-                self._rules_due |= isinstance(refused, RulesMoved)
-                if isinstance(refused, NotNow):
-                    raise
-                event(
-                    log,
-                    "news_not_taken",
-                    why="the group has moved" if isinstance(refused, GroupMoved) else "the rules have changed",
-                )
-                return True
-            self._reader.took(news)
-            self._memory = self._memory.read(news.found[0].id, news.found[-1].id)
-            self._rejected += rejected
-            self._learn(plan, reply)
-            self.board.take_in(late)
-            self._unsure.update(ticket for ticket, _ in held)
-            if known:
-                self._rejoin(known)
-        if self._reader.is_past_repeats(news):
+        if new.found and not self._take(new):
+            return True
+        if self._cursor.is_past_repeats(new):
             self._steps.note_repeats(None)
-            self._reader.repeats_until = None
-        return bool(news.found) and (not news.is_all or self.board.parked > 0)
+            self._cursor.repeats_until = None
+        return bool(new.found) and (not new.is_all or self.board.parked > 0)
+
+    def _take(self, new: NewEntries) -> bool:
+        """Take the entries by the hand-over of a plan, which they are in. False: it was refused, and they are as if
+        never seen."""
+        entries = self._sort(new)
+        plan = (self.board.plan(self._limits.batch, now_s()) if entries.may_plan else None) or NOTHING
+        reply = self._carry_out_or_forget(plan, new, entries)
+        if reply is None:
+            return False
+        self._cursor.advance(new)
+        self._position_saver.remember(new)
+        self._rejected += entries.rejected
+        self._learn(plan, reply)
+        self.board.take_in(entries.late)
+        self._unsure.update(ticket for ticket, _ in entries.in_processing)
+        if entries.known:
+            self._rejoin(entries.known)
+        return True
+
+    def _sort(self, new: NewEntries) -> SortedEntries:
+        """Sort new entries by what is known of them. Those that nobody knows are on the board then."""
+        assert self._steps is not None
+        usable, rejected = partition_entries(new.found, self._steps.spread)
+        repeated, redelivered, unseen = self._cursor.split(usable)
+        in_processing, late = sort_again(redelivered, self.board, self._stream)
+        known = [*((ticket, entry_id) for entry_id, ticket in repeated), *in_processing]
+        known += [(ticket, entry_id) for entry_id, ticket in unseen if not self.board.arrive(entry_id, ticket)]
+        return SortedEntries(unseen, known, in_processing, late, rejected, may_plan=not known and not redelivered)
+
+    def _carry_out_or_forget(self, plan: HandOverPlan, new: NewEntries, entries: SortedEntries) -> HandOverReply | None:
+        """Have the plan done that takes the entries. None: it was refused, the board has forgotten them, and they are
+        peeked at again."""
+        try:
+            return self._carry_out(plan, new)
+        except NotNow:  # Redis refuses every command for now: the turn ends
+            self._forget(entries)
+            raise
+        except RulesMoved:  # they are read before the next plan
+            self._rules_due = True
+            self._forget(entries, why="the rules have changed")
+        except NotificationMismatch:  # what comes next is another entry than the notification said
+            self._forget(entries, is_mismatch=True, why="the group has moved")
+        except GroupMoved:  # somebody else read from the group, or set its position
+            self._forget(entries, why="the group has moved")
+        return None
+
+    def _forget(self, entries: SortedEntries, *, is_mismatch: bool = False, why: str = "") -> None:
+        self.board.forget(entries.new)
+        self._cursor.retry(is_mismatch)
+        if why:
+            event(log, "news_not_taken", why=why)
 
     def _rejoin(self, known: list[tuple[bytes, bytes]]) -> None:
         assert self._steps is not None
@@ -437,8 +475,25 @@ class Dispatcher(Service):
             # They were read and are on no board: only reading everything again finds them.
             raise ReplyUnknown(f"entries could not rejoin their owners: {refused}") from refused
 
+    # ---- 9: dead letters ---------------------------------------------------------------------------------------------
+
+    def _reject(self) -> None:
+        """Write the dead letters that are due. They are remembered until Redis has them."""
+        assert self._steps is not None
+        if self._rejected:
+            event(
+                log,
+                "messages_rejected",
+                level=logging.WARNING,
+                count=len(self._rejected),
+                reason=self._rejected[0].reason,
+            )
+            self._steps.reject(self._rejected)
+            self.on_rejected(self._rejected)
+            self._rejected.clear()
+
     def on_end(self) -> None:
         self._drop_memory()
         self._link.close()
-        if self._doorbell is not None:
-            self._doorbell.close()
+        if self._notifier is not None:
+            self._notifier.close()

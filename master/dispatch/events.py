@@ -1,4 +1,4 @@
-"""What others post to the dispatcher."""
+"""Events that other threads post to the dispatcher."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from usher.master.policy.board.board import Board
 
 @dataclass
 class Report:
-    """Acknowledgements of one incarnation, posted by an HTTP thread, which may wait for ``answered``. ``fenced``: the
-    incarnation has ended.
+    """Acknowledgements of one incarnation, posted by an HTTP thread, which may wait for ``answered``.
 
-    ``answers``: None until it was looked at; empty when none are wanted.
+    ``answers``: None until the dispatcher took it; empty when none are wanted. ``fenced``: the incarnation has ended.
     """
 
     incarnation: str
@@ -38,10 +37,10 @@ class Report:
 
 @dataclass(frozen=True)
 class ChangedElsewhere:
-    """Tickets whose records somebody else has changed; and whether the rules have changed."""
+    """Tickets whose records somebody else has changed; ``rules``: the rules have changed."""
 
     tickets: frozenset[bytes]
     rules: bool = False
 
 
-Posted = Report | ChangedElsewhere | dict[str, RegisteredConsumer]
+DispatcherEvent = Report | ChangedElsewhere | dict[str, RegisteredConsumer]

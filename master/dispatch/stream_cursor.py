@@ -1,27 +1,25 @@
-"""Reader: when the leader looks at the stream, and how far it is."""
+"""Stream cursor: how far the leader is in the stream, and when it peeks at what comes next."""
 
 from __future__ import annotations
 
 import logging
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from usher.common.base.log import event
 from usher.common.protocol.stream_id import ZERO, rank
-from usher.master.dispatch.stream_notifier import Doorbell
+from usher.master.dispatch.stream_notifier import StreamNotifier
 from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.leader.limits import LeaderLimits
-from usher.master.leader.peeked import News, most_to_tell
+from usher.master.leader.peeked import NewEntries, notification_limit
 from usher.master.policy.board.board import Board
 
 log = logging.getLogger(__name__)
 
-#: Idle time after which the stream is read although the doorbell did not ring: a stream that was deleted and came back
-#: with lower ids never rings.
+#: Idle time after which the stream is read although no notification came: of a stream that was deleted and came back
+#: with lower ids none ever comes.
 IDLE_READ_S = 2.0
-#: How often in a row the doorbell may tell of what is not there, until it is mistrusted. Once may be chance: an entry
-#: was deleted meanwhile.
-_MISHEARD = 3
 
 #: (id, ticket)
 Entry = tuple[bytes, bytes]
@@ -31,21 +29,32 @@ def _rank_of(entry: Entry) -> int:
     return rank(entry[0])
 
 
-class Reader:
+class SplitEntries(NamedTuple):
+    """Entries by whether the group was given them before.
+
+    ``repeated``: a group that was lost was given them. ``redelivered``: this group was given them, before somebody set
+    it back. ``new``: nobody was.
+    """
+
+    repeated: Sequence[Entry]
+    redelivered: Sequence[Entry]
+    new: Sequence[Entry]
+
+
+class StreamCursor:
     """How far the group is, in this epoch, and whether there may be more in the stream. Used by the dispatcher's
     thread.
 
-    To look at entries changes nothing; they count as read with the hand-over that takes them (``took``). If that did
-    nothing, they are looked at again (``again``).
+    To peek changes nothing; entries count as read with the hand-over that takes them (``advance``). If that did
+    nothing, they are peeked at again (``retry``).
     """
 
-    def __init__(self, limits: LeaderLimits, doorbell: Doorbell | None) -> None:
+    def __init__(self, limits: LeaderLimits, notifier: StreamNotifier | None) -> None:
         self._limits = limits
-        self._doorbell = doorbell
+        self._notifier = notifier
         self._dry_since_s = 0.0
         self._may_have_more = True  # in the stream, as far as we know
-        self._most = 1  # entries that the doorbell may tell of
-        self._misheard = 0  # times in a row that what the doorbell told was not what is there
+        self._notification_limit = 1  # entries that a notification may bring
         self.last_read = ZERO
         self.repeats_until: bytes | None = None  # after a group loss: what comes up to here was read before
         self._given = (
@@ -53,90 +62,91 @@ class Reader:
         )
 
     def begin(self, last_delivered: bytes, repeats_until: bytes | None, highest_pending: bytes = ZERO) -> None:
-        """A new epoch begins here."""
+        """Begin a new epoch."""
         self.last_read, self.repeats_until = last_delivered, repeats_until
         self._given = max(rank(last_delivered), rank(highest_pending))
         self._dry_since_s = 0.0
-        self._most, self._misheard = 1, 0
+        self._notification_limit = 1
         self._may_have_more = True
-        if self._doorbell is not None:
-            self._doorbell.heard()  # it may be of long ago
+        if self._notifier is not None:
+            self._notifier.poll()  # it may be of long ago
+            self._notifier.accept()
 
-    def look(self, board: Board, steps: LeaderScripts, now_s: float) -> News | None:
-        """New entries; None when there was no reason to look: no consumer has room, or nobody said that there are
+    def peek(self, board: Board, steps: LeaderScripts, now_s: float) -> NewEntries | None:
+        """Peek at new entries; None when there is no reason to: no consumer has room, or nobody said that there are
         any."""
         count = self._room(board)
-        heard = self._doorbell.heard() if self._doorbell is not None else None
-        if self._doorbell is None or heard is not None:
+        notification = self._notifier.poll() if self._notifier is not None else None
+        if self._notifier is None or notification is not None:
             self._may_have_more = True
         if count <= 0 or (not self._may_have_more and now_s - self._dry_since_s < IDLE_READ_S):
             return None
-        if heard is not None and heard.entries and heard.after == self.last_read:
-            news = steps.heard(heard.after, heard.entries, count)
+        if notification is not None and notification.entries and notification.after == self.last_read:
+            new = steps.notified(notification.after, notification.entries, count)
         else:
-            news = steps.peek(count)
-        if news.found:
-            self._most = most_to_tell(len(news.found), news.size)
-        self._may_have_more = not news.is_all  # if so, no need to wait for the bell
-        if news.is_all:
+            new = steps.peek(count)
+        if new.found:
+            self._notification_limit = notification_limit(len(new.found), new.size)
+        self._may_have_more = not new.is_all  # if so, no need to wait for a notification
+        if new.is_all:
             self._dry_since_s = now_s
-        if (
-            not news.found
-        ):  # rung for nothing: somebody else may have read from the group, and the bell must not ring for that for ever
-            self.last_read = news.position
-            if heard is not None and heard.after == news.position:
-                self._mishear()
-        return news
+        if not new.found:  # somebody else may have read from the group, and must not be a reason to wake up for ever
+            self.last_read = new.position
+            if notification is not None and notification.after == new.position:
+                self._reject_notification()
+        return new
 
-    def again(self, misheard: bool) -> None:
-        """What was seen was not taken."""
+    def retry(self, is_mismatch: bool) -> None:
+        """Peek again at what was not taken. ``is_mismatch``: the notification that brought it did not tell what is in
+        the stream."""
         self._may_have_more = True
-        if misheard:
-            self._mishear()
+        if is_mismatch:
+            self._reject_notification()
 
-    def took(self, news: News) -> None:
-        """The group has been given these."""
-        self.last_read, self._misheard = news.found[-1].id, 0
+    def advance(self, new: NewEntries) -> None:
+        """Move past these entries: the group has been given them."""
+        self.last_read = new.found[-1].id
         self._given = max(self._given, rank(self.last_read))
+        if self._notifier is not None:
+            self._notifier.accept()
 
-    def split(self, entries: Sequence[Entry]) -> tuple[Sequence[Entry], Sequence[Entry], Sequence[Entry]]:
-        """Three parts of these, which are in id order: what a lost group had been given, what this group was given
-        before somebody set it back, and what is new."""
+    def split(self, entries: Sequence[Entry]) -> SplitEntries:
+        """Split entries, which are in id order, by whether the group was given them before."""
         if not entries or (self.repeats_until is None and rank(entries[0][0]) > self._given):
-            return (), (), entries
-        lost = 0 if self.repeats_until is None else bisect_right(entries, rank(self.repeats_until), key=_rank_of)
-        given = bisect_right(entries, self._given, lo=lost, key=_rank_of)
-        return entries[:lost], entries[lost:given], entries[given:]
+            return SplitEntries((), (), entries)
+        repeated = 0 if self.repeats_until is None else bisect_right(entries, rank(self.repeats_until), key=_rank_of)
+        given = bisect_right(entries, self._given, lo=repeated, key=_rank_of)
+        return SplitEntries(entries[:repeated], entries[repeated:given], entries[given:])
 
-    def is_past_repeats(self, news: News) -> bool:
-        """Whether nothing more comes that the group is given a second time, once these have come."""
+    def is_past_repeats(self, new: NewEntries) -> bool:
+        """Return whether the group is given nothing more a second time, once these have come.
+
+        What a notification says to be all may be so on another server only.
+        """
         return self.repeats_until is not None and (
-            (news.is_all and not news.heard) or rank(self.last_read) >= rank(self.repeats_until)
+            (new.is_all and not new.digest) or rank(self.last_read) >= rank(self.repeats_until)
         )
 
     def arm(self, board: Board) -> None:
-        """Have the doorbell ring for what comes next, if there is room for it."""
+        """Ask for a notification of what comes next, if there is room for it."""
         self._arm(board, self.last_read)
 
-    def arm_ahead(self, board: Board, news: News) -> None:
-        """The same while the ``news`` are being taken: to ask costs less while Redis is awake, and nobody waits for it.
-        If they are not taken after all, ``arm`` asks anew."""
-        if news.is_all:
-            self._arm(board, news.found[-1].id)
+    def arm_early(self, board: Board, new: NewEntries) -> None:
+        """Do the same while ``new`` entries are being taken: to ask costs less while Redis is awake, and nobody waits
+        for it.
+
+        If they are not taken after all, ``arm`` asks anew.
+        """
+        if new.is_all:
+            self._arm(board, new.found[-1].id)
 
     def _arm(self, board: Board, after: bytes) -> None:
-        if self._doorbell is not None and self._room(board) > 0:
-            self._doorbell.arm(after, self._most)
+        if self._notifier is not None and self._room(board) > 0:
+            self._notifier.arm(after, self._notification_limit)
 
-    def _mishear(self) -> None:
-        if self._doorbell is None:
-            return
-        self._misheard += 1
-        if self._misheard < _MISHEARD:
-            self._doorbell.hang_up()  # it may have been another server, which has nothing more to tell
-        else:
-            self._doorbell.mistrust()
-            self._misheard = 0
+    def _reject_notification(self) -> None:
+        if self._notifier is not None:
+            self._notifier.reject()
 
     def _room(self, board: Board) -> int:
         if board.parked >= self._limits.parked:

@@ -1,9 +1,9 @@
-"""Doorbell: what the dispatcher waits on. Other threads can set it, as a threading.Event, and Redis rings it when there
-are new entries.
+"""Stream notifier: what the dispatcher waits on. Other threads can set it, as a threading.Event, and Redis notifies it
+of new entries.
 
-So a new entry wakes the thread that will read it, and no other: between ``XADD`` and hand-over no thread waits for
-another one. The question is a plain XREAD: nothing is consumed, and one whose answer is lost is simply asked again. Its
-answer says what has come, so that where that is not much nobody needs to look.
+So a new entry wakes the thread that will take it, and no other: between ``XADD`` and hand-over no thread waits for
+another one. The question is a plain blocking XREAD: nothing is consumed, and one whose answer is lost is simply asked
+again. The answer brings what has come, so that where that is not much nobody needs to peek.
 """
 
 from __future__ import annotations
@@ -26,29 +26,34 @@ log = logging.getLogger(__name__)
 _BLOCK_S = 2.0
 #: An answer that has not come this long after the block time never comes.
 _LATE_S = 5.0
-#: After trouble the stream is read so often, as if it had rung, and Redis is asked again after a growing pause: to
-#: connect may take a while (the timeout of the link), in which nothing is handed over.
+#: After trouble the stream is read so often, as if a notification had come, and Redis is asked again after a growing
+#: pause: to connect may take a while (the timeout of the link), in which nothing is handed over.
 _AGAIN_S, _LONGEST_PAUSE_S = 0.5, 10.0
 #: Shortest pause when waiting itself goes wrong.
 _PAUSE_S = 0.05
-#: Bytes of an answer that are worth a look.
+#: Bytes of entries above which a notification does not bring them.
 _MUCH = 32_768
+#: Notifications in a row that may be rejected until the connection is distrusted. One may be chance: an entry was
+#: deleted meanwhile.
+_MOST_REJECTED = 3
 
 
-class Heard(NamedTuple):
-    """That there is something above ``after`` (or, when that is empty, that nobody knows); ``entries``: all of it, if
-    it is not much."""
+class Notification(NamedTuple):
+    """The stream has something above ``after`` (empty: nobody knows). ``entries``: all of it, if that is not much, else
+    nothing."""
 
     after: bytes
     entries: list[Entry]
 
 
-_ANYTHING = Heard(b"", [])
+_MAY_HAVE_ENTRIES = Notification(b"", [])
 
 
-class Doorbell:
-    """``set`` may be called from any thread; all else is the dispatcher's. It rings once per ``arm``: under load nobody
-    waits for it."""
+class StreamNotifier:
+    """Wake the dispatcher. ``set`` may be called from any thread; all else is the dispatcher's.
+
+    One ``arm`` brings one notification: under load nobody waits for any.
+    """
 
     def __init__(self, link: Link, stream: str) -> None:
         self._link = link
@@ -62,11 +67,12 @@ class Doorbell:
         self._failures = 0
         self._failed = ("", 0.0)  # last: why, and when
         self._again_s = 0.0
-        self._heard: Heard | None = None
+        self._notification: Notification | None = None
+        self._rejected = 0  # notifications in a row that did not tell what is in the stream
 
     @property
     def trouble(self) -> str | None:
-        """Why it did not ring lately. Under load nobody asks it, so it cannot know for long."""
+        """Say why no notification comes. Under load Redis is not asked, so this is not known for long."""
         why, failed_s = self._failed
         return (
             f"doorbell: {why}"
@@ -74,7 +80,7 @@ class Doorbell:
             else None
         )
 
-    # ---- as a threading.Event ------------------------------------------------------------------------------------------------
+    # ---- as a threading.Event ----------------------------------------------------------------------------------------
 
     def set(self) -> None:
         if self._is_set:
@@ -89,21 +95,21 @@ class Doorbell:
         self._is_set = False
 
     def wait(self, timeout: float) -> None:
-        """Until it is set, or rings, or ``timeout`` seconds are over."""
+        """Wait until it is set, or a notification comes, or ``timeout`` seconds are over."""
         try:
             self._wait(timeout)
-        except Exception as trouble:  # whatever it is: without a bell the stream is read every so often
-            self._cannot_hear(f"{type(trouble).__name__}: {trouble}")
+        except Exception as trouble:  # whatever it is: without notifications the stream is read every so often
+            self._fail(f"{type(trouble).__name__}: {trouble}")
             time.sleep(_PAUSE_S)
 
     def _wait(self, timeout: float) -> None:
-        _, ear = self._pair = self._pair or _pair()
+        _, wake_end = self._pair = self._pair or _pair()
         if self._is_set:  # asked after ``set`` has somewhere to write to
-            _empty(ear)
+            _empty(wake_end)
             return
         now = now_s()
         poll = select.poll()
-        poll.register(ear, select.POLLIN)
+        poll.register(wake_end, select.POLLIN)
         if self._asked_until_s is not None:
             poll.register(self._link.socket, select.POLLIN)
             timeout = min(timeout, self._asked_until_s - now)
@@ -111,39 +117,58 @@ class Doorbell:
             timeout = min(timeout, _AGAIN_S)
         ready = poll.poll(max(0.0, timeout) * 1000)
         if self._asked_until_s is None and self._failures and not ready:
-            self._heard = _ANYTHING
+            self._notification = _MAY_HAVE_ENTRIES
         for descriptor, _ in ready:
-            if descriptor == ear.fileno():
-                _empty(ear)
+            if descriptor == wake_end.fileno():
+                _empty(wake_end)
             else:
-                self._listen()
+                self._receive()
         if self._asked_until_s is not None and now_s() > self._asked_until_s:
-            self._cannot_hear("Redis does not answer")
+            self._fail("Redis does not answer")
 
-    # ---- as a bell -----------------------------------------------------------------------------------------------------------
+    # ---- notifications -----------------------------------------------------------------------------------------------
 
     def arm(self, after: bytes, most: int) -> None:
-        """Ring when the stream has an entry above ``after``; more than ``most`` are not to be told of."""
+        """Ask for a notification when the stream has an entry above ``after``; it brings fewer than ``most``
+        entries."""
         now = now_s()
         if self._asked_until_s is not None and rank(after) < rank(self._asked[0]):
-            self.hang_up()  # it was asked for what follows news that were not taken, and would not ring for these
+            self.reset()  # it was asked for what follows entries that were not taken after all
         if self._asked_until_s is not None or now < self._again_s:
             return
         try:
             self._asked = (after, most)
             self._link.ask(*news_command(self._stream, *self._asked, round(_BLOCK_S * 1000)))
         except Exception as trouble:
-            self._cannot_hear(f"{type(trouble).__name__}: {trouble}")
+            self._fail(f"{type(trouble).__name__}: {trouble}")
         else:
             self._asked_until_s = now + _BLOCK_S + _LATE_S
 
-    def heard(self) -> Heard | None:
-        """What it said since this was asked last; None: it did not ring."""
-        heard, self._heard = self._heard, None
-        return heard
+    def poll(self) -> Notification | None:
+        """Return the notification that came since the last call, or None."""
+        notification, self._notification = self._notification, None
+        return notification
 
-    def hang_up(self) -> None:
-        """What was asked is asked no more; the next question goes to where the server is then."""
+    def accept(self) -> None:
+        """Trust the connection: what the leader found, or begins with, is right."""
+        self._rejected = 0
+
+    def reject(self) -> None:
+        """The last notification did not tell what is in the stream: ask anew, or distrust the connection when that goes
+        on."""
+        self._rejected += 1
+        if self._rejected < _MOST_REJECTED:
+            self.reset()  # it may have been another server, which has nothing more to tell
+        else:
+            self._rejected = 0
+            self.distrust()
+
+    def distrust(self) -> None:
+        """Do without notifications for a while: the connection may be to another server."""
+        self._fail("it told of entries that the leader did not find")
+
+    def reset(self) -> None:
+        """Drop the connection and the question on it; the next question goes to where the server is then."""
         self._link.close()
         self._asked_until_s = None
 
@@ -152,36 +177,32 @@ class Doorbell:
         for end in self._pair or ():
             end.close()
 
-    def _listen(self) -> None:
+    def _receive(self) -> None:
         answer = self._link.answer()
         if answer is not NOT_YET:
             self._asked_until_s, self._failures = None, 0
             if answer is not None:
-                self._heard = self._understood(parse_own(answer))
+                self._notification = self._notification_of(parse_own(answer))
 
-    def _understood(self, entries: list[Entry]) -> Heard:
+    def _notification_of(self, entries: list[Entry]) -> Notification:
         after, count = self._asked
         size = sum(len(part) for entry in entries for part in entry.fields or ())
-        return Heard(after, entries if len(entries) < count and size <= _MUCH else [])
+        return Notification(after, entries if len(entries) < count and size <= _MUCH else [])
 
-    def mistrust(self) -> None:
-        """What it says is not what is in the stream: it may be connected to another server."""
-        self._cannot_hear("it told of entries that the leader did not find")
-
-    def _cannot_hear(self, why: str) -> None:
-        """Nobody knows what is in the stream: as if it had rung."""
+    def _fail(self, why: str) -> None:
+        """Nobody knows what is in the stream: act as if a notification had come, and ask again after a pause."""
         if not self._failures:
             event(log, "doorbell_broken", level=logging.WARNING, why=why)
         now = now_s()
-        self.hang_up()
+        self.reset()
         self._again_s = now + min(_LONGEST_PAUSE_S, _AGAIN_S * 2.0 ** min(self._failures, 10))
         self._failures, self._failed = self._failures + 1, (why, now)
-        self._heard = _ANYTHING
+        self._notification = _MAY_HAVE_ENTRIES
 
 
-def _empty(ear: socket.socket) -> None:
+def _empty(end: socket.socket) -> None:
     with contextlib.suppress(BlockingIOError):
-        ear.recv(4096)
+        end.recv(4096)
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:

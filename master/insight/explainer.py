@@ -27,9 +27,9 @@ from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.delayed_messages import member_of
 from usher.master.operations.live_rules import rulebook
 from usher.master.policy.board.plans import HALTED, RETURNED, TAIL
+from usher.master.policy.board.views import BoardFacts
 from usher.master.policy.explain.explain import explain
 from usher.master.policy.explain.facts import (
-    BoardFacts,
     ConsumerTotals,
     LeaderFacts,
     OwnerFacts,

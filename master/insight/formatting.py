@@ -67,7 +67,7 @@ def moment(ms: int | None) -> str:
     if not ms:
         return "-"
     try:
-        when = datetime.datetime.fromtimestamp(ms / 1000, datetime.timezone.utc)
+        when = datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC)
     except (OverflowError, OSError, ValueError):
         return "-"
     return f"{when:%Y-%m-%d %H:%M:%S}.{ms % 1000:03d}"

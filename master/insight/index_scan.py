@@ -14,7 +14,8 @@ from usher.common.protocol.keys import MASTER, Keys
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.redis.client import Link
 from usher.common.redis.scripts import ScriptRunner
-from usher.master.policy.explain.stuck import Head, Parked, oldest, parse_head, since_ms
+from usher.master.policy.board.views import Parked
+from usher.master.policy.explain.stuck import Head, oldest, parse_head, since_ms
 
 _COUNT = 1000
 #: Old heads that are kept in mind; parked entries, and pending ones, that are looked at.

@@ -38,8 +38,9 @@ from usher.master.membership.registry import (
     strangers,
 )
 from usher.master.operations.live_rules import read_rules
+from usher.master.policy.board.views import Parked
 from usher.master.policy.explain.alarms import BAD, Alarm, alarms
-from usher.master.policy.explain.stuck import Parked, StuckContext, stuck_rows
+from usher.master.policy.explain.stuck import StuckContext, stuck_rows
 from usher.master.policy.rates import Sample, is_still, point, rates
 from usher.master.policy.rules import Rulebook, Target
 

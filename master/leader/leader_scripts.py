@@ -19,7 +19,7 @@ from usher.common.redis.client import Meanwhile
 from usher.common.redis.replies import Entry, separator
 from usher.common.redis.scripts import ScriptRunner, ids_argument, sizes_argument
 from usher.master.leader.counters import LeaderCounters
-from usher.master.leader.peeked import NO_NEWS, Found, News, Reading, digest
+from usher.master.leader.peeked import NO_NEW_ENTRIES, EntryParser, NewEntries, PeekedEntry, digest_of
 from usher.master.policy.board.plans import HandOverPlan, HandOverReply, TargetReply, TicketPlan
 from usher.master.policy.board.rule_gate import Condemned
 
@@ -29,18 +29,19 @@ class RulesMoved(UsherError):
 
 
 class GroupMoved(UsherError):
-    """Somebody else read from the group, or set its position, since the news were seen: nothing was done with them."""
+    """Somebody else read from the group, or set its position, since the new entries were seen: nothing was done with
+    them."""
 
 
-class StaleNotification(GroupMoved):
-    """What was heard is not what comes next, or not any more: nothing was done with it either."""
+class NotificationMismatch(GroupMoved):
+    """The entries that a notification brought do not come next, or not any more: nothing was done with them."""
 
 
 class ParkedPage(NamedTuple):
     """A page of what is pending under ``master``. ``last`` is None after the end."""
 
     last: bytes | None
-    found: list[Found]
+    found: list[PeekedEntry]
     gone: list[bytes]
 
 
@@ -49,7 +50,7 @@ class TakenPage(NamedTuple):
 
     alive: bool
     size: int
-    found: list[Found]
+    found: list[PeekedEntry]
     gone: list[bytes]
 
 
@@ -65,7 +66,7 @@ class Swept(NamedTuple):
     """What one call of the idle sweep found: strays with their former owner."""
 
     cursor: bytes
-    strays: list[tuple[Found, bytes]]
+    strays: list[tuple[PeekedEntry, bytes]]
     gone: list[bytes]
 
 
@@ -101,31 +102,43 @@ class Rejected(NamedTuple):
     reason: str
 
 
-def _found(flat: Sequence[Any], step: int = 2) -> list[Found]:
+def _found(flat: Sequence[Any], step: int = 2) -> list[PeekedEntry]:
     """Entries of a flat list of id, ticket (see lua/leader/peek.lua), and perhaps more."""
     found = []
     for at in range(0, len(flat), step):
         ticket = flat[at + 1]
-        found.append(Found(flat[at], *ticket) if type(ticket) is list else Found(flat[at], ticket))
+        found.append(PeekedEntry(flat[at], *ticket) if type(ticket) is list else PeekedEntry(flat[at], ticket))
     return found
 
 
-def _news_arguments(news: News, planned: Sequence[Sequence[bytes]]) -> tuple[bytes, bytes, bytes, bytes, str]:
-    """GroupPosition, last id, those that are not planned, what of the plan is not in the news, and how they were seen
-    (lua/leader/hand_over.lua)."""
-    if not news.found:
-        return b"", b"", b"[]", b"[]", ""
-    ids = list(map(itemgetter(0), news.found))
+class TakeArguments(NamedTuple):
+    """How hand_over.lua takes new entries besides carrying out a plan: its arguments in its order.
+
+    ``unplanned``: ids of those that get no owner yet. ``parked``: ids of the plan that are not among the new entries.
+    All are empty when there are no new entries, and ``digest`` also when they come from a peek.
+    """
+
+    position: bytes = b""
+    last_id: bytes = b""
+    unplanned: bytes = b"[]"
+    parked: bytes = b"[]"
+    digest: str = ""
+
+
+def _take_arguments(new: NewEntries, planned: Sequence[Sequence[bytes]]) -> TakeArguments:
+    if not new.found:
+        return TakeArguments()
+    ids = list(map(itemgetter(0), new.found))
     seen, taken = set(ids), set(chain.from_iterable(planned))
-    left, old = (
+    unplanned, parked = (
         ([], []) if seen == taken else ([entry_id for entry_id in ids if entry_id not in taken], list(taken - seen))
     )
-    return news.position, ids[-1], ids_argument((left,)), ids_argument((old,)), news.heard
+    return TakeArguments(new.position, ids[-1], ids_argument((unplanned,)), ids_argument((parked,)), new.digest)
 
 
 class LeaderScripts:
-    """The steps of one leader in one epoch. ``spread``: what is found without a ticket id may be handed over
-    (``usher.master.leader.validation.sort_out``)."""
+    """The steps of one leader in one epoch. ``spread``: entries without a ticket id may be handed over
+    (``intake.partition_entries``)."""
 
     def __init__(
         self,
@@ -139,8 +152,8 @@ class LeaderScripts:
     ) -> None:
         self._scripts = scripts
         self._keys = keys
-        self._reading = (ticket_field, LONGEST_TICKET, longest_message)
-        self._read = Reading(ticket_field.encode(), longest_message)
+        self._parse_arguments = (ticket_field, LONGEST_TICKET, longest_message)
+        self._parser = EntryParser(ticket_field.encode(), longest_message)
         self._counts = counts or LeaderCounters()
         self.epoch = epoch
         self.spread = spread
@@ -150,24 +163,27 @@ class LeaderScripts:
         """Raise Fenced unless the leader key holds our epoch."""
         self.reject(())  # every script looks at that first; this one does nothing else then
 
-    def peek(self, count: int) -> News:
+    def peek(self, count: int) -> NewEntries:
         """Look at up to ``count`` new entries, which stay where they are until a hand-over takes them; so do their
         bodies. Raises GroupMissing."""
         keys = self._keys
-        _, position, is_all, size, *flat = self._run("peek", (keys.stream, keys.leader), (count, *self._reading))
-        return News(position, _found(flat), bool(is_all), size)
+        _, position, is_all, size, *flat = self._run(
+            "peek", (keys.stream, keys.leader), (count, *self._parse_arguments)
+        )
+        return NewEntries(position, _found(flat), bool(is_all), size)
 
-    def heard(self, position: bytes, entries: Sequence[Entry], count: int) -> News:
-        """Of all entries above ``position``, as another connection told, up to ``count``."""
+    def notified(self, position: bytes, entries: Sequence[Entry], count: int) -> NewEntries:
+        """Return up to ``count`` of the entries that a notification brought: all above ``position``, as another
+        connection told."""
         taken = entries[:count]
-        return self._read.news(position, taken, len(taken) == len(entries), digest(taken))
+        return self._parser.parse(position, taken, len(taken) == len(entries), digest_of(taken))
 
     def read_parked(self, after: bytes | None, count: int) -> ParkedPage:
         """The next page of what is pending under ``master``, above id ``after``."""
         keys = self._keys
         start = b"-" if after is None else b"(" + after
         _, last, found, gone = self._run(
-            "read_parked", (keys.stream, keys.leader, keys.dead), (start, count, *self._reading)
+            "read_parked", (keys.stream, keys.leader, keys.dead), (start, count, *self._parse_arguments)
         )
         return ParkedPage(last or None, _found(found), gone)
 
@@ -184,9 +200,11 @@ class LeaderScripts:
         args = (ticket, believed, int(is_last), *ids)
         return bool(self._run("end_tail", (keys.stream, keys.leader, keys.tickets, keys.dead), args)[0] == b"OK")
 
-    def hand_over(self, plan: HandOverPlan, news: News = NO_NEWS, meanwhile: Meanwhile | None = None) -> HandOverReply:
-        """Carry out a plan; what was refused is in the reply. All of the ``news`` are taken by it: what of them gets no
-        owner is under ``master`` then. ``meanwhile``: see Link.call. Raises RulesMoved, and GroupMoved."""
+    def hand_over(
+        self, plan: HandOverPlan, new: NewEntries = NO_NEW_ENTRIES, meanwhile: Meanwhile | None = None
+    ) -> HandOverReply:
+        """Carry out a plan; what was refused is in the reply. It takes all of the ``new`` entries: those that get no
+        owner are under ``master`` then. ``meanwhile``: see Link.call. Raises RulesMoved, and GroupMoved."""
         keys = self._keys
         script_keys = [keys.stream, keys.leader, keys.tickets, keys.counters, keys.dead, keys.attempts]
         parts: list[TicketPlan] = []
@@ -208,7 +226,7 @@ class LeaderScripts:
                 ids_argument(ids),
                 sizes_argument(ids),
             ),
-            *_news_arguments(news, ids),
+            *_take_arguments(new, ids),
             *tickets,
             *targets,
         )
@@ -217,9 +235,9 @@ class LeaderScripts:
         if state == b"RULES":
             raise RulesMoved
         if state == b"MOVED":
-            if fence == news.position:
-                raise StaleNotification(f"other entries than those that were heard of follow {fence.decode()}")
-            raise GroupMoved(f"the group was at {news.position.decode()}, and is at {fence.decode()}")
+            if fence == new.position:
+                raise NotificationMismatch(f"other entries than those of the notification follow {fence.decode()}")
+            raise GroupMoved(f"the group was at {new.position.decode()}, and is at {fence.decode()}")
         answers = tuple(TargetReply(state.decode(), refused, gone, fresh) for state, refused, gone, fresh in replies)
         reply = HandOverReply(int(fence or 0), answers)
         if plan.targets:
@@ -248,7 +266,7 @@ class LeaderScripts:
             *(keys.stream, keys.leader, keys.lease(incarnation), keys.tickets, keys.dead),
             *(keys.attempts, keys.noted(incarnation), keys.inbox(incarnation)),
         )
-        reply = self._run("take_back", script_keys, (incarnation, count, *self._reading))
+        reply = self._run("take_back", script_keys, (incarnation, count, *self._parse_arguments))
         if reply[0] == b"ALIVE":
             return TakenPage(True, 0, [], [])
         _, size, found, gone = reply
@@ -269,7 +287,7 @@ class LeaderScripts:
         """One step of the idle sweep; what ``known`` incarnations with a living lease own is left alone."""
         keys = self._keys
         script_keys = [keys.stream, keys.leader, keys.dead, *map(keys.lease, known)]
-        args = (min_idle_ms, cursor, count, *self._reading, *known)
+        args = (min_idle_ms, cursor, count, *self._parse_arguments, *known)
         _, cursor, flat, gone = self._run("sweep", script_keys, args)
         return Swept(cursor, list(zip(_found(flat, 3), flat[2::3], strict=True)), gone)
 

@@ -1,5 +1,5 @@
-"""Looks at a ticket stream: what comes next above the group's position. They change nothing; ``hand_over`` takes what
-was seen."""
+"""Peeked entries: what comes next in a ticket stream above the group's position. To peek changes nothing; ``hand_over``
+takes what was seen."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-#: Mean bytes of entries that are small: a few of them may come here, bodies and all.
+#: Mean bytes of entries that are small: a notification may bring a few of them, bodies and all.
 _SMALL = 1024
-#: How many times as many may come next, and how many at most.
+#: How many times as many the next notification may bring, and how many at most.
 _GROWTH, _MOST = 8, 32
 
 
-class Found(NamedTuple):
+class PeekedEntry(NamedTuple):
     """An entry: ``ticket`` is None when it names none. ``size`` is its bytes when it is too large, else 0."""
 
     id: bytes
@@ -23,49 +23,59 @@ class Found(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class NewEntries:
     """Entries that the group was not given yet: those that come next above its ``position``. ``is_all``: there are no
-    more. ``size``: bytes of all. ``heard``: "", or their digest if the doorbell told of them: it has another
-    connection, which may be to another server, so the script that takes them checks that they are what is there."""
+    more.
+
+    ``size``: bytes of all. ``digest``: empty after a peek; their digest when a notification brought them. It comes over
+    another connection, which may be to another server, so the script that takes them checks that they are what is
+    there.
+    """
 
     position: bytes
-    found: list[Found]
+    found: list[PeekedEntry]
     is_all: bool
     size: int = field(default=0, compare=False)
-    heard: str = ""
+    digest: str = ""
 
 
-NO_NEWS = News(b"", [], True)
+NO_NEW_ENTRIES = NewEntries(b"", [], True)
 
 
-class Reading(NamedTuple):
-    """How entries are read: the field that names the ticket, and the most bytes of a message (0: any)."""
+class EntryParser(NamedTuple):
+    """Parse entries: ``field`` names the ticket; ``longest_message`` is the most bytes of a message (0: any)."""
 
     field: bytes
     longest_message: int = 0
 
-    def news(self, position: bytes, entries: Sequence[Any], is_all: bool, heard: str = "") -> News:
-        """``entries``: [id, fields] each, as Redis sends them."""
+    def parse(self, position: bytes, entries: Sequence[Any], is_all: bool, digest: str = "") -> NewEntries:
+        """Parse [id, fields] pairs, as Redis sends them."""
         sizes = [sum(map(len, fields)) for _, fields in entries]
-        found = [self._found(entry_id, fields, size) for (entry_id, fields), size in zip(entries, sizes, strict=True)]
-        return News(position, found, is_all, sum(sizes), heard)
+        found = [self._entry(entry_id, fields, size) for (entry_id, fields), size in zip(entries, sizes, strict=True)]
+        return NewEntries(position, found, is_all, sum(sizes), digest)
 
-    def _found(self, entry_id: bytes, fields: list[bytes], size: int) -> Found:
-        """The same as lua/includes/ticket_of.lua."""
+    def _entry(self, entry_id: bytes, fields: list[bytes], size: int) -> PeekedEntry:
+        """Do the same as lua/includes/ticket_of.lua."""
         ticket = next(
             (value for name, value in zip(fields[::2], fields[1::2], strict=True) if name == self.field), None
         )
-        return Found(entry_id, ticket or b"", size) if 0 < self.longest_message < size else Found(entry_id, ticket)
+        return (
+            PeekedEntry(entry_id, ticket or b"", size)
+            if 0 < self.longest_message < size
+            else PeekedEntry(entry_id, ticket)
+        )
 
 
-def digest(entries: Sequence[Any]) -> str:
-    """By which hand_over.lua knows the same entries."""
+def digest_of(entries: Sequence[Any]) -> str:
+    """Compute the digest by which hand_over.lua knows the same entries."""
     parts = (part for entry_id, fields in entries for part in (entry_id, *fields))
     return hashlib.sha1(b"".join(b"%d:%b" % (len(part), part) for part in parts), usedforsecurity=False).hexdigest()
 
 
-def most_to_tell(seen: int, size: int) -> int:
-    """How many entries the doorbell may tell of, after ``seen`` of ``size`` bytes together were seen. What comes next
-    is likely to be of the same size; but a few small ones prove little, so the number grows step by step. Where they
-    are large it tells of one, and that there may be more."""
+def notification_limit(seen: int, size: int) -> int:
+    """Return how many entries a notification may bring, after ``seen`` of ``size`` bytes together were seen.
+
+    What comes next is likely to be of the same size; but a few small ones prove little, so the number grows step by
+    step. Where they are large a notification brings none, and says only that there is something.
+    """
     return max(1, min(_GROWTH * seen, _MOST)) if size <= _SMALL * seen else 1

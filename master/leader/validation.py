@@ -1,4 +1,4 @@
-"""Intake: the sorting of what was read into what can be handed over and what cannot."""
+"""Validation of what was read: what can be handed over, and what cannot."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from usher.common.base.errors import MessageUndecodable
 from usher.common.protocol.message import LONGEST_TICKET, check_ticket, unkeyed_ticket
 from usher.master.leader.leader_scripts import Rejected
-from usher.master.leader.peeked import Found
+from usher.master.leader.peeked import PeekedEntry
 
 #: What may be shown of a ticket id that nobody can use.
 _SHOWN = 64
@@ -15,8 +15,10 @@ _SHOWN = 64
 TOO_LARGE = "too_large"
 
 
-def sort_out(found: Iterable[Found], spread: bool = False) -> tuple[list[tuple[bytes, bytes]], list[Rejected]]:
-    """(id, ticket) of what can be handed over, and what must become a dead letter, with the reason.
+def partition_entries(
+    found: Iterable[PeekedEntry], spread: bool = False
+) -> tuple[list[tuple[bytes, bytes]], list[Rejected]]:
+    """Return (id, ticket) of what can be handed over, and what must become a dead letter, with the reason.
 
     With ``spread`` a message without a ticket id is a ticket of its own, so it waits for no other, and any consumer may
     get it.

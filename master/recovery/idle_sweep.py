@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from usher.common.base.log import event
 from usher.master.leader.leader_scripts import LeaderScripts, Rejected
-from usher.master.leader.validation import sort_out
+from usher.master.leader.validation import partition_entries
 from usher.master.policy.board.board import Board
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class IdleSweep:
         if swept.strays:
             former = sorted({owner.decode(errors="replace") for _, owner in swept.strays})
             event(log, "strays_found", level=logging.WARNING, count=len(swept.strays), former=",".join(former))
-            usable, unusable = sort_out((found for found, _ in swept.strays), steps.spread)
+            usable, unusable = partition_entries((found for found, _ in swept.strays), steps.spread)
             board.take_in(usable)
             rejected += unusable
         if swept.gone:

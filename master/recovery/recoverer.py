@@ -13,7 +13,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.log import event
 from usher.master.leader.counters import LeaderCounters
 from usher.master.leader.leader_scripts import LeaderScripts, Rejected
-from usher.master.leader.validation import sort_out
+from usher.master.leader.validation import partition_entries
 from usher.master.policy.board.board import Board
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Recoverer:
             self._forget(incarnation)
             board.keep(incarnation)
             return
-        usable, unusable = sort_out(page.found, steps.spread)
+        usable, unusable = partition_entries(page.found, steps.spread)
         board.take_in(usable)
         rejected += unusable
         self._taken[incarnation] += page.size

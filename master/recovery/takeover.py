@@ -20,7 +20,7 @@ from usher.common.protocol.stream_id import ZERO, Span, before, rank
 from usher.common.redis.client import Link
 from usher.common.redis.replies import TicketStream
 from usher.master.leader.leader_scripts import LeaderScripts
-from usher.master.leader.validation import sort_out
+from usher.master.leader.validation import partition_entries
 from usher.master.membership.registry import RegisteredConsumer, read_registry
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import RETURNED, TAIL
@@ -223,7 +223,7 @@ def _take_in_parked(
     again = -1 if repeats_until is None else rank(repeats_until)
     while True:
         page = steps.read_parked(after, _PAGE)
-        usable, rejected = sort_out(page.found, steps.spread)
+        usable, rejected = partition_entries(page.found, steps.spread)
         known, unknown = [], []
         for entry_id, ticket in usable:
             if rank(entry_id) <= again or board.runs(ticket, entry_id):

@@ -28,8 +28,8 @@ from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.execution.acker import SKIP, Acker
 from usher.consumer.execution.drain import Drain
 from usher.consumer.execution.executor import Executor
-from usher.consumer.execution.inbox_reader import BatchReader
-from usher.consumer.execution.lanes import LaneKeeper, MessageLane
+from usher.consumer.execution.inbox_reader import InboxReader
+from usher.consumer.execution.lanes import Lanes, MessageLane
 from usher.consumer.execution.reporter import Reporter
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.journal import Journal
@@ -114,14 +114,14 @@ class TroubledLink(Link):
 
     def knows(self, runner: ScriptRunner) -> None:
         """Read the digests of a runner's steps by their names."""
-        prepare = runner._prepare
+        prepare = runner.prepared
 
         def prepared(name: str) -> tuple[str, str]:
             text, digest = prepare(name)
             self._steps[digest] = (name, text)
             return text, digest
 
-        runner._prepare = prepared  # type: ignore[method-assign]
+        runner.prepared = prepared  # type: ignore[method-assign]
 
     def arrive(self, other: Link) -> list[Any]:
         """What was late reaches Redis now, by another connection. Its replies; nobody else sees them."""
@@ -221,7 +221,7 @@ class Run:
         self._consumer.runs.remove(self)
         executor = self._consumer.executor
         if executor.succeeded(self._lane, self.message, 1, 2):
-            executor.keeper.release(self._lane, 1, 0.0)
+            executor.lanes.release(self._lane, 1, 0.0)
 
     def fail(self, problem: BaseException) -> None:
         self._consumer.history.end(self.execution, False)
@@ -251,25 +251,18 @@ class ConsumerActor:
         self.link = TroubledLink(url, f"test:{self.incarnation}")
         self.steps = OwnerScripts(runner_on(self.link), keys, registration)
         self.lease = OwnLease(_LEASE_S, now_s())
-        self.keeper = LaneKeeper()
+        self.lanes = Lanes()
         self.reporter = Reporter(MasterClient(["http://127.0.0.1:1"], ""), self.incarnation, 1000, 512)
         self.lost: list[str] = []
         self.read_link = TroubledLink(url, f"test:{self.incarnation}:read")
         self.acker = Acker(
-            self.link,
-            self.steps,
-            self.keeper,
-            self.reporter,
-            self.incarnation,
-            Linger(0.0, 500),
-            1000,
-            self.lost.append,
+            self.link, self.steps, self.lanes, self.reporter, self.incarnation, Linger(0.0, 500), 1000, self.lost.append
         )
         self.acker.policy = policy
         self.journal = Journal(journal, "", self.incarnation, registration.slots)
         self.starts = starts = StartLog(self.journal, self.link, self.steps)
         self.executor = Executor(
-            self.keeper,
+            self.lanes,
             self.acker,
             starts,
             self.lease,
@@ -278,8 +271,8 @@ class ConsumerActor:
             0.0,
             self.lost.append,
         )
-        self.reader = BatchReader(self.read_link, keys, self.incarnation, self.keeper, self.lease)
-        self.drain = Drain(self.steps, self.keeper, self.reader, self.acker, starts, LEASE_MS)
+        self.reader = InboxReader(self.read_link, keys, self.incarnation, self.lanes, self.lease)
+        self.drain = Drain(self.steps, self.lanes, self.reader, self.acker, starts, LEASE_MS)
         self.runs: list[Run] = []
         self.drains = False
 
@@ -292,12 +285,12 @@ class ConsumerActor:
 
     def start(self) -> Run | None:
         """Start the next message, as a worker does."""
-        lane = self.keeper.take_now()
+        lane = self.lanes.take_now()
         if lane is None:
             return None
         message = self.executor.next_message(lane)
         if message is None:
-            self.keeper.release(lane, 0, 0.0)
+            self.lanes.release(lane, 0, 0.0)
             return None
         if not self.executor.admit(lane, message, time.time_ns() // 1000):
             return None
@@ -318,7 +311,7 @@ class ConsumerActor:
                 run.succeed()
                 continue
             self.flush()
-            if not self.keeper.load()[0]:
+            if not self.lanes.load()[0]:
                 return
 
     def reports(self) -> list[Report]:
@@ -330,7 +323,7 @@ class ConsumerActor:
 
     def begin_drain(self) -> None:
         """The first part of Drain.run. Only when all of it worked, anything is given back."""
-        self.keeper.pause()
+        self.lanes.pause()
         self.drain._steps.drain(LEASE_MS)
         self.drain._read_the_rest()
         self.drains = True
@@ -394,7 +387,7 @@ class MasterActor:
 
     def listen(self) -> None:
         """The doorbell hears what is new to the dispatcher."""
-        self.ear.listen(self.dispatcher._reader.last_read)
+        self.ear.listen(self.dispatcher._cursor.last_read)
 
     def hear(self) -> None:
         """The turn of who waits for changed tickets."""

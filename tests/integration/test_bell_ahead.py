@@ -21,7 +21,7 @@ from usher.common.redis.endpoints import make_connection
 from usher.master.dispatch import stream_cursor as reader_module
 from usher.master.dispatch import stream_notifier as doorbell_module
 from usher.master.dispatch.events import ChangedElsewhere
-from usher.master.dispatch.stream_notifier import Doorbell
+from usher.master.dispatch.stream_notifier import StreamNotifier
 
 
 @pytest.fixture(autouse=True)
@@ -39,19 +39,19 @@ def stage(any_redis_url: str) -> Iterator[Stage]:
 
 
 @pytest.fixture
-def bell(stage: Stage) -> Iterator[Doorbell]:
-    made = Doorbell(Link(stage.url, "test:bell"), stage.keys.stream)
+def bell(stage: Stage) -> Iterator[StreamNotifier]:
+    made = StreamNotifier(Link(stage.url, "test:bell"), stage.keys.stream)
     yield made
     made.close()
 
 
-def _rung(stage: Stage, bell: Doorbell, **settings: int) -> tuple[ConsumerActor, MasterActor]:
+def _rung(stage: Stage, bell: StreamNotifier, **settings: int) -> tuple[ConsumerActor, MasterActor]:
     """A consumer, and a leader that has nothing to do, waits for a real doorbell, and knows that messages are small."""
     a, m = stage.consumer("a"), stage.leader(**settings)
     m.settle()
-    m.dispatcher._doorbell = m.dispatcher._reader._doorbell = bell
+    m.dispatcher._notifier = m.dispatcher._cursor._notifier = bell
     stage.send(b"first")
-    m.dispatcher._reader.again(False)
+    m.dispatcher._cursor.retry(False)
     while m.dispatcher.run_once() == 0.0:
         pass
     assert a.read() == 1
@@ -59,7 +59,7 @@ def _rung(stage: Stage, bell: Doorbell, **settings: int) -> tuple[ConsumerActor,
 
 
 def test_the_bell_is_asked_for_what_follows_while_news_are_taken_and_then_there_is_nothing_left_to_do(
-    stage: Stage, bell: Doorbell
+    stage: Stage, bell: StreamNotifier
 ) -> None:
     a, m = _rung(stage, bell)
     [first] = stage.send(T)
@@ -75,14 +75,14 @@ def test_the_bell_is_asked_for_what_follows_while_news_are_taken_and_then_there_
     m.link.after = lambda step: None
     assert asked[0] == ("hand_over", first)
     bell.wait(PATIENCE_S)
-    heard = bell.heard()
+    heard = bell.poll()
     assert heard is not None
     assert (heard.after, [entry.id for entry in heard.entries]) == (first, more)
     assert a.read() == 1
 
 
 def test_the_bell_that_was_asked_for_what_follows_rings_for_it_though_the_news_were_not_taken(
-    stage: Stage, bell: Doorbell
+    stage: Stage, bell: StreamNotifier
 ) -> None:
     a, m = _rung(stage, bell)
     [first] = stage.send(T)
@@ -108,11 +108,11 @@ def test_the_bell_that_was_asked_for_what_follows_rings_for_it_though_the_news_w
 
 
 @pytest.mark.parametrize("left", ["window", "batch"])
-def test_what_is_left_of_the_news_has_a_turn_of_its_own(stage: Stage, bell: Doorbell, left: str) -> None:
+def test_what_is_left_of_the_news_has_a_turn_of_its_own(stage: Stage, bell: StreamNotifier, left: str) -> None:
     a, m = _rung(stage, bell, **{left: 2})
     for _ in range(3):
         stage.send(T)
-    m.dispatcher._reader.again(False)
+    m.dispatcher._cursor.retry(False)
     assert m.dispatcher.run_once() == 0.0
     assert a.read() == 2
     while m.dispatcher.run_once() == 0.0:
@@ -120,7 +120,7 @@ def test_what_is_left_of_the_news_has_a_turn_of_its_own(stage: Stage, bell: Door
     assert a.read() == (1 if left == "batch" else 0)
 
 
-def _drive(m: MasterActor, bell: Doorbell, is_done: Callable[[], bool], within_s: float = PATIENCE_S) -> bool:
+def _drive(m: MasterActor, bell: StreamNotifier, is_done: Callable[[], bool], within_s: float = PATIENCE_S) -> bool:
     """Turns and waits, as the service's thread has them, until it is done."""
     until_s = now_s() + within_s
     while not is_done() and now_s() < until_s:
@@ -138,7 +138,7 @@ def _drive(m: MasterActor, bell: Doorbell, is_done: Callable[[], bool], within_s
 
 @pytest.mark.parametrize("trouble", [None, *Trouble])
 def test_a_hand_over_whose_reply_does_not_come_is_done_once_and_what_follows_is_heard(
-    stage: Stage, bell: Doorbell, trouble: Trouble | None
+    stage: Stage, bell: StreamNotifier, trouble: Trouble | None
 ) -> None:
     """Also by a server that has forgotten the script: then it is sent again, and the bell is asked once."""
     a, m = _rung(stage, bell)
@@ -155,11 +155,11 @@ def test_a_hand_over_whose_reply_does_not_come_is_done_once_and_what_follows_is_
     m.elect()
     m.dispatcher.run_once()
     m.look()
-    assert _drive(m, bell, lambda: a.keeper.load()[1] == 2 or a.read() > 0)
+    assert _drive(m, bell, lambda: a.lanes.load()[1] == 2 or a.read() > 0)
     if trouble is Trouble.LATE:
         m.link.arrive(stage.link)
     [second] = stage.send(T)
-    assert _drive(m, bell, lambda: rank(m.dispatcher._reader.last_read) >= rank(second))
+    assert _drive(m, bell, lambda: rank(m.dispatcher._cursor.last_read) >= rank(second))
     a.read()
     a.work()
     assert stage.history.ids(T) == [first, second]
@@ -169,7 +169,7 @@ def test_a_hand_over_whose_reply_does_not_come_is_done_once_and_what_follows_is_
 
 @pytest.mark.parametrize("state", ["draining", "revoked", None])
 def test_news_that_their_consumer_may_not_have_go_to_another_at_once(
-    stage: Stage, bell: Doorbell, state: str | None
+    stage: Stage, bell: StreamNotifier, state: str | None
 ) -> None:
     a, m = _rung(stage, bell)
     a.work()
@@ -205,7 +205,10 @@ def test_a_bell_on_another_server_is_found_out_though_that_has_nothing_more_to_t
     """A failover that it has not heard of, and neither has a producer. The new server is past what was ``told`` by
     then, or not."""
     with EmbeddedRedis(tmp_path_short / "other", port=None, durable=False) as other:
-        bell, producer = Doorbell(_Moving(other.url, stage.url), stage.keys.stream), Link(other.url, "test:producer")
+        bell, producer = (
+            StreamNotifier(_Moving(other.url, stage.url), stage.keys.stream),
+            Link(other.url, "test:producer"),
+        )
         _, m = _rung(stage, bell)
         assert _drive(m, bell, lambda: bell._asked_until_s is not None)
         producer.call("XADD", stage.keys.stream, told, "ticket_id", "T")
@@ -214,13 +217,13 @@ def test_a_bell_on_another_server_is_found_out_though_that_has_nothing_more_to_t
         _drive(m, bell, lambda: False, 0.3)
         for ticket in (b"A", b"B", b"C"):
             [sent] = stage.send(ticket)
-            assert _drive(m, bell, lambda sent=sent: rank(m.dispatcher._reader.last_read) >= rank(sent))  # type: ignore[misc]
+            assert _drive(m, bell, lambda sent=sent: rank(m.dispatcher._cursor.last_read) >= rank(sent))  # type: ignore[misc]
         bell.close()
         producer.close()
 
 
 def test_news_that_redis_had_no_memory_for_and_then_none_for_a_look_are_taken_when_it_has(
-    stage: Stage, bell: Doorbell
+    stage: Stage, bell: StreamNotifier
 ) -> None:
     _, m = _rung(stage, bell)
     [first] = stage.send(T)
@@ -238,10 +241,12 @@ def test_news_that_redis_had_no_memory_for_and_then_none_for_a_look_are_taken_wh
         with pytest.raises(NotNow):
             m.dispatcher.run_once()
     m.link.before = lambda step: None
-    assert _drive(m, bell, lambda: m.dispatcher._reader.last_read == first)
+    assert _drive(m, bell, lambda: m.dispatcher._cursor.last_read == first)
 
 
-def test_a_stream_that_comes_back_with_lower_ids_after_it_has_rung_rings_again(stage: Stage, bell: Doorbell) -> None:
+def test_a_stream_that_comes_back_with_lower_ids_after_it_has_rung_rings_again(
+    stage: Stage, bell: StreamNotifier
+) -> None:
     a, m = _rung(stage, bell)
     a.work()
     m.turn(*a.reports())
@@ -252,13 +257,13 @@ def test_a_stream_that_comes_back_with_lower_ids_after_it_has_rung_rings_again(s
     m.look()
     _drive(m, bell, lambda: False, 0.1)
     stage.send(T, b"5-1")
-    assert _drive(m, bell, lambda: m.dispatcher._reader.last_read == b"5-1")
+    assert _drive(m, bell, lambda: m.dispatcher._cursor.last_read == b"5-1")
 
 
-def test_a_recovery_that_a_record_asks_for_begins_at_once(stage: Stage, bell: Doorbell) -> None:
+def test_a_recovery_that_a_record_asks_for_begins_at_once(stage: Stage, bell: StreamNotifier) -> None:
     _, m = _rung(stage, bell)
     [entry] = stage.send(b"U")
-    assert _drive(m, bell, lambda: m.dispatcher._reader.last_read == entry)
+    assert _drive(m, bell, lambda: m.dispatcher._cursor.last_read == entry)
     stage.link.call("HSET", stage.keys.tickets, b"U", b"ghost:1 5 " + entry)
     m.dispatcher.post(ChangedElsewhere(frozenset({b"U"})))
     assert m.dispatcher.run_once() == 0.0

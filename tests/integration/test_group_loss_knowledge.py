@@ -75,9 +75,9 @@ def test_a_group_that_is_lost_again_while_it_repeats_has_not_forgotten_what_repe
     a, ids = half_done(stage, m)
     note_position(m)
     destroy_group(stage)
-    m.dispatcher._position_s = 0.0
+    m.dispatcher._position_saver._saved_s = 0.0
     settle(m, turns=2)
-    m.dispatcher._position_s = 1e18
+    m.dispatcher._position_saver._saved_s = 1e18
     assert rank(stage.world.stream.last_delivered()) < rank(ids[0]), "it has begun to repeat"
     assert repeats_until(stage) == ids[-1]
     destroy_group(stage)
@@ -237,7 +237,7 @@ def test_what_holds_up_the_reader_is_logged_once_and_is_its_trouble(
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             assert a.read() == 0
-            assert a.reader.held_up
+            assert a.reader.is_blocked
             assert a.reader.trouble is not None
             assert "b'T'" in a.reader.trouble
     assert [record.message for record in caplog.records].count("inbox_held_up") == 1

@@ -146,7 +146,7 @@ def test_a_message_that_its_owner_gets_again_before_it_knows_that_redis_has_it_a
     stage.finish(m, [a])
     assert stage.history.ids(T) == [first, first]
     assert (stage.world.state().pending, stage.world.state().index) == ({}, {})
-    assert not a.keeper.load()[1]
+    assert not a.lanes.load()[1]
 
 
 # ---- where it begins again -------------------------------------------------------------------------------------------------------

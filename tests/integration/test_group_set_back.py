@@ -29,7 +29,7 @@ def stage(any_redis_url: str) -> Iterator[Stage]:
 
 def _set_back(stage: Stage, master: MasterActor, position: bytes = b"0-0") -> None:
     stage.link.call("XGROUP", "SETID", stage.keys.stream, stage.keys.group, position)
-    master.dispatcher._reader.again(False)  # as after IDLE_READ_S, or with the next message
+    master.dispatcher._cursor.retry(False)  # as after IDLE_READ_S, or with the next message
 
 
 def _check_books(board: Board) -> None:

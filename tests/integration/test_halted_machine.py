@@ -78,7 +78,7 @@ def test_the_promise_is_kept_with_tickets_that_wait_for_an_operator(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "usher.master.dispatch.dispatcher._SAVE_POSITION_S", 0.0
+        "usher.master.dispatch.position_saver._SAVE_POSITION_S", 0.0
     )  # a turn must not depend on the clock: examples are run again
     is_long = settings.get_current_profile_name() == "long"  # registered in tests/conftest.py
     size = settings.default if is_long else settings(max_examples=14, stateful_step_count=40)

@@ -116,7 +116,8 @@ def test_what_the_inbox_still_names_is_not_run_after_its_ticket_was_parked(
     assert a.read() == 0 or a.start() is None
     assert stage.history.ids(T) == ids[:1]
     a.read()
-    assert not a.keeper.closed_fences(), "and that is forgotten once the inbox has been read"
+    with a.lanes.locked() as board:
+        assert not board.closed_fences(), "and that is forgotten once the inbox has been read"
     _stands_still(stage, m, a)
     if policy == "park":
         letters.redrive(stage.world.letter_ids())

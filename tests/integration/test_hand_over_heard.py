@@ -14,8 +14,8 @@ from tests.integration.factories import FIELD, NASTY_TICKETS, TRICKY_IDS, Owner,
 from tests.integration.memory import full_memory
 from usher.common.base.errors import Fenced, NotNow
 from usher.common.redis.replies import Entry, HandOver, pairs, parse_own
-from usher.master.leader.leader_scripts import GroupMoved, LeaderScripts, RulesMoved, StaleNotification
-from usher.master.leader.peeked import Found, News
+from usher.master.leader.leader_scripts import GroupMoved, LeaderScripts, NotificationMismatch, RulesMoved
+from usher.master.leader.peeked import NewEntries, PeekedEntry
 from usher.master.policy.board.plans import NOTHING
 
 _HIGHEST = b"18446744073709551615-18446744073709551615"
@@ -60,7 +60,7 @@ def test_heard_news_become_their_owners_or_masters_as_seen_ones_do(world: World,
     leader, a, b = world.elect(), world.join("a"), world.join("b")
     to_a, left, to_b = world.send(b"T", b"1-1", b"1-10"), world.send(b"V", b"2-1"), world.send(b"U", b"3-1", b"10-1")
     news = leader.peek(100) if how == "seen" else hear(world, leader)
-    assert bool(news.heard) == (how == "heard")
+    assert bool(news.digest) == (how == "heard")
     reply = leader.hand_over(plans((a, {b"T": to_a}), (b, {b"U": to_b})), news)
     assert reply.targets == (("OK", [], [], []),) * 2
     assert world.pending() == {a.name: to_a, b"master": left, b.name: to_b}
@@ -121,7 +121,9 @@ def test_an_entry_at_the_highest_id_is_taken_and_brings_its_body(world: World) -
 # ---- what is refused as a whole ----------------------------------------------------------------------------------------------
 
 
-def _calls(world: World, leader: LeaderScripts, a: Owner, news: Callable[[], News]) -> Iterator[Callable[[], object]]:
+def _calls(
+    world: World, leader: LeaderScripts, a: Owner, news: Callable[[], NewEntries]
+) -> Iterator[Callable[[], object]]:
     """The ways to take these news: all planned, some, none, none of a target, with what is parked."""
     parked = world.parked(leader, b"P", b"0-1")
     taken = news()
@@ -150,7 +152,7 @@ def _calls(world: World, leader: LeaderScripts, a: Owner, news: Callable[[], New
 )
 def test_nothing_is_taken_when_what_was_heard_is_not_what_comes_next_here(world: World, ids: Sequence[bytes]) -> None:
     leader, a = world.elect(), world.join("a")
-    for call in _calls(world, leader, a, lambda: leader.heard(b"0-1", _as_heard(*ids), 100)):
+    for call in _calls(world, leader, a, lambda: leader.notified(b"0-1", _as_heard(*ids), 100)):
         if world.link.call("XLEN", world.keys.stream) == 1:
             world.send(b"T", *_HERE)
         with world.unchanged(), pytest.raises(GroupMoved):
@@ -162,7 +164,7 @@ def test_nothing_is_taken_when_what_was_heard_is_not_what_comes_next_here(world:
 def test_nothing_is_taken_when_one_of_the_heard_was_deleted_since(world: World, which: int) -> None:
     leader, a = world.elect(), world.join("a")
 
-    def news() -> News:
+    def news() -> NewEntries:
         world.send(b"T", *_HERE)
         heard = hear(world, leader)
         world.delete(_HERE[which])
@@ -194,7 +196,7 @@ def test_nothing_is_taken_when_an_entry_of_that_id_is_another_one_here(
     world.make_group()
     world.send(b"T", first)
     world.add(second, *other)
-    with world.unchanged(), pytest.raises(StaleNotification):
+    with world.unchanged(), pytest.raises(NotificationMismatch):
         leader.hand_over(plan(a, {b"T": [first, second]}), news)
 
 
@@ -202,7 +204,7 @@ def test_nothing_is_taken_when_an_entry_of_that_id_is_another_one_here(
 def test_nothing_is_taken_when_the_group_is_elsewhere(world: World, position: bytes) -> None:
     leader, a = world.elect(), world.join("a")
 
-    def news() -> News:
+    def news() -> NewEntries:
         world.send(b"T", *_HERE)
         heard = hear(world, leader)
         world.link.call("XGROUP", "SETID", world.keys.stream, world.keys.group, position)
@@ -224,7 +226,7 @@ def test_what_the_plan_takes_for_parked_does_not_make_up_for_what_was_not_heard(
         [one for one in _HERE if one not in old],
         [b"1-1", *others[: len(old)], *(one for one in _HERE[1:] if one not in old)],
     ):
-        news = leader.heard(b"0-0", _as_heard(*ids), 100)
+        news = leader.notified(b"0-0", _as_heard(*ids), 100)
         for planned in ([b"1-1"], ids):
             parts = {b"O": list(old), b"T": planned}
             with world.unchanged(), pytest.raises(GroupMoved):
@@ -397,10 +399,10 @@ _WORDS = st.sampled_from([_TICKET, b"T", b"", b"body", b"x" * 40]) | st.binary(m
 _ENTRIES = st.lists(st.lists(st.tuples(_WORDS, _WORDS), min_size=1, max_size=4), max_size=6)
 
 
-def _expected(entry_id: bytes, fields: Sequence[tuple[bytes, bytes]], longest: int) -> Found:
+def _expected(entry_id: bytes, fields: Sequence[tuple[bytes, bytes]], longest: int) -> PeekedEntry:
     ticket = next((value for name, value in fields if name == _TICKET), None)
     size = sum(len(name) + len(value) for name, value in fields)
-    return Found(entry_id, ticket or b"", size) if longest and size > longest else Found(entry_id, ticket)
+    return PeekedEntry(entry_id, ticket or b"", size) if longest and size > longest else PeekedEntry(entry_id, ticket)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -434,11 +436,11 @@ def test_of_what_was_heard_no_more_is_news_than_asked_for_and_that_is_taken(worl
     leader, a = world.elect(), world.join("a")
     ids = world.send(b"T", *_HERE)
     entries = parse_own(world.link.call("XREAD", "STREAMS", world.keys.stream, b"0-0"))
-    assert [leader.heard(b"0-0", entries, count).is_all for count in (1, 3, 4, 5)] == [False, False, True, True]
-    leader.hand_over(plan(a, {b"T": ids[:3]}), leader.heard(b"0-0", entries, 3))
+    assert [leader.notified(b"0-0", entries, count).is_all for count in (1, 3, 4, 5)] == [False, False, True, True]
+    leader.hand_over(plan(a, {b"T": ids[:3]}), leader.notified(b"0-0", entries, 3))
     assert (world.pending(), _position(world), _bodies(world, a)) == (
         {a.name: ids[:3]},
         ids[2],
         _fields(world, *ids[:3]),
     )
-    assert (hear(world, leader).position, hear(world, leader).found) == (ids[2], [Found(ids[3], b"T")])
+    assert (hear(world, leader).position, hear(world, leader).found) == (ids[2], [PeekedEntry(ids[3], b"T")])

@@ -16,7 +16,7 @@ from usher.common.protocol.stream_id import rank
 from usher.common.redis.embedded import SERVER_VARIABLE
 from usher.common.redis.replies import pairs
 from usher.master.leader.leader_scripts import LeaderScripts
-from usher.master.leader.peeked import News
+from usher.master.leader.peeked import NewEntries
 from usher.master.policy.board.plans import NOTHING, HandOverPlan
 
 _OTHER = "read"  # the group that is read with XREADGROUP
@@ -62,7 +62,7 @@ class Twins:
     def take(
         self,
         count: int,
-        make: Callable[[News], HandOverPlan] = lambda news: NOTHING,
+        make: Callable[[NewEntries], HandOverPlan] = lambda news: NOTHING,
         since: Callable[[], object] = lambda: None,
     ) -> int:
         """Up to ``count`` entries, by both groups; ``since`` happens between the leader's look and its hand-over."""

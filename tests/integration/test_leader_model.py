@@ -21,7 +21,7 @@ from usher.common.redis.replies import TicketStream, pairs, parse_record
 from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.lifecycle.owner_scripts import Buried, Letter, OwnerScripts
 from usher.master.leader.leader_scripts import Freed, GroupMoved, LeaderScripts, ParkedPage, RulesMoved, TakenPage
-from usher.master.leader.peeked import NO_NEWS, Found, News
+from usher.master.leader.peeked import NO_NEW_ENTRIES, NewEntries, PeekedEntry
 from usher.master.operations.action_log import By
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import LiveRules
@@ -173,7 +173,7 @@ class Mirror(RedisModel):
         self._compare()
         return real
 
-    def sweep(self, ids: Iterable[bytes]) -> list[Found]:
+    def sweep(self, ids: Iterable[bytes]) -> list[PeekedEntry]:
         """Which entries are idle for long cannot be chosen, so the sweep is done by hand here; sweep.lua has tests of
         its own."""
         chosen = list(ids)
@@ -187,14 +187,14 @@ class Mirror(RedisModel):
         self._compare()
         return mine
 
-    def peek(self, count: int) -> News:
+    def peek(self, count: int) -> NewEntries:
         self._bring_up_to_date()
         real = self._steps.peek(count)
         assert real == super().peek(count)
         self._compare()
         return real
 
-    def hand_over(self, plan: HandOverPlan, news: News = NO_NEWS) -> HandOverReply:
+    def hand_over(self, plan: HandOverPlan, news: NewEntries = NO_NEW_ENTRIES) -> HandOverReply:
         self._bring_up_to_date()
         try:
             real = self._steps.hand_over(plan, news)
@@ -265,7 +265,7 @@ class RuledMirror(Mirror, RuledRedis):
         """The leader knows the rules of now, or others."""
         self._steps.rules_version = self._live.read().version if self.known == self.version else b"0"
 
-    def hand_over(self, plan: HandOverPlan, news: News = NO_NEWS) -> HandOverReply:
+    def hand_over(self, plan: HandOverPlan, news: NewEntries = NO_NEW_ENTRIES) -> HandOverReply:
         self._know()
         try:
             return super().hand_over(plan, news)

@@ -12,7 +12,7 @@ from usher.common.base.errors import Fenced, GroupMissing, NotNow
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.stream_id import rank
 from usher.master.leader.leader_scripts import LeaderScripts
-from usher.master.leader.peeked import Found, News
+from usher.master.leader.peeked import NewEntries, PeekedEntry
 
 _BEGIN = b"0-0"
 
@@ -20,7 +20,7 @@ _BEGIN = b"0-0"
 def test_new_entries_are_seen_in_stream_order_with_where_the_group_is(world: World) -> None:
     leader = world.elect()
     ids = world.send(b"T", *TRICKY_IDS)
-    assert leader.peek(100) == News(_BEGIN, [Found(entry_id, b"T") for entry_id in ids], True)
+    assert leader.peek(100) == NewEntries(_BEGIN, [PeekedEntry(entry_id, b"T") for entry_id in ids], True)
 
 
 def test_to_look_changes_nothing_and_to_look_again_shows_the_same(world: World) -> None:
@@ -45,10 +45,10 @@ def test_what_came_since_is_seen_by_the_next_look(world: World) -> None:
 
 def test_nothing_new_is_all_there_is(world: World) -> None:
     leader = world.elect()
-    assert leader.peek(100) == News(_BEGIN, [], True)
+    assert leader.peek(100) == NewEntries(_BEGIN, [], True)
     ids = world.send(b"T", *TRICKY_IDS[:3])
     fetch(leader, 100)
-    assert leader.peek(100) == News(ids[-1], [], True)
+    assert leader.peek(100) == NewEntries(ids[-1], [], True)
 
 
 @pytest.mark.parametrize("given", range(1, 5))
@@ -58,7 +58,9 @@ def test_the_position_is_the_last_id_that_the_group_was_given_and_all_above_it_i
     leader = world.elect()
     ids = world.send(b"T", *TRICKY_IDS)
     fetch(leader, given)
-    assert leader.peek(100) == News(ids[given - 1], [Found(entry_id, b"T") for entry_id in ids[given:]], True)
+    assert leader.peek(100) == NewEntries(
+        ids[given - 1], [PeekedEntry(entry_id, b"T") for entry_id in ids[given:]], True
+    )
 
 
 @pytest.mark.parametrize("position", [b"1-11", b"50-0", b"99-8", b"1000-0", b"18446744073709551-0"])
@@ -80,7 +82,7 @@ def test_what_is_pending_or_acknowledged_is_not_seen(world: World) -> None:
     done = world.owned(leader, a, b"D")
     a.steps.ack({b"D": done}, b"", 0)
     [new] = world.send(b"N")
-    assert leader.peek(100).found == [Found(new, b"N")]
+    assert leader.peek(100).found == [PeekedEntry(new, b"N")]
 
 
 def test_no_more_are_seen_than_asked_for(world: World) -> None:
@@ -98,7 +100,7 @@ def test_who_asked_for_as_many_as_there_are_is_not_told_that_these_are_all(world
     assert leader.peek(len(ids)).is_all is False
     assert leader.peek(len(ids) + 1).is_all is True
     fetch(leader, len(ids))
-    assert leader.peek(1) == News(ids[-1], [], True)
+    assert leader.peek(1) == NewEntries(ids[-1], [], True)
 
 
 def test_fewer_because_they_are_large_are_not_all(world: World) -> None:
@@ -147,7 +149,7 @@ def test_an_entry_that_is_larger_than_allowed_says_how_large(world: World) -> No
     world.add(b"1-1", FIELD, "T", "body", b"x" * 50)
     world.add(b"2-1", FIELD, "T", "body", b"x" * 1000)
     small, large = leader.peek(10).found
-    assert small == Found(b"1-1", b"T")
+    assert small == PeekedEntry(b"1-1", b"T")
     assert (large.id, large.ticket) == (b"2-1", b"T")
     assert large.size >= 1000
 
@@ -172,32 +174,32 @@ def test_a_deposed_leader_sees_nothing(world: World, depose: Callable[[LeaderScr
 def test_a_ticket_is_any_bytes(world: World, ticket: bytes) -> None:
     leader = world.elect()
     [entry_id] = world.send(ticket)
-    assert leader.peek(10).found == [Found(entry_id, ticket)]
+    assert leader.peek(10).found == [PeekedEntry(entry_id, ticket)]
 
 
 def test_an_entry_without_the_field_has_no_ticket(world: World) -> None:
     leader = world.elect()
     ids = [world.add(b"1-1", "other", "1"), world.add(b"2-1", "", ""), world.add(b"3-1", "x", "ticket_id")]
-    assert leader.peek(10).found == [Found(entry_id, None) for entry_id in ids]
+    assert leader.peek(10).found == [PeekedEntry(entry_id, None) for entry_id in ids]
 
 
 def test_an_empty_ticket_is_not_the_same_as_none(world: World) -> None:
     leader = world.elect()
     assert leader.peek(10).found == []
     [entry_id] = world.send(b"")
-    assert leader.peek(10).found == [Found(entry_id, b"")]
+    assert leader.peek(10).found == [PeekedEntry(entry_id, b"")]
 
 
 def test_of_several_fields_of_that_name_the_first_counts(world: World) -> None:
     leader = world.elect()
     world.add(b"1-1", "body", "x", "ticket_id", "first", "ticket_id", "second")
-    assert leader.peek(10).found == [Found(b"1-1", b"first")]
+    assert leader.peek(10).found == [PeekedEntry(b"1-1", b"first")]
 
 
 def test_a_value_that_looks_like_the_field_name_is_no_field(world: World) -> None:
     leader = world.elect()
     world.add(b"1-1", "a", "ticket_id", "ticket_id", "T")
-    assert leader.peek(10).found == [Found(b"1-1", b"T")]
+    assert leader.peek(10).found == [PeekedEntry(b"1-1", b"T")]
 
 
 def test_of_a_ticket_that_is_too_long_one_byte_more_than_allowed_travels(world: World) -> None:
@@ -214,23 +216,23 @@ def test_thousands_are_seen_and_taken_in_one_call_each(world: World) -> None:
     assert ([found.id for found in news.found], news.is_all) == (ids, True)
     fetch(leader, 10_000)
     assert world.pending() == {b"master": ids}
-    assert leader.peek(10_000) == News(ids[-1], [], True)
+    assert leader.peek(10_000) == NewEntries(ids[-1], [], True)
 
 
 def test_an_entry_of_thousands_of_fields_is_seen(world: World) -> None:
     leader = world.elect()
     world.add(b"1-1", *[b"f%d" % n for n in range(20_000)], "ticket_id", "T")
-    assert leader.peek(10).found == [Found(b"1-1", b"T")]
+    assert leader.peek(10).found == [PeekedEntry(b"1-1", b"T")]
 
 
 def test_an_entry_that_was_deleted_is_not_seen(world: World) -> None:
     leader = world.elect()
     first, second, third, fourth = world.send(b"T", b"1-1", b"2-1", b"3-1", b"4-1")
     world.delete(first, third)
-    assert leader.peek(10) == News(_BEGIN, [Found(second, b"T"), Found(fourth, b"T")], True)
+    assert leader.peek(10) == NewEntries(_BEGIN, [PeekedEntry(second, b"T"), PeekedEntry(fourth, b"T")], True)
     assert leader.peek(2).is_all is False
     world.delete(second, fourth)
-    assert leader.peek(10) == News(_BEGIN, [], True)
+    assert leader.peek(10) == NewEntries(_BEGIN, [], True)
 
 
 def test_the_group_of_another_program_is_not_looked_at(world: World) -> None:
@@ -238,7 +240,7 @@ def test_the_group_of_another_program_is_not_looked_at(world: World) -> None:
     ids = world.send(b"T", b"1-1", b"2-1")
     for other, start in (("a", "1-1"), ("z", "$")):
         world.link.call("XGROUP", "CREATE", world.keys.stream, other, start)
-    assert leader.peek(10) == News(_BEGIN, [Found(entry_id, b"T") for entry_id in ids], True)
+    assert leader.peek(10) == NewEntries(_BEGIN, [PeekedEntry(entry_id, b"T") for entry_id in ids], True)
 
 
 def test_to_look_when_memory_is_full_shows_the_same_or_is_refused_for_the_moment(world: World) -> None:
@@ -284,4 +286,4 @@ def test_above_the_highest_id_there_is_nothing(world: World, how: str) -> None:
         fetch(leader, 100)
     else:
         world.link.call("XGROUP", "SETID", world.keys.stream, world.keys.group, highest)
-    assert leader.peek(100) == News(highest, [], True)
+    assert leader.peek(100) == NewEntries(highest, [], True)

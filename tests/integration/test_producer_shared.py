@@ -114,7 +114,7 @@ def test_a_child_that_is_forked_while_a_thread_connects_does_not_read_the_replie
     assert forked == [0]
 
 
-class Colour(str, enum.Enum):
+class Colour(str, enum.Enum):  # noqa: UP042 - its str() is not its value
     RED = "red"
 
 

@@ -171,9 +171,9 @@ _NO_DOUBT = mutant(
         "(NotNow, RulesMoved, GroupMoved, ReplyUnknown)",
     ),
     CodeEdit(
-        "usher.master.dispatch.dispatcher:Dispatcher._read_new",
-        "(NotNow, RulesMoved, GroupMoved)",
-        "(NotNow, RulesMoved, GroupMoved, ReplyUnknown)",
+        "usher.master.dispatch.dispatcher:Dispatcher._carry_out_or_forget",
+        "except GroupMoved:",
+        "except (GroupMoved, ReplyUnknown):",
     ),
 )
 
@@ -235,7 +235,7 @@ def _with_two_parked(stage: Stage) -> tuple[MasterActor, list[bytes]]:
     m.dispatcher.board.take_in((found.id, found.ticket or b"") for found in fetch(m.dispatcher._steps, 2))
     stage.consumer("a")
     m.look()
-    m.dispatcher._read_mailbox()
+    m.dispatcher._take_events()
     return m, ids
 
 
@@ -246,11 +246,13 @@ def _ids(planned: HandOverPlan | None) -> list[tuple[str, list[bytes]]]:
 @rule(
     mutant(
         "the owner enters memory with the reply",
-        CodeEdit("usher.master.policy.board.board:Board._take", "if ticket.owner is None:", "if False:"),
+        CodeEdit("usher.master.policy.board.ownership:Ownership._take", "if ticket.owner is None:", "if False:"),
     ),
     mutant(
         "the ids enter memory with the reply",
-        CodeEdit("usher.master.policy.board.board:Board._take", "ticket.running.update(dict.fromkeys(ids))", "pass"),
+        CodeEdit(
+            "usher.master.policy.board.ownership:Ownership._take", "ticket.running.update(dict.fromkeys(ids))", "pass"
+        ),
     ),
 )
 def test_a_plan_is_in_memory_before_it_is_carried_out(stage: Stage) -> None:
@@ -260,7 +262,7 @@ def test_a_plan_is_in_memory_before_it_is_carried_out(stage: Stage) -> None:
     assert ids == [first]
     stage.consumer("b")
     m.look()
-    m.dispatcher._read_mailbox()
+    m.dispatcher._take_events()
     assert _ids(m.board.plan(10, now_s())) == [(owner, [second])]
     assert m.board.runs(T, first)
 
@@ -362,7 +364,7 @@ def _memory_keeps_what_runs(stage: Stage, m: MasterActor) -> None:
 _BY_COUNT = mutant(
     "a report frees as many as it names",
     CodeEdit(
-        "usher.master.policy.board.board:Board.free",
+        "usher.master.policy.board.ownership:Ownership.free",
         "running.pop(entry_id, None)",
         "running.pop(next(iter(running), None), None)",
     ),
@@ -370,7 +372,7 @@ _BY_COUNT = mutant(
 _BY_ANYBODY = mutant(
     "a report frees whoever sends it",
     CodeEdit(
-        "usher.master.policy.board.board:Board.free",
+        "usher.master.policy.board.ownership:Ownership.free",
         "self.consumers.get(incarnation)",
         "next(iter(self.consumers.values()), None)",
     ),

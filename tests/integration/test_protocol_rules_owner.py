@@ -37,9 +37,10 @@ def _hand_over(stage: Stage, leader: Any, owner: ConsumerActor, ticket: bytes, *
 
 def _run_all_that_is_pending(reader: Any, block_ms: int | None) -> int:
     found = parse_own(reader._link.call(*read_own_command(reader._keys, reader._incarnation, b"0", 1000)))
-    fresh = set(reader._keeper.unknown(entry.id for entry in found))
+    with reader._lanes.locked() as board:
+        fresh = set(board.unknown(entry.id for entry in found))
     entries = [entry for entry in found if entry.id in fresh and entry.fields]
-    reader._keeper.add(
+    reader._lanes.add(
         (entry.fields[1], [Message(entry.fields[1], entry.id, 0, entry.fields, reader._lease)])
         for entry in entries
         if entry.fields
@@ -50,7 +51,7 @@ def _run_all_that_is_pending(reader: Any, block_ms: int | None) -> int:
 @rule(
     mutant(
         "the reader runs whatever is pending for it",
-        Replace("usher.consumer.execution.inbox_reader:BatchReader.read", _run_all_that_is_pending),
+        Replace("usher.consumer.execution.inbox_reader:InboxReader.read", _run_all_that_is_pending),
     )
 )
 def test_what_no_inbox_record_names_is_not_run_although_it_is_pending(stage: Stage) -> None:
@@ -71,8 +72,8 @@ def test_what_no_inbox_record_names_is_not_run_although_it_is_pending(stage: Sta
             "usher.consumer.execution.inbox_reader:plan_reads",
             lambda wanted, held, highest: [OwnRead(from_rank(max(highest, 0)), len(wanted))],
         ),
-        Replace("usher.consumer.execution.inbox_reader:BatchReader._read_on", lambda *_: None),
-        Replace("usher.consumer.execution.inbox_reader:BatchReader._look_in_the_stream", lambda *_: None),
+        Replace("usher.consumer.execution.inbox_reader:InboxReader._read_on", lambda *_: None),
+        Replace("usher.consumer.execution.inbox_reader:InboxReader._look_in_the_stream", lambda *_: None),
     )
 )
 def test_entries_below_those_already_read_are_read_too(stage: Stage) -> None:
@@ -115,9 +116,9 @@ def test_an_entry_that_comes_late_runs_before_the_higher_ones_of_its_ticket(stag
     mutant(
         "what was asked for counts as seen",
         CodeEdit(
-            "usher.consumer.execution.inbox_reader:BatchReader._go_on",
-            "page = begun.left",
-            "self._begun, self._last_record = None, begun.records[-1].id; page = begun.left",
+            "usher.consumer.execution.inbox_reader:InboxReader._fill",
+            "page = filling.left",
+            "self._state, self._last_record = _IDLE, filling.records[-1].id; page = filling.left",
         ),
     )
 )
@@ -267,7 +268,7 @@ def test_an_acknowledgement_of_the_former_process_does_not_count_for_its_success
 _GOES_ON = mutant(
     "a ticket goes on after a message was given up",
     CodeEdit(
-        "usher.consumer.execution.executor:Executor.bury", "self.keeper.hold(lane)", "self.keeper.release(lane, 0, 0.0)"
+        "usher.consumer.execution.executor:Executor.bury", "self.lanes.hold(lane)", "self.lanes.release(lane, 0, 0.0)"
     ),
 )
 

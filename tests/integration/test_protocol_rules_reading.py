@@ -12,16 +12,16 @@ from tests.integration.test_protocol_rules import T
 from usher.common.base.errors import NotNow
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.master.leader.leader_scripts import LeaderScripts
-from usher.master.leader.peeked import Found, News
+from usher.master.leader.peeked import NewEntries, PeekedEntry
 
 
-def _plain_read(steps: LeaderScripts, count: int) -> News:
+def _plain_read(steps: LeaderScripts, count: int) -> NewEntries:
     keys = steps._keys
     command = ("XREADGROUP", "GROUP", keys.group, "master", "COUNT", count, "STREAMS", keys.stream, ">")
     reply = steps._scripts._link.call(*command)
-    return News(
+    return NewEntries(
         b"",
-        [Found(entry_id, fields[1][: LONGEST_TICKET + 1]) for entry_id, fields in (reply[0][1] if reply else ())],
+        [PeekedEntry(entry_id, fields[1][: LONGEST_TICKET + 1]) for entry_id, fields in (reply[0][1] if reply else ())],
         not reply,
     )
 

@@ -18,7 +18,7 @@ from usher.common.redis.client import Link
 from usher.master.insight import live_overview as pulse_module
 from usher.master.insight.index_scan import IndexScan
 from usher.master.insight.live_overview import CONSUMERS, OVERVIEW, LiveOverview
-from usher.master.policy.explain.stuck import Parked
+from usher.master.policy.board.views import Parked
 
 
 @pytest.fixture

@@ -154,9 +154,9 @@ def test_alone_it_does_not_start_unless_redis_has_said_that_its_start_is_noted(
     for _ in range(5):
         assert process.now.start() is None
     assert not stage.history.starts
-    lane = process.now.keeper._board.lanes[T]
+    lane = process.now.lanes._board.lanes[T]
     assert lane.isolation is Isolation.TOGETHER, "others run until the next try"
-    process.now.keeper._board.wake_due(1e12)
+    process.now.lanes._board.wake_due(1e12)
     process.begin().succeed()
     process.now.flush()
     assert known(stage) == {}
@@ -170,7 +170,7 @@ def test_alone_it_waits_for_a_group_that_was_lost_to_be_there_again(stage: Stage
     for _ in range(5):
         assert process.now.start() is None
     process._master.settle()
-    process.now.keeper._board.wake_due(1e12)
+    process.now.lanes._board.wake_due(1e12)
     stage.finish(process._master, [process.now])
     stage.check_done(T, [first, second])
     assert known(stage) == {}
@@ -184,7 +184,7 @@ def test_alone_it_does_not_start_when_it_is_not_ours_any_more(stage: Stage, proc
     for _ in range(5):
         assert process.now.start() is None
     process.now.flush()
-    assert process.now.keeper.load() == (0, 0)
+    assert process.now.lanes.load() == (0, 0)
     assert not stage.world.dead()
     stage.world.apart_because = "somebody acknowledged it behind our back"
 
@@ -271,7 +271,7 @@ def test_of_many_failures_at_once_redis_gets_the_last_count_and_nothing_waits(st
     for _ in range(2):
         for run in [process.begin() for _ in ids]:
             run.fail(ValueError("no"))
-        process.now.keeper._board.wake_due(1e12)
+        process.now.lanes._board.wake_due(1e12)
     process.now.flush()
     assert known(stage) == dict.fromkeys(ids, Attempts(2, 2))
     assert process.now.acker.is_flushed

@@ -10,7 +10,7 @@ from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, World, fetch
 from usher.common.base.errors import Fenced
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.master.leader.leader_scripts import LeaderScripts
-from usher.master.leader.peeked import Found
+from usher.master.leader.peeked import PeekedEntry
 
 
 def _all(leader: LeaderScripts, count: int) -> list[bytes]:
@@ -64,8 +64,8 @@ def test_an_entry_whose_body_is_gone_becomes_a_dead_letter_once(world: World) ->
     leader = world.elect()
     first, second, third = world.parked(leader, b"T", b"1-1", b"2-1", b"3-1")
     world.delete(first, third)
-    assert leader.read_parked(None, 10) == (third, [Found(second, b"T")], [first, third])
-    assert leader.read_parked(None, 10) == (second, [Found(second, b"T")], []), (
+    assert leader.read_parked(None, 10) == (third, [PeekedEntry(second, b"T")], [first, third])
+    assert leader.read_parked(None, 10) == (second, [PeekedEntry(second, b"T")], []), (
         "the reply was lost and the page is read again"
     )
     assert world.state().letters() == [(first, b"", b"body_gone"), (third, b"", b"body_gone")]
@@ -83,7 +83,7 @@ def test_a_page_of_bodies_that_are_all_gone_is_not_the_last_page(world: World) -
 def test_a_ticket_is_any_bytes(world: World, ticket: bytes) -> None:
     leader = world.elect()
     [entry_id] = world.parked(leader, ticket)
-    assert leader.read_parked(None, 10).found == [Found(entry_id, ticket)]
+    assert leader.read_parked(None, 10).found == [PeekedEntry(entry_id, ticket)]
 
 
 def test_tickets_that_nobody_can_use_come_as_they_were_seen_but_cut(world: World) -> None:

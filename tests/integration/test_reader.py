@@ -1,4 +1,4 @@
-"""Reader: how much the leader looks at, and when what the doorbell heard spares it the look."""
+"""Stream cursor: how much the leader looks at, and when what the doorbell heard spares it the look."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from tests.integration.ears import Ear
 from tests.integration.factories import FIELD, World
 from tests.integration.test_protocol_rules import T
 from usher.common.protocol.stream_id import ZERO
-from usher.master.dispatch.stream_cursor import IDLE_READ_S, Reader
-from usher.master.leader.leader_scripts import LeaderScripts, StaleNotification
+from usher.master.dispatch.stream_cursor import IDLE_READ_S, StreamCursor
+from usher.master.leader.leader_scripts import LeaderScripts, NotificationMismatch
 from usher.master.leader.limits import LeaderLimits
-from usher.master.leader.peeked import NO_NEWS, News
+from usher.master.leader.peeked import NO_NEW_ENTRIES, NewEntries
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import NOTHING
 
 
 class Looker:
-    """A reader, what it may ask for, and a plan of nothing for what it sees."""
+    """A cursor, what it may ask for, and a plan of nothing for what it sees."""
 
     def __init__(self, world: World, batch: int = 1000, ear: Ear | None = None, room: int = 10_000) -> None:
         self.leader: LeaderScripts = world.elect()
         self.board = Board(10)
         self.board.join("a:1", "a", 8, room, True)
-        self.reader = Reader(LeaderLimits(batch, 10, 100_000, 1.0, 1.0, 1000, FIELD), ear)
-        self.reader.begin(ZERO, None)
+        self.cursor = StreamCursor(LeaderLimits(batch, 10, 100_000, 1.0, 1.0, 1000, FIELD), ear)
+        self.cursor.begin(ZERO, None)
         self.seen: list[bytes] = []
 
-    def look(self, now_s: float = 0.0) -> News:
+    def look(self, now_s: float = 0.0) -> NewEntries:
         """One look, and what was seen is taken."""
-        news = self.reader.look(self.board, self.leader, now_s)
+        news = self.cursor.peek(self.board, self.leader, now_s)
         if news is None or not news.found:
-            return news or NO_NEWS
+            return news or NO_NEW_ENTRIES
         self.leader.hand_over(NOTHING, news)
-        self.reader.took(news)
+        self.cursor.advance(news)
         self.seen += [found.id for found in news.found]
         return news
 
@@ -61,7 +61,7 @@ def ear(world: World) -> Ear:
 
 def _asked(ear: Ear, looker: Looker) -> int:
     """How many entries the doorbell may tell of."""
-    looker.reader.arm(looker.board)
+    looker.cursor.arm(looker.board)
     return ear.most
 
 
@@ -75,7 +75,7 @@ def test_the_bell_is_to_tell_of_a_few_while_they_are_small(world: World, ear: Ea
     world.add(b"1000000-0", FIELD, "T", "body", b"x" * 2000)
     looker.look_on()
     assert _asked(ear, looker) == 1
-    looker.reader.begin(looker.reader.last_read, None)
+    looker.cursor.begin(looker.cursor.last_read, None)
     assert _asked(ear, looker) == 1
 
 
@@ -92,8 +92,8 @@ def test_what_the_bell_heard_of_is_not_looked_at(world: World, ear: Ear) -> None
     ear.listen(ZERO)
     world.send_many([b"V"])
     news = looker.look()
-    assert (bool(news.heard), news.is_all, looker.seen) == (True, True, ids)
-    assert not looker.look().heard
+    assert (bool(news.digest), news.is_all, looker.seen) == (True, True, ids)
+    assert not looker.look().digest
     assert len(looker.seen) == 3
 
 
@@ -103,7 +103,7 @@ def test_what_the_bell_heard_before_somebody_looked_is_looked_at(world: World, e
     ear.listen(ZERO)
     more = world.send_many([b"V"])
     news = looker.look()
-    assert (news.heard, looker.seen) == ("", ids + more)
+    assert (news.digest, looker.seen) == ("", ids + more)
 
 
 def test_of_more_than_there_is_room_for_the_first_are_taken_and_the_others_are_looked_at(
@@ -112,7 +112,7 @@ def test_of_more_than_there_is_room_for_the_first_are_taken_and_the_others_are_l
     looker, ids = Looker(world, batch=3, ear=ear), world.send_many([b"T"] * 5)
     ear.listen(ZERO)
     news = looker.look()
-    assert (bool(news.heard), news.is_all, looker.seen) == (True, False, ids[:3])
+    assert (bool(news.digest), news.is_all, looker.seen) == (True, False, ids[:3])
     assert looker.look().is_all
     assert looker.seen == ids
 
@@ -140,19 +140,19 @@ def test_a_bell_that_tells_of_other_entries_again_and_again_is_not_listened_to_f
         if is_much:
             assert looker.look().found == []
         else:
-            with pytest.raises(StaleNotification):
+            with pytest.raises(NotificationMismatch):
                 looker.look()
-            looker.reader.again(True)
+            looker.cursor.retry(True)
     assert ear.trouble == "doorbell: it told of entries that the leader did not find"
 
 
 def test_a_bell_that_was_right_in_between_is_believed(world: World, ear: Ear) -> None:
     looker = Looker(world, ear=ear)
     for _ in range(3):
-        looker.reader.again(True)
-        looker.reader.again(True)
+        looker.cursor.retry(True)
+        looker.cursor.retry(True)
         world.send(b"T")
-        ear.listen(looker.reader.last_read)
+        ear.listen(looker.cursor.last_read)
         assert looker.look().found
     assert ear.trouble is None
 
@@ -161,19 +161,19 @@ def test_what_was_heard_in_a_former_epoch_is_not_believed_in_the_next(world: Wor
     looker, ids = Looker(world, ear=ear), world.send_many([b"T"] * 2)
     ear.listen(ZERO)
     ids += world.send_many([b"T"] * 2)
-    looker.reader.begin(ZERO, ids[-1])
-    assert not looker.look().heard
+    looker.cursor.begin(ZERO, ids[-1])
+    assert not looker.look().digest
     assert looker.seen == ids
 
 
 def test_that_all_which_repeats_has_come_is_not_believed_by_hearsay(world: World, ear: Ear) -> None:
     looker, ids = Looker(world, ear=ear), world.send_many([b"T"] * 2)
     ear.listen(ZERO)
-    looker.reader.repeats_until = world.send_many([b"T"] * 2)[-1]
+    looker.cursor.repeats_until = world.send_many([b"T"] * 2)[-1]
     heard = looker.look()
     assert (heard.is_all, [found.id for found in heard.found]) == (True, ids)
-    assert not looker.reader.is_past_repeats(heard)
-    assert looker.reader.is_past_repeats(looker.look())
+    assert not looker.cursor.is_past_repeats(heard)
+    assert looker.cursor.is_past_repeats(looker.look())
 
 
 # ---- in the dispatcher -------------------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from usher.common.base.errors import Fenced
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.redis.client import CommandRefused
 from usher.master.leader.leader_scripts import LeaderScripts, Rejected
-from usher.master.leader.peeked import Found
-from usher.master.leader.validation import sort_out
+from usher.master.leader.peeked import PeekedEntry
+from usher.master.leader.validation import partition_entries
 
 
 def test_a_rejected_entry_is_acknowledged_and_kept_with_its_reason_and_its_fields(world: World) -> None:
@@ -108,13 +108,13 @@ def test_what_is_too_large_is_kept_cut_and_says_how_much_is_missing(world: World
     world.add(b"4-1", "other", b"z" * 10_001)
     found = fetch(leader, 10)
     assert found == [
-        Found(b"1-1", b"T"),
-        Found(b"2-1", b"T", 20_000_022),
-        Found(b"3-1", b"T", 16_900),
-        Found(b"4-1", b"", 10_006),
+        PeekedEntry(b"1-1", b"T"),
+        PeekedEntry(b"2-1", b"T", 20_000_022),
+        PeekedEntry(b"3-1", b"T", 16_900),
+        PeekedEntry(b"4-1", b"", 10_006),
     ]
     assert leader.read_parked(None, 10).found == found
-    _, rejected = sort_out(found)
+    _, rejected = partition_entries(found)
     assert [(entry.id, entry.shown, entry.reason) for entry in rejected] == [
         (b"%d-1" % n, b"T" * (n < 4), b"too_large".decode()) for n in (2, 3, 4)
     ]
@@ -158,7 +158,7 @@ def test_all_kinds_of_unusable_tickets_end_as_letters_with_their_reason_and_othe
     world.send(b"x" * 1_000_000, b"4-1")
     world.send(b"\xff\xfe", b"5-1")
     world.send(b"x" * LONGEST_TICKET, b"6-1")
-    usable, rejected = sort_out(fetch(leader, 10))
+    usable, rejected = partition_entries(fetch(leader, 10))
     assert leader.reject(rejected) == 5
     assert [(entry_id, reason) for entry_id, _, reason in world.state().letters()] == [
         (b"1-1", b"no_ticket_id"),

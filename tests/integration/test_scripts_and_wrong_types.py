@@ -16,7 +16,7 @@ from usher.consumer.lifecycle.journal import Former
 from usher.consumer.lifecycle.owner_scripts import Letter
 from usher.consumer.policy.quarantine import Left
 from usher.master.leader.leader_scripts import LeaderScripts, Rejected
-from usher.master.leader.peeked import Found, News
+from usher.master.leader.peeked import NewEntries, PeekedEntry
 from usher.master.policy.board.rule_gate import Condemned
 from usher.master.policy.rules import Rule, RuleAction, Target
 
@@ -52,7 +52,7 @@ def _stage(world: World) -> tuple[LeaderScripts, Owner, Owner]:
 
 
 #: As they were seen before the last one was deleted.
-_NEWS = News(b"9-1", [Found(b"10-1", b"X"), Found(b"11-1", b"X")], True)
+_NEWS = NewEntries(b"9-1", [PeekedEntry(b"10-1", b"X"), PeekedEntry(b"11-1", b"X")], True)
 _LEFT = Left(b"U", b"4-1", 5, Attempts(1), 1, False)
 #: (world, leader, the living owner, the dead one, head of the living one's ticket)
 _Call = Callable[[World, LeaderScripts, Owner, Owner, bytes], object]

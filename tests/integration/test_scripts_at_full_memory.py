@@ -17,7 +17,7 @@ from usher.common.base.errors import NotNow
 from usher.common.redis.scripts import source
 from usher.consumer.lifecycle.owner_scripts import Buried, Letter
 from usher.master.leader.leader_scripts import Freed, LeaderScripts, Rejected
-from usher.master.leader.peeked import Found
+from usher.master.leader.peeked import PeekedEntry
 
 
 @contextlib.contextmanager
@@ -195,7 +195,7 @@ def test_new_entries_are_taken_whole_or_not_at_all(world: World) -> None:
     ids = world.send(b"T", b"1-1", b"2-1")
     with _full(world), contextlib.suppress(NotNow):
         fetch(leader, 10)
-    assert (world.pending(), leader.peek(1).found) in [({}, [Found(ids[0], b"T")]), ({b"master": ids}, [])]
+    assert (world.pending(), leader.peek(1).found) in [({}, [PeekedEntry(ids[0], b"T")]), ({b"master": ids}, [])]
 
 
 def test_new_entries_for_a_new_owner_are_not_taken_at_all(world: World) -> None:

@@ -50,7 +50,7 @@ def test_a_leader_that_is_stuck_loses_the_lead(lead: tuple[LeaderServices, Elect
     leading, elector = lead
     let_go = threading.Event()
     _until(lambda: leading.dispatcher.leads)
-    leading.dispatcher._read_mailbox = lambda: let_go.wait(20.0)  # type: ignore[assignment,method-assign]
+    leading.dispatcher._take_events = lambda: let_go.wait(20.0)  # type: ignore[assignment,method-assign]
     try:
         _until(lambda: not link.call("EXISTS", leading._place.keys.leader))
         assert elector._not_extended is not None

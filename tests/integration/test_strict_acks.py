@@ -18,7 +18,7 @@ from usher.common.redis.client import Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.execution.acker import Acker
 from usher.consumer.execution.drain import Drain
-from usher.consumer.execution.lanes import LaneKeeper
+from usher.consumer.execution.lanes import Lanes
 from usher.consumer.execution.reporter import Reporter
 from usher.consumer.execution.thread_pool import LaneWorker
 from usher.consumer.handlers.message import Message, OwnLease
@@ -31,7 +31,7 @@ _PATIENCE_S = 20.0
 
 
 @contextmanager
-def _acker(world: World, keeper: LaneKeeper, enough: int = 500, was_quiet: bool = False) -> Iterator[Acker]:
+def _acker(world: World, lanes: Lanes, enough: int = 500, was_quiet: bool = False) -> Iterator[Acker]:
     """A running acker of consumer ``a`` that has just written something (unless it ``was_quiet``), and so waits for
     ever for more to finish, unless there is enough or something tells it not to."""
     owner = world.join("a")
@@ -39,7 +39,7 @@ def _acker(world: World, keeper: LaneKeeper, enough: int = 500, was_quiet: bool 
     link = Link(world.link.url, "test:ack")
     steps = OwnerScripts(ScriptRunner(link), world.keys, owner.registration)
     reporter = Reporter(MasterClient(["http://127.0.0.1:1"], ""), owner.incarnation, 1000, 512)
-    acker = Acker(link, steps, keeper, reporter, owner.incarnation, Linger(_NEVER_S, enough), 0, lambda why: None)
+    acker = Acker(link, steps, lanes, reporter, owner.incarnation, Linger(_NEVER_S, enough), 0, lambda why: None)
     acker._flushed_s = -math.inf if was_quiet else now_s()
     acker.start()
     try:
@@ -57,21 +57,21 @@ def _wait_for(acker: Acker, acknowledged: int) -> None:
         time.sleep(0.005)
 
 
-def _finish(keeper: LaneKeeper, acker: Acker, entry_id: bytes, strict: bool) -> None:
+def _finish(lanes: Lanes, acker: Acker, entry_id: bytes, strict: bool) -> None:
     """As Executor.succeeded does."""
-    lane = keeper.take_now()
+    lane = lanes.take_now()
     assert lane is not None
     lane.queue.popleft()
     if strict:
-        keeper.hold(lane)
+        lanes.hold(lane)
     acker.finished(Finished(b"T", entry_id, 1, 1, 1, 2, lane if strict else None))
     if not strict:
-        keeper.release(lane, 1, 0.0)
+        lanes.release(lane, 1, 0.0)
 
 
-def _lanes() -> LaneKeeper:
-    keeper = LaneKeeper()
-    keeper.add(
+def _lanes() -> Lanes:
+    lanes = Lanes()
+    lanes.add(
         [
             (
                 b"T",
@@ -82,51 +82,51 @@ def _lanes() -> LaneKeeper:
             )
         ]
     )
-    return keeper
+    return lanes
 
 
 def test_a_ticket_by_itself_does_not_wait_for_others_to_finish(world: World) -> None:
-    keeper = _lanes()
-    with _acker(world, keeper) as acker:
+    lanes = _lanes()
+    with _acker(world, lanes) as acker:
         for count, entry_id in enumerate((b"1-1", b"2-1"), 1):
-            _finish(keeper, acker, entry_id, strict=True)
+            _finish(lanes, acker, entry_id, strict=True)
             _wait_for(acker, count)
     assert world.pending() == {}
 
 
 def test_while_others_can_run_more_is_waited_for(world: World) -> None:
-    keeper = _lanes()
-    keeper.add([(b"U", [Message(b"U", b"3-1", 1, [b"ticket_id", b"U"], OwnLease(60.0, 0.0))])])
-    with _acker(world, keeper) as acker:
-        _finish(keeper, acker, b"1-1", strict=True)
-        assert keeper.has_ready
+    lanes = _lanes()
+    lanes.add([(b"U", [Message(b"U", b"3-1", 1, [b"ticket_id", b"U"], OwnLease(60.0, 0.0))])])
+    with _acker(world, lanes) as acker:
+        _finish(lanes, acker, b"1-1", strict=True)
+        assert lanes.has_ready
         assert not acker._full.is_set()
 
 
 def test_pipelined_messages_are_waited_for(world: World) -> None:
-    keeper = _lanes()
-    with _acker(world, keeper) as acker:
-        _finish(keeper, acker, b"1-1", strict=False)
+    lanes = _lanes()
+    with _acker(world, lanes) as acker:
+        _finish(lanes, acker, b"1-1", strict=False)
         assert not acker._full.is_set()
         assert acker.acknowledged == 0
 
 
 def test_as_many_as_are_worth_a_call_wait_for_no_more(world: World) -> None:
-    keeper = _lanes()
-    with _acker(world, keeper, enough=2) as acker:
-        _finish(keeper, acker, b"1-1", strict=False)
+    lanes = _lanes()
+    with _acker(world, lanes, enough=2) as acker:
+        _finish(lanes, acker, b"1-1", strict=False)
         until(lambda: acker._lingering)
         assert acker.acknowledged == 0
-        _finish(keeper, acker, b"2-1", strict=False)
+        _finish(lanes, acker, b"2-1", strict=False)
         _wait_for(acker, 2)
 
 
 def test_what_finishes_after_a_quiet_time_is_written_at_once_and_then_more_is_waited_for(world: World) -> None:
-    keeper = _lanes()
-    with _acker(world, keeper, was_quiet=True) as acker:
-        _finish(keeper, acker, b"1-1", strict=False)
+    lanes = _lanes()
+    with _acker(world, lanes, was_quiet=True) as acker:
+        _finish(lanes, acker, b"1-1", strict=False)
         _wait_for(acker, 1)
-        _finish(keeper, acker, b"2-1", strict=False)
+        _finish(lanes, acker, b"2-1", strict=False)
         until(lambda: acker._lingering)
         assert not acker._full.is_set()
         assert acker.acknowledged == 1
@@ -135,13 +135,13 @@ def test_what_finishes_after_a_quiet_time_is_written_at_once_and_then_more_is_wa
 def test_where_the_incarnation_ends_nothing_waits_for_more_to_finish(world: World) -> None:
     """Also what already waits, and what finishes later: a drain gives nothing back while something is
     unacknowledged."""
-    keeper = _lanes()
-    with _acker(world, keeper) as acker:
-        _finish(keeper, acker, b"1-1", strict=False)
+    lanes = _lanes()
+    with _acker(world, lanes) as acker:
+        _finish(lanes, acker, b"1-1", strict=False)
         until(lambda: acker._lingering)
         acker.hurry()
         _wait_for(acker, 1)
-        _finish(keeper, acker, b"2-1", strict=False)
+        _finish(lanes, acker, b"2-1", strict=False)
         _wait_for(acker, 2)
 
 
@@ -154,12 +154,7 @@ def test_a_drain_waits_for_no_more_to_finish(any_redis_url: str) -> None:
         a.acker._linger_s, a.acker._flushed_s = _NEVER_S, now_s()
         link = Link(stage.url, "test:drain")
         drain = Drain(
-            OwnerScripts(ScriptRunner(link), stage.keys, a.registration),
-            a.keeper,
-            a.reader,
-            a.acker,
-            a.starts,
-            LEASE_MS,
+            OwnerScripts(ScriptRunner(link), stage.keys, a.registration), a.lanes, a.reader, a.acker, a.starts, LEASE_MS
         )
         run = a.start()
         assert run is not None
@@ -185,10 +180,10 @@ def test_handlers_that_take_their_time_are_not_short_in_any_mode(any_redis_url: 
         stage.send(b"T")
         m.settle()
         a.read()
-        assert a.keeper._is_short()
+        assert a.lanes._is_short()
         worker = LaneWorker(0, a.executor, handle)
         worker.start()
-        until(lambda: not a.keeper._is_short())
-        a.keeper.pause()
+        until(lambda: not a.lanes._is_short())
+        a.lanes.pause()
         worker.stop()
         assert worker.join(_PATIENCE_S)

@@ -11,7 +11,7 @@ from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, World, fetch
 from tests.integration.rewound import set_back
 from usher.common.base.errors import Fenced, GroupMissing
 from usher.master.leader.leader_scripts import Freed, LeaderScripts, Swept
-from usher.master.leader.peeked import Found
+from usher.master.leader.peeked import PeekedEntry
 
 _IDLE_MS = 100_000
 _LIMIT_MS = 50_000
@@ -33,7 +33,7 @@ def _stray(
 def test_what_a_stranger_left_comes_to_master_with_its_ticket_and_former_owner(world: World) -> None:
     leader = world.elect()
     ids = _stray(world, leader, b"T", *TRICKY_IDS)
-    assert _sweep(leader) == Swept(b"0-0", [(Found(entry_id, b"T"), b"stranger") for entry_id in ids], [])
+    assert _sweep(leader) == Swept(b"0-0", [(PeekedEntry(entry_id, b"T"), b"stranger") for entry_id in ids], [])
     assert world.pending() == {b"master": ids}
     assert set(world.deliveries().values()) == {1}, "a sweep is no delivery"
 
@@ -85,7 +85,7 @@ def test_a_known_owner_without_a_lease_keeps_nothing(world: World) -> None:
     world.make_idle(a.incarnation, _IDLE_MS, *mine)
     world.make_idle(b.incarnation, _IDLE_MS, *theirs)
     world.end_lease(a)
-    assert _sweep(leader, [a.incarnation, b.incarnation]).strays == [(Found(mine[0], b"T"), a.name)]
+    assert _sweep(leader, [a.incarnation, b.incarnation]).strays == [(PeekedEntry(mine[0], b"T"), a.name)]
     assert world.pending() == {b"master": mine, b.name: theirs}
     world.apart_because = "the record of a dead owner stays until the end of its recovery"
 
@@ -151,7 +151,7 @@ def test_a_page_that_the_living_fill_gives_everything_back(world: World, idle: b
 def test_a_ticket_is_any_bytes(world: World, ticket: bytes) -> None:
     leader = world.elect()
     [entry_id] = _stray(world, leader, ticket)
-    assert _sweep(leader).strays == [(Found(entry_id, ticket), b"stranger")]
+    assert _sweep(leader).strays == [(PeekedEntry(entry_id, ticket), b"stranger")]
 
 
 def test_an_owner_is_any_bytes(world: World) -> None:
@@ -159,14 +159,14 @@ def test_an_owner_is_any_bytes(world: World) -> None:
     [entry_id] = world.parked(leader, b"T")
     owner = b"\xff\0 \n%S"
     world.make_idle(owner, _IDLE_MS, entry_id)
-    assert _sweep(leader).strays == [(Found(entry_id, b"T"), owner)]
+    assert _sweep(leader).strays == [(PeekedEntry(entry_id, b"T"), owner)]
 
 
 def test_a_stray_without_its_body_is_a_dead_letter_once(world: World) -> None:
     leader = world.elect()
     first, second = _stray(world, leader, b"T", b"1-1", b"2-1")
     world.delete(first)
-    assert _sweep(leader) == Swept(b"0-0", [(Found(second, b"T"), b"stranger")], [first])
+    assert _sweep(leader) == Swept(b"0-0", [(PeekedEntry(second, b"T"), b"stranger")], [first])
     assert _sweep(leader) == Swept(b"0-0", [], [])
     assert world.pending() == {b"master": [second]}
     assert world.state().letters() == [(first, b"", b"body_gone")]

@@ -10,11 +10,11 @@ import pytest
 from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, Owner, World
 from usher.common.base.errors import Fenced
 from usher.master.leader.leader_scripts import Freed, LeaderScripts, TakenPage
-from usher.master.leader.peeked import Found
+from usher.master.leader.peeked import PeekedEntry
 
 
-def _take_all(leader: LeaderScripts, owner: Owner, count: int) -> list[Found]:
-    found: list[Found] = []
+def _take_all(leader: LeaderScripts, owner: Owner, count: int) -> list[PeekedEntry]:
+    found: list[PeekedEntry] = []
     while (page := leader.take_back(owner.incarnation, count)).size:
         found += page.found
     return found
@@ -27,11 +27,11 @@ def test_everything_comes_back_in_the_order_of_the_stream_and_the_index_follows_
     leader, a = world.elect(), world.join("a")
     ids = world.owned(leader, a, b"T", *TRICKY_IDS)
     world.end_lease(a)
-    found: list[Found] = []
+    found: list[PeekedEntry] = []
     while (page := leader.take_back(a.incarnation, count)).size:
         found += page.found
         assert world.broken() == []
-    assert found == [Found(entry_id, b"T") for entry_id in ids]
+    assert found == [PeekedEntry(entry_id, b"T") for entry_id in ids]
     assert world.state() == ({b"master": ids}, {}, [])
 
 
@@ -131,7 +131,7 @@ def test_a_ticket_is_any_bytes(world: World, ticket: bytes) -> None:
     leader, a = world.elect(), world.join("a")
     [entry_id] = world.owned(leader, a, ticket)
     world.end_lease(a)
-    assert _take_all(leader, a, 10) == [Found(entry_id, ticket)]
+    assert _take_all(leader, a, 10) == [PeekedEntry(entry_id, ticket)]
     assert world.state().index == {}
 
 
@@ -143,7 +143,9 @@ def test_an_entry_whose_body_is_gone_is_a_dead_letter_and_its_id_leaves_the_inde
     alone = world.owned(leader, a, b"U", b"4-1")
     world.delete(first, third, *alone)
     world.end_lease(a)
-    assert leader.take_back(a.incarnation, 10) == TakenPage(False, 4, [Found(second, b"T")], [first, third, *alone])
+    assert leader.take_back(a.incarnation, 10) == TakenPage(
+        False, 4, [PeekedEntry(second, b"T")], [first, third, *alone]
+    )
     assert leader.take_back(a.incarnation, 10) == TakenPage(False, 0, [], [])
     assert world.pending() == {b"master": [second]}
     assert world.state().letters() == [(entry_id, b"", b"body_gone") for entry_id in (first, third, *alone)]

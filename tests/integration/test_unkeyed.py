@@ -19,8 +19,8 @@ from usher.consumer.lifecycle.owner_scripts import Buried, Letter
 from usher.consumer.sinks.sql import SqlSink
 from usher.master.insight.status import StatusReader
 from usher.master.leader.leader_scripts import LeaderScripts, Rejected
-from usher.master.leader.peeked import Found
-from usher.master.leader.validation import sort_out
+from usher.master.leader.peeked import PeekedEntry
+from usher.master.leader.validation import partition_entries
 from usher.master.web.api import read_report
 
 
@@ -46,8 +46,13 @@ def started_once(stage: Stage, ids: list[bytes]) -> None:
 
 
 def test_only_a_missing_ticket_id_makes_a_message_its_own_ticket() -> None:
-    found = [Found(b"1-0", None), Found(b"2-0", b""), Found(b"3-0", b"\xff3-0"), Found(b"4-0", b"T")]
-    usable, rejected = sort_out(found, spread=True)
+    found = [
+        PeekedEntry(b"1-0", None),
+        PeekedEntry(b"2-0", b""),
+        PeekedEntry(b"3-0", b"\xff3-0"),
+        PeekedEntry(b"4-0", b"T"),
+    ]
+    usable, rejected = partition_entries(found, spread=True)
     assert usable == [(b"1-0", b"\xff1-0"), (b"4-0", b"T")]
     assert [(entry.id, entry.reason) for entry in rejected] == [
         (b"2-0", "empty_ticket_id"),
@@ -262,7 +267,7 @@ class TestScripts:
         """What is no UTF-8 is rejected, whatever it looks like; its letter shows what it was."""
         leader = world.elect()
         world.add(b"1-1", FIELD, b"\xff2-1")
-        usable, rejected = sort_out(
+        usable, rejected = partition_entries(
             fetch(LeaderScripts(world.scripts, world.keys, leader.epoch, FIELD, spread=True), 10), spread=True
         )
         assert (usable, rejected) == ([], [Rejected(b"1-1", b"\xff2-1", "ticket_id_not_utf8")])

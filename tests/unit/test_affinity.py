@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from usher.master.policy.board import placement as affinity
+from usher.master.policy.board import placement as choice
 from usher.master.policy.board.placement import Affinity, load_bound
 
 TICKETS = [b"ticket-%d" % number for number in range(4000)]
@@ -82,8 +82,8 @@ def test_a_consumer_that_joins_very_many_moves_little() -> None:
 
 def test_the_cost_of_a_ranking_does_not_grow_with_the_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
     scored: list[str] = []
-    score = affinity._score
-    monkeypatch.setattr(affinity, "_score", lambda slot, name: scored.append(name) or score(slot, name))
+    score = choice._score
+    monkeypatch.setattr(choice, "_score", lambda slot, name: scored.append(name) or score(slot, name))
     Affinity(MANY).ranking(b"42")
     Affinity(f"c{number}" for number in range(2000)).ranking(b"42")
-    assert len(scored) == 2 * affinity._LOOKED_AT
+    assert len(scored) == 2 * choice._LOOKED_AT

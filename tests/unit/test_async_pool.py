@@ -17,7 +17,7 @@ from tests.books import Book
 from usher.common.base.clock import now_s
 from usher.consumer.execution.async_pool import AsyncPool
 from usher.consumer.execution.executor import Executor
-from usher.consumer.execution.lanes import LaneKeeper, MessageLane
+from usher.consumer.execution.lanes import Lanes, MessageLane
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.policy.acks import FailedAttempt
 from usher.consumer.policy.outcome import Bury, RetryPolicy
@@ -39,17 +39,18 @@ class Pool:
         self.done: list[str] = []
         self.given_up: list[str] = []
         self.broken: list[str] = []
-        self.keeper = LaneKeeper()
+        self.lanes = Lanes()
         self.executor = Executor(
-            self.keeper, self, Book(), LEASE, policy or RetryPolicy(3, 0.0, 0.0), strict, 0.0, self.broken.append
+            self.lanes, self, Book(), LEASE, policy or RetryPolicy(3, 0.0, 0.0), strict, 0.0, self.broken.append
         )
         self.pool = AsyncPool(self.executor, handle, slots)
 
     def finished(self, item: Message) -> None:
         self.done.append(item.id)
-        self.keeper.done([item.stream_id])
+        with self.lanes.locked() as board:
+            board.done([item.stream_id])
         if item.lane is not None:  # it is held until Redis has this
-            self.keeper.let_go([item.lane])
+            self.lanes.resume([item.lane])
 
     def failed(self, failure: FailedAttempt) -> None: ...
 
@@ -57,11 +58,11 @@ class Pool:
         self.given_up.append(given.id)
 
     def add(self, *numbers: int) -> None:
-        self.keeper.add([(b"T%d" % n, [Message(b"T%d" % n, b"%d-0" % n, 1, [], LEASE)]) for n in numbers])
+        self.lanes.add([(b"T%d" % n, [Message(b"T%d" % n, b"%d-0" % n, 1, [], LEASE)]) for n in numbers])
 
     def add_to(self, ticket: int, *numbers: int) -> None:
         """Messages of one ticket."""
-        self.keeper.add([(b"T%d" % ticket, [Message(b"T%d" % ticket, b"%d-0" % n, 1, [], LEASE) for n in numbers])])
+        self.lanes.add([(b"T%d" % ticket, [Message(b"T%d" % ticket, b"%d-0" % n, 1, [], LEASE) for n in numbers])])
 
     def end(self) -> None:
         self.pool.stop()
@@ -161,7 +162,7 @@ def test_what_comes_while_all_slots_are_busy_begins_when_one_is_free() -> None:
     made = Pool(handle, slots=2)
     made.add(1, 2)
     made.pool.start()
-    made.until(lambda: made.keeper.running == 2)
+    made.until(lambda: made.lanes.running == 2)
     made.add(3)
     made.add_to(1, 4)
     gate.set()
@@ -260,10 +261,10 @@ def test_a_retry_that_comes_due_between_the_look_for_lanes_and_that_for_due_time
             raise RuntimeError
 
     made = Pool(handle, 4, RetryPolicy(3, 0.2, 0.2))
-    next_due_s = made.keeper.next_due_s
+    next_due_s = made.lanes.next_due_s
 
     def late() -> float | None:
-        waiting = made.keeper._board.waiting
+        waiting = made.lanes._board.waiting
         if waiting and gate_to_late.is_set():
             gate_to_late.clear()
             while now_s() < waiting[0][0]:  # the loop's thread is held up here until then
@@ -271,11 +272,11 @@ def test_a_retry_that_comes_due_between_the_look_for_lanes_and_that_for_due_time
         return next_due_s()
 
     gate_to_late = threading.Event()
-    monkeypatch.setattr(made.keeper, "next_due_s", late)
+    monkeypatch.setattr(made.lanes, "next_due_s", late)
     made.add(1)
     made.pool.start()
     assert fails.wait(PATIENCE_S)
-    made.until(lambda: bool(made.keeper._board.waiting))
+    made.until(lambda: bool(made.lanes._board.waiting))
     gate_to_late.set()
     made.add(2)
     made.until(lambda: made.done == ["1-0"])
@@ -302,4 +303,4 @@ def test_a_task_of_a_handler_that_ends_the_loop_is_the_failure_of_no_other_messa
     made.end()
     assert not made.given_up
     assert made.broken == ["SystemExit around a handler call"]
-    assert made.keeper.has_ready, "the fourth begins nowhere"
+    assert made.lanes.has_ready, "the fourth begins nowhere"

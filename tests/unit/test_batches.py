@@ -21,7 +21,7 @@ from usher.common.protocol.attempts import NEVER, Attempts
 from usher.common.runtime.service import Service
 from usher.consumer.execution import async_pool, batch_pool
 from usher.consumer.execution.executor import Executor
-from usher.consumer.execution.lanes import LaneKeeper, MessageLane
+from usher.consumer.execution.lanes import Lanes, MessageLane
 from usher.consumer.handlers.decorators import BatchOptions, batch_of
 from usher.consumer.handlers.loader import Handler
 from usher.consumer.handlers.message import Message, OwnLease
@@ -162,9 +162,9 @@ class Runners:
         self.failures: list[FailedAttempt] = []
         self.given_up: list[tuple[str, str, int]] = []
         self.broken: list[str] = []
-        self.keeper = LaneKeeper()
+        self.lanes = Lanes()
         policy = RetryPolicy(3, 0.0, 0.0)
-        self.executor = Executor(self.keeper, self, Book(), LEASE, policy, strict, 60.0, self.broken.append)
+        self.executor = Executor(self.lanes, self, Book(), LEASE, policy, strict, 60.0, self.broken.append)
         self.calls: list[list[str]] = []
 
         def called(messages: list[Message]) -> Any:
@@ -181,9 +181,10 @@ class Runners:
 
     def finished(self, item: Finished) -> None:
         self.finished_items.append(item)
-        self.keeper.done([item.stream_id])
+        with self.lanes.locked() as board:
+            board.done([item.stream_id])
         if item.lane is not None:
-            threading.Thread(target=lambda: self.keeper.let_go([item.lane]), daemon=True).start()
+            threading.Thread(target=lambda: self.lanes.resume([item.lane]), daemon=True).start()
 
     def failed(self, failure: FailedAttempt) -> None:
         self.failures.append(failure)
@@ -192,11 +193,12 @@ class Runners:
 
     def give_up(self, lane: MessageLane, given: Message, bury: Bury) -> None:
         self.given_up.append((given.id, bury.reason, given.attempt))
-        self.keeper.done([given.stream_id])
-        threading.Thread(target=lambda: self.keeper.let_go([lane]), daemon=True).start()
+        with self.lanes.locked() as board:
+            board.done([given.stream_id])
+        threading.Thread(target=lambda: self.lanes.resume([lane]), daemon=True).start()
 
     def add(self, **numbers: list[int]) -> None:
-        self.keeper.add(
+        self.lanes.add(
             (ticket.encode(), [message(ticket.encode(), number) for number in of_it])
             for ticket, of_it in numbers.items()
         )
@@ -207,7 +209,7 @@ class Runners:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.keeper.pause()
+        self.lanes.pause()
         for service in self.services:
             service.stop()
         for service in self.services:
@@ -220,8 +222,8 @@ class Runners:
             time.sleep(0.005)
 
     def until_over(self) -> None:
-        self.until(lambda: self.keeper.load() == (0, 0))
-        assert self.keeper.running == 0
+        self.until(lambda: self.lanes.load() == (0, 0))
+        assert self.lanes.running == 0
         assert not self.executor.running, "nobody is watched any more"
         assert not self.broken
 
@@ -398,10 +400,10 @@ class TestPool:
 
     def test_suspects_of_a_crash_are_called_by_themselves(self, is_async: bool) -> None:
         runners = Runners(lambda messages: None, is_async)
-        runners.keeper.add(
+        runners.lanes.add(
             [(b"A", [message(b"A", 1, attempts=1)]), (b"B", [message(b"B", 2)]), (b"C", [message(b"C", 3, attempts=1)])]
         )
-        runners.keeper.add([(b"D", [message(b"D", 4, attempts=3)])])
+        runners.lanes.add([(b"D", [message(b"D", 4, attempts=3)])])
         with runners:
             runners.until_over()
         assert sorted(runners.calls) == [["1-0"], ["2-0"], ["3-0"]]
@@ -411,11 +413,11 @@ class TestPool:
         runners = Runners(lambda messages: None, wait_s=60)
         runners.add(A=[1, 2])
         with runners:
-            runners.until(lambda: runners.keeper.running == 1)
-            runners.keeper.pause()
-            runners.until(lambda: runners.keeper.running == 0)
+            runners.until(lambda: runners.lanes.running == 1)
+            runners.lanes.pause()
+            runners.until(lambda: runners.lanes.running == 0)
         assert runners.calls == [["1-0"]]
-        assert runners.keeper.quiet() == {b"A": [b"2-0"]}
+        assert runners.lanes._board.quiet() == {b"A": [b"2-0"]}
 
     def test_a_ticket_forgotten_while_its_call_runs_leaves_nothing_behind(self, barrier: threading.Event) -> None:
         def handle(messages: list[Message]) -> Any:
@@ -426,7 +428,8 @@ class TestPool:
         runners.add(A=[1, 2, 3, 4])
         with runners:
             runners.until(lambda: len(runners.calls) == 1)
-            runners.keeper.forget({b"A": 1})
+            with runners.lanes.locked() as board:
+                board.forget(b"A", 1)
             barrier.set()
             runners.until_over()
         assert runners.calls == [["1-0", "2-0", "3-0"]]
@@ -441,4 +444,4 @@ class TestPool:
         with runners:
             runners.until(lambda: len(runners.calls) == 3)
             barrier.set()
-            runners.until(lambda: runners.keeper.running == 0)
+            runners.until(lambda: runners.lanes.running == 0)

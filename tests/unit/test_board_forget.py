@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.boards import NOW, answer, arrive, board_with, freed, hand_over, ids, planned
+from tests.boards import NOW, answer, arrive, board_with, freed, hand_over, held_back, ids, planned
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import HALTED, RETURNED, TAIL
 from usher.master.policy.board.tickets import Standing
@@ -58,7 +58,7 @@ def _half_window() -> Board:
     return board
 
 
-def _ready() -> Board:
+def _runnable() -> Board:
     """Old ones may go, together with the news."""
     board = board_with("c1", "c2")
     arrive(board, b"A", 1, 2)
@@ -66,7 +66,7 @@ def _ready() -> Board:
     return board
 
 
-def _homeless() -> Board:
+def _unassigned() -> Board:
     """A waits for anybody to have room."""
     board = board_with("c1", capacity=1)
     arrive(board, b"X", 1)
@@ -103,7 +103,7 @@ def _draining() -> Board:
 def _recovering() -> Board:
     board = _runs()
     for name in list(board.consumers):
-        board.lose(name)
+        board.mark_lost(name)
     board.join("c3:1", "c3", 4, 100, True)
     return board
 
@@ -212,35 +212,9 @@ def _condemned_and_new() -> Board:
 
 
 _BOARDS = [
-    *(
-        _empty,
-        _nobody,
-        _runs,
-        _full_window,
-        _half_window,
-        _ready,
-        _homeless,
-        _no_room,
-        _one_is_full,
-        _draining,
-        _recovering,
-        _recovered,
-        _unsure,
-    ),
-    *(
-        _returned,
-        _ending,
-        _halted,
-        _hidden,
-        _being_read,
-        _slowed,
-        _slowed_and_new,
-        _paused,
-        _paused_and_new,
-        _unloaded,
-        _condemned,
-    ),
-    _condemned_and_new,
+    *(_empty, _nobody, _runs, _full_window, _half_window, _runnable, _unassigned, _no_room, _one_is_full, _draining),
+    *(_recovering, _recovered, _unsure, _returned, _ending, _halted, _hidden, _being_read, _slowed, _slowed_and_new),
+    *(_paused, _paused_and_new, _unloaded, _condemned, _condemned_and_new),
 ]
 
 
@@ -348,10 +322,10 @@ def test_tickets_that_were_only_seen_are_nowhere_when_the_rules_are_lifted_or_me
 @pytest.mark.parametrize("make", [_slowed_and_new, _paused_and_new, _condemned_and_new])
 def test_tickets_that_were_only_seen_do_not_pile_up_behind_a_rule(make: Callable[[], Board]) -> None:
     board = make()
-    held = (len(board._paused), len(board._slowed), len(board._condemned))
+    held = len(held_back(board))
     for _ in range(10):
         _see(board, 1000)()
-        assert (len(board._paused), len(board._slowed), len(board._condemned)) == held
+        assert len(held_back(board)) == held
     board.follow(Rulebook())
     arrive(board, b"A", 50)
     assert ("c1:1", b"A") in hand_over(board), "nor is it taken for one that is in a queue"

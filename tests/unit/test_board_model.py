@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.boards import may_plan
 from tests.leader_model import Leader
 from tests.redis_model import HALTED, MASTER, STRANGER, RedisModel
 from usher.common.protocol.registration import name_of
@@ -148,12 +149,12 @@ class BoardMachine(RuleBasedStateMachine):
 
     # ---- plans ---------------------------------------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.board._ready)
+    @precondition(lambda self: may_plan(self.board))
     @rule(limit=LIMITS)
     def hand_over(self, limit: int) -> None:
         self.leader.hand_over(limit)
 
-    @precondition(lambda self: self.board._ready)
+    @precondition(lambda self: may_plan(self.board))
     @rule(limit=LIMITS)
     def redis_refuses_a_plan_for_the_moment(self, limit: int) -> None:
         before = self._facts()
@@ -473,8 +474,8 @@ class Walk:
         def always() -> bool:
             return True
 
-        def ready() -> bool:
-            return bool(machine.board._ready)
+        def runnable() -> bool:
+            return may_plan(machine.board)
 
         return [
             (2, always, lambda: machine.new_entries_arrive(few())),
@@ -489,8 +490,8 @@ class Walk:
                 lambda: machine.redis.pending or machine.redis.unread,
                 lambda: machine.a_body_is_deleted(some(), rng.random() < 0.5),
             ),
-            (10, ready, lambda: machine.hand_over(limit())),
-            (1, ready, lambda: machine.redis_refuses_a_plan_for_the_moment(limit())),
+            (10, runnable, lambda: machine.hand_over(limit())),
+            (1, runnable, lambda: machine.redis_refuses_a_plan_for_the_moment(limit())),
             (3, lambda: machine.leader.unsure, machine.read_what_is_unsure),
             (
                 1,

@@ -172,7 +172,7 @@ class TestPlan:
         arrive(board, b"A", 1, 2, 3)
         arrive(board, b"B", 4)
         assert hand_over(board, limit=2) == {("c1:1", b"A"): ids(1, 2)}
-        assert board.room == 0, "what is ready goes first"
+        assert board.room == 0, "what is runnable goes first"
         assert {ticket: handed for (_, ticket), handed in hand_over(board).items()} == {b"A": ids(3), b"B": ids(4)}
 
     def test_what_is_left_of_the_limit_is_for_the_next_ticket(self) -> None:
@@ -409,7 +409,7 @@ class TestTakeIn:
         assert board.runs(b"T", b"1-0")
         assert not board.runs(b"T", b"2-0")
         assert not board.runs(b"U", b"1-0")
-        board.lose("c1:1")
+        board.mark_lost("c1:1")
         assert not board.runs(b"T", b"1-0")
         assert board.has(b"T", b"1-0"), "nobody has taken it back"
         assert not board.has(b"T", b"2-0")

@@ -18,7 +18,7 @@ class TestRecovery:
         arrive(board, b"T", 1, 2)
         hand_over(board)
         board.join("c2:1", "c2", 4, 100, True)
-        assert board.lose("c1:1")
+        assert board.mark_lost("c1:1")
         arrive(board, b"T", 3)
         return board
 
@@ -53,7 +53,7 @@ class TestRecovery:
         entries = [(b"%d-0" % number, ticket) for number, ticket in enumerate(elsewhere, 1)]
         for entry_id, ticket in entries:
             board.set_record(ticket, b"c1:1", 7, [entry_id], NOW)
-        board.lose("c1:1")
+        board.mark_lost("c1:1")
         board.join("c1:2", "c1", 4, 100, True)
         board.take_in(entries)
         board.recovered("c1:1")
@@ -75,7 +75,7 @@ class TestRecovery:
 
     def test_a_consumer_that_was_not_dead_after_all_gets_others_however_little_it_takes_at_a_time(self) -> None:
         board = board_with("c1", capacity=1)
-        board.lose("c1:1")
+        board.mark_lost("c1:1")
         board.keep("c1:1")
         arrive(board, b"T", 1)
         assert hand_over(board) == {("c1:1", b"T"): ids(1)}
@@ -90,7 +90,7 @@ class TestRecovery:
     def test_a_ticket_that_was_all_done_before_its_owner_was_lost_waits_for_no_recovery(self) -> None:
         board = board_with("c1", "c2")
         board.set_record(b"T", b"c1:1", 7, ids(1), NOW)
-        board.lose("c1:1")
+        board.mark_lost("c1:1")
         freed(board, "c1:1", b"T", ids(1))
         arrive(board, b"T", 2)
         assert hand_over(board) == {("c2:1", b"T"): ids(2)}
@@ -104,12 +104,12 @@ class TestRecovery:
         hand_over(board)
         board.join("c1:2", "c1", 1, 5, False)
         board.consumers["c1:2"].accepts = True  # it hides behind its dead former incarnation of the same name
-        board.lose("c1:1")
+        board.mark_lost("c1:1")
         assert hand_over(board) == {("c1:2", b"B"): ids(2)}
 
     def test_nobody_unknown_is_lost_or_recovered(self) -> None:
         board = board_with("c1")
-        assert not board.lose("c9:1")
+        assert not board.mark_lost("c9:1")
         assert board.recovered("c9:1") == ()
 
 
@@ -156,7 +156,7 @@ class TestRecords:
     def test_a_record_that_is_read_during_a_recovery_does_not_end_it(self) -> None:
         board = board_with("c1")
         board.set_record(b"T", b"c1:1", 7, ids(1, 2), NOW)
-        board.lose("c1:1")
+        board.mark_lost("c1:1")
         assert board.set_record(b"T", b"c1:1", 7, ids(1, 2), NOW) == "c1:1"
         assert board.tickets[b"T"].standing is Standing.RECOVERING
 
@@ -177,7 +177,7 @@ class TestRecords:
         board.take_in([(b"1-0", b"T"), (b"2-0", b"T")])
         board.set_record(b"T", b"c1:1", 7, ids(1, 2), NOW)
         assert (list(board.tickets[b"T"].running), list(board.tickets[b"T"].parked)) == ([], ids(1, 2))
-        board.lose("c1:1")
+        board.mark_lost("c1:1")
         board.recovered("c1:1")
         assert hand_over(board) == {("c2:1", b"T"): ids(1, 2)}
 
@@ -261,7 +261,7 @@ class TestRecords:
     def test_a_ticket_in_recovery_is_not_freed_by_its_missing_record(self) -> None:
         board = board_with("c1")
         board.set_record(b"T", b"c1:1", 7, ids(1), NOW)
-        board.lose("c1:1")
+        board.mark_lost("c1:1")
         board.clear_record(b"T")
         assert board.tickets[b"T"].standing is Standing.RECOVERING
 
@@ -270,7 +270,7 @@ class TestRecords:
         for number in range(10):
             board.set_record(b"T%d" % number, b"c1:1", 7, ids(number + 1), float(number))
         board.set_record(b"L", b"c2:1", 7, ids(99), 0.0)
-        board.lose("c2:1")
+        board.mark_lost("c2:1")
         arrive(board, b"P", 100)
         assert board.quiet_since(3.0) == [b"T0", b"T1", b"T2"]
         board.acknowledged("c1:1", b"T0", ids(55))

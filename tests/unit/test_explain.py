@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from usher.common.protocol.attempts import Attempts
 from usher.master.membership.owner_question import read_answer
+from usher.master.policy.board.views import BoardFacts
 from usher.master.policy.explain.explain import explain, span
 from usher.master.policy.explain.facts import (
     STATES,
-    BoardFacts,
     ConsumerTotals,
     LeaderFacts,
     OwnEntry,

@@ -20,7 +20,7 @@ from usher.common.runtime.service import Service
 from usher.consumer.execution.async_pool import AsyncPool
 from usher.consumer.execution.batch_pool import batch_pool
 from usher.consumer.execution.executor import Executor
-from usher.consumer.execution.lanes import LaneKeeper
+from usher.consumer.execution.lanes import Lanes
 from usher.consumer.execution.thread_pool import LaneWorker
 from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.handlers.loader import Handler
@@ -60,8 +60,8 @@ def _raises() -> None:
 def test_a_forked_child_ends_with_its_handler(
     pool: Callable[[Executor, Handle], Service], end: Callable[[], None], code: int
 ) -> None:
-    keeper, accounts, lease = LaneKeeper(), Accounts(), OwnLease(60.0, now_s())
-    executor = Executor(keeper, accounts, Book(), lease, RetryPolicy(1, 0.0, 0.0), False, 0.0, pytest.fail)
+    lanes, accounts, lease = Lanes(), Accounts(), OwnLease(60.0, now_s())
+    executor = Executor(lanes, accounts, Book(), lease, RetryPolicy(1, 0.0, 0.0), False, 0.0, pytest.fail)
     call_in_children(executor.end_in_child)
     children: list[int] = []
 
@@ -73,7 +73,7 @@ def test_a_forked_child_ends_with_its_handler(
         else:
             children.append(pid)
 
-    keeper.add([(b"T", [Message(b"T", b"1-1", 5, [], lease), Message(b"T", b"1-2", 5, [], lease)])])
+    lanes.add([(b"T", [Message(b"T", b"1-1", 5, [], lease), Message(b"T", b"1-2", 5, [], lease)])])
     service = pool(executor, handle)
     service.start()
     try:
@@ -81,7 +81,7 @@ def test_a_forked_child_ends_with_its_handler(
         while len(accounts.done) < 2 and time.monotonic() < until_s:
             time.sleep(0.001)
     finally:
-        keeper.pause()
+        lanes.pause()
         service.stop()
         service.join(20)
     assert (accounts.done, accounts.buried) == ([b"1-1", b"1-2"], [])

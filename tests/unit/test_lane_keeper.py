@@ -11,7 +11,7 @@ import pytest
 
 from usher.common.base.clock import now_s
 from usher.consumer.execution import lanes as lane_keeper
-from usher.consumer.execution.lanes import LaneKeeper, MessageLane
+from usher.consumer.execution.lanes import Lanes, MessageLane
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.policy.quarantine import Isolation
 
@@ -27,16 +27,16 @@ def messages(ticket: bytes, *numbers: int, fence: int = 1) -> tuple[bytes, list[
 class Waiter:
     """A thread in ``next_lane``."""
 
-    def __init__(self, keeper: LaneKeeper, timeout_s: float = PATIENCE_S) -> None:
+    def __init__(self, lanes: Lanes, timeout_s: float = PATIENCE_S) -> None:
         self.lane: MessageLane | None = None
         self.ended_s = 0.0
-        self._keeper = keeper
+        self._lanes = lanes
         self._timeout_s = timeout_s
         self._thread = threading.Thread(target=self._wait, daemon=True)
         self._thread.start()
 
     def _wait(self) -> None:
-        self.lane = self._keeper.next_lane(self._timeout_s)
+        self.lane = self._lanes.next_lane(self._timeout_s)
         self.ended_s = now_s()
 
     def join(self) -> MessageLane | None:
@@ -51,20 +51,20 @@ class Waiter:
 
 def test_a_retry_that_is_due_while_the_others_are_busy_wakes_who_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane_keeper, "_WATCH_S", PATIENCE_S)
-    keeper = LaneKeeper()
-    keeper.add([messages(b"A", 1), messages(b"X", 2)])
-    runner = keeper.next_lane(0.0)
+    lanes = Lanes()
+    lanes.add([messages(b"A", 1), messages(b"X", 2)])
+    runner = lanes.next_lane(0.0)
     assert runner is not None
-    watcher = Waiter(keeper)
-    until(lambda: keeper._watched)
+    watcher = Waiter(lanes)
+    until(lambda: lanes._watched)
     monkeypatch.setattr(lane_keeper, "_WATCH_S", 0.01)  # the next time
     with (
-        keeper._changed
+        lanes._changed
     ):  # the runner fails, and takes the lane that the watcher could have had, before that one is awake
-        keeper._ended += 1
-        keeper._board.retry(runner, runner.queue.popleft(), now_s() + 0.05)
-        assert keeper._board.take() is not None
-        keeper._changed.notify()
+        lanes._ended += 1
+        lanes._board.retry(runner, runner.queue.popleft(), now_s() + 0.05)
+        assert lanes._board.take() is not None
+        lanes._changed.notify()
     assert watcher.join() is runner
 
 
@@ -77,274 +77,275 @@ def until(condition: Callable[[], bool]) -> None:
         pause.wait(0.005)
 
 
-def watches(keeper: LaneKeeper) -> bool:
-    return keeper._watched
+def watches(lanes: Lanes) -> bool:
+    return lanes._watched
 
 
 @pytest.fixture
-def keeper() -> Iterator[LaneKeeper]:
+def lanes() -> Iterator[Lanes]:
     """Paused at the end, so that no thread of a failed test stays."""
-    made = LaneKeeper()
+    made = Lanes()
     yield made
     made.pause()
 
 
-def make_slow(keeper: LaneKeeper) -> None:
+def make_slow(lanes: Lanes) -> None:
     """As if handlers took a second each."""
-    keeper.add([messages(b"slow", 1)])
-    lane = keeper.take_now()
+    lanes.add([messages(b"slow", 1)])
+    lane = lanes.take_now()
     assert lane is not None
     lane.queue.clear()
-    keeper.release(lane, 1, 1.0)
+    lanes.release(lane, 1, 1.0)
 
 
-def test_who_wants_to_be_alone_is_let_in_by_the_last_that_ends_and_lets_the_others_in_by_its_own(
-    keeper: LaneKeeper,
-) -> None:
-    keeper.add([messages(b"RUNS", 1), messages(b"A", 2), messages(b"B", 3)])
-    runs, a = keeper.take_now(), keeper.take_now()
+def test_who_wants_to_be_alone_is_let_in_by_the_last_that_ends_and_lets_the_others_in_by_its_own(lanes: Lanes) -> None:
+    lanes.add([messages(b"RUNS", 1), messages(b"A", 2), messages(b"B", 3)])
+    runs, a = lanes.take_now(), lanes.take_now()
     assert runs is not None
     assert a is not None
     suspect = a.queue.popleft()
-    keeper.set_apart(a, suspect, Isolation.ALONE)
-    assert keeper.next_lane(0.05) is None, "something runs, and nothing may start"
+    lanes.isolate(a, suspect, Isolation.ALONE)
+    assert lanes.next_lane(0.05) is None, "something runs, and nothing may start"
     runs.queue.clear()
-    keeper.release(runs, 1, 0.0)
-    alone = keeper.next_lane(PATIENCE_S)
+    lanes.release(runs, 1, 0.0)
+    alone = lanes.next_lane(PATIENCE_S)
     assert alone is a
     assert a.isolation is Isolation.ALONE
-    waiter = Waiter(keeper)
-    assert keeper.next_lane(0.05) is None
+    waiter = Waiter(lanes)
+    assert lanes.next_lane(0.05) is None
     assert waiter.waits
     a.queue.clear()
-    keeper.hold(a)
-    assert keeper.take_now() is None
-    keeper.let_go([a])
+    lanes.hold(a)
+    assert lanes.take_now() is None
+    lanes.resume([a])
     lane = waiter.join()
     assert lane is not None
     assert lane.ticket == b"B"
 
 
-def test_what_was_held_comes_again_when_it_is_due(keeper: LaneKeeper) -> None:
-    keeper.add([messages(b"A", 1)])
-    lane = keeper.take_now()
+def test_what_was_held_comes_again_when_it_is_due(lanes: Lanes) -> None:
+    lanes.add([messages(b"A", 1)])
+    lane = lanes.take_now()
     assert lane is not None
     message = lane.queue.popleft()
-    keeper.hold(lane)
-    waiter = Waiter(keeper)
+    lanes.hold(lane)
+    waiter = Waiter(lanes)
     began_s = now_s()
-    keeper.retry_held(lane, message, now_s() + 0.1)
+    lanes.retry_held(lane, message, now_s() + 0.1)
     assert waiter.join() is lane
     assert waiter.ended_s - began_s >= 0.1
     assert list(lane.queue) == [message]
 
 
-def test_nothing_to_run_is_none_after_the_time_out(keeper: LaneKeeper) -> None:
+def test_nothing_to_run_is_none_after_the_time_out(lanes: Lanes) -> None:
     began_s = now_s()
-    assert keeper.next_lane(0.1) is None
+    assert lanes.next_lane(0.1) is None
     assert now_s() - began_s >= 0.1
 
 
-def test_a_waiting_thread_gets_what_comes(keeper: LaneKeeper) -> None:
-    waiter = Waiter(keeper)
+def test_a_waiting_thread_gets_what_comes(lanes: Lanes) -> None:
+    waiter = Waiter(lanes)
     threading.Event().wait(0.1)
-    keeper.add([messages(b"T", 1, 2)])
+    lanes.add([messages(b"T", 1, 2)])
     lane = waiter.join()
     assert lane is not None
     assert [message.stream_id for message in lane.queue] == [b"1-0", b"2-0"]
-    assert keeper.running == 1
+    assert lanes.running == 1
 
 
-def test_while_handlers_are_short_a_second_lane_runs_only_when_the_first_blocks(keeper: LaneKeeper) -> None:
-    keeper.add([messages(b"A", 1), messages(b"B", 2)])
-    blocked = keeper.next_lane(PATIENCE_S)
+def test_while_handlers_are_short_a_second_lane_runs_only_when_the_first_blocks(lanes: Lanes) -> None:
+    lanes.add([messages(b"A", 1), messages(b"B", 2)])
+    blocked = lanes.next_lane(PATIENCE_S)
     began_s = now_s()
-    other = keeper.next_lane(PATIENCE_S)
+    other = lanes.next_lane(PATIENCE_S)
     assert blocked is not None
     assert other is not None
     assert (blocked.ticket, other.ticket) == (b"A", b"B")
     assert now_s() - began_s >= lane_keeper._WATCH_S
 
 
-def test_nobody_is_woken_who_is_not_needed(keeper: LaneKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_is_woken_who_is_not_needed(lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A woken thread that finds nothing to do costs more than a short handler."""
     woken: list[int] = []
-    monkeypatch.setattr(keeper._changed, "notify", woken.append)
-    keeper.add([messages(b"T", 9)])
+    monkeypatch.setattr(lanes._changed, "notify", woken.append)
+    lanes.add([messages(b"T", 9)])
     assert woken == [], "nobody waits"
-    assert keeper.take_now() is not None
-    keeper._board.running = 0
-    keeper._idle = 9
-    keeper.add([messages(b"A", 1)])
+    assert lanes.take_now() is not None
+    lanes._board.running = 0
+    lanes._idle = 9
+    lanes.add([messages(b"A", 1)])
     assert woken == [1], "one who runs"
-    assert keeper.next_lane(PATIENCE_S) is not None
+    assert lanes.next_lane(PATIENCE_S) is not None
     assert woken == [1], "nothing else is ready"
-    keeper.add([messages(b"B", 2), messages(b"C", 3)])
+    lanes.add([messages(b"B", 2), messages(b"C", 3)])
     assert woken == [1, 1], "one who watches"
-    keeper._watched = True
-    keeper.add([messages(b"D", 4)])
+    lanes._watched = True
+    lanes.add([messages(b"D", 4)])
     assert woken == [1, 1], "somebody runs, and somebody watches"
 
 
 def test_more_work_that_comes_while_somebody_watches_says_nothing_about_the_runner(
-    keeper: LaneKeeper, monkeypatch: pytest.MonkeyPatch
+    lanes: Lanes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lane_keeper, "_WATCH_S", 0.3)
-    keeper.add([messages(b"A", 1), messages(b"B", 2)])
+    lanes.add([messages(b"A", 1), messages(b"B", 2)])
     began_s = now_s()
-    assert keeper.next_lane(PATIENCE_S) is not None
-    waiter = Waiter(keeper)
-    until(lambda: watches(keeper))
-    keeper.add([messages(b"C", 3)])
+    assert lanes.next_lane(PATIENCE_S) is not None
+    waiter = Waiter(lanes)
+    until(lambda: watches(lanes))
+    lanes.add([messages(b"C", 3)])
     lane = waiter.join()
     assert lane is not None
     assert waiter.ended_s - began_s >= 0.3
 
 
-def test_while_the_runner_goes_on_well_nobody_joins_in(keeper: LaneKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_the_runner_goes_on_well_nobody_joins_in(lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane_keeper, "_WATCH_S", 0.5)
-    keeper.add([messages(b"A", 1), messages(b"B", 2), messages(b"C", 3)])
-    runs, ends = keeper.take_now(), keeper.take_now()
+    lanes.add([messages(b"A", 1), messages(b"B", 2), messages(b"C", 3)])
+    runs, ends = lanes.take_now(), lanes.take_now()
     assert runs is not None
     assert ends is not None
-    waiter = Waiter(keeper, 1.2)
+    waiter = Waiter(lanes, 1.2)
     while waiter.waits:
-        keeper.release(ends, 1, 0.0)  # it has more, and comes again behind C
+        lanes.release(ends, 1, 0.0)  # it has more, and comes again behind C
         threading.Event().wait(0.01)
-        found = [lane for lane in (keeper.take_now(), keeper.take_now()) if lane is not None]
+        found = [lane for lane in (lanes.take_now(), lanes.take_now()) if lane is not None]
         for lane in found:
             if lane is not ends:
-                keeper.hold(lane)
-                keeper.let_go([lane])
+                lanes.hold(lane)
+                lanes.resume([lane])
         assert ends in found
     assert waiter.join() is None
 
 
-def test_when_handlers_are_long_every_ready_lane_runs_at_once(
-    keeper: LaneKeeper, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_when_handlers_are_long_every_ready_lane_runs_at_once(lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane_keeper, "_WATCH_S", PATIENCE_S)  # watching would take for ever
-    make_slow(keeper)
-    waiters = [Waiter(keeper) for _ in range(4)]
+    make_slow(lanes)
+    waiters = [Waiter(lanes) for _ in range(4)]
     threading.Event().wait(0.1)
-    keeper.add([messages(b"T%d" % number, number) for number in range(2, 6)])
+    lanes.add([messages(b"T%d" % number, number) for number in range(2, 6)])
     lanes = [waiter.join() for waiter in waiters]
     assert {lane.ticket for lane in lanes if lane is not None} == {b"T2", b"T3", b"T4", b"T5"}
 
 
-def test_it_keeps_up_while_handlers_are_short_and_no_lane_waits(keeper: LaneKeeper) -> None:
-    assert keeper.keeps_up
-    keeper.add([messages(b"T", 1)])
-    assert not keeper.keeps_up
-    assert keeper.take_now() is not None
-    assert keeper.keeps_up
-    make_slow(keeper)
-    assert not keeper.keeps_up
+def test_it_keeps_up_while_handlers_are_short_and_no_lane_waits(lanes: Lanes) -> None:
+    assert lanes.keeps_up
+    lanes.add([messages(b"T", 1)])
+    assert not lanes.keeps_up
+    assert lanes.take_now() is not None
+    assert lanes.keeps_up
+    make_slow(lanes)
+    assert not lanes.keeps_up
 
 
-def test_what_a_runner_has_ended_goes_on_behind_the_others(keeper: LaneKeeper) -> None:
-    keeper.add([messages(b"A", 1, 2), messages(b"B", 3)])
-    lane = keeper.next_lane(PATIENCE_S)
+def test_what_a_runner_has_ended_goes_on_behind_the_others(lanes: Lanes) -> None:
+    lanes.add([messages(b"A", 1, 2), messages(b"B", 3)])
+    lane = lanes.next_lane(PATIENCE_S)
     assert lane is not None
     lane.queue.popleft()
-    other = keeper.next_lane(PATIENCE_S, (lane, 1, 0.0))
+    other = lanes.next_lane(PATIENCE_S, (lane, 1, 0.0))
     assert other is not None
-    assert (other.ticket, keeper.running) == (b"B", 1)
+    assert (other.ticket, lanes.running) == (b"B", 1)
     other.queue.popleft()
-    assert keeper.next_lane(PATIENCE_S, (other, 1, 0.0)) is lane
-    keeper.pause()
+    assert lanes.next_lane(PATIENCE_S, (other, 1, 0.0)) is lane
+    lanes.pause()
     lane.queue.popleft()
-    assert keeper.next_lane(PATIENCE_S, (lane, 1, 0.0)) is None
-    assert (keeper.running, keeper.quiet()) == (0, {})
+    assert lanes.next_lane(PATIENCE_S, (lane, 1, 0.0)) is None
+    assert (lanes.running, lanes._board.quiet()) == (0, {})
 
 
-def test_a_retry_is_run_at_its_time_by_a_thread_that_was_waiting_longer(keeper: LaneKeeper) -> None:
-    keeper.add([messages(b"T", 1)])
-    lane = keeper.next_lane(PATIENCE_S)
+def test_a_retry_is_run_at_its_time_by_a_thread_that_was_waiting_longer(lanes: Lanes) -> None:
+    lanes.add([messages(b"T", 1)])
+    lane = lanes.next_lane(PATIENCE_S)
     assert lane is not None
-    waiter = Waiter(keeper)
+    waiter = Waiter(lanes)
     threading.Event().wait(0.1)  # by now it waits for much longer than the retry
     due_s = now_s() + 0.2
-    keeper.retry(lane, lane.queue.popleft(), due_s)
-    assert keeper.next_due_s() == due_s
+    lanes.retry(lane, lane.queue.popleft(), due_s)
+    assert lanes.next_due_s() == due_s
     assert waiter.join() is lane
     assert due_s <= waiter.ended_s < due_s + PATIENCE_S / 2
 
 
-def test_a_held_lane_wakes_somebody_when_it_is_let_go(keeper: LaneKeeper) -> None:
-    keeper.add([messages(b"T", 1)])
-    lane = keeper.next_lane(PATIENCE_S)
+def test_a_held_lane_wakes_somebody_when_it_is_let_go(lanes: Lanes) -> None:
+    lanes.add([messages(b"T", 1)])
+    lane = lanes.next_lane(PATIENCE_S)
     assert lane is not None
     lane.queue.clear()
-    keeper.hold(lane)
-    keeper.add([messages(b"T", 2)])
-    waiter = Waiter(keeper)
+    lanes.hold(lane)
+    lanes.add([messages(b"T", 2)])
+    waiter = Waiter(lanes)
     threading.Event().wait(0.1)
-    assert keeper.take_now() is None
-    keeper.let_go([lane])
+    assert lanes.take_now() is None
+    lanes.resume([lane])
     assert waiter.join() is lane
 
 
 class TestPause:
-    def test_no_lane_is_given_out_any_more(self, keeper: LaneKeeper) -> None:
-        keeper.add([messages(b"T", 1)])
-        keeper.pause()
-        assert keeper.paused
-        assert keeper.next_lane(PATIENCE_S) is None
-        assert keeper.take_now() is None
-        assert keeper.quiet() == {b"T": [b"1-0"]}
+    def test_no_lane_is_given_out_any_more(self, lanes: Lanes) -> None:
+        lanes.add([messages(b"T", 1)])
+        lanes.pause()
+        assert lanes.paused
+        assert lanes.next_lane(PATIENCE_S) is None
+        assert lanes.take_now() is None
+        assert lanes._board.quiet() == {b"T": [b"1-0"]}
 
-    def test_waiting_threads_come_back_at_once(self, keeper: LaneKeeper) -> None:
-        waiters = [Waiter(keeper) for _ in range(3)]
+    def test_waiting_threads_come_back_at_once(self, lanes: Lanes) -> None:
+        waiters = [Waiter(lanes) for _ in range(3)]
         threading.Event().wait(0.1)
         began_s = now_s()
-        keeper.pause()
+        lanes.pause()
         assert [waiter.join() for waiter in waiters] == [None, None, None]
         assert now_s() - began_s < PATIENCE_S / 2
 
     def test_a_thread_that_watches_the_runner_takes_nothing_when_the_pause_wakes_it(
-        self, keeper: LaneKeeper, monkeypatch: pytest.MonkeyPatch
+        self, lanes: Lanes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """What is quiet is given back: were it started now, two consumers would run it."""
         monkeypatch.setattr(lane_keeper, "_WATCH_S", PATIENCE_S)
-        keeper.add([messages(b"RUNS", 1), messages(b"READY", 2)])
-        assert keeper.next_lane(PATIENCE_S) is not None
-        waiter = Waiter(keeper)
-        until(lambda: watches(keeper))
-        keeper.pause()
+        lanes.add([messages(b"RUNS", 1), messages(b"READY", 2)])
+        assert lanes.next_lane(PATIENCE_S) is not None
+        waiter = Waiter(lanes)
+        until(lambda: watches(lanes))
+        lanes.pause()
         assert waiter.join() is None
-        assert keeper.quiet() == {b"READY": [b"2-0"]}
+        assert lanes._board.quiet() == {b"READY": [b"2-0"]}
 
-    def test_what_was_given_back_is_held_no_more(self, keeper: LaneKeeper) -> None:
-        keeper.add([messages(b"A", 1, 2), messages(b"B", 3)])
-        keeper.pause()
-        assert keeper.load() == (2, 3)
-        keeper.drop_quiet([b"A"])
-        assert (keeper.load(), keeper.held_ids(), keeper.unknown([b"1-0", b"3-0"])) == ((1, 1), {b"3-0"}, [b"1-0"])
-        keeper.forget({b"B": 1, b"never heard of": 1})
-        assert keeper.held_ids() == set()
+    def test_what_was_given_back_is_held_no_more(self, lanes: Lanes) -> None:
+        lanes.add([messages(b"A", 1, 2), messages(b"B", 3)])
+        lanes.pause()
+        assert lanes.load() == (2, 3)
+        lanes._board.drop_quiet([b"A"])
+        assert (lanes.load(), lanes._board.held_ids, lanes._board.unknown([b"1-0", b"3-0"])) == (
+            (1, 1),
+            {b"3-0"},
+            [b"1-0"],
+        )
+        for ticket in (b"B", b"never heard of"):
+            lanes._board.forget(ticket, 1)
+        assert lanes._board.held_ids == set()
 
 
-def test_an_event_loop_is_told_of_everything_that_may_make_a_lane_ready(keeper: LaneKeeper) -> None:
+def test_an_event_loop_is_told_of_everything_that_may_make_a_lane_ready(lanes: Lanes) -> None:
     told: list[str] = []
-    keeper.on_ready = lambda: told.append("ready")
-    keeper.add([messages(b"T", 1)])
-    lane = keeper.take_now()
+    lanes.on_ready = lambda: told.append("ready")
+    lanes.add([messages(b"T", 1)])
+    lane = lanes.take_now()
     assert lane is not None
-    keeper.retry(lane, lane.queue.popleft(), now_s())
-    assert keeper.take_now() is lane
-    keeper.hold(lane)
-    keeper.let_go([lane])
+    lanes.retry(lane, lane.queue.popleft(), now_s())
+    assert lanes.take_now() is lane
+    lanes.hold(lane)
+    lanes.resume([lane])
     assert len(told) == 3
 
 
 class Crowd:
     """Threads that run whatever is ready, as a pool does, and note what they see."""
 
-    def __init__(self, keeper: LaneKeeper, threads: int) -> None:
+    def __init__(self, lanes: Lanes, threads: int) -> None:
         self.handled: dict[bytes, list[bytes]] = defaultdict(list)
         self.overlaps = 0
-        self._keeper = keeper
+        self._lanes = lanes
         self._running: set[bytes] = set()
         self._lock = threading.Lock()
         self._threads = [threading.Thread(target=self._run, args=(seed,), daemon=True) for seed in range(threads)]
@@ -353,8 +354,8 @@ class Crowd:
 
     def _run(self, seed: int) -> None:
         rng = random.Random(seed)
-        while not self._keeper.paused:
-            lane = self._keeper.next_lane(0.5)
+        while not self._lanes.paused:
+            lane = self._lanes.next_lane(0.5)
             if lane is not None:
                 self._run_lane(lane, rng)
 
@@ -362,24 +363,26 @@ class Crowd:
         began_s, count = now_s(), 0
         while count < 3:
             if lane.early:
-                self._keeper.merge_early(lane)
+                with self._lanes.locked():
+                    lane.merge_early()
             if not lane.queue:
                 break
             message = lane.queue.popleft()
             self._note(lane.ticket, rng)
             how = rng.random()
             if how < 0.1:
-                self._keeper.retry(lane, message, now_s() + 0.001)
+                self._lanes.retry(lane, message, now_s() + 0.001)
                 return
             with self._lock:
                 self.handled[lane.ticket].append(message.stream_id)
-            self._keeper.done([message.stream_id])
+            with self._lanes.locked() as board:
+                board.done([message.stream_id])
             count += 1
             if how < 0.2:
-                self._keeper.hold(lane)
-                self._keeper.let_go([lane])
+                self._lanes.hold(lane)
+                self._lanes.resume([lane])
                 return
-        self._keeper.release(lane, count, now_s() - began_s)
+        self._lanes.release(lane, count, now_s() - began_s)
 
     def _note(self, ticket: bytes, rng: random.Random) -> None:
         with self._lock:
@@ -396,8 +399,8 @@ class Crowd:
             assert not thread.is_alive()
 
 
-def test_with_many_threads_each_ticket_runs_in_order_and_alone_and_all_is_done(keeper: LaneKeeper) -> None:
-    crowd = Crowd(keeper, 6)
+def test_with_many_threads_each_ticket_runs_in_order_and_alone_and_all_is_done(lanes: Lanes) -> None:
+    crowd = Crowd(lanes, 6)
     tickets = [b"T%d" % number for number in range(20)]
     number = 0
     for _ in range(40):
@@ -405,9 +408,9 @@ def test_with_many_threads_each_ticket_runs_in_order_and_alone_and_all_is_done(k
         for ticket in random.Random(number).sample(tickets, 10):
             parts.append(messages(ticket, number + 1, number + 2))
             number += 2
-        keeper.add(parts)
-    until(lambda: keeper.load()[1] == 0)
-    keeper.pause()
+        lanes.add(parts)
+    until(lambda: lanes.load()[1] == 0)
+    lanes.pause()
     crowd.join()
     assert crowd.overlaps == 0
     assert sum(map(len, crowd.handled.values())) == number == 800
@@ -419,34 +422,34 @@ def test_with_many_threads_each_ticket_runs_in_order_and_alone_and_all_is_done(k
 def test_what_comes_under_the_fence_of_a_ticket_that_has_ended_here_is_not_taken_and_what_comes_under_a_later_one_is() -> (
     None
 ):
-    keeper = LaneKeeper()
-    keeper.add([messages(b"T", 1, 2)])
-    lane = keeper.take_now()
+    lanes = Lanes()
+    lanes.add([messages(b"T", 1, 2)])
+    lane = lanes.take_now()
     assert lane is not None
     lane.queue.popleft()
-    keeper.hold(lane)
-    keeper.close_fence(b"T", 1, b"1-0")
-    assert not keeper.held_ids(), "they may be handed over to us again"
-    keeper.add([messages(b"T", 3), messages(b"U", 4)])
-    assert keeper.held_ids() == {b"4-0"}
-    assert keeper.closed_fences() == [], "Redis has not said so yet: the inbox may still get more"
-    keeper.fence_is_closed(b"T", 1)
-    assert keeper.closed_fences() == [(b"T", 1)]
-    keeper.add([messages(b"T", 1, 2, fence=2)])
-    keeper.let_go([lane])
-    keeper.merge_early(lane)
+    lanes.hold(lane)
+    lanes._board.close_fence(b"T", 1, b"1-0")
+    assert not lanes._board.held_ids, "they may be handed over to us again"
+    lanes.add([messages(b"T", 3), messages(b"U", 4)])
+    assert lanes._board.held_ids == {b"4-0"}
+    assert lanes._board.closed_fences() == [], "Redis has not said so yet: the inbox may still get more"
+    lanes._board.confirm_closed(b"T", 1)
+    assert lanes._board.closed_fences() == [(b"T", 1)]
+    lanes.add([messages(b"T", 1, 2, fence=2)])
+    lanes.resume([lane])
+    lane.merge_early()
     assert [message.stream_id for message in lane.queue] == [b"1-0", b"2-0"]
-    keeper.forget_closed([(b"T", 1)])
-    assert keeper.closed_fences() == []
+    lanes._board.forget_closed([(b"T", 1)])
+    assert lanes._board.closed_fences() == []
 
 
 def test_an_ended_fence_is_not_forgotten_with_the_one_before_it() -> None:
-    keeper = LaneKeeper()
-    keeper.close_fence(b"T", 1, b"1-0")
-    keeper.fence_is_closed(b"T", 1)
-    before = keeper.closed_fences()
-    keeper.close_fence(b"T", 2, b"1-0")
-    keeper.fence_is_closed(b"T", 1)
-    keeper.forget_closed(before)
-    keeper.add([messages(b"T", 2, fence=2)])
-    assert not keeper.held_ids()
+    lanes = Lanes()
+    lanes._board.close_fence(b"T", 1, b"1-0")
+    lanes._board.confirm_closed(b"T", 1)
+    before = lanes._board.closed_fences()
+    lanes._board.close_fence(b"T", 2, b"1-0")
+    lanes._board.confirm_closed(b"T", 1)
+    lanes._board.forget_closed(before)
+    lanes.add([messages(b"T", 2, fence=2)])
+    assert not lanes._board.held_ids

@@ -129,7 +129,7 @@ class TestRelease:
         board.hold(lane)
         board.add(b"T", entries(2))
         assert (board.take(), board.running) == (None, 0)
-        board.let_go(lane)
+        board.resume(lane)
         assert numbers(taken(board).queue) == [2]
 
     def test_a_held_lane_without_more_is_forgotten_when_it_is_let_go(self) -> None:
@@ -137,7 +137,7 @@ class TestRelease:
         lane = taken(board)
         lane.queue.popleft()
         board.hold(lane)
-        board.let_go(lane)
+        board.resume(lane)
         assert not board.lanes
         board.add(b"T", entries(2))
         assert numbers(taken(board).queue) == [2]
@@ -184,7 +184,7 @@ class TestForget:
         board.forget(b"T", 1)
         board.wake_due(6.0)
         if place == "held":
-            board.let_go(lane)
+            board.resume(lane)
         while (found := board.take()) is not None:
             assert not found.queue
             assert not found.early
@@ -229,7 +229,7 @@ class TestForget:
         if place == "running":
             board.retry(lane, new, 0.0)
         elif place == "in a call":
-            board.put_back(lane, [old, new])
+            board.requeue(lane, [old, new])
             board.release(lane)
         else:
             board.release(lane)
@@ -358,7 +358,7 @@ class Consumer:
         if self.held:
             lane, message = self.held.pop(0)
             self.board.done([message.stream_id])
-            self.board.let_go(lane)
+            self.board.resume(lane)
 
     def acknowledge(self) -> None:
         self.board.done([message.stream_id for message in self.unacknowledged])

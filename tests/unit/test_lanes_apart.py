@@ -17,7 +17,7 @@ ONE, ALONE = Isolation.ONE_SUSPECT, Isolation.ALONE
 def set_apart(board: LaneBoard[Entry], isolation: Isolation) -> Lane[Entry]:
     """The next lane turns out to begin with a suspect."""
     lane = taken(board)
-    board.set_apart(lane, lane.queue.popleft(), isolation)
+    board.isolate(lane, lane.queue.popleft(), isolation)
     return lane
 
 
@@ -58,7 +58,7 @@ class TestOneSuspect:
         for leave in (
             lambda board, lane: board.release(lane),
             lambda board, lane: board.retry(lane, lane.queue.popleft(), 10.0),
-            lambda board, lane: (board.hold(lane), board.let_go(lane)),
+            lambda board, lane: (board.hold(lane), board.resume(lane)),
             lambda board, lane: (board.forget(lane.ticket, 1), board.release(lane)),
             lambda board, lane: (board.forget(lane.ticket, 1), board.retry(lane, Entry(b"1-0"), 1.0)),
         ):
@@ -85,14 +85,14 @@ class TestAlone:
         runs = taken(board)
         a = set_apart(board, ALONE)
         board.add(b"C", entries(4))
-        board.let_in(0.0)
+        board.admit_isolated(0.0)
         assert board.take() is None
         runs.queue.clear()
         board.release(runs)
-        board.let_in(0.0)
+        board.admit_isolated(0.0)
         assert taken(board) is a
         assert a.isolation is ALONE
-        board.let_in(0.0)
+        board.admit_isolated(0.0)
         assert board.take() is None, "it is alone"
         a.queue.clear()
         board.release(a)
@@ -104,7 +104,7 @@ class TestAlone:
         assert taken(board) is a
         message = a.queue.popleft()
         board.hold(a)
-        board.let_in(0.0)
+        board.admit_isolated(0.0)
         assert (board.take(), board.running) == (None, 0)
         board.retry_held(a, message, 5.0)
         assert tickets(board) == [b"B"]
@@ -120,7 +120,7 @@ class TestAlone:
         board.hold(a)
         board.end_isolation(a)
         assert tickets(board) == [b"B"], "A is still held"
-        board.let_go(a)
+        board.resume(a)
         assert tickets(board) == [b"A"]
 
     def test_several_are_alone_one_after_another(self) -> None:
@@ -131,7 +131,7 @@ class TestAlone:
         board.release(a)
         b = set_apart(board, ALONE)
         assert (b.ticket, taken(board)) == (b"B", b)
-        board.let_in(0.0)
+        board.admit_isolated(0.0)
         assert board.take() is None
         b.queue.clear()
         board.release(b)
@@ -142,11 +142,11 @@ class TestAlone:
         set_apart(board, ONE)
         b, a = taken(board), taken(board)
         a.queue.popleft()
-        board.set_apart(a, a.queue.popleft(), ALONE)
-        board.let_in(0.0)
+        board.isolate(a, a.queue.popleft(), ALONE)
+        board.admit_isolated(0.0)
         assert board.take() is None, "B runs"
         board.hold(b)
-        board.let_in(0.0)
+        board.admit_isolated(0.0)
         assert taken(board) is a
         assert (a.isolation, numbers(a.queue)) == (ALONE, [2])
 
@@ -156,13 +156,13 @@ class TestPatience:
         board = filled(HANGS=entries(1), A=entries(2), B=entries(3), C=entries(4))
         taken(board)
         set_apart(board, ALONE)
-        board.let_in(100.0)
-        board.let_in(130.0)
+        board.admit_isolated(100.0)
+        board.admit_isolated(130.0)
         assert board.take() is None
-        board.let_in(131.0)
+        board.admit_isolated(131.0)
         assert tickets(board) == [b"B", b"C"]
         board.add(b"D", entries(5))
-        board.let_in(132.0)
+        board.admit_isolated(132.0)
         assert tickets(board) == [b"D"], "nobody wants to be alone for now"
         assert board.wake_due(131.0) == 251.0
         board.wake_due(251.0)
@@ -175,18 +175,18 @@ class TestPatience:
         for began_s, patience_s in ((100.0, 30.0), (300.0, 60.0), (600.0, 120.0)):
             board.wake_due(began_s)
             if board.take() is a:
-                board.set_apart(a, a.queue.popleft(), ALONE)
-            board.let_in(began_s)
-            board.let_in(began_s + patience_s)
+                board.isolate(a, a.queue.popleft(), ALONE)
+            board.admit_isolated(began_s)
+            board.admit_isolated(began_s + patience_s)
             assert board.wake_due(began_s + patience_s) is None, "it still waits for silence"
-            board.let_in(began_s + patience_s + 1)
+            board.admit_isolated(began_s + patience_s + 1)
             assert board.wake_due(began_s + patience_s + 1) == began_s + patience_s + 121, "the others have their turn"
         board.wake_due(1000.0)
         assert board.take() is a
-        board.set_apart(a, a.queue.popleft(), ALONE)
-        board.let_in(1000.0)
+        board.isolate(a, a.queue.popleft(), ALONE)
+        board.admit_isolated(1000.0)
         board.hold(runs)
-        board.let_in(1100.0)
+        board.admit_isolated(1100.0)
         assert taken(board) is a
         assert board._patience_s == 30.0
 
@@ -195,31 +195,31 @@ class TestPatience:
         taken(board)
         a = taken(board)
         for now_s in (0.0, 1000.0):
-            board.let_in(now_s)
-        board.set_apart(a, a.queue.popleft(), ALONE)
-        board.let_in(1001.0)
-        board.let_in(1031.0)
+            board.admit_isolated(now_s)
+        board.isolate(a, a.queue.popleft(), ALONE)
+        board.admit_isolated(1001.0)
+        board.admit_isolated(1031.0)
         assert board.wake_due(1031.0) is None, "it still waits for silence"
-        board.let_in(1032.0)
+        board.admit_isolated(1032.0)
         assert board.wake_due(1032.0) == 1152.0
 
     def test_the_wait_is_counted_anew_for_each(self) -> None:
         board = filled(RUNS=entries(1), A=entries(2), B=entries(3), C=entries(4))
         runs = taken(board)
         a = set_apart(board, ALONE)
-        board.let_in(100.0)
+        board.admit_isolated(100.0)
         board.hold(runs)
-        board.let_in(120.0)
+        board.admit_isolated(120.0)
         assert taken(board) is a
-        board.let_in(140.0)
+        board.admit_isolated(140.0)
         a.queue.clear()
         board.release(a)
         assert taken(board).ticket == b"B"
         assert set_apart(board, ALONE).ticket == b"C"
-        board.let_in(150.0)
-        board.let_in(180.0)
+        board.admit_isolated(150.0)
+        board.admit_isolated(180.0)
         assert board.wake_due(180.0) is None, "it still waits for silence"
-        board.let_in(181.0)
+        board.admit_isolated(181.0)
         assert board.wake_due(181.0) == 301.0
 
 
@@ -262,7 +262,7 @@ class Quarantine:
 
     def take(self) -> None:
         if not self.board.ready:
-            self.board.let_in(self.now_s)
+            self.board.admit_isolated(self.now_s)
         lane = self.board.take()
         if lane is None:
             return
@@ -274,7 +274,7 @@ class Quarantine:
         message = lane.queue.popleft()
         asked = self.kinds[message.number]
         if asked > lane.isolation:
-            self.board.set_apart(lane, message, asked)
+            self.board.isolate(lane, message, asked)
             return
         self.running.append((lane, message, asked))
         kinds = [kind for _, _, kind in self.running]
@@ -308,7 +308,7 @@ class Quarantine:
         if self.rng.random() < 0.5:
             self.done += 1
             self.board.done([message.stream_id])
-            self.board.let_go(lane)
+            self.board.resume(lane)
         else:
             self.board.retry_held(lane, message, self.now_s + 1.0)
 

@@ -16,7 +16,7 @@ from usher.common.base.errors import HandlerUnusable
 from usher.common.runtime.service import Service
 from usher.consumer.execution.async_pool import AsyncPool
 from usher.consumer.execution.executor import Executor
-from usher.consumer.execution.lanes import LaneKeeper, MessageLane
+from usher.consumer.execution.lanes import Lanes, MessageLane
 from usher.consumer.execution.thread_pool import LaneWorker
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.policy.acks import FailedAttempt, Finished
@@ -41,9 +41,9 @@ class Accounts:
 
 def _run(pool: Callable[[Executor], Service]) -> Accounts:
     """Give one message to a pool of one slot, whose handler has one attempt."""
-    keeper, accounts, lease = LaneKeeper(), Accounts(), OwnLease(60.0, now_s())
-    executor = Executor(keeper, accounts, Book(), lease, RetryPolicy(1, 0.0, 0.0), False, 0.0, pytest.fail)
-    keeper.add([(b"T", [Message(b"T", b"1-1", 5, [], lease)])])
+    lanes, accounts, lease = Lanes(), Accounts(), OwnLease(60.0, now_s())
+    executor = Executor(lanes, accounts, Book(), lease, RetryPolicy(1, 0.0, 0.0), False, 0.0, pytest.fail)
+    lanes.add([(b"T", [Message(b"T", b"1-1", 5, [], lease)])])
     service = pool(executor)
     service.start()
     try:
@@ -51,7 +51,7 @@ def _run(pool: Callable[[Executor], Service]) -> Accounts:
         while not accounts.done and not accounts.buried and time.monotonic() < until_s:
             time.sleep(0.001)
     finally:
-        keeper.pause()
+        lanes.pause()
         service.stop()
         service.join(20)
     return accounts

@@ -8,9 +8,9 @@ import pytest
 from tests.boards import NOW, answer, arrive, board_with, freed, hand_over, ids, planned, wait_once
 from usher.common.protocol.stream_id import rank
 from usher.master.policy.board.board import Board
+from usher.master.policy.board.rule_gate import RuleGate
 from usher.master.policy.board.tickets import Standing
-from usher.master.policy.explain.facts import BoardFacts
-from usher.master.policy.explain.stuck import Parked
+from usher.master.policy.board.views import BoardFacts, Parked
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target, TicketTokenBuckets, rule_id
 
 
@@ -132,7 +132,7 @@ class TestPause:
         board = board_with("c1")
         follow(board, rule("c1", target=Target.CONSUMER))
         board.join("c1:1", "c1", 4, 100, False)
-        board.lose("c1:1")
+        board.mark_lost("c1:1")
         board.keep("c1:1")
         arrive(board, b"T", 1)
         assert hand_over(board) == {}
@@ -237,7 +237,10 @@ class TestSlow:
         assert hand_over(board) == {("c1:1", b"S"): ids(1)}
         assert hand_over(board) == {}
         assert board.next_due_s() == NOW + 0.5
-        assert (board.due_of(b"S"), board.due_of(b"T")) == (NOW + 0.5, None)
+        arrive(board, b"T", 10)
+        due = [facts and facts.due_ms for facts in (board.glance(b"S", NOW, 1000), board.glance(b"T", NOW, 1000))]
+        assert due == [1500, 0], "a slowed ticket tells when it goes on, and no other does"
+        board.forget([(b"10-0", b"T")])
         assert planned(board.plan(100, NOW + 0.4)) == {}
         plan = board.plan(100, NOW + 1.0)
         assert planned(plan) == {("c1:1", b"S"): ids(2, 3)}
@@ -304,7 +307,7 @@ class TestSlow:
         while board.plan(100, NOW) is not None:
             pass
         looked_for: list[bytes] = []
-        monkeypatch.setattr(Board, "due_of", lambda _, ticket: looked_for.append(ticket))
+        monkeypatch.setattr(RuleGate, "due_of", lambda _, ticket: looked_for.append(ticket))
         assert {board.parked_of(name) for name in names[-5:]} == {Parked(1, True)}
         assert board.parked_of(b"unknown") is None
         assert looked_for == []

@@ -20,7 +20,7 @@ from tests.redis_model import MASTER, RedisModel
 from tests.unit.test_board_model import TICKETS, BoardMachine, Walk
 from usher.common.protocol.stream_id import rank
 from usher.master.leader.leader_scripts import RulesMoved
-from usher.master.leader.peeked import NO_NEWS, News
+from usher.master.leader.peeked import NO_NEW_ENTRIES, NewEntries
 from usher.master.policy.board.plans import NOBODY, HandOverPlan, HandOverReply
 from usher.master.policy.board.rule_gate import Condemned
 from usher.master.policy.board.tickets import BoardTicket, Standing
@@ -54,7 +54,7 @@ class RuledRedis(RedisModel):
     def book(self) -> Rulebook:
         return Rulebook(self.rules.values(), b"%d" % self.version)
 
-    def hand_over(self, plan: HandOverPlan, news: News = NO_NEWS) -> HandOverReply:
+    def hand_over(self, plan: HandOverPlan, news: NewEntries = NO_NEW_ENTRIES) -> HandOverReply:
         if self.known != self.version:
             raise RulesMoved
         for target in plan.targets:
@@ -183,7 +183,9 @@ class RuledMachine(BoardMachine):
                 and ticket.standing is Standing.OPEN
                 and (rule_of is None or rule_of.action is not RuleAction.PAUSE)
             ):
-                assert ticket.name in self.board._hidden, "what memory does not have of it is read again"
+                assert ticket.name in self.board._ownership._rereading._hidden, (
+                    "what memory does not have of it is read again"
+                )
 
     def teardown(self) -> None:
         for whom in _TARGETS:

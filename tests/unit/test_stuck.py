@@ -9,17 +9,9 @@ import pytest
 
 from usher.common.protocol.attempts import Attempts
 from usher.master.policy.board.plans import HALTED, RETURNED, TAIL
+from usher.master.policy.board.views import Parked
 from usher.master.policy.explain.alarms import alarms
-from usher.master.policy.explain.stuck import (
-    STUCK_MS,
-    Head,
-    Parked,
-    StuckContext,
-    behind,
-    oldest,
-    parse_head,
-    stuck_rows,
-)
+from usher.master.policy.explain.stuck import STUCK_MS, Head, StuckContext, behind, oldest, parse_head, stuck_rows
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
 
 _NOW = 1_000_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.protocol.attempts import Attempts
-from usher.consumer.execution.lanes import LaneKeeper
+from usher.consumer.execution.lanes import Lanes
 from usher.consumer.execution.ticket_state import describe_ticket
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.journal import Journal
@@ -18,30 +18,30 @@ def message(number: int, known: Attempts | None = None) -> Message:
     return Message(*facts, known) if known is not None else Message(*facts)
 
 
-def keeper(*messages: Message) -> LaneKeeper:
-    made = LaneKeeper()
+def lanes(*messages: Message) -> Lanes:
+    made = Lanes()
     made.add([(b"T", messages)])
     return made
 
 
-def rows(kept: LaneKeeper, journal: Journal | None = None, ticket: bytes = b"T") -> list[tuple[str, str, int]]:
+def rows(kept: Lanes, journal: Journal | None = None, ticket: bytes = b"T") -> list[tuple[str, str, int]]:
     told = describe_ticket(ticket, "c1:1", journal or Journal(None, "", "c1:1", 2), kept, 5)
     assert (told["incarnation"], told["max_attempts"]) == ("c1:1", 5)
     return [(entry["id"], entry["state"], entry["attempt"]) for entry in told["entries"]]
 
 
 def test_what_is_queued_is_told_in_order() -> None:
-    assert rows(keeper(message(2, Attempts(3, 1)), message(9), message(10))) == [
+    assert rows(lanes(message(2, Attempts(3, 1)), message(9), message(10))) == [
         ("2-0", "queued", 3),
         ("9-0", "queued", 0),
         ("10-0", "queued", 0),
     ]
-    assert rows(keeper(message(2)), ticket=b"U") == []
+    assert rows(lanes(message(2)), ticket=b"U") == []
 
 
 def test_what_runs_is_told_with_its_attempt_and_since_when() -> None:
     first, second = message(1), message(2)
-    kept, journal = keeper(first, second), Journal(None, "", "c1:1", 2)
+    kept, journal = lanes(first, second), Journal(None, "", "c1:1", 2)
     lane = kept.next_lane(1.0)
     assert lane is not None
     lane.queue.popleft()
@@ -55,7 +55,7 @@ def test_what_runs_is_told_with_its_attempt_and_since_when() -> None:
 
 def test_what_waits_for_its_next_attempt_is_told_with_the_moment() -> None:
     first, second = message(1), message(2)
-    kept = keeper(first, second)
+    kept = lanes(first, second)
     lane = kept.next_lane(1.0)
     assert lane is not None
     lane.queue.popleft()
@@ -67,7 +67,7 @@ def test_what_waits_for_its_next_attempt_is_told_with_the_moment() -> None:
 
 def test_a_suspect_that_is_to_run_alone_is_told_as_that() -> None:
     first = message(1)
-    kept = keeper(first)
+    kept = lanes(first)
     kept.add([(b"U", [Message(b"U", b"5-0", 7, [], OwnLease(60, now_s()))])])
     lane = kept.next_lane(1.0)
     assert lane is not None
@@ -75,5 +75,5 @@ def test_a_suspect_that_is_to_run_alone_is_told_as_that() -> None:
     other = kept.take_now()
     assert other is not None, "so that something runs, and it cannot be alone"
     lane.queue.popleft()
-    kept.set_apart(lane, first, Isolation.ALONE)
+    kept.isolate(lane, first, Isolation.ALONE)
     assert rows(kept) == [("1-0", "apart", 0)]

@@ -7,7 +7,7 @@
 --       7 the ids of all tickets, of each in id order, 8 how many of them each ticket has (JSON: one long argument costs less than many)
 --       9 where the group was when the news were seen: the last id that it was given; "" if there are no news
 --       10 the last id of the news, 11 those of the news that are not in the plan, 12 those of the plan that are not in the news (both JSON)
---       13 the digest of the news, if they were heard over another connection (master/leader/peeked.py: digest); "" if a peek saw them
+--       13 the digest of the news, if they were heard over another connection (master/leader/peeked.py: digest_of); "" if a peek saw them
 --       then the tickets, all target by target
 --       then for each target: its incarnation; how many of its tickets have no record, as the plan believes; how many have one (they stand
 --       behind the former); and for each of these the head of its record, as the plan believes: "<owner> <fence>"

@@ -7,6 +7,7 @@ the page is simply not there, and whoever asked says so (``Interrupted``).
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from usher.common.base.errors import UsherError
 from usher.common.base.log import redacted
 from usher.common.redis.connection_hints import describe_unreachable
 from usher.common.redis.endpoints import make_connection
+from usher.common.redis.private_names import socket_of
 
 #: Entries of a page of the pending list: with fewer, the way to Redis and back counts; with more, memory (10 MB a
 #: page).
@@ -24,8 +26,6 @@ PAGE = 10_000
 _BODY_PAGE_BYTES = 4 << 20
 _CHUNK = 1 << 20
 _LONGEST_SILENCE_S = 60.0
-#: What PING answers: asked behind a command whose reply is wanted as bytes, it shows where that reply ends.
-_MARK = b"\r\n+PONG\r\n"
 
 Row = list[Any]
 
@@ -68,19 +68,30 @@ class BulkReader:
             ) from failed
 
     def take(self) -> Any:
-        """The next reply. Raises Interrupted when Redis goes away, or answers with an error."""
-        reply = self._parser.gets()
+        """Return the next reply. Raises Interrupted when Redis goes away, or answers with an error."""
+        reply = self._gets()
         while reply is False:
             self._parser.feed(self._chunk())
-            reply = self._parser.gets()
+            reply = self._gets()
         if isinstance(reply, hiredis.ReplyError):
             kind = NotAllowed if str(reply).startswith("NOPERM") else Interrupted
             raise kind(f"Redis refuses a read of the audit: {reply}")
         return reply
 
+    def _gets(self) -> Any:
+        """Parse what has come, without the garbage collector: it looks through the thousands of new lists of a page
+        again and again, which doubles the cost of the page."""
+        was_on = gc.isenabled()
+        gc.disable()
+        try:
+            return self._parser.gets()
+        finally:
+            if was_on:
+                gc.enable()
+
     def _chunk(self) -> bytes:
         try:
-            chunk: bytes = self._connection._sock.recv(_CHUNK)
+            chunk: bytes = socket_of(self._connection).recv(_CHUNK)
         except OSError as failed:
             raise Interrupted(
                 f"Redis at {redacted(self._url)} went away in the middle of the audit: {failed}"
@@ -94,27 +105,6 @@ class BulkReader:
         self.send(command)
         return self.take()
 
-    # ---- replies as bytes (``replies``) --------------------------------------------------------------------------------------
-
-    def send_for_bytes(self, *command: Any) -> None:
-        """Ask for what ``take_bytes`` gives; one such question at a time."""
-        self.send(command, ("PING",))
-
-    def take_bytes(self) -> bytes:
-        """The reply as it came, and the mark behind it. Where a value of it looks like the mark, it is only a part:
-        ``decoded`` reads on."""
-        taken = bytearray()
-        while not taken.endswith(_MARK):
-            taken += self._chunk()
-        return bytes(taken)
-
-    def decoded(self, taken: bytes) -> Any:
-        """The reply that ``take_bytes`` has begun, as objects."""
-        self._parser.feed(taken)
-        reply = self.take()
-        self.take()  # the mark
-        return reply
-
     # ---- pages ---------------------------------------------------------------------------------------------------------------
 
     def entries(self, stream: str, first: bytes, last: bytes) -> Iterator[list[Row]]:
@@ -126,7 +116,7 @@ class BulkReader:
             if rows:
                 self.weigh(len(rows), self.bytes_read - before)
                 yield rows
-            if len(rows) < count:
+            if len(rows) < count or rows[-1][0] == last:
                 return
             start = b"(" + rows[-1][0]
 

@@ -13,16 +13,30 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.stream_id import rank
 from usher.master.audit.read.bulk import PAGE, BulkReader
 from usher.master.audit.read.reading import ticket_in
-from usher.master.audit.read.replies import EntryPage, PendingPage, entry_page, pending_page
 
 #: Reading a stretch of the stream that is longer than this many times the pending entries in it costs more than asking
 #: one by one.
 _SPARSE = 3
 _TEXT, _NUMBER = pa.binary(), pa.int64()
+
+
+class PendingPage(NamedTuple):
+    """Equally long columns of pending entries, in id order."""
+
+    ids: pa.Array
+    consumers: pa.Array
+    idle_ms: pa.Array
+    deliveries: pa.Array
+
+
+class EntryPage(NamedTuple):
+    """Entries of a stream with their tickets, in id order; a ticket is null where there is none, or an unfit one."""
+
+    ids: pa.Array
+    tickets: pa.Array
 
 
 class PendingColumns(NamedTuple):
@@ -76,39 +90,23 @@ def _settled(found: EntryPage) -> PendingColumns:
 
 def _pending_pages(reader: BulkReader, keys: Keys, start: bytes, last: bytes) -> Iterator[PendingPage]:
     """The next page is asked for before this one is given out, so that Redis works while we do."""
-    reader.send_for_bytes("XPENDING", keys.stream, keys.group, start, last, PAGE)
+    reader.send(("XPENDING", keys.stream, keys.group, start, last, PAGE))
     while True:
-        taken = reader.take_bytes()
-        page = pending_page(taken)
-        if page is None:
-            columns = list(zip(*reader.decoded(taken), strict=True)) or [(), (), (), ()]
-            page = PendingPage(*map(pa.array, columns, (_TEXT, _TEXT, _NUMBER, _NUMBER)))
-        full = len(page.ids) >= PAGE
+        rows = reader.take()
+        full = len(rows) >= PAGE
         if full:
-            reader.send_for_bytes("XPENDING", keys.stream, keys.group, b"(" + page.ids[-1].as_py(), last, PAGE)
-        if len(page.ids):
-            yield page
+            reader.send(("XPENDING", keys.stream, keys.group, b"(" + rows[-1][0], last, PAGE))
+        if rows:
+            yield PendingPage(
+                *(pa.array([row[at] for row in rows], kind) for at, kind in enumerate((_TEXT, _TEXT, _NUMBER, _NUMBER)))
+            )
         if not full:
             return
 
 
 def _entry_pages(reader: BulkReader, stream: str, field: bytes, start: bytes, last: bytes) -> Iterator[EntryPage]:
     """Every entry of a range, and its ticket."""
-    while True:
-        count, before = reader.page_size, reader.bytes_read
-        reader.send_for_bytes("XRANGE", stream, start, last, "COUNT", count)
-        taken = reader.take_bytes()
-        page = entry_page(taken, field)
-        if page is None:
-            page = _entry_page_of(reader.decoded(taken), field)
-        if not len(page.ids):
-            return
-        reader.weigh(len(page.ids), reader.bytes_read - before)
-        yield EntryPage(page.ids, _fit(page.tickets))
-        reached = page.ids[-1].as_py()
-        if len(page.ids) < count or reached == last:
-            return
-        start = b"(" + reached
+    return (_entry_page_of(rows, field) for rows in reader.entries(stream, start, last))
 
 
 def _bodies_of(reader: BulkReader, stream: str, field: bytes, ids: pa.Array) -> EntryPage:
@@ -123,8 +121,7 @@ def _bodies_of(reader: BulkReader, stream: str, field: bytes, ids: pa.Array) -> 
         if count > _SPARSE * len(ids) and reached != highest:
             left = [entry_id for entry_id in ids.to_pylist() if rank(entry_id) > rank(reached)]
             rows = [row for row in reader.bodies(stream, left) if row is not None]
-            found = _entry_page_of(rows, field)
-            pages.append(EntryPage(found.ids, _fit(found.tickets)))
+            pages.append(_entry_page_of(rows, field))
             break
     return _joined(pages)
 
@@ -143,12 +140,4 @@ def _entry_page_of(rows: Sequence[Any], field: bytes) -> EntryPage:
     """[id, [name, value, ...]] each, as columns."""
     return EntryPage(
         pa.array([row[0] for row in rows], _TEXT), pa.array([ticket_in(row[1], field) for row in rows], _TEXT)
-    )
-
-
-def _fit(tickets: pa.Array) -> pa.Array:
-    """Tickets as the scripts take them: not empty, and not too long."""
-    lengths = pc.binary_length(tickets)
-    return pc.if_else(
-        pc.and_(pc.greater(lengths, 0), pc.less_equal(lengths, LONGEST_TICKET)), tickets, pa.scalar(None, _TEXT)
     )

@@ -26,6 +26,7 @@ from typing import Any, BinaryIO
 from usher.common.base.errors import StartRefused
 from usher.common.base.extras import how_to_install
 from usher.master.audit.read.java import java_home
+from usher.master.audit.read.private_names import connect_to_submitted_java, end_java
 
 #: Where Spark runs unless told otherwise.
 LOCAL = "local[*]"
@@ -126,7 +127,7 @@ def _started(place: SparkPlace, file: BinaryIO, spill: Path) -> Iterator[Any]:
     finally:
         with contextlib.suppress(Py4JError, OSError):  # of a Java that is gone
             spark.stop()
-        _end_java()
+        end_java()
 
 
 def why_java_failed(failed: Exception) -> str:
@@ -228,9 +229,9 @@ def _as_submitted(place: SparkPlace, environ: Mapping[str, str]) -> SparkPlace:
     before it."""
     if _GATEWAY not in environ or place.master != LOCAL:
         return place
-    from pyspark import SparkConf, SparkContext
+    from pyspark import SparkConf
 
-    SparkContext._ensure_initialized()  # connects to the Java that spark-submit has started, and that knows
+    connect_to_submitted_java()
     return dataclasses.replace(place, master=SparkConf().get("spark.master", place.master) or place.master)
 
 
@@ -284,19 +285,3 @@ def _builder(place: SparkPlace, spill: Path) -> Any:
     for name, value in options.items():
         builder = builder.config(name, value)
     return builder
-
-
-def _end_java() -> None:
-    """End the JVM that ``getOrCreate`` started; pyspark leaves it to the end of the process, and a schedule would wait
-    for it."""
-    from pyspark import SparkContext
-
-    gateway = SparkContext._gateway
-    if gateway is not None:
-        gateway.shutdown()
-        process = getattr(gateway, "proc", None)
-        if process is not None:
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
-            process.wait(30)
-        SparkContext._gateway = SparkContext._jvm = None

@@ -1,106 +1,88 @@
-"""The leader's plans, made from its memory of who has what (``holdings``). Pure: no Redis, no clock; one thread owns a
-board.
+"""Plan what the leader hands over next, by who has what (``holdings``) and what rules hold back (``ruled``).
 
-What a plan takes, it takes at once (``plan`` moves ids from parked to running); the script's reply then confirms or
-refuses it (``confirm``).
+Pure: no Redis, no clock; one thread owns a board. What a plan takes, it takes at once (``plan`` moves ids from parked
+to running); the script's reply then confirms or refuses it (``confirm``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from usher.master.policy.board.plans import (
-    HandOverPlan,
-    HandOverReply,
-    ReplyFollowUp,
-    TargetPlan,
-    TargetReply,
-    TicketPlan,
-    span,
-)
-from usher.master.policy.board.rule_gate import RuledHoldings
-from usher.master.policy.board.tickets import OPEN, BoardTicket, ConsumerLoad, Standing
-from usher.master.policy.explain.facts import BoardFacts
-from usher.master.policy.explain.stuck import Parked
+from usher.master.policy.board.ownership import Ownership
+from usher.master.policy.board.plans import HandOverPlan, HandOverReply, ReplyFollowUp, TargetPlan, TicketPlan, span
+from usher.master.policy.board.rule_gate import Condemned, RuleGate
+from usher.master.policy.board.tickets import RunQueue, Standing
+from usher.master.policy.board.views import BoardFacts, Parked
+from usher.master.policy.rules import Rulebook
+
+#: Parked entries beyond a plan from which on it pays to name the range of the plan's ids.
+_MUCH_MORE = 1000
 
 
-class Board(RuledHoldings):
-    """All tickets in processing or parked, the load of every consumer, and what is to be handed over next."""
+class Board:
+    """Plan hand-overs, and keep in step what a plan depends on: the ownership, the rule gate, and the queue of tickets.
 
-    # ---- plans ---------------------------------------------------------------------------------------------------------------
+    The ownership and the gate do not know each other: a method here is about both.
+    """
+
+    def __init__(self, ticket_window: int) -> None:
+        self._queue = RunQueue(ticket_window)
+        self._gate = RuleGate(ticket_window)
+        self._ownership = owned = Ownership(ticket_window, self._queue, self._gate.worth_keeping)
+        self.tickets, self.consumers = owned.tickets, owned.consumers
+        # The ownership's own, for rules have no say in them. Bound, not forwarded: ``arrive`` runs for every message.
+        self.join, self.mark_lost, self.recovered = owned.join, owned.mark_lost, owned.recovered
+        self.arrive, self.take_in = owned.arrive, owned.take_in
+        self.free, self.acknowledged = owned.free, owned.acknowledged
+        self.has, self.runs, self.quiet_since = owned.has, owned.runs, owned.quiet_since
+        self.set_record, self.clear_record, self.halt = owned.set_record, owned.clear_record, owned.halt
+        self.to_read, self.was_read = owned.to_read, owned.was_read
+        self.ending_page, self.ended = owned.ending_page, owned.ended
+
+    @property
+    def in_flight(self) -> int:
+        """Count the messages that consumers have."""
+        return self._ownership.in_flight
+
+    @property
+    def parked(self) -> int:
+        """Count the messages in memory that nobody has."""
+        return self._ownership.parked
+
+    # ---- plans -------------------------------------------------------------------------------------------------------
 
     @property
     def room(self) -> int:
-        """Entries that could be read now and handed over at once; 0 while something ready waits for room."""
-        if self._homeless or self._ready or self.rules.pauses_all:
-            return 0
-        return self._open.room
+        """Count the entries that could be read now and handed over at once; 0 while anything waits for room."""
+        return 0 if self._queue.is_waiting or self._gate.rules.pauses_all else self._ownership.room
 
     def plan(self, limit: int, now_s: float) -> HandOverPlan | None:
         """Take up to ``limit`` ids for one hand_over call; None when nothing can be handed over now."""
-        if self._slowed:
-            self._wake_slowed(now_s)
-        if not self._ready:
+        owned, gate, queue = self._ownership, self._gate, self._queue
+        queue.retry(gate.take_due(now_s))
+        if not queue.has_runnable:
             return None
-        parked_before = self.parked
+        parked_before, size = owned.parked, 0
         parts: dict[str, list[TicketPlan]] = {}
-        size = 0
-        # Of the load as it will be after this plan: by the load of now, all but the first ticket would be above the
-        # bound.
-        bound = self._open.bound(self.in_flight + min(limit, self.parked))
-        while self._ready and size < limit:
-            ticket = self._ready.popleft()
-            ticket.queued = False
-            if ticket.standing is not OPEN or not ticket.parked:
-                continue
+        # By the load as it will be after this plan: by that of now, all but the first ticket would be above the bound.
+        bound = owned.load_bound(min(limit, parked_before))
+        while size < limit and (ticket := queue.next_runnable()) is not None:
             most = limit - size
-            if self._ruled and (most := self._allowed(ticket, most, now_s)) <= 0:
+            if gate.has_rules and (most := gate.allow(ticket, most, now_s)) <= 0:
                 continue
-            consumer = ticket.owner or self._open.choose(ticket, bound)
-            if consumer is None:
-                ticket.queued = True
-                self._homeless.append(ticket)
+            assigned = owned.assign(ticket, most, bound, now_s)
+            if assigned is None:
                 continue
-            if not consumer.accepts:
-                continue
-            count = min(len(ticket.parked), self._window - len(ticket.running), most)
-            if count > consumer.room:
-                count = consumer.room
-                if count <= 0:
-                    ticket.queued = True
-                    consumer.waiting.append(ticket)
-                    continue
-            if count <= 0:
-                continue
-            parts.setdefault(consumer.incarnation, []).append(self._take(ticket, consumer, count, now_s))
-            size += count
-            if self._ruled:
-                self._spend(ticket, count)
-            if ticket.parked:
-                self._queue(ticket)
+            incarnation, part = assigned
+            parts.setdefault(incarnation, []).append(part)
+            size += len(part.ids)
+            if gate.has_rules:
+                gate.spend(part.ticket, len(part.ids))
         if not size:
             return None
-        much_more = parked_before > size + 1000 or self.redis_has_more
+        much_more = parked_before > size + _MUCH_MORE or self.redis_has_more
         lowest, highest = span(parts.values()) if much_more else (b"-", b"+")
         return HandOverPlan([TargetPlan(name, planned) for name, planned in parts.items()], size, lowest, highest)
-
-    def _take(self, ticket: BoardTicket, consumer: ConsumerLoad, count: int, now_s: float) -> TicketPlan:
-        if count == len(ticket.parked):  # as a rule: this runs for every ticket of every plan
-            ids = list(ticket.parked)
-            ticket.parked.clear()
-        else:
-            ids = [ticket.parked.popleft() for _ in range(count)]
-        self.parked -= count
-        ticket.running.update(dict.fromkeys(ids))
-        part = TicketPlan(ticket.name, ticket.believed, ids)
-        if ticket.owner is None:
-            ticket.owner, ticket.compared_s = consumer, now_s
-            consumer.tickets[ticket.name] = None
-        consumer.in_flight += count
-        self.in_flight += count
-        return part
-
-    # ---- replies -------------------------------------------------------------------------------------------------------------
 
     def confirm(self, plan: HandOverPlan, reply: HandOverReply) -> ReplyFollowUp:
         """Bring memory in line with what the script did."""
@@ -108,95 +90,115 @@ class Board(RuledHoldings):
         unsure: list[bytes] = []
         doubt = False
         for target, answer in zip(plan.targets, reply.targets, strict=True):
-            consumer = self.consumers[target.incarnation]
             if answer.state == "OK":
-                unsure += self._granted(target, answer, reply.fence)
+                for part in self._ownership.granted(target, answer, reply.fence):
+                    self._gate.give_back(part.ticket, len(part.ids))
+                    unsure.append(part.ticket)
                 continue
             doubt = doubt or answer.state == "STRAY"
-            consumer.accepts = False
-            self._rank()
-            for part in target.parts:
-                self._undo(part)
+            self._ownership.close(target.incarnation)
+            self._undo(target.parts)
             if answer.state == "LOST":
                 lost.append(target.incarnation)
         return ReplyFollowUp(tuple(lost), tuple(unsure), doubt)
 
-    def _granted(self, target: TargetPlan, answer: TargetReply, fence: int) -> list[bytes]:
-        refused, fresh = set(answer.refused), set(answer.fresh)
-        head = b"%s %d" % (target.incarnation.encode(), fence)
-        unsure = []
-        for part in target.parts:
-            ticket = self.tickets[part.ticket]
-            if part.ticket in refused:
-                self._undo(part)
-                ticket.standing = Standing.UNSURE
-                unsure.append(part.ticket)
-            elif part.changes_owner or part.ticket in fresh:
-                ticket.believed = head
-        for part in target.parts if answer.gone else ():
-            ticket = self.tickets[part.ticket]
-            lost_bodies = [entry_id for entry_id in answer.gone if entry_id in ticket.running]
-            for entry_id in lost_bodies:
-                del ticket.running[entry_id]
-            if lost_bodies and ticket.owner is not None:
-                self._lighter(ticket.owner, len(lost_bodies))
-                self._settle(ticket)
-        return unsure
-
-    def _undo(self, part: TicketPlan) -> None:
-        """A part that did not happen: its ids are parked again, before what came later."""
-        ticket = self.tickets[part.ticket]
-        for entry_id in part.ids:
-            ticket.running.pop(entry_id, None)
-        ticket.parked.extendleft(reversed(part.ids))
-        self.parked += len(part.ids)
-        if self._ruled:
-            self._give_back(ticket, len(part.ids))
-        consumer = ticket.owner
-        if consumer is None:
-            return
-        if part.changes_owner:
-            consumer.tickets.pop(ticket.name, None)
-            ticket.owner = None
-        self._lighter(consumer, len(part.ids))
-        self._queue(ticket)
-
     def withdraw(self, plan: HandOverPlan) -> None:
-        """The plan certainly did not happen: everything is as before it."""
+        """Undo a plan that certainly did not happen: everything is as before it."""
         for target in plan.targets:
-            for part in target.parts:
-                self._undo(part)
+            self._undo(target.parts)
 
-    # ---- reports -------------------------------------------------------------------------------------------------------------
+    def _undo(self, parts: Iterable[TicketPlan]) -> None:
+        for part in parts:
+            self._ownership.put_back(part)
+            self._gate.give_back(part.ticket, len(part.ids))
 
-    def acknowledged(self, incarnation: str, name: bytes, ids: Sequence[bytes]) -> list[str]:
-        """``free`` for one ticket, for somebody who wants to know. Per id ``ok`` (freed), ``gone`` (not in processing:
-        a repetition) or ``stale`` (somebody else has the ticket)."""
-        ticket = self.tickets.get(name)
-        if ticket is not None and (ticket.owner is None or ticket.owner.incarnation != incarnation):
-            return ["stale" for _ in ids]
-        left = set(ticket.running) if ticket is not None else set()
-        answers = []
-        for entry_id in ids:
-            answers.append("ok" if entry_id in left else "gone")
-            left.discard(entry_id)
-        self.free(incarnation, [(name, ids)])
-        return answers
+    # ---- consumers and entries ---------------------------------------------------------------------------------------
 
-    # ---- from other threads: what they see may be a moment old -----------------------------------------------------------------
+    def keep(self, incarnation: str) -> None:
+        """Keep an incarnation that was not lost after all. One that a rule has drained gets nothing new."""
+        self._ownership.keep(incarnation)
+        consumer = self.consumers[incarnation]
+        if self._gate.rules.of_consumer(consumer.name) is not None:
+            self.join(incarnation, consumer.name, consumer.slots, consumer.capacity, False)
+
+    def forget(self, entries: Sequence[tuple[bytes, bytes]]) -> None:
+        """Forget the entries, (id, ticket), that arrived last.
+
+        They certainly were not taken from the stream, and will be seen there again.
+        """
+        self._ownership.forget(entries)
+        self._gate.drop_empty()
+
+    # ---- rules -------------------------------------------------------------------------------------------------------
+
+    @property
+    def rules(self) -> Rulebook:
+        """Return the rules that the board follows."""
+        return self._gate.rules
+
+    def follow(self, rules: Rulebook) -> None:
+        """Follow these rules from now on; every ticket that was held back tries again."""
+        released = self._gate.follow(rules)
+        self._queue.retry(released.tickets)
+        self._ownership.reread(released.unloaded)
+
+    def next_due_s(self) -> float | None:
+        """Say when the next slowed ticket may go on; None: no ticket is slowed."""
+        return self._gate.next_due_s()
+
+    def condemned(self, most: int) -> list[Condemned]:
+        """Name up to ``most`` ids that become dead letters by a rule, each ticket's from its lowest one on."""
+        found, spared = self._gate.condemned(most)
+        self._queue.retry(spared)
+        return found
+
+    def buried(self, written: Iterable[Condemned], refused: Iterable[bytes]) -> list[bytes]:
+        """Forget what is a dead letter now: all of ``written`` but for the tickets that were refused.
+
+        Return the tickets whose records must be read again.
+        """
+        unsure = set(refused)
+        for doomed in written:
+            ticket = self._gate.acquit(doomed.ticket)
+            if doomed.ticket in unsure:
+                ticket.standing = Standing.UNSURE
+                continue
+            if self._ownership.bury(ticket, len(doomed.ids)):
+                unsure.add(doomed.ticket)
+            if ticket.parked:
+                self._gate.condemn(ticket)
+        return [name for name in unsure if name in self.tickets]
+
+    # ---- memory ------------------------------------------------------------------------------------------------------
+
+    @property
+    def redis_has_more(self) -> bool:
+        """Tell whether there is much under ``master`` that memory does not know."""
+        return self._ownership.has_hidden or self._gate.has_unloaded
+
+    def unload(self) -> None:
+        """Let memory go of what rules hold back, for too much is parked: all of paused tickets, and of others what is
+        beyond what is worth having. Redis keeps account of it, as of a halted ticket, until the ticket may move
+        (``was_read``)."""
+        for ticket in self._gate.paused():
+            if self._ownership.unload(ticket):
+                self._gate.was_unloaded(ticket.name)
+        for ticket in self._gate.slowed_or_condemned():
+            self._ownership.shorten(ticket)
+
+    # ---- from other threads: what they see may be a moment old -------------------------------------------------------
 
     def glance(self, name: bytes, now_s: float, now_ms: int) -> BoardFacts | None:
-        """What memory has of a ticket. None: nothing."""
+        """Show what memory has of a ticket; None: nothing."""
         ticket = self.tickets.get(name)
         if ticket is None:
             return None
-        due_s = self.due_of(name)
+        due_s = self._gate.due_of(name)
         due_ms = 0 if due_s is None else now_ms + int(1000 * (due_s - now_s))
-        return BoardFacts(
-            ticket.standing.value, len(ticket.parked), ticket.above is None, self.window_is_full(ticket), due_ms
-        )
+        window_is_full = self._ownership.window_is_full(ticket)
+        return BoardFacts(ticket.standing.value, len(ticket.parked), ticket.above is None, window_is_full, due_ms)
 
     def parked_of(self, name: bytes) -> Parked | None:
-        """How much of a ticket memory has parked. It costs next to nothing: for those who ask about many tickets."""
+        """Count what memory has parked of a ticket. It costs next to nothing: for those who ask about many tickets."""
         ticket = self.tickets.get(name)
         return None if ticket is None else Parked(len(ticket.parked), ticket.above is None)

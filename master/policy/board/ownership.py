@@ -1,4 +1,5 @@
-"""Who has what, as the leader remembers it. Pure: no Redis, no clock; one thread owns it.
+"""Remember who has what: which consumer owns which ticket with which messages. Pure: no Redis, no clock; one thread
+owns it.
 
 Memory is an index of the pending list, never more: a new epoch starts with nothing. Of a halted ticket it holds nothing
 but the name and the message that the ticket waits for: what arrives meanwhile is under ``master`` in Redis, and is read
@@ -9,40 +10,35 @@ operator costs the others neither memory nor room.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from usher.common.protocol.stream_id import ZERO, before, rank
 from usher.master.policy.board.placement import OpenConsumers
-from usher.master.policy.board.plans import HALTED, NOBODY, RETURNED, TAIL
-from usher.master.policy.board.tickets import MOVING, OPEN, BoardTicket, ConsumerLoad, Standing
+from usher.master.policy.board.plans import HALTED, NOBODY, RETURNED, TAIL, TargetPlan, TargetReply, TicketPlan
+from usher.master.policy.board.tickets import MOVING, OPEN, BoardTicket, ConsumerLoad, Rereading, RunQueue, Standing
 
 
-class Holdings:
-    """All tickets in processing or parked, and the load of every consumer."""
+class Ownership:
+    """Keep all tickets in processing or parked, their owners, and the load of every consumer."""
 
-    def __init__(self, ticket_window: int) -> None:
-        self._window = ticket_window
-        self._refill_at = (
-            ticket_window // 2
-        )  # a ticket that fills its window is refilled in halves: each refill writes its record anew
+    def __init__(self, ticket_window: int, queue: RunQueue, worth_keeping: Callable[[BoardTicket], int]) -> None:
+        """``queue``: for tickets that may be planned. ``worth_keeping``: the messages of a ticket to have in memory
+        when Redis keeps account of the others."""
         self.tickets: dict[bytes, BoardTicket] = {}
         self.consumers: dict[str, ConsumerLoad] = {}
-        self._open = OpenConsumers(())
-        self._ready: deque[BoardTicket] = deque()
-        self._homeless: deque[BoardTicket] = deque()  # ready, but nobody had room or was there
-        self._hidden: dict[bytes, None] = {}  # tickets that may move, of which Redis knows more than memory
-        self._being_read: dict[
-            bytes, None
-        ] = {}  # those of them that are being read, all by one reading of what is under ``master``
-        self._scanned = ZERO  # how far it is: what these have up to here, memory knows
-        self._ending: dict[bytes, None] = {}
         self.in_flight = 0
         self.parked = 0
+        self._window = ticket_window
+        self._queue = queue
+        self._worth_keeping = worth_keeping
+        self._open = OpenConsumers(())
+        self._rereading = Rereading()
+        self._ending: dict[bytes, None] = {}
 
-    # ---- consumers -----------------------------------------------------------------------------------------------------------
+    # ---- consumers ---------------------------------------------------------------------------------------------------
 
     def join(self, incarnation: str, name: str, slots: int, capacity: int, accepts: bool) -> ConsumerLoad:
-        """A living incarnation appears, or changes whether it accepts new work."""
+        """Add a living incarnation, or note that it accepts new work or does so no more."""
         consumer = self.consumers.get(incarnation)
         if consumer is None:
             consumer = self.consumers[incarnation] = ConsumerLoad(incarnation, name, slots, capacity, accepts)
@@ -51,12 +47,19 @@ class Holdings:
             consumer.accepts, consumer.slots, consumer.capacity = accepts, slots, capacity
             self._rank()
         for ticket in [self.tickets[of_it] for of_it in consumer.tickets] if accepts else ():
-            self._queue(ticket)
+            self._queue.add(ticket)
         return consumer
 
-    def lose(self, incarnation: str) -> bool:
-        """An incarnation's lease has ended: its tickets are recovered before anything of them is planned. False if it
-        is not known."""
+    def close(self, incarnation: str) -> None:
+        """Hand nothing more to an incarnation until ``join`` says that it accepts work."""
+        self.consumers[incarnation].accepts = False
+        self._rank()
+
+    def mark_lost(self, incarnation: str) -> bool:
+        """Note that an incarnation's lease has ended: its tickets are recovered before anything of them is planned.
+
+        Return False if it is not known.
+        """
         if (consumer := self.consumers.get(incarnation)) is None:
             return False
         consumer.accepts = False
@@ -66,17 +69,19 @@ class Holdings:
         return True
 
     def keep(self, incarnation: str) -> None:
-        """It was not lost after all."""
+        """Keep an incarnation that was not lost after all."""
         consumer = self.consumers[incarnation]
         for name in list(consumer.tickets):
-            self.tickets[name].standing = Standing.OPEN
-            self._settle(self.tickets[name])
+            self.tickets[name].standing = OPEN
+            self._finish(self.tickets[name])
         # One that only a record named has no capacity here: it gets nothing before the roster knows it.
         self.join(incarnation, consumer.name, consumer.slots, consumer.capacity, consumer.capacity > 0)
 
     def recovered(self, incarnation: str, others: Iterable[bytes] = ()) -> tuple[bytes, ...]:
-        """All that a lost incarnation had is under ``master``; its tickets are free. Returns those of ``others`` that
-        must be read again."""
+        """Free the tickets of a lost incarnation: all that it had is under ``master``.
+
+        Return those of ``others`` whose records must be read again.
+        """
         if (consumer := self.consumers.pop(incarnation, None)) is None:
             return ()
         self.in_flight -= consumer.in_flight
@@ -85,24 +90,24 @@ class Holdings:
             ticket = self.tickets[name]
             ticket.running.clear()
             ticket.owner, ticket.believed, ticket.home = None, NOBODY, consumer.name
-            ticket.standing = Standing.UNSURE if name in unsure else Standing.OPEN
-            self._settle(ticket)
-        for ticket in consumer.waiting:
-            ticket.queued = False
-            self._queue(ticket)
+            ticket.standing = Standing.UNSURE if name in unsure else OPEN
+            self._finish(ticket)
+        self._queue.retry(consumer.waiting)
         self._rank()
         return tuple(name for name in unsure if name in self.tickets)
 
     def _rank(self) -> None:
-        """Who may be chosen has changed; what found nobody tries again."""
+        """Rank consumers anew, for those that may be chosen have changed. Tickets that found none try again."""
         self._open = OpenConsumers(list(self.consumers.values()))
-        self._retry(self._homeless)
+        self._queue.retry_unassigned()
 
-    # ---- entries -------------------------------------------------------------------------------------------------------------
+    # ---- entries -----------------------------------------------------------------------------------------------------
 
     def arrive(self, entry_id: bytes, name: bytes) -> bool:
-        """A new entry, above every id seen before. False: it is in processing already (the group was lost and reads it
-        again)."""
+        """Park a new entry, above every id seen before.
+
+        Return False if it is in processing already (the group was lost and reads it again).
+        """
         ticket = self.tickets.get(name)  # not by _ticket(): this line runs for every message
         if ticket is None:
             ticket = self.tickets[name] = BoardTicket(name)
@@ -113,29 +118,27 @@ class Holdings:
         ticket.parked.append(entry_id)
         self.parked += 1
         if not ticket.queued:
-            self._queue(ticket)
+            self._queue.add(ticket)
         return True
 
     def has(self, name: bytes, entry_id: bytes) -> bool:
-        """Whether memory has the entry in processing, or as what its ticket waits for."""
+        """Tell whether memory has the entry in processing, or as what its ticket waits for."""
         ticket = self.tickets.get(name)
         return ticket is not None and (entry_id in ticket.running or entry_id == ticket.waits_for)
 
     def runs(self, name: bytes, entry_id: bytes) -> bool:
-        """Whether memory has the entry in processing with an owner that lives, or as what its ticket waits for."""
+        """Tell whether memory has the entry in processing with an owner that lives, or as what its ticket waits for."""
         ticket = self.tickets.get(name)
-        if ticket is not None and ticket.waits_for == entry_id:
-            return True
-        return (
-            ticket is not None
-            and entry_id in ticket.running
-            and ticket.owner is not None
-            and ticket.standing is Standing.OPEN
-        )
+        if ticket is None:
+            return False
+        is_owned = ticket.owner is not None and ticket.standing is OPEN
+        return ticket.waits_for == entry_id or (is_owned and entry_id in ticket.running)
 
     def take_in(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
-        """(id, ticket) of entries that came to ``master`` from elsewhere (taken back, given back, stray, adopted), in
-        id order: each goes to its place among what is parked of its ticket."""
+        """Park entries, (id, ticket), that came to ``master`` from elsewhere: taken back, given back, stray, adopted.
+
+        They come in id order; each goes to its place among what is parked of its ticket.
+        """
         by_ticket: dict[bytes, list[bytes]] = {}
         for entry_id, name in entries:
             by_ticket.setdefault(name, []).append(entry_id)
@@ -146,9 +149,9 @@ class Holdings:
             for entry_id in ran:
                 del ticket.running[entry_id]
             if ran and ticket.owner is not None:
-                self._lighter(ticket.owner, len(ran))
+                self._release(ticket.owner, len(ran))
             self._park(ticket, self._not_hidden(ticket, ids))
-            self._settle(ticket)
+            self._finish(ticket)
 
     def _ticket(self, name: bytes) -> BoardTicket:
         return self.tickets.get(name) or self.tickets.setdefault(name, BoardTicket(name))
@@ -167,12 +170,15 @@ class Holdings:
         self.parked += len(ticket.parked) - count
 
     def free(self, incarnation: str, items: Iterable[tuple[bytes, Sequence[bytes]]]) -> None:
-        """A report: these ids of these tickets are done. By id and incarnation, never by counting: doubled, late or
-        reordered reports change nothing, nor does what somebody else says who has the ticket no more."""
+        """Free what a report says is done: these ids of these tickets.
+
+        By id and incarnation, never by counting: doubled, late or reordered reports change nothing, nor does what
+        somebody else says who has the ticket no more.
+        """
         consumer = self.consumers.get(incarnation)
         if consumer is None:
             return
-        freed, lighter = 0, []
+        freed, touched = 0, []
         for name, ids in items:
             ticket = self.tickets.get(name)
             if ticket is None or ticket.owner is not consumer:
@@ -183,63 +189,174 @@ class Holdings:
                 running.pop(entry_id, None)
             if len(running) < count:
                 freed += count - len(running)
-                lighter.append(ticket)
+                touched.append(ticket)
         if freed:
-            self._lighter(consumer, freed)
-        for ticket in lighter:
-            self._settle(ticket)
+            self._release(consumer, freed)
+        for ticket in touched:
+            self._finish(ticket)
 
-    def _lighter(self, consumer: ConsumerLoad, count: int) -> None:
+    def acknowledged(self, incarnation: str, name: bytes, ids: Sequence[bytes]) -> list[str]:
+        """Free one ticket's ids, for somebody who wants to know.
+
+        Return for each id ``ok`` (freed), ``gone`` (not in processing: a repetition) or ``stale`` (somebody else has
+        the ticket).
+        """
+        ticket = self.tickets.get(name)
+        if ticket is not None and (ticket.owner is None or ticket.owner.incarnation != incarnation):
+            return ["stale" for _ in ids]
+        left = set(ticket.running) if ticket is not None else set()
+        answers = []
+        for entry_id in ids:
+            answers.append("ok" if entry_id in left else "gone")
+            left.discard(entry_id)
+        self.free(incarnation, [(name, ids)])
+        return answers
+
+    def forget(self, entries: Sequence[tuple[bytes, bytes]]) -> None:
+        """Forget the entries, (id, ticket), that arrived last.
+
+        They certainly were not taken from the stream, and will be seen there again.
+        """
+        for entry_id, name in reversed(entries):
+            ticket = self.tickets.get(name)
+            if ticket is not None and ticket.parked and ticket.parked[-1] == entry_id:
+                ticket.parked.pop()
+                self.parked -= 1
+                if not ticket.parked and not ticket.running:
+                    self._finish(ticket)
+
+    def _release(self, consumer: ConsumerLoad, count: int) -> None:
+        """Take so many messages off a consumer. Tickets that waited for room try again."""
         if consumer.in_flight >= consumer.capacity:
             self._open.has_room_again(consumer)
         consumer.in_flight -= count
         self.in_flight -= count
         if consumer.waiting:
-            self._retry(consumer.waiting)
-        if self._homeless:
-            self._retry(self._homeless)
+            self._queue.retry(consumer.waiting)
+        self._queue.retry_unassigned()
 
-    def _settle(self, ticket: BoardTicket) -> None:
-        """After ids left: free the ticket if nothing runs, queue it if something waits, forget it if nothing is
-        left."""
+    def _finish(self, ticket: BoardTicket) -> None:
+        """Finish what ids that left began: free the ticket if nothing runs, queue it if something waits, forget it if
+        nothing is left."""
         owner = ticket.owner
         if not ticket.running and ticket.standing is OPEN and owner is not None:
             owner.tickets.pop(ticket.name, None)
             ticket.owner, ticket.believed = None, NOBODY
-            self._retry(owner.waiting)  # it may wait there, and is not bound to that consumer any more
+            self._queue.retry(owner.waiting)  # it may wait there, and is not bound to that consumer any more
         if ticket.parked:
             if not ticket.queued:
-                self._queue(ticket)
-        elif (
-            not ticket.running
-            and ticket.above is None
-            and (ticket.standing is OPEN or ticket.standing is Standing.RECOVERING)
-        ):
+                self._queue.add(ticket)
+        elif ticket.running or ticket.above is not None:
+            return
+        elif ticket.standing is OPEN or ticket.standing is Standing.RECOVERING:
             if ticket.owner is not None:
                 ticket.owner.tickets.pop(ticket.name, None)
             self.tickets.pop(ticket.name, None)
 
-    def _queue(self, ticket: BoardTicket) -> None:
-        if ticket.queued or ticket.standing is not OPEN or not ticket.parked or len(ticket.running) > self._refill_at:
+    # ---- plans -------------------------------------------------------------------------------------------------------
+
+    @property
+    def room(self) -> int:
+        """Count the messages that could be handed over now to all consumers together."""
+        return self._open.room
+
+    def load_bound(self, more: int) -> int:
+        """Limit the messages that a consumer may have in flight before tickets go to others, once ``more`` are handed
+        over."""
+        return self._open.bound(self.in_flight + more)
+
+    def assign(self, ticket: BoardTicket, most: int, bound: int, now_s: float) -> tuple[str, TicketPlan] | None:
+        """Hand up to ``most`` parked ids of a ticket to its owner, or to a consumer chosen now, which becomes its
+        owner.
+
+        Return the incarnation and the part of the plan; None when the ticket has to wait.
+        """
+        consumer = ticket.owner or self._open.choose(ticket, bound)
+        if consumer is None:
+            self._queue.wait_unassigned(ticket)
+            return None
+        if not consumer.accepts:
+            return None
+        count = min(len(ticket.parked), self._window - len(ticket.running), most)
+        if count > consumer.room:
+            count = consumer.room
+            if count <= 0:
+                ticket.queued = True
+                consumer.waiting.append(ticket)
+                return None
+        if count <= 0:
+            return None
+        part = self._take(ticket, consumer, count, now_s)
+        if ticket.parked:
+            self._queue.add(ticket)
+        return consumer.incarnation, part
+
+    def _take(self, ticket: BoardTicket, consumer: ConsumerLoad, count: int, now_s: float) -> TicketPlan:
+        """Move ids from parked to running."""
+        if count == len(ticket.parked):  # as a rule: this runs for every ticket of every plan
+            ids = list(ticket.parked)
+            ticket.parked.clear()
+        else:
+            ids = [ticket.parked.popleft() for _ in range(count)]
+        self.parked -= count
+        ticket.running.update(dict.fromkeys(ids))
+        part = TicketPlan(ticket.name, ticket.believed, ids)
+        if ticket.owner is None:
+            ticket.owner, ticket.compared_s = consumer, now_s
+            consumer.tickets[ticket.name] = None
+        consumer.in_flight += count
+        self.in_flight += count
+        return part
+
+    def put_back(self, part: TicketPlan) -> None:
+        """Park the ids of a part that did not happen again, before what came later."""
+        ticket = self.tickets[part.ticket]
+        for entry_id in part.ids:
+            ticket.running.pop(entry_id, None)
+        ticket.parked.extendleft(reversed(part.ids))
+        self.parked += len(part.ids)
+        consumer = ticket.owner
+        if consumer is None:
             return
-        if ticket.owner is not None and not ticket.owner.accepts:
-            return  # it waits until its draining owner is done with it
-        ticket.queued = True
-        self._ready.append(ticket)
+        if part.changes_owner:
+            consumer.tickets.pop(ticket.name, None)
+            ticket.owner = None
+        self._release(consumer, len(part.ids))
+        self._queue.add(ticket)
 
-    def _retry(self, waiting: deque[BoardTicket]) -> None:
-        for ticket in waiting:
-            ticket.queued = False
-            self._queue(ticket)
-        waiting.clear()
+    def granted(self, target: TargetPlan, answer: TargetReply, fence: int) -> list[TicketPlan]:
+        """Follow what the script did for a target. Return the parts that it refused: their records are to be read."""
+        refused, fresh = set(answer.refused), set(answer.fresh)
+        head = b"%s %d" % (target.incarnation.encode(), fence)
+        undone = []
+        for part in target.parts:
+            ticket = self.tickets[part.ticket]
+            if part.ticket in refused:
+                self.put_back(part)
+                ticket.standing = Standing.UNSURE
+                undone.append(part)
+            elif part.changes_owner or part.ticket in fresh:
+                ticket.believed = head
+        for part in target.parts if answer.gone else ():
+            ticket = self.tickets[part.ticket]
+            lost_bodies = [entry_id for entry_id in answer.gone if entry_id in ticket.running]
+            for entry_id in lost_bodies:
+                del ticket.running[entry_id]
+            if lost_bodies and ticket.owner is not None:
+                self._release(ticket.owner, len(lost_bodies))
+                self._finish(ticket)
+        return undone
 
-    # ---- reading again -------------------------------------------------------------------------------------------------------
+    def window_is_full(self, ticket: BoardTicket) -> bool:
+        """Tell whether the ticket's owner has as many of its entries as it may have at a time."""
+        return len(ticket.running) >= self._window
+
+    # ---- reading again -----------------------------------------------------------------------------------------------
 
     def set_record(self, name: bytes, owner: bytes, fence: int, ids: Sequence[bytes], now_s: float) -> str | None:
-        """The index says this of a ticket (at adoption, after a refusal, and when reports may have been lost): memory
-        follows.
+        """Follow what the index says of a ticket: at adoption, after a refusal, and when reports may have been lost.
 
-        Returns the incarnation to recover when its owner is not among the living, else None.
+        Return the incarnation to recover when its owner is not among the living, else None.
         """
         ticket = self._ticket(name)
         self._disown(ticket)
@@ -251,9 +368,9 @@ class Holdings:
             return None
         self._reopen(ticket)
         if owner == RETURNED:
-            ticket.standing = Standing.OPEN
+            ticket.standing = OPEN
             self._park(ticket, self._not_hidden(ticket, sorted(ids, key=rank)))
-            self._queue(ticket)
+            self._queue.add(ticket)
             return None
         if owner == TAIL:
             ticket.standing, ticket.until = Standing.ENDING, rank(ids[0])
@@ -273,22 +390,22 @@ class Holdings:
         if not consumer.capacity or ticket.standing is Standing.RECOVERING:
             ticket.standing = Standing.RECOVERING
             return incarnation
-        ticket.standing = Standing.OPEN
-        self._queue(ticket)
+        ticket.standing = OPEN
+        self._queue.add(ticket)
         return None
 
     def clear_record(self, name: bytes) -> None:
-        """The index has no record of the ticket: nothing of it is in processing."""
+        """Follow the index, which has no record of the ticket: nothing of it is in processing."""
         ticket = self.tickets.get(name)
         if ticket is None or ticket.standing is Standing.RECOVERING:
             return
         self._disown(ticket)
         self._reopen(ticket)
-        ticket.standing = Standing.OPEN
-        self._settle(ticket)
+        ticket.standing = OPEN
+        self._finish(ticket)
 
     def halt(self, name: bytes, now_s: float) -> None:
-        """The ticket's record cannot be read: nothing of it moves until somebody has looked."""
+        """Halt a ticket whose record cannot be read: nothing of it moves until somebody has looked."""
         ticket = self._ticket(name)
         self._disown(ticket)
         self._hide(ticket, (ZERO,))
@@ -303,110 +420,131 @@ class Holdings:
         ticket.owner = None
         if consumer is not None:
             consumer.tickets.pop(ticket.name, None)
-            self._lighter(consumer, running)
+            self._release(consumer, running)
 
     def quiet_since(self, limit_s: float) -> list[bytes]:
-        """Tickets in processing or halted, last compared with the index before ``limit_s``: reports and news of theirs
-        may have been lost."""
+        """Name tickets in processing or halted that were last compared with the index before ``limit_s``: reports and
+        news of theirs may have been lost."""
         old = [ticket for ticket in self.tickets.values() if ticket.compared_s < limit_s]
-        return [
-            one.name
-            for one in old
-            if one.standing is Standing.HALTED or (one.running and one.standing is Standing.OPEN)
-        ]
+        return [one.name for one in old if one.standing is Standing.HALTED or (one.running and one.standing is OPEN)]
 
-    # ---- tickets that wait for an operator, and after it ---------------------------------------------------------------------
+    # ---- tickets that wait for an operator, and after it -------------------------------------------------------------
 
     def _hide(self, ticket: BoardTicket, ids: Sequence[bytes]) -> None:
-        """The ticket is halted: of what is under ``master``, from the lowest of ``ids`` on, Redis alone keeps
-        account."""
+        """Halt a ticket: of what is under ``master``, from the lowest of ``ids`` on, Redis alone keeps account."""
         ticket.standing = Standing.HALTED
-        self._leave_reading(ticket)
+        self._rereading.leave(ticket)
         lowest = min((*ids, *list(ticket.parked)[:1]), key=rank)
         if ticket.above is None or rank(lowest) <= rank(ticket.above):
             ticket.above = before(lowest)
+        self._drop_parked(ticket)
+
+    def _drop_parked(self, ticket: BoardTicket) -> None:
         self.parked -= len(ticket.parked)
         ticket.parked.clear()
-        self._hidden.pop(ticket.name, None)
+        self._rereading.end(ticket)
 
-    def _leave_reading(self, ticket: BoardTicket) -> None:
-        """The reading goes on without the ticket."""
-        if ticket.name in self._being_read:
-            del self._being_read[ticket.name]
-            ticket.above = max(ticket.above or ZERO, self._scanned, key=rank)
+    def unload(self, ticket: BoardTicket) -> bool:
+        """Leave all that is parked of a ticket to Redis' account until ``reread``. Return whether that is so."""
+        if not ticket.parked or ticket.standing is not OPEN:
+            return False
+        self._rereading.leave(ticket)
+        ticket.above = before(ticket.parked[0])
+        self._drop_parked(ticket)
+        return True
+
+    def shorten(self, ticket: BoardTicket) -> None:
+        """Leave to Redis' account what is parked of a ticket beyond what is worth keeping."""
+        keeps = self._worth_keeping(ticket)
+        beyond = len(ticket.parked) - keeps
+        if beyond <= 0 or ticket.standing is not OPEN:
+            return
+        self._rereading.leave(ticket)
+        kept = [ticket.parked.popleft() for _ in range(keeps)]
+        assert rank(kept[-1]) < rank(ticket.parked[0])
+        ticket.above, ticket.parked = kept[-1], deque(kept)
+        self.parked -= beyond
+        self._rereading.add(ticket)
+
+    def reread(self, names: Iterable[bytes]) -> None:
+        """Read from Redis again what was unloaded of these tickets."""
+        for name in names:
+            ticket = self.tickets.get(name)
+            if ticket is not None and ticket.above is not None and ticket.standing is not Standing.HALTED:
+                self._rereading.add(ticket)
+
+    @property
+    def has_hidden(self) -> bool:
+        """Tell whether Redis knows more than memory of tickets that may move."""
+        return self._rereading.has_tickets
 
     def _not_hidden(self, ticket: BoardTicket, ids: list[bytes]) -> list[bytes]:
-        """Those of ``ids`` that memory is to know now; the others are read again from Redis."""
+        """Return those of ``ids`` that memory is to know now; the others are read again from Redis."""
         if ticket.above is None:
             return ids
         if ticket.standing is Standing.HALTED:
             self._hide(ticket, ids)
             return []
-        self._leave_reading(ticket)
+        self._rereading.leave(ticket)
         limit = rank(ticket.above)
         return [entry_id for entry_id in ids if rank(entry_id) <= limit]
 
     def _reopen(self, ticket: BoardTicket) -> None:
-        """It is halted no more: what memory does not know of it is read again before it is planned."""
+        """End a halt: what memory does not know of the ticket is read again before it is planned."""
         self._ending.pop(ticket.name, None)
         if ticket.above is not None:
-            self._hidden[ticket.name] = None
-
-    def _keeps(self, ticket: BoardTicket) -> int:
-        """Entries of a ticket that are worth having in memory when Redis keeps account of the others."""
-        return self._window
+            self._rereading.add(ticket)
 
     def to_read(self) -> bytes | None:
-        """Where to read on what is under ``master``: above this id. One reading is for all hidden tickets of which
-        little is left in memory, however many they are. None: there are none."""
-        if not self._being_read:
-            hidden = map(self.tickets.__getitem__, self._hidden)
-            wanting = [one for one in hidden if one.standing in MOVING and 2 * len(one.parked) <= self._keeps(one)]
-            if not wanting:
-                return None
-            wanting.sort(key=lambda one: rank(one.above or ZERO))
-            self._being_read, self._scanned = {one.name: None for one in wanting}, ZERO
-        first = self.tickets[next(iter(self._being_read))]  # it began lowest: what is below it is nobody's who is left
-        self._scanned = max(self._scanned, first.above or ZERO, key=rank)
-        return self._scanned
+        """Say above which id to read on what is under ``master``; None: nothing is to be read.
+
+        One reading is for all hidden tickets of which little is left in memory, however many they are.
+        """
+        return self._rereading.start(self._wants_more)
+
+    def _wants_more(self, ticket: BoardTicket) -> bool:
+        return ticket.standing in MOVING and 2 * len(ticket.parked) <= self._worth_keeping(ticket)
 
     def was_read(self, found: Iterable[tuple[bytes, bytes]], last: bytes | None) -> list[bytes]:
-        """(id, ticket) of all that Redis has under ``master`` from ``to_read`` up to ``last``; None: to the end.
-        Returns tickets of which nothing is there although their records say so, which must be read again."""
+        """Take in all that Redis has under ``master``, (id, ticket), from ``to_read`` up to ``last``; None: to the end.
+
+        Return tickets of which nothing is there although their records say so: the records must be read again.
+        """
         by_ticket: dict[bytes, list[bytes]] = {}
         for entry_id, name in found:
-            if name in self._being_read:
+            if self._rereading.has(name):
                 by_ticket.setdefault(name, []).append(entry_id)
         for name, ids in by_ticket.items():
             self._add_read(self.tickets[name], ids)
         if last is not None:
-            self._scanned = last
+            self._rereading.go_on(last)
             return []
         unsure = []
-        for ticket in [self.tickets[name] for name in self._being_read]:
+        for ticket in self._rereading.finish():
             if ticket.standing not in MOVING:
                 continue  # it is read once more when it may move
             ticket.above = None
-            self._hidden.pop(ticket.name, None)
+            self._rereading.end(ticket)
             if not ticket.parked and not ticket.running and ticket.believed.startswith(RETURNED + b" "):
                 unsure.append(ticket.name)
-            self._settle(ticket)
-        self._being_read = {}
+            self._finish(ticket)
         return unsure
 
     def _add_read(self, ticket: BoardTicket, ids: Sequence[bytes]) -> None:
         above = rank(ticket.above or ZERO)
         unknown = [entry_id for entry_id in ids if rank(entry_id) > above and entry_id not in ticket.running]
-        taken = unknown[: max(0, self._keeps(ticket) - len(ticket.parked))] if ticket.standing in MOVING else []
+        room = max(0, self._worth_keeping(ticket) - len(ticket.parked)) if ticket.standing in MOVING else 0
+        taken = unknown[:room]
         self._park(ticket, taken)
         if len(taken) < len(unknown):
-            self._leave_reading(ticket)
+            self._rereading.leave(ticket)
         if taken:
             ticket.above = taken[-1]
-        self._settle(ticket)
+        self._finish(ticket)
 
     def ending_page(self, most: int) -> tuple[BoardTicket, list[bytes], bool] | None:
-        """An ending ticket, up to ``most`` of its ids that end, and whether they are the last."""
+        """Name an ending ticket, up to ``most`` of its ids that end, and whether they are the last; None: no ticket
+        ends."""
         for name in self._ending:
             ticket = self.tickets[name]
             ids = [entry_id for entry_id in ticket.parked if rank(entry_id) <= ticket.until]
@@ -416,9 +554,25 @@ class Holdings:
         return None
 
     def ended(self, ticket: BoardTicket, ids: Sequence[bytes], is_last: bool) -> None:
-        """These are dead letters now."""
-        for _ in ids:
-            ticket.parked.popleft()
-        self.parked -= len(ids)
+        """Forget ids of an ending ticket, which are dead letters now."""
+        self._drop_first(ticket, len(ids))
         if is_last:
             self.clear_record(ticket.name)
+
+    def bury(self, ticket: BoardTicket, count: int) -> bool:
+        """Forget the first parked ids of a ticket, which are dead letters now. Return whether its record must be read
+        again."""
+        self._drop_first(ticket, count)
+        if ticket.parked:
+            return False
+        was_returned = ticket.believed.startswith(RETURNED + b" ")
+        if was_returned:  # its record went with the last of its ids, if memory had them all
+            ticket.believed = NOBODY
+            ticket.standing = Standing.UNSURE
+        self._finish(ticket)
+        return was_returned
+
+    def _drop_first(self, ticket: BoardTicket, count: int) -> None:
+        for _ in range(count):
+            ticket.parked.popleft()
+        self.parked -= count

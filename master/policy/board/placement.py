@@ -1,4 +1,13 @@
-"""Which of the consumers that accept work gets a ticket that nobody has. Pure."""
+"""Choose the consumer of a ticket that nobody has: rendezvous hashing with bounded load. Pure.
+
+A ticket tends to come back to the same consumer (warm caches, connections), no consumer gets more than its share, and a
+consumer that joins or leaves moves only the tickets that rank it first.
+
+Rendezvous hashing: Thaler and Ravishankar, "Using Name-Based Mappings to Increase Hit Rates", 1998. Bounded load:
+Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads", 2016. Ranking every consumer for every
+ticket costs too much at 1,000 consumers, so tickets fall into slots and the ranking is kept per slot; and of very many
+consumers, only the next ones behind a slot on a ring are ranked for it.
+"""
 
 from __future__ import annotations
 
@@ -10,68 +19,6 @@ import zlib
 from collections.abc import Iterable, Sequence
 
 from usher.master.policy.board.tickets import BoardTicket, ConsumerLoad
-
-
-class OpenConsumers:
-    """The consumers that accept work at the moment; made anew whenever that changes. Their loads are read live. Sorted
-    at the first use: a thousand may join one after the other."""
-
-    def __init__(self, consumers: Iterable[ConsumerLoad]) -> None:
-        self._consumers = consumers
-
-    @functools.cached_property
-    def _by_name(self) -> dict[str, ConsumerLoad]:
-        # An old look at the roster may bring a former incarnation back for a moment: the highest generation has the
-        # name.
-        open_ones = (consumer for consumer in self._consumers if consumer.accepts)
-        by_generation = sorted(open_ones, key=lambda consumer: (len(consumer.incarnation), consumer.incarnation))
-        return {consumer.name: consumer for consumer in by_generation}
-
-    @functools.cached_property
-    def _affinity(self) -> Affinity:
-        return Affinity(self._by_name)
-
-    @functools.cached_property
-    def _unfilled(self) -> dict[str, ConsumerLoad]:
-        """All that have room, and some that had: to look at, where a thousand are busy."""
-        return dict(self._by_name)
-
-    @property
-    def room(self) -> int:
-        """Messages that could be handed over to all of them together."""
-        return sum(consumer.room for consumer in self._with_room())
-
-    def has_room_again(self, consumer: ConsumerLoad) -> None:
-        """To be told of one that was full."""
-        if self._by_name.get(consumer.name) is consumer:
-            self._unfilled[consumer.name] = consumer
-
-    def _with_room(self) -> Iterable[ConsumerLoad]:
-        for name in [name for name, consumer in self._unfilled.items() if consumer.room <= 0]:
-            del self._unfilled[name]
-        return self._unfilled.values()
-
-    def bound(self, in_flight: int) -> int:
-        """Messages one of them may have in flight before tickets go to others, when ``in_flight`` is the sum."""
-        return load_bound(in_flight, len(self._by_name)) if self._by_name else 0
-
-    def choose(self, ticket: BoardTicket, bound: int) -> ConsumerLoad | None:
-        """Its former consumer after a crash, else the best ranked below the bound, else the least loaded; None when
-        nobody has room.
-
-        One with a free handler slot is never over the bound: at low load tickets stay where they belong.
-        """
-        names, found = self._affinity.ranking(ticket.name), self._by_name.get
-        for name in (ticket.home, *names) if ticket.home else names:
-            consumer = found(name)
-            if (
-                consumer is not None
-                and (load := consumer.in_flight) < consumer.capacity
-                and (load < bound or load < consumer.slots)
-            ):
-                return consumer
-        return min(self._with_room(), key=lambda consumer: consumer.in_flight / consumer.capacity, default=None)
-
 
 _SLOTS = 4096
 #: Consumers ranked per slot; when all of these are over the bound, the least loaded one of all gets the ticket.
@@ -92,8 +39,8 @@ def _place(name: str) -> bytes:
 
 
 class Affinity:
-    """The ranking of consumer names per ticket. Rebuilt whenever the roster changes; names, not incarnations, are
-    ranked, so that a restarted consumer gets its tickets back."""
+    """Rank consumer names per ticket. Made anew whenever the roster changes. Names, not incarnations, are ranked, so
+    that a restarted consumer gets its tickets back."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = tuple(sorted(set(names)))
@@ -101,7 +48,7 @@ class Affinity:
         self._ranked: dict[int, Sequence[str]] = {}
 
     def ranking(self, ticket: bytes) -> Sequence[str]:
-        """Up to ``_RANKED`` names, best first.
+        """Rank up to ``_RANKED`` names, best first.
 
         >>> Affinity(["c1"]).ranking(b"42")
         ['c1']
@@ -109,22 +56,79 @@ class Affinity:
         slot = zlib.crc32(ticket) % _SLOTS
         ranked = self._ranked.get(slot)
         if ranked is None:
-            ranked = self._ranked[slot] = heapq.nlargest(
-                _RANKED, self._candidates(slot), key=lambda name: _score(slot, name)
-            )
+            best = heapq.nlargest(_RANKED, self._candidates(slot), key=lambda name: _score(slot, name))
+            ranked = self._ranked[slot] = best
         return ranked
 
     def _candidates(self, slot: int) -> Sequence[str]:
         if not self._ring:
             return self._names
         at = bisect.bisect(self._ring, (_place(f"slot {slot}"), ""))
-        return [
-            name
-            for _, name in (self._ring[at : at + _LOOKED_AT] + self._ring[: max(0, at + _LOOKED_AT - len(self._ring))])
-        ]
+        beyond_end = max(0, at + _LOOKED_AT - len(self._ring))
+        return [name for _, name in self._ring[at : at + _LOOKED_AT] + self._ring[:beyond_end]]
 
 
 def load_bound(in_flight: int, consumers: int) -> int:
-    """Messages that one consumer may have in flight before tickets go to others, from the sum over all
+    """Limit the messages that one consumer may have in flight before tickets go to others. ``in_flight``: of all
     ``consumers``."""
     return int(_OVER_MEAN * (in_flight + 1) / consumers) + 1
+
+
+class OpenConsumers:
+    """Choose among the consumers that accept work at the moment. Made anew whenever that changes; loads are read live.
+
+    Sorted at the first use: a thousand may join one after the other.
+    """
+
+    def __init__(self, consumers: Iterable[ConsumerLoad]) -> None:
+        self._consumers = consumers
+
+    @functools.cached_property
+    def _by_name(self) -> dict[str, ConsumerLoad]:
+        # An old look at the roster may bring a former incarnation back for a moment: the highest generation counts.
+        open_ones = (consumer for consumer in self._consumers if consumer.accepts)
+        by_generation = sorted(open_ones, key=lambda consumer: (len(consumer.incarnation), consumer.incarnation))
+        return {consumer.name: consumer for consumer in by_generation}
+
+    @functools.cached_property
+    def _affinity(self) -> Affinity:
+        return Affinity(self._by_name)
+
+    @functools.cached_property
+    def _unfilled(self) -> dict[str, ConsumerLoad]:
+        """Keep all that have room, and some that had it: few to look at, where a thousand are busy."""
+        return dict(self._by_name)
+
+    @property
+    def room(self) -> int:
+        """Count the messages that could be handed over to all of them together."""
+        return sum(consumer.room for consumer in self._with_room())
+
+    def has_room_again(self, consumer: ConsumerLoad) -> None:
+        """Look again at a consumer that was full."""
+        if self._by_name.get(consumer.name) is consumer:
+            self._unfilled[consumer.name] = consumer
+
+    def _with_room(self) -> Iterable[ConsumerLoad]:
+        for name in [name for name, consumer in self._unfilled.items() if consumer.room <= 0]:
+            del self._unfilled[name]
+        return self._unfilled.values()
+
+    def bound(self, in_flight: int) -> int:
+        """Limit the messages that each may have in flight before tickets go to others. ``in_flight``: the sum."""
+        return load_bound(in_flight, len(self._by_name)) if self._by_name else 0
+
+    def choose(self, ticket: BoardTicket, bound: int) -> ConsumerLoad | None:
+        """Choose its former consumer after a crash, else the best ranked below the bound, else the least loaded.
+
+        Return None when nobody has room. A consumer with a free handler slot is never over the bound: at low load,
+        tickets stay where they belong.
+        """
+        names, found = self._affinity.ranking(ticket.name), self._by_name.get
+        for name in (ticket.home, *names) if ticket.home else names:
+            consumer = found(name)
+            if consumer is None or (load := consumer.in_flight) >= consumer.capacity:
+                continue
+            if load < bound or load < consumer.slots:
+                return consumer
+        return min(self._with_room(), key=lambda consumer: consumer.in_flight / consumer.capacity, default=None)

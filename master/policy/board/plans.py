@@ -1,4 +1,4 @@
-"""What the leader asks of hand_over, and what hand_over answers: plain values."""
+"""Say what the leader asks of hand_over, and what hand_over answers: plain values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TAIL = b"tail"
 
 
 class TicketPlan(NamedTuple):
-    """One ticket's part of a plan: ``believed`` is the head of its record (``owner fence``) as memory has it,
+    """Name a ticket's ids in a plan. ``believed``: the head of its record (``owner fence``) as memory has it,
     ``NOBODY`` for none."""
 
     ticket: bytes
@@ -28,19 +28,19 @@ class TicketPlan(NamedTuple):
 
     @property
     def changes_owner(self) -> bool:
-        """Whether the ticket gets an owner by this hand-over, and with it a new fence."""
+        """Tell whether the ticket gets an owner by this hand-over, and with it a new fence."""
         return self.believed == NOBODY or self.believed.startswith(RETURNED + b" ")
 
 
 class TargetPlan(NamedTuple):
-    """All parts for one incarnation."""
+    """Gather all parts for one incarnation."""
 
     incarnation: str
     parts: list[TicketPlan]
 
 
 class HandOverPlan(NamedTuple):
-    """What one call of hand_over is to do. All its ids lie between ``lowest`` and ``highest``."""
+    """Ask one call of hand_over for this. All its ids lie between ``lowest`` and ``highest``."""
 
     targets: list[TargetPlan]
     size: int
@@ -53,14 +53,13 @@ NOTHING = HandOverPlan([], 0, b"-", b"+")
 
 
 def span(planned: Iterable[list[TicketPlan]]) -> tuple[bytes, bytes]:
-    """The lowest and the highest id of all parts; worth its cost only when much more is parked than is planned."""
+    """Find the lowest and the highest id of all parts; worth its cost only when much more is parked than is planned."""
     parts = [part for target in planned for part in target]
     return min((part.ids[0] for part in parts), key=rank), max((part.ids[-1] for part in parts), key=rank)
 
 
 class TargetReply(NamedTuple):
-    """What hand_over answered for a target: state, refused tickets, ids that are over, tickets that got a new fence
-    after all."""
+    """Answer for a target: its state, refused tickets, ids that are over, tickets that got a new fence after all."""
 
     state: str
     refused: list[bytes]
@@ -69,7 +68,7 @@ class TargetReply(NamedTuple):
 
 
 class HandOverReply(NamedTuple):
-    """``fence`` is the number of the call, 0 if it gave none."""
+    """Answer a call of hand_over. ``fence``: the number of the call, 0 if it gave none."""
 
     fence: int
     targets: tuple[TargetReply, ...]
@@ -77,7 +76,7 @@ class HandOverReply(NamedTuple):
 
 @dataclass(frozen=True)
 class ReplyFollowUp:
-    """What a reply asks for: consumers that are lost, tickets to read again, and whether memory must be dropped."""
+    """Name what a reply asks for: lost consumers, tickets to read again, and whether memory must be dropped."""
 
     lost: tuple[str, ...] = ()
     unsure: tuple[bytes, ...] = ()

@@ -1,32 +1,27 @@
-"""The part of the board that keeps the live rules (``rules``). Pure.
+"""Hold back the tickets that live rules (``rules``) are about. Pure.
 
-A ticket that a rule holds back is put aside when its turn to be planned comes, and tries again when the rules change,
-its time has come, or its owner is done. Nothing is asked of tickets whose turn does not come, and nothing at all while
-there are no rules. What is parked of a ticket that was put aside costs the others neither window nor room; and when
-memory has as much parked as it may have, it leaves memory: Redis keeps account of it, as of a halted ticket, until the
-ticket may move (``was_read``).
+A ticket that a rule holds back is put aside here when its turn to be planned comes, and tries again when the rules
+change, its time has come, or its owner is done. Nothing is asked of tickets whose turn does not come, and nothing at
+all while there are no rules. The gate knows tickets only by what it holds of them; who owns them is not its business
+(``holdings``).
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from usher.common.protocol.stream_id import before, rank
-from usher.master.policy.board.ownership import Holdings
-from usher.master.policy.board.plans import NOBODY, RETURNED
 from usher.master.policy.board.tickets import BoardTicket, Standing
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, TicketTokenBuckets
 
-#: What is kept of a slowed ticket when memory is full: what it may hand over in so many seconds.
+#: Seconds of a slowed ticket's rate that are kept in memory when memory is full.
 _KEPT_S = 10.0
 
 
 class Condemned(NamedTuple):
-    """Parked ids of a ticket that become dead letters, and the rule that says so; ``believed``: the head of the
-    ticket's record."""
+    """Name parked ids that become dead letters, and by which rule. ``believed``: the head of the ticket's record."""
 
     ticket: bytes
     believed: bytes
@@ -34,74 +29,52 @@ class Condemned(NamedTuple):
     rule: Rule
 
 
-class RuledHoldings(Holdings):
-    """Who has what, and which tickets the rules hold back."""
+class Released(NamedTuple):
+    """Name what new rules let go: tickets that try again, and those that may be read into memory again."""
+
+    tickets: list[BoardTicket]
+    unloaded: list[bytes]
+
+
+class RuleGate:
+    """Decide how much of a ticket may be planned, and keep those that may not: paused, slowed, or condemned.
+
+    A ticket is kept in one of these at most, and is ``queued`` while it is.
+    """
 
     def __init__(self, ticket_window: int) -> None:
-        super().__init__(ticket_window)
         self.rules = Rulebook()
-        self._ruled = False  # whether any rule is about tickets
+        self.has_rules = False  # about tickets; asked for every part of a plan
+        self._window = ticket_window
         self._paused: deque[BoardTicket] = deque()
-        self._slowed: list[tuple[float, int, BoardTicket]] = []  # heap by the time at which it may go on
+        self._slowed: list[tuple[float, int, BoardTicket]] = []  # a heap by the time at which the ticket may go on
         self._order = 0
-        self._gave_back = False
         self._condemned: dict[bytes, BoardTicket] = {}
-        self._unloaded: dict[bytes, None] = {}
+        self._unloaded: dict[bytes, None] = {}  # paused tickets of which Redis alone keeps account
         self._buckets = TicketTokenBuckets()
+        self._gave_back = False
 
-    def follow(self, rules: Rulebook) -> None:
-        """These are the rules from now on; every ticket that was held back tries again."""
+    def follow(self, rules: Rulebook) -> Released:
+        """Take over the rules that hold from now on. Every ticket that was held back tries again."""
         self.rules = rules
-        self._ruled = not rules.is_empty
-        waiting = deque([*(ticket for _, _, ticket in self._slowed), *self._condemned.values()])
+        self.has_rules = not rules.is_empty
+        held = [*self._paused, *self.slowed_or_condemned()]
+        self._paused.clear()
         self._slowed.clear()
         self._condemned.clear()
-        self._retry(self._paused)
-        self._retry(waiting)
-        for name in [name for name in self._unloaded if not self._is_paused(name)]:
+        unloaded = [name for name in self._unloaded if not self._is_paused(name)]
+        for name in unloaded:
             del self._unloaded[name]
-            ticket = self.tickets.get(name)
-            if ticket is not None and ticket.above is not None and ticket.standing is not Standing.HALTED:
-                self._hidden[name] = None
-
-    @property
-    def redis_has_more(self) -> bool:
-        """Whether there is much under ``master`` that memory does not know."""
-        return bool(self._hidden or self._unloaded)
-
-    def keep(self, incarnation: str) -> None:
-        super().keep(incarnation)
-        consumer = self.consumers[incarnation]
-        if self.rules.of_consumer(consumer.name) is not None:
-            self.join(incarnation, consumer.name, consumer.slots, consumer.capacity, False)
-
-    def next_due_s(self) -> float | None:
-        """When the next slowed ticket may go on."""
-        return self._slowed[0][0] if self._slowed else None
-
-    def due_of(self, name: bytes) -> float | None:
-        """When this slowed ticket may go on; None when it is not held back for that. For people: it looks through
-        all."""
-        return next((due_s for due_s, _, ticket in list(self._slowed) if ticket.name == name), None)
-
-    def window_is_full(self, ticket: BoardTicket) -> bool:
-        """Whether its owner has as many of its entries as it may have at a time."""
-        return len(ticket.running) >= self._window
+        return Released(held, unloaded)
 
     def _is_paused(self, name: bytes) -> bool:
         rule = self.rules.of(name)
         return rule is not None and rule.action is RuleAction.PAUSE
 
-    def _wake_slowed(self, now_s: float) -> None:
-        due_s = float("inf") if self._gave_back else now_s  # whoever got tokens back may go on before it was due
-        self._gave_back = False
-        while self._slowed and self._slowed[0][0] <= due_s:
-            ticket = heapq.heappop(self._slowed)[2]
-            ticket.queued = False
-            self._queue(ticket)
+    # ---- plans -------------------------------------------------------------------------------------------------------
 
-    def _allowed(self, ticket: BoardTicket, most: int, now_s: float) -> int:
-        """Up to ``most`` entries of the ticket that the rules let go now; with 0 it has been put aside."""
+    def allow(self, ticket: BoardTicket, most: int, now_s: float) -> int:
+        """Allow up to ``most`` messages of the ticket now. With 0, the ticket is put aside."""
         rule = self.rules.of(ticket.name)
         if rule is None:
             return most
@@ -117,38 +90,60 @@ class RuledHoldings(Holdings):
             ticket.queued = True
             self._paused.append(ticket)
         else:
-            ticket.queued = True
-            self._condemned[ticket.name] = ticket
+            self.condemn(ticket)
         return 0
 
-    def _spend(self, ticket: BoardTicket, count: int) -> None:
-        """So many of it were planned, with what ``_allowed`` said."""
-        rule = self.rules.of(ticket.name)
+    def spend(self, name: bytes, count: int) -> None:
+        """Count so many messages of a ticket that were planned, by what ``allow`` said."""
+        rule = self.rules.of(name)
         if rule is not None and rule.action is RuleAction.SLOW:
-            self._buckets.spend(ticket.name, count)
+            self._buckets.spend(name, count)
 
-    def _give_back(self, ticket: BoardTicket, count: int) -> None:
-        """So many of what was planned did not happen."""
-        self._buckets.give_back(ticket.name, count)
-        self._gave_back = True
+    def give_back(self, name: bytes, count: int) -> None:
+        """Count so many messages that were planned and did not go out."""
+        if self.has_rules:
+            self._buckets.give_back(name, count)
+            self._gave_back = True
 
-    # ---- dead letters by rule ------------------------------------------------------------------------------------------------
+    def take_due(self, now_s: float) -> list[BoardTicket]:
+        """Take out the slowed tickets that may go on by now; all of them when tokens were given back."""
+        if not self._slowed:
+            return []
+        due_s = float("inf") if self._gave_back else now_s  # whoever got tokens back may go on before it was due
+        self._gave_back = False
+        due = []
+        while self._slowed and self._slowed[0][0] <= due_s:
+            due.append(heapq.heappop(self._slowed)[2])
+        return due
 
-    def condemned(self, most: int) -> list[Condemned]:
-        """Up to ``most`` ids of tickets that a rule makes dead letters of, each ticket's from its lowest one on. Those
-        of which an owner still has something wait until it is done: letters are written in order."""
+    def next_due_s(self) -> float | None:
+        """Say when the next slowed ticket may go on; None: no ticket is slowed."""
+        return self._slowed[0][0] if self._slowed else None
+
+    def due_of(self, name: bytes) -> float | None:
+        """Say when this slowed ticket may go on; None: it is not slowed. For people: it looks through all."""
+        return next((due_s for due_s, _, ticket in list(self._slowed) if ticket.name == name), None)
+
+    # ---- dead letters by rule ----------------------------------------------------------------------------------------
+
+    def condemn(self, ticket: BoardTicket) -> None:
+        """Keep a ticket of which all that is parked becomes dead letters."""
+        ticket.queued = True
+        self._condemned[ticket.name] = ticket
+
+    def condemned(self, most: int) -> tuple[list[Condemned], list[BoardTicket]]:
+        """Name up to ``most`` ids that become dead letters, each ticket's from its lowest one on.
+
+        Tickets of which an owner still has something wait until it is done: letters are written in order. Also returned
+        are the tickets that were condemned and are not any more: they are taken out, and try again.
+        """
         found: list[Condemned] = []
+        spared: list[BoardTicket] = []
         for name, ticket in list(self._condemned.items()):
             rule = self.rules.of(name)
-            if (
-                rule is None
-                or rule.action is not RuleAction.DEAD_LETTER
-                or ticket.standing is not Standing.OPEN
-                or not ticket.parked
-            ):
-                del self._condemned[name]
-                ticket.queued = False
-                self._queue(ticket)
+            may_end = ticket.standing is Standing.OPEN and ticket.parked
+            if rule is None or rule.action is not RuleAction.DEAD_LETTER or not may_end:
+                spared.append(self.acquit(name))
                 continue
             if ticket.running:
                 continue
@@ -157,76 +152,45 @@ class RuledHoldings(Holdings):
             most -= len(ids)
             if most <= 0:
                 break
-        return found
+        return found, spared
 
-    def buried(self, written: Iterable[Condemned], refused: Iterable[bytes]) -> list[bytes]:
-        """These are dead letters now, but for the tickets that were refused. Returns the tickets whose records must be
-        read again."""
-        unsure = set(refused)
-        for doomed in written:
-            ticket = self._condemned.pop(doomed.ticket)
-            ticket.queued = False
-            if doomed.ticket in unsure:
-                ticket.standing = Standing.UNSURE
-                continue
-            for _ in doomed.ids:
-                ticket.parked.popleft()
-            self.parked -= len(doomed.ids)
-            if ticket.parked:
-                ticket.queued = True
-                self._condemned[ticket.name] = ticket
-                continue
-            if ticket.believed.startswith(RETURNED + b" "):
-                unsure.add(ticket.name)  # its record went with the last of its ids, if memory had them all
-                ticket.believed = NOBODY
-                ticket.standing = Standing.UNSURE
-            self._settle(ticket)
-        return [name for name in unsure if name in self.tickets]
+    def acquit(self, name: bytes) -> BoardTicket:
+        """Take a condemned ticket out."""
+        ticket = self._condemned.pop(name)
+        ticket.queued = False
+        return ticket
 
-    # ---- memory --------------------------------------------------------------------------------------------------------------
+    # ---- memory ------------------------------------------------------------------------------------------------------
 
-    def _keeps(self, ticket: BoardTicket) -> int:
-        rule = self.rules.of(ticket.name) if self._ruled else None
+    @property
+    def has_unloaded(self) -> bool:
+        """Tell whether Redis alone keeps account of some paused tickets."""
+        return bool(self._unloaded)
+
+    def worth_keeping(self, ticket: BoardTicket) -> int:
+        """Count the messages of a ticket that are worth having in memory when Redis keeps account of the others."""
+        rule = self.rules.of(ticket.name) if self.has_rules else None
         if rule is None or rule.action is not RuleAction.SLOW:
             return self._window
         return min(self._window, 1 + int(_KEPT_S * (rule.rate_per_second or 0)))
 
-    def forget(self, entries: Sequence[tuple[bytes, bytes]]) -> None:
-        """(id, ticket) of the entries that arrived last: they certainly were not taken from the stream, and will be
-        seen there again."""
-        for entry_id, name in reversed(entries):
-            ticket = self.tickets.get(name)
-            if ticket is not None and ticket.parked and ticket.parked[-1] == entry_id:
-                ticket.parked.pop()
-                self.parked -= 1
-                if not ticket.parked and not ticket.running:
-                    self._settle(ticket)
-        # Who waits for a rule may wait for long: tickets that are no more are not to pile up there.
-        for ticket in (*self._paused, *(ticket for _, _, ticket in self._slowed), *self._condemned.values()):
+    def paused(self) -> Sequence[BoardTicket]:
+        """Name the tickets of which nothing needs to be in memory."""
+        return self._paused
+
+    def slowed_or_condemned(self) -> list[BoardTicket]:
+        """Name the tickets of which only what is worth keeping needs to be in memory: slowed and condemned ones."""
+        return [*(ticket for _, _, ticket in self._slowed), *self._condemned.values()]
+
+    def was_unloaded(self, name: bytes) -> None:
+        """Note that nothing of a paused ticket is in memory until it may move."""
+        self._unloaded[name] = None
+
+    def drop_empty(self) -> None:
+        """Drop tickets of which nothing is parked any more: a rule may hold for long, and they would pile up."""
+        for ticket in (*self._paused, *self.slowed_or_condemned()):
             ticket.queued = bool(ticket.parked)
         self._paused = deque(ticket for ticket in self._paused if ticket.parked)
         self._slowed = [slowed for slowed in self._slowed if slowed[2].parked]
         heapq.heapify(self._slowed)
         self._condemned = {name: ticket for name, ticket in self._condemned.items() if ticket.parked}
-
-    def unload(self) -> None:
-        """Too much is parked: what belongs to paused tickets, and to others that a rule holds back beyond what is worth
-        having, leaves memory. Redis has it."""
-        for ticket in self._paused:
-            if ticket.parked and ticket.standing is Standing.OPEN:
-                self._leave_reading(ticket)
-                ticket.above = before(ticket.parked[0])
-                self.parked -= len(ticket.parked)
-                ticket.parked.clear()
-                self._hidden.pop(ticket.name, None)
-                self._unloaded[ticket.name] = None
-        for ticket in [*(ticket for _, _, ticket in self._slowed), *self._condemned.values()]:
-            keeps = self._keeps(ticket)
-            beyond = len(ticket.parked) - keeps
-            if beyond > 0 and ticket.standing is Standing.OPEN:
-                self._leave_reading(ticket)
-                kept = [ticket.parked.popleft() for _ in range(keeps)]
-                assert rank(kept[-1]) < rank(ticket.parked[0])
-                ticket.above, ticket.parked = kept[-1], deque(kept)
-                self.parked -= beyond
-                self._hidden[ticket.name] = None

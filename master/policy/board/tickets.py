@@ -1,4 +1,4 @@
-"""What the leader remembers of a ticket and of a consumer.
+"""Remember tickets and consumers; keep the tickets whose turn comes next, and those to be read from Redis again.
 
 A ticket is in memory only while something of it is in processing or parked:
 
@@ -19,8 +19,10 @@ from __future__ import annotations
 
 import enum
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from usher.common.protocol.stream_id import ZERO, rank
 from usher.master.policy.board.plans import NOBODY
 
 
@@ -39,27 +41,17 @@ MOVING = (Standing.OPEN, Standing.ENDING)
 
 
 class BoardTicket:
-    """A ticket in memory. ``running``: handed over (or planned) and not acknowledged. ``parked``: under ``master``, or
+    """Remember a ticket. ``running``: handed over (or planned) and not acknowledged. ``parked``: under ``master``, or
     only seen yet, in id order.
 
     ``above``: what of it is above this id is under ``master`` too, and only Redis knows it; None: memory has
     everything. ``waits_for``: the message under ``halted``. ``until``: of an ending ticket, the rank of the last id
-    that ends.
+    that ends. ``queued``: it is runnable, or waits in one place, and in no other, until it is tried again.
     """
 
     __slots__ = (
-        "above",
-        "believed",
-        "compared_s",
-        "home",
-        "name",
-        "owner",
-        "parked",
-        "queued",
-        "running",
-        "standing",
-        "until",
-        "waits_for",
+        *("above", "believed", "compared_s", "home", "name", "owner"),
+        *("parked", "queued", "running", "standing", "until", "waits_for"),
     )
 
     def __init__(self, name: bytes) -> None:
@@ -79,7 +71,7 @@ class BoardTicket:
 
 @dataclass(eq=False)
 class ConsumerLoad:
-    """A consumer's incarnation as the board knows it."""
+    """Remember a consumer's incarnation. ``waiting``: tickets that it owns and has no room for."""
 
     incarnation: str
     name: str
@@ -87,11 +79,124 @@ class ConsumerLoad:
     capacity: int
     accepts: bool = True
     in_flight: int = 0
-    tickets: dict[bytes, None] = field(
-        default_factory=dict
-    )  # in the order it got them; a set's order differs from process to process
+    # In the order it got them: a set's order differs from process to process.
+    tickets: dict[bytes, None] = field(default_factory=dict)
     waiting: deque[BoardTicket] = field(default_factory=deque)
 
     @property
     def room(self) -> int:
+        """Count the messages that it may yet be handed."""
         return self.capacity - self.in_flight
+
+
+class RunQueue:
+    """Keep the tickets that may be planned: runnable ones in the order of their turns, and unassigned ones, for which
+    no consumer had room, until that changes."""
+
+    def __init__(self, ticket_window: int) -> None:
+        # A ticket that fills its window is refilled in halves: each refill writes its record anew.
+        self._refill_at = ticket_window // 2
+        self._runnable: deque[BoardTicket] = deque()
+        self._unassigned: deque[BoardTicket] = deque()
+
+    @property
+    def has_runnable(self) -> bool:
+        """Tell whether some ticket may be planned."""
+        return bool(self._runnable)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Tell whether something waits for its turn or for room."""
+        return bool(self._runnable or self._unassigned)
+
+    def add(self, ticket: BoardTicket) -> None:
+        """Make a ticket runnable if something of it may be planned, and it waits nowhere."""
+        if ticket.queued or ticket.standing is not OPEN or not ticket.parked or len(ticket.running) > self._refill_at:
+            return
+        if ticket.owner is not None and not ticket.owner.accepts:
+            return  # it waits until its draining owner is done with it
+        ticket.queued = True
+        self._runnable.append(ticket)
+
+    def next_runnable(self) -> BoardTicket | None:
+        """Take out the next ticket that may be planned. Whoever puts it aside sets ``queued`` until ``retry``."""
+        while self._runnable:
+            ticket = self._runnable.popleft()
+            ticket.queued = False
+            if ticket.standing is OPEN and ticket.parked:
+                return ticket
+        return None
+
+    def wait_unassigned(self, ticket: BoardTicket) -> None:
+        """Keep a ticket that found no consumer."""
+        ticket.queued = True
+        self._unassigned.append(ticket)
+
+    def retry_unassigned(self) -> None:
+        """Make the tickets that found no consumer runnable: somebody has room, or accepts work."""
+        if self._unassigned:
+            self.retry(self._unassigned)
+
+    def retry(self, waiting: deque[BoardTicket] | list[BoardTicket]) -> None:
+        """Make tickets that waited runnable, as far as they still may be planned. They wait there no more."""
+        for ticket in waiting:
+            ticket.queued = False
+            self.add(ticket)
+        waiting.clear()
+
+
+class Rereading:
+    """Keep the tickets that may move and of which Redis knows more than memory, and how far they are read again.
+
+    One reading of what is under ``master`` is for all of them that are worth it at its start, however many they are.
+    """
+
+    def __init__(self) -> None:
+        self._hidden: dict[bytes, BoardTicket] = {}
+        self._being_read: dict[bytes, BoardTicket] = {}  # those of them that the reading is for, the lowest first
+        self._scanned = ZERO  # how far it is: what these have up to here, memory knows
+
+    @property
+    def has_tickets(self) -> bool:
+        """Tell whether something is to be read, now or later."""
+        return bool(self._hidden)
+
+    def has(self, name: bytes) -> bool:
+        """Tell whether the reading is for this ticket."""
+        return name in self._being_read
+
+    def add(self, ticket: BoardTicket) -> None:
+        """Have a ticket read, from ``above`` on, by this reading or a later one."""
+        self._hidden[ticket.name] = ticket
+
+    def end(self, ticket: BoardTicket) -> None:
+        """Have nothing more read of a ticket."""
+        self._hidden.pop(ticket.name, None)
+
+    def leave(self, ticket: BoardTicket) -> None:
+        """Let the reading go on without the ticket, which keeps what was read of it."""
+        if ticket.name in self._being_read:
+            del self._being_read[ticket.name]
+            ticket.above = max(ticket.above or ZERO, self._scanned, key=rank)
+
+    def start(self, wants_more: Callable[[BoardTicket], bool]) -> bytes | None:
+        """Say above which id to read on; begin a reading if there is none. None: no ticket wants more."""
+        if not self._being_read:
+            wanting = [ticket for ticket in self._hidden.values() if wants_more(ticket)]
+            if not wanting:
+                return None
+            wanting.sort(key=lambda one: rank(one.above or ZERO))
+            self._being_read, self._scanned = {one.name: one for one in wanting}, ZERO
+        # The first one began lowest: what is below it belongs to none of those that are left.
+        first = next(iter(self._being_read.values()))
+        self._scanned = max(self._scanned, first.above or ZERO, key=rank)
+        return self._scanned
+
+    def go_on(self, last: bytes) -> None:
+        """Note that all up to ``last`` has been read."""
+        self._scanned = last
+
+    def finish(self) -> list[BoardTicket]:
+        """End the reading, for there is nothing more. Return the tickets that it was for to its end."""
+        tickets, self._being_read = list(self._being_read.values()), {}
+        return tickets

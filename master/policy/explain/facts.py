@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from usher.common.protocol.attempts import Attempts
+from usher.master.policy.board.views import BoardFacts
 from usher.master.policy.letters import DeadLetter
 from usher.master.policy.rules import Rule
 
@@ -96,18 +97,6 @@ class LeaderFacts:
     """Who leads."""
 
     url: str
-
-
-@dataclass(frozen=True)
-class BoardFacts:
-    """What the leader has in memory of the ticket, when it is this master. ``standing``: see
-    master/policy/board/tickets.py. ``due_ms``: when a slowed ticket goes on."""
-
-    standing: str
-    parked: int
-    has_all: bool
-    window_is_full: bool = False
-    due_ms: int = 0
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from usher.common.protocol.message import ticket_text
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import milliseconds, rank
 from usher.master.policy.board.plans import HALTED, RETURNED, TAIL
+from usher.master.policy.board.views import Parked
 from usher.master.policy.rules import Rule, RuleAction, Rulebook
 
 #: A head that has stood still for less is not told: at full speed there is always an oldest one.
@@ -34,13 +35,6 @@ class Head(NamedTuple):
     @property
     def sent_ms(self) -> int:
         return milliseconds(self.id)
-
-
-class Parked(NamedTuple):
-    """How many messages of a ticket are pending under ``master``; not exact: at least so many."""
-
-    messages: int = 0
-    is_exact: bool = False
 
 
 class StuckContext(NamedTuple):

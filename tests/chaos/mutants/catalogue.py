@@ -10,12 +10,12 @@ from tests.chaos.mutants.edits import CodeEdit, LuaEdit, LuaText, Mutant, Replac
 from usher.common.base.errors import ReplyUnknown
 from usher.common.protocol.attempts import Attempts
 from usher.common.redis.client import Link, Meanwhile
-from usher.consumer.execution.inbox_reader import BatchReader
+from usher.consumer.execution.inbox_reader import InboxReader
 from usher.consumer.lifecycle.owner_scripts import AckAnswer, Buried, Letter, OwnerScripts
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.dispatch.events import Report
 from usher.master.leader.leader_scripts import LeaderScripts
-from usher.master.leader.peeked import NO_NEWS, News
+from usher.master.leader.peeked import NO_NEW_ENTRIES, NewEntries
 from usher.master.policy.board.plans import HandOverPlan, HandOverReply
 
 # ---- functions that take the place of ours -----------------------------------------------------------------------------------
@@ -24,7 +24,7 @@ _hand_over = LeaderScripts.hand_over
 
 
 def _index_afterwards(
-    steps: LeaderScripts, plan: HandOverPlan, news: News = NO_NEWS, meanwhile: Meanwhile | None = None
+    steps: LeaderScripts, plan: HandOverPlan, news: NewEntries = NO_NEW_ENTRIES, meanwhile: Meanwhile | None = None
 ) -> HandOverReply:
     reply = _hand_over(steps, plan, news, meanwhile)
     link = steps._scripts._link
@@ -54,10 +54,10 @@ def call_again(link: Link, *command: Any, **more: Any) -> Any:
         return reply
 
 
-_fetched = BatchReader._fetched
+_fetched = InboxReader._fetched
 
 
-def _deliveries_are_attempts(reader: BatchReader, wanted: list[bytes], brought: Collection[bytes]) -> Any:
+def _deliveries_are_attempts(reader: InboxReader, wanted: list[bytes], brought: Collection[bytes]) -> Any:
     bodies, _ = _fetched(reader, wanted, brought)
     keys = reader._keys
     rows = reader._link.call("XPENDING", keys.stream, keys.group, "-", "+", 10_000, reader._incarnation)
@@ -71,17 +71,17 @@ def _ack_nothing(
     return AckAnswer(dict(by_ticket), [])
 
 
-_read_mailbox = Dispatcher._read_mailbox
+_take_events = Dispatcher._take_events
 
 
 def _reports_acknowledge(dispatcher: Dispatcher) -> None:
     keys, link = dispatcher._keys, dispatcher._link
-    for posted in list(dispatcher._mailbox):
+    for posted in list(dispatcher._events):
         if isinstance(posted, Report):
             for ticket, ids in posted.items:
                 link.call("XACK", keys.stream, keys.group, *ids)
                 link.call("HDEL", keys.tickets, ticket)
-    _read_mailbox(dispatcher)
+    _take_events(dispatcher)
 
 
 def _letter_and_ack_apart(steps: OwnerScripts, letter: Letter) -> Buried:
@@ -188,7 +188,7 @@ BUGS = (
     Bug(
         mutant(
             "deliveries instead of attempts",
-            Replace("usher.consumer.execution.inbox_reader:BatchReader._fetched", _deliveries_are_attempts),
+            Replace("usher.consumer.execution.inbox_reader:InboxReader._fetched", _deliveries_are_attempts),
         ),
         _OWN + "neighbours_of_a_killer_are_not_charged",
         "K12",
@@ -210,7 +210,7 @@ BUGS = (
         mutant(
             "the HTTP report decides",
             Replace("usher.consumer.lifecycle.owner_scripts:OwnerScripts.ack", _ack_nothing),
-            Replace("usher.master.dispatch.dispatcher:Dispatcher._read_mailbox", _reports_acknowledge),
+            Replace("usher.master.dispatch.dispatcher:Dispatcher._take_events", _reports_acknowledge),
         ),
         _OWN + "a_lost_report_costs_only_speed",
         "K6",

@@ -172,7 +172,7 @@ def a_group_that_is_made_again_goes_on_where_it_was(stage: Stage) -> None:
     m, a = stage.leader(), stage.consumer("a")
     ids = stage.send(T)
     stage.finish(m, [a], rounds=2)
-    m.dispatcher._position_s = 0.0
+    m.dispatcher._position_saver._saved_s = 0.0
     m.turn()  # notes the position
     stage.link.call("XGROUP", "DESTROY", stage.keys.stream, stage.keys.group)
     ids += stage.send(T)

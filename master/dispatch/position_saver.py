@@ -1,0 +1,52 @@
+"""Position saver: notes how far the group is outside of the group, so that a group that is lost begins again where it
+was.
+
+It has no thread: the dispatcher gives it turns.
+"""
+
+from __future__ import annotations
+
+from usher.common.base.clock import now_s
+from usher.common.redis.replies import TicketStream
+from usher.master.leader.leader_scripts import LeaderScripts
+from usher.master.leader.peeked import NewEntries
+from usher.master.policy.board.board import Board
+from usher.master.policy.group_loss import Memory
+
+#: At most so much comes again when the group is lost.
+_SAVE_POSITION_S = 1.0
+
+
+class PositionSaver:
+    """Used by the dispatcher's thread. ``memory`` is what this master knows of the group, also between two epochs."""
+
+    def __init__(self, stream: TicketStream) -> None:
+        self._stream = stream
+        self.memory = Memory()
+        self._was_open = False  # the last saved position had something pending
+        self._saved_s = 0.0
+
+    def follow(self) -> None:
+        """On a standby, learn what the leader saved last, should that be lost together with all the rest of Redis'
+        data."""
+        saved = self._stream.saved_position()
+        if saved is not None and saved != self.memory.noted:
+            self.memory = Memory(saved)
+
+    def begin(self, last_delivered: bytes) -> None:
+        """Begin to lead: the group has been given what is up to ``last_delivered``."""
+        self.memory = self.memory.found(last_delivered)
+
+    def remember(self, new: NewEntries) -> None:
+        """Remember that these entries were taken."""
+        self.memory = self.memory.read(new.found[0].id, new.found[-1].id)
+
+    def turn(self, board: Board, steps: LeaderScripts, last_read: bytes) -> None:
+        """Save the position, once a second while it moves."""
+        now = now_s()
+        is_open = bool(board.in_flight or board.parked)
+        noted = self.memory.noted
+        has_moved = noted is None or noted.delivered != last_read or is_open or self._was_open
+        if has_moved and now - self._saved_s >= _SAVE_POSITION_S:
+            self.memory = Memory(steps.save_position())
+            self._was_open, self._saved_s = is_open, now

@@ -1,0 +1,21 @@
+"""The private names of redis-py that Usher uses: there, and of the same meaning."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+from usher.common.redis.endpoints import make_connection
+from usher.common.redis.private_names import socket_of
+
+
+def test_the_socket_is_what_leads_to_the_server(redis_url: str) -> None:
+    connection = make_connection(redis_url, "test:private", 2.0)
+    assert socket_of(connection) is None
+    connection.connect()
+    with contextlib.closing(socket_of(connection)) as sock:
+        assert isinstance(sock, socket.socket)
+        sock.sendall(b"PING\r\n")
+        assert sock.recv(100) == b"+PONG\r\n"
+        connection.disconnect()
+    assert socket_of(connection) is None

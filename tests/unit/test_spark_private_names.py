@@ -1,0 +1,39 @@
+"""The private names of pyspark that Usher uses: there, and of the same meaning. tests/audit begins and ends sessions
+with them."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark import SparkContext
+
+from usher.master.audit.read import private_names
+
+
+def test_the_names_are_there_and_nothing_runs() -> None:
+    assert {"_gateway", "_jvm", "_ensure_initialized"} <= vars(SparkContext).keys()
+    assert inspect.signature(SparkContext._ensure_initialized).bind()
+    assert SparkContext._gateway is None
+    private_names.end_java()
+
+
+def test_the_java_of_a_gateway_is_ended_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = []
+
+    class Gateway:
+        """A gateway to a Java that somebody else has started, which has no ``proc``."""
+
+        def shutdown(self) -> None:
+            ended.append(self)
+
+    gateway = Gateway()
+    monkeypatch.setattr(SparkContext, "_gateway", gateway)
+    monkeypatch.setattr(SparkContext, "_jvm", gateway)
+    private_names.end_java()
+    assert ended == [gateway]
+    assert SparkContext._gateway is None
+    assert SparkContext._jvm is None
