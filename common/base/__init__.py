@@ -1,3 +1,3 @@
-"""The ground: errors, clock, log, text. Depends on nothing of ours."""
+"""Errors, clock, log and text: the ground floor, which imports no other part of Usher."""
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Ran: whether calling a function of somebody else's runs what it is to do. What has not run must not count as done.
-Pure."""
+"""Detect user functions whose call does not run their work: what has not run must not count as done. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from typing import Any
 
 
 def unawaitable_reason(function: Callable[..., Any], may_be_async: bool = False) -> str:
-    """What ``function`` is, if calling it runs nothing of it; else "".
+    """Describe ``function`` if calling it runs nothing of its body; return "" if calling it does the work.
 
     >>> unawaitable_reason(print), unawaitable_reason(Exception)
     ('', 'a class: calling it makes an object, and handles nothing')
@@ -27,10 +26,11 @@ def unawaitable_reason(function: Callable[..., Any], may_be_async: bool = False)
 
 
 def unfinished_kind(result: object) -> str:
-    """The kind of a result that shows that nothing of the work was done; else "".
+    """Return the type name of a result that shows that the work was not done (a coroutine, a generator, a function);
+    "" for any other result.
 
-    A plain function may return one: a decorator around ``async def``, or one whose parentheses were forgotten; a
-    lambda. A pool's future is none of them: its work runs, whoever waits for it.
+    A plain function may return one: a decorator around ``async def``, a decorator whose parentheses were forgotten, a
+    lambda. A pool's future is not one of them: its work runs whether or not anything waits for it.
 
     >>> unfinished_kind(None), unfinished_kind({"a": 1}), unfinished_kind(lambda message: None)
     ('', '', 'function')
@@ -39,5 +39,5 @@ def unfinished_kind(result: object) -> str:
     if not is_work and not isinstance(result, (FunctionType, MethodType, functools.partial)):
         return ""
     if inspect.iscoroutine(result):
-        result.close()  # else Python warns, somewhere else, that it was never awaited
+        result.close()  # otherwise Python warns later, at an unrelated place, that it was never awaited
     return type(result).__name__

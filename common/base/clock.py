@@ -9,16 +9,16 @@ _LEASE_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def now_s() -> float:
-    """Seconds on a clock that never goes back and counts suspend. Comparable between processes of one machine and
-    boot."""
+    """Return seconds on a clock that never goes back and counts suspend; comparable between processes of one machine
+    and boot."""
     return time.clock_gettime(_LEASE_CLOCK)
 
 
 def moment_ns() -> int:
-    """Nanoseconds on the same clock, exact: which of two moments of one boot was the later one."""
+    """Return exact nanoseconds on the same clock, to order two moments of one boot."""
     return time.clock_gettime_ns(_LEASE_CLOCK)
 
 
 def wall_ms() -> int:
-    """Milliseconds since the epoch, for people and records; never for deadlines."""
+    """Return milliseconds since the epoch, for people and records; never for deadlines."""
     return time.time_ns() // 1_000_000

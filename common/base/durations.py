@@ -1,4 +1,4 @@
-"""Times as people write them on the command line: lengths of time, and moments to come."""
+"""Durations and moments as people write them on the command line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def duration_s(text: str) -> float:
-    """Seconds of ``90m``, ``1.5h``, ``7d``, ``30s``. Raises click.BadParameter.
+    """Convert ``90m``, ``1.5h``, ``7d`` or ``30s`` to seconds. Raises click.BadParameter.
 
     >>> duration_s("1.5h")
     5400.0
@@ -24,7 +24,7 @@ def duration_s(text: str) -> float:
 
 
 class Duration(click.ParamType):
-    """A length of time, in seconds."""
+    """A duration, converted to seconds."""
 
     name = "duration"
 
@@ -33,7 +33,7 @@ class Duration(click.ParamType):
 
 
 class Moment(click.ParamType):
-    """A time, in milliseconds since the epoch; local unless it says otherwise."""
+    """A moment, converted to milliseconds since the epoch; local time unless it names an offset."""
 
     name = "time"
 
@@ -49,7 +49,8 @@ class Moment(click.ParamType):
 
 
 def moment_text(at_ms: int, precision: str) -> str:
-    """A time in milliseconds since the epoch as people read it, local; "?" for what is none: somebody chose it."""
+    """Format milliseconds since the epoch as local time in ISO form; "?" for a number that is no time, which a stream
+    id chosen by a producer may hold."""
     try:
         return datetime.datetime.fromtimestamp(at_ms / 1000).astimezone().isoformat(timespec=precision)
     except (OverflowError, ValueError, OSError):

@@ -1,7 +1,7 @@
-"""Errors, named by whose fault it is. The docstring is the message unless one is given.
+"""Errors, named by their cause. The docstring is the message unless one is given.
 
-Two classes of trouble with Redis must never be mixed up: ``NotNow`` means the command *did not happen*,
-``ReplyUnknown`` means nobody knows. After the second, Redis is asked before anything else happens.
+Two classes of trouble with Redis must never be mixed up: ``NotNow`` means that the command *did not happen*,
+``ReplyUnknown`` that it may or may not have happened. After the second, Redis is asked before anything else is done.
 """
 
 from __future__ import annotations
@@ -31,15 +31,14 @@ class StartRefused(UsherError):
 
 
 class RedisTrouble(UsherError):
-    """Redis did not answer as it should; the turn is tried again."""
+    """Redis did not answer as it should; the turn is retried."""
 
 
 class NotNow(RedisTrouble):
     """Redis refused the command for the moment; it did not happen.
 
     ``kind`` is the first word of the answer (LOADING, BUSY, READONLY, MISCONF, OOM, NOREPLICAS, CLUSTERDOWN, TRYAGAIN
-    ...), ``CONNECT`` when no connection could be made, or ``AUTH`` or ``REFUSED`` when the server answered that it does
-    not let us in.
+    ...), ``CONNECT`` when no connection could be made, or ``AUTH`` or ``REFUSED`` when the server refused to let us in.
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -52,11 +51,11 @@ class ReplyUnknown(RedisTrouble):
 
 
 class SqlTrouble(UsherError):
-    """The SQL database did not do it, or nobody knows whether it did; the turn is tried again."""
+    """The SQL transaction failed, or its outcome is unknown; the turn is retried."""
 
 
 class SqlBusy(SqlTrouble):
-    """The SQL database answers, and did not do it: others hold what is needed, or it is short of something."""
+    """The SQL database answered that it did not run the transaction: others hold a lock, or it lacks a resource."""
 
 
 class GroupMissing(RedisTrouble):
@@ -64,12 +63,12 @@ class GroupMissing(RedisTrouble):
 
 
 class ServerChanged(UsherError):
-    """Redis is another process than before, or was a replica in between: what was remembered may be of a history that
-    it lost."""
+    """Redis was restarted, or was a replica in between: what was remembered may belong to a history that it has
+    lost."""
 
 
 class OwnershipLost(UsherError):
-    """Another owner has this ticket, or this incarnation's lease has ended."""
+    """Another owner has this ticket, or the lease of this incarnation has ended."""
 
 
 class Fenced(UsherError):
@@ -77,7 +76,7 @@ class Fenced(UsherError):
 
 
 class MessageUndecodable(UsherError):
-    """The message cannot be handed to anybody; it goes to the dead letters with the reason."""
+    """The message cannot be handed to any consumer; it becomes a dead letter with the reason."""
 
     def __init__(self, reason: str, message: str | None = None) -> None:
         self.reason = reason
@@ -89,8 +88,7 @@ class HandlerUnusable(UsherError):
 
 
 class RetryLater(UsherError):
-    """Raised by a handler: not done yet, try this message again after ``after_s`` seconds. Its ticket waits; nothing
-    else does."""
+    """Raised by a handler: not done yet, retry this message after ``after_s`` seconds. Only its ticket waits."""
 
     def __init__(self, after_s: float, reason: str = "") -> None:
         self.after_s = float(after_s)
@@ -98,14 +96,14 @@ class RetryLater(UsherError):
 
 
 def readable(raised: BaseException) -> BaseException:
-    """``raised``, or what a RetryLater is that does not say when: a handler's own kind of it may never have called
-    ours."""
+    """Return ``raised``, or a TypeError in place of a RetryLater without a usable ``after_s``: a handler's own subclass
+    may not have called ours."""
     if isinstance(raised, RetryLater):
         try:
             float(raised.after_s)
         except Exception as problem:
             return TypeError(
-                f"{type(raised).__name__} is a RetryLater whose after_s is no number of seconds"
+                f"{type(raised).__name__} is a RetryLater whose after_s is not a number of seconds"
                 f" ({type(problem).__name__})"
             )
     return raised
@@ -114,7 +112,7 @@ def readable(raised: BaseException) -> BaseException:
 class PartialFailure(UsherError):
     """Raised by a batch handler: these messages of the call failed, all others are done.
 
-    ``failed`` maps each of them (the message itself, or its id) to what went wrong: an exception (RetryLater and GiveUp
+    ``failed`` maps each of them (the message itself, or its id) to its failure: an exception (RetryLater and GiveUp
     mean what they mean elsewhere), or a text.
     """
 

@@ -1,13 +1,13 @@
-"""Logging by action: every record names what happened, so that logs can be counted and asserted on.
+"""Logging by action: every record names an event, so that logs can be counted and asserted on.
 
 ``event(log, "ticket_handed_over", ticket="42", owner="c1:7")`` prints, for people::
 
     12:00:01.123 INFO  master intake  ticket_handed_over ticket=42 owner=c1:7
 
 and one JSON object per line with ``USHER_LOG_FORMAT=json``. Values are escaped: a ticket id with a line break cannot
-fake a line. Tracebacks, and what others log in several lines, are moved in, with control characters spelt out: what
-begins at the margin is ours. Passwords and tokens are ``***``, whoever logs them. A line that comes again and again is
-left out after a few times; the next one after that tells how often, as ``left_out``.
+fake a line. Tracebacks, and records of several lines by other libraries, are indented, with control characters spelt
+out: only our own lines begin at the margin. Passwords and tokens become ``***``, whichever library logs them. A line
+that repeats is left out after a few times; the next one after that tells how often, as ``left_out``.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ import orjson
 from usher.common.base.text import escape_control
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.:/@+,-]+")
-#: A password in a Redis URL, wherever it turns up in a text.
-#: Up to the last ``@`` of the word: a password may hold ``:``, ``/`` and ``@``.
+#: A password in a Redis URL anywhere in a text, up to the last ``@`` of the word: a password may hold ``:``, ``/`` and
+#: ``@``.
 _URL_PASSWORD = re.compile(r'(?<=://)([^/@:\s]*):[^\s"]+@')
-#: One among the options of a URL: ``?sentinel_password=...``, ``?password=...``.
+#: A password among the options of a URL: ``?sentinel_password=...``, ``?password=...``.
 _OPTION_PASSWORD = re.compile(r'(?<=password=)[^&#\s"]+')
-#: A bearer token in a header, and one that `usher token new` has made, wherever it turns up.
+#: A bearer token in a header, and a token made by `usher token new` anywhere in a text.
 _TOKEN = re.compile(r"(?i:(?<=bearer ))[A-Za-z0-9._~+/=-]{8,}|usher_[A-Za-z0-9_-]{43}")
-#: Identical lines that are let through in a while, and how many different ones are remembered.
+#: Identical lines that pass within ``_WHILE_S`` seconds, and the number of different lines that are remembered.
 _MOST_ALIKE, _WHILE_S, _MOST_KNOWN = 10, 10.0, 1000
-#: A secret shorter than this is none, and would be found everywhere.
+#: A shorter secret is not hidden: it protects nothing, and would be found everywhere.
 _SHORTEST_SECRET = 4
-#: A fork waits so long for a line that is being written; a log that nobody reads must not hold it up for ever.
+#: The longest time that a fork waits for a line being written; a log pipe without a reader must not block it for ever.
 _LONGEST_LINE_S = 1.0
 
 
 class HasFacts(Protocol):
-    """What a line of a log can be about."""
+    """The work that a log line can be about."""
 
     @property
     def in_hand(self) -> bool: ...
@@ -53,18 +53,18 @@ class HasFacts(Protocol):
     def facts(self) -> dict[str, Any]: ...
 
 
-#: What this thread, or this task, is at work on, as long as that says so itself: every line that is logged meanwhile
-#: tells its facts, whoever logs it. A thread that a handler starts does not inherit it, unless it runs in a
+#: The work that this thread, or this task, has in hand, for as long as it says so itself: every line that any code logs
+#: meanwhile carries its facts. A thread that a handler starts does not inherit it, unless it runs in a
 #: ``contextvars.copy_context()``.
 in_hand: ContextVar[HasFacts | None] = ContextVar("usher_in_hand", default=None)
 
 
-#: Of this process; replaced by ``configure``.
+#: The secrets of this process; replaced by ``configure``.
 _secrets: tuple[str, ...] = ()
 
 
 def redacted(text: str) -> str:
-    """The text without passwords of URLs, tokens, and the secrets that ``configure`` was given.
+    """Return the text without passwords of URLs, tokens, and the secrets that ``configure`` was given.
 
     >>> redacted("redis://user:secret@host:6379/0")
     'redis://user:***@host:6379/0'
@@ -118,12 +118,12 @@ class _Json(logging.Formatter):
             document["traceback"] = self.formatException(record.exc_info)
         try:
             return redacted(orjson.dumps(document, default=_as_text).decode())
-        except TypeError:  # a lone surrogate out of somebody's bytes, or a number of more than 64 bits
+        except TypeError:  # a lone surrogate from bytes that are not UTF-8, or a number of more than 64 bits
             return redacted(json.dumps(document, default=_as_text))
 
 
 class _InHand(logging.Filter):
-    """Adds the facts of what is in hand; those that a line names itself stand."""
+    """A filter that adds the facts of the work in hand; facts that a line names itself win."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         what = in_hand.get()
@@ -133,14 +133,13 @@ class _InHand(logging.Filter):
 
 
 class _Repeats(logging.Filter):
-    """Leaves out what is said too often. Two lines are alike when they say the same about the same."""
+    """A filter that drops lines that repeat too often: same logger, level, event and facts."""
 
     def __init__(self) -> None:
         super().__init__()
         self._lock = threading.Lock()
-        self._seen: dict[
-            tuple[str, int, str, str], tuple[float, int]
-        ] = {}  # guarded by self._lock: since when, and how often
+        # Guarded by self._lock: since when, and how often.
+        self._seen: dict[tuple[str, int, str, str], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         facts = getattr(record, "facts", {})
@@ -158,7 +157,7 @@ class _Repeats(logging.Filter):
         return count < _MOST_ALIKE
 
     def _forget(self, now: float) -> None:
-        """Make room: of what was not left out, nothing needs to be told."""
+        """Make room: lines of which none was left out need no count."""
         self._seen = {
             alike: known
             for alike, known in self._seen.items()
@@ -181,7 +180,7 @@ def configure(program: str, level: str, style: str, secrets: Iterable[str] = ())
     """Send all records to stderr, as text for people (``style="human"``) or as JSON lines (``"json"``); ``secrets`` are
     never shown."""
     global _secrets
-    # The longest first: one may be the beginning of another.
+    # The longest first: one secret may be the beginning of another.
     _secrets = tuple(sorted({secret for secret in secrets if len(secret) >= _SHORTEST_SECRET}, key=len, reverse=True))
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json(program) if style == "json" else _Human(program))
@@ -197,8 +196,8 @@ def configure(program: str, level: str, style: str, secrets: Iterable[str] = ())
 
 @functools.cache  # once in a process
 def _fork_between_lines() -> None:
-    """No process is forked while a thread writes a line: the stream would be locked in the child for ever, by a thread
-    that is not there, and whoever writes there waits for it. The locks of ``logging`` itself are new in a child."""
+    """Let no process fork while a thread writes a line: the stream would stay locked in the child for ever, by a thread
+    that does not exist there, and every writer would hang. The locks of ``logging`` itself are new in a child."""
     held = threading.local()
 
     def hold() -> None:

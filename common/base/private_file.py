@@ -1,4 +1,4 @@
-"""A file that only its owner may read."""
+"""Write files that only their owner may read."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from usher.common.base.errors import StartRefused
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can read, whole or not at all. Raises StartRefused when the disk does not take
-    it."""
+    """Write a file that only its owner can read, whole or not at all. Raises StartRefused when it cannot be written."""
     draft = path.with_name(path.name + ".new")
     try:
         with contextlib.suppress(FileNotFoundError):

@@ -1,16 +1,15 @@
-"""What others wrote, so that it can only be read: a message, a name or an error may hold anything. Pure."""
+"""Make foreign text safe to show: a message, a name or an error may hold any character. Pure."""
 
 from __future__ import annotations
 
-#: Longest text of an error that is kept.
+#: Characters of an error's text that are kept.
 _LONGEST_ERROR = 4000
 
 
 def escape_control(text: str, kept: str = "") -> str:
-    """``text`` with all characters spelt out, but for those in ``kept``, that act on a terminal or on the direction of
-    text.
+    """Spell out all characters that act on a terminal or on the direction of text, except those in ``kept``.
 
-    >>> printable("a\\u202eb\\0\\n"), printable("a\\n\\x1b", kept="\\n")
+    >>> escape_control("a\\u202eb\\0\\n"), escape_control("a\\n\\x1b", kept="\\n")
     ('a\\\\u202eb\\\\x00\\\\x0a', 'a\\n\\\\x1b')
     """
     return (
@@ -21,7 +20,7 @@ def escape_control(text: str, kept: str = "") -> str:
 
 
 def json_safe(text: str) -> str:
-    """``text`` of bytes that need not be UTF-8 (surrogates), with these shown as such: JSON has no place for them.
+    """Spell out the bytes of ``text`` that are not UTF-8 (surrogates): JSON cannot hold them.
 
     >>> json_safe("a\\udcff")
     'a\\\\xff'
@@ -30,11 +29,12 @@ def json_safe(text: str) -> str:
 
 
 def format_error(raised: BaseException) -> str:
-    """What is kept of an error: type and text, cut. A handler's own exception may even fail to say what it is."""
+    """Return type and text of an error, cut to 4,000 characters. A handler's own exception may even fail to give a
+    text."""
     try:
         text = str(raised)
     except Exception as problem:
-        text = f"(its text cannot be had: {type(problem).__name__})"
+        text = f"(its text is unavailable: {type(problem).__name__})"
     # A text made of a message's fields may hold surrogates, which neither Redis nor a log can take.
     return f"{type(raised).__name__}: {text}"[:_LONGEST_ERROR].encode("utf-8", "backslashreplace").decode()
 
@@ -45,9 +45,9 @@ def _spelt(one: str) -> str:
 
 
 def pluralize(count: int, noun: str, nouns: str = "") -> str:
-    """A number with the noun that goes with it.
+    """Return a number with its noun in the right form.
 
-    >>> many(1, "dead letter"), many(2000, "dead letter"), many(0, "entry", "entries")
+    >>> pluralize(1, "dead letter"), pluralize(2000, "dead letter"), pluralize(0, "entry", "entries")
     ('1 dead letter', '2,000 dead letters', '0 entries')
     """
     return f"{count:,} {noun if count == 1 else nouns or f'{noun}s'}"

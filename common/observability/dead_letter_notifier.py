@@ -1,5 +1,4 @@
-"""The bell: what rings when a message becomes a dead letter. A metric always; a webhook if USHER_DEAD_LETTER_WEBHOOK
-names one.
+"""Report dead letters: always as a metric, and to a webhook if USHER_DEAD_LETTER_WEBHOOK names one.
 
 The log event is written where the decision is made (``message_given_up``, ``messages_rejected``).
 """
@@ -18,15 +17,15 @@ if TYPE_CHECKING:
 
 
 class DeadLetterNotifier:
-    """Rung by any thread; never waits. Neither fields nor texts of a message leave by it: they may be secrets."""
+    """A notifier that any thread may call; it never blocks. It sends no fields or texts of a message: they may be
+    secrets."""
 
     def __init__(self, metrics: Metrics, webhook_url: str, program: str, keys: Keys) -> None:
         self._counter = metrics.dead_letters
         self._webhook: Webhook | None = None
         if webhook_url:
-            from usher.common.observability.webhook import (
-                Webhook,  # here, because few have one, and requests is 4 MiB of every consumer
-            )
+            # Imported here, because few programs have a webhook, and requests costs each 4 MiB.
+            from usher.common.observability.webhook import Webhook
 
             self._webhook = Webhook(webhook_url, {"program": program, "stream": keys.stream, "group": keys.group})
 
@@ -43,7 +42,7 @@ class DeadLetterNotifier:
         attempts: int = 0,
         policy: str = "skip",
     ) -> None:
-        """A message was given up."""
+        """Count and send a message that was given up."""
         self._counter.labels(reason).inc()
         if self._webhook is not None:
             self._webhook.add(

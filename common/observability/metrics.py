@@ -1,8 +1,8 @@
 """Metrics of a program, as Prometheus reads them at ``GET /metrics``. No label holds a ticket, a message or a text:
 their number is unbounded.
 
-What is counted on the way of a message is a plain number of the service that counts it; families are made of them only
-when somebody asks.
+Counts on a message's path are plain numbers of the service that counts; metric families are made of them only at a
+scrape.
 """
 
 from __future__ import annotations
@@ -19,11 +19,18 @@ from usher.common.runtime.service import Service
 
 Source = Callable[[], Iterable[Metric]]
 
-#: Why messages become dead letters, and what Redis says when it is full. All of it is told from the start, with 0: of a
-#: series that begins with 1 Prometheus' ``increase`` is 0, and the first dead letter of a program would wake nobody.
+#: Reasons of dead letters, and below Redis' errors when it is full. All are exported from the start, with 0: of a
+#: series that begins with 1 Prometheus' ``increase`` is 0, and the first dead letter of a program would alert nobody.
 DEAD_LETTER_REASONS = (
-    *("attempts_exhausted", "gave_up", "body_gone", "rule", "too_large"),
-    *("no_ticket_id", "empty_ticket_id", "ticket_id_too_long", "ticket_id_not_utf8"),
+    "attempts_exhausted",
+    "gave_up",
+    "body_gone",
+    "rule",
+    "too_large",
+    "no_ticket_id",
+    "empty_ticket_id",
+    "ticket_id_too_long",
+    "ticket_id_not_utf8",
 )
 _FULL = ("oom", "misconf")
 
@@ -46,11 +53,11 @@ class Metrics:
         self.add(_redis_errors)
 
     def add(self, source: Source) -> None:
-        """``source`` is asked at every scrape, on a thread of the web server."""
+        """Add a source, which is called at every scrape, on a thread of the web server."""
         self._registry.register(_CallbackCollector(source))
 
     def page(self) -> bytes:
-        """The text that Prometheus reads."""
+        """Return the text that Prometheus reads."""
         return bytes(generate_latest(self._registry))
 
 
@@ -67,7 +74,7 @@ def gauge(name: str, text: str, value: float) -> Metric:
 
 
 def gauges(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-    """One gauge per value of ``label``, of which there must be few."""
+    """Return a gauge with a series per value of ``label``; there must be few values."""
     family = GaugeMetricFamily(f"usher_{name}", text, labels=[label])
     for word, value in values.items():
         family.add_metric([word], value)
@@ -75,7 +82,7 @@ def gauges(name: str, text: str, label: str, values: Mapping[str, float]) -> Met
 
 
 def counter(name: str, text: str, value: float) -> Metric:
-    """``name`` without ``_total``."""
+    """Return a counter; ``name`` is given without ``_total``."""
     return CounterMetricFamily(f"usher_{name}", text, value=value)
 
 
@@ -92,7 +99,7 @@ def histogram(name: str, text: str, timings: DurationHistogram) -> Metric:
 
 
 def service_metrics(services: Sequence[Service]) -> Iterable[Metric]:
-    """Turns and troubles of the threads, by role: ``work-1`` to ``work-8`` are ``work``."""
+    """Yield turns and troubles of the threads, by role: ``work-1`` to ``work-8`` are ``work``."""
     now = now_s()
     turns: dict[str, float] = {}
     failed: dict[str, float] = {}

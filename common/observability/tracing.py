@@ -1,12 +1,13 @@
-"""Tracing with OpenTelemetry, for those who have set it up. Else nothing is imported, and nothing is done per message.
+"""Tracing with OpenTelemetry, if the user has set it up. Otherwise nothing is imported, and nothing is done per
+message.
 
-The trace context of a message is its field ``traceparent`` (W3C), whoever wrote it: ``usher.common.sending.producer``
+The trace context of a message is its field ``traceparent`` (W3C), from any producer: ``usher.common.sending.producer``
 adds that of the current span, a producer in another language adds its own. The consumer's span of a handler call is a
-child of it; the master's span of a hand-over, which is about many messages, links to them.
+child of it; the master's span of a hand-over, which covers many messages, links to them.
 
-Who sets OpenTelemetry up is the user: ``opentelemetry-instrument usher master``, or a tracer provider that the
-handler's module sets. A process in which nobody has imported ``opentelemetry.trace`` has no provider and no current
-span, so that is all that is looked at.
+The user sets OpenTelemetry up: ``opentelemetry-instrument usher master``, or a tracer provider that the handler's
+module sets. A process that has not imported ``opentelemetry.trace`` has no provider and no current span, so only that
+import is checked.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Link, Span, Tracer
 
-#: The field of a message that names the span it was sent in; and what may come with it.
+#: The field of a message that names the span it was sent in, and the field that may accompany it.
 FIELD = "traceparent"
 _STATE = "tracestate"
 
 
 def tracer() -> Tracer | None:
-    """Where spans are begun; None where nobody has set a tracer provider."""
+    """Return the tracer that begins spans; None if no tracer provider is set."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None or isinstance(trace.get_tracer_provider(), (trace.ProxyTracerProvider, trace.NoOpTracerProvider)):
         return None
@@ -38,7 +39,7 @@ def tracer() -> Tracer | None:
 
 
 def context_fields() -> dict[str, str]:
-    """The fields that tell a message's readers of the current span; none when there is no such span."""
+    """Return the fields that pass the current span on to a message's readers; {} when there is no such span."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None or not trace.get_current_span().get_span_context().is_valid:
         return {}
@@ -50,7 +51,7 @@ def context_fields() -> dict[str, str]:
 def traced(
     call: Callable[[Any], Any], of: Tracer, stream: str, *, is_async: bool, is_batch: bool
 ) -> Callable[[Any], Any]:
-    """``call``, a handler, with a span around each of its calls."""
+    """Return the handler ``call`` with a span around each of its calls."""
     around = _around_batch if is_batch else _around_message
 
     def handle(given: Any) -> Any:
@@ -65,7 +66,7 @@ def traced(
 
 
 def links_to(contexts: Sequence[str | None]) -> list[Link]:
-    """Links to the spans that these values of ``traceparent`` name; what names none is left out."""
+    """Return links to the spans that these values of ``traceparent`` name; values that name none are left out."""
     from opentelemetry import trace
 
     found = [trace.get_current_span(_parent({FIELD: context})).get_span_context() for context in contexts if context]
@@ -89,7 +90,7 @@ def _around_batch(of: Tracer, stream: str, messages: Sequence[EntryView]) -> Ite
 
 @contextlib.contextmanager
 def _span(of: Tracer, stream: str, facts: Mapping[str, Any], **more: Any) -> Iterator[Span]:
-    """The span of a handler call. To come again later is no error."""
+    """Open the span of a handler call. RetryLater is not an error."""
     from opentelemetry.trace import SpanKind, Status, StatusCode
 
     attributes = {
@@ -119,7 +120,7 @@ def _span(of: Tracer, stream: str, facts: Mapping[str, Any], **more: Any) -> Ite
 
 
 def _parent(fields: Mapping[str, str]) -> Context:
-    """The context that a message was sent in; an empty one, not that of the thread, if it names none."""
+    """Return the context that a message was sent in; an empty one, not that of the thread, if it names none."""
     from opentelemetry.context import Context
 
     return _propagator().extract({name: fields[name] for name in (FIELD, _STATE) if name in fields}, context=Context())

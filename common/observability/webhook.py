@@ -1,5 +1,5 @@
-"""Webhook: tells a URL of dead letters, in batches and not too often. It never holds up the flow: what cannot be told
-is counted and left."""
+"""Send dead letters to a webhook, in batches and at limited rate. It never holds up the flow: letters that cannot be
+sent are counted and dropped."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from usher.common.runtime.service import Service
 
 log = logging.getLogger(__name__)
 
-#: Dead letters of one POST, and those that may wait for theirs; more are only counted (``left_out``).
+#: Most dead letters of one POST, and most that may wait for a POST; more are only counted (``left_out``).
 MOST_AT_ONCE = 100
 MOST_WAITING = 1000
 _TIMEOUT_S = (1.0, 3.0)
-#: Tries of one batch; the pause doubles after each that failed.
+#: Tries per batch; the pause doubles after each failure.
 _TRIES = 4
 
 
 def redact_webhook_url(url: str) -> str:
-    """What may be said of a URL: path, query and user may be secrets.
+    """Return the part of a URL that may be shown: path, query and user may be secrets.
 
     >>> redact_webhook_url("https://u:p@hooks.example:8443/T0/B0/token?key=1")
     'https://hooks.example:8443/...'
@@ -41,11 +41,11 @@ def redact_webhook_url(url: str) -> str:
 
 
 class Webhook(Service):
-    """POSTs ``{"program", "stream", "group", "dead_letters": [...], "left_out": n}`` to one URL: the first at once,
-    then one per ``pause_s``.
+    """A service that POSTs ``{"program", "stream", "group", "dead_letters": [...], "left_out": n}`` to one URL: the
+    first at once, then one per ``pause_s``.
 
-    ``add`` may be called from any thread and never waits. Answers other than 2xx, redirects included, are failures:
-    tried again a few times, then left; the letters themselves are in Redis.
+    ``add`` may be called from any thread and never blocks. Answers other than 2xx, redirects included, are failures:
+    retried a few times, then dropped; the letters themselves are in Redis.
     """
 
     name = "bell"
@@ -63,12 +63,12 @@ class Webhook(Service):
         self._tries = 0
         self._not_before_s = 0.0
         self._session = requests.Session()
-        self._session.trust_env = False  # no proxies and no .netrc of the environment
+        self._session.trust_env = False  # take no proxies and no .netrc from the environment
         self.sent = 0
         self.dropped = 0
 
     def add(self, letter: dict[str, Any]) -> None:
-        """A message was given up."""
+        """Queue a dead letter."""
         with self._lock:
             if len(self._waiting) < MOST_WAITING:
                 self._waiting.append(letter)
@@ -111,7 +111,7 @@ class Webhook(Service):
             self._batch_left_out, self._left_out = (self._left_out, 0) if self._batch else (0, self._left_out)
 
     def _post(self) -> str | None:
-        """Send the batch once; what went wrong, without anything of the URL."""
+        """Send the batch once; return None, or the trouble in words that show nothing of the URL."""
         body = orjson.dumps({**self._about, "dead_letters": self._batch, "left_out": self._batch_left_out})
         headers = {"Content-Type": "application/json"}
         try:

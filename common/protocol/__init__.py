@@ -1,3 +1,3 @@
-"""What is stored in Redis and sent between the programs: keys, ids, messages, records. Pure."""
+"""Keys, ids, messages and records: the data stored in Redis and sent between the programs. Pure."""
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What is noted of a message's attempts in ``...:attempts``: a field per stream id, ``starts failures crashes losses``.
-Pure.
+"""A message's attempts, noted in ``...:attempts``: a field per stream id, ``starts failures crashes losses``. Pure.
 
-Only what went wrong is noted: a message without a field has never failed. lua/includes/attempts.lua reads and writes
-the same format.
+Only trouble is noted: a message without a field has never failed. lua/includes/attempts.lua reads and writes the same
+format.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ from typing import NamedTuple
 _FOUR = re.compile(rb"([0-9]{1,9}) ([0-9]{1,9}) ([0-9]{1,9}) ([0-9]{1,9})")
 _ONE = re.compile(rb"[0-9]{1,9}")
 
-#: How the errors begin of messages whose last start nobody saw end: nothing was raised, so by these they are told
-#: apart.
+#: First words of the errors of messages whose last start was never seen to end: nothing was raised, so these words tell
+#: them apart.
 CUT_OFF, RAN_PAST = "its process ended while its handler ran", "it ran past USHER_HANDLER_SECONDS"
 
 
 class Attempts(NamedTuple):
-    """``starts``: of its handler, as far as they are known. ``failures``: those of them that are charged against
-    max_attempts. ``crashes``: ends of its process while it ran that nobody can explain; 0: it is no suspect.
-    ``losses``: ends of its owner without a word, when it was the next of its ticket; it may have run, or not.
+    """The counts of one message. ``starts``: known starts of its handler. ``failures``: starts that are charged against
+    max_attempts. ``crashes``: unexplained ends of the process while it ran; 0: it is no suspect. ``losses``: silent
+    ends of its owner while it was the next of its ticket; it may have run, or not.
     """
 
     starts: int = 0
@@ -30,7 +29,7 @@ class Attempts(NamedTuple):
     losses: int = 0
 
     def blamed(self) -> Attempts:
-        """The last start, and every crash of former ones, is charged. Starts that asked to be called later stay free.
+        """Charge the last start, and every crash of former ones. Starts that asked to be called later stay free.
 
         >>> Attempts(starts=3, failures=0, crashes=2).blamed()
         Attempts(starts=3, failures=3, crashes=2, losses=0)
@@ -41,7 +40,7 @@ class Attempts(NamedTuple):
 
     @property
     def put_off(self) -> bool:
-        """Whether nothing went wrong with it: it was started, and asked to be called later.
+        """True if the message was started and never failed: it only asked to be called later.
 
         >>> Attempts(3).put_off, Attempts(3, 1).put_off, NEVER.put_off
         (True, False, False)
@@ -53,7 +52,7 @@ NEVER = Attempts()
 
 
 def encode(attempts: Attempts) -> bytes:
-    """The value of a field.
+    """Return the value of a field.
 
     >>> encode(Attempts(2, 1, 1))
     b'2 1 1 0'
@@ -62,8 +61,8 @@ def encode(attempts: Attempts) -> bytes:
 
 
 def decode(value: bytes) -> Attempts:
-    """The attempts of a field's value. A plain number, as former versions wrote it, is that many starts which all
-    failed; what cannot be read at all is as if nothing were noted: it must not stop its message.
+    """Parse a field's value. A plain number, as former versions wrote it, means that many starts, all failed; an
+    unreadable value counts as nothing noted: it must not stop its message.
 
     >>> decode(b"2 1 1 0"), decode(b"3")
     (Attempts(starts=2, failures=1, crashes=1, losses=0), Attempts(starts=3, failures=3, crashes=0, losses=0))

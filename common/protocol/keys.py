@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Reserved consumer names of the group. No incarnation can have them: incarnations contain a colon.
+#: Reserved consumer names of the group. No incarnation can have one of them: incarnations contain a colon.
 MASTER = b"master"
 HALTED = b"halted"
 
 
 def _tagged(stream: str) -> str:
-    """The stream's name with a hash tag: its own if it has a non-empty one, as Redis Cluster reads it, else the whole
-    name."""
+    """Return the stream's name with a hash tag: its own if it has a non-empty one, as Redis Cluster reads it, else the
+    whole name in braces."""
     opened = stream.find("{")
     if opened >= 0 and stream.find("}", opened + 1) > opened + 1:
         return stream
@@ -35,7 +35,7 @@ def uid_key(stream: str, uid: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class LogKeys:
-    """What belongs to a stream as a log, whatever its groups: who streams which outbox into it, and how far its readers
+    """The keys of a stream as a log, whatever its groups: who streams which outbox into it, and how far its readers
     are.
 
     >>> LogKeys("ticket_stream").checkpoints
@@ -64,9 +64,9 @@ class LogKeys:
 
     @property
     def groups(self) -> str:
-        """Hash: group -> the lowest id that it would read again if it were lost now. Written by save_position (leader),
-        by gather (of a source) and by plain readers (common/readers/reliable_stream.py); it stays when the group is
-        lost, so that trim keeps from there on."""
+        """Hash: group -> the lowest id that the group would read again if it were lost now. Written by save_position
+        (leader), by gather (of a source) and by plain readers (common/readers/reliable_stream.py); it stays when the
+        group is lost, so that trim keeps from there on."""
         return _tagged(self.stream) + ":groups"
 
     @property
@@ -77,8 +77,8 @@ class LogKeys:
 
     @property
     def delayed(self) -> str:
-        """Stream: messages that are to be added to the stream when they are due (field ``due_ms``). Written by
-        producers; send_delayed takes out, and whoever drops some."""
+        """Stream: messages to be added to the stream when they are due (field ``due_ms``). Written by producers;
+        send_delayed removes entries, and so does an operator's drop."""
         return _tagged(self.stream) + ":delayed"
 
     @property
@@ -89,7 +89,7 @@ class LogKeys:
 
     @property
     def due_until(self) -> str:
-        """String: up to which id ``delayed`` is in ``due``. Written by due_delayed."""
+        """String: the id up to which ``delayed`` is in ``due``. Written by due_delayed."""
         return _tagged(self.stream) + ":due_until"
 
 
@@ -110,8 +110,8 @@ class Keys:
 
     @property
     def tickets(self) -> str:
-        """Hash: ticket_id -> ``owner fence id id ...`` (see lua/includes/record.lua). For ever; a field lives while in
-        processing."""
+        """Hash: ticket_id -> ``owner fence id id ...`` (see lua/includes/record.lua). For ever; a field lives while its
+        ticket has unfinished entries."""
         return self.prefix + "tickets"
 
     @property
@@ -127,33 +127,34 @@ class Keys:
 
     @property
     def counters(self) -> str:
-        """Hash, never deleted: the last epoch, fence and generation, the version of the rules, and the longest lease
-        that a consumer got, in ms, with the first generation of which that is known. Written by elect, hand_over,
+        """Hash, never deleted: the last epoch, fence and generation, the version of the rules, and the longest lease of
+        any consumer, in ms, with the first generation for which that is known. Written by elect, hand_over,
         next_generation, change_rules, register."""
         return self.prefix + "counters"
 
     @property
     def attempts(self) -> str:
         """Hash: stream id -> attempts (see common/protocol/attempts.py) of a message that failed or ran in a crash. A
-        field goes when its entry is done. Written by charge (owner), note_crash (the owner's successor) and take_back
-        (leader)."""
+        field is deleted when its entry is done. Written by charge (owner), note_crash (the owner's successor) and
+        take_back (leader)."""
         return self.prefix + "attempts"
 
     @property
     def position(self) -> str:
-        """Hash: the group's saved position, and after a group loss up to where it repeats. Written by the leader."""
+        """Hash: the group's saved position, and after a group loss the id up to which it repeats. Written by the
+        leader."""
         return self.prefix + "position"
 
     @property
     def dead(self) -> str:
         """Stream: dead letters (lua/includes/bury.lua). Written by dead_letter (owner), reject and end_tail (leader);
-        redrive and drop take out."""
+        redrive and drop remove entries."""
         return self.prefix + "dead"
 
     @property
     def changed(self) -> str:
-        """Stream, capped: tickets whose record somebody else than the leader changed, changes of the rules, new
-        consumers; what wakes it. Written by dead_letter, redrive, drop, change_rules, register."""
+        """Stream, capped: tickets whose record another process than the leader changed, changes of the rules, new
+        consumers. It wakes the leader. Written by dead_letter, redrive, drop, change_rules, register."""
         return self.prefix + "changed"
 
     @property
@@ -164,8 +165,8 @@ class Keys:
 
     @property
     def actions(self) -> str:
-        """Stream, capped: what operators did (master/operations/action_log.py). Written by change_rules, and by whoever
-        redrives or drops letters."""
+        """Stream, capped: the action log of the operators (master/operations/action_log.py). Written by change_rules,
+        and by every redrive or drop of letters."""
         return self.prefix + "actions"
 
     @property
@@ -180,20 +181,19 @@ class Keys:
 
     @property
     def archived(self) -> str:
-        """Hash: ``entries`` and ``runs`` -> the last id that is in the archive. Written by the archive, read by whoever
-        trims."""
+        """Hash: ``entries`` and ``runs`` -> the last id in the archive. Written by the archive, read by trim."""
         return self.prefix + "archived"
 
     @property
     def shares(self) -> str:
         """Hash, where several streams are gathered: ``shard <n>`` -> the master that gathers it, ``master <id>`` ->
-        until when it counts as running. Written by share."""
+        the time until which it counts as running. Written by share."""
         return self.prefix + "shares"
 
     @property
     def gathered(self) -> str:
-        """Hash, where several streams are gathered: source -> the last id that was moved to the work stream; a field
-        goes when its stream is gone. Written by gather."""
+        """Hash, where several streams are gathered: source -> the last id that was moved to the work stream; a field is
+        deleted when its stream is gone. Written by gather."""
         return self.prefix + "gathered"
 
     def lease(self, incarnation: str) -> str:
@@ -201,13 +201,13 @@ class Keys:
         return f"{self.prefix}lease:{incarnation}"
 
     def noted(self, incarnation: str) -> str:
-        """Hash with PX: what was noted of a dead incarnation while it is being recovered. The field "" says that its
-        journal spoke; each other one is a ticket whose first message counts as lost. Written by note_crash and
-        take_back; it goes with the last page, or reap."""
+        """Hash with PX: notes on a dead incarnation while it is being recovered. The field "" says that its journal was
+        read; each other field is a ticket whose first message counts as lost. Written by note_crash and take_back;
+        deleted with the last page, or by reap."""
         return f"{self.prefix}noted:{incarnation}"
 
     def inbox(self, incarnation: str) -> str:
         """Stream: hand-overs to this incarnation, one record per call (form: lua/leader/hand_over.lua). Written by
-        hand_over, trimmed by its reader; it goes with its incarnation: by deregister, with the last page of take_back,
+        hand_over, trimmed by its reader; deleted with its incarnation: by deregister, with the last page of take_back,
         by reap, or when a successor registers."""
         return f"{self.prefix}inbox:{incarnation}"

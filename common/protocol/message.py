@@ -1,4 +1,4 @@
-"""Messages: how an entry becomes what a handler gets, and which entries cannot.
+"""Messages: turn a stream entry into the view that a handler gets, and refuse entries that cannot be handed over.
 
 A producer needs no library: ``XADD ticket_stream * ticket_id 42 ...`` from any language is a valid message.
 """
@@ -12,20 +12,19 @@ import orjson
 
 from usher.common.base.errors import MessageUndecodable
 
-#: Longest ticket id in bytes. Longer ones would travel through every index, inbox and log.
+#: Longest ticket id in bytes: every index, inbox and log carries the ids.
 LONGEST_TICKET = 256
 UID_FIELD = b"uid"
-#: No real ticket can begin with it: this byte never occurs in UTF-8.
+#: No real ticket id can begin with this byte: it never occurs in UTF-8.
 _UNKEYED = b"\xff"
 BODY_FIELD = b"body"
-#: Of a delayed message: when it is due, in ms since the epoch; and where several streams are gathered, the one that it
-#: is for.
+#: Fields of a delayed message: when it is due, in ms since the epoch; and, where several streams are gathered, the
+#: stream that it is for.
 DUE_FIELD, FOR_FIELD = b"due_ms", b"stream"
 
 
 def check_ticket(ticket: bytes | None) -> bytes:
-    """The ticket id, if an entry with it can be handed over. Raises MessageUndecodable with one of the reasons
-
+    """Return the ticket id if an entry with it can be handed over. Raises MessageUndecodable with one of the reasons
     ``no_ticket_id``, ``empty_ticket_id``, ``ticket_id_too_long``, ``ticket_id_not_utf8``.
     """
     if ticket is None:
@@ -42,7 +41,7 @@ def check_ticket(ticket: bytes | None) -> bytes:
 
 
 def unkeyed_ticket(stream_id: bytes) -> bytes:
-    """The name under which a message without a ticket id is a ticket of its own (USHER_UNKEYED=spread).
+    """Return the name under which a message without a ticket id is a ticket of its own (USHER_UNKEYED=spread).
 
     >>> unkeyed_ticket(b"5-1")
     b'\\xff5-1'
@@ -51,7 +50,7 @@ def unkeyed_ticket(stream_id: bytes) -> bytes:
 
 
 def ticket_text(ticket: bytes) -> str:
-    """The ticket id as handlers, reports, logs and pages have it; "" for a message without one.
+    """Return the ticket id as handlers, reports, logs and pages show it; "" for a message without one.
 
     >>> ticket_text(b"42"), ticket_text(unkeyed_ticket(b"5-1"))
     ('42', '')
@@ -60,8 +59,8 @@ def ticket_text(ticket: bytes) -> str:
 
 
 def first_value(fields: Sequence[bytes], name: bytes) -> bytes | None:
-    """The value of the first field ``name`` in a flat list of names and values. First, not last: as the scripts read
-    the ticket."""
+    """Return the value of the first field ``name`` in a flat list of names and values. The first, not the last, because
+    the scripts read the ticket so."""
     for at in range(0, len(fields), 2):
         if fields[at] == name:
             return fields[at + 1]
@@ -69,8 +68,8 @@ def first_value(fields: Sequence[bytes], name: bytes) -> bytes | None:
 
 
 def as_mapping(fields: Sequence[bytes]) -> dict[str, str]:
-    """Fields as text. Bytes that are not UTF-8 survive as surrogates: ``value.encode("utf-8", "surrogateescape")``
-    gives them back."""
+    """Return the fields as text. Bytes that are not UTF-8 survive as surrogates: ``value.encode("utf-8",
+    "surrogateescape")`` gives them back."""
     values = iter(fields)
     mapping: dict[str, str] = {}
     for name, value in zip(values, values, strict=True):
@@ -79,7 +78,7 @@ def as_mapping(fields: Sequence[bytes]) -> dict[str, str]:
 
 
 class EntryView:
-    """What a handler may ask of an entry, whoever hands it over. ``_flat``: names and values by turns, or None when its
+    """A handler's view of an entry, whichever program passes it. ``_flat``: names and values by turns, or None when its
     body is gone."""
 
     __slots__ = ("_fields", "_flat", "stream_id")
@@ -91,12 +90,12 @@ class EntryView:
 
     @property
     def body_is_gone(self) -> bool:
-        """The entry was deleted while it was pending; no handler sees such a message."""
+        """True if the entry was deleted while it was pending; no handler sees such a message."""
         return self._flat is None
 
     @property
     def size(self) -> int:
-        """Bytes of all names and values."""
+        """The size of all names and values, in bytes."""
         return sum(map(len, self._flat or ()))
 
     @property
@@ -106,8 +105,8 @@ class EntryView:
 
     @property
     def uid(self) -> str:
-        """The producer's own id of the message (field ``uid``), the same for every copy of it; the stream id if it gave
-        none, or an empty one."""
+        """The producer's own id of the message (field ``uid``), the same for every copy of it; the stream id if that
+        field is missing or empty."""
         given = first_value(self._flat or (), UID_FIELD)
         return given.decode("utf-8", "surrogateescape") if given else self.id
 
@@ -125,5 +124,5 @@ class EntryView:
         return first_value(self._flat or (), BODY_FIELD) or b""
 
     def json(self) -> Any:
-        """The field ``body`` read as JSON. Raises ValueError when it is not."""
+        """Parse the field ``body`` as JSON. Raises ValueError when it is not JSON."""
         return orjson.loads(self.body)

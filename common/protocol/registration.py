@@ -1,7 +1,7 @@
-"""A consumer's registration: what it sends to a master, and how it stands in the ``consumers`` hash.
+"""A consumer's registration, as it is sent to a master and stored in the ``consumers`` hash.
 
-The stored form is one line, ``generation uuid slots capacity lock health_url``: scripts compare it whole and never
-parse it.
+The stored form is one line, ``generation uuid slots capacity lock health_url``: scripts compare the whole line and
+never parse it.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NO_LOCK = "-"
-#: The evidence of a name lock: which lock it is (boot id, device, inode), and a moment at which it was held.
+#: The evidence of a name lock: the lock (boot id, device, inode), and a moment at which it was held.
 _EVIDENCE = re.compile(r"([^:]+:[0-9]+:[0-9]+):([0-9]{1,20})")
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """One start of a consumer.
+    """A single start of a consumer.
 
     ``uuid`` is made by the process at its start: registering again with it is the same incarnation, so a lost reply is
-    no conflict. ``lock`` is the evidence of its name lock (``boot-id:device:inode:moment``), or ``-``: who held the
-    same lock later proves that this process is dead, or has given this uuid up. ``slots`` handlers run at once;
+    no conflict. ``lock`` is the evidence of its name lock (``boot-id:device:inode:moment``), or ``-``: a later holder
+    of the same lock proves that this process is dead, or has given this uuid up. ``slots`` handlers run at once;
     ``capacity`` messages may be handed over and not yet acknowledged.
     """
 
@@ -35,7 +35,7 @@ class Registration:
 
     @property
     def incarnation(self) -> str:
-        """Its name in the group."""
+        """The name of this incarnation in the group."""
         return f"{self.name}:{self.generation}"
 
     def with_generation(self, generation: int) -> Registration:
@@ -46,24 +46,26 @@ class Registration:
 
 
 def parse(name: bytes, stored: bytes) -> Registration:
-    """The registration of a field of the ``consumers`` hash. Raises ValueError when it is not one of ours."""
+    """Parse a field of the ``consumers`` hash. Raises ValueError when the value is not a registration."""
     generation, uuid, slots, capacity, lock, health_url = stored.decode().split(" ", 5)
     return Registration(name.decode(), uuid, health_url, int(slots), int(capacity), lock, int(generation))
 
 
 def held_later(lock: str, other: str) -> bool:
-    """Whether two pieces of evidence are of one lock, and ``lock`` was held after ``other``: then the registration with
-    ``other`` is over.
+    """Return True if both pieces of evidence name one lock, and ``lock`` was held after ``other``: then the
+    registration with ``other`` is over.
 
     Equal moments prove nothing, and neither does a lock without a moment.
 
-    >>> held_later("boot:1:2:900", "boot:1:2:800"), held_later("boot:1:2:800", "boot:1:2:900"), held_later("boot:1:3:900", "boot:1:2:800")
-    (True, False, False)
+    >>> held_later("boot:1:2:900", "boot:1:2:800"), held_later("boot:1:2:800", "boot:1:2:900")
+    (True, False)
+    >>> held_later("boot:1:3:900", "boot:1:2:800")
+    False
     """
     mine, others = _EVIDENCE.fullmatch(lock), _EVIDENCE.fullmatch(other)
     return mine is not None and others is not None and mine[1] == others[1] and int(mine[2]) > int(others[2])
 
 
 def name_of(incarnation: str) -> str:
-    """The consumer's name in an incarnation ``name:generation``."""
+    """Return the consumer's name in an incarnation ``name:generation``."""
     return incarnation.rpartition(":")[0]

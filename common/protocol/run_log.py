@@ -2,9 +2,9 @@
 
 A record is one JSON object of columns, so that a batch of 1,000 costs one encoding. Columns, all of the same length:
 ``ids``, ``tickets``, ``fences``, ``attempts``, ``start_us``, ``end_us`` (microseconds since the epoch, on the
-consumer's clock); ``consumer`` is the incarnation. The column ``outcomes`` is there where not all are ``done`` (ack.lua
-adds it where it refuses some); an execution that ended with its process is ``crashed``, and its end is 0. A ticket is
-"" when the message has none (USHER_UNKEYED=spread): nothing is said of the order of those.
+consumer's clock); ``consumer`` is the incarnation. The column ``outcomes`` is present if not all are ``done`` (ack.lua
+adds it if it refuses some); an execution that ended with its process is ``crashed``, and its end is 0. A ticket is ""
+when the message has none (USHER_UNKEYED=spread): such messages have no order.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ DONE, FAILED, RETRY_LATER, GAVE_UP, CRASHED, STALE = "done", "failed", "retry_la
 
 
 class RunRecord(NamedTuple):
-    """One execution. ``outcome``: done, failed (its handler raised), retry_later, gave_up, crashed (it ended with its
-    process), stale (its handler returned, and its acknowledgement was refused: somebody else had the ticket by then,
+    """An execution. ``outcome``: done, failed (its handler raised), retry_later, gave_up, crashed (it ended with its
+    process), stale (its handler returned, and its acknowledgement was refused: another owner had the ticket by then,
     and handles the message too)."""
 
     consumer: str
@@ -35,7 +35,7 @@ class RunRecord(NamedTuple):
 
 
 class Executed(Protocol):
-    """What a consumer knows of an execution."""
+    """The facts that a consumer has of an execution."""
 
     @property
     def ticket(self) -> bytes: ...
@@ -52,7 +52,7 @@ class Executed(Protocol):
 
 
 def encode(consumer: str, executed: Iterable[Executed], outcomes: Sequence[str] = ()) -> bytes:
-    """A record of these executions. ``outcomes``: one for each; none at all: all are done."""
+    """Encode these executions as one record. ``outcomes``: one for each; if empty, all are done."""
     columns = [
         (e.stream_id.decode(), ticket_text(e.ticket), e.fence, e.attempt, e.start_us, e.end_us) for e in executed
     ]
@@ -72,7 +72,7 @@ def encode(consumer: str, executed: Iterable[Executed], outcomes: Sequence[str] 
 
 
 def decode(record: bytes) -> Iterator[RunRecord]:
-    """The executions of a record."""
+    """Yield the executions of a record."""
     columns = orjson.loads(record)
     names = ("ids", "tickets", "fences", "attempts", "start_us", "end_us")
     outcomes = columns.get("outcomes") or [DONE] * len(columns["ids"])

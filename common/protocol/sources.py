@@ -1,10 +1,10 @@
 """The ticket streams that are taken in: one, or many that are gathered into one *work stream*.
 
-``USHER_TICKET_STREAM`` is a name; or several, and patterns with ``*`` and ``?``, separated by commas. With one plain
-name that stream is worked on as it is. With more, each is a *source*, with a group of its own, and masters move its
+``USHER_TICKET_STREAM`` is a name; or several names and patterns with ``*`` and ``?``, separated by commas. A single
+plain name is worked on as it is. With more, each stream is a *source*, with a group of its own, and masters move its
 entries, in order and each exactly once (lua/sources/gather.lua), to the end of the work stream. Everything behind works
-on that one: a consumer reads one inbox and one stream, with one batched read, however many sources there are, and a new
-source costs it nothing.
+on that stream: a consumer reads one inbox and one stream, with one batched read, however many sources there are, and a
+new source costs it nothing.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-#: First and second field of a gathered entry: where it comes from (``<source id> <length> <source>``), and its ticket,
-#: of which the first ``<length>`` bytes are not the producer's. See lua/sources/gather.lua.
+#: First and second field of a gathered entry: its origin (``<source id> <length> <source>``), and its ticket, of which
+#: the first ``<length>`` bytes are not the producer's. See lua/sources/gather.lua.
 FROM_FIELD = b"usher_from"
 SCOPED_TICKET_FIELD = b"usher_ticket"
-#: SourceSelection are spread over the masters in this many shards. Never changed: masters of different versions must agree on
-#: it.
+#: Number of shards in which the sources are spread over the masters. Never change it: masters of different versions
+#: must agree on it.
 SHARDS = 64
 
 _LONGEST_NAME = 512
 _TAG = re.compile(r"\{([^{}]+)\}")
-#: Streams that some Usher keeps for itself beside a ticket stream (common/protocol/keys.py), what gathering writes, and
-#: work streams: never taken in by a pattern.
+#: Streams that Usher keeps for itself beside a ticket stream (common/protocol/keys.py), those that gathering writes,
+#: and work streams: a pattern never takes them in.
 _OWN = re.compile(
     rb"usher:|.*\{[^{}]+\}.*:(?:groups|delayed|[A-Za-z0-9._-]{1,128}:(?:dead|changed|runs|actions|inbox:.+))$",
     re.DOTALL,
@@ -34,7 +34,7 @@ _OWN = re.compile(
 
 
 def is_pattern(part: str) -> bool:
-    """Whether a part of the setting stands for any number of streams.
+    """Return True if a part of the setting stands for any number of streams.
 
     >>> is_pattern("tickets:*"), is_pattern("orders")
     (True, False)
@@ -44,14 +44,14 @@ def is_pattern(part: str) -> bool:
 
 @dataclass(frozen=True)
 class SourceSelection:
-    """What the setting names: plain ``names`` and ``patterns``, in its order."""
+    """The streams that the setting names: plain ``names`` and ``patterns``, in its order."""
 
     names: tuple[str, ...]
     patterns: tuple[str, ...]
 
     @classmethod
     def parse(cls, text: str) -> SourceSelection:
-        """Raises ValueError, with what is wrong and the way out.
+        """Parse the setting. Raises ValueError, which names the fault and the way out.
 
         >>> SourceSelection.parse("orders, tickets:*")
         SourceSelection(names=('orders',), patterns=('tickets:*',))
@@ -65,18 +65,19 @@ class SourceSelection:
 
     @property
     def single(self) -> str | None:
-        """The one stream that is worked on as it is; None when there is a work stream."""
+        """The only stream, worked on as it is; None when there is a work stream."""
         return self.names[0] if len(self.names) == 1 and not self.patterns else None
 
     @cached_property
     def tag(self) -> str | None:
-        """The hash tag that all of them have, so that they lie in one slot of a cluster. None: they differ, or one has
-        none."""
+        """The hash tag that all streams share, so that they lie in one slot of a cluster; None if they differ, or if
+        one has no tag."""
         tags = {found[1] if (found := _TAG.search(part)) else None for part in (*self.names, *self.patterns)}
         return tags.pop() if len(tags) == 1 else None
 
     def work_stream(self, group: str) -> str:
-        """The stream to work on. With a work stream its name is the group's: it does not change when a source is added.
+        """Return the stream to work on. The name of a work stream comes from the group: it does not change when a
+        source is added.
 
         >>> [SourceSelection.parse(names).work_stream("g") for names in ("a,b", "a{7},b{7}", "a")]
         ['usher:{g}', 'usher:g{7}', 'a']
@@ -86,7 +87,7 @@ class SourceSelection:
         return f"usher:{group}{{{self.tag}}}" if self.tag else f"usher:{{{group}}}"
 
     def takes(self, key: bytes) -> bool:
-        """Whether the stream ``key`` is a source: by its name, or by a pattern, if Usher does not keep it for itself.
+        """Return True if the stream ``key`` is a source: by its name, or by a pattern unless Usher keeps it for itself.
 
         >>> sources = SourceSelection.parse("orders,tickets:*")
         >>> [sources.takes(key) for key in (b"orders", b"tickets:7", b"tickets:{7}:g:dead", b"other")]
@@ -102,7 +103,7 @@ class SourceSelection:
         )
 
     def prefixes(self) -> tuple[bytes, ...]:
-        """What the names of all sources begin with; none of these begins with another one.
+        """Return the prefixes of all source names; no prefix begins with another one.
 
         >>> SourceSelection.parse("tickets:*,tickets,orders:?:x").prefixes()
         (b'orders:', b'tickets')
@@ -123,7 +124,7 @@ class SourceSelection:
 
 
 def is_work_stream(name: str, group: str) -> bool:
-    """Whether ``name`` is what masters of ``group`` gather several streams into (``SourceSelection.work_stream``).
+    """Return True if masters of ``group`` gather several streams into ``name`` (``SourceSelection.work_stream``).
 
     >>> [is_work_stream(name, "g") for name in ("usher:{g}", "usher:g{7}", "usher:{h}", "orders")]
     [True, True, False, False]
@@ -132,7 +133,7 @@ def is_work_stream(name: str, group: str) -> bool:
 
 
 def shard_of(source: bytes) -> int:
-    """The shard of a source: the same in every process.
+    """Return the shard of a source, the same in every process.
 
     >>> shard_of(b"orders")
     46
@@ -141,7 +142,7 @@ def shard_of(source: bytes) -> int:
 
 
 def shards_of(sources: Iterable[bytes]) -> list[int]:
-    """The shards of these, in their order."""
+    """Return the shards of these sources, in their order."""
     return [shard_of(source) for source in sources]
 
 
@@ -151,7 +152,7 @@ def _as_regex(pattern: str) -> bytes:
 
 
 def _fits(key: bytes) -> bool:
-    """A name that can be part of a ticket id."""
+    """Return True if the name can be part of a ticket id."""
     try:
         key.decode()
     except UnicodeDecodeError:

@@ -12,7 +12,8 @@ _LARGEST = (1 << _SEQUENCE_BITS) - 1
 
 
 def is_id(text: str) -> bool:
-    """Whether Redis takes this for an id, also behind the ``(`` of a range: nothing comes after the very largest.
+    """Return True if Redis accepts the text as an id, also after the ``(`` of a range; the very largest id is refused
+    there, because nothing comes after it.
 
     >>> is_id("5-10"), is_id("5"), is_id("18446744073709551616-0"), is_id("5-10\\n")
     (True, False, False, False)
@@ -27,7 +28,7 @@ def is_id(text: str) -> bool:
 
 
 def rank(stream_id: bytes) -> int:
-    """The id as one integer that sorts as Redis sorts: milliseconds * 2**64 + sequence.
+    """Return the id as an integer that sorts as Redis sorts: milliseconds * 2**64 + sequence.
 
     >>> rank(b"5-10") > rank(b"5-9")
     True
@@ -37,7 +38,7 @@ def rank(stream_id: bytes) -> int:
 
 
 def milliseconds(stream_id: bytes) -> int:
-    """Its first part: of an id that Redis gave, milliseconds since the epoch.
+    """Return the first part of the id: milliseconds since the epoch, if Redis generated it.
 
     >>> milliseconds(b"1700000000000-3")
     1700000000000
@@ -46,7 +47,7 @@ def milliseconds(stream_id: bytes) -> int:
 
 
 def sequence(stream_id: bytes) -> int:
-    """Its second part: in a work stream the number of the entry.
+    """Return the second part of the id: in a work stream, the number of the entry.
 
     >>> sequence(b"1700000000000-3")
     3
@@ -55,7 +56,7 @@ def sequence(stream_id: bytes) -> int:
 
 
 def from_rank(value: int) -> bytes:
-    """The id of a rank.
+    """Return the id of a rank.
 
     >>> from_rank(rank(b"5-10"))
     b'5-10'
@@ -64,25 +65,25 @@ def from_rank(value: int) -> bytes:
 
 
 def before(stream_id: bytes) -> bytes:
-    """The id just below; ``0-0`` stays itself."""
+    """Return the id just below; ``0-0`` for ``0-0``."""
     value = rank(stream_id)
     return from_rank(value - 1) if value else ZERO
 
 
 def after(stream_id: bytes) -> bytes:
-    """The id just above."""
+    """Return the id just above."""
     return from_rank(rank(stream_id) + 1)
 
 
 class GroupPosition(NamedTuple):
-    """How far a group was: the highest id it was given, and the lowest one that was pending then."""
+    """The progress of a group: the highest id it was given, and the lowest id that was pending then."""
 
     delivered: bytes
     oldest_pending: bytes | None
 
 
 class Span(NamedTuple):
-    """What a stream holds: the id of its first entry (None: it is empty), and the last id it ever gave out."""
+    """The extent of a stream: the id of its first entry (None: it is empty), and the last id it ever generated."""
 
     first: bytes | None
     last_generated: bytes

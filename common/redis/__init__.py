@@ -1,3 +1,3 @@
-"""Talk to Redis: one connection, its errors, its scripts, its server."""
+"""Connect to Redis: connections, errors, scripts, and the embedded server."""
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What each program may do in Redis, as users of an ACL file: ``usher acl`` prints it, ``deploy/users.acl`` is that for
-the default names.
+"""Write the rights of each program in Redis as users of an ACL file: ``usher acl`` prints it; ``deploy/users.acl`` is
+the file for the default names.
 
-A program runs scripts, and whoever runs a script needs the rights of every command in it: so a user's commands are
-those of its scripts, read out of their text, and those that it sends itself. Keys are patterns of names, as Redis 6.2
-knows them: a user's commands are allowed on all of its keys. So these users confine what a program that was broken
-into, or is wrong, can reach; they are no proof of ownership. Whoever may acknowledge may acknowledge any entry of the
-stream, and an auditor could write where it reads.
+A program runs scripts, and the user that runs a script needs the rights of every command in it. So a user's commands
+are those of its scripts, read out of their text, and those that it sends itself. Keys are patterns of names, as Redis
+6.2 knows them: a user's commands are allowed on all of its keys. These users confine the reach of a program that is
+faulty or was broken into; they do not prove ownership. A user with the right to acknowledge may acknowledge any entry
+of the stream, and an auditor could write where it reads.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from usher.common.redis.scripts import source
 _CALL = re.compile(r"redis\.p?call\('(\w+)'(?:,\s*'(GROUPS|STREAM|CONSUMERS|DELCONSUMER|CREATE|SETID)')?")
 _TABLE = re.compile(r"command = \{'(\w+)'")
 _ENDS_WORD = re.compile(r"[\s\x00-\x1f\x7f\"']")
-#: What every connection sends, and what a start and the doctor look at (MULTI and DISCARD: see
-#: common/doctor/rights.py).
+#: Commands of every connection, of a start, and of the doctor (MULTI and DISCARD: see common/doctor/rights.py).
 _CONNECT = ("client|setname", "select", "ping", "info", "cluster|slots", "acl|whoami", "multi", "discard")
 _SCRIPTS = ("evalsha", "eval")
 _WITH_SUBCOMMANDS = ("XINFO", "XGROUP", "CLIENT", "ACL", "CLUSTER")
@@ -33,7 +32,7 @@ _WITH_SUBCOMMANDS = ("XINFO", "XGROUP", "CLIENT", "ACL", "CLUSTER")
 
 @dataclass(frozen=True)
 class AclProgram:
-    """A kind of program. ``sends``: what it sends itself, beside its scripts. ``keys``: patterns."""
+    """A kind of program. ``sends``: the commands that it sends itself, beside its scripts. ``keys``: patterns."""
 
     name: str
     about: str
@@ -44,12 +43,12 @@ class AclProgram:
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """All of it, as an ACL names it."""
+        """All commands of the program, as an ACL names them."""
         own = (*(_CONNECT if self.connects else ()), *(_SCRIPTS if self.scripts else ()))
         return tuple(sorted({*own, *self.sends, *(command for name in self.scripts for command in commands_of(name))}))
 
     def line(self, password: str = "") -> str:
-        """Its line in the file; without a password nobody can log in with it."""
+        """Return its line in the file; without a password it cannot log in."""
         keys = " ".join(f"~{key}" for key in self.keys)
         return (
             f"user {self.name} {_entry(password)} resetkeys resetchannels -@all {keys}"
@@ -57,7 +56,7 @@ class AclProgram:
         )
 
     def uses(self, command: Sequence[object]) -> bool:
-        """Whether it may send ``command`` on the keys in it."""
+        """Return True if the program may send ``command`` on the keys in it."""
         words = [word.decode() if isinstance(word, bytes) else str(word) for word in command]
         name = "|".join(words[:2] if words[0] in _WITH_SUBCOMMANDS else words[:1]).lower()
         stream = self.keys[0].replace("\\", "")
@@ -70,87 +69,185 @@ class AclProgram:
 
 
 def commands_of(script: str) -> set[str]:
-    """The commands of a step and its includes, as an ACL names them: ``xadd``, ``xinfo|groups``."""
+    """Return the commands of a script and its includes, as an ACL names them: ``xadd``, ``xinfo|groups``."""
     text = re.sub(r"--.*", "", source(script))
     found = {"|".join(filter(None, words)).lower() for words in _CALL.findall(text)}
     return found | {name.lower() for name in _TABLE.findall(text)}
 
 
 def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[AclProgram, ...]:
-    """All kinds of programs around one ticket stream and group.
+    """Return all kinds of programs around one ticket stream and group.
 
-    ``sources``: names and patterns of what is gathered into it, if it is a work stream.
+    ``sources``: names and patterns of the streams gathered into it, if it is a work stream.
     """
     keys, log = Keys(_escape_pattern(stream), _escape_pattern(group)), LogKeys(_escape_pattern(stream), "*")
     everything, at = f"{keys.prefix}*", keys.stream
     fed = tuple(source if is_pattern(source) else _escape_pattern(source) for source in sources)
     given = fed or (at,)
     return (
-        AclProgram("producer", "whoever adds messages with a plain XADD", (), ("xadd",), (*given, log.delayed), connects=False),
-        AclProgram("sender", "`usher send`, Producer", ("send",), ("xadd", "xinfo|stream", "time"), (
-            *given, log.delayed, *(uid_key(one, b"*").decode() for one in given),
-        )),
-        AclProgram("consumer", "consumers", _CONSUMER, ("xread", "xreadgroup", "xtrim", "xrange", "hmget", "exists"), (
-            *(at, keys.tickets, keys.attempts, keys.runs, keys.dead, keys.changed, keys.consumers),
-            *(keys.lease("*"), keys.inbox("*"), keys.noted("*")),
-        )),
-        AclProgram("master", "masters, and the commands of operators", _MASTER + _GATHERING * bool(fed), _MASTER_SENDS + ("scan",) * bool(fed), (
-            *(at, everything, log.checkpoints, log.archived, log.groups, log.delayed, log.due, log.due_until),
-            *(*fed, *(key for source in fed for key in _beside(LogKeys(source)))),
-        )),
-        AclProgram("streamer", "streamers of an outbox; with USHER_OUTBOX_WAIT_AOF it needs +waitaof too (Redis 7.2)",
-                ("emit", "elect", "hold_lead", "resign"), ("wait", "xinfo|stream", "get", "pttl"), (at, log.leader, log.counters)),
+        AclProgram(
+            "producer",
+            "whoever adds messages with a plain XADD",
+            (),
+            ("xadd",),
+            (*given, log.delayed),
+            connects=False,
+        ),
+        AclProgram(
+            "sender",
+            "`usher send`, Producer",
+            ("send",),
+            ("xadd", "xinfo|stream", "time"),
+            (*given, log.delayed, *(uid_key(one, b"*").decode() for one in given)),
+        ),
+        AclProgram(
+            "consumer",
+            "consumers",
+            _CONSUMER,
+            ("xread", "xreadgroup", "xtrim", "xrange", "hmget", "exists"),
+            (
+                at,
+                keys.tickets,
+                keys.attempts,
+                keys.runs,
+                keys.dead,
+                keys.changed,
+                keys.consumers,
+                keys.lease("*"),
+                keys.inbox("*"),
+                keys.noted("*"),
+            ),
+        ),
+        AclProgram(
+            "master",
+            "masters, and the commands of operators",
+            _MASTER + _GATHERING * bool(fed),
+            _MASTER_SENDS + ("scan",) * bool(fed),
+            (
+                at,
+                everything,
+                log.checkpoints,
+                log.archived,
+                log.groups,
+                log.delayed,
+                log.due,
+                log.due_until,
+                *fed,
+                *(key for source in fed for key in _beside(LogKeys(source))),
+            ),
+        ),
+        AclProgram(
+            "streamer",
+            "streamers of an outbox; with USHER_OUTBOX_WAIT_AOF it needs +waitaof too (Redis 7.2)",
+            ("emit", "elect", "hold_lead", "resign"),
+            ("wait", "xinfo|stream", "get", "pttl"),
+            (at, log.leader, log.counters),
+        ),
         AclProgram("reader", "log consumers (LogConsumer)", ("note_checkpoint",), _READER_SENDS, (at, log.checkpoints)),
-        AclProgram("auditor", "`usher audit`, `usher audit archive`, `usher rehearse`", _AUDITOR, _AUDITOR_SENDS, (at, everything, log.archived)),
-    )  # fmt: skip
+        AclProgram(
+            "auditor",
+            "`usher audit`, `usher audit archive`, `usher rehearse`",
+            _AUDITOR,
+            _AUDITOR_SENDS,
+            (at, everything, log.archived),
+        ),
+    )
 
 
 def _beside(source: LogKeys) -> tuple[str, ...]:
-    """What masters read, or write, of those who read a source."""
+    """Return the keys of a source's other readers that masters read or write."""
     return (source.groups, source.checkpoints, source.archived)
 
 
 _CONSUMER = ("renew", "ack", "dead_letter", "charge", "drain", "give_back", "deregister", "note_crash")
 _MASTER = (
-    *(
-        "peek",
-        "read_parked",
-        "reject",
-        "end_tail",
-        "hand_over",
-        "take_back",
-        "free_tickets",
-        "sweep",
-        "save_position",
-        "note_repeats",
-        "rejoin",
-    ),
-    *("revoke", "reap", "forget_attempts", "elect", "hold_lead", "resign", "next_generation", "register"),
-    *("redrive", "drop_letters", "read_letters", "count_above", "count_between", "trim", "change_rules", "end_by_rule"),
-    *("ticket_entries", "find_entries", "find_runs", "pending_heads", "read_field", "due_delayed", "send_delayed"),
+    "peek",
+    "read_parked",
+    "reject",
+    "end_tail",
+    "hand_over",
+    "take_back",
+    "free_tickets",
+    "sweep",
+    "save_position",
+    "note_repeats",
+    "rejoin",
+    "revoke",
+    "reap",
+    "forget_attempts",
+    "elect",
+    "hold_lead",
+    "resign",
+    "next_generation",
+    "register",
+    "redrive",
+    "drop_letters",
+    "read_letters",
+    "count_above",
+    "count_between",
+    "trim",
+    "change_rules",
+    "end_by_rule",
+    "ticket_entries",
+    "find_entries",
+    "find_runs",
+    "pending_heads",
+    "read_field",
+    "due_delayed",
+    "send_delayed",
 )
 _AUDITOR = ("count_above", "count_between", "find_entries", "find_runs", "look_again", "read_letters")
 _GATHERING = ("gather", "share", "look_at_sources")
 _MASTER_SENDS = (
-    *(
-        "xread",
-        "xrange",
-        "xrevrange",
-        "xlen",
-        "xpending",
-        "xinfo|stream",
-        "xinfo|groups",
-        "xinfo|consumers",
-        "xgroup|create",
-        "client|tracking",
-    ),
-    *("get", "mget", "pttl", "exists", "hget", "hgetall", "hmget", "hscan", "hlen", "hdel", "pexpire", "xadd", "time"),
-    *("zrange", "zcard", "zscore", "xdel", "zrem"),
+    "xread",
+    "xrange",
+    "xrevrange",
+    "xlen",
+    "xpending",
+    "xinfo|stream",
+    "xinfo|groups",
+    "xinfo|consumers",
+    "xgroup|create",
+    "client|tracking",
+    "get",
+    "mget",
+    "pttl",
+    "exists",
+    "hget",
+    "hgetall",
+    "hmget",
+    "hscan",
+    "hlen",
+    "hdel",
+    "pexpire",
+    "xadd",
+    "time",
+    "zrange",
+    "zcard",
+    "zscore",
+    "xdel",
+    "zrem",
 )
 _READER_SENDS = ("xread", "xrange", "xrevrange", "xinfo|stream")
 _AUDITOR_SENDS = (
-    *("xrange", "xrevrange", "xlen", "xpending", "xinfo|stream", "xinfo|groups", "xinfo|consumers", "time"),
-    *("get", "pttl", "exists", "hget", "hgetall", "hmget", "hscan", "hlen", "hset", "set"),
+    "xrange",
+    "xrevrange",
+    "xlen",
+    "xpending",
+    "xinfo|stream",
+    "xinfo|groups",
+    "xinfo|consumers",
+    "time",
+    "get",
+    "pttl",
+    "exists",
+    "hget",
+    "hgetall",
+    "hmget",
+    "hscan",
+    "hlen",
+    "hset",
+    "set",
 )
 _HEAD = """\
 # Users of Redis for Usher, as few rights as each kind of program needs. Made by
@@ -165,16 +262,16 @@ _HEAD = """\
 
 
 _NOBODY = "user default off resetpass resetkeys resetchannels -@all"
-#: Who may do everything, in a file with passwords.
+#: The user with all rights, in a file with passwords.
 ADMIN = "admin"
 #: The names of all users of a file with passwords.
 USERS = ("producer", "sender", "consumer", "master", "streamer", "reader", "auditor", ADMIN)
 
 
 def acl_file(stream: str, group: str, sources: Sequence[str] = (), passwords: Mapping[str, str] | None = None) -> str:
-    """The whole file; see ``programs``. With ``passwords``, one for each of ``USERS``, it is an aclfile that is ready
-    to be used, with but their hashes, and without comments: Redis takes none there. Raises StartRefused for a name that
-    would end its word in the file, or begin a line."""
+    """Return the whole file; see ``programs``. With ``passwords``, one for each of ``USERS``, it is a ready aclfile with
+    only their hashes, and without comments, which Redis refuses there. Raises StartRefused for a stream name that would
+    end its word in the file, or begin a line."""
     odd = [name for name in (stream, *sources) if _ENDS_WORD.search(name)]
     if odd:
         raise StartRefused(
@@ -191,12 +288,12 @@ def acl_file(stream: str, group: str, sources: Sequence[str] = (), passwords: Ma
 
 
 def _entry(password: str) -> str:
-    """How one gets in."""
+    """Return the words that set how the user logs in."""
     return f"on resetpass #{hashlib.sha256(password.encode()).hexdigest()}" if password else "off resetpass"
 
 
 def _escape_pattern(name: str) -> str:
-    """A name with what patterns of Redis would read otherwise."""
+    """Escape the characters of a name that are special in Redis' patterns."""
     return re.sub(r"([*?\[\]\\^])", r"\\\1", name)
 
 

@@ -1,5 +1,4 @@
-"""Commands that take their time to leave: in pieces, each with the time of a reply, and how much of them is still on
-its way."""
+"""Send large commands in chunks, with a timeout per chunk, and count the bytes still under way."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import sys
 import termios
 from collections.abc import Iterable, Iterator
 
-#: Bytes that are sent at a time.
+#: Bytes per chunk.
 CHUNK_BYTES = 65_536
 
 
@@ -21,8 +20,8 @@ def split_chunks(packed: Iterable[bytes]) -> Iterator[memoryview]:
 
 
 def unsent_bytes(sock: socket.socket) -> int:
-    """Bytes that were sent and have not arrived, as far as the system knows; 0 where it does not say (sandboxes, other
-    systems): then the time of a reply begins when the last piece was taken."""
+    """Return the bytes sent and not yet acknowledged by the peer; 0 where the system does not say (sandboxes, other
+    systems): then the reply's timeout begins when the last chunk was accepted."""
     try:
         return int.from_bytes(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
     except OSError:

@@ -1,5 +1,5 @@
-"""The way out of a connection to Redis that could not be made, where the words of the TLS library leave it to be
-guessed. Pure, but for a look whether files are there."""
+"""Hints for failed connections to Redis, where the words of the TLS library leave the cause to be guessed. Pure, except
+that it looks whether files are there."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from usher.common.base.log import redacted
 
 #: Options of the URL that name a file or a folder.
 _FILES = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
-#: What is seen of a client certificate that the server refuses or misses, and what when it has hung up before its
-#: reason was read.
+#: Errors seen when the server refuses or misses a client certificate, and when it has hung up before its reason was
+#: read.
 _REFUSED = ("certificate required", "unknown ca", "bad certificate", "handshake failure", "certificate unknown")
 _HUNG_UP_OVER_TLS = ("violation of protocol", "connection reset", "broken pipe")
-#: Words of the error, in small letters, and what they mean where the URL asks for TLS; the first that fits.
+#: Words of the error, in lower case, and their meaning if the URL asks for TLS; the first match counts.
 _OVER_TLS = (
-    (("certificate has expired",), "the certificate of the server has to be renewed, where Redis runs"),
+    (("certificate has expired",), "the certificate of the server has expired: renew it on the machine of Redis"),
     (
         ("certificate is not yet valid",),
         "the certificate of the server is not valid yet, or the clock of this machine is wrong",
@@ -24,17 +24,18 @@ _OVER_TLS = (
     (("certificate is not valid for",), "the URL must name the host as the server's certificate does"),
     (
         ("verify failed",),
-        "ssl_ca_certs in the URL must name a file with the CA of the server's certificate: rediss://...?ssl_ca_certs=/etc/ssl/ca.pem",
+        "ssl_ca_certs in the URL must name a file with the CA of the server's certificate:"
+        " rediss://...?ssl_ca_certs=/etc/ssl/ca.pem",
     ),
     (("key values mismatch",), "ssl_keyfile in the URL is not the key of ssl_certfile"),
     (
         ("pem lib", "no start line", "not enough data", "bad base64"),
-        "a file that the URL names is no PEM file of that kind",
+        "a file that the URL names is not a PEM file of that kind",
     ),
     (("expired",), "the server says that the certificate in ssl_certfile of the URL has expired"),
     (
         (*_REFUSED, *_HUNG_UP_OVER_TLS),
-        "the server may want a certificate of a CA that it knows: ssl_certfile and ssl_keyfile in the URL",
+        "the server may want a client certificate of a CA that it trusts: ssl_certfile and ssl_keyfile in the URL",
     ),
     (
         ("wrong version number", "record layer failure", "handshake operation timed out"),
@@ -45,19 +46,18 @@ _HUNG_UP = ("connection reset", "connection closed")
 
 
 def describe_unreachable(url: str, failed: object) -> str:
-    """That Redis cannot be reached, for people: where, why, and what to do about it."""
+    """Say that Redis cannot be reached: where, why, and what to do about it."""
     return f"Redis at {redacted(url)} cannot be reached: {failed}{hint_for(url, failed)}"
 
 
 def hint_for(url: str, failed: object) -> str:
-    """What to do about ``failed``, to be put behind it; "" where it says all that is known.
+    """Return a hint to append to the error ``failed``; "" if the error says all that is known.
 
     >>> hint_for("redis://h", "Connection refused"), hint_for("redis://h", "(104, 'Connection reset by peer')")
     ('', ' (a server that speaks TLS is reached with rediss instead of redis)')
     """
-    words = (
-        f"{failed} {getattr(failed, '__context__', '')}".lower()
-    )  # redis-py calls all timeouts alike, and keeps the one that it has seen
+    # redis-py words all timeouts alike, and keeps the original one as context.
+    words = f"{failed} {getattr(failed, '__context__', '')}".lower()
     hint = _over_tls(url, words) if urlsplit(url).scheme.startswith("rediss") else _over_plain_tcp(url, words)
     return f" ({hint})" if hint else ""
 

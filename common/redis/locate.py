@@ -1,4 +1,4 @@
-"""What a running ``usher up`` tells the other programs of this machine, and the Redis that they use then."""
+"""Find the Redis to use: the one that is set, or that of the running ``usher up`` of this machine."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from usher.common.runtime.settings import CommonSettings
 
 @dataclass(frozen=True)
 class LocalInstance:
-    """What a running ``usher up`` tells the other programs of this machine, in ``<state>/up.json``."""
+    """A running ``usher up``, as it announces itself to the other programs of this machine in ``<state>/up.json``."""
 
     redis_url: str
     master_urls: str
     pid: int
-    consumers: str = ""  # their names
+    consumers: str = ""  # names, comma separated
 
 
 def announce_instance(state_folder: Path, up: LocalInstance) -> None:
-    """Write ``up.json``, readable by its owner only: the URL has the password."""
+    """Write ``up.json``, readable by its owner only: the URL holds the password."""
     state_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_private(state_folder / "up.json", json.dumps(asdict(up)) + "\n")
 
 
 def find_local_instance(state_folder: Path) -> LocalInstance | None:
-    """The ``usher up`` that runs with this state folder; None when there is none, or its process is gone."""
+    """Return the ``usher up`` that runs with this state folder; None when there is none, or its process is gone."""
     try:
         told = json.loads((state_folder / "up.json").read_bytes())
         up = LocalInstance(
@@ -42,8 +42,8 @@ def find_local_instance(state_folder: Path) -> LocalInstance | None:
 
 
 def resolve_redis_url(settings: CommonSettings) -> str:
-    """The Redis to use: the one that is set, else that of the ``usher up`` of this machine. Raises StartRefused when
-    there is neither."""
+    """Return the URL of the Redis to use: the one that is set, else that of the ``usher up`` of this machine. Raises
+    StartRefused when there is neither."""
     if settings.redis_url:
         return _near(settings.redis_url, settings)
     up = find_local_instance(settings.state_folder)
@@ -55,7 +55,8 @@ def resolve_redis_url(settings: CommonSettings) -> str:
 
 
 def _near(url: str, settings: CommonSettings) -> str:
-    """``near`` for what the settings name. Raises StartRefused when it cannot lie in one slot of a cluster."""
+    """Call ``near`` for the stream of these settings. Raises StartRefused when the streams cannot lie in one slot of a
+    cluster."""
     sources = settings.sources
     if sources is not None and mode(url) == CLUSTER and sources.tag is None:
         raise StartRefused(

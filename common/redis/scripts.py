@@ -1,8 +1,7 @@
-"""Loads the atomic steps of ``common/lua`` and runs them. One Lua file per step; the contract is its header.
+"""Load and run the atomic steps of ``common/lua``: a Lua file per step, with the contract in its header.
 
-``--- @include name`` pulls in ``lua/includes/name.lua``. What a server can do is asked, not guessed from its version:
-the ``#!lua`` line, by which a script says how it behaves when memory is full, is put in front only where the server
-reads it.
+``--- @include name`` pulls in ``lua/includes/name.lua``. The server is asked what it can do, its version is no guide:
+the ``#!lua`` line, by which a script says how it behaves when memory is full, is prepended only if the server reads it.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from usher.common.base.errors import NotNow, RedisTrouble
 from usher.common.redis.client import Arg, CommandRefused, Link, Meanwhile, ScriptMissing
 
 _INCLUDE = re.compile(r"^--- @include (\w+)\n", re.MULTILINE)
-#: The first that fits. What writes nothing is also done while Redis refuses writes for another reason: replicas are
-#: missing, the disk is full.
+#: Header line -> ``#!lua`` line; the first match counts. Scripts that write nothing also run while Redis refuses writes
+#: for another reason: replicas are missing, the disk is full.
 _MEMORY = {
     "-- Memory: works when full, as nothing is written": "#!lua flags=no-writes\n",
     "-- Memory: works when full": "#!lua flags=allow-oom\n",
@@ -31,7 +30,7 @@ _MEMORY = {
 
 @functools.cache
 def source(name: str) -> str:
-    """The text of step ``name`` with its includes."""
+    """Return the text of step ``name`` with its includes."""
     return _INCLUDE.sub(
         lambda found: _files()[found[1]].read_text(encoding="utf-8"), _files()[name].read_text(encoding="utf-8")
     )
@@ -39,24 +38,24 @@ def source(name: str) -> str:
 
 @functools.cache
 def _files() -> dict[str, Path]:
-    """Find every script by its name: the room it is in says who may run it, and a name is used once."""
+    """Map every script's name to its file: its folder says which program may run it; names are unique."""
     return {file.stem: file for file in Path(str(resources.files("usher.common"))).glob("lua/*/*.lua")}
 
 
 def ids_argument(each: Iterable[Sequence[bytes]]) -> bytes:
-    """The stream ids of several tickets as one argument, for cjson: one that is long costs Redis, and us, less than
-    many that are short."""
+    """Join the stream ids of several tickets into one argument, for cjson: a long argument costs Redis, and us, less
+    than many short ones."""
     joined = b'","'.join(itertools.chain.from_iterable(each))
     return b'["%b"]' % joined if joined else b"[]"
 
 
 def sizes_argument(each: Iterable[Sequence[bytes]]) -> str:
-    """How many of them are of each ticket."""
+    """Return the number of ids of each ticket, as a list in JSON, the companion of ``ids_argument``."""
     return str([len(ids) for ids in each])
 
 
 def with_memory_flag(text: str) -> str:
-    """The text with the ``#!lua`` line that its header asks for."""
+    """Prepend the ``#!lua`` line that the script's header asks for."""
     for line, shebang in _MEMORY.items():
         if line in text:
             return shebang + text
@@ -64,7 +63,7 @@ def with_memory_flag(text: str) -> str:
 
 
 class ScriptRunner:
-    """Runs steps over one Link; used by the thread that owns the link."""
+    """A runner of steps over one Link; used by the thread that owns the link."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -74,7 +73,7 @@ class ScriptRunner:
     def run(
         self, name: str, keys: Sequence[str | bytes], args: Sequence[Arg], meanwhile: Meanwhile | None = None
     ) -> Any:
-        """Run step ``name`` once; ``meanwhile``, and what it raises: see Link.call.
+        """Run step ``name`` once; for ``meanwhile`` and the errors see Link.call.
 
         Sending the text after NOSCRIPT is no repetition: Redis did not run anything.
         """
@@ -85,7 +84,7 @@ class ScriptRunner:
             return self._link.call("EVAL", text, len(keys), *keys, *args)
 
     def run_each(self, name: str, keys: Sequence[str | bytes], each: Sequence[Sequence[Arg]]) -> list[Any]:
-        """Run step ``name``, which changes nothing, once for each of these arguments, at once."""
+        """Run step ``name``, which changes nothing, once per argument list, in one batch. Raises the first error."""
         answers = self.try_each(name, keys, each)
         for answer in answers:
             if isinstance(answer, Exception):
@@ -93,20 +92,20 @@ class ScriptRunner:
         return answers
 
     def try_each(self, name: str, keys: Sequence[str | bytes], each: Sequence[Sequence[Arg]]) -> list[Any]:
-        """Run step ``name`` once for each of these arguments, in two round trips. Of one that did not happen, or of
-        which nobody knows, the answer is the exception that ``run`` raises."""
+        """Run step ``name`` once per argument list, in two round trips. The answer of a run that did not happen, or
+        whose outcome is unknown, is the exception that ``run`` raises."""
         return self.try_on_each(name, [(keys, args) for args in each])
 
     def try_on_each(self, name: str, each: Sequence[tuple[Sequence[str | bytes], Sequence[Arg]]]) -> list[Any]:
-        """The same, each with its own keys."""
+        """Do as ``try_each``, each run with its own keys."""
         if not each:
             return []
         try:
-            first = self.run(name, *each[0])  # from then on Redis knows it
-        except CommandRefused as refused:  # of this one: the others may be fine
+            first = self.run(name, *each[0])  # from now on Redis knows the script
+        except CommandRefused as refused:  # only this run: the others may be fine
             first = refused
         except RedisTrouble as trouble:
-            not_sent = NotNow("CONNECT", f"not sent, because of the one before: {trouble}")
+            not_sent = NotNow("CONNECT", f"not sent, because an earlier command failed: {trouble}")
             return [trouble, *[not_sent] * (len(each) - 1)]
         digest = self.prepared(name)[1]
         try:
@@ -114,7 +113,7 @@ class ScriptRunner:
                 first,
                 *self._link.pipeline([("EVALSHA", digest, len(keys), *keys, *args) for keys, args in each[1:]]),
             ]
-        except RedisTrouble as trouble:  # the first one has happened, and the caller must hear of it
+        except RedisTrouble as trouble:  # the first run has happened, and the caller must hear of it
             return [first, *[trouble] * (len(each) - 1)]
 
     def prepared(self, name: str) -> tuple[str, str]:
@@ -126,7 +125,7 @@ class ScriptRunner:
         return prepared
 
     def _server_reads_flags(self) -> bool:
-        """Whether ``#!lua`` is understood (Redis >= 7); 6.2 answers that it is not Lua."""
+        """Return True if the server understands ``#!lua`` (Redis >= 7); 6.2 answers that it is not Lua."""
         if self._reads_flags is None:
             try:
                 self._link.call("EVAL", "#!lua flags=no-writes\nreturn 1", 0)

@@ -1,4 +1,4 @@
-"""What a program that runs for good makes of its Redis when it starts."""
+"""Check Redis at the start of a long-running program."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ log = logging.getLogger(__name__)
 
 
 def check_at_start(url: str) -> None:
-    """``check_reachable``, but a Redis that is away is only told: it may come up later than the program, which until
+    """Call ``check_reachable``, but only log a Redis that is away: it may come up later than the program, which until
     then is alive and not ready.
 
-    Raises StartRefused for what waiting does not mend: Redis refuses us, or is too old.
+    Raises StartRefused for faults that waiting does not mend: Redis refuses us, or is too old.
     """
     try:
         check_reachable(url)
@@ -23,4 +23,4 @@ def check_at_start(url: str) -> None:
         cause = refused.__cause__
         if not isinstance(cause, NotNow) or cause.kind in (AUTH, REFUSED):
             raise
-        event(log, "redis_is_away", level=logging.WARNING, why=str(refused), means="it is waited for")
+        event(log, "redis_is_away", level=logging.WARNING, why=str(refused), means="waiting for it")

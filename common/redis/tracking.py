@@ -1,4 +1,4 @@
-"""One RESP3 connection on which Redis says which keys have changed (CLIENT TRACKING with BCAST), and answers reads.
+"""Track changed keys on a RESP3 connection: Redis reports them (CLIENT TRACKING with BCAST), and answers reads.
 
 redis-py's parser hides such messages, so hiredis reads the socket itself; redis-py opens it (address, TLS, password,
 database).
@@ -22,16 +22,16 @@ from usher.common.redis.private_names import socket_of
 _CHUNK = 262_144
 #: Kind of NotNow: the connection ended when it was asked for RESP3 or tracking.
 HUNG_UP = "HELLO"
-#: What the parser says when it has no whole message; None is a reply.
+#: The parser's answer when it has no whole message; None would be a reply.
 _NOTHING = object()
 
 
 class TrackingRefused(UsherError):
-    """This server, or what stands before it, does not tell about changes."""
+    """This server, or a proxy before it, does not report changes."""
 
 
 class KeysChanged:
-    """A message that these keys have changed; None: anything may have (FLUSHALL)."""
+    """A message that these keys have changed; None: any key may have (FLUSHALL)."""
 
     __slots__ = ("keys",)
 
@@ -40,7 +40,7 @@ class KeysChanged:
 
 
 class TrackingLink:
-    """Used by one thread. Not connected at first; every trouble disconnects it."""
+    """A tracking connection, used by one thread. Not connected at first; every trouble disconnects it."""
 
     def __init__(self, url: str, name: str, timeout_s: float) -> None:
         self._url = url
@@ -62,12 +62,12 @@ class TrackingLink:
 
     @property
     def has_moved(self) -> bool:
-        """Whether another link of this process was told another address since it connected; nobody else would say so on
-        this one."""
+        """True if another link of this process was given another address since this one connected; nothing on this
+        connection would show it."""
         return self.connected and has_moved(self._url, self._connection)
 
     def misled(self) -> None:
-        """The server is not where this one leads: another one is asked at the next ``connect``. See
+        """Note that the server is not where this connection leads: the next ``connect`` asks another host. See
         endpoints.misled."""
         if self._connection is not None:
             misled(self._url, self._connection)
@@ -75,7 +75,7 @@ class TrackingLink:
     def connect(self, prefixes: Sequence[bytes]) -> None:
         """Connect, and ask for changes of keys that begin with one of ``prefixes`` (none: of all keys).
 
-        Raises NotNow when Redis cannot be reached, TrackingRefused when it cannot, or will not, tell.
+        Raises NotNow when Redis cannot be reached, TrackingRefused when it cannot, or will not, report changes.
         """
         self._connection = None
         try:
@@ -92,7 +92,7 @@ class TrackingLink:
             try:
                 self.send([command])
                 reply = self._one_reply()
-            except ReplyUnknown as broken:  # what does not know RESP3 may break the connection instead of an answer
+            except ReplyUnknown as broken:  # a server without RESP3 may close the connection instead of answering
                 raise NotNow(HUNG_UP, str(broken)) from broken
             if isinstance(reply, NotNow):
                 self.disconnect()
@@ -111,8 +111,8 @@ class TrackingLink:
             raise ReplyUnknown(f"the connection to Redis broke while sending: {failed}") from failed
 
     def receive(self) -> list[Any]:
-        """All that has come, in order: ``KeysChanged``, replies, and exceptions where Redis refused (CommandRefused,
-        NotNow). To be called when the socket is readable. Raises ReplyUnknown."""
+        """Return all messages that have come, in order: ``KeysChanged``, replies, and exceptions where Redis refused
+        (CommandRefused, NotNow). Call it when the socket is readable. Raises ReplyUnknown."""
         messages: list[Any] = []
         try:
             while True:
@@ -120,7 +120,7 @@ class TrackingLink:
                 if not chunk:
                     raise ConnectionError("Redis has closed it")
                 self._reader.feed(chunk)
-                # What TLS has read and decrypted already does not make the socket readable again.
+                # Bytes that TLS has already decrypted do not make the socket readable again.
                 if len(chunk) < _CHUNK and not getattr(self._socket, "pending", int)():
                     break
             while (message := self._reader.gets()) is not _NOTHING:
@@ -139,7 +139,7 @@ class TrackingLink:
             self._connection.disconnect()
 
     def interrupt(self) -> None:
-        """End a wait of the thread that uses it, from another one."""
+        """End a wait of the thread that uses this link, from another thread."""
         sock = self._socket
         if sock is not None:
             try:

@@ -1,9 +1,9 @@
-"""Set back: the clock of this machine was set back, and waits that count by it would last for as long as the step.
+"""End the waits that would last too long after the machine's clock was set back.
 
-Locks and events of Python count by the wall clock where it was built without sem_clockwait, so for a C library before
-glibc 2.30, as many a ready-made one is. After a step of an hour back no thread would end its wait for an hour: nothing
-renews a lease, leads, hands over or retries. A signal ends such a wait inside Python, which then counts anew what is
-left of it, by a clock that nobody sets; the code that waits notices nothing.
+Locks and events of Python wait by the wall clock if it was built without sem_clockwait, that is for a C library before
+glibc 2.30, as many prebuilt Pythons are. After a step of an hour back no thread would end its wait for an hour: nothing
+renews a lease, leads, hands over or retries. A signal ends such a wait inside Python, which then computes the rest
+anew, by a clock that is never set; the waiting code notices nothing.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from usher.common.runtime.service import Service
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.5
-#: What is less shortens or lengthens a wait that little.
+#: A smaller step changes a wait by no more than itself, which does no harm.
 _STEP_MS = 300
-#: Linux' own default is to ignore it, and so does who gets one that he does not wait for.
+#: Linux ignores this signal by default, so a thread or child that does not expect it is unharmed.
 _SIGNAL = signal.SIGURG
 
 
 class ClockStepWatcher(Service):
-    """Ends the waits of all threads of Python when the wall clock was set back. Made on the main thread."""
+    """A watcher that ends the waits of all Python threads when the wall clock was set back. Made on the main thread."""
 
     name = "set-back"
 
@@ -36,11 +36,11 @@ class ClockStepWatcher(Service):
         super().__init__()
         self._ahead_ms = _ahead_ms()
         if signal.getsignal(_SIGNAL) in (signal.SIG_DFL, signal.SIG_IGN):
-            signal.signal(_SIGNAL, lambda _number, _frame: None)  # what is ignored ends no wait
+            signal.signal(_SIGNAL, lambda _number, _frame: None)  # an ignored signal would end no wait
             signal.siginterrupt(_SIGNAL, False)
 
     def run_once(self) -> float:
-        time.sleep(_LOOK_S)  # and not in Service's wait, which is one of those
+        time.sleep(_LOOK_S)  # not Service's own wait, which counts by the wall clock too
         before_ms, self._ahead_ms = self._ahead_ms, _ahead_ms()
         if before_ms - self._ahead_ms > _STEP_MS:
             event(log, "clock_set_back", level=logging.WARNING, seconds=(before_ms - self._ahead_ms) / 1000)
@@ -50,8 +50,8 @@ class ClockStepWatcher(Service):
     def _end_waits(self) -> None:
         me = threading.current_thread()
         for thread in threading.enumerate():
-            # A signal to a thread that has ended may end the process (SIGSEGV), and of one that it did not begin Python
-            # does not know it.
+            # A signal to a thread that has ended may end the process (SIGSEGV); of threads that Python did not start it
+            # does not know whether they have.
             if thread is me or isinstance(thread, threading._DummyThread):
                 continue
             if thread.ident is not None and thread.is_alive():
@@ -62,18 +62,18 @@ class ClockStepWatcher(Service):
 
 
 def _ahead_ms() -> float:
-    """How far the wall clock is ahead of one that nobody sets."""
+    """Return by how many ms the wall clock is ahead of the monotonic one."""
     return wall_ms() - time.monotonic() * 1000
 
 
 def waits_by_the_wall_clock() -> bool:
-    """Whether this Python's locks do."""
+    """Return True if this Python's locks wait by the wall clock."""
     return not sysconfig.get_config_var("HAVE_SEM_CLOCKWAIT")
 
 
 def look_for_steps() -> ClockStepWatcher | None:
-    """From now on, where it is needed; ``stop`` ends it. Off the main thread, where no signal can be taken, it does
-    nothing."""
+    """Start a ClockStepWatcher if this Python needs one; ``stop`` ends it. Off the main thread, where no signal can be
+    taken, return None."""
     if not waits_by_the_wall_clock() or threading.current_thread() is not threading.main_thread():
         return None
     looking = ClockStepWatcher()

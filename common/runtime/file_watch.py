@@ -1,4 +1,4 @@
-"""Files that a running program reads again when they have changed: certificates, authorities, tokens."""
+"""Watch files that a running program reads again when they change: certificates, authorities, tokens."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from pathlib import Path
 
 from usher.common.base.clock import now_s
 
-#: Seconds until a try that failed is repeated though nothing has changed: it may have been us, without a file
+#: Seconds until a failed read is repeated although nothing has changed: the fault may have been ours, with no file
 #: descriptor left.
 _AGAIN_S = 60.0
 
 
 class FileWatch:
-    """Whether some files are others than they were when they were read. For one thread at a time."""
+    """A watch on files that tells when they differ from what was read. For one thread at a time."""
 
     def __init__(self, *files: Path) -> None:
-        """They are about to be read."""
+        """Note the state of the files, which the caller is about to read."""
         self._files = files
         self._seen = self._look()
         self._again_s = math.inf
 
     def are_new(self) -> bool:
-        """Whether they are to be read now; they count as read then, unless ``failed`` says something else."""
+        """Return True if the files are to be read now; they count as read then, unless ``failed`` is called."""
         seen = self._look()
         if seen == self._seen and now_s() < self._again_s:
             return False
@@ -30,7 +30,7 @@ class FileWatch:
         return True
 
     def failed(self) -> None:
-        """They could not be used: not before they change, or a while has passed."""
+        """Note that the files could not be used: try again when they change, or after a while."""
         self._again_s = now_s() + _AGAIN_S
 
     def _look(self) -> tuple[tuple[int, ...] | None, ...]:
@@ -38,8 +38,8 @@ class FileWatch:
 
 
 def _state_of(file: Path) -> tuple[int, ...] | None:
-    """What changes when the file does; the time of the inode also when it gets another owner or mode, so that we can
-    read it at last."""
+    """Return values that change when the file does; the inode's time also changes with its owner or mode, which may
+    make it readable at last."""
     try:
         found = file.stat()
     except OSError:

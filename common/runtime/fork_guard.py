@@ -1,9 +1,9 @@
-"""Forked: a child that a handler made with ``os.fork`` ends where the handler ends in it.
+"""End a child that a handler made with ``os.fork`` at the point where the handler ends in it.
 
-It has one thread, which came out of our runner with copies of all that waits. Going on in there it would handle its
-parent's messages a second time, under the same fence, speak on its parent's connections, free its parent's places in
-the journal, and keep the name lock for as long as the machine runs. What signals do to a child is here too
-(``end_children_by``).
+Such a child has one thread, which came out of our runner with copies of all waiting work. Going on there, it would
+handle its parent's messages a second time, under the same fence, speak on its parent's connections, free its parent's
+slots in the journal, and keep the name lock for as long as the machine runs. ``end_children_by`` settles what signals
+do to a child.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-#: What a child has printed is written within this time, or lost.
+#: Seconds within which a child's output is flushed; the rest is lost.
 _LAST_WORDS_S = 2.0
 
 
@@ -33,10 +33,10 @@ def call_in_children(method: Callable[[], None]) -> None:
 
 
 def end_children_by(signals: Iterable[signal.Signals], handler: Callable[..., object]) -> None:
-    """Where ``handler`` takes these signals here, they end every child that is forked from now on.
+    """Make these signals, taken by ``handler`` in this process, end every child that is forked from now on.
 
-    The thread that forks holds them back meanwhile: one for the child that comes before its handlers are the default
-    ones would be forgotten (Python begins there without any that is still to be handled), or taken by ``handler``.
+    The forking thread blocks them meanwhile: a signal that reaches the child before its handlers are the default ones
+    would be forgotten (Python starts there without pending signals), or taken by ``handler``.
     """
     numbers, held = tuple(signals), threading.local()
 
@@ -56,8 +56,7 @@ def end_children_by(signals: Iterable[signal.Signals], handler: Callable[..., ob
 
 
 class ForkGuard:
-    """``with ForkGuard():`` around what is not ours, in the middle of something that only this process may go on
-    with."""
+    """A guard around foreign code, ``with ForkGuard():``, amid work that only this process may go on with."""
 
     __slots__ = ("_here",)
 
@@ -70,16 +69,16 @@ class ForkGuard:
 
 
 def leave(*_: Any) -> NoReturn:
-    """End this process as a script ends that did what the handler did: with what ``sys.exit()`` says, or 1 and a
-    traceback for an error that is being handled; what was printed is written, where that can be. ``atexit`` and the
-    stack below us are the parent's."""
+    """End this process as a script would end that ran the handler's code: with the code of ``sys.exit()``, or 1 and a
+    traceback for an error that is being handled. Output is flushed where possible. ``atexit`` and the stack below
+    belong to the parent."""
     problem, code = sys.exc_info()[1], 0
     try:
         if isinstance(problem, SystemExit):
             code = problem.code if isinstance(problem.code, int) else int(problem.code is not None)
         elif problem is not None:
             code = 1
-        # Where a thread of the parent was printing at the moment of the fork, the stream is locked in here for ever.
+        # If a thread of the parent was printing at the moment of the fork, the stream is locked here for ever.
         writing = threading.Thread(target=_write_last, args=(problem,), daemon=True)
         writing.start()
         writing.join(_LAST_WORDS_S)

@@ -1,5 +1,4 @@
-"""Is the program making progress? Services say when they ended a turn; the health endpoint asks how long ago that
-was."""
+"""Judge whether a program makes progress: services note when a turn ended, the health endpoint asks how long ago."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from typing import Protocol
 
 
 class Observed(Protocol):
-    """What health needs to know of a service."""
+    """The facts about a service that health needs."""
 
     name: str
     stalls_after_s: float
@@ -26,7 +25,7 @@ class Observed(Protocol):
 
 @dataclass(frozen=True)
 class Health:
-    """The answer to "are you well?": ``reasons`` is empty when all is well."""
+    """The health of a program: ``reasons`` is empty when all is well."""
 
     reasons: tuple[str, ...]
 
@@ -36,7 +35,7 @@ class Health:
 
 
 def judge(services: Iterable[Observed], now_s: float) -> Health:
-    """Health of a program from its services.
+    """Judge the health of a program by its services.
 
     ============================  =====================================
     service                       reason

@@ -1,12 +1,11 @@
-"""Histograms that cost a tenth of a microsecond per value: one thread adds whole batches, whoever is asked for metrics
-reads."""
+"""Histograms that cost a tenth of a microsecond per value: one thread adds whole batches, the metrics page reads."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
 
-#: Upper bounds in microseconds: from what a handler that does nothing takes to what somebody waits for.
+#: Upper bounds in microseconds, from the time of a handler that does nothing to the longest that a person waits.
 SHORT_US = (
     100,
     500,
@@ -23,15 +22,14 @@ SHORT_US = (
     10_000_000,
     60_000_000,
 )
-#: The same for what takes seconds to minutes.
+#: Upper bounds in microseconds for durations of seconds to minutes.
 LONG_US = tuple(
     1000 * ms for ms in (10, 100, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 30_000, 60_000, 120_000, 300_000, 900_000)
 )
 
 
 class DurationHistogram:
-    """How often something took how long. Written by one thread; a reader may see a value that the sum does not have
-    yet.
+    """A histogram of durations. Written by one thread; a reader may see a value that the sum does not include yet.
 
     >>> timings = DurationHistogram((10, 20))
     >>> timings.add([5, 10, 11, 99])
@@ -45,7 +43,7 @@ class DurationHistogram:
         self._sum_us = 0
 
     def add(self, values_us: Iterable[int]) -> None:
-        """Durations in microseconds; one below zero (two clocks) counts as zero."""
+        """Add durations in microseconds; one below zero (of two clocks) counts as zero."""
         counts, bounds = self._counts, self._bounds_us
         total = 0
         for value in values_us:
@@ -59,7 +57,7 @@ class DurationHistogram:
         return self._sum_us / 1e6
 
     def cumulative(self) -> list[tuple[float, int]]:
-        """(upper bound in seconds, number of values up to it), the last one infinite."""
+        """Return pairs (upper bound in seconds, number of values up to it), the last bound infinite."""
         total, rows = 0, []
         for bound, count in zip((*(us / 1e6 for us in self._bounds_us), float("inf")), self._counts, strict=True):
             total += count

@@ -1,15 +1,15 @@
 """Proof that a process of this machine is dead: one lock file per consumer name.
 
-A consumer that starts again under its name would otherwise have to wait until the lease of its predecessor ends. The
-kernel frees a ``flock`` when the last process that has the open file is gone, however it ended, so whoever *holds* the
-lock of a name knows that its former holder - and every child forked while it held it - runs no more. What remains to be
-shown to the master, far away, is that both spoke of the same lock, and who held it later, because the request of a dead
-process may reach a master that was stopped after that of its successor. The evidence ``boot-id:device:inode:moment``
-stands in the registration; the moment is read, while the lock is held, from a clock that only grows in one boot. A
-take-over at once needs the same lock at a later moment.
+Without it, a consumer that starts again under its name would have to wait until the lease of its predecessor ends. The
+kernel frees a ``flock`` when the last process that has the open file is gone, however it ended. So the *holder* of a
+name's lock knows that the former holder, and every child forked while it held the lock, no longer runs. A distant
+master still needs proof that both spoke of the same lock, and which of them held it later: the request of a dead
+process may reach a master that was suspended after the request of its successor. The registration carries the evidence
+``boot-id:device:inode:moment``; the moment is read, while the lock is held, from a clock that only grows in one boot.
+An immediate takeover needs the same lock at a later moment.
 
-Its limit: virtual machines cloned while they run agree in boot id, device and inode. With one consumer name and one
-lock folder, two clones would each prove the other dead, which lives: give them different names, or reboot them.
+Limit: virtual machines cloned while they run agree in boot id, device and inode. With one consumer name and one lock
+folder, two living clones would each prove the other dead: give them different names, or reboot them.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from usher.common.base.errors import StartRefused
 from usher.common.protocol.registration import NO_LOCK
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-#: flock on a file system that has none (some network and FUSE mounts).
+#: Errors of flock on a file system without it (some network and FUSE mounts).
 _NO_FLOCK = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
 def boot_id() -> str | None:
-    """Names this kernel from its boot to its end; None where the system does not tell (it is Linux' own)."""
+    """Return the id of this boot of the kernel; None on systems without one (only Linux has it)."""
     try:
         return _BOOT_ID.read_text("ascii").strip() or None
     except OSError:
@@ -40,16 +40,16 @@ def boot_id() -> str | None:
 class NameLock:
     """The lock file ``<state_folder>/locks/<name>.lock``.
 
-    * Take it *after* the last fork of a server (in the gunicorn worker): a lock taken before would be shared with the arbiter and
-      outlive the worker, which is the process that has to be proved dead.
-    * It is close-on-exec: a program that a handler starts does not keep the name. A child *forked* by a handler does, because it may
-      still be doing that handler's work.
-    * The file is unlinked only where children of a dead holder keep its lock, maybe for ever (``begin_anew``). An inode that is open keeps its
-      number, so even then, or if somebody tidies the folder, equal numbers mean the same lock; unequal ones only mean
-      that the successor has to wait for the lease.
-    * A second file, ``<name>.process``, has a record lock, which children do not inherit: it tells the holder from its children. It is taken
-      first, and without it nobody takes the other one: else who stands still between the two would be taken for dead.
-      Nothing is proved by it; and no descriptor of it is ever closed, because that would free it.
+    * Take it *after* the last fork of a server (in the gunicorn worker): a lock taken before would be shared with the
+      arbiter and outlive the worker, which is the process that has to be proved dead.
+    * It is close-on-exec: a program that a handler starts does not keep the name. A child *forked* by a handler does,
+      because it may still be doing that handler's work.
+    * The file is unlinked only if children of a dead holder keep its lock, maybe for ever (``begin_anew``). An open
+      inode keeps its number, so even then, or if the folder is cleaned up, equal numbers mean the same lock; unequal
+      ones only mean that the successor has to wait for the lease.
+    * A second file, ``<name>.process``, has a record lock, which children do not inherit: it tells the holder from its
+      children. It is taken first, and the other lock never without it: else a process suspended between the two would
+      be taken for dead. It proves nothing; and no descriptor of it is ever closed, because that would free it.
     """
 
     def __init__(self, state_folder: Path, name: str) -> None:
@@ -58,15 +58,15 @@ class NameLock:
         self._descriptor: int | None = None
         self._taken_by = 0
         self._process: int | None = None  # the descriptor of the second file
-        #: Whether children of the former holder have its lock still, and what it left is not ours to read.
+        #: True if children of the former holder still have its lock, so that its journal is not ours to read.
         self.is_anew = False
 
     def acquire(self) -> str | None:
         """Take the lock for the life of this process.
 
-        Returns the evidence ``boot-id:device:inode:moment``, or ``NO_LOCK`` where the system cannot give any; None when
-        another process that lives holds the lock. Taking it again is fine, and gives a later moment. Raises
-        StartRefused when the file cannot be made.
+        Returns the evidence ``boot-id:device:inode:moment``, or ``NO_LOCK`` where the system has none; None when
+        another living process holds the lock. Taking it again is fine, and gives a later moment. Raises StartRefused
+        when the file cannot be created or locked.
         """
         if self._descriptor is not None and self._taken_by == os.getpid():
             return self._evidence(self._descriptor)
@@ -74,13 +74,13 @@ class NameLock:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as problem:
-            raise StartRefused(f"USHER_STATE_DIR: the lock file {self.path} cannot be made: {problem}") from problem
+            raise StartRefused(f"USHER_STATE_DIR: the lock file {self.path} cannot be created: {problem}") from problem
         try:
             is_the_process = self._is_the_process()
-        except OSError as problem:  # without it we would look dead to whoever can open it
+        except OSError as problem:  # without it we would look dead to a process that can open it
             os.close(descriptor)
             raise StartRefused(
-                f"USHER_STATE_DIR: the lock file {self._process_path} cannot be made: {problem}"
+                f"USHER_STATE_DIR: the lock file {self._process_path} cannot be created: {problem}"
             ) from problem
         if is_the_process is False:
             os.close(descriptor)
@@ -95,16 +95,16 @@ class NameLock:
             if problem.errno in _NO_FLOCK:
                 return NO_LOCK
             raise StartRefused(f"USHER_STATE_DIR: {self.path} cannot be locked: {problem}") from problem
-        if not self._is_still_there(descriptor):  # somebody has begun anew between our look and our lock
+        if not self._is_still_there(descriptor):  # another process has begun anew between our open and our lock
             os.close(descriptor)
             return self.acquire()
         self._descriptor, self._taken_by = descriptor, os.getpid()
         return self._evidence(descriptor)
 
     def begin_anew(self) -> str | None:
-        """After ``acquire`` has answered None: if the holder itself has ended, and only children of it are left, take a
-        new lock that they do not have. It proves nothing about that holder, whose children may be at its work: its
-        lease is waited for. But who comes after us need not wait for ours. None: the holder lives."""
+        """Take a new lock after ``acquire`` returned None, if the holder has ended and only its children keep the old
+        lock. This proves nothing about that holder, whose children may still do its work: its lease must end first. But
+        our own successor need not wait for our lease. Returns the evidence; None if the holder is alive."""
         if not self._is_the_process():
             return None
         with contextlib.suppress(OSError):
@@ -114,15 +114,15 @@ class NameLock:
         return evidence
 
     def _is_still_there(self, descriptor: int) -> bool:
-        """Whether the path leads to this very file."""
+        """Return True if the path still leads to this file."""
         try:
             return os.path.samestat(os.fstat(descriptor), self.path.stat(follow_symlinks=False))
         except OSError:
             return False
 
     def _is_the_process(self) -> bool | None:
-        """Whether this process has, or gets, the record lock: False when another one has it, None where the file system
-        has no such locks. Raises OSError when the file cannot be made."""
+        """Take the record lock, or keep it: True if this process has it, False if another one does, None if the file
+        system has no such locks. Raises OSError when the file cannot be created."""
         if self._process is None:
             self._process = os.open(self._process_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:

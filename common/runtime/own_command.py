@@ -1,5 +1,5 @@
-"""How a program of Usher starts another one: by path, so that it is this very Usher, whatever is installed and
-whichever folder is current."""
+"""Start another program of Usher by its path, so that it is this very Usher, whatever is installed and whichever folder
+is current."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ import usher
 
 
 def usher_command(*words: str) -> list[str]:
-    """Answer the words that run ``usher`` with the arguments ``words``."""
+    """Return the command line that runs ``usher`` with the arguments ``words``."""
     return [sys.executable, str(Path(usher.__file__).resolve().with_name("__main__.py")), *words]

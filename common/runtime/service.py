@@ -1,12 +1,14 @@
-"""One background role = one ``Service`` = one thread that repeats ``run_once``.
+"""Background roles: each role is a ``Service``, with a thread that repeats ``run_once``.
 
 The contract, tested by abuse in tests/unit/test_service.py:
 
-* ``start`` begins the thread; twice is an error, after ``stop`` it does nothing. StartRefused where the system has none to give.
-* ``stop`` asks for the end and returns at once; before ``start``, twice, or from the thread itself is fine. What ``run_once``
-  may be waiting in is ended through ``interrupt``.
+* ``start`` begins the thread; a second call is an error; after ``stop`` it does nothing. Raises StartRefused when the
+  system has no thread to give.
+* ``stop`` asks for the end and returns at once; before ``start``, twice, or from the thread itself is fine. It calls
+  ``interrupt`` to end a blocking call in ``run_once``.
 * ``join(timeout_s)`` says whether the thread has ended.
-* A turn that fails is logged, counted as trouble for the health endpoint, and tried again with backoff. ``ServiceEnded`` ends the thread.
+* A turn that fails is logged, counted as trouble for the health endpoint, and retried with backoff. ``ServiceEnded``
+  ends the thread.
 """
 
 from __future__ import annotations
@@ -25,18 +27,18 @@ from usher.common.base.log import event
 log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 0.05
-#: The longest pause behind a turn that failed.
+#: The longest pause after a failed turn.
 LONGEST_PAUSE_S = 2.0
-#: The same trouble is logged again only after this long, so that an outage of an hour is not a log of a million lines.
+#: Seconds before the same trouble is logged again, so that an outage of an hour is not a log of a million lines.
 _REPEAT_LOG_S = 10.0
 _NO_THREAD = (
     "The system limits threads (ulimit -u, TasksMax= of a systemd unit, --pids-limit of a container) or their memory"
-    " (ulimit -v): allow more; a consumer has one for each of USHER_CONCURRENCY, and some ten others"
+    " (ulimit -v): allow more; a consumer has as many as USHER_CONCURRENCY says, and some ten others"
 )
 
 
 class WakeEvent(Protocol):
-    """What a service waits on between its turns: a threading.Event, or what other things than a thread can set too."""
+    """The event that a service waits on between its turns: a threading.Event, or one that not only threads can set."""
 
     def set(self) -> None: ...
 
@@ -50,7 +52,7 @@ class ServiceEnded(Exception):
 
 
 class Service:
-    """A role with a thread of its own. Subclasses set ``name`` (at most 15 bytes: Linux cuts thread names) and write
+    """A role with a thread of its own. Subclasses set ``name`` (at most 15 bytes: Linux cuts thread names) and define
     ``run_once``."""
 
     name: str = "service"
@@ -69,14 +71,14 @@ class Service:
         self.failed_turns = 0
 
     def run_once(self) -> float:
-        """One turn of the work. Returns the seconds to wait before the next one; ``wake`` cuts that short."""
+        """Do one turn of the work. Returns the seconds to wait before the next one; ``wake`` cuts that short."""
         raise TypeError(f"{type(self).__name__} must define run_once")
 
     def interrupt(self) -> None:
-        """End what ``run_once`` may be blocked in. Called by ``stop``, from another thread."""
+        """End a blocking call in ``run_once``. Called by ``stop``, from another thread."""
 
     def on_end(self) -> None:
-        """Called once on the service's own thread after the last turn."""
+        """Clean up after the last turn. Called once, on the service's own thread."""
 
     def start(self) -> None:
         if self._thread is not None:
@@ -87,7 +89,7 @@ class Service:
         thread = threading.Thread(target=self._loop, name=self.name, daemon=True)
         try:
             thread.start()
-        except RuntimeError as refused:  # all that Python says is that it cannot
+        except RuntimeError as refused:  # Python gives no reason
             raise StartRefused(f"no thread for {self.name}: {refused}. {_NO_THREAD}") from refused
         self._thread = thread
 
@@ -97,7 +99,7 @@ class Service:
         self.interrupt()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the thread to end; True when it has (or never began)."""
+        """Wait for the thread to end; return True when it has (or never began)."""
         thread = self._thread
         if thread is None or thread is threading.current_thread():
             return True
@@ -109,12 +111,12 @@ class Service:
         self._wake.set()
 
     def made_progress(self) -> None:
-        """Called by a long turn on its own thread: it is not stalled."""
+        """Tell health that a long turn is not stalled. Called by that turn, on its own thread."""
         self._last_turn_s = now_s()
 
     def works_again(self) -> None:
-        """Called by a long turn on its own thread: what went wrong in the last one is over. Should this turn fail too,
-        the pause grows."""
+        """Tell health that the trouble of the last turn is over. Called by a long turn, on its own thread; should this
+        turn fail too, the pause grows."""
         self._trouble = None
 
     @property
@@ -131,16 +133,15 @@ class Service:
 
     @property
     def trouble(self) -> str | None:
-        """What went wrong in the last turn, or None."""
+        """The error of the last turn, or None."""
         return self._trouble
 
     def _loop(self) -> None:
         rng = random.Random()
         while True:
             self._wake.clear()
-            if (
-                self._stop.is_set()
-            ):  # after ``clear``: a ``stop`` between the two would else be slept through in the wait below
+            # Asked after ``clear``: otherwise a ``stop`` between the two would be slept through in the wait below.
+            if self._stop.is_set():
                 break
             try:
                 wait_s = self.run_once()

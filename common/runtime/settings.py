@@ -1,5 +1,5 @@
-"""Settings: environment ``USHER_*`` (or the flag of the same name) -> one frozen object, or one error that lists every
-bad value.
+"""Settings: turn the environment ``USHER_*`` (or flags of the same names) into one frozen object, or one error that
+lists every bad value.
 
 ``load(cls, environ, flags)`` is the only reader; nothing else looks at ``os.environ``. Each field's description is its
 documentation: ``--help`` and ``deploy/env.example`` are made from it.
@@ -23,8 +23,7 @@ from usher.common.base.errors import SettingsError, StartRefused
 from usher.common.protocol.sources import SCOPED_TICKET_FIELD, SourceSelection
 
 PREFIX = "USHER_"
-#: Names that belong to a command and not to a settings class, so that a look-alike check does not call them typing
-#: errors.
+#: Names that belong to a command and not to a settings class; the look-alike check must not call them mistyped.
 COMMAND_NAMES = frozenset({"USHER_CONSUMERS", "USHER_MASTERS", "USHER_PORT"})
 
 T = TypeVar("T", bound="CommonSettings")
@@ -57,12 +56,12 @@ def _webhook(value: str) -> str:
     return value
 
 
-#: What lasts longer in Redis is of a clock that was set back (master/membership/lease_clamp.py).
+#: A lease with a longer life in Redis comes from a clock that was set back (master/membership/lease_clamp.py).
 LONGEST_OWNER_LEASE_S = 3600
 #: The pattern of a field with a few choices.
 _CHOICES = re.compile(r"\^\(([a-z|]+)\)\$")
 
-#: What ``usher.common.redis.endpoints`` reads.
+#: The schemes that ``usher.common.redis.endpoints`` reads.
 _REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster", "rediss+sentinel", "rediss+cluster")
 
 
@@ -85,12 +84,12 @@ MaybeAddress = Annotated[str, AfterValidator(lambda value: _address(value) if va
 StreamNames = Annotated[str, Field(min_length=1, max_length=65_536), AfterValidator(_streams)]
 HttpUrls = Annotated[str, AfterValidator(_urls)]
 RedisUrl = Annotated[str, AfterValidator(_redis_url)]
-#: Also what the master accepts over HTTP.
+#: The form that the master accepts over HTTP, too.
 ConsumerName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
 def is_loopback(address: str) -> bool:
-    """Whether a ``host:port`` is reachable from this machine only."""
+    """Return True if a ``host:port`` is reachable from this machine only."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -99,11 +98,11 @@ def is_loopback(address: str) -> bool:
 
 
 class CommonSettings(BaseModel):
-    """What every program of Usher needs."""
+    """The settings that every program of Usher needs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    #: Fields that who loads exactly this class never reads: its flags take them, so that one environment and one set of
-    #: flags fits all commands, and its --help does not list them.
+    #: Fields that commands with exactly this class never read: their flags take them, so that one environment and one
+    #: set of flags fits all commands, and their --help does not list them.
     UNREAD: ClassVar[frozenset[str]] = frozenset(
         {"redis_server", "tls_cert", "tls_key", "tls_ca", "insecure", "dead_letter_webhook", "log_level", "log_format"}
     )
@@ -174,10 +173,11 @@ class CommonSettings(BaseModel):
 
     @property
     def secrets(self) -> list[str]:
-        """What no log must show, in the forms in which it may come up. What is in a URL is hidden there by its form."""
+        """The values that no log may show, in the forms in which they may appear. In a URL, a password is hidden by its
+        place."""
         try:
             password = urlsplit(self.redis_url).password or ""
-        except ValueError:  # not one that could be used
+        except ValueError:  # not a usable URL
             password = ""
         return [
             *(str(value) for field, value in self if field.endswith(("_token", "_webhook"))),
@@ -187,24 +187,23 @@ class CommonSettings(BaseModel):
 
     @property
     def state_folder(self) -> Path:
-        """Raises StartRefused where a home folder is meant and there is none."""
+        """The state folder, with ``~`` expanded. Raises StartRefused when there is no home folder."""
         try:
             return self.state_dir.expanduser()
         except RuntimeError as homeless:  # a user id that the system does not know, and no HOME
             raise StartRefused(
-                f"USHER_STATE_DIR: {self.state_dir} cannot be used: {homeless} Set another folder, or HOME"
+                f"USHER_STATE_DIR: {self.state_dir} cannot be used: {homeless} Set another folder, or set HOME"
             ) from None
 
     @property
     def sources(self) -> SourceSelection | None:
-        """The streams that are gathered into the work stream; None when there is one, which is worked on as it is."""
+        """The streams that are gathered into the work stream; None for a single stream, which is worked on as it is."""
         sources = SourceSelection.parse(self.ticket_stream)
         return None if sources.single is not None else sources
 
     @property
     def work_stream(self) -> str:
-        """The stream that masters and consumers work on: the ticket stream, or what several of them are gathered
-        into."""
+        """The stream to work on: the ticket stream, or the one that several are gathered into."""
         return SourceSelection.parse(self.ticket_stream).work_stream(self.group)
 
     @property
@@ -214,12 +213,12 @@ class CommonSettings(BaseModel):
 
     @property
     def by_stream(self) -> bool:
-        """Whether the tickets of several streams are told apart: they are called STREAM/ID then."""
+        """True if the tickets of several streams are told apart, by names of the form STREAM/ID."""
         return self.sources is not None and self.ticket_scope == "stream"
 
     @property
     def contradictions(self) -> list[str]:
-        """What is wrong with settings of which each is fine by itself."""
+        """The faults of settings that are each fine by themselves."""
         if self.sources is not None and self.work_stream in self.sources.names:
             # Its entries would be gathered to its own end, again and again.
             return [
@@ -230,7 +229,7 @@ class CommonSettings(BaseModel):
 
     @property
     def one_stream(self) -> str:
-        """The ticket stream, where only one will do. Raises SettingsError when there are several."""
+        """The ticket stream, for commands that work on a single one. Raises SettingsError when there are several."""
         if self.sources is not None:
             raise SettingsError(
                 [
@@ -242,19 +241,19 @@ class CommonSettings(BaseModel):
 
 
 def name_of(field: str) -> str:
-    """The environment variable of a settings field."""
+    """Return the environment variable of a settings field."""
     return PREFIX + field.upper()
 
 
 def is_secret(field: str) -> bool:
-    """Whether a settings field is a token: what is said of it never shows its value, and no flag takes it."""
+    """Return True if a settings field is a token: no message shows its value, and no flag takes it."""
     return field.endswith("_token")
 
 
 def load(cls: type[T], environ: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> T:
-    """Settings of class ``cls`` from the environment; a flag that was given wins.
+    """Load settings of class ``cls`` from the environment; a flag that was given wins.
 
-    Raises SettingsError naming *all* bad values, and every ``USHER_*`` name that looks like a mistyped one of ours.
+    Raises SettingsError naming *all* bad values, and every ``USHER_*`` name that looks like a mistyped setting.
     """
     values: dict[str, Any] = {}
     problems = []
@@ -289,13 +288,13 @@ def _describe_setting_error(error: Any) -> str:
 
 
 def environment(settings: CommonSettings) -> dict[str, str]:
-    """The settings that differ from their defaults, as environment of a child program."""
+    """Return the settings that differ from their defaults, as the environment of a child program."""
     changed = settings.model_dump(exclude_defaults=True)
     return {name_of(field): str(value) for field, value in changed.items()}
 
 
 def options(cls: type[CommonSettings]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: one ``--flag`` per field of ``cls``; the command gets them as one dict, ``flags``."""
+    """Decorate a command with one ``--flag`` per field of ``cls``; it gets them as one dict, ``flags``."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
@@ -308,7 +307,7 @@ def options(cls: type[CommonSettings]) -> Callable[[Callable[..., Any]], Callabl
             flag = f"--{field.replace('_', '-')}"
             refuse = _refuse_secret if is_secret(field) else _warn_of_password if field.endswith("_url") else None
             hidden = is_secret(field) or field in cls.UNREAD
-            # Texts, whatever the metavar says: ``load`` judges them, together with those of the environment.
+            # All are texts, whatever the metavar says: ``load`` checks them, together with those of the environment.
             given = click.option(
                 flag, field, default=None, metavar=_metavar(field, cls), help=option, callback=refuse, hidden=hidden
             )
@@ -319,10 +318,10 @@ def options(cls: type[CommonSettings]) -> Callable[[Callable[..., Any]], Callabl
 
 
 def _refuse_secret(_context: click.Context, parameter: click.Parameter, value: str | None) -> None:
-    """What stands on a command line is read by everybody on the machine (ps)."""
+    """Refuse a token on the command line, which every user of the machine can read (ps)."""
     if value is not None:
         raise click.UsageError(
-            f"{parameter.opts[0]}: a token on the command line is seen by everybody (ps); set"
+            f"{parameter.opts[0]}: every user of this machine can see a token on the command line (ps); set"
             f" {name_of(str(parameter.name))}"
         )
 
@@ -331,10 +330,10 @@ def _warn_of_password(_context: click.Context, parameter: click.Parameter, value
     try:
         seen = value is not None and bool(urlsplit(value).password)
     except ValueError:
-        seen = False  # whoever reads the URL says so
+        seen = False  # reported when the URL is used
     if seen:
         click.echo(
-            f"{parameter.opts[0]}: its password is seen by everybody here (ps); better set"
+            f"{parameter.opts[0]}: every user of this machine can see its password (ps); better set"
             f" {name_of(str(parameter.name))}",
             err=True,
         )
@@ -348,12 +347,19 @@ def _flags(cls: type[CommonSettings]) -> Iterator[tuple[str, str]]:
         yield field, f"{info.description}{default} [{name_of(field)}]"
 
 
-#: What stands for the value of a flag in --help: by the end of the field's name, which tells the unit ...
+#: Placeholders of a flag's value in --help: by the end of the field's name, which tells the unit ...
 _BY_NAME = {
-    "_seconds": "SECONDS", "_minutes": "MINUTES", "_ms": "MILLISECONDS", "_url": "URL", "_urls": "URL,URL", "_webhook": "URL", "_dir": "PATH",
-    "bind": "HOST:PORT", "handler": "MODULE:FUNCTION",
-}  # fmt: skip
-#: ... else by its type.
+    "_seconds": "SECONDS",
+    "_minutes": "MINUTES",
+    "_ms": "MILLISECONDS",
+    "_url": "URL",
+    "_urls": "URL,URL",
+    "_webhook": "URL",
+    "_dir": "PATH",
+    "bind": "HOST:PORT",
+    "handler": "MODULE:FUNCTION",
+}
+#: ... or, for other names, by its type.
 _BY_TYPE: dict[Any, str] = {bool: "on|off", int: "INTEGER", float: "NUMBER", Path: "PATH", Path | None: "PATH"}
 
 

@@ -1,5 +1,4 @@
-"""``UntilSignal``: Ctrl-C and SIGTERM as something that a program's own loop looks at, where Python would raise in any
-line of it, or end at once.
+"""Turn Ctrl-C and SIGTERM into a flag that a program's own loop checks; Python would raise at any line, or end at once.
 
 ::
 
@@ -20,16 +19,16 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-#: Signal -> what Python does with it when nobody has said otherwise. Who has (or a `nohup`) keeps it.
+#: Signal -> Python's own handler. A handler that the program (or `nohup`) has set itself stays.
 _UNTAKEN: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
 
 class UntilSignal:
-    """Between ``__enter__`` and ``__exit__`` the first of the two signals only sets ``came``; the second one does what
-    it did before: it ends a program that does not come to its end. On other threads than the main one, which alone gets
-    signals, it takes none.
+    """A stop flag, set by signals. Between ``__enter__`` and ``__exit__`` the first of the two signals only sets
+    ``came``; the second does what it did before, and so ends a program that does not finish. Off the main thread, which
+    alone gets signals, it takes none.
 
-    Of one within another the first signal sets both. In a forked child it is for the child's own only."""
+    If one is nested in another, the first signal sets both. A signal in a forked child concerns that child only."""
 
     def __init__(self) -> None:
         self.came = False
@@ -37,9 +36,9 @@ class UntilSignal:
         self._pid = 0
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        """Takes no lock: it may come in the middle of whoever has it."""
+        """Handle a signal. Takes no lock: the interrupted code may hold it."""
         self._let_go()
-        if os.getpid() != self._pid:  # in a child that was forked meanwhile: it is to end as it would without us
+        if os.getpid() != self._pid:  # a child forked meanwhile ends as it would without us
             os.kill(os.getpid(), number)
         self.came = True
         around = _one_of_us(self._before.get(signal.Signals(number)))
@@ -69,6 +68,6 @@ class UntilSignal:
 
 
 def _one_of_us(handler: Any) -> UntilSignal | None:
-    """The one whose handler this is."""
+    """Return the UntilSignal that this handler belongs to, or None."""
     owner = getattr(handler, "__self__", None)
     return owner if isinstance(owner, UntilSignal) else None

@@ -1,7 +1,7 @@
-"""Ctrl-C, SIGTERM and a closed terminal as a flag that loops look at.
+"""Turn Ctrl-C, SIGTERM and a closed terminal into a flag that loops check.
 
 A signal handler that raises could hit any line, also the one between starting a process and writing down that it was
-started. So nothing is raised here: whoever waits, waits in small steps and asks.
+started. So nothing is raised here: a waiting loop waits in small steps and checks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class StopAsked(Exception):
 
 
 class StopRequest:
-    """Counts requests to stop, between ``__enter__`` and ``__exit__``."""
+    """A counter of requests to stop, between ``__enter__`` and ``__exit__``."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -33,12 +33,12 @@ class StopRequest:
 
     @property
     def insists(self) -> bool:
-        """Asked again: do not be gentle any more."""
+        """True when asked a second time: end at once instead of gently."""
         return self.count > 1
 
     @property
     def exit_code(self) -> int:
-        """What a shell expects of a program that a signal stopped."""
+        """The exit code that shells expect of a program stopped by a signal."""
         return 128 + self.signal
 
     def check(self) -> None:
@@ -47,7 +47,7 @@ class StopRequest:
             raise StopAsked
 
     def wait(self, seconds: float) -> bool:
-        """Wait; True, and sooner, when asked to stop."""
+        """Wait for ``seconds``, or until asked to stop; return True in the second case."""
         deadline_s = time.monotonic() + seconds
         while not self.asked and (left_s := deadline_s - time.monotonic()) > 0:
             time.sleep(min(_STEP_S, left_s))

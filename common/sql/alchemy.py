@@ -1,4 +1,4 @@
-"""SQLAlchemy, which the extra ``sql`` brings. Everything else here takes ``sa`` from this module, so that who lacks the extra is told of it."""
+"""SQLAlchemy, from the extra ``sql``. All other modules take ``sa`` from here, so that a missing extra is named."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ try:
     import sqlalchemy.orm  # noqa: F401
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
-        f"outbox and SQL sinks need SQLAlchemy: {how_to_install('sql')} (with PostgreSQL: '.[postgres]')",
+        f"the outbox and SQL sinks need SQLAlchemy: {how_to_install('sql')} (with PostgreSQL: '.[postgres]')",
         name=missing.name,
     ) from None
 

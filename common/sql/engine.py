@@ -1,4 +1,4 @@
-"""How Usher connects to PostgreSQL where it is given a URL; who makes an engine says all of this for himself."""
+"""Connection arguments for PostgreSQL, used where Usher gets a URL; callers that pass an engine choose their own."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 from usher.common.sql.alchemy import sa
 
-#: How libpq finds out that a server is gone without a word: it waits 5 s for a connection, and 15 to 25 s for a sign of
-#: life after that.
+#: Options by which libpq notices that a server has vanished: it waits 5 s for a connection, and after that 15 to 25 s
+#: for a sign of life.
 _WAITS = {
     "connect_timeout": 5,
     "keepalives_idle": 10,
@@ -18,10 +18,10 @@ _WAITS = {
 
 
 def postgres_args(url: sa.engine.URL) -> dict[str, Any]:
-    """``connect_args`` for create_engine; what the URL says of timeouts goes before ours. {} for other databases.
+    """Return ``connect_args`` for create_engine; timeouts in the URL win over ours. {} for other databases.
 
-    Without prepared statements: a pooler that gives each transaction another connection of the server (PgBouncer) finds
-    none there, or one that another client has prepared under the same name. A URL has no way to ask psycopg for that.
+    Prepared statements are off: a pooler that gives each transaction another server connection (PgBouncer) finds none
+    there, or one that another client has prepared under the same name. A URL cannot ask psycopg for that.
     """
     if url.get_backend_name() != "postgresql":
         return {}

@@ -1,6 +1,6 @@
-"""Which errors of a database pass: the transaction did not happen, or nobody knows, and trying it again is right.
+"""Tell the errors of a database that pass (the transaction did not happen, or its outcome is unknown) from the rest.
 
-All others say that a statement is wrong. Trying it again would be wrong again, for ever.
+Errors that pass are worth a retry. All others say that a statement is wrong, and it would stay wrong for ever.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from typing import Any, NamedTuple
 
 from usher.common.sql.alchemy import sa
 
-#: SQLSTATEs (PostgreSQL, appendix A) after which the whole transaction is worth another try: serialization, deadlock,
-#: lock timeout, the server stops or starts, no connection is free, the disk or the memory is full, the session was
-#: ended because it stood still.
+#: SQLSTATEs (PostgreSQL, appendix A) after which the whole transaction is worth a retry: serialization, deadlock, lock
+#: timeout, the server stops or starts, no connection is free, the disk or the memory is full, an idle session was
+#: ended.
 _AGAIN = frozenset(
     {"40001", "40P01", "55P03", "57P01", "57P02", "57P03", "57P05", "53100", "53200", "53300", "25P03", "25P04"}
 )
 _CONNECTION = "08"
-#: A statement was ended: by statement_timeout, or by somebody.
+#: A statement was ended: by statement_timeout, or by an administrator.
 CANCELED = "57014"
 #: libpq's PQTRANS_IDLE: no transaction is open.
 _IDLE = 0
-#: The server takes no writes: it is a standby (a failover under way), or was set so because its disk is nearly full. As
-#: SQLite's read-only file.
+#: The server takes no writes: it is a standby (a failover under way), or was set so because its disk is nearly full.
+#: Treated as SQLite's read-only file.
 _READ_ONLY = "25006"
-#: What SQLite says of a file that cannot be used now. Names of its errors came with Python 3.11.
+#: SQLite's errors for a file that cannot be used now: their names, and texts of errors without a name.
 _FILE_ERRORS = ("SQLITE_IOERR", "SQLITE_FULL", "SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PROTOCOL")
 _FILE_TEXTS = ("disk I/O error", "is full", "unable to open", "readonly database")
 
 
 def is_autocommit(connection: sa.Connection) -> bool:
-    """Whether each statement is a transaction of its own. To be asked after the first write of one: SQLite begins it
-    then."""
+    """Return True if each statement is a transaction of its own. Ask after the first write of a transaction: SQLite
+    begins it only then."""
     driver = driver_of(connection)
     if connection.dialect.name == "sqlite":
         return not getattr(driver, "in_transaction", True)
@@ -40,29 +40,26 @@ def is_autocommit(connection: sa.Connection) -> bool:
 
 
 def driver_of(connection: sa.Connection) -> Any:
-    """The connection of the driver, as far as it tells of transactions. Of aiosqlite SQLAlchemy's own stands between,
-    which does not tell."""
+    """Return the driver's connection, which knows about transactions. For aiosqlite, SQLAlchemy's wrapper in between
+    does not."""
     pooled = connection.connection
     return pooled.driver_connection if connection.dialect.name == "sqlite" else pooled.dbapi_connection
 
 
 def commits_by_itself(driver: Any) -> bool:
-    """Whether the next statement over a connection of a driver would be a transaction of its own. To be asked before
-    it."""
+    """Return True if the next statement over a driver's connection would be a transaction of its own. Ask before it."""
     if hasattr(driver, "in_transaction"):  # sqlite3, aiosqlite
-        mode = getattr(
-            driver, "autocommit", None
-        )  # from Python 3.12 on: True, False, or a number that says that isolation_level counts
+        # From Python 3.12 on True, False, or a number that says that isolation_level decides.
+        mode = getattr(driver, "autocommit", None)
         return not driver.in_transaction and (mode is True or (mode is not False and driver.isolation_level is None))
-    status = getattr(
-        getattr(driver, "info", None), "transaction_status", None
-    )  # psycopg: a transaction may have been begun all the same
+    # psycopg: a transaction may have been begun in spite of autocommit.
+    status = getattr(getattr(driver, "info", None), "transaction_status", None)
     return bool(getattr(driver, "autocommit", False)) and (status is None or int(status) == _IDLE)
 
 
 class PassingCause(enum.Enum):
-    """PassingCause it passes. CONTENTION is over in a moment; a database that is AWAY is not to be asked by everybody at
-    once."""
+    """The reason why an error passes. CONTENTION is over in a moment; a database that is AWAY must not be asked by all
+    clients at once."""
 
     CONTENTION = "others use the database"
     GIVEN_UP = "the database gave this transaction up"
@@ -70,14 +67,14 @@ class PassingCause(enum.Enum):
 
 
 class Passing(NamedTuple):
-    """An error that passes, and what the database told."""
+    """An error that passes: its cause, and the database's words."""
 
     why: PassingCause
     told: str
 
 
 def passing(error: BaseException) -> Passing | None:
-    """What to think of an error that the database, its driver or its pool raised; None when it does not pass."""
+    """Classify an error that the database, its driver or its pool raised; None when it does not pass."""
     if isinstance(error, sa.exc.TimeoutError):
         return Passing(PassingCause.CONTENTION, f"no connection of the pool is free: {error}")
     if not isinstance(error, sa.exc.DBAPIError):
@@ -88,7 +85,7 @@ def passing(error: BaseException) -> Passing | None:
     state = sqlstate(error)
     if state in _AGAIN and not error.connection_invalidated:
         return Passing(PassingCause.GIVEN_UP, f"({state}) {told}")
-    # libpq has no code for a connection that could not be made.
+    # libpq has no SQLSTATE for a connection that could not be made.
     is_away = error.connection_invalidated or state in (*_AGAIN, _READ_ONLY) or state.startswith(_CONNECTION)
     return (
         Passing(PassingCause.AWAY, told)
@@ -98,12 +95,12 @@ def passing(error: BaseException) -> Passing | None:
 
 
 def sqlstate(error: sa.exc.DBAPIError) -> str:
-    """The SQLSTATE of an error; "" where there is none."""
+    """Return the SQLSTATE of an error; "" if it has none."""
     return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None) or ""
 
 
 def driver_message(error: BaseException) -> str:
-    """The first line of what was told, without SQLAlchemy's additions."""
+    """Return the first line of the driver's message, without SQLAlchemy's additions."""
     return str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
 
 
