@@ -1,3 +1,3 @@
-"""Rules of HTTP for both programs: authentication, limits, problem documents, OpenAPI."""
+"""HTTP rules for both programs: authentication, limits, problem documents, OpenAPI."""
 
 from __future__ import annotations

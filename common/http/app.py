@@ -1,6 +1,6 @@
-"""The rules of HTTP that both programs share: strict reading of JSON, problem documents, the token, health.
+"""The HTTP rules that both programs share: strict reading of JSON, problem documents, the token, health.
 
-What gunicorn's parser refuses (framing, sizes of headers, time) never comes here; see
+Requests that gunicorn's parser refuses (framing, sizes of headers, time) never come here; see
 ``usher.common.http.server.worker``.
 """
 
@@ -32,12 +32,12 @@ from usher.common.runtime.health import Health
 
 log = logging.getLogger(__name__)
 
-#: Containers within containers that a document may have. Ours have 5.
+#: Deepest nesting of containers in a document. Ours have 5 levels.
 _DEEPEST = 16
-#: Wrong fields named in one answer.
+#: Most wrong fields that an answer names.
 _MOST_NAMED = 20
 _JSON = ("application/json", "application/problem+json")
-#: What may be asked for besides where a path ends so.
+#: The ending of paths that also offer an event stream, and its content type.
 _EVENTS, _EVENT_STREAM = "/events", "text/event-stream"
 
 M = TypeVar("M", bound=BaseModel)
@@ -46,15 +46,15 @@ M = TypeVar("M", bound=BaseModel)
 def create_app(
     name: str, doorman: Doorman, max_body: int, hosts: Collection[str] = (), limits: RateLimits | None = None
 ) -> Flask:
-    """A Flask application that keeps the rules.
+    """Create a Flask application that keeps the rules.
 
-    ``doorman``: whom he lets in, see ``usher.common.http.auth``. ``max_body``: bytes of a request's body, where a view
-    does not say otherwise. ``hosts``: names and addresses that requests may be addressed to (421 otherwise); empty:
-    any. ``limits``: how often somebody may ask (429 beyond); None: without bounds.
+    ``doorman``: decides who may enter, see ``usher.common.http.auth``. ``max_body``: most bytes of a request's body,
+    unless a view says otherwise. ``hosts``: names and addresses that requests may be addressed to (421 otherwise);
+    empty: any. ``limits``: rate limits per caller (429 beyond them); None: no limits.
     """
     app = Flask(name, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = max_body
-    app.url_map.merge_slashes = False  # a ticket may be called "a//b"
+    app.url_map.merge_slashes = False  # "a//b" is a possible ticket id
     app.url_map.converters |= {"rest": _Rest, "stream_id": _StreamId}
     allowed = frozenset(host.lower() for host in hosts)
     doorman.attach(app)
@@ -83,13 +83,13 @@ def create_app(
 
 
 class _Healthy(TypedDict):
-    """With further facts about the program."""
+    """A healthy answer, with further facts about the program."""
 
     status: Literal["ok"]
 
 
 class _Unwell(TypedDict):
-    """With further facts about the program. ``reasons`` is missing while draining."""
+    """An unhealthy answer, with further facts about the program. ``reasons`` is missing while draining."""
 
     status: Literal["failing", "draining"]
     reasons: NotRequired[list[str]]
@@ -99,8 +99,7 @@ class _Alive(TypedDict):
     status: Literal["alive"]
 
 
-#: What Redis answers where it is well but takes no writes, and what an operator can do about it. Its own words may tell
-#: too much.
+#: Kinds of refusal of a Redis that is up but takes no writes, in our own words: Redis' words may reveal too much.
 _REFUSED = {
     "OOM": "its memory is full (OOM)",
     "MISCONF": "it cannot write to its disk (MISCONF)",
@@ -114,27 +113,27 @@ def add_health(
     facts: Callable[[], Mapping[str, Any]],
     draining: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Add ``/api/health`` and ``/ready`` (200, or 503 with the reasons; both with ``facts``) and ``/live`` (200 when
-    anybody answers).
+    """Add ``/api/health`` and ``/ready`` (200, or 503 with the reasons; both with ``facts``) and ``/live`` (200 while
+    the program answers at all).
 
-    ``/ready`` is 503 too from the moment a stop was asked for, so that a load balancer sends nothing more while answers
-    still come. ``/live`` looks at nothing: what Redis' absence would fail, a restart would not mend.
+    ``/ready`` is 503 too from the moment a stop was requested, so that a load balancer sends nothing more while answers
+    still come. ``/live`` checks nothing: a restart would not mend the absence of Redis.
     """
 
-    @tells("Does it make progress, and if not, why.", {200: _Healthy, 503: _Unwell}, role=Role.ANYBODY)
+    @tells("Tell if the program makes progress, and if not, why.", {200: _Healthy, 503: _Unwell}, role=Role.ANYBODY)
     def tell() -> Response:
         found = health()
         status = {"status": "ok"} if found.ok else {"status": "failing", "reasons": list(found.reasons)}
         return answer({**status, **facts()}, 200 if found.ok else 503)
 
-    @tells("May work be sent here, and if not, why.", {200: _Healthy, 503: _Unwell}, role=Role.ANYBODY)
+    @tells("Tell if work may be sent here, and if not, why.", {200: _Healthy, 503: _Unwell}, role=Role.ANYBODY)
     def ready() -> Response:
         return answer({"status": "draining", **facts()}, 503) if draining() else tell()
 
     app.add_url_rule("/api/health", "health", tell)
     app.add_url_rule("/api/health/ready", "ready", ready)
 
-    @tells("Does anybody answer.", {200: _Alive}, role=Role.ANYBODY)
+    @tells("Answer if the program is alive.", {200: _Alive}, role=Role.ANYBODY)
     def live() -> Response:
         return answer({"status": "alive"})
 
@@ -152,16 +151,16 @@ def add_metrics(app: Flask, page: Callable[[], bytes]) -> None:
 
 
 def read_json(asked: Request, limit: int | None = None) -> object:
-    """The JSON document in the body of a request; at most ``limit`` bytes, else the application's limit.
+    """Read the JSON document in the body of a request, of at most ``limit`` bytes (default: the application's limit).
 
-    Raises Problem: those of ``read_body``, and 400 for what is not a document that everybody reads in the same way.
+    Raises Problem: those of ``read_body``, and 400 for a document that not all parsers would read in the same way.
     """
     return parse_json(read_body(asked, current_app.config["MAX_CONTENT_LENGTH"] if limit is None else limit))
 
 
 def read_body(asked: Request, limit: int) -> bytes:
-    """The body of a request that says it is JSON. Raises Problem: 411 no length, 413 too long, 415 not JSON, 408 too
-    slow, 400 cut short."""
+    """Read the body of a request that says it is JSON. Raises Problem: 411 no length, 413 too long, 415 not JSON, 408
+    too slow, 400 cut short."""
     length = asked.environ.get("CONTENT_LENGTH") or None
     if length is None and "HTTP_TRANSFER_ENCODING" not in asked.environ:
         raise Problem(411, detail="send a Content-Length", close=True)
@@ -182,7 +181,7 @@ def read_body(asked: Request, limit: int) -> bytes:
 
 
 def parse_json(body: bytes) -> object:
-    """The document, read strictly: UTF-8, no lone surrogate, no NaN or Infinity, no key twice, at most 16 levels.
+    """Parse a document strictly: UTF-8, no lone surrogate, no NaN or Infinity, no repeated key, at most 16 levels.
     Raises Problem 400."""
     try:
         document: object = orjson.loads(body)
@@ -195,15 +194,15 @@ def parse_json(body: bytes) -> object:
     try:
         return json.loads(body, object_pairs_hook=_without_doubles)
     except ValueError:
-        raise Problem(400, "malformed_json", "a key stands twice in one object, or a number is too long") from None
+        raise Problem(400, "malformed_json", "an object has a key twice, or a number is too long") from None
 
 
 def quick_json(body: bytes) -> object:
-    """The document, if it has the form in which our own programs send it, else None. Its depth is not looked at: at
-    most 254 levels.
+    """Parse a document that has the form in which our own programs send it; None for any other. The depth is not
+    checked: at most 254 levels.
 
-    orjson keeps the last of equal keys in silence and makes floats of long whole numbers. A document that it writes as
-    it was read has neither. The strict way for all others takes several times as long.
+    orjson silently keeps the last of equal keys and makes floats of long whole numbers. A document that it writes
+    exactly as it was read has neither. The strict way for all others takes several times as long.
     """
     try:
         document: object = orjson.loads(body)
@@ -215,12 +214,12 @@ def quick_json(body: bytes) -> object:
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     document = dict(pairs)
     if len(document) != len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("an object has a key twice")
     return document
 
 
 def _deeper(document: object, levels: int) -> bool:
-    """Whether containers stand in containers more than ``levels`` deep. Level by level, so that depth costs no
+    """Return True if containers are nested more than ``levels`` deep. It goes level by level, so that depth costs no
     stack."""
     level = [document]
     for _ in range(levels):
@@ -235,7 +234,7 @@ def _children(node: object) -> Iterable[object]:
 
 
 def read_model(model: type[M], document: object) -> M:
-    """``document`` as a model. Raises Problem 422 that names the wrong fields and never repeats a value."""
+    """Validate ``document`` as a model. Raises Problem 422, which names the wrong fields and never repeats a value."""
     try:
         return model.model_validate(document)
     except ValidationError as wrong:
@@ -245,7 +244,7 @@ def read_model(model: type[M], document: object) -> M:
 
 
 def unprocessable(errors: list[dict[str, str]]) -> Problem:
-    """Problem 422. ``errors``: ``{"field": path, "problem": sentence}`` each."""
+    """Return a Problem 422. ``errors``: ``{"field": path, "problem": sentence}`` each."""
     return Problem(422, "invalid_fields", "some fields cannot be used", errors=errors)
 
 
@@ -253,7 +252,7 @@ def _wrong_field(error: Any, model: type[BaseModel]) -> dict[str, str]:
     if error["type"] == "extra_forbidden":  # its name is input
         return {
             "field": "(unknown)",
-            "problem": f"there is a field that is not known; known are {', '.join(model.model_fields)}",
+            "problem": f"there is an unknown field; known are {', '.join(model.model_fields)}",
         }
     return {
         "field": ".".join(str(part) for part in error["loc"]),
@@ -262,14 +261,14 @@ def _wrong_field(error: Any, model: type[BaseModel]) -> dict[str, str]:
 
 
 class _Rest(BaseConverter):
-    """The rest of a path, whatever it is: it may begin with a slash, have two in a row, or a line break."""
+    """The rest of a path, of any form: it may begin with a slash, have two in a row, or a line break."""
 
     regex = r"[\s\S]+"
     part_isolating = False
 
 
 class _StreamId(BaseConverter):
-    """An id like 1526919030474-55; another path is another route, or 404."""
+    """A stream id like 1526919030474-55; any other text belongs to another route, or is 404."""
 
     regex = r"[0-9]{1,20}-[0-9]{1,20}"
 
@@ -281,7 +280,7 @@ class _StreamId(BaseConverter):
 
 def _check_host(asked: Request, hosts: frozenset[str]) -> None:
     if hosts and _host(asked.environ.get("HTTP_HOST", "")) not in hosts:
-        raise Problem(421, detail="this service is not known under that host name")
+        raise Problem(421, detail="this service does not answer to that host name")
 
 
 def _check_request(asked: Request) -> None:
@@ -300,7 +299,7 @@ def _check_request(asked: Request) -> None:
 
 
 def _host(header: str) -> str:
-    """The host of a Host header, without its port.
+    """Return the host of a Host header, without its port.
 
     >>> _host("[::1]:8700"), _host("Localhost:8700"), _host("localhost")
     ('::1', 'localhost', 'localhost')
@@ -311,7 +310,7 @@ def _host(header: str) -> str:
 
 
 def _answer_http(error: HTTPException) -> Response | HTTPException:
-    """werkzeug's own errors: 404, 405 and the like. Their texts are for people, and some repeat the input."""
+    """Answer werkzeug's own errors: 404, 405 and the like. Their texts are left out, since some repeat the input."""
     if error.code is None or error.code < 400:
         return error
     kept = {name: value for name, value in error.get_headers() if name in ("Allow", "Retry-After", "WWW-Authenticate")}

@@ -1,20 +1,21 @@
-"""Who asks, and may they: tokens in headers for programs, signed cookies for browsers. Roles and tokens are in
-``usher.common.http.credentials``.
+"""Authenticate and authorise requests: tokens in headers for programs, signed cookies for browsers. Roles and tokens
+are in ``usher.common.http.credentials``.
 
-Every route asks for a role: what ``needs`` says at its view, else viewer for GET and operator for everything else.
-``flask.g.who`` (a name for the action log) and ``flask.g.role`` are there in every view; views for everybody may find
-``role`` to be ``Role.ANYBODY``.
+Every route requires a role: the one that ``needs`` sets at its view, else viewer for GET and operator for everything
+else. ``flask.g.who`` (a name for the action log) and ``flask.g.role`` are set in every view; in public views ``role``
+may be ``Role.ANYBODY``.
 
-A browser has a session: a signed cookie that names a token by a keyed hash, made by ``Doorman.sign_in`` for whoever
-knew that token. It ends after 12 hours, or when the token is taken out of the configuration. Its role is that of the
-token now. Against foreign pages:
+A browser has a session: a signed cookie that names a token by a keyed hash, made by ``Doorman.sign_in`` for a user who
+knew that token. It ends after 12 hours, or when the token is taken out of the configuration. Its role is the present
+role of the token. Protection against foreign pages:
 
-* the cookie is HttpOnly, SameSite=Strict, and Secure where TLS is used;
-* whatever changes something and comes with the cookie must have ``csrf_token()`` in the form field or header of the name ``CSRF_FIELD`` or
-  ``CSRF_HEADER``; a bearer token needs none of this, since no browser sends it by itself, as it does other credentials;
-* what changes something is refused when a browser says that it comes from another site (``Sec-Fetch-Site``, ``Origin``), also where no token
-  is asked for. Pages must be sent with ``Referrer-Policy: same-origin``: with ``no-referrer``, browsers put ``null``
-  into Origin.
+* The cookie is HttpOnly, SameSite=Strict, and Secure where TLS is used.
+* A request that changes something and comes with the cookie must have ``csrf_token()`` in the form field
+  ``CSRF_FIELD`` or the header ``CSRF_HEADER``. A bearer token needs none of this: browsers send other credentials by
+  themselves, but never a bearer token.
+* A request that changes something is refused when the browser says that it comes from another site
+  (``Sec-Fetch-Site``, ``Origin``), even if no token is required. Pages must be sent with
+  ``Referrer-Policy: same-origin``: with ``no-referrer``, browsers put ``null`` into Origin.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ View = TypeVar("View", bound=Callable[..., Any])
 
 
 def needs(role: Role) -> Callable[[View], View]:
-    """Decorator of a view: the role that it asks for."""
+    """Decorate a view with the role that it requires."""
 
     def mark(view: View) -> View:
         view.usher_needs = role  # type: ignore[attr-defined]
@@ -51,8 +52,8 @@ def needs(role: Role) -> Callable[[View], View]:
 
 
 def needed_role(app: Flask, endpoint: str | None, method: str) -> Role:
-    """What a route asks for. A path that leads nowhere asks for what any route would: strangers are not told which
-    paths there are."""
+    """Return the role that a route requires. An unknown path requires the usual role, so that strangers do not learn
+    which paths exist."""
     view = app.view_functions.get(endpoint) if endpoint is not None else None
     needed: Role | None = getattr(view, "usher_needs", None)
     if needed is not None:
@@ -61,7 +62,7 @@ def needed_role(app: Flask, endpoint: str | None, method: str) -> Role:
 
 
 def looked_at(api_token: str, viewer_token: str) -> Doorman:
-    """The doorman of a program that is only looked at: health is for everybody, the rest for whoever has a token."""
+    """Return the doorman of a read-only service: health is public, the rest requires a token."""
     viewer, own = Identity(Role.VIEWER, "viewer-token"), Identity(Role.ALL, "api-token")
     return Doorman(
         Credentials(fixed_tokens({"USHER_API_TOKEN": (api_token, own), "USHER_VIEWER_TOKEN": (viewer_token, viewer)}))
@@ -69,27 +70,27 @@ def looked_at(api_token: str, viewer_token: str) -> Doorman:
 
 
 def doorman() -> Doorman:
-    """The doorman of the application that answers."""
+    """Return the doorman of the application that handles the current request."""
     found: Doorman = current_app.extensions["usher_doorman"]
     return found
 
 
 def csrf_token() -> str:
-    """What forms and scripts of a page send back (see above); empty where the session is not a cookie's."""
+    """Return the token that forms and scripts of a page send back (see above); empty without a session cookie."""
     return doorman().csrf_token(request)
 
 
 def must_be_for(consumer: str) -> None:
-    """Raise Problem 403 unless whoever asks may speak for the consumer of that name."""
+    """Raise Problem 403 unless the caller may speak for the consumer of that name."""
     if not g.identity.is_for(consumer):
         raise Problem(403, "not_your_name", "this token is for another consumer")
 
 
 class Doorman:
-    """Looks at every request before its view does, and makes sessions.
+    """A guard that checks every request before its view, and makes sessions.
 
-    ``secure``: browsers reach this service by https only, so cookies say so. ``login_path``: where a browser without a
-    session is sent, when there is such a page.
+    ``secure``: browsers reach this service by https only, so cookies say so. ``login_path``: the page, if there is one,
+    to which a browser without a session is sent.
     """
 
     def __init__(self, credentials: Credentials, *, secure: bool = False) -> None:
@@ -99,39 +100,41 @@ class Doorman:
             credentials.key, salt="session", signer_kwargs={"digest_method": hashlib.sha256}
         )
         self._secure = secure
-        #: With the prefix, browsers take the cookie from this host over https only.
+        #: With the prefix, browsers accept the cookie from this host over https only.
         self.cookie = "__Host-usher" if secure else "usher"
 
     @property
     def asks(self) -> bool:
-        """Whether anybody is asked for a token here."""
+        """True if this service requires tokens."""
         return self._credentials.asked
 
     def attach(self, app: Flask) -> None:
-        """Be the doorman of ``app``."""
+        """Become the doorman of ``app``."""
         app.extensions["usher_doorman"] = self
 
     def greet(self, asked: Request) -> None:
-        """Find out who asks: sets ``g.identity``, ``g.who``, ``g.role`` and ``g.by_cookie``."""
+        """Identify the caller: set ``g.identity``, ``g.who``, ``g.role`` and ``g.by_cookie``."""
         g.identity, g.by_cookie = self._recognise(asked)
         g.who, g.role = g.identity.name, g.identity.role
 
     def check(self, asked: Request, needed: Role) -> AnyResponse | None:
-        """Raise Problem 401 or 403 unless whoever was greeted may come in. A response: the way to the log-in page."""
+        """Raise Problem 401 or 403 unless the greeted caller may enter. Returns None, or a redirect to the log-in."""
         if g.role is Role.ANYBODY and needed is not Role.ANYBODY:
             return self._turn_away(asked)
         if asked.method not in _SAFE and not _has_bearer_token(asked):
             if _from_elsewhere(asked):
-                raise Problem(403, "cross_site", "this comes from a page of another site")
+                raise Problem(403, "cross_site", "this request comes from a page of another site")
             if g.by_cookie and not self._has_csrf_token(asked):
-                raise Problem(403, "csrf_token_missing", "reload the page: its token is missing or of an older session")
+                raise Problem(
+                    403, "csrf_token_missing", "reload the page: its token is missing or from an older session"
+                )
         if not g.role.may(needed):
-            raise Problem(403, "role_missing", f"this asks for the role {needed.value}")
+            raise Problem(403, "role_missing", f"this needs the role {needed.value}")
         return None
 
     def sign_in(self, token: str, response: AnyResponse) -> Identity | None:
-        """Put a session into ``response`` for whoever has ``token`` (viewers and operators); None: nobody who may see
-        pages has it."""
+        """Put a session into ``response`` for the owner of ``token`` (viewers and operators); None if no identity that
+        may see pages has this token."""
         identity = self._credentials.find(token)
         if identity is None or not identity.role.may(Role.VIEWER):
             return None
@@ -140,22 +143,23 @@ class Doorman:
         return identity
 
     def sign_out(self, response: AnyResponse) -> None:
-        """Take the session away from the browser that gets ``response``."""
+        """Remove the session of the browser that gets ``response``."""
         self._set_cookie(response, "", 0)
 
     def csrf_token(self, asked: Request) -> str:
-        """What must come back with whatever this browser changes; empty without a session."""
+        """Return the token that must accompany every change by this browser; empty without a session."""
         cookie = asked.cookies.get(self.cookie)
         return self._credentials.seal("csrf " + cookie) if cookie else ""
 
     def _recognise(self, asked: Request) -> tuple[Identity, bool]:
-        """Who asks, and whether a cookie says so. A header that is there and wrong is not made good by a cookie."""
+        """Return the caller's identity, and True if it comes from a cookie. A cookie does not make up for a wrong
+        header."""
         if not self._credentials.asked:
             return NOBODY_ASKED, False
         header: str | None = asked.environ.get("HTTP_AUTHORIZATION")
         if header is not None:
             scheme, _, token = header.partition(" ")
-            # WSGI gives headers as latin-1 whatever they were; tokens are UTF-8.
+            # WSGI decodes all headers as latin-1; tokens are UTF-8.
             text = token.strip().encode("latin-1", "replace").decode("utf-8", "surrogateescape")
             found = self._credentials.find(text) if scheme.lower() == "bearer" else None
             return found or STRANGER, False
@@ -171,7 +175,7 @@ class Doorman:
             return None
 
     def _turn_away(self, asked: Request) -> AnyResponse:
-        """A browser that wants to see a page is shown the way in; everybody else gets 401."""
+        """Redirect a browser that wants a page to the log-in; answer everything else with 401."""
         sees_pages = (
             asked.method in ("GET", "HEAD")
             and not asked.path.startswith("/api/")
@@ -192,7 +196,8 @@ class Doorman:
 
 
 def local_path(wanted: str) -> str:
-    """Where to go after the log-in: a path of this service, ``/`` for anything that could lead elsewhere.
+    """Return the path to go to after the log-in: a path of this service, or ``/`` for anything that could lead
+    elsewhere.
 
     >>> local_path("/tickets/42?x=1"), local_path("//evil/"), local_path("/\\\\evil"), local_path("https://evil/")
     ('/tickets/42?x=1', '/', '/', '/')
@@ -202,14 +207,14 @@ def local_path(wanted: str) -> str:
 
 
 def _has_bearer_token(asked: Request) -> bool:
-    """Other credentials a browser sends by itself, when a proxy in front of us has once asked for them: Basic, Digest,
-    Negotiate."""
+    """Return True if the request has a bearer token. Other credentials (Basic, Digest, Negotiate) are sent by browsers
+    by themselves, once a proxy in front of us has asked for them."""
     header: str = asked.environ.get("HTTP_AUTHORIZATION", "")
     return header.partition(" ")[0].lower() == "bearer"
 
 
 def _from_elsewhere(asked: Request) -> bool:
-    """Whether a browser says that a page of another site sends this. Programs say nothing of the kind."""
+    """Return True if a browser says that a page of another site sends this request. Programs send no such header."""
     site = asked.headers.get("Sec-Fetch-Site")
     if site is not None:
         return site not in ("same-origin", "none")

@@ -1,20 +1,20 @@
-"""Who may do what over HTTP: roles, tokens, and the file that has them.
+"""Credentials for HTTP: roles, tokens, and the file that holds tokens.
 
-A token is a secret text that whoever has it sends as ``Authorization: Bearer <token>``. It stands for an identity:
+A token is a secret text, sent as ``Authorization: Bearer <token>``. It stands for an identity:
 
-=========  =========================================================================  ==========================================
-role       may                                                                        token
-=========  =========================================================================  ==========================================
-viewer     look (GET), nothing else                                                   ``USHER_VIEWER_TOKEN``, or the file
-operator   look, and act: redrive, drop, pause, drain                                 ``USHER_OPERATOR_TOKEN``, or the file
-consumer   register, report and deregister under its own name, nothing else           the file
-all        everything of these, under any name                                        ``USHER_API_TOKEN``
-=========  =========================================================================  ==========================================
+=========  =============================================================  ====================================
+role       rights                                                         token
+=========  =============================================================  ====================================
+viewer     look (GET), nothing else                                       ``USHER_VIEWER_TOKEN``, or the file
+operator   look, and act: redrive, drop, pause, drain                     ``USHER_OPERATOR_TOKEN``, or the file
+consumer   register, report and deregister under its own name             the file
+all        all of these, under any name                                   ``USHER_API_TOKEN``
+=========  =============================================================  ====================================
 
 ``USHER_TOKENS_FILE`` has a line per token, ``role name sha256-of-the-token`` (``usher token new`` makes one); ``#``
-begins a comment. The name is who the action log says it was; of a consumer it is the consumer's name, or the beginning
-of its name with a ``*`` behind it. Only its owner may read the file (mode 0600). It is read again when it has changed;
-one that cannot be used then changes nothing and is told in the log.
+begins a comment. The name is the one in the action log; for a consumer it is the consumer's name, or the beginning of
+its name followed by ``*``. Only the owner may have rights on the file (mode 0600). It is read again when it has
+changed; a new version that cannot be used changes nothing and is reported in the log.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from usher.common.runtime.settings import is_loopback
 
 log = logging.getLogger(__name__)
 
-#: Bytes of randomness of a token that we make.
+#: Random bytes in a token that we make.
 _TOKEN_BYTES = 32
 _LARGEST_FILE = 4 * 1024 * 1024
-#: The file is looked at so often at most.
+#: Shortest time between two looks at the file.
 _LOOK_S = 1.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}\*?")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Role(enum.StrEnum):
-    """What somebody is, and what a route asks for. ``ANYBODY`` is asked for by routes that need no token."""
+    """The role of a caller, or the role that a route requires. Routes that need no token require ``ANYBODY``."""
 
     ANYBODY = "anybody"
     VIEWER = "viewer"
@@ -58,7 +58,7 @@ class Role(enum.StrEnum):
     ALL = "all"
 
     def may(self, needed: Role) -> bool:
-        """Whether this role is enough for a route that asks for ``needed``.
+        """Return True if this role is enough for a route that requires ``needed``.
 
         >>> Role.OPERATOR.may(Role.VIEWER), Role.VIEWER.may(Role.OPERATOR), Role.OPERATOR.may(Role.CONSUMER)
         (True, False, False)
@@ -72,63 +72,65 @@ FILE_ROLES = (Role.VIEWER, Role.OPERATOR, Role.CONSUMER)
 
 @dataclass(frozen=True)
 class Identity:
-    """Somebody whose token is known."""
+    """A caller whose token is known."""
 
     role: Role
     name: str
 
     def is_for(self, consumer: str) -> bool:
-        """Whether this identity may speak for the consumer of that name.
+        """Return True if this identity may speak for the consumer of that name.
 
-        >>> Identity(Role.CONSUMER, "shop-*").is_for("shop-3"), Identity(Role.CONSUMER, "a").is_for("b"), Identity(Role.OPERATOR, "a").is_for("a")
-        (True, False, False)
+        >>> Identity(Role.CONSUMER, "shop-*").is_for("shop-3"), Identity(Role.CONSUMER, "a").is_for("b")
+        (True, False)
+        >>> Identity(Role.OPERATOR, "a").is_for("a")
+        False
         """
         if self.role is not Role.CONSUMER:
             return self.role is Role.ALL
         return consumer.startswith(self.name[:-1]) if self.name.endswith("*") else consumer == self.name
 
 
-#: Whoever asks a service that has no tokens: on loopback only, or insisted on.
+#: The caller of a service without tokens: on loopback only, or where the operator insists.
 NOBODY_ASKED = Identity(Role.ALL, "anybody")
-#: Whoever shows no token that is known.
+#: A caller without a known token.
 STRANGER = Identity(Role.ANYBODY, "anybody")
 
 
 class Credentials:
-    """The tokens that a program takes. Called from several threads.
+    """The tokens that a program accepts. Called from several threads.
 
-    Tokens are known by a keyed hash (``seal``), so that the time of a look-up tells nothing about a token or its line
-    in the file. The key is also that of signed cookies: the same on all masters that have the same ``USHER_*_TOKEN``;
-    without any of these, new at every start.
+    Tokens are looked up by a keyed hash (``seal``), so that the time of a look-up tells nothing about a token or its
+    line in the file. The key also signs cookies: it is the same on all masters with the same ``USHER_*_TOKEN``; without
+    any of these it is new at every start.
     """
 
     def __init__(self, fixed: Mapping[str, Identity], file: Path | None = None) -> None:
-        """``fixed``: token -> identity; empty tokens are left out. Raises SettingsError when the file cannot be
-        used."""
+        """Read the file. ``fixed``: token -> identity; empty tokens are left out. Raises SettingsError when the file
+        cannot be used."""
         tokens = {token: identity for token, identity in fixed.items() if token}
         self.key = _key_of(tokens)
         self._fixed = {self.seal(digest_of(token)): identity for token, identity in tokens.items()}
         self._file = file
-        self._lock = threading.Lock()  # of whoever reads the file again
+        self._lock = threading.Lock()  # held by the thread that reads the file again
         self._looked_s = now_s()
         self._files = FileWatch(*([file] if file is not None else []))
         self._known = self._fixed if file is None else self._fixed | self._read(file)
 
     @property
     def asked(self) -> bool:
-        """Whether a token is asked for at all: one is configured, or a file, if only one that has none yet."""
+        """True if tokens are required at all: a token is configured, or a file, even a file without tokens."""
         return bool(self._fixed) or self._file is not None
 
     def seal(self, digest: str) -> str:
-        """What stands for a token in memory and in cookies: nobody can make it who has but the hash."""
+        """Return the seal that stands for a token in memory and in cookies; the hash alone is not enough to make it."""
         return hmac.new(self.key, digest.encode(), "sha256").hexdigest()
 
     def find(self, token: str) -> Identity | None:
-        """Whose token this is; None: nobody's."""
+        """Return the identity of a token; None if it is unknown."""
         return self.find_sealed(self.seal(digest_of(token)))
 
     def find_sealed(self, seal: str) -> Identity | None:
-        """Whose token that seal stands for; None: nobody's."""
+        """Return the identity of the token that the seal stands for; None if it is unknown."""
         self._look()
         return self._known.get(seal)
 
@@ -136,7 +138,7 @@ class Credentials:
         return {self.seal(digest): identity for digest, identity in read_tokens_file(file).items()}
 
     def _look(self) -> None:
-        """Read the file again if it is another one than before."""
+        """Read the file again if it has changed."""
         if self._file is None or now_s() - self._looked_s < _LOOK_S or not self._lock.acquire(blocking=False):
             return
         try:
@@ -151,14 +153,14 @@ class Credentials:
                 "tokens_file_unusable",
                 level=logging.ERROR,
                 problems=list(unfit.problems),
-                means="the tokens of before stay in use",
+                means="the former tokens stay in use",
             )
         finally:
             self._lock.release()
 
 
 def _key_of(tokens: Iterable[str]) -> bytes:
-    """Slow to compute, so that nobody finds a weak token from his own cookie."""
+    """Derive the key from the tokens, slowly, so that no user can find a weak token from their own cookie."""
     secret = "\0".join(sorted(tokens))
     return (
         hashlib.scrypt(secret.encode(), salt=b"usher", n=2**14, r=8, p=1, dklen=32)
@@ -168,47 +170,48 @@ def _key_of(tokens: Iterable[str]) -> bytes:
 
 
 def fixed_tokens(given: Mapping[str, tuple[str, Identity]]) -> dict[str, Identity]:
-    """Token -> identity out of setting -> (token, identity). Raises SettingsError for a token that two settings
-    have."""
+    """Convert setting -> (token, identity) to token -> identity. Raises SettingsError for a token that two settings
+    share."""
     found: dict[str, Identity] = {}
     for setting, (token, identity) in given.items():
         if token and token in found:
-            raise SettingsError([f"{setting}: the same token is set for another role too"])
+            raise SettingsError([f"{setting}: the same token is also set for another role; choose another one"])
         found[token] = identity
     return found
 
 
 def check_reach(bind: str, asked: bool, insecure: bool) -> None:
-    """Raise StartRefused for an address that others can reach where no token is asked for, unless that is insisted
-    on."""
+    """Raise StartRefused if others can reach the address and no token is required, unless ``insecure`` insists."""
     if not asked and not insecure and not is_loopback(bind):
         raise StartRefused(
-            f"USHER_API_TOKEN must be set to listen on {bind}, which others can reach (--insecure true to do without)"
+            f"USHER_API_TOKEN must be set to listen on {bind}, which other machines can reach (to do without:"
+            " --insecure true)"
         )
 
 
 def digest_of(token: str) -> str:
-    """The hash of a token as the file has it. A token is long and random, so that a fast hash is enough."""
+    """Return the hash of a token as the file holds it. A token is long and random, so a fast hash is enough."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def new_token() -> str:
-    """A token that nobody guesses, in characters that need no quoting."""
+    """Return a new, unguessable token, of characters that need no quoting."""
     return "usher_" + secrets.token_urlsafe(_TOKEN_BYTES)
 
 
 def line_of(role: Role, name: str, token: str) -> str:
-    """The line of the file for a token. Raises ValueError for a name that cannot stand there."""
+    """Return the file's line for a token. Raises ValueError for a name that the file cannot hold."""
     if not _NAME.fullmatch(name) or (name.endswith("*") and role is not Role.CONSUMER):
         raise ValueError(
-            "a name is 1 to 64 of A-Z a-z 0-9 . _ @ - and begins with a letter or digit; that of a consumer may end"
+            "a name is 1 to 64 of A-Z a-z 0-9 . _ @ - and begins with a letter or digit; a consumer's name may end"
             " with *"
         )
     return f"{role.value} {name} {digest_of(token)}"
 
 
 def read_tokens_file(file: Path) -> dict[str, Identity]:
-    """Hash -> identity. Raises SettingsError that names every bad line by its number and repeats nothing of it."""
+    """Read the file as hash -> identity. Raises SettingsError, which names every bad line by its number and repeats
+    nothing of it."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as opened:
@@ -233,7 +236,7 @@ def read_tokens_file(file: Path) -> dict[str, Identity]:
             wrong = (
                 "is not `role name sha256` (see `usher token new`)"
                 if identity is None
-                else "has a token that stands in an earlier line"
+                else "repeats the token of an earlier line"
             )
             problems.append(f"USHER_TOKENS_FILE: line {number} of {file} {wrong}")
         else:

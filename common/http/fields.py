@@ -1,4 +1,4 @@
-"""Types of fields that bodies and queries share; each tells its own form in the OpenAPI document."""
+"""Types of fields that bodies and queries share; each describes its own form in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _DIGITS = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True)
 class Fitting:
-    """``Annotated[str, Fitting(pattern, hint)]``: text that matches ``pattern`` in full. ``hint`` is said of other
-    text, which is not repeated."""
+    """Text that matches ``pattern`` in full: ``Annotated[str, Fitting(pattern, hint)]``. ``hint`` is the error for
+    other text, which is not repeated."""
 
     pattern: re.Pattern[str]
     hint: str
@@ -38,7 +38,7 @@ class Fitting:
 
 
 def _only_digits(value: object) -> object:
-    """Python reads ``1_0``, ``+1`` and digits of other scripts as numbers too."""
+    """Refuse ``1_0``, ``+1`` and digits of other scripts, which Python reads as numbers too."""
     if isinstance(value, str) and not _DIGITS.fullmatch(value):
         raise ValueError("must be a whole number above 0")
     return value
@@ -64,10 +64,10 @@ def _one_line(value: str) -> str:
 
 #: Text for people: any markup is shown literally, and nothing can end a line or colour a terminal.
 OneLine = Annotated[str, AfterValidator(_one_line)]
-#: Any text: a ticket may be called anything.
+#: Any text: a ticket may have any name.
 TicketId = Annotated[str, Field(min_length=1, max_length=LONGEST_TICKET), AfterValidator(_ticket_id)]
 StreamId = Annotated[
     str, AfterValidator(_stream_id), WithJsonSchema({"type": "string", "pattern": "^[0-9]{1,20}-[0-9]{1,20}$"})
 ]
-#: The length of a page in a query. More than the largest page is the largest page.
+#: The length of a page in a query. A larger value means the largest page.
 PageLimit = Annotated[int, BeforeValidator(_only_digits), Field(ge=1, le=10**9 - 1)]

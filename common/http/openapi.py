@@ -1,8 +1,8 @@
-"""What the routes say of themselves, and the OpenAPI document made of it.
+"""Describe routes at their views, and make the OpenAPI document from that.
 
-``@tells(...)`` at a view is the one place where a route's models, answers and role are told; its path and method are
-Flask's. The document is made from these at its first use, so it cannot lag behind; a route below ``/api`` that tells
-nothing fails the making, and a test.
+``@tells(...)`` at a view is the only place that declares a route's models, answers and role; its path and method are
+Flask's. The document is made from these at its first use, so it cannot lag behind; a route below ``/api`` without a
+declaration makes it fail, and a test.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ JSON, PROBLEM = "application/json", "application/problem+json"
 _VERSION = "3.1.0"
 _PARAMETER = re.compile(r"<(?:([^<>:]+):)?([^<>]+)>")
 _REFERENCES = "#/components/schemas/{model}"
-#: What any route may answer; of those with a body and those that ask for a token also the next ones.
+#: Errors of any route; below, those of routes with a body, and those of routes that require a token.
 _ALWAYS = {
-    400: "what was sent is no proper HTTP or JSON",
+    400: "the request is not proper HTTP or JSON",
     406: "answers are JSON",
-    421: "not a name of this service",
-    429: "too many; Retry-After",
+    421: "not a host name of this service",
+    429: "too many requests; Retry-After",
 }
 _ALWAYS |= {
     414: "path and query too long",
@@ -47,7 +47,7 @@ _OF_BODIES = {
     415: "not JSON in UTF-8",
     422: "fields that cannot be used",
 }
-_OF_TOKENS = {401: "no token, or one that nobody has", 403: "a token that is not for this"}
+_OF_TOKENS = {401: "no token, or an unknown one", 403: "the token does not allow this"}
 
 _SHARED = _ALWAYS | _OF_BODIES | _OF_TOKENS
 
@@ -55,7 +55,7 @@ View = TypeVar("View", bound=Callable[..., Any])
 
 
 class _Problem(TypedDict):
-    """RFC 9457; some have further members."""
+    """A problem document (RFC 9457); some have further members."""
 
     type: str
     title: str
@@ -65,8 +65,8 @@ class _Problem(TypedDict):
 
 @dataclass(frozen=True)
 class Operation:
-    """A route's own words. ``answers``: status -> type of the JSON document, a content type that is not JSON, or None
-    for no content."""
+    """The description of a route. ``answers``: status -> type of the JSON document, a content type that is not JSON,
+    or None for no content."""
 
     summary: str
     answers: Mapping[int, Any]
@@ -86,15 +86,17 @@ def tells(
     problems: Mapping[int, str] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Callable[[View], View]:
-    """Decorator of a view. ``role``: see ``usher.common.http.auth``; None: viewer for GET, operator for what changes
-    something.
+    """Decorate a view with its description. ``role``: see ``usher.common.http.auth``; None: viewer for GET, operator
+    for changes.
 
-    ``problems``: what else it may answer than every route does, status -> title and meaning. ``headers``: those that it
-    heeds, and what they do.
+    ``problems``: errors beyond those of every route, status -> title and meaning. ``headers``: the request headers that
+    it heeds, and their effect.
     """
 
     def mark(view: View) -> View:
-        view.usher_operation = Operation(summary, answers, body, query, problems or {}, headers or {})  # type: ignore[attr-defined]
+        view.usher_operation = Operation(  # type: ignore[attr-defined]
+            summary, answers, body, query, problems or {}, headers or {}
+        )
         return view if role is None else needs(role)(view)
 
     return mark
@@ -112,8 +114,8 @@ def add_document(app: Flask, title: str) -> None:
 
 
 def document(app: Flask, title: str) -> dict[str, Any]:
-    """The OpenAPI document of all routes below ``/api``, and of others that tell of themselves. Raises TypeError for
-    one that does not."""
+    """Return the OpenAPI document of all routes below ``/api``, and of others that are described. Raises TypeError for
+    a route below ``/api`` without a description."""
     schemas = _Schemas()
     problem = {"content": {PROBLEM: {"schema": schemas.of(_Problem, "serialization")}}}
     paths: dict[str, dict[str, Any]] = {}
@@ -205,7 +207,7 @@ def _in_path(rule: Rule, name: str) -> dict[str, Any]:
 
 
 def _query(model: type[BaseModel]) -> list[dict[str, Any]]:
-    """A parameter per field. Absent is how a query says null."""
+    """Return a parameter per field. A query says null by leaving the field out."""
     schema = model.model_json_schema()
     required = schema.get("required", ())
     parameters = []
@@ -217,13 +219,13 @@ def _query(model: type[BaseModel]) -> list[dict[str, Any]]:
 
 
 class _Schemas:
-    """The JSON schemas of all models, each once."""
+    """The JSON schemas of all models, each only once."""
 
     def __init__(self) -> None:
         self.found: dict[str, Any] = {}
 
     def of(self, kind: Any, mode: JsonSchemaMode) -> dict[str, Any]:
-        """A schema, or the reference to it."""
+        """Return a schema, or the reference to it."""
         schema = TypeAdapter(kind).json_schema(ref_template=_REFERENCES, mode=mode)
         for name, model in schema.pop("$defs", {}).items():
             self._add(name, model)

@@ -1,4 +1,4 @@
-"""Answers over HTTP: JSON documents, and problem documents (RFC 9457) for whatever went wrong."""
+"""Answers over HTTP: JSON documents, and problem documents (RFC 9457) for errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Problem(UsherError):
-    """An answer that says what is wrong, as a problem document (RFC 9457).
+    """An error answer, sent as a problem document (RFC 9457).
 
     ``title`` is a word for programs, ``detail`` a sentence for people, ``facts`` are further members. Never put input
     into any of them. ``close`` ends the connection: for requests whose body was not read to its end.
@@ -47,17 +47,17 @@ class Problem(UsherError):
 
 
 def answer(document: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """``document`` as JSON."""
+    """Return ``document`` as a JSON response."""
     try:
         body = orjson.dumps(document)
-    except TypeError:  # what orjson has no bytes for: text that was not UTF-8 in Redis, whole numbers above 64 bits
+    except TypeError:  # orjson cannot encode text that was not UTF-8 in Redis, or whole numbers above 64 bits
         body = json.dumps(document, default=str).encode()
     return Response(body, status, headers, content_type="application/json")
 
 
 def answer_problem(problem: Problem) -> Response:
-    """``problem`` as a problem document, and a line with its request id for who asks for debug: a flood of requests is
-    none of the log."""
+    """Return ``problem`` as a problem document, and log its request id at level debug: a flood of requests must not
+    flood the log."""
     document: dict[str, Any] = {"type": "about:blank", "title": problem.title, "status": int(problem.status)}
     if problem.detail:
         document["detail"] = problem.detail

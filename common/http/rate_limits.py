@@ -1,7 +1,7 @@
-"""How often somebody may ask: token buckets per credential and address (429 with Retry-After beyond).
+"""Limit the rate of requests by token buckets per credential and address (429 with Retry-After beyond).
 
-They are there for programs gone wrong, not for whoever means harm and has many addresses. A report of acknowledgements
-that is refused costs speed only, a registration is tried again.
+The limits are for faulty programs, not for attackers with many addresses. A refused report of acknowledgements costs
+only speed; a refused registration is retried.
 """
 
 from __future__ import annotations
@@ -17,26 +17,25 @@ from flask import g, request
 from usher.common.base.clock import now_s
 from usher.common.http.problem import Problem
 
-#: KeyedTokenBuckets that are kept. One that was forgotten is full again.
+#: Most buckets that are kept. A forgotten bucket is full again.
 _MOST_BUCKETS = 10_000
 
 View = TypeVar("View", bound=Callable[..., Any])
 
 
 class KeyedTokenBuckets:
-    """A bucket per key; it fills at ``per_s`` up to ``most``, and every take empties it by one. Called from several
-    threads."""
+    """Token buckets by key; each fills at ``per_s`` up to ``most``, and every take removes one token. Called from
+    several threads."""
 
     def __init__(self, per_s: float, most: float) -> None:
         self._per_s = per_s
         self._most = max(1.0, most)
-        self._levels: OrderedDict[Hashable, tuple[float, float]] = (
-            OrderedDict()
-        )  # key -> level, when; guarded by self._lock
+        # Guarded by self._lock: key -> level, and when it was so.
+        self._levels: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
         self._lock = threading.Lock()
 
     def take(self, key: Hashable, now: float) -> float:
-        """0.0 when one could be taken, else the seconds until one can be."""
+        """Take a token; return 0.0 on success, else the seconds until one is there."""
         with self._lock:
             level, then = self._levels.pop(key, (self._most, now))
             level = min(self._most, level + (now - then) * self._per_s)
@@ -48,21 +47,21 @@ class KeyedTokenBuckets:
 
 
 def rarely(view: View) -> View:
-    """Decorator of a view that is asked for seldom: it counts against the limit per minute as well."""
+    """Decorate a view that is rarely needed: it also counts against the limit per minute."""
     view.usher_rarely = True  # type: ignore[attr-defined]
     return view
 
 
 class RateLimits:
-    """``per_s`` requests of each credential from each address, of these ``per_minute`` to views that are marked with
-    ``rarely``."""
+    """The limits: ``per_s`` requests of each credential from each address, and ``per_minute`` of them to views marked
+    with ``rarely``."""
 
     def __init__(self, per_s: float, per_minute: float) -> None:
         self._all = KeyedTokenBuckets(per_s, per_s)
         self._rare = KeyedTokenBuckets(per_minute / 60, per_minute)
 
     def count(self, view: object) -> None:
-        """Count the request that is being answered. Raises Problem 429."""
+        """Count the current request. Raises Problem 429."""
         key = (g.who, request.remote_addr)
         wait_s = self._all.take(key, now_s())
         if not wait_s and hasattr(view, "usher_rarely"):

@@ -1,4 +1,4 @@
-"""Both sides of HTTPS: one context for all connections, made anew when the files of the certificate, or of the
+"""TLS contexts for both sides of HTTPS: one for all connections, rebuilt when the files of the certificate, or of the
 authorities, have changed."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class ServerTls:
     """A certificate chain and its key, in PEM. Called from several threads."""
 
     def __init__(self, cert: Path, key: Path | None, sockets: type[ssl.SSLSocket] = ssl.SSLSocket) -> None:
-        """``sockets``: what wrapped connections are made of. Raises SettingsError when the files cannot be used."""
+        """Load the files. ``sockets``: the class of wrapped connections. Raises SettingsError if a file is unusable."""
         self.cert, self._key = cert.expanduser(), (key or cert).expanduser()
         self._sockets = sockets
         self._lock = threading.Lock()
@@ -27,8 +27,8 @@ class ServerTls:
         self._context = self._load()
 
     def context(self) -> ssl.SSLContext:
-        """The context for a new connection. Files that cannot be used any more change nothing, and are told in the
-        log."""
+        """Return the context for a new connection. New files that cannot be used change nothing, and are reported in
+        the log."""
         with self._lock:
             if self._files.are_new():
                 try:
@@ -41,7 +41,7 @@ class ServerTls:
                         "certificate_unusable",
                         level=logging.ERROR,
                         why=str(unfit),
-                        means="the certificate of before stays in use",
+                        means="the former certificate stays in use",
                     )
             return self._context
 
@@ -60,11 +60,11 @@ class ServerTls:
 
 
 class ClientTls:
-    """Whose certificates are trusted. All connections share it, since the authorities of a system are 900 KB. Called
-    from several threads."""
+    """The authorities whose certificates are trusted. All connections share them, since a system's authorities are 900
+    KB. Called from several threads."""
 
     def __init__(self, ca: Path | None) -> None:
-        """``ca``: authorities in PEM; None: those of the system. Nothing is read yet."""
+        """Note the file. ``ca``: authorities in PEM; None: those of the system. Nothing is read yet."""
         self._ca = None if ca is None else ca.expanduser()
         self._lock = threading.Lock()
         file = self._ca or ssl.get_default_verify_paths().cafile
@@ -72,8 +72,8 @@ class ClientTls:
         self._context: ssl.SSLContext | None = None
 
     def context(self) -> ssl.SSLContext:
-        """The context for a new connection. Raises OSError when no authorities can be read. Later unusable ones change
-        nothing, as a server's."""
+        """Return the context for a new connection. Raises OSError when no authorities could ever be read. Later files
+        that cannot be used change nothing, and are reported in the log."""
         with self._lock:
             if self._files.are_new() or self._context is None:
                 try:
@@ -87,7 +87,7 @@ class ClientTls:
                         "authorities_unusable",
                         level=logging.ERROR,
                         why=str(unfit),
-                        means="those of before stay in use",
+                        means="the former ones stay in use",
                     )
             return self._context
 

@@ -87,7 +87,7 @@ def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[AclP
     return (
         AclProgram(
             "producer",
-            "whoever adds messages with a plain XADD",
+            "programs that add messages with a plain XADD",
             (),
             ("xadd",),
             (*given, log.delayed),
@@ -250,14 +250,16 @@ _AUDITOR_SENDS = (
     "set",
 )
 _HEAD = """\
-# Users of Redis for Usher, as few rights as each kind of program needs. Made by
+# Users of Redis for Usher, with the rights that each kind of program needs and no more. Made by
 # `usher acl --ticket-stream {stream} --group {group}`.
-# Use: give each user that you need a password (`on >the-password` in place of `off resetpass`, or `on #sha256-of-it`), then `include` this file in
-# redis.conf; or, where ACL LOAD is wanted, `grep ^user users.acl > /etc/redis/aclfile`: an aclfile may have no comments.
-# Programs name theirs in the URL: redis://consumer:the-password@host:6379/0.
-# Nobody may do anything as `default`; keep a user of your own for administration: `user admin on >... ~* &* +@all`.
-# Rights are by kind of program, not by name: a consumer's user may touch what belongs to other consumers of the same stream. And they are for all
-# keys of a user alike (Redis 6.2): who may trim an inbox may trim the stream. It confines mistakes and break-ins to this one system, no further.
+# Use: give each user that you need a password (`on >the-password` in place of `off resetpass`, or
+# `on #sha256-of-it`), then `include` this file in redis.conf; or, for ACL LOAD,
+# `grep ^user users.acl > /etc/redis/aclfile`: an aclfile may have no comments.
+# Programs name their user in the URL: redis://consumer:the-password@host:6379/0.
+# The user `default` has no rights; keep a user of your own for administration: `user admin on >... ~* &* +@all`.
+# Rights are by kind of program, not by name: a consumer's user may touch the keys of other consumers of the same
+# stream. And they hold for all keys of a user alike (Redis 6.2): a user that may trim an inbox may trim the stream.
+# This confines mistakes and break-ins to this one system, no further.
 """
 
 
@@ -269,9 +271,9 @@ USERS = ("producer", "sender", "consumer", "master", "streamer", "reader", "audi
 
 
 def acl_file(stream: str, group: str, sources: Sequence[str] = (), passwords: Mapping[str, str] | None = None) -> str:
-    """Return the whole file; see ``programs``. With ``passwords``, one for each of ``USERS``, it is a ready aclfile with
-    only their hashes, and without comments, which Redis refuses there. Raises StartRefused for a stream name that would
-    end its word in the file, or begin a line."""
+    """Return the whole file; see ``programs``. With ``passwords``, one for each of ``USERS``, it is a ready aclfile
+    with only their hashes, and without comments, which Redis refuses there. Raises StartRefused for a stream name that
+    would end its word in the file, or begin a line."""
     odd = [name for name in (stream, *sources) if _ENDS_WORD.search(name)]
     if odd:
         raise StartRefused(

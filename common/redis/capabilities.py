@@ -1,8 +1,8 @@
-"""What this Redis can do: asked, never guessed from its version number, because forks and managed servers count in
-their own way.
+"""Ask Redis what it can do, instead of guessing from its version number: forks and managed servers count in their own
+way.
 
-A question is a command that changes nothing: COMMAND INFO or COMMAND DOCS, or the command itself on a key that is not
-there. Its answer is yes, no, or unknown (we may not ask, or Redis refuses everything for the moment).
+A question is a command that changes nothing: COMMAND INFO or COMMAND DOCS, or the command itself on a missing key. Its
+answer is yes, no, or unknown (we may not ask, or Redis refuses everything for the moment).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from usher.common.base.errors import GroupMissing, RedisTrouble
 from usher.common.redis.client import Arg, CommandRefused, Link
 
-#: Beginnings of refusals that say "I do not know this command, or this option of it"; in lower case, behind ERR.
+#: First words of refusals that mean "unknown command or option"; in lower case, after ERR.
 _NOT_KNOWN = (
     "syntax error",
     "unknown command",
@@ -28,11 +28,11 @@ _SCRIPT_WITH_FLAGS = "#!lua flags=no-writes\nreturn 1"
 
 @dataclass(frozen=True)
 class Capability:
-    """``has``: None means that it is not known. ``how``: the question that was asked; ``said``: Redis' words where it
-    refused.
+    """A capability of the server. ``has``: None if unknown. ``how``: the question that was asked; ``said``: Redis'
+    words if it refused.
 
-    ``required``: Usher does not work without. ``used``: it makes use of it where it is there. ``good_for`` says what it
-    brings, ``instead`` what Usher does without it.
+    ``required``: Usher does not work without it. ``used``: Usher uses it if present. ``good_for`` names the benefit,
+    ``instead`` the substitute without it.
     """
 
     name: str
@@ -54,12 +54,12 @@ class _CapabilityProbe(NamedTuple):
 
 
 def _is_listed(reply: Any) -> bool | None:
-    """COMMAND INFO of one command: nil in its place when Redis does not know it."""
+    """Judge a reply of COMMAND INFO for one command: nil in its place when Redis does not know it."""
     return None if isinstance(reply, Exception) else bool(reply) and bool(reply[0])
 
 
 def _is_understood(reply: Any) -> bool | None:
-    """The command itself, on a key that is not there: anything but "I do not know this" is a yes."""
+    """Judge a reply to the command itself on a missing key: anything but "unknown" is a yes."""
     if isinstance(reply, GroupMissing) or not isinstance(reply, Exception):
         return True
     if not isinstance(reply, CommandRefused):
@@ -69,15 +69,15 @@ def _is_understood(reply: Any) -> bool | None:
 
 
 def _is_done(reply: Any) -> bool | None:
-    """It takes no key and must simply succeed."""
+    """Judge a reply to a command without a key, which must simply succeed."""
     if isinstance(reply, CommandRefused):
         return None if _words(reply).startswith("NOPERM") else False
     return None if isinstance(reply, Exception) else True
 
 
 def _documents(word: str) -> Callable[[Any], bool | None]:
-    """COMMAND DOCS: the history of the command mentions ``word``. A server without COMMAND DOCS is older than all that
-    is asked so."""
+    """Return a judge of COMMAND DOCS: the command's history must mention ``word``. A server without COMMAND DOCS is
+    older than all capabilities asked in this way."""
 
     def judge(reply: Any) -> bool | None:
         if isinstance(reply, CommandRefused):
@@ -92,27 +92,27 @@ def _words(refused: Exception) -> str:
 
 
 def _required(key: str) -> list[_CapabilityProbe]:
-    """What Usher does not work without. ``key`` is not there; it lies in the slot of the stream's keys and under their
-    ACL patterns."""
+    """Return probes of what Usher needs. ``key`` does not exist; it lies in the slot of the stream's keys and under
+    their ACL patterns."""
     return [
         _CapabilityProbe(
             "xautoclaim",
             ("XAUTOCLAIM", key, "g", "c", 0, "0-0"),
             _is_understood,
-            "finding idle messages that nobody looks after",
+            "finding idle messages without a living owner",
         ),
         _CapabilityProbe(
             "xpending_idle",
             ("XPENDING", key, "g", "IDLE", 0, "-", "+", 1),
             _is_understood,
-            "renewing a lease touches what has been idle",
+            "renewing a lease touches idle entries",
         ),
         _CapabilityProbe("xtrim_minid", ("XTRIM", key, "MINID", 0), _is_understood, "trimming the inbox of a consumer"),
     ]
 
 
 def _used(key: str) -> list[_CapabilityProbe]:
-    """What Usher uses where it is there."""
+    """Return probes of what Usher uses if present."""
     return [
         _CapabilityProbe(
             "idmp",
@@ -133,14 +133,14 @@ def _used(key: str) -> list[_CapabilityProbe]:
             "xautoclaim_deleted",
             ("COMMAND", "DOCS", "XAUTOCLAIM"),
             _documents("deleted entries"),
-            "entries whose body is gone are told by the sweep",
+            "the sweep reports entries whose body is gone",
             "the sweep looks at the body of every entry that it finds",
         ),
         _CapabilityProbe(
             "lag",
             ("COMMAND", "DOCS", "XINFO|GROUPS"),
             _documents("`lag`"),
-            "counting what is not read yet",
+            "counting unread entries",
             "entries above the last delivered id are counted, 100,000 at most",
         ),
         _CapabilityProbe(
@@ -161,14 +161,14 @@ def _used(key: str) -> list[_CapabilityProbe]:
 
 
 def _not_used_yet(key: str) -> list[_CapabilityProbe]:
-    """What would spare Usher some work."""
+    """Return probes of what would spare Usher some work."""
     return [
         _CapabilityProbe(
             "consumer_inactive",
             ("COMMAND", "DOCS", "XINFO|CONSUMERS"),
             _documents("`inactive`"),
-            "telling a name that waits from one that works",
-            "leases tell who lives",
+            "telling a consumer that waits from one that works",
+            "leases tell which consumers are alive",
         ),
         _CapabilityProbe(
             "waitaof",
@@ -202,14 +202,14 @@ def _not_used_yet(key: str) -> list[_CapabilityProbe]:
             "xread_maxcount",
             ("XREAD", "MAXCOUNT", 1, "STREAMS", key, 0),
             _is_understood,
-            "one limit over many streams of a call",
+            "one limit over all streams of a call",
             "a limit per stream",
         ),
     ]
 
 
 def ask(link: Link, absent_key: str) -> tuple[Capability, ...]:
-    """All capabilities of the server behind ``link``. ``absent_key`` must not exist; nothing is written.
+    """Return all capabilities of the server behind ``link``. ``absent_key`` must not exist; nothing is written.
 
     Raises RedisTrouble when Redis cannot be reached.
     """
@@ -232,8 +232,8 @@ def _answered(question: _CapabilityProbe, required: bool, used: bool, reply: Any
 
 
 def _resp3(link: Link) -> Capability:
-    """Asked by changing the protocol of this connection and changing it back; what the connection cannot parse counts
-    as not known."""
+    """Ask for RESP3 by changing the protocol of this connection and changing it back; an unparsable answer counts as
+    unknown."""
     reply: Any
     try:
         reply = link.pipeline([("HELLO", 3), ("HELLO", 2)])[0]
@@ -247,6 +247,6 @@ def _resp3(link: Link) -> Capability:
         said,
         False,
         True,
-        "hearing of changes on the connection that reads",
+        "receiving changes on the connection that reads",
         "as without client_tracking",
     )

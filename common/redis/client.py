@@ -1,7 +1,7 @@
 """Connections to Redis: bytes in and out, no retries, and errors that say whether the command happened.
 
-A ``Link`` is one connection that one thread uses. redis-py's own client is not used on purpose: it repeats commands by
-default (one ``xadd`` left two entries, a lost XREADGROUP reply skipped a message) and re-shapes replies; a Link does
+A ``Link`` is a connection used by one thread. redis-py's own client is avoided on purpose: it repeats commands by
+default (one ``xadd`` left two entries, a lost XREADGROUP reply skipped a message) and reshapes replies; a Link does
 neither.
 """
 
@@ -27,7 +27,7 @@ from usher.common.redis.private_names import socket_of
 Arg = bytes | str | int | float
 Meanwhile = Callable[[], None]
 
-#: Answers that mean "refused, nothing happened, try again". The first word of the error, as Redis sends it.
+#: Errors that mean "refused, nothing happened, try again", by their first word, as Redis sends it.
 _NOT_NOW = (
     "LOADING",
     "BUSY",
@@ -42,21 +42,20 @@ _NOT_NOW = (
     "ASK",
     "UNKILLABLE",
 )
-#: Those after which the server and its memory are the same as before. After any other one it may be another server, or
-#: a restarted one.
+#: Errors after which the server and its memory are the same as before. After any other it may be another server, or a
+#: restarted one.
 SAME_MEMORY = frozenset({"BUSY", "MISCONF", "OOM", "NOREPLICAS", "UNKILLABLE", "NOSCRIPT"})
-#: Those that say that another server is the right one now, or may be: a master that has lost its replicas was perhaps
-#: cut off, or deposed without having heard of it.
+#: Errors after which another server is, or may be, the right one now: a master that has lost its replicas was perhaps
+#: cut off, or deposed without knowing it.
 ELSEWHERE = ("READONLY", "MOVED", "ASK", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS")
-#: A server that was reached and did not let us in: the password or user, or anything else (a database that it does not
-#: have, missing rights).
+#: Kinds for a server that was reached and did not let us in: because of the password or user, or for another reason (a
+#: database that it does not have, missing rights).
 AUTH, REFUSED = "AUTH", "REFUSED"
-#: What a server that is reached says, but which passes. redis-py knows it for a failed connection, but not the words of
-#: a cluster's node.
+#: A refusal at connect that passes. redis-py treats it as a failed connection, but misses the wording of a cluster's
+#: node.
 _FULL = "max number of clients"
 _GROUP_GONE = ("NOGROUP", "UNBLOCKED")
-#: How long ``answer`` waits for the rest of a reply: TLS may have something to say of its own that makes a socket
-#: readable.
+#: Seconds that ``answer`` waits for the rest of a reply: TLS may make a socket readable with records of its own.
 _GLANCE_S = 0.01
 
 
@@ -64,26 +63,26 @@ class _NotYet(enum.Enum):
     NOT_YET = enum.auto()
 
 
-#: What ``Link.answer`` says while the reply is under way.
+#: The result of ``Link.answer`` while the reply is under way.
 NOT_YET = _NotYet.NOT_YET
 
 
 class Troubles:
-    """How often this process had which trouble with Redis, for its metrics."""
+    """Counts of this process' troubles with Redis by kind, for its metrics."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: dict[str, int] = {}  # guarded by self._lock
 
     def count(self, trouble: Exception) -> Any:
-        """Count ``trouble``, and give it back, to be raised."""
+        """Count ``trouble`` and return it, to be raised."""
         word = _word_of(trouble)
         with self._lock:
             self._counts[word] = self._counts.get(word, 0) + 1
         return trouble
 
     def seen(self) -> dict[str, int]:
-        """The counts by class: few words, whatever Redis says."""
+        """Return the counts by class: few different words, whatever Redis says."""
         with self._lock:
             return dict(self._counts)
 
@@ -92,16 +91,16 @@ troubles = Troubles()
 
 
 class ScriptMissing(NotNow):
-    """Redis does not know the script (restart, failover, SCRIPT FLUSH); it is sent again in full."""
+    """Redis does not know the script (after a restart, failover or SCRIPT FLUSH); its text must be sent again."""
 
 
 class CommandRefused(Exception):
-    """Redis answered with an error that trying again will not mend. The command did not happen."""
+    """Redis answered with an error that a retry will not mend. The command did not happen."""
 
 
 def named(error: redis.RedisError) -> Exception:
-    """Our error for an error answer of Redis. redis-py strips the first word of errors that it knows, so its classes
-    count too."""
+    """Convert an error answer of Redis to our error. redis-py strips the first word of errors that it knows, so its
+    classes count too."""
     text = str(error)
     kind = type(error).__name__
     word = text.split(" ", 1)[0]
@@ -142,13 +141,13 @@ def _word_of(trouble: Exception) -> str:
 
 
 class SameServer:
-    """Notices when connections lead to another redis-server process than at first, or to one that has been a replica
+    """A check that connections lead to the same redis-server process as at first, and that it was never a replica
     meanwhile. Shared by all links of an incarnation.
 
     A server that restarted or was replaced may have lost the last moments of its history (appendfsync everysec,
-    asynchronous replication) without anybody being told: leases, fences and acknowledgements of a moment ago are then
-    as they were before. So may one that was a replica, if only for a second: it has taken all data of the other one,
-    and is the same process all the while.
+    asynchronous replication) without notice: leases, fences and acknowledgements of a moment ago are then as they were
+    before. So may a server that was a replica, if only for a second: it has taken over all data of another server, and
+    is the same process all the while.
     """
 
     def __init__(self, on_change: Callable[[str], None]) -> None:
@@ -158,10 +157,10 @@ class SameServer:
         self._history = ""
 
     def check(self, run_id: str, history: str, was_promoted: bool) -> None:
-        """Raises ServerChanged, after telling ``on_change``, when this is not the server of the first call.
+        """Raise ServerChanged, after a call of ``on_change``, when this is not the server of the first call.
 
-        ``history``: its replication id, a new one when it is made a master. It also takes a new one for its first
-        replica; only then it has none that it was promoted from (``was_promoted``).
+        ``history``: its replication id, which is new after a promotion. It also changes for the first replica, but then
+        there is no former id that the server was promoted from (``was_promoted``).
         """
         with self._lock:
             if self._run_id is None:
@@ -175,13 +174,13 @@ class SameServer:
 
 
 class Link:
-    """One connection, used by one thread. It connects by itself at the next call after a break.
+    """A connection used by one thread. It reconnects by itself at the next call after a break.
 
-    ``timeout_s``: how long nothing may move, while a command leaves and until its reply is there. So a large one may
-    take its time over a narrow network. A blocking command adds its own block time. ``connections`` counts the times it
-    connected: what was learned over one connection is only as good as that connection. With ``same_server`` every new
-    connection is checked by it before anything else is sent. ``lasted_s``: how long the replies to the last pipeline
-    went on coming after the first of them.
+    ``timeout_s``: the longest standstill while a command leaves and until its reply is there, so that a large command
+    may take its time over a slow network. A blocking command adds its own block time. ``connections`` counts the
+    connects: facts learned over one connection are only as good as that connection. ``same_server`` checks every new
+    connection before anything else is sent. ``lasted_s``: seconds from the first reply of the last pipeline to the
+    last one.
     """
 
     def __init__(self, url: str, name: str, timeout_s: float = 5.0, same_server: SameServer | None = None) -> None:
@@ -191,19 +190,19 @@ class Link:
         self._same_server = same_server
         self._elsewhere = False
         self._open = False
-        self._process = 0  # that opened it
-        self._unsent = 0  # bytes of a large command that had not arrived when that was looked at last
-        self._owed = 0  # replies that are under way. Whoever breaks off leaves them, and the next call connects anew
+        self._process = 0  # id of the process that opened it
+        self._unsent = 0  # bytes of a large command that had not arrived at the last look
+        self._owed = 0  # replies under way; an aborted call leaves some, and then the next call reconnects
         self.connections = 0
         self.lasted_s = 0.0
-        # The URL is looked at now, so that one that cannot be read is an error at once (ValueError).
+        # The URL is parsed now, so that an unreadable one is an error at once (ValueError).
         check(url)
         self._is_fixed = is_fixed(url)
         self._connection: Any = make_connection(url, name, timeout_s) if self._is_fixed else None
 
     def call(self, *command: Arg, block_s: float = 0.0, meanwhile: Meanwhile | None = None) -> Any:
-        """Send one command and return its bare reply. What is done ``meanwhile``, in the time in which Redis does the
-        command, must not use this link; what fails in it fails the call, whose reply is not known then.
+        """Send one command and return its bare reply. ``meanwhile`` runs while Redis executes the command and must not
+        use this link; if it raises, the call fails with ReplyUnknown.
 
         Raises NotNow (did not happen), ReplyUnknown (may have happened), GroupMissing, CommandRefused.
         """
@@ -214,7 +213,7 @@ class Link:
         return self._receive(block_s)
 
     def pipeline(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
-        """Send several commands at once; the reply list holds an exception where Redis answered with an error."""
+        """Send several commands at once. The list of replies holds an exception for each error answer."""
         if not commands:
             return []
         connection = self._connected()
@@ -233,7 +232,7 @@ class Link:
         return replies
 
     def all_of(self, commands: Sequence[Sequence[Arg]]) -> list[Any]:
-        """The same, where an error in one reply is an error of all."""
+        """Send several commands at once; raise the first error among the replies."""
         replies = self.pipeline(commands)
         for reply in replies:
             if isinstance(reply, Exception):
@@ -241,52 +240,52 @@ class Link:
         return replies
 
     def ask(self, *command: Arg) -> None:
-        """Send one command; ``answer`` fetches its reply, and nothing else may be sent before. Raises NotNow,
+        """Send one command; ``answer`` fetches its reply, and nothing else may be sent before that. Raises NotNow,
         ReplyUnknown."""
         connection = self._connected()
         self._send(connection, connection.pack_command(*command))
 
     def answer(self) -> Any:
-        """The reply to ``ask``, or NOT_YET while it is not there as a whole. Raises what ``call`` raises."""
+        """Return the reply to ``ask``, or NOT_YET while it is incomplete. Raises the errors of ``call``."""
         return self._receive(0.0, is_glance=True)
 
     @property
     def socket(self) -> socket.socket:
-        """What becomes readable when the reply to ``ask`` comes."""
+        """The socket, which becomes readable when the reply to ``ask`` comes."""
         sock: socket.socket = socket_of(self._connection)
         return sock
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a reply is under way. From another thread: it may be over by now."""
+        """True while a reply is under way. Read from another thread, it may be outdated."""
         return self._owed > 0
 
     def interrupt(self) -> None:
-        """End a blocked call from another thread: its reader gets ReplyUnknown."""
+        """End a blocked call from another thread; the call raises ReplyUnknown."""
         connection = self._connection
         sock = None if connection is None else socket_of(connection)
         if sock is not None:
             try:
                 sock.shutdown(socket.SHUT_RDWR)
             except OSError:
-                pass  # it was closed meanwhile, which is what we wanted
+                pass  # it was closed meanwhile, which is the aim
 
     def close(self) -> None:
-        """The next call connects anew, to where the server is then."""
+        """Close the connection. The next call reconnects, to wherever the server is then."""
         self._moved_on()
 
     def _connected(self) -> Any:
-        """The connection, open. Raises NotNow: nothing was sent."""
+        """Return the open connection. Raises NotNow: nothing was sent."""
         try:
             if self._open and not self._elsewhere and not self._owed and self._process == os.getpid():
                 if not self._is_fixed and has_moved(self.url, self._connection):
-                    # The links of a process must not lead to two servers. This one's owner hears of it: what it knows
-                    # is of the one before.
+                    # The links of a process must not lead to two servers. The error tells this link's owner that its
+                    # knowledge is of the former one.
                     self._moved_on()
                     raise troubles.count(NotNow("CONNECT", f"Redis at {redacted(self.url)} is another server now"))
                 return self._connection
-            # What comes there is not for us: a forked child would get its parent's replies, also those of the parent's
-            # greeting.
+            # Drop the old connection: replies on it are not for us. A forked child would get its parent's replies, also
+            # those to the parent's handshake.
             self._moved_on()
             if self._connection is None:
                 self._connection = make_connection(self.url, self._name, self._timeout_s)
@@ -316,12 +315,12 @@ class Link:
             return
         try:
             server, replication = self._told("server"), self._told("replication")
-            if replication.get("role") == "slave":  # whose data it has when it is a master nobody knows yet
+            if replication.get("role") == "slave":  # whose data it will have as a master is still unknown
                 raise NotNow("READONLY", "Redis: this is a replica")
             was_promoted = bool(replication.get("master_replid2", "").strip("0"))
             self._same_server.check(server.get("run_id", ""), replication.get("master_replid", ""), was_promoted)
         except redis.exceptions.NoPermissionError:
-            return  # it cannot be known; `usher doctor` says so
+            return  # it cannot be checked; `usher doctor` says so
         except NotNow as refused:
             self._misled()
             self._moved_on()
@@ -339,8 +338,7 @@ class Link:
             misled(self.url, self._connection)
 
     def _moved_on(self) -> None:
-        """The server we were connected to is not, or no longer, the right one: look again where it is before the next
-        command."""
+        """Disconnect from a server that is not, or no longer, the right one; the next command locates it again."""
         self._elsewhere = self._open = False
         self._owed = 0
         if self._connection is not None:
@@ -362,13 +360,13 @@ class Link:
         try:
             work()
         except Exception as failed:
-            raise troubles.count(ReplyUnknown(f"the reply of Redis was not waited for: {failed}")) from failed
+            raise troubles.count(ReplyUnknown(f"the wait for Redis' reply was broken off: {failed}")) from failed
 
     def _receive(self, block_s: float, is_glance: bool = False) -> Any:
         wait = {"timeout": _GLANCE_S} if is_glance else {"timeout": self._timeout_s + block_s} if block_s else {}
         while True:
             try:
-                # redis-py calls LOADING a broken connection and would close it, with the replies of a pipeline that are
+                # redis-py treats LOADING as a broken connection and would close it, although replies of a pipeline are
                 # still under way.
                 reply = self._connection.read_response(disconnect_on_error=False, **wait)
                 self._owed -= 1
@@ -381,7 +379,7 @@ class Link:
                     self._misled()
                 raise troubles.count(trouble) from None
             except (redis.RedisError, OSError) as failed:
-                if isinstance(failed, redis.TimeoutError):  # what has come of it is kept
+                if isinstance(failed, redis.TimeoutError):  # the part of the reply that has come is kept
                     if is_glance:
                         return NOT_YET
                     if self._still_leaves():
@@ -392,7 +390,7 @@ class Link:
                 ) from failed
 
     def _still_leaves(self) -> bool:
-        """Whether more of a large command has arrived since this was asked last: the system takes megabytes that the
+        """Return True if more of a large command has arrived since the last call: the system buffers megabytes that the
         network has not taken yet."""
         before = self._unsent
         if before:
@@ -410,7 +408,7 @@ def check_reachable(url: str) -> None:
         server = _info(link.call("INFO", "server"))
     except NotNow as trouble:
         if trouble.kind == "LOADING":
-            return  # it is there and will answer; the loops wait for it
+            return  # the server is there and will answer; the loops wait for it
         raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
     except ReplyUnknown as trouble:
         raise StartRefused(
@@ -426,5 +424,5 @@ def check_reachable(url: str) -> None:
 
 
 def _info(reply: bytes) -> dict[str, str]:
-    """The ``name:value`` lines of an INFO reply."""
+    """Parse the ``name:value`` lines of an INFO reply."""
     return dict(line.split(":", 1) for line in reply.decode().splitlines() if ":" in line)

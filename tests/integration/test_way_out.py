@@ -59,7 +59,7 @@ def test_a_ca_that_is_not_trusted_is_told_with_the_option_that_names_it(bench: B
     [
         (
             lambda ca: ca.issue_cert("127.0.0.1", not_after=datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)),
-            "has to be renewed",
+            "renew it on the machine of Redis",
         ),
         (lambda ca: ca.issue_cert("redis.example"), "the URL must name the host as the server's certificate does"),
     ],
