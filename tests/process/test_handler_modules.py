@@ -61,7 +61,7 @@ def test_a_module_that_sets_signals_does_not_keep_its_consumer_from_draining(fol
     [
         ("leaves", "its module ends the process with exit code 3 when it is imported"),
         ("crashes", "its module ends the process by SIGSEGV when it is imported"),
-        ("odd", "cannot be imported: Odd: (its text cannot be had: RuntimeError)"),
+        ("odd", "cannot be imported: Odd: (its text is unavailable: RuntimeError)"),
         ("surrogate", "cannot be imported: ValueError: a\\udcffb"),
     ],
 )

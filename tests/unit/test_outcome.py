@@ -40,7 +40,7 @@ class Unspeakable(Exception):
         (GiveUp("caf\udce9"), 1, Bury("gave_up", "GiveUp: caf\\udce9")),
         (SystemExit(3), 1, TryAgain(0.5)),
         (SystemExit(3), 3, Bury("attempts_exhausted", "SystemExit: 3")),
-        (Unspeakable(), 3, Bury("attempts_exhausted", "Unspeakable: (its text cannot be had: ValueError)")),
+        (Unspeakable(), 3, Bury("attempts_exhausted", "Unspeakable: (its text is unavailable: ValueError)")),
         (Unspeakable(), 1, TryAgain(0.5)),
     ],
 )
