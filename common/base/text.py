@@ -10,7 +10,7 @@ def escape_control(text: str, kept: str = "") -> str:
     """``text`` with all characters spelt out, but for those in ``kept``, that act on a terminal or on the direction of
     text.
 
-    >>> printable("a\\u202eb\\0\\n"), printable("a\\n\\x1b", kept="\\n")
+    >>> escape_control("a\\u202eb\\0\\n"), escape_control("a\\n\\x1b", kept="\\n")
     ('a\\\\u202eb\\\\x00\\\\x0a', 'a\\n\\\\x1b')
     """
     return (
@@ -47,7 +47,7 @@ def _spelt(one: str) -> str:
 def pluralize(count: int, noun: str, nouns: str = "") -> str:
     """A number with the noun that goes with it.
 
-    >>> many(1, "dead letter"), many(2000, "dead letter"), many(0, "entry", "entries")
+    >>> pluralize(1, "dead letter"), pluralize(2000, "dead letter"), pluralize(0, "entry", "entries")
     ('1 dead letter', '2,000 dead letters', '0 entries')
     """
     return f"{count:,} {noun if count == 1 else nouns or f'{noun}s'}"

@@ -1,7 +1,7 @@
 """The rules of HTTP that both programs share: strict reading of JSON, problem documents, the token, health.
 
 What gunicorn's parser refuses (framing, sizes of headers, time) never comes here; see
-``usher.common.http.server.worker``.
+``usher.common.http.server.server``.
 """
 
 from __future__ import annotations

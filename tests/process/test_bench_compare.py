@@ -33,8 +33,8 @@ _FAKE = """#!{python}
 import os, subprocess, sys, time
 sys.path.insert(0, {root!r})
 from pathlib import Path
-from benchmarks.rig.recording import FOLDER_VARIABLE, Job, record
-messages = list(Job.load(Path(os.environ[FOLDER_VARIABLE])).workload())
+from benchmarks.rig.recording import FOLDER_VARIABLE, PeerJob, record
+messages = list(PeerJob.load(Path(os.environ[FOLDER_VARIABLE])).workload())
 if "fill" in sys.argv:
     print("server 1", flush=True)
     sys.exit()
@@ -119,7 +119,7 @@ def test_ctrl_c_ends_all_that_was_started(folder: Path) -> None:
     running = subprocess.Popen(
         words,
         env=environ_for(folder),
-        cwd=folder,
+        cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
