@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+
 from benchmarks.cli.main import benchmarks
+from usher.cli import run
 
 if __name__ == "__main__":
-    benchmarks(prog_name="python -m benchmarks")
+    sys.exit(run(group=benchmarks, name="python -m benchmarks"))

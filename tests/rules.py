@@ -51,12 +51,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
         "master/streamer/metrics.py",
         "consumer/metrics.py",
     ),
-    "gunicorn": (
-        "common/http/server/server.py",
-        "common/http/server/worker.py",
-        "common/http/server/sockets.py",
-        "common/http/server/wsgi.py",
-    ),
+    "gunicorn": ("common/http/server/server.py", "common/http/server/wsgi.py"),
     # An extra: only imported where somebody else has imported it before.
     "opentelemetry": ("common/observability/tracing.py",),
     "pytest": ("consumer/torture/pytest_plugin.py",),
@@ -151,7 +146,7 @@ IMPURE = frozenset(
 )
 #: The only places that use private names of libraries, each with a test that fails when one changes or goes.
 PRIVATE_NAMES_IN = (
-    *("common/redis/private_names.py", "master/audit/read/private_names.py", "common/http/server/worker.py"),
+    *("common/redis/private_names.py", "master/audit/read/private_names.py"),
     *(
         "common/runtime/clock_steps.py",
         "benchmarks/peers/*.py",
@@ -159,13 +154,12 @@ PRIVATE_NAMES_IN = (
 )
 #: Public, whatever they look like: of named tuples, and of ``os``.
 _NOT_PRIVATE = frozenset({"_replace", "_asdict", "_make", "_fields", "_exit"})
-#: Where threads begin: services; pools whose threads do not repeat a turn (handlers, gunicorn's requests, health
-#: questions); and a yardstick.
+#: Where threads begin: services; pools whose threads do not repeat a turn (handlers, health questions); and a
+#: yardstick.
 THREADS_IN = (
     *(
         "common/runtime/service.py",
         "consumer/execution/thread_pool.py",
-        "common/http/server/worker.py",
         "master/membership/consumer_http.py",
         "benchmarks/programs/slots.py",
     ),

@@ -31,6 +31,7 @@ _HOMES = {
     "Message": "usher.consumer.handlers.message",
     "MessageReadingLoop": "usher.common.readers.loop",
     "NOW": "usher.common.router.router",
+    "Outgoing": "usher.common.sending.producer",
     "PartialFailure": "usher.common.base.errors",
     "Producer": "usher.common.sending.producer",
     "Record": "usher.common.outbox.log_consumer",
@@ -50,6 +51,7 @@ _HOMES = {
     "UsherError": "usher.common.base.errors",
     "batch": "usher.consumer.handlers.decorators",
     "handler": "usher.consumer.handlers.decorators",
+    "reader_name": "usher.common.readers.reliable_stream",
     "write_all_to_outbox": "usher.common.outbox.writer",
     "write_to_outbox": "usher.common.outbox.writer",
 }
@@ -60,7 +62,7 @@ if TYPE_CHECKING:
     from usher.common.outbox.log_reader import LogLost
     from usher.common.outbox.writer import LogRecord, write_all_to_outbox, write_to_outbox
     from usher.common.readers.loop import MessageReadingLoop
-    from usher.common.readers.reliable_stream import ReliableStream, StreamMessage
+    from usher.common.readers.reliable_stream import ReliableStream, StreamMessage, reader_name
     from usher.common.readers.services import LoopOptions
     from usher.common.redis.client import Link
     from usher.common.redis.replies import Entry
@@ -68,7 +70,7 @@ if TYPE_CHECKING:
     from usher.common.router.router import NOW, StreamRouter
     from usher.common.router.subscription import Subscription, SubscriptionEnded
     from usher.common.runtime.signals import UntilSignal
-    from usher.common.sending.producer import Producer, Sent
+    from usher.common.sending.producer import Outgoing, Producer, Sent
     from usher.consumer.handlers.decorators import batch, handler
     from usher.consumer.handlers.message import Message
     from usher.consumer.sinks.outcomes import Duplicate, SinkNotNow, StaleFence
@@ -89,6 +91,7 @@ __all__ = [
     "LoopOptions",
     "Message",
     "MessageReadingLoop",
+    "Outgoing",
     "PartialFailure",
     "Producer",
     "Record",
@@ -108,6 +111,7 @@ __all__ = [
     "UsherError",
     "batch",
     "handler",
+    "reader_name",
     "write_all_to_outbox",
     "write_to_outbox",
 ]

@@ -15,7 +15,7 @@ from benchmarks.rig.program import BenchProcess
 from usher.deploy.bench.throughput import new_rig, seconds_for
 
 _TICKETS = 10_000
-_SLOTS = Path(__file__).with_name("slots.py")
+_SLOTS = Path(__file__).parents[1] / "programs" / "slots.py"
 #: How long the yardstick runs, and what its answers are waited for beyond that.
 _BARE_S, _PATIENCE_S = 2.0, 30.0
 #: Handlers that wait: on a thread each, or all of a process on one event loop.

@@ -1,7 +1,7 @@
 """The HTTP rules that both programs share: strict reading of JSON, problem documents, the token, health.
 
 Requests that gunicorn's parser refuses (framing, sizes of headers, time) never come here; see
-``usher.common.http.server.worker``.
+``usher.common.http.server.server``.
 """
 
 from __future__ import annotations

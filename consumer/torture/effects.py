@@ -13,7 +13,7 @@ def to_json_value(value: Any) -> Any:
     """``value`` as numbers, texts, lists and mappings. Rows become lists, sets sorted lists; anything else its
     ``repr``.
 
-    >>> plain({"rows": [(1, "a")], "seen": {2, 1}})
+    >>> to_json_value({"rows": [(1, "a")], "seen": {2, 1}})
     {'rows': [[1, 'a']], 'seen': [1, 2]}
     """
     if value is None or isinstance(value, (bool, float, str)):

@@ -273,7 +273,7 @@ def _print_demo_verdict(verdict: DemoVerdict, killed: str) -> None:
         else "NOT CLEAN (run it again with --keep to look at logs and records)"
     )
     console.print(
-        f"[bold {'green' if verdict.clean else 'red'}]DemoVerdict: {said}[/]{repeats}. {speed}",
+        f"[bold {'green' if verdict.clean else 'red'}]Verdict: {said}[/]{repeats}. {speed}",
         highlight=False,
         soft_wrap=True,
     )

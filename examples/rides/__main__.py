@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+
 from examples.rides.cli import rides
+from usher.cli import run
 
 if __name__ == "__main__":
-    rides(prog_name="python -m examples.rides")
+    sys.exit(run(group=rides, name="python -m examples.rides"))

@@ -38,7 +38,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON doc
 
 @click.group(
     invoke_without_command=True,
-    help="""AuditRun the pending lists and the run log of a running system, with Spark on this machine or on a cluster.
+    help="""Audit the pending lists and the run log of a running system, with Spark on this machine or on a cluster.
 
     `usher audit checks` lists what is looked for. Exit code 0: nothing found, 1: findings, 2: the audit could not be done. The page with plots
     and the history lie in USHER_AUDIT_DIR.""",

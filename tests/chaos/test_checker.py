@@ -143,6 +143,6 @@ def test_the_checker_knows_nothing_of_what_it_judges() -> None:
 
 
 def test_an_import_of_the_project_would_be_found() -> None:
-    assert _imported("from usher.common.protocol.keys import Keys") == {"common"}
+    assert _imported("from usher.common.protocol.keys import Keys") == {"usher"}
     assert _imported("from ..rig import cluster") == {".."}
     assert not _imported("from .history import History") - set(sys.stdlib_module_names)

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from tests.commands import usher
 from tests.integration.factories import Owner, World
 from tests.integration.gathered import Gathered
-from tests.process.machine import until
+from tests.process.machine import ROOT, until
 from tests.sinks import rows
 from usher.common.base.clock import now_s
 from usher.common.base.errors import ReplyUnknown
@@ -337,6 +337,8 @@ def test_an_effect_in_a_database_is_tried_and_taken_back(
 ) -> None:
     from examples import sinks as examples
 
+    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("EXAMPLE_DATABASE", f"sqlite:///{Path.cwd()}/effects.db")
     examples.sink.cache_clear()
     try:

@@ -27,7 +27,6 @@ from usher.common.base.errors import StartRefused, UsherError
 from usher.common.base.log import configure, event
 from usher.common.http.server import server as serving
 from usher.common.http.server import sockets as serving_sockets
-from usher.common.http.server import worker as serving_worker
 from usher.common.http.server.server import Certificate
 
 _CHILD = "from tests.integration.test_serving import child; child()"
@@ -98,8 +97,7 @@ def _leave() -> dict[str, Any]:
 def child() -> None:
     how = json.loads(sys.argv[1])
     configure("child", how.get("log_level", "info"), "json")
-    serving_worker.HEAD_S = how.get("head_s", serving_worker.HEAD_S)
-    serving_worker.BODY_S = how.get("body_s", serving_worker.BODY_S)
+    serving_sockets.REQUEST_S = how.get("request_s", serving_sockets.REQUEST_S)
     serving_sockets.WRITE_S = how.get("write_s", serving_sockets.WRITE_S)
     if "files" in how:
         resource.setrlimit(resource.RLIMIT_NOFILE, (how["files"], how["files"]))
@@ -167,6 +165,7 @@ def test_a_second_ctrl_c_shortens_the_drain(start: Callable[..., Running]) -> No
     running = start(stop_s=60, graceful_s=60).wait_until_up()
     os.killpg(running.process.pid, signal.SIGINT)
     running.wait_for("stop")
+    time.sleep(0.5)  # the arbiter must have seen the first one
     began = time.monotonic()
     os.killpg(running.process.pid, signal.SIGINT)
     running.ended()
@@ -300,7 +299,7 @@ def test_a_worker_outlives_its_arbiter_only_for_the_drain_and_frees_the_port(sta
         killed = running.signal(signal.SIGKILL)
         running.wait_for("stopped")
         noticed_s = running.records("stop")[0]["time_ms"] / 1000 - killed
-        assert noticed_s < 1.5, "it was found by looking, not by the end of the pipe"
+        assert noticed_s < 5, "gunicorn looks every second; then HTTP ends first, for a successor needs the port"
         running.ended()
     serving.check_address(f"127.0.0.1:{running.port}", "USHER_BIND")
 
@@ -401,7 +400,7 @@ def test_an_address_that_is_not_ours_is_refused(bind: str, says: str) -> None:
 # -- connections
 
 
-def test_silent_connections_hold_no_thread(start: Callable[..., Running]) -> None:
+def test_dozens_of_silent_connections_delay_nobody(start: Callable[..., Running]) -> None:
     running = start().wait_until_up()
     with ExitStack() as connections:
         for _ in range(40):
@@ -412,7 +411,7 @@ def test_silent_connections_hold_no_thread(start: Callable[..., Running]) -> Non
 
 
 @pytest.mark.parametrize("before", [b"", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"], ids=["new", "kept"])
-def test_half_a_head_holds_no_thread(start: Callable[..., Running], before: bytes) -> None:
+def test_dozens_of_half_heads_delay_nobody(start: Callable[..., Running], before: bytes) -> None:
     running = start().wait_until_up()
     with ExitStack() as connections:
         opened = [connections.enter_context(closing(running.connect())) for _ in range(40)]
@@ -424,14 +423,9 @@ def test_half_a_head_holds_no_thread(start: Callable[..., Running], before: byte
         began = time.monotonic()
         assert running.get().status_code == 200
         assert time.monotonic() - began < 2
-        opened[0].sendall(b"st: a\r\n\r\nGET / HTTP/1.1\r\nHost")
-        assert _received(opened[0], b"}\n").startswith(b"HTTP/1.1 200")
-        opened[0].sendall(
-            b": a\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n"
-        )  # what comes behind a head is not lost either
-        answered = _received(opened[0], b"}\n")
-        answered += b"" if answered.count(b"}\n") == 2 else _received(opened[0], b"}\n")
-        assert answered.count(b"HTTP/1.1 200") == 2
+        for rest in (b"st: a\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"):
+            opened[0].sendall(rest)
+            assert _received(opened[0], b"}\n").startswith(b"HTTP/1.1 200")
 
 
 def test_a_body_that_nobody_asked_for_is_not_waited_for(start: Callable[..., Running]) -> None:
@@ -476,16 +470,18 @@ def test_clients_that_do_not_close_their_end_do_not_stop_the_loop(start: Callabl
 
 
 @pytest.mark.parametrize(
-    ("sent", "status"),
+    ("sent", "answer"),
     [
-        pytest.param(b"GET / HTTP/1.1\r\nHost:", b"408", id="head"),
-        pytest.param(b"POST /read HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\nab", b"408", id="small body"),
+        pytest.param(b"GET / HTTP/1.1\r\nHost:", b"", id="head"),
         # What a program makes of a late body is its own business: this one lets the TimeoutError pass.
-        pytest.param(b"POST /read HTTP/1.1\r\nHost: a\r\nContent-Length: 5000\r\n\r\nab", b"500", id="body"),
+        pytest.param(
+            b"POST /read HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\nab", b"HTTP/1.1 500", id="small body"
+        ),
+        pytest.param(b"POST /read HTTP/1.1\r\nHost: a\r\nContent-Length: 5000\r\n\r\nab", b"HTTP/1.1 500", id="body"),
     ],
 )
-def test_a_request_that_trickles_in_is_ended(start: Callable[..., Running], sent: bytes, status: bytes) -> None:
-    running = start(head_s=0.5, body_s=0.5).wait_until_up()
+def test_a_request_that_trickles_in_is_ended(start: Callable[..., Running], sent: bytes, answer: bytes) -> None:
+    running = start(request_s=0.5).wait_until_up()
     with closing(running.connect()) as connection:
         connection.sendall(sent)
         began = time.monotonic()
@@ -495,16 +491,19 @@ def test_a_request_that_trickles_in_is_ended(start: Callable[..., Running], sent
             try:
                 received = connection.recv(4096)
             except TimeoutError:
-                connection.sendall(b"c" if not answered else b"")  # one byte at a time is not enough
+                if not answered:
+                    connection.sendall(b"c")  # one byte at a time is not enough
                 continue
+            except ConnectionError:
+                break
             if not received:
                 break
             answered += received
-        assert answered.startswith(b"HTTP/1.1 " + status)
+        assert answered.startswith(answer) and bool(answered) == bool(answer)
         assert time.monotonic() - began < 5
 
 
-def test_continue_is_said_when_the_program_reads(start: Callable[..., Running]) -> None:
+def test_continue_is_said(start: Callable[..., Running]) -> None:
     running = start().wait_until_up()
     head = b"POST %s HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n"
     with closing(running.connect()) as connection:
@@ -515,6 +514,21 @@ def test_continue_is_said_when_the_program_reads(start: Callable[..., Running]) 
         assert connection.makefile("rb").read().endswith(b'{"length":3}\n')
     with closing(running.connect()) as connection:
         connection.sendall(head % b"/refuse")
-        answered = _received(connection, b"\r\n\r\n")
+        answered = _received(connection, b"Content-Type").removeprefix(
+            b"HTTP/1.1 100 Continue\r\n\r\n"
+        )  # gunicorn asks for every body
         assert answered.startswith(b"HTTP/1.1 413")
         assert b"Connection: close" in answered
+
+
+def test_a_health_probe_is_answered_although_dozens_of_clients_send_slowly(start: Callable[..., Running]) -> None:
+    running = start().wait_until_up()
+    with ExitStack() as connections:
+        for number in range(48):
+            connection = connections.enter_context(closing(running.connect()))
+            length = b"10" if number % 2 else b"60000"
+            connection.sendall(b"POST /read HTTP/1.1\r\nHost: a\r\nContent-Length: " + length + b"\r\n\r\nab")
+        time.sleep(0.2)
+        began = time.monotonic()
+        assert running.get().status_code == 200
+        assert time.monotonic() - began < 2

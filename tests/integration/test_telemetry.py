@@ -191,8 +191,8 @@ def test_where_opentelemetry_is_not_installed_nothing_is_done() -> None:
 import sys
 sys.modules["opentelemetry"] = None  # importing it fails, as where it is not installed
 import usher.common.sending.producer, usher.consumer.program, usher.master.assembly.program
-from common import telemetry
-assert telemetry.tracer() is None and telemetry.context_fields() == {}
+from usher.common.observability import tracing
+assert tracing.tracer() is None and tracing.context_fields() == {}
 assert not [name for name in sys.modules if name.startswith("opentelemetry.")]
 """)
 
@@ -200,9 +200,9 @@ assert not [name for name in sys.modules if name.startswith("opentelemetry.")]
 def test_the_api_alone_makes_no_spans() -> None:
     _runs("""
 import opentelemetry.trace
-from common import telemetry
-assert telemetry.tracer() is None and telemetry.context_fields() == {}
+from usher.common.observability import tracing
+assert tracing.tracer() is None and tracing.context_fields() == {}
 from opentelemetry.sdk.trace import TracerProvider
 opentelemetry.trace.set_tracer_provider(TracerProvider(shutdown_on_exit=False))
-assert telemetry.tracer() is not None
+assert tracing.tracer() is not None
 """)

@@ -22,7 +22,7 @@ from benchmarks.measure import compare
 from benchmarks.measure.compare import Installed, Workload, find, run_peer
 from benchmarks.measure.comparison import run_comparison
 from benchmarks.peers.catalog import PEERS
-from tests.process.machine import ROOT, USHER, environ_for, processes_of, until
+from tests.process.machine import ROOT, environ_for, processes_of, until
 from usher.deploy.bench.rig import BenchFailed
 
 pytestmark = pytest.mark.process
@@ -33,8 +33,8 @@ _FAKE = """#!{python}
 import os, subprocess, sys, time
 sys.path.insert(0, {root!r})
 from pathlib import Path
-from benchmarks.rig.recording import FOLDER_VARIABLE, Job, record
-messages = list(Job.load(Path(os.environ[FOLDER_VARIABLE])).workload())
+from benchmarks.rig.recording import FOLDER_VARIABLE, PeerJob, record
+messages = list(PeerJob.load(Path(os.environ[FOLDER_VARIABLE])).workload())
 if "fill" in sys.argv:
     print("server 1", flush=True)
     sys.exit()
@@ -62,6 +62,7 @@ def fake(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Insta
     return make
 
 
+BENCHMARKS = [sys.executable, "-m", "benchmarks"]
 _PEER = replace(PEERS["floor"], name="fake", processes=1)
 _LITTLE = Workload(messages=100, tickets=5, payload=10, at_most_s=30)
 
@@ -72,7 +73,6 @@ def _run(installed: Installed, workload: Workload = _LITTLE) -> dict[str, Any]:
 
 def test_usher_and_the_floor_through_the_real_command(folder: Path) -> None:
     words = [
-        "bench",
         "compare",
         "--messages",
         "1000",
@@ -88,7 +88,13 @@ def test_usher_and_the_floor_through_the_real_command(folder: Path) -> None:
     ]
     words += ["--environments", str(folder / "none")]
     done = subprocess.run(
-        [*USHER, *words], env=environ_for(folder), cwd=folder, capture_output=True, text=True, check=False, timeout=110
+        [*BENCHMARKS, *words],
+        env=environ_for(folder),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
     )
     assert done.returncode == 0, done.stderr + done.stdout
     rows = {row["name"]: row for row in json.loads(done.stdout)["peers"]}
@@ -109,11 +115,11 @@ def words_of(process: psutil.Process) -> list[str]:
 
 
 def test_ctrl_c_ends_all_that_was_started(folder: Path) -> None:
-    words = [*USHER, "bench", "compare", "--messages", "1000", "--runs", "50", "--peer", "floor"]
+    words = [*BENCHMARKS, "compare", "--messages", "1000", "--runs", "50", "--peer", "floor"]
     running = subprocess.Popen(
         words,
         env=environ_for(folder),
-        cwd=folder,
+        cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -4,20 +4,21 @@ tell what they should."""
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
-from usher.deploy.local.supervision import command_line
+from tests.process.machine import ROOT
 
 pytestmark = pytest.mark.process
 
 
-def _bench(folder: Path, *words: str) -> dict[str, Any]:
+def _bench(*words: str) -> dict[str, Any]:
     ended = subprocess.run(
-        [*command_line(), "bench", *words, "--no-aof", "--json"], cwd=folder, capture_output=True, timeout=240
+        [sys.executable, "-m", "benchmarks", *words, "--no-aof", "--json"], cwd=ROOT, capture_output=True, timeout=240
     )
     assert ended.returncode == 0, ended.stderr.decode()
     document: dict[str, Any] = orjson.loads(ended.stdout)
@@ -26,9 +27,7 @@ def _bench(folder: Path, *words: str) -> dict[str, Any]:
 
 
 def test_a_crowd_registers_is_handed_what_it_may_have_and_the_others_do_the_work(tmp_path: Path) -> None:
-    document = _bench(
-        tmp_path, "consumers", "--registered", "30", "--messages", "2000", "--consumers", "1", "--runs", "1"
-    )
+    document = _bench("consumers", "--registered", "30", "--messages", "2000", "--consumers", "1", "--runs", "1")
     (run,) = document["runs"]
     assert run["registered"] == 30
     assert run["ratio"] == pytest.approx(run["messages_per_second"] / run["floor_per_second"], rel=0.05)
@@ -39,7 +38,7 @@ def test_a_crowd_registers_is_handed_what_it_may_have_and_the_others_do_the_work
 def test_handlers_that_wait_are_told_beside_what_their_slots_can_do_at_most(tmp_path: Path, handlers: str) -> None:
     words = ("--handlers", handlers, "--messages", "2000", "--consumers", "1", "--slots", "16", "--runs", "1")
     pinned = ("--pin-cpu",) if handlers == "wait" else ()
-    (run,) = _bench(tmp_path, "scale", *words, *pinned)["runs"]
+    (run,) = _bench("scale", *words, *pinned)["runs"]
     assert run["pinned"] is (handlers == "wait")
     assert (run["handlers"], run["slots"], run["floor_per_second"]) == (handlers, 16, 1600)
     assert 0 < run["ratio"] <= run["bare_ratio"]
@@ -48,7 +47,7 @@ def test_handlers_that_wait_are_told_beside_what_their_slots_can_do_at_most(tmp_
 
 
 def test_latency_is_told_beside_that_of_bare_consumers(tmp_path: Path) -> None:
-    document = _bench(tmp_path, "latency", "--rate", "1000", "--seconds", "2", "--consumers", "1", "--runs", "1")
+    document = _bench("latency", "--rate", "1000", "--seconds", "2", "--consumers", "1", "--runs", "1")
     (run,) = document["runs"]
     assert run["bare_timed"] == 2000
     assert run["timed"] >= 1800
@@ -57,7 +56,7 @@ def test_latency_is_told_beside_that_of_bare_consumers(tmp_path: Path) -> None:
 
 
 def test_every_page_is_loaded_both_ways_while_messages_come(tmp_path: Path) -> None:
-    document = _bench(tmp_path, "page", "--pending", "200", "--rate", "100", "--gets", "3", "--consumers", "1")
+    document = _bench("page", "--pending", "200", "--rate", "100", "--gets", "3", "--consumers", "1")
     rows = document["runs"]
     assert {(row["page"], row["keep_alive"]) for row in rows} == {
         (row["page"], kept) for row in rows for kept in (True, False)

@@ -217,7 +217,7 @@ def test_an_installed_wheel_writes_the_folder_too(folder: Path) -> None:
     (wheel,) = (folder / "wheels").iterdir()
     run(sys.executable, "-m", "pip", "install", "--no-deps", "--target", folder / "site", wheel)
     environ["PYTHONPATH"] = str(folder / "site")
-    run(sys.executable, folder / "site" / "common" / "launch.py", "init-deploy", folder / "made")
+    run(sys.executable, folder / "site" / "usher" / "__main__.py", "init-deploy", folder / "made")
     assert {file.name for file in (folder / "made").iterdir()} >= {
         "supervisord.conf",
         "usher.env",
@@ -276,9 +276,11 @@ def _copy_of_the_checkout(tree: Path, without: str | None = None) -> set[str]:
     names = {
         name
         for name in found.decode().split("\0")
-        if name and (ROOT / name).is_file() and not (without and name.startswith(without))
+        if name
+        and ((ROOT / name).is_symlink() or (ROOT / name).is_file())
+        and not (without and name.startswith(without))
     }
     for name in names:
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, tree / name)
+        shutil.copy(ROOT / name, tree / name, follow_symlinks=False)
     return names

@@ -136,7 +136,7 @@ def handle(message):
 
 def torture(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     with quick_folder() as fast:
-        environ = environ_for(folder, EXAMPLE_DATABASE=f"sqlite:///{fast}/example.db")
+        environ = environ_for(folder, EXAMPLE_DATABASE=f"sqlite:///{fast}/example.db", PYTHONPATH=str(ROOT))
         return subprocess.run(
             [*USHER, "torture", *words],
             env=environ,

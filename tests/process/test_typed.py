@@ -19,18 +19,13 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from usher.common.outbox.log_consumer import LogConsumer, Record
-from usher.common.outbox.writer import write
-from usher.common.sending.producer import Outgoing, Producer, Sent
-from usher.common.readers.loop import LoopOptions, MessageReadingLoop, StreamMessage
-from usher.common.redis.client import Link
-from usher.common.readers.reliable_stream import ReliableStream, reader_name
-from usher.common.router.router import NOW, StreamRouter
-from usher import GiveUp, Message, PartialFailure, RetryLater, batch, handler
+from usher import (
+    NOW, AsyncSqlSink, GiveUp, Link, LogConsumer, LoopOptions, Message, MessageReadingLoop, Outgoing, PartialFailure,
+    Producer, Record, RedisGuard, ReliableStream, RetryLater, Sent, SqlSink, StreamMessage, StreamRouter, batch, handler,
+    reader_name, write_to_outbox,
+)
 from usher.consumer.sinks.http import headers, received, refuse_by_status
-from usher.consumer.sinks.redis_guard import Outcome, RedisGuard
-from usher.consumer.sinks.sql import SqlSink
-from usher.consumer.sinks.sql_async import AsyncSqlSink
+from usher.consumer.sinks.redis_guard import Outcome
 
 
 @handler(max_attempts=3, backoff_s=1, deadline_s=30)
@@ -62,7 +57,7 @@ def with_sinks(sink: SqlSink, other: AsyncSqlSink, guard: RedisGuard) -> None:
 
     def guarded(message: Message) -> bool:
         with sink.transaction(received({})) as session:
-            write(session, ticket_id="42", action="create", object="ride", data={"id": 7})
+            write_to_outbox(session, ticket_id="42", action="create", object="ride", data={"id": 7})
         return guard.apply(message, ("INCRBY", "total", 5)).outcome is Outcome.APPLIED
 
 

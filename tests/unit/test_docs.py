@@ -1,9 +1,10 @@
-"""What the documents say exists: links and their headings, commands and their flags, settings; and Python in them is
-Python."""
+"""What the documents name exists: links and their headings, paths, commands and their flags, settings, public names;
+and Python in them is Python."""
 
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import shlex
 from collections.abc import Iterator
@@ -12,10 +13,21 @@ from pathlib import Path
 import click
 import pytest
 
+import usher
+from benchmarks.cli.main import benchmarks
+from examples.rides.cli import rides
+from tests.rules import FILE_LINES, FUNCTION_LINES, ROOMS, ROOT
 from usher.cli import LazyGroup
 
-ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted((*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "deploy" / "runbook.md"))
+#: The changelog names what there was.
+CURRENT = [document for document in DOCUMENTS if document.name != "CHANGELOG.md"]
+PROGRAMS: dict[str, click.Command] = {
+    "usher": LazyGroup("usher"),
+    "python -m benchmarks": benchmarks,
+    "python -m examples.rides": rides,
+}
+_FOLDERS = "common|master|consumer|deploy|usher|benchmarks|examples|tests|docs"
 
 
 def named(path: Path) -> str:
@@ -36,34 +48,47 @@ def blocks(text: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
-def command_lines(text: str) -> Iterator[list[str]]:
-    """The words of every ``usher ...`` that a reader may copy, in blocks and between backticks."""
-    for line in [line for block in blocks(text, "sh") for line in block.splitlines()] + re.findall(
-        r"`([^`\n]+)`", without_blocks(text)
-    ):
+def spans(text: str) -> list[str]:
+    """Return what stands between backticks, also over the end of a line."""
+    found = [span for block in without_blocks(text).split("\n\n") for span in re.findall(r"`([^`]+)`", block)]
+    return [span.replace("\n", " ") for span in found]
+
+
+def command_lines(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the program and the words of every command that a reader may copy, in blocks and between backticks."""
+    of_blocks = [line for block in blocks(text, "sh") for line in block.splitlines()]
+    for line in of_blocks + spans(text):
         for part in re.split(r"&&|;| \| |\s#\s", line):
-            words = part.strip()
-            if match := re.match(r"(?:sudo |[A-Z_]+=\S+ )*usher (.+)", words):
+            called = re.match(
+                rf"(?:sudo |[A-Z_]+=\S+ )*({'|'.join(map(re.escape, PROGRAMS))})(?: (.+))?$", part.strip()
+            )
+            if called:
                 try:
-                    yield shlex.split(match[1].replace("...", ""), comments=True)
+                    yield called[1], shlex.split((called[2] or "").replace("...", ""), comments=True)
                 except ValueError:
                     continue  # a sentence with an apostrophe
 
 
-def wrong(words: list[str]) -> str | None:
-    """What is wrong with a command line, if anything is."""
-    command: click.Command = LazyGroup("usher")
+def wrong(program: str, words: list[str]) -> str | None:
+    """Say what is wrong with a command line, if anything is."""
+    command = PROGRAMS[program]
     for at, word in enumerate(words):
         if isinstance(command, click.Group) and not word.startswith(("-", "<", "[")):
             found = command.get_command(click.Context(command), word)
             if found is None and not command.invoke_without_command:
-                return f"no command {word!r} in {words}" if "|" not in word and word != "X" else None
+                is_placeholder = "|" in word or word.isupper()
+                return None if is_placeholder else f"no command {word!r} in {program} {words}"
             command = found or command
         elif word.startswith("--") and word != "--":
             flags = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
             if word.partition("=")[0] not in flags | {"--help", "--version"}:
-                return f"no flag {word!r} in {words[:at]}"
+                return f"no flag {word!r} in {program} {words[:at]}"
     return None
+
+
+def paths(text: str) -> set[str]:
+    """Find the paths within the project that a text names, in and outside of blocks; of a pattern its folder."""
+    return set(re.findall(rf"(?<![\w/.~{{}}-])(?:{_FOLDERS})/[\w./-]*\w(?![\w*])", text))
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=named)
@@ -76,17 +101,60 @@ def test_links_lead_somewhere(document: Path) -> None:
     assert lost == []
 
 
-@pytest.mark.parametrize("document", [one for one in DOCUMENTS if one.name != "CHANGELOG.md"], ids=named)
+@pytest.mark.parametrize("document", CURRENT, ids=named)
 def test_commands_and_their_flags_exist(document: Path) -> None:
-    assert [problem for words in command_lines(document.read_text()) if (problem := wrong(words))] == []
+    assert [problem for line in command_lines(document.read_text()) if (problem := wrong(*line))] == []
 
 
 def test_a_command_or_flag_that_does_not_exist_is_noticed() -> None:
     text = (
         "```sh\nusher frobnicate 1   # no\nUSHER_X=1 usher up --sideways\n```\nand `usher dead list --errors x`, `usher"
-        " tickets explain 42`"
+        " tickets explain 42`, `python -m benchmarks hot --rate-of-one`, `python -m benchmarks\nhot --warm`,\n"
+        "`python -m benchmarks tepid`, `python -m benchmarks NAME`, `python -m examples.rides --rides 100 --miles 3`"
     )
-    assert len([words for words in command_lines(text) if wrong(words)]) == 3
+    found = [problem for line in command_lines(text) if (problem := wrong(*line))]
+    assert [problem.split(" in ")[0] for problem in found] == [
+        "no command 'frobnicate'",
+        "no flag '--sideways'",
+        "no flag '--errors'",
+        "no flag '--warm'",
+        "no command 'tepid'",
+        "no flag '--miles'",
+    ]
+
+
+@pytest.mark.parametrize("document", CURRENT, ids=named)
+def test_paths_exist(document: Path) -> None:
+    rooms_of_one_file = {room for room in ROOMS if not (ROOT / room).is_dir()}
+    found = paths(document.read_text()) - rooms_of_one_file
+    assert sorted(path for path in found if not (ROOT / path).exists()) == []
+
+
+def test_a_path_is_found_wherever_it_stands() -> None:
+    text = "`common/nowhere.py`, [it](../deploy/runbook.md), /srv/usher/start, `master/web/*.py`\n```\ntests/no/where\n```\n"
+    assert paths(text) == {"common/nowhere.py", "tests/no/where", "master/web"}
+
+
+def test_the_architecture_lists_every_room_in_its_order() -> None:
+    listed = re.findall(r"^\| `([\w/]+)` \|", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
+    assert tuple(listed) == ROOMS
+
+
+def test_the_limits_are_those_that_hold() -> None:
+    limits = f"A file has at most {FILE_LINES} lines, a function at most {FUNCTION_LINES}"
+    assert limits in (ROOT / "CONTRIBUTING.md").read_text()
+
+
+@pytest.mark.parametrize("document", CURRENT, ids=named)
+def test_names_of_the_package_exist(document: Path) -> None:
+    """``usher.Producer``, and modules by their whole name."""
+    lost = []
+    for name in re.findall(r"`usher\.([A-Z]\w+|(?:common|master|consumer|deploy)[\w.]*)", document.read_text()):
+        try:
+            _ = getattr(usher, name) if name[0].isupper() else importlib.import_module(f"usher.{name}")
+        except (AttributeError, ModuleNotFoundError):
+            lost.append(name)
+    assert lost == []
 
 
 def test_settings_exist() -> None:
@@ -100,4 +168,6 @@ def test_settings_exist() -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=named)
 def test_python_is_python(document: Path) -> None:
     for block in blocks(document.read_text(), "python"):
-        ast.parse(block)
+        imported = [node for node in ast.walk(ast.parse(block)) if isinstance(node, ast.ImportFrom)]
+        names = {alias.name for node in imported if node.module == "usher" for alias in node.names}
+        assert document.name == "CHANGELOG.md" or names <= {*usher.__all__}

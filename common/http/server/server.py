@@ -1,26 +1,34 @@
 """One program = one gunicorn arbiter with one ``gthread`` worker; the worker also runs the service threads.
 
-The process that does the work so answers its own health question, and the arbiter brings it back when it dies. What is
-ours on top of gunicorn 27, and why:
+The process that does the work so answers its own health question, and the arbiter starts it again when it dies.
+gunicorn (25.1 and later) is used as it is, through its settings and server hooks. Added to it, and why:
 
 =======================================  =============================================================================================
 gunicorn alone                           here
 =======================================  =============================================================================================
 SIGTERM: HTTP ends first, waits for      ``Served.stop`` begins at once, on a thread of its own; HTTP answers until it has returned, so
-open connections, then work ends         nobody takes a draining program for a dead one. Then idle connections are closed, none is waited for
+open connections, then work ends         nobody takes a draining program for a dead one. Then open connections have a second or two
 SIGINT, SIGQUIT, SIGHUP: work is cut     the same drain as SIGTERM; a second SIGINT or SIGQUIT shortens what is left to 2 s
-the arbiter is killed: the worker ends   the same drain, bounded by ``graceful_s`` because nobody is left to kill it
-a thread waits for slow requests         a request's head must be there in 5 s, its body in 10 s (408); who has not sent a head, and a body of up to
-                                         4 KiB, holds no thread
-errors in HTML that repeat the input     problem documents (RFC 9457) without any input, and only 4xx for what a client did wrong
-100 Continue before the program is       only when the program reads the body; a refusal comes instead of it
-asked
+the arbiter is killed: the worker ends   within seconds HTTP ends, for a successor needs the port; then the drain runs, for ``graceful_s``
+a worker that dies at once is started    not sooner than after a pause that grows to 10 s
+again at once
 the worker unwinds the arbiter's stack   it ends where it was forked: no ``finally`` or ``atexit`` of the parent runs twice
+slow clients hold threads for ever       they hold them for 10 s (``usher.common.http.server.sockets``), and there are ``Bounds.in_flight`` threads and 8
 =======================================  =============================================================================================
+
+Limits, for which a reverse proxy is the answer (``deploy/nginx.conf``):
+
+* Every request holds a thread from its first bytes on: as many slow clients as there are threads delay everybody else for up to 10 s.
+* A request whose head is late is closed without an answer. More connections than ``Bounds.connections`` wait to be accepted.
+* What gunicorn's parser refuses is answered in its own HTML, which may repeat a part of the request. Versions before 27 read more
+  than 27 does (two hosts, lines that end in LF).
+* gunicorn says 100 Continue before the program is asked.
+* A request that is sent before the answer to the last one (no client of ours does) may wait until the connection ends (before 26, and over TLS).
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import gc
@@ -40,23 +48,24 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from gunicorn.app.base import BaseApplication
 from gunicorn.arbiter import Arbiter
-from gunicorn.sock import TCP6Socket, TCPSocket
 
 from usher.common.base.backoff import backoff_s
 from usher.common.base.errors import StartRefused, UsherError
 from usher.common.base.log import event
-from usher.common.http.server.sockets import TlsSocket
-from usher.common.http.server.worker import CALM_S, ENDING, HEAD_BYTES, HttpWorker, check_head
+from usher.common.http.server.sockets import Listener, TlsConnection
 from usher.common.http.server.wsgi import exchanges
 from usher.common.http.tls import ServerTls
 from usher.common.runtime.clock_steps import look_for_steps
+from usher.common.runtime.fork_guard import end_children_by
+from usher.common.runtime.service import Service, ServiceEnded
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
 
 log = logging.getLogger(__name__)
 
-_THREADS = 8
+#: Threads beyond those that answer: they tell the others that there are too many requests.
+_SPARE_THREADS = 8
 #: At the end: seconds for requests that are being answered, and how much longer than ``stop`` the arbiter waits before
 #: it kills.
 _LAST_ANSWERS_S = 1
@@ -67,6 +76,12 @@ _SHORT_LIFE_S = 5.0
 _NEW_OBJECTS = 20_000
 #: Exit codes of a worker that gunicorn takes for "never start me again".
 _NEVER_AGAIN = (Arbiter.WORKER_BOOT_ERROR, Arbiter.APP_LOAD_ERROR)
+#: The signals that end a program, all in the same way; and those that mean more workers, fewer, or a second arbiter,
+#: none of which fits here.
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+_IGNORED = (signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR2)
+#: Numbers of descriptors that gunicorn's loop had, with room to spare.
+_NUMBERS = 32
 
 
 class Served(Protocol):
@@ -86,8 +101,9 @@ class Served(Protocol):
 
 @dataclass(frozen=True)
 class Bounds:
-    """Most connections open at a time, of these from one address (but for loopback, where a proxy may be), and requests
-    that are or wait to be answered. What is more is closed, or answered 503."""
+    """Most connections open at a time (more wait to be accepted), of these from one address (more are closed; loopback,
+    where a proxy may be, is not counted), and requests that are answered at a time (more are 503). Live subscriptions
+    are not among them."""
 
     connections: int = 256
     per_address: int = 64
@@ -118,27 +134,26 @@ def serve(
     than that). Raises StartRefused when the address is not free, and with the message of whatever UsherError ``make``
     or ``start`` raised.
     """
-    tls = None if certificate.cert is None else ServerTls(certificate.cert, certificate.key, TlsSocket)
+    tls = None if certificate.cert is None else ServerTls(certificate.cert, certificate.key, TlsConnection)
     listener = _listen(bind, setting)
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in (*Arbiter.SIGNALS, signal.SIGCHLD)}
-    configured = _Program(make, program, graceful_s, writer, bounds, tls)
-    arbiter = _Arbiter(configured, listener)
+    configured = _Program(make, program, graceful_s, writer, bounds, tls, listener.detach())
     gc.collect()
     # the arbiter and its worker share the pages of what is there now, as long as no collector writes into them
     gc.freeze()
     try:
-        arbiter.run()
+        configured.run()
     except SystemExit as ended:
-        if arbiter.refused:
+        if ended.code in _NEVER_AGAIN:
             raise StartRefused(
                 _told(reader) or f"the {program} failed while it started; the lines above say why"
             ) from None
         if ended.code:
             raise
     finally:
-        for end in (reader, writer, *configured.life):
+        for end in (reader, writer):
             os.close(end)
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -226,8 +241,36 @@ def _told(reader: int) -> str:
         return ""
 
 
+class _Drain(Service):
+    """Run ``Served.stop`` once, when asked. A thread that waits for that from the start: a signal handler may start
+    none."""
+
+    name = "drain"
+
+    def __init__(self, work: Callable[[], None], then: Callable[[], None]) -> None:
+        super().__init__()
+        self._work = work
+        self._then = then
+        self._asked: queue.SimpleQueue[None] = queue.SimpleQueue()  # whose ``put`` is for signal handlers too
+        self.begun = False
+
+    def ask(self) -> None:
+        self._asked.put(None)
+
+    def run_once(self) -> float:
+        if not self.begun:
+            self._asked.get()
+            self.begun = True
+            event(log, "draining", pid=os.getpid())
+            self._work()  # one try: a turn that fails is logged by the service, and the next one ends it
+        raise ServiceEnded
+
+    def on_end(self) -> None:
+        self._then()
+
+
 class _Program(BaseApplication):
-    """The configuration, and the one ``Served`` of the worker process."""
+    """The settings and hooks, and the one ``Served`` of the worker process."""
 
     def __init__(
         self,
@@ -237,31 +280,40 @@ class _Program(BaseApplication):
         refusals: int,
         bounds: Bounds,
         tls: ServerTls | None,
+        listener: int,
     ) -> None:
         self._make = make
         self._program = program
-        self.graceful_s = graceful_s
+        self._graceful_s = graceful_s
         self._refusals = refusals
-        self.bounds = bounds
+        self._bounds = bounds
         self._tls = tls
-        self.served: Served | None = None
-        #: A pipe into which nobody writes: it ends with the arbiter.
-        self.life = os.pipe()
-        self.signals_of_arbiter: Any = None
+        self._listener = listener
+        # In the arbiter.
+        self._arbiter_pid = 0
+        self._asked = False  # a signal has come; a worker that is forked then sees it too
+        self._rng = random.Random()
+        self._started_s = -math.inf
+        self._short_lives = 0
+        # In the worker.
+        self._served: Served | None = None
+        self._drain: _Drain | None = None
+        self._end_http: Any = None  # gunicorn's own handler of SIGTERM
+        self._is_up = self._is_drained = self._is_over = False
         super().__init__()
 
     def load_config(self) -> None:
         memory = Path("/dev/shm")
+        bounds, settings = self._bounds, self.cfg.settings
         for name, value in {
+            "bind": f"fd://{self._listener}",
             "workers": 1,
-            "worker_class": HttpWorker,
-            "threads": _THREADS,
-            # One more than are taken: gunicorn stops to accept at this many, and what waits then is neither served nor
-            # refused.
-            "worker_connections": self.bounds.connections + 1,
+            "worker_class": "gthread",
+            "threads": min(bounds.in_flight + _SPARE_THREADS, max(1, bounds.connections // 2)),
+            "worker_connections": bounds.connections,
             "keepalive": 30,
             "timeout": 60,
-            "graceful_timeout": math.ceil(self.graceful_s) + _ARBITER_EXTRA_S,
+            "graceful_timeout": math.ceil(self._graceful_s) + _ARBITER_EXTRA_S,
             "worker_tmp_dir": str(memory) if memory.is_dir() and os.access(memory, os.W_OK) else None,
             # its default path is one file per user, and several programs run per machine
             "control_socket_disable": True,
@@ -270,125 +322,138 @@ class _Program(BaseApplication):
             "logger_class": _ServerLog,
             "limit_request_line": 2048,
             "limit_request_fields": 64,
-            "limit_request_field_size": HEAD_BYTES,
+            "limit_request_field_size": 8190,
             "forwarded_allow_ips": "",  # nobody may set SCRIPT_NAME or the scheme by a header
             "http_parser": "python",  # the same answers whether or not gunicorn_h1c happens to be installed
-            "pre_request": check_head,
-            "post_worker_init": self._start,
-            "worker_exit": self._stop,
+            "when_ready": self._when_ready,
+            "pre_fork": self._pre_fork,
+            "post_fork": self._post_fork,
+            "post_worker_init": self._post_worker_init,
+            "worker_exit": self._worker_exit,
         }.items():
-            self.cfg.set(name, value)
+            if name in settings or name != "http_parser":  # which is younger than 25.1
+                self.cfg.set(name, value)
         tls = self._tls
         if tls is not None:
             self.cfg.set("certfile", str(tls.cert))  # says that there is TLS; the context is ours
             self.cfg.set("ssl_context", lambda _config, _default: tls.context())
 
+    # -- in the arbiter
+
+    def _when_ready(self, _arbiter: Any) -> None:
+        self._arbiter_pid = os.getpid()
+        heed: Any = signal.getsignal(signal.SIGTERM)
+
+        def end(number: int, frame: Any) -> None:
+            # The first one drains, whichever it is; gunicorn looks for a second SIGINT or SIGQUIT while it waits for
+            # the worker.
+            heed(number if self._asked else signal.SIGTERM, frame)
+            self._asked = True
+
+        for number in _ENDING:
+            signal.signal(number, end)
+        for number in _IGNORED:
+            signal.signal(number, signal.SIG_IGN)
+
+    def _pre_fork(self, _arbiter: Any, _worker: Any) -> None:
+        now = time.monotonic()
+        self._short_lives = self._short_lives + 1 if now - self._started_s < _SHORT_LIFE_S else 0
+        if self._short_lives > 1:
+            ends_s = now + backoff_s(self._short_lives - 1, 0.5, 10.0, self._rng)
+            while not self._asked and time.monotonic() < ends_s:
+                time.sleep(0.05)
+        self._started_s = time.monotonic()
+
+    # -- in the worker
+
+    def _post_fork(self, _arbiter: Any, worker: Any) -> None:
+        ours = [Listener(os.dup(listener.fileno()), self._bounds.per_address) for listener in worker.sockets]
+        for listener in worker.sockets:
+            listener.close()
+        worker.sockets = ours
+
     def load(self) -> WSGIApplication:
+        self._end_http = signal.getsignal(signal.SIGTERM)
+        for number in _ENDING:
+            signal.signal(number, self._on_signal)
+            signal.siginterrupt(number, False)
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        # What a handler or its module forks (multiprocessing does) has no loop to drain by: a signal shall end it.
+        end_children_by(_ENDING, self._on_signal)
+        if self._asked:  # the signal came before gunicorn had set the worker's handlers
+            sys.exit(0)
         try:
-            self.served = self._make()
+            self._served = self._make()
+            self._drain = _Drain(self._served.stop, self._after_drain)
+            self._drain.start()
         except UsherError as refused:
             self._refuse(refused)
-        return exchanges(self.served.app)
+        return exchanges(self._served.app, self._bounds.in_flight, lambda: self._asked)
 
-    def _start(self, worker: Any) -> None:
+    def _post_worker_init(self, worker: Any) -> None:
         host, port = worker.sockets[0].getsockname()[:2]
         worker.cfg.set("graceful_timeout", _LAST_ANSWERS_S)  # this process' own copy: what HTTP waits after the drain
-        _take_signals_back(worker)
-        assert self.served is not None
+        self._take_signals_back()
+        assert self._served is not None and self._drain is not None
         look_for_steps()
         try:
-            self.served.start(port, host)
+            self._served.start(port, host)
         except UsherError as refused:
             self._refuse(refused)
         event(log, "listening", url=url_of(host, port, self._tls is not None), pid=os.getpid())
         _collect_less()
-        worker.heed(self.signals_of_arbiter)
+        self._is_up = True
+        if self._asked:
+            self._drain.ask()
 
-    def _stop(self, _arbiter: Any, worker: Any) -> None:
-        # gunicorn calls this in the arbiter too, for a worker it cannot find.
-        if self.served is not None and not worker.drained(self.graceful_s):
-            event(log, "drain_unfinished", level=logging.ERROR, seconds=self.graceful_s)
+    def _on_signal(self, number: int, frame: Any) -> None:
+        self._asked = True
+        if self._is_drained:
+            self._end_http(number, frame)
+        elif self._is_up and self._drain is not None:
+            self._drain.ask()
+
+    def _after_drain(self) -> None:
+        self._is_drained = True
+        if not self._is_over:
+            os.kill(os.getpid(), signal.SIGTERM)  # to ``_on_signal``, on the main thread
+
+    def _worker_exit(self, _arbiter: Any, _worker: Any) -> None:
+        """End the process, here: the frames above belong to the parent, and threads that wait for clients are not
+        waited for."""
+        if os.getpid() == self._arbiter_pid:
+            return  # gunicorn calls this in the arbiter too, for a worker that it cannot find
+        self._is_over = self._asked = True
+        ended = sys.exc_info()[1]
+        if self._drain is not None and not self._is_drained:
+            if os.getppid() != self._arbiter_pid:
+                event(log, "arbiter_gone", level=logging.WARNING, pid=os.getpid())
+            # A thread that answers late wakes the loop that is no more, through a number that must not be somebody
+            # else's by now.
+            with contextlib.suppress(OSError):
+                for _ in range(_NUMBERS):
+                    os.open(os.devnull, os.O_WRONLY)
+            self._drain.ask()
+            if not self._drain.join(self._graceful_s):
+                event(log, "drain_unfinished", level=logging.ERROR, seconds=self._graceful_s)
+        code = ended.code if isinstance(ended, SystemExit) else 1
+        _flush()
+        os._exit(code & 0xFF if isinstance(code, int) else 1 if code else 0)
+
+    def _take_signals_back(self) -> None:
+        """A handler's module, or a library of it, may have set what SIGTERM does when it was imported: then nothing
+        would drain."""
+        taken = [number for number in _ENDING if signal.getsignal(number) != self._on_signal]
+        for number in taken:
+            signal.signal(number, self._on_signal)
+        if taken:
+            names = ", ".join(number.name for number in taken)
+            why = "the handler's module or a library of it had set them; they drain"
+            event(log, "signals_taken_back", level=logging.WARNING, signals=names, why=why)
 
     def _refuse(self, refused: UsherError) -> NoReturn:
         os.write(self._refusals, str(refused).encode(errors="replace")[:4000])
         sys.exit(Arbiter.WORKER_BOOT_ERROR)
-
-
-def _take_signals_back(worker: HttpWorker) -> None:
-    """A handler's module, or a library of it, may have set what SIGTERM does when it was imported: then nothing would
-    drain."""
-    taken = [number for number in ENDING if signal.getsignal(number) != worker.handle_exit]
-    for number in taken:
-        signal.signal(number, worker.handle_exit)
-    if taken:
-        names = ", ".join(number.name for number in taken)
-        event(
-            log,
-            "signals_taken_back",
-            level=logging.WARNING,
-            signals=names,
-            why="the handler's module or a library of it had set them; they drain",
-        )
-
-
-class _Arbiter(Arbiter):
-    """Exactly one worker, no banner, every ending signal drains."""
-
-    def __init__(self, program: _Program, listener: socket.socket) -> None:
-        super().__init__(program)
-        kind = TCP6Socket if listener.family == socket.AF_INET6 else TCPSocket
-        address = listener.getsockname()
-        self.LISTENERS = [kind(address, self.cfg, self.log, fd=listener.detach())]
-        self.refused = False
-        program.signals_of_arbiter = self.SIG_QUEUE
-        self._rng = random.Random()
-        self._started_s = -math.inf
-        self._short_lives = 0
-        self._not_before_s = -math.inf
-
-    def _end(self) -> None:
-        raise StopIteration  # gunicorn's own word for "halt"
-
-    def _ignore(self) -> None:
-        """More workers, fewer, a second arbiter: none of it fits a program that is one process with one name."""
-
-    handle_int = handle_quit = handle_hup = _end
-    handle_ttin = handle_ttou = handle_usr2 = _ignore
-
-    def wait_for_signals(self, timeout: float = 1.0) -> list[int]:
-        """One at a time: what comes right behind an ending signal stays in the queue, where ``stop`` looks for a second
-        one. The end of a worker is a signal too, so only one that hangs, or is not to be started yet, is found by
-        looking."""
-        if self.WORKERS:
-            timeout = CALM_S
-        try:
-            number = self.SIG_QUEUE.get(timeout=timeout)
-        except queue.Empty:
-            return []
-        return [] if number == self.WAKEUP_REQUEST else [number]
-
-    def halt(self, reason: str | None = None, exit_status: int = 0) -> None:
-        self.refused = exit_status in _NEVER_AGAIN
-        super().halt()  # ends by SystemExit; serve() has the better message
-
-    def manage_workers(self) -> None:
-        if self.WORKERS or time.monotonic() >= self._not_before_s:
-            super().manage_workers()
-
-    def spawn_worker(self) -> None:
-        now = time.monotonic()
-        self._short_lives = self._short_lives + 1 if now - self._started_s < _SHORT_LIFE_S else 0
-        self._started_s = now
-        self._not_before_s = now + backoff_s(self._short_lives, 0.5, 10.0, self._rng) if self._short_lives else now
-        arbiter = os.getpid()
-        try:
-            super().spawn_worker()
-        except SystemExit as ended:
-            if os.getpid() == arbiter:
-                raise
-            # The frames above belong to the parent: what it has in `finally` and `atexit` is not for us to run.
-            _flush()
-            os._exit(ended.code if isinstance(ended.code, int) else 1 if ended.code else 0)
 
 
 class _ServerLog:
@@ -407,15 +472,21 @@ class _ServerLog:
         )
 
     critical = functools.partialmethod(_say, logging.CRITICAL)
-    warning = functools.partialmethod(_say, logging.WARNING)
     info = debug = functools.partialmethod(_say, logging.DEBUG)
+
+    def warning(self, message: str, *args: Any, **more: Any) -> None:
+        malformed = message.startswith("Invalid request")  # a flood of requests is none of the log
+        self._say(logging.DEBUG if malformed else logging.WARNING, message, *args, **more)
 
     def error(self, message: str, *args: Any, **more: Any) -> None:
         refused = message.startswith("Worker (pid") and args[1:] and args[1] in _NEVER_AGAIN
-        self._say(logging.DEBUG if refused else logging.ERROR, message, *args, **more)
+        told = refused or message.startswith(("Shutting down", "Reason:"))  # by ``serve``, in better words
+        self._say(logging.DEBUG if told else logging.ERROR, message, *args, **more)
 
     def exception(self, message: str, *args: Any, **more: Any) -> None:
-        slow = isinstance(sys.exc_info()[1], TimeoutError)  # a client that does not read its answer
+        slow = isinstance(
+            sys.exc_info()[1], TimeoutError
+        )  # a client that does not send its request, or read its answer
         self._say(logging.DEBUG if slow else logging.ERROR, message, *args, exc_info=not slow)
 
     def log(self, level: int, message: str, *args: Any, **more: Any) -> None:

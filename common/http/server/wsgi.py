@@ -1,72 +1,126 @@
-"""What ``usher.common.http.server.server`` puts around a WSGI application: its input, and a say in what becomes of the
-connection."""
+"""Put a WSGI application behind ``usher.common.http.server.server``: a body that is whole or an error, a bound of
+requests, and a say in how a connection ends."""
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+import errno
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from email.utils import formatdate
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from gunicorn.http import errors as http_errors
+import orjson
+from gunicorn.http.errors import ParseException
 
 from usher.common.http.server.push_sockets import DETACH
-from usher.common.http.server.sockets import Late
+from usher.common.http.server.sockets import Bounded
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
+#: Seconds for a client to read an answer that it got before its body was read.
+_GOODBYE_S = 1.0
+
 
 class _Input:
-    """``wsgi.input``: says 100 Continue when the program wants the body, and speaks in OSErrors (TimeoutError: it came
-    too slowly). A body that was cut short is none: half a form may say something else."""
+    """``wsgi.input`` that raises OSError (TimeoutError: it came too slowly) for a body that is cut short: half a form
+    may say something else."""
 
     def __init__(self, environ: WSGIEnvironment) -> None:
         self._body = environ["wsgi.input"]
-        self._connection = environ["gunicorn.socket"]
         self._left = int(environ.get("CONTENT_LENGTH") or 0)
-        self.awaited = (
-            environ.get("HTTP_EXPECT", "").lower() == "100-continue" and environ["SERVER_PROTOCOL"] == "HTTP/1.1"
-        )
+        self._is_chunked = "HTTP_TRANSFER_ENCODING" in environ
+        self.is_read = not self._left and not self._is_chunked
 
     def read(self, size: int = -1) -> bytes:
-        if self.awaited:
-            self.awaited = False
-            self._connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
         try:
             data: bytes = self._body.read(size)
-        except Late as late:
-            raise TimeoutError("the body did not arrive in time") from late
-        except http_errors.ParseException as wrong:
+        except ParseException as wrong:
             raise OSError("the body is not framed as HTTP wants it") from wrong
+        if self._is_chunked:
+            self.is_read = size < 0 or len(data) < size
+            return data
         awaited = self._left if size < 0 else min(size, self._left)
         if len(data) < awaited:
             raise OSError("the body is shorter than its Content-Length")
         self._left -= awaited
+        self.is_read = not self._left
         return data
 
 
-def exchanges(app: WSGIApplication) -> WSGIApplication:
-    """``app`` with its ``wsgi.input`` checked, and able to end a connection with the header ``Connection: close``,
-    which gunicorn drops, or to keep it for itself (``DETACH``)."""
+def exchanges(app: WSGIApplication, most: int, is_ending: Callable[[], bool]) -> WSGIApplication:
+    """Wrap ``app``, which calls ``start_response`` before it returns. More than ``most`` requests at a time are 503.
 
-    def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        response = start_response.__self__  # type: ignore[attr-defined]
-        body = environ["wsgi.input"] = _Input(environ)
+    A connection ends with its answer when the answer says ``Connection: close`` (gunicorn drops that header), when the
+    body was not read to its end, and when ``is_ending()``. ``environ[DETACH](keeper)`` makes it the keeper's.
+    """
+    places = threading.BoundedSemaphore(most)
 
-        def detach(keeper: Callable[[socket.socket], None]) -> None:
-            response.is_chunked = lambda: False
-            response.force_close()
-            environ["gunicorn.socket"].keeper = keeper
-
-        environ[DETACH] = detach
-
-        def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None, /) -> Callable[[bytes], object]:
-            # A client whose body was never asked for may send it or not: nothing that follows on the connection can be
-            # trusted.
-            if body.awaited or ("Connection", "close") in headers:
-                response.force_close()
-            return start_response(status, headers, exc_info)
-
-        return app(environ, start)
+    def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
+        connection: Bounded = environ["gunicorn.socket"]
+        if not places.acquire(blocking=False):
+            _end_busy(connection)
+        try:  # a generator: its place is free again when gunicorn has written the answer
+            yield from _exchange(app, environ, start_response, is_ending)
+        finally:
+            places.release()
 
     return application
+
+
+def _exchange(
+    app: WSGIApplication, environ: WSGIEnvironment, start_response: Any, is_ending: Callable[[], bool]
+) -> Iterator[bytes]:
+    body = environ["wsgi.input"] = _Input(environ)
+    keepers: list[Callable[[Any], None]] = []
+    environ[DETACH] = keepers.append
+    started: list[tuple[str, list[tuple[str, str]]]] = []
+    answer: Any = app(environ, lambda status, headers, _exc_info=None: started.append((status, headers)))  # type: ignore[arg-type]
+    try:
+        status, headers = started[-1]
+        if keepers or not body.is_read or ("Connection", "close") in headers or is_ending():
+            _end(environ["gunicorn.socket"], status, headers, answer, keepers, 0.0 if body.is_read else _GOODBYE_S)
+        start_response(status, headers)
+        yield from answer
+    finally:
+        if hasattr(answer, "close"):
+            answer.close()
+
+
+def _end(
+    connection: Bounded,
+    status: str,
+    headers: Iterable[tuple[str, str]],
+    body: Iterable[bytes],
+    keepers: Iterable[Callable[[Any], None]] = (),
+    wait_s: float = _GOODBYE_S,
+) -> NoReturn:
+    """Write the whole answer, and end gunicorn's part in the connection: by the error that says, to any server, that
+    the client has gone."""
+    lines = [f"{name}: {value}\r\n" for name, value in headers if name != "Connection"]
+    head = f"HTTP/1.1 {status}\r\nConnection: close\r\nDate: {formatdate(usegmt=True)}\r\n{''.join(lines)}\r\n"
+    connection.sendall(head.encode("latin-1") + b"".join(body))
+    for keeper in keepers:
+        keeper(connection.give_away())
+    if wait_s and not connection.given_away:
+        connection.linger(wait_s)
+    raise ConnectionResetError(errno.ECONNRESET, "the answer is written")
+
+
+def _end_busy(connection: Bounded) -> NoReturn:
+    facts = {
+        "type": "about:blank",
+        "title": "too_many_requests_in_flight",
+        "status": 503,
+        "request_id": secrets.token_hex(8),
+    }
+    body = orjson.dumps(facts)
+    headers = {
+        "Content-Type": "application/problem+json",
+        "Retry-After": "1",
+        "Cache-Control": "no-store",
+        "X-Content-Type-Options": "nosniff",
+        "Content-Length": str(len(body)),
+    }
+    _end(connection, "503 Service Unavailable", headers.items(), [body])

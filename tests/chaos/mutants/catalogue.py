@@ -201,7 +201,7 @@ BUGS = (
                 "if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[3]) > 0 then return 'PENDING' end",
                 "",
             ),
-            CodeEdit("usher.master.recovery.janitor:Janitor._reap", "names.get(incarnation, 0) or ", ""),
+            CodeEdit("usher.master.recovery.janitor:Janitor._reap", "names.get(incarnation, 0)\n            or ", ""),
         ),
         _OWN + "nobody_is_forgotten_who_still_has_something",
         "K2",
