@@ -11,7 +11,7 @@ from usher.common.base.clock import now_s
 from usher.common.observability.metrics import counter, counters, gauge, histogram, service_metrics
 
 if TYPE_CHECKING:
-    from usher.consumer.program import Incarnation
+    from usher.consumer.incarnation import Incarnation
 
 
 def consumer_metrics(incarnation: Incarnation | None, slots: int) -> Iterable[Metric]:
