@@ -1,4 +1,4 @@
-"""The incarnation: the services that one start of the consumer is made of.
+"""The incarnation: the services of one start of the consumer, put together.
 
 Each service gets the few values it needs, never the settings as a whole.
 """
@@ -51,13 +51,13 @@ _JOIN_S = 2.0
 
 
 class _Wires:
-    """Connections of one incarnation, and the owner's steps over them."""
+    """The connections of one incarnation, and the owner's scripts over them."""
 
     def __init__(self, redis_url: str, keys: Keys, taken: Taken, on_lost: Callable[[str], None]) -> None:
         self._redis_url = redis_url
         self._keys = keys
         self._registration = taken.registration
-        # After a restart or a failover of Redis an incarnation ends: fences and acknowledgements that it remembers may
+        # An incarnation ends after a restart or a failover of Redis: fences and acknowledgements that it remembers may
         # be lost there, and an old fence in a restored index would be handed to it again.
         self._same_server = SameServer(on_lost)
 
@@ -132,13 +132,19 @@ class Incarnation:
     def _watchdog(self, wires: _Wires, limit_s: float, run_log_length: int, on_lost: Callable[[str], None]) -> Watchdog:
         link, running = wires.link("watch"), self.executor.running
         return Watchdog(
-            *(link, wires.steps(link), lambda: list(running.values()), lambda: self.acker.is_flushed),
-            *(self._journal, limit_s, run_log_length, on_lost),
+            link,
+            wires.steps(link),
+            lambda: list(running.values()),
+            lambda: self.acker.is_flushed,
+            self._journal,
+            limit_s,
+            run_log_length,
+            on_lost,
         )
 
     @property
     def services(self) -> list[Service]:
-        # The heartbeat asks whether the others live, so it begins after them and ends before.
+        # The heartbeat checks whether the others live, so it starts after them and stops before them.
         return [
             self.reader,
             self.guard,
@@ -155,10 +161,10 @@ class Incarnation:
             service.start()
 
     def stop(self, grace_s: float) -> None:
-        """Drain, then end every thread; those in a handler are not waited for any longer. While such a one runs the
-        guard watches on: it ends the process, if that is still there, when another owner may begin."""
+        """Drain for up to ``grace_s`` seconds, then end every thread, without waiting for threads that are still in a
+        handler. While there are any, the lease guard stays: it ends the process before another owner may start."""
         drained = self._drain.run(grace_s, self._say_goodbye)
-        self._journal.explain()  # what still runs is cut off by us
+        self._journal.explain()  # we cut off what still runs
         if not drained.clean:
             self._starts.give_back(self._drain_steps)
         ending = [service for service in reversed(self.services) if drained.clean or service is not self.guard]
@@ -178,14 +184,14 @@ class Incarnation:
         self.bell.ring(letter.ticket, letter.id, letter.reason, letter.error_type, letter.attempts, letter.policy)
 
     def _deregister(self) -> bool:
-        """Leave for good. The lease is gone then, and its loss is no news to anybody."""
+        """Leave for good. The lease is gone afterwards, and its loss need not be reported."""
         self.is_over = True
         self.is_over = self._drain_steps.deregister()
         return self.is_over
 
     def _works(self) -> bool:
-        """Whether all parts live and the reader makes progress; the lease is renewed only then. Paused lanes mean a
-        drain, which stops the reader itself."""
+        """Return whether all parts live and the reader makes progress; the lease is renewed only then. Paused lanes
+        mean a drain, which stops the reader itself."""
         if not all(service.alive for service in (*self.pool, self.acker)):
             return False
         last = self.reader.last_turn_s
@@ -194,7 +200,7 @@ class Incarnation:
         )
 
     def _say_goodbye(self) -> None:
-        """The leader hands the rest over at once instead of at its next look at the roster."""
+        """Tell the leader, so that it hands the rest over at once instead of at its next look at the roster."""
         try:
             self._goodbye.post("/api/consumers/deregister", orjson.dumps({"incarnation": self.name}))
         except MasterUnavailable as nobody:
@@ -202,19 +208,16 @@ class Incarnation:
 
 
 def terms(settings: ConsumerSettings, asked: HandlerOptions) -> tuple[RetryPolicy, float]:
-    """What holds for the handler: attempts and waits, and the longest it may run."""
-    base_s, cap_s = (
-        given(asked.backoff_s, settings.retry_seconds),
-        given(asked.backoff_cap_s, settings.retry_cap_seconds),
-    )
-    return RetryPolicy(asked.max_attempts or settings.max_attempts, base_s, cap_s), given(
-        asked.deadline_s, settings.handler_seconds
-    )
+    """Return what holds for the handler: its retry policy, and the longest it may run in seconds (0: no limit)."""
+    base_s = given(asked.backoff_s, settings.retry_seconds)
+    cap_s = given(asked.backoff_cap_s, settings.retry_cap_seconds)
+    policy = RetryPolicy(asked.max_attempts or settings.max_attempts, base_s, cap_s)
+    return policy, given(asked.deadline_s, settings.handler_seconds)
 
 
 def _traced(handler: Handler, stream: str) -> Handler:
-    """The handler with a span around each call, if its module (or whoever started us) has set OpenTelemetry up; else
-    the handler as it is."""
+    """Return the handler with a span around each call, if its module or the process that started us has set
+    OpenTelemetry up; else the handler as it is."""
     tracer = telemetry.tracer()
     if tracer is None:
         return handler
@@ -223,7 +226,7 @@ def _traced(handler: Handler, stream: str) -> Handler:
 
 
 def _pool(handler: Handler, executor: Executor, slots: int) -> list[Service]:
-    """The runners that the handler asks for by what it is."""
+    """Return the runners for this kind of handler: batch, async or plain."""
     if handler.batch is not None:
         return batch_pool(handler, handler.batch, executor, slots)
     if handler.is_async:

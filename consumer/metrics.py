@@ -1,4 +1,4 @@
-"""The consumer's metrics: what its handlers did, and what it has to do."""
+"""The consumer's metrics: the work that its handlers did, and the work that waits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def consumer_metrics(incarnation: Incarnation | None, slots: int) -> Iterable[Metric]:
-    """A source for ``usher.common.observability.metrics.Metrics``; ``incarnation`` None before there is one."""
+    """Yield the metrics, as a source for ``usher.common.observability.metrics.Metrics``. ``incarnation``: None before
+    the name is taken."""
     yield gauge(
         "registered",
         "1 if this consumer has its name and a lease that lives.",

@@ -1,4 +1,4 @@
-"""The consumer's program: it takes the name, begins an incarnation, and ends it."""
+"""The consumer's program: it takes the name, starts an incarnation, and ends it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ConsumerProgram:
         self._leave = leave
         self._handler = load_handler(settings.handler)
         self._lock = NameLock(settings.state_folder, settings.consumer_name)
-        self._lock_is_missed = False  # it was said that somebody else holds it
+        self._lock_is_missed = False  # the log says already that another process holds it
         self._former_is_told = False
         self._journal: Journal | None = None
         self._incarnation: Incarnation | None = None
@@ -61,7 +61,7 @@ class ConsumerProgram:
         )
 
     def start(self, port: int, host: str) -> None:
-        """Take the name lock and begin to register."""
+        """Start to register; the registrar's thread takes the name lock."""
         settings = self._settings
         health_url = settings.health_url or f"{url_of(host, port, settings.tls_cert is not None)}/api/health"
         event(log, "consumer_starts", name=settings.consumer_name, handler=settings.handler, slots=settings.concurrency)
@@ -71,10 +71,10 @@ class ConsumerProgram:
         self._registrar.start()
 
     def _tell_of_former(self) -> None:
-        """Tell what the former process of our name was running when it ended, if it left a journal. This is done as
-        soon as we hold its lock, and once: then the journal is removed, or our successor would tell it again if we end
-        before we begin our own. It is removed, not written over: where its lock was begun anew, a process of a former
-        version may have it mapped."""
+        """Report what the former process of our name was running when it ended, if it left a journal. Do it as soon as
+        we hold its lock, and once: then the journal is removed, or our successor would report it again if we end before
+        we begin our own. It is removed, not overwritten: if the lock file was made anew, a process of an older version
+        may have the journal mapped."""
         settings, path = self._settings, None if self._former_is_told else self._journal_path()
         if path is None:
             return
@@ -86,23 +86,23 @@ class ConsumerProgram:
         self._former_is_told = True
 
     def _origin(self) -> str:
-        """What a journal must say to be believed: of this boot, and of this stream and group, where another consumer of
-        our name may have been."""
+        """Return the origin that a journal must have to be believed: this boot, and this stream and group, since
+        another one may have had a consumer of our name."""
         prefix = Keys(self._settings.work_stream, self._settings.group).prefix
         return f"{boot_id()} {hashlib.sha256(prefix.encode()).hexdigest()[:16]}"
 
     def _journal_path(self) -> Path | None:
-        """Beside the name lock; None where that proves nothing."""
+        """Return the journal's path, beside the name lock; None where the lock proves nothing."""
         return self._lock.path.with_suffix(".journal") if self._lock.acquire() not in (None, NO_LOCK) else None
 
     def _ask(self, health_url: str) -> Registration:
-        """A registration under a uuid of its own, with the evidence of this moment."""
+        """Make a registration under a new uuid, with the evidence of this moment."""
         settings = self._settings
         lock = self._lock.acquire()
         if lock is None:
-            # Another consumer of that name, or a child that a former one left behind. Without the lock there is no
-            # proof that the former is dead: registering waits until its lease has ended, and is refused for as long as
-            # it lives.
+            # Another consumer of that name has it, or a child that a former one left behind. Without the lock there is
+            # no proof that the former one is dead: registering waits until its lease has ended, and is refused for as
+            # long as it lives.
             if not self._lock_is_missed:
                 event(log, "name_lock_held", level=logging.WARNING, name=settings.consumer_name)
             self._lock_is_missed, lock = True, self._lock.begin_anew() or NO_LOCK
@@ -119,10 +119,10 @@ class ConsumerProgram:
                 self._incarnation.stop(self._settings.drain_seconds)
 
     def _begin(self, taken: Taken) -> None:
-        """The name is ours: start working. On the registrar's thread."""
+        """Start working: the name is ours. Runs on the registrar's thread."""
         with self._ending:
             if self._stopped:
-                return  # nothing was handed over yet, or the leader takes it back when the lease ends
+                return  # nothing has been handed over yet, or the leader takes it back when the lease ends
             try:
                 name, batch = taken.registration.incarnation, self._handler.batch
                 slots = self._settings.concurrency * (batch.most if batch is not None else 1)
@@ -131,12 +131,12 @@ class ConsumerProgram:
                     self._settings, self._redis_url, taken, self._handler, self._journal, self._lost, self._metrics
                 )
                 self._incarnation.start()
-            except Exception as problem:  # half of it may run: registering again would begin a second one beside it
+            except Exception as problem:  # half of it may run: registering again would start a second one beside it
                 self._lost(f"it could not be started: {type(problem).__name__}: {problem}")
 
     def _lost(self, why: str) -> None:
-        """An incarnation that lost its lease never works again: this process leaves, also in the middle of a drain,
-        because others may have its tickets already. Its successor takes the name anew."""
+        """Leave: an incarnation that lost its lease never works again, not even in the middle of a drain, because
+        others may have its tickets already. The successor of this process takes the name anew."""
         incarnation = self._incarnation
         if incarnation is not None and incarnation.is_over:
             return
@@ -153,7 +153,7 @@ class ConsumerProgram:
         return health if incarnation.lease.holds() else Health((*health.reasons, "the lease has ended"))
 
     def _look(self, ticket: bytes) -> dict[str, Any] | None:
-        """What is held of a ticket, for who asks what it waits for."""
+        """Return the state of a ticket here, for a master that explains what it waits for."""
         incarnation, journal = self._incarnation, self._journal
         if incarnation is None or journal is None:
             return None
