@@ -1,5 +1,5 @@
-"""Async pool: it runs lanes of ``async def`` handlers on one event loop per process, as many messages at a time as there
-are slots."""
+"""Async pool: it runs lanes of ``async def`` handlers on one event loop per process, as many messages at a time as
+there are slots."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Batch pool: the runners of batch handlers (``usher.consumer.handlers.decorators.batch``), which make one call with the
-messages of several lanes.
+"""Batch pool: the runners of batch handlers (``usher.consumer.handlers.decorators.batch``), which make one call with
+the messages of several lanes.
 
 A call holds its lanes as a single message does: per ticket one call at a time; order, attempts, fences and
 acknowledgements belong to each message. One runner at a time collects lanes; the others run calls, or wait for their
