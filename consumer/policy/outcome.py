@@ -37,7 +37,7 @@ class Bury:
     traceback: str = field(default="", compare=False)
 
 
-#: Longest wait in seconds that can be asked for: ten years. Longer ones overflow times.
+#: Longest wait in seconds that can be asked for: ten years. Longer ones are no meaningful times.
 _LONGEST_WAIT_S = 10 * 365 * 86_400.0
 
 
