@@ -11,15 +11,15 @@ Three things can go wrong with an effect, whatever system delivers the message:
 Asking first (``still_mine()``, "is the uid known?") prevents none of them: the process can stand still right after the
 answer. The place that stores the effect must check, in the same atomic step. Usher has these for it:
 
-==================  ====================================  =====================================================
+==================  ====================================  =======================================================
 place               module                                made atomic by
-==================  ====================================  =====================================================
+==================  ====================================  =======================================================
 SQLite, PostgreSQL  ``usher.consumer.sinks.sql``          fence, uid and effect in one transaction
 the same, async     ``usher.consumer.sinks.sql_async``    the same, for ``async def`` handlers
 Redis               ``usher.consumer.sinks.redis_guard``  fence, uid and commands in one script
 an HTTP service     ``usher.consumer.sinks.http``         two headers, which the service keeps in one transaction
                                                           with its effect
-==================  ====================================  =====================================================
+==================  ====================================  =======================================================
 
 The outcomes have names (``usher.consumer.sinks.outcomes``): a *duplicate* counts as done; a *stale fence* means that
 nothing was stored, since the ticket has another owner; *not now* means that the same message is tried again later, and

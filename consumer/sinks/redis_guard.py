@@ -6,8 +6,8 @@ records the uid.
     guard = RedisGuard("redis://effects-server/0")
 
     def handle(message):
-        guard.apply(message, ("INCRBY", f"total:{message.ticket_id}", 5), ("LPUSH", f"log:{message.ticket_id}",
-        message.uid))
+        guard.apply(message, ("INCRBY", f"total:{message.ticket_id}", 5),
+                    ("LPUSH", f"log:{message.ticket_id}", message.uid))
 
 The first word after a command's name is taken for its key; name other keys with ``keys=[...]``. It works on one server
 or with Sentinel, not on a cluster, where the keys of a script must lie together.

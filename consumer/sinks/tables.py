@@ -3,16 +3,16 @@
 As ``SqlSink.ddl()`` prints it for PostgreSQL::
 
     CREATE TABLE IF NOT EXISTS usher_fences (
-        sink TEXT NOT NULL, ticket TEXT NOT NULL, fence BIGINT NOT NULL, at_s BIGINT NOT NULL, PRIMARY KEY (sink,
-        ticket));
+        sink TEXT NOT NULL, ticket TEXT NOT NULL, fence BIGINT NOT NULL, at_s BIGINT NOT NULL,
+        PRIMARY KEY (sink, ticket));
     CREATE TABLE IF NOT EXISTS usher_uids (
-        sink TEXT NOT NULL, ticket TEXT NOT NULL, uid TEXT NOT NULL, at_s BIGINT NOT NULL, PRIMARY KEY (sink, ticket,
-        uid));
+        sink TEXT NOT NULL, ticket TEXT NOT NULL, uid TEXT NOT NULL, at_s BIGINT NOT NULL,
+        PRIMARY KEY (sink, ticket, uid));
     CREATE INDEX IF NOT EXISTS usher_fences_at ON usher_fences (sink, at_s);
     CREATE INDEX IF NOT EXISTS usher_uids_at ON usher_uids (sink, at_s);
 
-``at_s`` is the database's own clock, in seconds since the epoch: old rows are removed by one clock, however wrong those
-of consumers are.
+``at_s`` is a time of the database's own clock, in seconds since the epoch: old rows are removed by one clock, however
+wrong the consumers' clocks are.
 """
 
 from __future__ import annotations
