@@ -1,4 +1,4 @@
-"""``python -m consumer`` / ``usher consumer``: run one consumer."""
+"""``usher consumer`` / ``python -m usher.consumer``: run one consumer."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def check_handler(spec: str) -> None:
     problem, code = _word_of(child, reader)
     if not problem:  # the child could not answer: os._exit(), a segmentation fault in a library
         how = f"with exit code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
-        shown = "" if code >= 0 else f" (where: `python -X faulthandler -c 'import {spec.partition(':')[0]}'`)"
+        shown = "" if code >= 0 else f" (to see where: `python -X faulthandler -c 'import {spec.partition(':')[0]}'`)"
         raise HandlerUnusable(f"USHER_HANDLER={spec}: its module ends the process {how} when it is imported{shown}")
     if problem != _FINE:
         raise HandlerUnusable(problem)

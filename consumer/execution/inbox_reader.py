@@ -145,7 +145,7 @@ class InboxReader(Service):
         """Return the trouble; also when a record blocks all later hand-overs, since a handler may run for long."""
         state, why = self._state, None
         if isinstance(state, Blocked):
-            why = f"waits for a message of {state.ticket!r} to end, which was handed over anew"
+            why = f"waits until a message of {state.ticket!r} ends here, because it was handed over anew"
         return super().trouble or why
 
     def run_once(self) -> float:

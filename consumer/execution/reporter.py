@@ -90,7 +90,7 @@ class Reporter(Service):
             was_empty = not self._items
             self._count(items)
         while self._items and self._size > _MOST_WAITING:
-            self._drop(self._take(), "too many wait")
+            self._drop(self._take(), "too many ids wait to be reported")
         if was_empty or self._hurry or (self._calm and not self._keeps_up()):
             self.wake()
 

@@ -23,8 +23,8 @@ _WHEN_HELD_S = 0.5
 #: A name in use is logged again only after this long.
 _REPEAT_LOG_S = 10.0
 _WAY_OUT = (
-    "asked again until that one has ended, or its lease has; of two that shall run at a time each needs a"
-    " USHER_CONSUMER_NAME of its own"
+    "this consumer asks again until the other one, or its lease, has ended; to run both at the same time, give each its"
+    " own USHER_CONSUMER_NAME"
 )
 #: The ticket window of a master of an older version, which does not send it.
 _UNTOLD_WINDOW = 128

@@ -78,7 +78,7 @@ def judge(parts: Sequence[Sequence[InCall]], returned: Any, raised: BaseExceptio
         try:
             failed = _named(parts, returned)
         except Exception as problem:  # keys or errors of the handler's own types may fail to be read
-            failed = TypeError(f"what a batch handler says of failures cannot be read: {_format_failure(problem)}")
+            failed = TypeError(f"the failures that a batch handler names cannot be read: {_format_failure(problem)}")
         if not isinstance(failed, TypeError):
             return [_first_failed(part, failed) for part in parts]
         raised = failed
@@ -109,9 +109,7 @@ def _named(parts: Sequence[Sequence[InCall]], returned: Any) -> dict[str, BaseEx
     for named, error in returned.items():
         message_id = named if isinstance(named, str) else getattr(named, "id", None)
         if message_id not in known:
-            return TypeError(
-                "a batch handler named something as failed that is no message of the call, nor the id of one"
-            )
+            return TypeError("a batch handler named a failure that is neither a message of the call nor the id of one")
         failed[message_id] = error if isinstance(error, BaseException) else MessageFailed(str(error) if error else None)
     return failed
 

@@ -204,7 +204,7 @@ def _wrote(result: Any) -> bool:
     count = result.rowcount
     if count not in (0, 1):
         raise SinkMisused(
-            f"SQLAlchemy {sa.__version__} tells {count} written rows where 0 or 1 is meant, so nothing is stored;"
+            f"SQLAlchemy {sa.__version__} reports {count} written rows where 0 or 1 is expected, so nothing is stored;"
             " 2.0.28 or later is needed: " + how_to_install("sql")
         )
     return bool(count)

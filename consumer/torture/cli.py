@@ -108,7 +108,7 @@ def _pairs(fields: tuple[str, ...]) -> dict[str, str]:
         if not equals or not name:
             raise click.UsageError(f"--field {field!r} must look like name=value")
         if name in ("ticket_id", "uid"):
-            raise click.UsageError(f"--field {name}: that one is given by the story")
+            raise click.UsageError(f"--field {name}: usher torture sets this field itself")
         made[name] = value
     return made
 

@@ -71,7 +71,8 @@ def _staged(
                     raise StartRefused(f"nothing can be said about this handler: {document['cannot']}")
                 progress(document["scenario"], document["told"], document["count"])
             raise StartRefused(
-                f"the stage ended by itself; its last words:\n{(folder / 'log').read_text(errors='replace')[-2000:]}"
+                "the torture process ended by itself; its last output:\n"
+                f"{(folder / 'log').read_text(errors='replace')[-2000:]}"
             )
         finally:
             try:
