@@ -1,60 +1,66 @@
-"""The consumer: runs a handler on what is handed over to it, every ticket's messages in order, one at a time.
+"""The consumer: it runs a handler on what is handed over to it, every ticket's messages in order, one at a time.
 
 Threads and what they own
 -------------------------
 ::
 
-    register  registrar.py     takes the consumer's name at a master, over HTTP; before that, tells what the predecessor was running when it
-                               ended (predecessor.py); ends when that is done
-    read      batch_reader.py  (InboxReader) inbox -> bodies of exactly those ids -> lanes
-    work-N    worker_pool.py   runs lanes: short handlers one after another on one thread, others side by side
-    async     async_pool.py    the same for ``async def`` handlers, on one event loop
-    (both)    batch_pool.py    the same for batch handlers: one call with messages of several lanes
-    ack       acker.py         finished messages -> one ack script per batch; failures -> one charge script per batch; dead letters
-    report    reporter.py      tells the leader over HTTP what Redis has accepted
-    beat      heartbeat.py     renews the lease, in step with real progress
-    guard     lease_guard.py   ends the process when the lease can have ended
-    watch     watchdog.py      ends the process when a handler ran past its deadline (only with USHER_HANDLER_SECONDS)
-    (web)     web.py           health endpoint, gunicorn's threads
+    register  lifecycle/registrar.py     takes the consumer's name at a master, over HTTP, then ends; before that,
+                                         reports what the predecessor was running when it ended (crash_report.py)
+    read      execution/inbox_reader.py  inbox -> bodies of exactly those ids -> lanes
+    work-N    execution/thread_pool.py   runs lanes: short handlers one after another on one thread, others side by side
+    async     execution/async_pool.py    the same for ``async def`` handlers, on one event loop
+    (both)    execution/batch_pool.py    the same for batch handlers: one call with messages of several lanes
+    ack       execution/acker.py         finished messages -> one ack script per batch; failures -> one charge script
+                                         per batch; dead letters
+    report    execution/reporter.py      tells the leader over HTTP what Redis has accepted
+    beat      lifecycle/heartbeat.py     renews the lease, in step with real progress
+    guard     lifecycle/lease_guard.py   ends the process when the lease can have ended
+    watch     execution/watchdog.py      ends the process when a handler ran past its deadline (only with
+                                         USHER_HANDLER_SECONDS)
+    (web)     web.py                     health endpoint, gunicorn's threads
 
-The lanes are shared (lane_keeper.py: Lanes, one lock); everything else belongs to its thread. Every thread has a
-connection of its own.
+The lanes are shared (execution/lanes.py: Lanes, one lock); everything else belongs to its thread. Every thread has its
+own connection.
 
 However many ticket streams are taken in, a consumer waits on one inbox, which Redis wakes, and reads all of their
 entries with one batched read of one stream: masters gather them (common/protocol/sources.py).
 
 What an incarnation believes, and why it may
 --------------------------------------------
-The inbox is the authority on what to run, in which order, under which fence; the pending list is where the bodies are, unless they came
-along, and the only one that knows whether what this process has had before is still to be run. A handler starts only while the lease
-cannot have ended anywhere: its local end is counted from *before* the renewal was sent, on a clock that counts suspend. A lease that was
-lost is never taken up again: the process leaves and its successor is a new incarnation.
+The inbox is the authority on what to run, in which order, under which fence. The pending list has the bodies, unless
+they came along with the inbox, and it alone knows whether a message that this process has had before is still to be
+run. A handler starts only while the lease cannot have ended anywhere: its local end is counted from *before* the
+renewal was sent, on a clock that counts suspend. A lost lease is never taken up again: the process leaves, and its
+successor is a new incarnation.
 
 Which attempts are counted, and to whom they are charged
 --------------------------------------------------------
-The write that records a start before a crash can happen is that into the journal (journal.py): a few bytes of a mapped file, just before
-the handler is called. A failure is written to Redis with the acker's next batch. When a process ends without knowing why, its successor on
-the same machine tells Redis what was running, before it takes the name: a handler that ran by itself is charged, several become suspects,
-and nobody is charged yet. A suspect runs again as the only one of its kind in a process; the second time, or when its last attempt is next,
-alone, and then its start is in Redis before it happens. Whoever returns or raises is no suspect any more. So the killer is given up after
-exactly max_attempts starts, and its neighbours keep their count (policy/quarantine.py). One exception: a crash in company proves nothing,
-so a message that comes to it with its last attempt gets one more.
+A start is recorded before a crash can happen by a write into the journal (lifecycle/journal.py): a few bytes of a
+mapped file, just before the handler is called. A failure is written to Redis with the acker's next batch. When a
+process ends without knowing why, its successor on the same machine tells Redis what was running, before it takes the
+name: a message whose handler ran alone is charged; if several ran, all become suspects and none is charged yet. A
+suspect runs again as the only suspect in a process; the second time, or when its last attempt is next, it runs alone,
+and its start is in Redis before it happens. A message whose handler returns or raises is no longer a suspect. So the
+killer is given up after exactly max_attempts starts, and its neighbours keep their count (policy/quarantine.py). One
+exception: a crash in company proves nothing, so a message that comes to it with its last attempt gets one more.
 
 Without a journal (another machine, the state folder gone) the leader notes a loss for the first message of each ticket
 that was not acknowledged; after three of them it runs alone too. An end that the process explains (a stop, a lost
-lease, a watchdog) is nobody's fault but the watchdog's culprit's.
+lease, a watchdog) is charged to no message, except to the one that the watchdog blames.
 
 What goes wrong, and what then
 ------------------------------
-==============================  ===================================================================================================
-Redis cannot be reached         running handlers finish, no new ones start when the lease may have ended; then the process leaves
+==============================  ======================================================================================
+Redis cannot be reached         running handlers finish, no new ones start once the lease may have ended; then the
+                                process leaves
 a reply to an ack is lost       the same batch goes again before any later one; it is answered OK or GONE
-a master cannot be reached      nothing but speed is lost: reports go to the next one
-the handler raises              it is tried again in place, with backoff; its ticket waits, its slot does not
-the handler ends the process    the arbiter brings a new one within a second; see above
+a master cannot be reached      only speed is lost: reports go to the next master
+the handler raises              the message is tried again in place, with backoff; its ticket waits, its slot does not
+the handler ends the process    the arbiter starts a new one within a second; see above
 the body of a message is gone   dead letter ``body_gone``, in its place in the order
-SIGTERM                         drain: no new starts, running ones finish, acknowledgements are flushed, the rest is given back
-==============================  ===================================================================================================
+SIGTERM                         drain: no new starts, running handlers finish, acknowledgements are flushed, the rest
+                                is given back
+==============================  ======================================================================================
 """
 
 from __future__ import annotations

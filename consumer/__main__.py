@@ -1,4 +1,4 @@
-"""``python -m consumer`` / ``usher consumer``: run one consumer."""
+"""``usher consumer`` / ``python -m usher.consumer``: run one consumer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from usher.consumer.lifecycle.cpu_pinning import pin_to_cpu
 from usher.consumer.program import ConsumerProgram
 from usher.consumer.settings import ConsumerSettings
 
-#: What the child says of a handler that can be used.
+#: The child's answer when the handler can be used.
 _FINE = "fine"
 _STEP_S = 0.02
 
@@ -36,14 +36,13 @@ def main(flags: dict[str, Any]) -> None:
     try:
         settings = load(ConsumerSettings, os.environ, flags)
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(
-                line_buffering=True
-            )  # what a handler prints is seen, in the order of the log, whatever ends its process
+            # Whatever a handler prints is seen, in the order of the log, even if its process is killed.
+            sys.stdout.reconfigure(line_buffering=True)
         configure(settings.consumer_name, settings.log_level, settings.log_format, settings.secrets)
         check_reach(settings.bind, bool(settings.api_token or settings.viewer_token), settings.insecure)
         if not is_loopback(settings.bind) and not settings.health_url:
             raise StartRefused(
-                "USHER_HEALTH_URL: say under which URL the masters reach this consumer, since USHER_BIND is not on"
+                "USHER_HEALTH_URL: set the URL under which the masters reach this consumer, since USHER_BIND is not on"
                 " loopback"
             )
         check_handler(settings.handler)
@@ -61,9 +60,9 @@ def main(flags: dict[str, Any]) -> None:
 
 
 def check_handler(spec: str) -> None:
-    """Import the handler once in a child process, so that what cannot be imported is said before anything starts.
+    """Import the handler once in a child process, so that a failing import is reported before anything starts.
 
-    A child, because importing may start threads or open connections, which must not be there before the worker is
+    A child, because importing may start threads or open connections, which must not exist before the worker is
     forked. Raises HandlerUnusable.
     """
     reader, writer = os.pipe()
@@ -80,22 +79,22 @@ def check_handler(spec: str) -> None:
         os._exit(0)
     os.close(writer)
     problem, code = _word_of(child, reader)
-    if not problem:  # it came to no word: os._exit(), a segmentation fault in a library
+    if not problem:  # the child could not answer: os._exit(), a segmentation fault in a library
         how = f"with exit code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
-        shown = "" if code >= 0 else f" (where: `python -X faulthandler -c 'import {spec.partition(':')[0]}'`)"
+        shown = "" if code >= 0 else f" (to see where: `python -X faulthandler -c 'import {spec.partition(':')[0]}'`)"
         raise HandlerUnusable(f"USHER_HANDLER={spec}: its module ends the process {how} when it is imported{shown}")
     if problem != _FINE:
         raise HandlerUnusable(problem)
 
 
 def _word_of(child: int, reader: int) -> tuple[str, int]:
-    """What the child wrote until its end, and its exit code. Not until nobody can write any more: what the module has
-    forked lives on, and could."""
+    """Return everything that the child wrote before it ended, and its exit code. Do not wait for the end of file:
+    processes that the module has forked live on and keep the pipe open."""
     said = b""
     os.set_blocking(reader, False)
     with os.fdopen(reader, "rb", buffering=0) as told_by_child:
         while True:
-            ended, status = os.waitpid(child, os.WNOHANG)  # asked first: what it wrote is there then
+            ended, status = os.waitpid(child, os.WNOHANG)  # before the read: all that it wrote is in the pipe then
             while chunk := told_by_child.read(65_536):
                 said += chunk
             if ended:

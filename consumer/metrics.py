@@ -1,4 +1,4 @@
-"""The consumer's metrics: what its handlers did, and what it has to do."""
+"""The consumer's metrics: the work that its handlers did, and the work that waits."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from usher.common.base.clock import now_s
 from usher.common.observability.metrics import counter, counters, gauge, histogram, service_metrics
 
 if TYPE_CHECKING:
-    from usher.consumer.program import Incarnation
+    from usher.consumer.incarnation import Incarnation
 
 
 def consumer_metrics(incarnation: Incarnation | None, slots: int) -> Iterable[Metric]:
-    """A source for ``usher.common.observability.metrics.Metrics``; ``incarnation`` None before there is one."""
+    """Yield the metrics, as a source for ``usher.common.observability.metrics.Metrics``. ``incarnation``: None before
+    the name is taken."""
     yield gauge(
         "registered",
         "1 if this consumer has its name and a lease that lives.",
@@ -29,17 +30,17 @@ def consumer_metrics(incarnation: Incarnation | None, slots: int) -> Iterable[Me
     tickets, messages = lanes.load()
     yield gauge("running_handlers", "Handlers that run.", lanes.running)
     yield gauge("owned_tickets", "Tickets that this consumer owns.", tickets)
-    yield gauge("owned_messages", "Messages of them that are not done here.", messages)
-    yield gauge("lease_left_seconds", "What is left of the lease; it is renewed every third of its life.", lease_left_s)
+    yield gauge("owned_messages", "Messages of owned tickets that are not done here.", messages)
+    yield gauge("lease_left_seconds", "Time left of the lease; it is renewed every third of its life.", lease_left_s)
     yield gauge("draining", "1 while this consumer takes no new work and gives back what it has.", lanes.paused)
-    text = "Starts of a handler, by what they ended in: done, failed, retry_later, gave_up."
+    text = "Starts of a handler, by outcome: done, failed, retry_later, gave_up."
     yield counters("attempts", text, "outcome", counts.outcomes)
     yield counter("acknowledged_messages", "Messages that Redis has as done.", acker.acknowledged)
     yield counter(
         "stale_acknowledgements", "Tickets whose acknowledgement came after another owner had them.", acker.stale
     )
     text = (
-        "Messages that are done, of which no master could be told; the leader finds them by itself, up to"
+        "Done messages that could be reported to no master; the leader finds them by itself, up to"
         " USHER_RECONCILE_SECONDS later."
     )
     yield counter("unreported_messages", text, incarnation.reporter.dropped)
@@ -49,8 +50,8 @@ def consumer_metrics(incarnation: Incarnation | None, slots: int) -> Iterable[Me
         counts.handlers,
     )
     text = (
-        "From XADD to the handler's first start, by the clocks of Redis and consumer; one of 64 messages of a batch is"
-        " looked at, at least one."
+        "From XADD to the handler's first start, by the clocks of Redis and consumer; sampled: one of 64 messages of a"
+        " batch, at least one."
     )
     yield histogram("wait_seconds", text, counts.waits)
     yield from service_metrics(incarnation.services)

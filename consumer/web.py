@@ -1,5 +1,5 @@
-"""The consumer's HTTP interface: its health, its metrics, and what it does with a ticket, which masters ask when
-somebody wants to know what that waits for. Work comes through Redis, never over HTTP."""
+"""The consumer's HTTP interface: its health, its metrics, and the state of one ticket, which masters ask for when they
+explain what the ticket waits for. Work comes through Redis, never over HTTP."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def create_app(
     draining: Callable[[], bool] = lambda: False,
     ticket: Callable[[bytes], dict[str, Any] | None] | None = None,
 ) -> Flask:
-    """The application. ``facts`` (name, incarnation and the like) are part of every health answer; nothing secret, they
-    need no token. Nor does ``ticket`` (ids, attempts and times of what is held of one ticket, but nothing of what its
-    messages say); None: nothing is held of any."""
+    """Make the application. ``facts`` (name, incarnation and the like) are part of every health answer; they hold no
+    secret and need no token. Nor does ``ticket`` (ids, attempts and times of one ticket's messages here, but nothing of
+    their content); it returns None while there is no incarnation."""
     app = web.create_app(__name__, doorman, max_body=0)
     web.add_health(app, health, facts, draining)
     if metrics is not None:

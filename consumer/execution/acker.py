@@ -1,9 +1,9 @@
-"""Acker: finished messages become acknowledged, one script per batch, and so do attempts that failed; given-up messages
-become dead letters.
+"""Acker: it acknowledges finished messages and notes failed attempts, one script per batch, and writes given-up
+messages as dead letters.
 
 One batch is under way at a time; one whose reply was lost goes again, unchanged, before anything later (the script
-answers OK or GONE). Failures are noted before what finished, because a message may have failed first and succeeded
-then, and its acknowledgement forgets them. A dead letter is written after everything that finished before it, so that
+answers OK or GONE). Failures are noted before successes, because a message may have failed first and succeeded later,
+and its acknowledgement forgets its failures. A dead letter is written after everything that finished before it, so that
 per ticket a prefix is acknowledged.
 """
 
@@ -36,16 +36,16 @@ log = logging.getLogger(__name__)
 
 #: Most messages of one ack script.
 BATCH = 500
-#: Most dead letters that are written at once, and most bytes of their messages. Each is a call of its own, which copies
-#: the message, and Redis may do all of them before it answers anybody else.
+#: Most dead letters written at once, and most bytes of their messages. Each is a call of its own, which copies the
+#: message, and Redis may run all of them before it answers another client.
 _LETTERS, _LETTER_BYTES = 50, 1 << 22
 #: The policy under which a ticket goes on after a dead letter.
 SKIP = "skip"
 
 
 class GivenUp(NamedTuple):
-    """A message on its way to the dead letters, under a policy. ``lane`` is held until it is there. ``in_doubt``: it
-    may be; the answer got lost."""
+    """A message on its way to the dead letters, under a policy. ``lane`` is held until it is written. ``in_doubt``: it
+    may be written already; the answer was lost."""
 
     lane: MessageLane
     message: Message
@@ -55,7 +55,7 @@ class GivenUp(NamedTuple):
 
 
 def _columns(failures: list[FailedAttempt]) -> tuple[list[Finished], list[str]]:
-    """Executions and their outcomes."""
+    """Return the executions, and the outcome of each."""
     return [item.run for item in failures], [item.outcome for item in failures]
 
 
@@ -77,8 +77,8 @@ def _letter(item: GivenUp) -> Letter:
 
 
 class Acker(Service):
-    """Writes what handlers did. ``finished``, ``failed`` and ``give_up`` may be called from any thread; the rest is
-    this thread's."""
+    """The service that writes the outcome of handlers to Redis. ``finished``, ``failed`` and ``give_up`` may be called
+    from any thread; the rest belongs to this thread."""
 
     name = "ack"
     _IDLE_S = 2.0
@@ -106,9 +106,10 @@ class Acker(Service):
         self._on_lost = on_lost
         self._ledger = AckLedger(BATCH)
         self._failed: deque[FailedAttempt] = deque()
-        self._noting: list[FailedAttempt] = []  # this thread's: the failures that are under way
+        self._noting: list[FailedAttempt] = []  # only this thread: the failures that are under way
         self._given_up: deque[GivenUp] = deque()
-        self._burying: deque[GivenUp] = deque()  # this thread's: given up, and what finished before is in the ledger
+        # Only this thread: given-up messages; what finished before them is in the ledger.
+        self._burying: deque[GivenUp] = deque()
         self._writing = False
         self._idle = True  # the thread waits to be woken
         self._lingering = False
@@ -120,10 +121,10 @@ class Acker(Service):
         self.stale = 0
         self.dead_letters = 0
 
-    # ---- any thread ----------------------------------------------------------------------------------------------------------
+    # ---- any thread --------------------------------------------------------------------------------------------------
 
     def finished(self, item: Success) -> None:
-        """A handler returned."""
+        """Take a message whose handler returned."""
         self._ledger.add(item)
         if item.lane is not None and not self._lanes.has_ready:
             self._full.set()  # nothing goes on before this is written
@@ -134,16 +135,15 @@ class Acker(Service):
             self._full.set()
 
     def failed(self, item: FailedAttempt) -> None:
-        """A handler raised."""
+        """Take an attempt whose handler raised."""
         self._failed.append(item)
         if item.then is not None:
             self._full.set()
         self.wake()
 
     def give_up(self, lane: MessageLane, message: Message, bury: Bury) -> None:
-        """A message is given up; its lane is held. If its ticket does not simply go on, what is queued of it is not
-        ours from now on: the script that comes takes it back, and may hand it to us again before we have seen its
-        answer."""
+        """Give a message up; its lane is held. If its ticket does not simply go on, its queued messages are not ours
+        from now on: the script takes them back, and they may be handed to us again before we have seen its answer."""
         # Nothing waits behind a message without a ticket id, so there is nothing to halt.
         policy = SKIP if bury.reason == "body_gone" or not message.ticket_id else self.policy
         if policy != SKIP:
@@ -154,8 +154,8 @@ class Acker(Service):
         self.wake()
 
     def hurry(self) -> None:
-        """This incarnation ends: from now on nothing waits for more to finish."""
-        self._linger_s = 0.0  # first: a linger that begins after the event was cleared must see it
+        """Write everything at once from now on, without waiting for more to finish: this incarnation ends."""
+        self._linger_s = 0.0  # first: a linger that starts after the event was cleared must see it
         self._full.set()
 
     def interrupt(self) -> None:
@@ -163,21 +163,22 @@ class Acker(Service):
 
     @property
     def is_flushed(self) -> bool:
-        """Nothing waits to be written."""
+        """Return whether nothing waits to be written."""
         return not (self._given_up or self._burying) and self.is_settled
 
     @property
     def is_settled(self) -> bool:
-        """Nothing waits to be written but dead letters: their lanes are held, and no other ticket is concerned."""
+        """Return whether nothing but dead letters waits to be written: their lanes are held, and no other ticket is
+        concerned."""
         is_empty = not (len(self._ledger) or self._failed or self._noting)
-        return is_empty and not self._writing  # in this order: what left the ledger did so after _writing was set
+        return is_empty and not self._writing  # in this order: a batch leaves the ledger only after _writing is set
 
-    # ---- this thread ---------------------------------------------------------------------------------------------------------
+    # ---- this thread -------------------------------------------------------------------------------------------------
 
     def run_once(self) -> float:
         if self.is_flushed:
             self._idle = True
-            if self.is_flushed:  # whoever finished before the line above woke nobody
+            if self.is_flushed:  # again: a message that finished before the line above did not wake this thread
                 return self._IDLE_S
         self._idle = False
         self._linger()
@@ -193,23 +194,22 @@ class Acker(Service):
         return 0.0
 
     def _linger(self) -> None:
-        """Wait a moment for more to finish, so that a batch is worth its call. What finishes after a quiet time goes at
-        once."""
+        """Wait a moment for more to finish, so that a batch is worth its call. After a quiet time do not wait."""
         self._lingering = True
         left_s = self._flushed_s + self._linger_s - now_s()
         if left_s > 0 and len(self._ledger) < self._enough and not self._given_up:
             self._full.wait(left_s)
         self._lingering = False
-        self._full.clear()  # what was set before now is written now
+        self._full.clear()  # everything that set it before now is written now
 
     def _flush(self) -> None:
-        """Write all that is there now: first failures, then what finished, then the dead letters, which are behind it
-        in their lanes. What comes meanwhile waits for the next turn: of handlers that ask to be called again at once
-        there is always one more failure."""
+        """Write everything that is there now: first failures, then successes, then the dead letters, which come after
+        them in their lanes. Leave what comes meanwhile to the next turn: handlers that ask to be called again at once
+        always bring one more failure."""
         while self._given_up:
             self._burying.append(self._given_up[0])
             self._given_up.popleft()
-        finished = len(self._ledger)  # before failures are counted: those of what has finished are among them
+        finished = len(self._ledger)  # before the failures are counted: they include those of finished messages
         for _ in range(-(-(len(self._noting) + len(self._failed)) // BATCH)):
             self._note_failures()
         while finished > 0 and (batch := self._ledger.next_batch(finished)) is not None:
@@ -226,8 +226,8 @@ class Acker(Service):
             raise refused
 
     def _note_failures(self) -> None:
-        """One batch of them. Of a message that failed more than once, Redis gets the last count and the run log every
-        execution."""
+        """Write one batch of failures. If a message failed more than once, Redis gets its last count, and the run log
+        every execution."""
         while self._failed and len(self._noting) < BATCH:
             self._noting.append(self._failed[0])
             self._failed.popleft()
@@ -236,7 +236,7 @@ class Acker(Service):
             self._steps.charge(
                 {item.run.stream_id: item.attempts for item in self._noting}, record, self._run_log_length
             )
-        except CommandRefused as refused:  # counts that Redis will never take must not hold up acknowledgements
+        except CommandRefused as refused:  # counts that Redis never accepts must not hold up acknowledgements
             event(log, "attempts_not_noted", level=logging.ERROR, messages=len(self._noting), why=str(refused))
         noted, self._noting = self._noting, []
         self.counts.failed(noted)
@@ -279,8 +279,8 @@ class Acker(Service):
         return items
 
     def _bury(self, items: list[GivenUp]) -> CommandRefused | None:
-        """Write the letters of the first ones of those to be buried; a refusal of one that Redis will not take, which
-        must not hold up the others."""
+        """Write the dead letters of ``items``, the first that wait. Return the refusal of one that Redis does not
+        accept: it must not hold up the others. Raises what ``Link.call`` raises."""
         letters = [_letter(item) for item in items]
         refused, trouble = None, None
         for item, letter, answer in zip(items, letters, self._steps.dead_letters(letters), strict=True):
@@ -291,10 +291,10 @@ class Acker(Service):
             self._burying.append(item._replace(in_doubt=item.in_doubt or isinstance(answer, ReplyUnknown)))
             if isinstance(answer, CommandRefused):
                 refused = answer
-                # Nor those that must not run beside it: what it was charged ahead is mended by now.
+                # It must not hold up messages that may not run beside it either: its charge ahead is corrected by now.
                 self._lanes.end_isolation(item.lane)
             else:
-                trouble = trouble or answer  # those behind it may only tell that they were not sent
+                trouble = trouble or answer  # the ones after it may only report that they were not sent
         if trouble is not None:
             raise trouble
         return refused
@@ -310,10 +310,8 @@ class Acker(Service):
                 if answer is Buried.STALE:
                     board.forget(message.ticket, message.fence)
         self._lanes.resume([item.lane])
-        was_written = item.in_doubt and answer in (
-            Buried.GONE,
-            Buried.STALE,
-        )  # the time before: its ticket has gone on since
+        # The call before, whose answer was lost, wrote it, and its ticket has gone on since.
+        was_written = item.in_doubt and answer in (Buried.GONE, Buried.STALE)
         if was_written or answer in (Buried.OK, Buried.HALTED, Buried.ENDED):
             self.dead_letters += 1
             self.on_dead_letter(letter)

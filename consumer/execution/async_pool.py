@@ -1,5 +1,5 @@
-"""Async pool: lanes of ``async def`` handlers on one event loop per process; as many messages at a time as there are
-slots."""
+"""Async pool: it runs lanes of ``async def`` handlers on one event loop per process, as many messages at a time as
+there are slots."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from usher.consumer.execution.executor import Executor
 from usher.consumer.execution.lanes import MessageLane
 from usher.consumer.handlers.loader import check_ran
 
-#: The free slots look for lanes this often, even if nothing rings: the patience of lanes that were set apart ends with
-#: a look.
+#: The free slots look for lanes this often, even if nothing rings: only such a look ends the patience of lanes that
+#: wait to run isolated.
 _LONGEST_WAIT_S = 1.0
 #: Most messages of one lane in a row; then it goes behind the others.
 _SLICE = 16
 
 
 class AsyncPool(Service):
-    """One thread with an event loop. Every lane that runs is a task, with a context of its own; when one ends, the next
-    one begins."""
+    """A thread with an event loop. Every lane that runs is a task, with its own context; when one ends, the next one
+    starts."""
 
     name = "async"
     stalls_after_s = math.inf  # one turn is the whole life of the loop
@@ -38,19 +38,18 @@ class AsyncPool(Service):
         self._tasks: set[asyncio.Task[None]] = set()
         self._rung = False  # the loop was called and has not looked yet
         self._event_loop: asyncio.AbstractEventLoop | None = None
-        self._context = contextvars.Context()  # of what is ours on the loop: lanes begin in it, whoever rang
-        self._end: asyncio.Future[None] | None = (
-            None  # of the loop; whatever ends it ends this first, so that nothing begins while it does
-        )
+        self._context = contextvars.Context()  # of our own callbacks: lanes start in it, whichever thread rang
+        # Done when the loop is to end. It is set first, so that nothing starts while the loop ends.
+        self._end: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         executor.lanes.on_ready = self._ring
 
     def run_once(self) -> float:
         if self._end is not None:
-            raise ServiceEnded  # a loop that was ended by what it ran is not begun again: this process leaves
+            raise ServiceEnded  # a loop that one of its tasks ended is not started again: this process leaves
         try:
             asyncio.run(self._live())
-        except BaseException as problem:  # a task that a handler made may end the loop, with SystemExit for one
+        except BaseException as problem:  # a task of a handler's own may end the loop, with SystemExit for example
             self._executor.broken(problem)
             raise
         return 0.0
@@ -59,8 +58,7 @@ class AsyncPool(Service):
         self._call(self._let_end)
 
     def _ring(self) -> None:
-        """A lane may be ready. Where no slot is free nobody needs to know: a slot frees itself first, and looks
-        then."""
+        """Look for ready lanes soon. Not needed while no slot is free: a slot looks by itself as soon as it is."""
         if self._free and not self._rung:
             self._rung = True
             self._call(self._fill)
@@ -71,10 +69,10 @@ class AsyncPool(Service):
             try:
                 loop.call_soon_threadsafe(what, context=self._context)
             except RuntimeError:
-                pass  # the loop is closed: nothing is to be begun any more, and whoever rings is not to blame
+                pass  # the loop is closed: nothing is to start any more, and the caller is not to blame
 
     def _ends(self) -> bool:
-        """Whether nothing may begin any more, and what is cancelled is cancelled by that."""
+        """Return whether the pool ends: nothing may start any more, and this is why tasks are cancelled."""
         return self.stopping or (self._end is not None and self._end.done())
 
     def _let_end(self) -> None:
@@ -91,10 +89,10 @@ class AsyncPool(Service):
             await asyncio.wait(self._tasks, timeout=1.0)
 
     def _fill(self) -> None:
-        """Let the free slots begin with what is ready, and look again when more is due. On the loop."""
+        """Start a task for each ready lane while slots are free, and look again when more is due. Runs on the loop."""
         loop = self._event_loop
         assert loop is not None
-        self._rung = False  # before the look: what is added after it rings
+        self._rung = False  # before the look: a lane that is added after it rings again
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -115,11 +113,11 @@ class AsyncPool(Service):
             raise
 
     def _next_work(self) -> Any:
-        """What ``_run`` can begin with now, or None."""
+        """Return work that ``_run`` can start with now, or None."""
         return self._executor.lanes.take_now()
 
     def _due_s(self) -> float | None:
-        """When to look again even if nothing rings."""
+        """Return the time at which to look again even if nothing rings; None when nothing is due."""
         return self._executor.lanes.next_due_s()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -129,21 +127,22 @@ class AsyncPool(Service):
             if not self._ends():
                 self._executor.broken(asyncio.CancelledError("the task of a lane was cancelled"))
         elif (problem := task.exception()) is not None:
-            self._executor.broken(problem)  # not the handler's: ours; the lane is lost in there
+            self._executor.broken(problem)  # an error of ours, not of the handler; the lane is lost
         self._fill()
 
     async def _run(self, lane: MessageLane) -> None:
-        """One lane, for a slice of messages."""
+        """Run one lane, for a slice of messages."""
         began_ns = time.monotonic_ns()
         count = await self._slice(lane)
-        # A cancellation that a handler asked for as it ended comes here; and where the lease may have ended, nothing
-        # spins.
+        # A cancellation that a handler asked for as it ended arrives here. The pause also keeps the loop from spinning
+        # while the lease may have ended.
         await self._pause(0.0 if self._executor.may_start() else 0.02)
         if count is not None:
             self._executor.lanes.release(lane, count, (time.monotonic_ns() - began_ns) / 1e9)
 
     async def _slice(self, lane: MessageLane) -> int | None:
-        """How many messages of the lane ended; None: somebody else has to say when it goes on."""
+        """Run messages of the lane. Return how many ended; None when the lane is not ours any more, and another part
+        decides when it goes on."""
         executor = self._executor
         count = 0
         while count < _SLICE and (message := executor.next_message(lane)) is not None:
@@ -154,9 +153,8 @@ class AsyncPool(Service):
                 result = await self._handle(message)
                 if result is not None:
                     check_ran(result)
-            except (
-                BaseException
-            ) as problem:  # sys.exit() in a handler must not end the loop, nor a cancellation of its own lose the lane
+            except BaseException as problem:
+                # sys.exit() in a handler must not end the loop, and its own cancellation must not lose the lane.
                 if isinstance(problem, asyncio.CancelledError) and self._ends():
                     raise
                 executor.raised(lane, message, problem)
@@ -171,8 +169,8 @@ class AsyncPool(Service):
         return count
 
     async def _pause(self, seconds: float) -> bool:
-        """Let others run. False: a handler had its own task cancelled as it ended; what is left of the lane goes on in
-        another task."""
+        """Let other tasks run. Return False if a handler had its own task cancelled as it ended: the rest of the lane
+        goes on in another task."""
         try:
             await asyncio.sleep(seconds)
         except asyncio.CancelledError:

@@ -1,9 +1,9 @@
-"""BatchOptions pool: runners of batch handlers (``usher.consumer.handlers.decorators.batch``): one call with the messages of
-several lanes.
+"""Batch pool: the runners of batch handlers (``usher.consumer.handlers.decorators.batch``), which make one call with
+the messages of several lanes.
 
-A call holds its lanes as a single message does: per ticket one call at a time, order, attempts, fences and
-acknowledgements are each message's own. One runner at a time gathers; the others run calls, or wait for their turn to
-gather.
+A call holds its lanes as a single message does: per ticket one call at a time; order, attempts, fences and
+acknowledgements belong to each message. One runner at a time collects lanes; the others run calls, or wait for their
+turn to collect.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from usher.consumer.handlers.loader import Handler
 from usher.consumer.handlers.message import Message
 from usher.consumer.policy.batches import TriedTogether, goes_alone, judge
 
-#: Longest wait for something to gather, so that a stop is noticed.
+#: Longest wait for a lane, so that a stop is noticed.
 _LONGEST_WAIT_S = 2.0
 
 
 class BatchCollector:
-    """Takes lanes for the next call. It never waits, and one thread uses it at a time."""
+    """A collector of lanes for the next call. It never waits, and one thread uses it at a time."""
 
     def __init__(self, lanes: Lanes, batch: BatchOptions) -> None:
         self._lanes = lanes
@@ -39,14 +39,14 @@ class BatchCollector:
         self._taken: list[MessageLane] = []
         self._size = 0
         self._since_s = 0.0
-        self._alone: MessageLane | None = None  # one at a time: whatever else is ready stays where a drain finds it
+        self._alone: MessageLane | None = None  # one at a time: all other ready lanes stay where a drain finds them
 
     def take(self, now_s: float) -> list[MessageLane] | None:
-        """The lanes of the next call, if it can begin now: it is full, has waited, or is about a single message that
-        goes alone."""
+        """Return the lanes of the next call if it can start now: it is full, has waited long enough, or is for a single
+        message that goes alone. Otherwise return None."""
         while self._alone is None and self._size < self._batch.most and (lane := self._lanes.take_now()) is not None:
             self._put(lane, now_s)
-        # First what has waited: of those that go alone there may be more at any time.
+        # First the lanes that have waited: more messages that go alone may come at any time.
         if self._taken and (
             self._size >= self._batch.most or now_s >= self._since_s + self._batch.wait_s or self._lanes.paused
         ):
@@ -56,7 +56,7 @@ class BatchCollector:
         return [lane] if lane is not None else None
 
     def due_s(self) -> float | None:
-        """When ``take`` may have something though nothing rings."""
+        """Return the time at which ``take`` may have something even if nothing rings, or None."""
         due_s = self._lanes.next_due_s()
         if not self._taken:
             return due_s
@@ -82,7 +82,7 @@ class BatchCollector:
 
 
 class BatchCall:
-    """One call: ``messages`` are started by making it, and ``end`` settles all of them."""
+    """A call of a batch handler: making it starts ``messages``, and ``end`` settles all of them."""
 
     def __init__(self, executor: Executor, lanes: Sequence[MessageLane], batch: BatchOptions) -> None:
         self._executor = executor
@@ -101,14 +101,14 @@ class BatchCall:
         self._start_us = time.time_ns() // 1000
 
     def _start(self, lane: MessageLane, most: int) -> list[Message] | None:
-        """The lane's messages of this call; None when its first one is given up instead, and the lane is not ours any
-        more."""
+        """Start the lane's messages of this call, and return them; None when its first one is not started, and the lane
+        is not ours any more."""
         part: list[Message] = []
         while len(part) < most and not (part and (lane.forgotten or _next_goes_alone(lane))):
             message = self._executor.next_message(lane)
             if message is None:
                 break
-            if part and goes_alone(message):  # an early one came before what we looked at
+            if part and goes_alone(message):  # one with a lower id came in front of the one that we looked at
                 with self._executor.lanes.locked() as board:
                     board.requeue(lane, [message])
                 break
@@ -120,7 +120,7 @@ class BatchCall:
         return part
 
     def end(self, returned: Any, raised: BaseException | None) -> None:
-        """The handler is done. Afterwards none of the lanes is the runner's any more."""
+        """Settle all messages: the handler is done. Afterwards none of the lanes is the runner's any more."""
         end_us = time.time_ns() // 1000
         for (lane, part), (done, error) in zip(
             self._parts, judge([part for _, part in self._parts], returned, raised), strict=True
@@ -134,8 +134,8 @@ class BatchCall:
         took_us = end_us - self._start_us
         held = False
         for place, message in enumerate(part[:done]):
-            # One after another, as their order was: the time of the call in equal parts, so that a ticket's executions
-            # do not overlap.
+            # In their order, each with an equal part of the call's time, so that a ticket's executions do not overlap
+            # in the run log.
             start_us = self._start_us + took_us * place // len(part)
             held = not executor.succeeded(lane, message, start_us, self._start_us + took_us * (place + 1) // len(part))
         if error is None:
@@ -144,9 +144,8 @@ class BatchCall:
             return
         for message in part[done:]:
             message.alone = isinstance(error, TriedTogether)
-        part[done].start_us = self._start_us + took_us * done // len(
-            part
-        )  # it was started with them, and is noted behind them
+        # It was started together with the finished ones, and is noted behind them.
+        part[done].start_us = self._start_us + took_us * done // len(part)
         executor.requeue(lane, part[done + 1 :])
         executor.raised(lane, part[done], error)
 
@@ -159,7 +158,8 @@ def _next_goes_alone(lane: MessageLane) -> bool:
 
 
 class BatchLine:
-    """Where the threads of a sync batch handler get their calls: the lanes are gathered by one of them at a time."""
+    """The line in which the threads of a sync batch handler wait for their calls: one of them at a time collects
+    lanes."""
 
     def __init__(self, executor: Executor, batch: BatchOptions) -> None:
         self._lanes = executor.lanes
@@ -169,11 +169,11 @@ class BatchLine:
         executor.lanes.on_ready = self.ring
 
     def ring(self) -> None:
-        """A lane is ready."""
+        """Wake the thread that collects: a lane is ready."""
         self._news.set()
 
     def next_lanes(self) -> list[MessageLane] | None:
-        """The lanes of a call; None after a moment without any, and in a pause."""
+        """Return the lanes of a call; None after a moment without any, and during a pause."""
         until_s = now_s() + _LONGEST_WAIT_S
         if not self._gathering.acquire(timeout=_LONGEST_WAIT_S):
             return None
@@ -191,7 +191,7 @@ class BatchLine:
 
 
 class BatchWorker(Service):
-    """One slot of a sync batch handler: runs one call at a time, for as long as the handler takes."""
+    """A slot of a sync batch handler: it runs one call at a time, for as long as the handler takes."""
 
     stalls_after_s = math.inf
 
@@ -219,7 +219,7 @@ class BatchWorker(Service):
                 return 0.05 if self._executor.lanes.paused else 0.0
             try:
                 self._run(lanes)
-            except BaseException as problem:  # not the handler's: ours; the lanes are lost in here
+            except BaseException as problem:  # an error of ours, not of the handler; the lanes are lost
                 self._executor.broken(problem)
                 raise
         return 0.0
@@ -229,21 +229,19 @@ class BatchWorker(Service):
 
     def _run(self, lanes: list[MessageLane]) -> None:
         call = BatchCall(self._executor, lanes, self._batch)
-        self._line.ring()  # what found no room is ready again
+        self._line.ring()  # lanes that found no room are ready again
         if call.messages:
             try:
                 returned = self._handle(list(call.messages))
-            except (
-                BaseException
-            ) as problem:  # sys.exit() in a handler must not end this thread with the lanes in its hands
+            except BaseException as problem:  # sys.exit() in a handler must not end this thread and lose the lanes
                 call.end(None, problem)
             else:
                 call.end(returned, None)
-        self._line.ring()  # a lane that has more is ready again, and whoever gathers now was not told
+        self._line.ring()  # lanes with more messages are ready again, and the thread that collects now was not told
 
 
 class AsyncBatchPool(AsyncPool):
-    """``async def`` batch handlers on one event loop; every call is a task."""
+    """The runner of ``async def`` batch handlers, on one event loop; every call is a task."""
 
     def __init__(
         self, executor: Executor, handle: Callable[[list[Message]], Awaitable[Any]], slots: int, batch: BatchOptions
@@ -260,7 +258,7 @@ class AsyncBatchPool(AsyncPool):
 
     async def _run(self, lanes: Any) -> None:
         call = BatchCall(self._executor, lanes, self._batch)
-        self._ring()  # what found no room is ready again
+        self._ring()  # lanes that found no room are ready again
         if call.messages:
             try:
                 returned = await self._handle(list(call.messages))
@@ -274,7 +272,7 @@ class AsyncBatchPool(AsyncPool):
 
 
 def batch_pool(handler: Handler, batch: BatchOptions, executor: Executor, slots: int) -> list[Service]:
-    """The runners of a batch handler; ``slots`` calls at the same time."""
+    """Return the runners of a batch handler, for ``slots`` calls at the same time."""
     if executor.strict:  # a ticket's next message starts when Redis has the acknowledgement of the last one
         batch = dataclasses.replace(batch, per_ticket=1)
     if handler.is_async:

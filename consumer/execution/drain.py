@@ -1,9 +1,10 @@
 """Drain: leave so that nothing has to be delivered again.
 
-The order matters. First Redis refuses further hand-overs to us; then nothing more can come into the inbox, so what is
-read now is all. A ticket that was handed over anew while a message of it ends here is read when that has ended, and
-holds up no other one. Handlers that run may finish; what finished is acknowledged; every ticket that is quiet goes back
-whole. What still runs at the end of the grace time is not touched: the lease ends, and the leader takes it back.
+The order matters. First Redis refuses further hand-overs to us; nothing more can come into the inbox then, so the next
+read is complete. A ticket that was handed over anew while one of its messages ends here is read when that has ended,
+and holds up no other ticket. Handlers that run may finish; finished messages are acknowledged; every quiet ticket is
+given back whole. Messages that still run at the end of the grace time are not touched: the lease ends, and the leader
+takes them back.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from usher.consumer.lifecycle.start_log import StartLog
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.02
-#: Even without any grace: time to refuse hand-overs and to give back what is quiet.
+#: Grace time at the least, in seconds: to refuse hand-overs and to give quiet tickets back.
 _LEAST_S = 0.5
 
 
 @dataclass(frozen=True)
 class Drained:
-    """``clean``: nothing of this incarnation is left, and it has deregistered."""
+    """The result of a drain. ``clean``: nothing of this incarnation is left, and it has deregistered. ``given_back``:
+    tickets. ``running``: lanes that still run."""
 
     clean: bool
     given_back: int
@@ -40,7 +42,7 @@ class Drained:
 
 
 class Drain:
-    """One drain; used once, by one thread, with a connection of its own behind ``steps``."""
+    """A drain, used once, by one thread, with a connection of its own behind ``steps``."""
 
     def __init__(
         self,
@@ -63,8 +65,8 @@ class Drain:
         self._lease_ms = lease_ms
 
     def run(self, grace_s: float, say_goodbye: Callable[[], None]) -> Drained:
-        """Drain for up to ``grace_s`` seconds, then tell a master. Never raises: what cannot be done is left to the
-        lease."""
+        """Drain for up to ``grace_s`` seconds, then tell a master. Never raises: the end of the lease settles what
+        cannot be done here."""
         until_s = now_s() + max(grace_s, _LEAST_S)
         self._lanes.pause()
         self._acker.hurry()
@@ -94,7 +96,7 @@ class Drain:
         return drained
 
     def _step(self) -> bool:
-        """Whatever can be done now. True when nothing of this incarnation is left, and it has deregistered."""
+        """Do what can be done now. Return True when nothing of this incarnation is left, and it has deregistered."""
         if not self._is_marked:
             self._steps.drain(self._lease_ms)
             self._is_marked = True
@@ -108,22 +110,22 @@ class Drain:
             self._reader.stop()
             if not self._reader.join(_LOOK_S):
                 raise RedisTrouble("the reader has not ended yet")
-            # ``stop`` broke its connection, and a thread that was not waiting on it has not noticed
+            # ``stop`` broke its connection, which a thread that was not waiting on it has not noticed.
             self._reader.close()
             self._reader_ended = True
         self._is_read = self._reader.read_rest()
 
     def _give_back(self) -> int:
-        """Give back what neither runs nor has anything waiting to be acknowledged. Returns the number of tickets."""
+        """Give back tickets that neither run nor wait for an acknowledgement. Return how many."""
         with self._lanes.locked() as board:
             quiet = board.quiet()
-        # In this order: a ticket that became quiet by a failure is given back when Redis knows that, or its next owner
-        # would count one less.
+        # In this order: a ticket that became quiet by a failure is given back only when Redis knows of the failure, or
+        # its next owner would count one attempt less.
         if not quiet or not self._acker.is_settled:
             return 0
         self._starts.take_back(self._steps, [entry_id for ids in quiet.values() for entry_id in ids])
-        # Were it not for that order: of what ended Redis has the id in processing, so a ticket that is not whole stays
-        # for the next look.
+        # A second safeguard: Redis still has the ids of ended messages in processing, so it keeps a ticket that is not
+        # whole for the next look.
         kept = set(self._steps.give_back(quiet))
         given = [ticket for ticket in quiet if ticket not in kept]
         with self._lanes.locked() as board:

@@ -1,4 +1,5 @@
-"""What every runner of lanes does around a handler call: may it start, what did it end in, what follows.
+"""Executor: the steps around a handler call, for every runner of lanes: admit the start, take the outcome, decide what
+follows.
 
 A runner's turn: ``next_message``, ``admit`` (False: the lane is not the runner's any more), the handler, then
 ``succeeded`` or ``raised``.
@@ -32,24 +33,24 @@ from usher.consumer.policy.quarantine import Isolation, isolation
 log = logging.getLogger(__name__)
 
 
-#: After Redis could not be told of a start that must be told of: until the next try.
+#: Seconds until the next try, when a start could not be charged ahead in Redis.
 _AGAIN_S = 0.5
 
 
 class Starts(Protocol):
-    """Where starts are written down before they happen (consumer/lifecycle/start_log.py)."""
+    """The log in which starts are recorded before they happen (consumer/lifecycle/start_log.py)."""
 
     def started(self, message: Message, start_us: int) -> None: ...
 
     def ended(self, message: Message) -> None: ...
 
     def charge(self, message: Message, ahead: Attempts) -> bool:
-        """Write to Redis what will be true when ``message`` has started. False: it is not ours any more. Raises what
-        ``Link.call`` raises."""
+        """Write to Redis the attempts that will be true once ``message`` has started. Return False when it is not ours
+        any more. Raises what ``Link.call`` raises."""
 
 
 class Accounts(Protocol):
-    """Where finished, failed and given-up messages go (the acker)."""
+    """The destination of finished, failed and given-up messages (the acker)."""
 
     def finished(self, item: Success) -> None: ...
 
@@ -59,8 +60,8 @@ class Accounts(Protocol):
 
 
 class Executor:
-    """Steps around a handler call. Used by many threads; it keeps no state of its own but what runs, and the random
-    generator."""
+    """The steps around a handler call. Many threads use it; its only state is the messages that run, the counts and the
+    random generator."""
 
     def __init__(
         self,
@@ -84,15 +85,14 @@ class Executor:
         self._on_broken = on_broken
         self.strict = strict
         self._limit_s = limit_s
-        self.running: dict[
-            int, Message
-        ] = {}  # by the identity of the message: those whose handler runs; kept only with a limit
-        self.handled = 0  # only roughly right: counted without a lock, for people
+        # Messages whose handlers run, by the identity of the message; kept only with a time limit.
+        self.running: dict[int, Message] = {}
+        self.handled = 0  # only roughly right: counted without a lock, for people to look at
         self.failed = 0
 
     def end_in_child(self) -> None:
-        """We are the copy in a child that a handler has forked: where its handler ends, or another one would start, it
-        ends (common/runtime/fork_guard.py)."""
+        """Become the copy in a child process that a handler has forked: the child ends where its handler ends, or
+        where another one would start (common/runtime/fork_guard.py)."""
         self._note_start = self._note_end = leave
 
     @property
@@ -100,26 +100,26 @@ class Executor:
         return self._policy.max_attempts
 
     def may_start(self) -> bool:
-        """Whether handlers may start: the lease cannot have ended anywhere."""
+        """Return whether handlers may start: the lease cannot have ended anywhere."""
         return self._lease.may_start()
 
     def next_message(self, lane: MessageLane) -> Message | None:
-        """The message that comes next; None when the lane is empty or nothing may start."""
+        """Take the next message; None when the lane is empty or nothing may start."""
         if lane.early:
             with self.lanes.locked():
                 lane.merge_early()
         queue = lane.queue
         if not queue or now_s() >= self._lease.start_until_s:
             return None
-        lane.forgotten = 0  # what is queued now came after that
+        lane.forgotten = 0  # all that is queued now came after the ticket was forgotten
         try:
             return queue.popleft()
-        except IndexError:  # the ticket was forgotten at this moment: somebody else has it
+        except IndexError:  # the ticket was forgotten at this moment: another owner has it
             return None
 
     def admit(self, lane: MessageLane, message: Message, start_us: int) -> bool:
-        """Whether the handler may be called now, at ``start_us``; its start is counted and written down then. If not,
-        the lane is not the runner's any more."""
+        """Return whether the handler may be called now, at ``start_us``; if so, count and record its start. If not, the
+        lane is not the runner's any more."""
         if not message.plain:
             if not self._may_have(lane, message):
                 return False
@@ -136,8 +136,8 @@ class Executor:
         return True
 
     def _may_have(self, lane: MessageLane, message: Message) -> bool:
-        """The same question of a message with a past: it lost its body, its attempts are used up, or it is a suspect
-        (quarantine.py)."""
+        """Return whether a message with a past may start: it may have lost its body, used up its attempts, or be a
+        suspect (quarantine.py)."""
         if message.body_is_gone:
             self.bury(lane, message, Bury("body_gone", ""))
             return False
@@ -160,7 +160,8 @@ class Executor:
         return asked is not Isolation.ALONE or self._charge_ahead(lane, message)
 
     def _charge_ahead(self, lane: MessageLane, message: Message) -> bool:
-        """Charge a start that may end this process before it happens: then nothing can lose it."""
+        """Charge a start that may end this process before it happens, so that it cannot be lost. Return False when the
+        message must not start now."""
         known = message.known
         ahead = known._replace(starts=known.starts + 1).blamed()
         try:
@@ -169,9 +170,9 @@ class Executor:
             event(log, "attempt_not_charged", level=logging.WARNING, **message.facts(), why=str(trouble))
             self.lanes.retry(lane, message, now_s() + _AGAIN_S)
             return False
-        if (
-            not is_ours
-        ):  # or its body was deleted, and Redis >= 7 dropped it when it was claimed: then the index has it still
+        if not is_ours:
+            # Another owner has it; or its body was deleted, and Redis >= 7 dropped it when it was claimed: then the
+            # index still names it, and a dead letter is due.
             self.bury(lane, message, Bury("body_gone", ""))
             return False
         event(
@@ -185,13 +186,13 @@ class Executor:
         return True
 
     def succeeded(self, lane: MessageLane, message: Message, start_us: int, end_us: int) -> bool:
-        """The handler returned. True when the lane may go on, False when it is held until Redis has the
-        acknowledgement."""
+        """Take the success of a handler that returned. Return True when the lane may go on, False when it is held until
+        Redis has the acknowledgement."""
         self._note_end(message)
         if self._limit_s:
             self.running.pop(id(message), None)
         self.handled += 1
-        # A message with a past is held too: one that was charged ahead must not lose its success in the crash of
+        # A message with a past is held too: if it was charged ahead, it must not lose its success in the crash of
         # another suspect.
         held = self.strict or not message.plain
         if held:
@@ -202,7 +203,7 @@ class Executor:
         return not held
 
     def raised(self, lane: MessageLane, message: Message, problem: BaseException) -> None:
-        """The handler raised: the message is tried again in its place, or given up. Either way the lane is not the
+        """Try the message again in its place, or give it up: its handler raised. Either way the lane is not the
         runner's any more."""
         self._note_end(message)
         self.running.pop(id(message), None)
@@ -224,7 +225,7 @@ class Executor:
             return
         event(log, "handler_failed", level=logging.WARNING, retry_in_s=decision.wait_s, **facts)
         due_s, ran_s = now_s() + decision.wait_s, (run.end_us - run.start_us) / 1e6
-        if lane.isolation is Isolation.ALONE:  # it was charged for a crash: nobody else may crash before that is mended
+        if lane.isolation is Isolation.ALONE:  # it was charged for a crash: none may happen until that is corrected
             self.lanes.hold(lane, ran_s)
             self._accounts.failed(failure._replace(then=partial(self.lanes.retry_held, lane, message, due_s)))
         else:
@@ -232,7 +233,7 @@ class Executor:
             self.lanes.retry(lane, message, due_s, ran_s)
 
     def requeue(self, lane: MessageLane, messages: Sequence[Message]) -> None:
-        """Put messages back that were started, in one call with others, and must wait for an earlier one of their
+        """Put back messages that were started in one call with others, and must wait for an earlier one of their
         ticket. The lane stays the runner's."""
         for message in messages:
             self._note_end(message)
@@ -241,16 +242,17 @@ class Executor:
             board.requeue(lane, messages)
 
     def bury(self, lane: MessageLane, message: Message, decision: Bury) -> None:
-        """Nothing more of the ticket starts before its dead letter is written: only success is pipelined."""
+        """Give the message up. Nothing more of its ticket starts before the dead letter is written: only success is
+        pipelined."""
         self.lanes.hold(lane)
         self._accounts.give_up(lane, message, decision)
 
     def broken(self, problem: BaseException) -> None:
-        """Something of ours failed around a handler call: this incarnation cannot vouch for its lanes any more."""
+        """End this incarnation: our own code failed around a handler call, so its lanes cannot be trusted any more."""
         event(log, "runner_broken", level=logging.CRITICAL, error=format_error(problem))
         self._on_broken(f"{type(problem).__name__} around a handler call")
 
 
 def _outcome(problem: BaseException) -> str:
-    """The word of the run log for an execution that ended in ``problem``."""
+    """Return the run log's word for an execution that ended in ``problem``."""
     return RETRY_LATER if isinstance(problem, RetryLater) else GAVE_UP if isinstance(problem, GiveUp) else FAILED

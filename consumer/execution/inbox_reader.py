@@ -1,21 +1,21 @@
 """Inbox reader: inbox -> bodies -> lanes, in batches.
 
 The inbox is read from the last record seen, with a plain XREAD: nothing is consumed, so a lost reply is simply asked
-again and no wake-up can be missed. The bodies come from the own pending list, exactly those that the records name; but
-for those that a record brings itself.
+for again, and no wake-up can be missed. The bodies come from our own pending list, exactly those that the records name,
+except for those that a record brings along.
 
-Nobody knows how large they are, or how fast the network is. So they are fetched page by page, in id order, and a page
-gets as large as comes in short time. What has come is run, whatever becomes of the next page: else a batch of which
-each trial is cut off would never get here.
+Neither the size of the bodies nor the speed of the network is known beforehand. So they are fetched page by page, in id
+order, and a page grows as long as it comes in a short time. The messages of a page are run whatever becomes of the next
+one: otherwise a batch whose every fetch is cut off would never get here.
 
 The states of a reader, between two calls of ``read``::
 
     Idle ------read------> Idle       the inbox has nothing new
-    Idle ------read------> Filling    it has records, whose messages are to be in the lanes, bodies and all
+    Idle ------read------> Filling    it has records, whose messages are to go to the lanes, with their bodies
     Idle ------read------> Blocked    its next record names a message again that is about to be acknowledged
-    Blocked ---read------> any        it is looked at again
-    Filling ---read------> Idle       all of them are in the lanes; until then, what failed goes on where it was
-    Filling ---read------> Idle       the group is missing: what comes may be handed over anew, and is read again
+    Blocked ---read------> any        the record is looked at again
+    Filling ---read------> Idle       all messages are in the lanes; until then, a read that failed goes on where it was
+    Filling ---read------> Idle       the group is missing: messages may be handed over anew, and are read again
 """
 
 from __future__ import annotations
@@ -63,19 +63,20 @@ def _parts(records: Iterable[InboxRecord]) -> list[HandOver]:
 
 
 def _by_id(hand_overs: Iterable[HandOver]) -> dict[bytes, HandOver]:
-    """Map each id to the hand-over that names it. One that is named twice was handed over anew, and runs under the
+    """Map each id to the hand-over that names it. An id that is named twice was handed over anew, and runs under the
     later fence."""
     return {entry_id: part for part in hand_overs for entry_id in part.ids}
 
 
 @dataclass(frozen=True)
 class Idle:
-    """All that was read is in the lanes."""
+    """The state in which everything that was read is in the lanes."""
 
 
 @dataclass(frozen=True)
 class Blocked:
-    """The next record must wait until a message of ``ticket`` is acknowledged, which it names again."""
+    """The state in which the next record names a message of ``ticket`` again, and must wait until that message is
+    acknowledged."""
 
     record_id: bytes
     ticket: bytes
@@ -83,11 +84,11 @@ class Blocked:
 
 @dataclass(frozen=True)
 class Filling:
-    """Records whose messages are not all in the lanes.
+    """The state in which the messages of ``records`` are not all in the lanes.
 
-    ``is_all``: they are all that the inbox had. ``closed_fences``: those that were closed before it was read.
-    ``hand_overs``: by id, what names it. ``bodies``: by id, those that the records bring. ``left``: the ids that are
-    not in the lanes yet, in order; it gets shorter page by page.
+    ``is_all``: the inbox had no more than these records. ``closed_fences``: those that were closed before the inbox was
+    read. ``hand_overs``: by id, the hand-over that names it. ``bodies``: by id, those that the records bring along.
+    ``left``: the ids that are not in the lanes yet, in order; it gets shorter page by page.
     """
 
     records: list[InboxRecord]
@@ -99,12 +100,12 @@ class Filling:
 
 
 _IDLE = Idle()
-#: By id; None: it is not where it should be.
+#: Bodies by id; None: the body is not where it should be.
 Bodies = dict[bytes, list[bytes] | None]
 
 
 class InboxReader(Service):
-    """Fill the lanes with what the inbox names."""
+    """The service that fills the lanes with the messages that the inbox names."""
 
     name = "read"
     _BLOCK_MS = 2000
@@ -119,13 +120,12 @@ class InboxReader(Service):
         self._lanes = lanes
         self._lease = lease
         self._state: Idle | Blocked | Filling = _IDLE
-        self._last_record = ZERO  # the last one whose messages are in the lanes
-        self._records_to_trim = 0  # that are still in the inbox, up to that one
+        self._last_record = ZERO  # id of the last record whose messages are in the lanes
+        self._records_to_trim = 0  # records up to that one that are still in the inbox
         self._highest_id = -1  # rank of the highest id ever read
         self._page_size = FIRST_PAGE  # most messages fetched by one call
-        self._postponed: list[
-            HandOver
-        ] = []  # in a drain: those of a ticket of which a message is yet to be acknowledged
+        # In a drain: hand-overs of tickets of which a message is yet to be acknowledged.
+        self._postponed: list[HandOver] = []
         self.messages = 0
         self.message_type = Message
 
@@ -136,16 +136,16 @@ class InboxReader(Service):
 
     @property
     def last_turn_s(self) -> float | None:
-        """Count a wait for Redis as a turn, however long a reply takes: if nothing comes any more, the link ends it
-        soon."""
+        """Return the time of the last turn. A wait for Redis counts as a turn, however long a reply takes: if nothing
+        comes any more, the link ends the wait soon."""
         return now_s() if self._link.is_waiting else super().last_turn_s
 
     @property
     def trouble(self) -> str | None:
-        """Tell also what blocks all that was handed over since: a handler may run for long."""
+        """Return the trouble; also when a record blocks all later hand-overs, since a handler may run for long."""
         state, why = self._state, None
         if isinstance(state, Blocked):
-            why = f"waits for a message of {state.ticket!r} to end, which was handed over anew"
+            why = f"waits until a message of {state.ticket!r} ends here, because it was handed over anew"
         return super().trouble or why
 
     def run_once(self) -> float:
@@ -153,10 +153,10 @@ class InboxReader(Service):
         return _BLOCKED_S if self.is_blocked else 0.0
 
     def read(self, block_ms: int | None) -> int:
-        """Read what the inbox has above the last record seen; return the number of messages that were new.
+        """Read the records of the inbox above the last one seen; return the number of messages that were new.
 
-        What fails is read again from the same record, or goes on where it was: ``_last_record`` moves only when the
-        lanes are filled.
+        A read that fails starts again from the same record, or goes on where it was: ``_last_record`` moves only when
+        the lanes are filled.
         """
         if not isinstance(self._state, Filling):
             self._state = self._read_inbox(block_ms)
@@ -165,7 +165,7 @@ class InboxReader(Service):
         return self._fill()
 
     def _read_inbox(self, block_ms: int | None) -> Idle | Blocked | Filling:
-        """Read records, and decide what is to be done with them."""
+        """Read records, and return the state that they lead to."""
         with self._lanes.locked() as board:
             closed = board.closed_fences()  # before the inbox is read
         records = self._records(block_ms)
@@ -182,14 +182,15 @@ class InboxReader(Service):
                 return blocked
             records = records[:number]
             hand_overs = _by_id(_parts(records))
-            # Anew: what was acknowledged since must not be passed over as a message that we hold.
+            # Asked again: a message that was acknowledged since must not be passed over as one that we hold.
             wanted = self._unknown(hand_overs)
         is_all = found == len(records) < _MOST_RECORDS
         bodies = self._brought_bodies(records, wanted)
         return Filling(records, is_all, closed, hand_overs, bodies, sorted(wanted, key=rank))
 
     def _fill(self) -> int:
-        """Bring what was read into the lanes, page by page; what fails of it is left for the next time."""
+        """Bring the messages that were read into the lanes, page by page, and return how many. A page that fails is
+        left for the next time."""
         filling = self._state
         if not isinstance(filling, Filling):
             return 0
@@ -200,7 +201,8 @@ class InboxReader(Service):
             try:
                 added += self._fill_lanes(filling.hand_overs, page, bodies)
             except GroupMissing:
-                self._state = _IDLE  # what comes may be handed over anew, and only the inbox tells under which fence
+                # The messages may be handed over anew, and only the inbox tells under which fence.
+                self._state = _IDLE
                 raise
             del filling.left[: len(page)]
         self._state, self._last_record = _IDLE, filling.records[-1].id
@@ -213,7 +215,7 @@ class InboxReader(Service):
         """Read the inbox to its end, for a drain, in which nothing is started any more. Return whether nothing is
         postponed.
 
-        A message that is named again and about to end here does not block the rest; only its ticket is postponed, to
+        A message that is named again and about to end here does not block the rest: only its ticket is postponed, to
         the next call.
         """
         self._fill()
@@ -229,7 +231,7 @@ class InboxReader(Service):
             self._last_record = records[-1].id
 
     def _trim(self) -> None:
-        """Cut what was read off the inbox: it need not stay while nothing comes."""
+        """Trim the records that were read from the inbox: they need not stay while nothing comes."""
         if self._records_to_trim:
             self._link.call(*trim_inbox_command(self._inbox, after(self._last_record)))
             self._records_to_trim = 0
@@ -239,11 +241,12 @@ class InboxReader(Service):
         return list(parse_inbox(self._link.call(*command, block_s=(block_ms or 0) / 1000)))
 
     def _first_blocked(self, records: list[InboxRecord]) -> tuple[int, Blocked | None]:
-        """Return how many records may be read, and what blocks the next: it names a message which is about to end here.
+        """Return how many records may be read, and the state that blocks the next one, which names a message that is
+        about to end here.
 
-        What waits in a lane and is named again will be run, and its acknowledgement will count. But if Redis had the
-        acknowledgement first and lost the group then, the message was handed over anew: passed over as one that we
-        hold, it would never be run nor acknowledged. So its record waits until we know.
+        A message that waits in a lane and is named again will be run, and its acknowledgement will count. But if Redis
+        had the acknowledgement first and then lost the group, the message was handed over anew: passed over as one that
+        we hold, it would never be run nor acknowledged. So its record waits until we know.
         """
         with self._lanes.locked() as board:
             for number, record in enumerate(records):
@@ -266,8 +269,8 @@ class InboxReader(Service):
     def _brought_bodies(self, records: list[InboxRecord], wanted: list[bytes]) -> dict[bytes, list[bytes]]:
         """Return the bodies that came with the records, by id.
 
-        Not of what this process may have had before: an acknowledgement that was sent again may have ended it since it
-        was handed over anew, and only the pending list knows.
+        Bodies of messages that this process may have had before are left out: an acknowledgement that was sent again
+        may have ended such a message since it was handed over anew, and only the pending list knows.
         """
         bodies: dict[bytes, list[bytes]] = {}
         for record in records:
@@ -311,8 +314,8 @@ class InboxReader(Service):
         return len(wanted)
 
     def _bodies(self, wanted: list[bytes], brought: dict[bytes, list[bytes]]) -> tuple[Bodies, dict[bytes, Attempts]]:
-        """Return bodies by id, in id order, and what is known of attempts under former owners. One that is missing, or
-        None, is not where it should be; others may be there too."""
+        """Return bodies by id, in id order, and the attempts known from former owners. A body that is missing, or None,
+        is not where it should be; there may be more bodies than wanted."""
         absent = [entry_id for entry_id in wanted if entry_id not in brought] if brought else wanted
         bodies, attempts = self._fetched(absent, brought)
         if brought:
@@ -321,7 +324,8 @@ class InboxReader(Service):
         return bodies, attempts
 
     def _fetched(self, wanted: list[bytes], brought: Collection[bytes]) -> tuple[Bodies, dict[bytes, Attempts]]:
-        """Fetch the same from the pending list, in which those that were ``brought`` are too."""
+        """Fetch bodies and attempts like ``_bodies``, from the pending list, which also has those that were
+        ``brought``."""
         if not wanted and self._records_to_trim < _MOST_UNTRIMMED:
             return {}, {}
         highest = max(self._highest_id, *map(rank, brought)) if brought else self._highest_id
@@ -341,8 +345,8 @@ class InboxReader(Service):
         return bodies, self._attempts(wanted) if any_charged and wanted else {}
 
     def _timed(self, commands: list[tuple[Arg, ...]], most: int) -> list[Any]:
-        """Return the replies; how long they took says how large the next page may be. Before them comes whether
-        attempts are noted of anything: that comes at once, and from then on the others are on their way."""
+        """Return the replies, and size the next page by the time that they took. The first reply says whether any
+        attempts are noted: it comes at once, and from then on the others are on their way."""
         try:
             replies = self._link.pipeline([("EXISTS", self._keys.attempts), *commands])
         except ReplyUnknown:
@@ -356,8 +360,8 @@ class InboxReader(Service):
         return {entry_id: decode(value) for entry_id, value in zip(wanted, charged, strict=True) if value is not None}
 
     def _find(self, missing: list[bytes], hand_overs: dict[bytes, HandOver], bodies: Bodies) -> set[bytes]:
-        """Find bodies that the planned reads did not bring; only what has none anywhere has lost it. Return the ids
-        that are not ours (any more)."""
+        """Find bodies that the planned reads did not bring, into ``bodies``: only a message without one anywhere has
+        lost it. Return the ids that are not ours (any more)."""
         self._read_on(missing, bodies)
         over = self._not_ours({entry_id for entry_id in missing if entry_id not in bodies}, hand_overs)
         nowhere = [entry_id for entry_id in missing if bodies.get(entry_id) is None and entry_id not in over]
@@ -365,11 +369,12 @@ class InboxReader(Service):
         return over
 
     def _read_on(self, wanted: list[bytes], bodies: Bodies) -> None:
-        """Find what the planned reads did not bring. Entries of records that we have not read yet are in the pending
-        list too, and may lie between those wanted; only at the end of the list an id is really gone."""
+        """Read the pending list on, for bodies that the planned reads did not bring. It also has entries of records
+        that we have not read yet, which may lie between the wanted ones; only at the end of the list is an id really
+        gone."""
         missing = sorted(rank(entry_id) for entry_id in wanted if entry_id not in bodies)
         while missing:
-            most = self._page_size  # what lies between may be large too
+            most = self._page_size  # the entries between them may be large too
             command = read_own_command(self._keys, self._incarnation, from_rank(missing[0] - 1), most)
             _, reply = self._timed([command], most)
             if isinstance(reply, Exception):
@@ -380,9 +385,9 @@ class InboxReader(Service):
             missing = [at for at in missing if at > last]
 
     def _not_ours(self, missing: set[bytes], hand_overs: dict[bytes, HandOver]) -> set[bytes]:
-        """Return those that the index does not have in processing with us. The pending list does not have them either:
-        an acknowledgement of ours that was sent again ended them, after the group was lost and they were handed over
-        anew. Their ticket may be another's by now."""
+        """Return the ids that the index does not have in processing with us. The pending list does not have them
+        either: an acknowledgement of ours that was sent again ended them, after the group was lost and they were handed
+        over anew. Another owner may have their ticket by now."""
         if not missing:
             return set()
         tickets = list({hand_overs[entry_id].ticket for entry_id in missing})
@@ -402,8 +407,8 @@ class InboxReader(Service):
         return over
 
     def _look_in_the_stream(self, missing: list[bytes], bodies: Bodies) -> None:
-        """Look for what inbox and index name and the pending list does not have: the group was lost and is being made
-        again. Only what the stream does not have either is gone."""
+        """Read entries that inbox and index name but the pending list does not have, from the stream: the group was
+        lost and is being made again. Only an entry that the stream does not have either is gone."""
         if not missing:
             return
         commands = [range_command(self._keys.stream, entry_id) for entry_id in missing]

@@ -1,10 +1,10 @@
-"""The lanes, shared by the reader, the workers and the acker: one lock around the pure LaneBoard, and who is woken
-when.
+"""The lanes, shared by the reader, the workers and the acker: the pure LaneBoard behind one lock, and the waking of
+threads.
 
 Waking a thread costs more than a short handler takes, and two threads that both compute only fight for the interpreter.
-So while handlers are short (``_SHORT_S``), one runner takes lane after lane, and one more thread watches it: when the
+So while handlers are short (``_SHORT_S``), one runner takes lane after lane, and one more thread watches it: if the
 runner has not ended a lane within ``_WATCH_S`` (a handler blocks after all), the watcher runs the next lane itself and
-another one watches. When handlers are not short, every ready lane wakes a thread.
+another thread watches. When handlers are not short, every ready lane wakes a thread.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from usher.consumer.policy.lanes import Lane, LaneBoard
 from usher.consumer.policy.quarantine import Isolation
 
 MessageLane = Lane[Message]
-#: A lane whose runner is done with it for now; how many messages of it ended, in how many seconds. A plain tuple: one
-#: is made of each lane that ran.
+#: A lane whose runner is done with it for now, how many of its messages ended, and in how many seconds. A plain tuple,
+#: because one is made for each lane that ran.
 Ended = tuple[MessageLane, int, float]
 
 _SHORT_S = 0.0005
@@ -30,8 +30,8 @@ _NEWEST = 0.2
 
 
 class _LockedBoard:
-    """Hold the lock in a ``with`` block. Made once and without state of its own: the block costs little more than the
-    lock."""
+    """A context manager that holds the lock. It is made once and has no state of its own, so a ``with`` block costs
+    little more than the lock."""
 
     __slots__ = ("_board", "_lock")
 
@@ -48,8 +48,8 @@ class _LockedBoard:
 
 
 class Lanes:
-    """Thread-safe lanes. What makes a lane ready, or a runner wait, is a method here; all else is asked of the board in
-    ``with lanes.locked() as board``, which wakes nobody."""
+    """Thread-safe lanes. Changes that make a lane ready, or a runner wait, are methods here; for all else use the board
+    in ``with lanes.locked() as board``, which wakes no thread."""
 
     def __init__(self) -> None:
         self._board: LaneBoard[Message] = LaneBoard()
@@ -64,7 +64,7 @@ class Lanes:
         self.on_ready: Callable[[], None] = lambda: None  # for a runner that cannot wait here (an event loop)
 
     def locked(self) -> AbstractContextManager[LaneBoard[Message]]:
-        """Give the board, under the lock, for questions and for changes that make no lane ready."""
+        """Lend the board under the lock, for questions and for changes that make no lane ready."""
         return self._locked
 
     # ---- reader and acker --------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ class Lanes:
         self.on_ready()
 
     def resume(self, lanes: Iterable[MessageLane]) -> None:
-        """Let these held lanes go on: what they waited for has happened."""
+        """Let these held lanes go on: the write that they waited for has happened."""
         with self._changed:
             for lane in lanes:
                 self._board.resume(lane)
@@ -86,25 +86,25 @@ class Lanes:
         self.on_ready()
 
     def end_isolation(self, lane: MessageLane) -> None:
-        """Let the others go on beside this held lane: what it waits for may never happen."""
+        """Let other lanes run beside this held one: the write that it waits for may never happen."""
         with self._changed:
             self._board.end_isolation(lane)
             self._wake(len(self._board.ready))
         self.on_ready()
 
     def retry_held(self, lane: MessageLane, message: Message, due_s: float) -> None:
-        """Put ``message`` first in this held lane again: what it waited for has happened. Nothing of it starts before
-        ``due_s``."""
+        """Put ``message`` first in this held lane again: the write that it waited for has happened. Nothing of the lane
+        starts before ``due_s``."""
         with self._changed:
             self._board.retry_held(lane, message, due_s)
-            self._changed.notify()  # somebody must wait for just that long
+            self._changed.notify()  # one thread must wait for just that long
             self._wake(len(self._board.ready))
         self.on_ready()
 
     # ---- runners -----------------------------------------------------------------------------------------------------
 
     def next_lane(self, timeout_s: float, ended: Ended | None = None) -> MessageLane | None:
-        """Return a lane to run; None after ``timeout_s`` or a pause. ``ended``: the one that this runner had, instead
+        """Return a lane to run; None after ``timeout_s`` or a pause. ``ended``: the lane that this runner had, in place
         of a call of ``release``."""
         with self._lock:
             if ended is not None:
@@ -124,13 +124,13 @@ class Lanes:
             return None if self._paused else self._board.take()
 
     def next_due_s(self) -> float | None:
-        """Return when the next waiting lane is due, or was: it stays there, so that nobody relies on an earlier
-        look."""
+        """Return when the next waiting lane is due; a time in the past while a lane is due and not taken yet. None: no
+        lane waits."""
         with self._lock:
             return self._board.next_due_s()
 
     def release(self, lane: MessageLane, messages: int, seconds: float) -> None:
-        """Take the lane from its runner, which ended ``messages`` of it in ``seconds``."""
+        """Take the lane from its runner, which ended ``messages`` messages in ``seconds``."""
         with self._lock:
             self._end(lane, messages, seconds)
 
@@ -146,12 +146,12 @@ class Lanes:
         with self._changed:
             self._count(ran_s)
             self._board.retry(lane, message, due_s)
-            self._changed.notify()  # somebody must wait for just that long
+            self._changed.notify()  # one thread must wait for just that long
         self.on_ready()
 
     def isolate(self, lane: MessageLane, message: Message, isolation: Isolation) -> None:
-        """Take the lane from its runner, which did not start ``message``: that comes first in it again, and runs only
-        where nothing else than ``isolation`` allows does."""
+        """Take the lane from its runner, which did not start ``message``: it comes first in the lane again, and runs
+        only beside what ``isolation`` allows."""
         with self._changed:
             self._ended += 1
             self._board.isolate(lane, message, isolation)
@@ -161,7 +161,7 @@ class Lanes:
     # ---- drain -------------------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Give out no lane any more."""
+        """Give no more lanes to runners."""
         with self._changed:
             self._paused = True
             self._changed.notify_all()
@@ -173,12 +173,12 @@ class Lanes:
 
     @property
     def has_ready(self) -> bool:
-        """Return whether a lane waits for a runner. A glance, without the lock."""
+        """Return whether a lane waits for a runner: a glance, without the lock."""
         return bool(self._board.ready)
 
     @property
     def keeps_up(self) -> bool:
-        """Return whether what comes is run at once: handlers are short, and no lane waits for a runner. A glance."""
+        """Return whether new messages are run at once: handlers are short, and no lane waits for a runner. A glance."""
         return self._is_short() and not self._board.ready
 
     @property
@@ -186,13 +186,13 @@ class Lanes:
         return self._board.running
 
     def load(self) -> tuple[int, int]:
-        """Return how many tickets and messages are held. A glance."""
+        """Return how many tickets and messages are held: a glance, without the lock."""
         return len(self._board.lanes), len(self._board.held_ids)
 
     # ---- inside, under the lock --------------------------------------------------------------------------------------
 
     def _wake(self, ready: int) -> None:
-        """Wake those who are needed for so many ready lanes; where handlers are short that is one who runs and one who
+        """Wake the threads needed for so many ready lanes; while handlers are short, one that runs and one that
         watches."""
         if ready and self._idle:
             needed = (self._board.running == 0) + (not self._watched) if self._is_short() else ready
@@ -224,13 +224,13 @@ class Lanes:
             if board.ready and not self._watched:
                 if self._runner_is_stuck() and board.ready:
                     return self._take()
-                continue  # what was due, and who was to be woken, may be others by now
+                continue  # other lanes may be due by now, and other threads to be woken
             self._idle += 1
             self._changed.wait(max(0.0, min(until_s, due_s if due_s is not None else until_s) - now))
             self._idle -= 1
 
     def _runner_is_stuck(self) -> bool:
-        """Watch the runner for a moment; False when it goes on well, or a pause came meanwhile."""
+        """Watch the runner for a moment. Return False when it goes on well, or a pause came meanwhile."""
         ended = self._ended
         self._watched = True
         self._idle += 1

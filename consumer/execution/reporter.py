@@ -1,8 +1,9 @@
-"""Reporter: tells the leader over HTTP what Redis has accepted, so that it frees tickets and hands over more at once.
+"""Reporter: it tells the leader over HTTP what Redis has accepted, so that the leader frees tickets and hands over more
+at once.
 
-A report is a hint. It frees by message id and incarnation, so doubled, late or reordered ones change nothing, and lost
-ones cost only speed: the leader reads quiet tickets again. So a report is tried at every master once, and then dropped.
-Only one that comes too often for the leader (429) is kept until the time that it tells.
+A report is a hint. It frees by message id and incarnation, so doubled, late or reordered reports change nothing, and
+lost ones cost only speed: the leader reads quiet tickets again. So a report is tried at every master once, and then
+dropped. Only when reports come too often for the leader (429) is one kept, until the time that it asks for.
 """
 
 from __future__ import annotations
@@ -25,30 +26,31 @@ log = logging.getLogger(__name__)
 
 #: Ids per report: what the master accepts at most.
 MOST_IDS = 1000
-#: A report does not follow the last one sooner than this, unless enough waits: freeing a ticket a little later costs
-#: nothing while there is room. And the second while this consumer keeps up: then it is also no matter that its tickets,
-#: and its load as the leader sees it, stay here.
+#: Shortest time from one report to the next, unless enough ids wait: freeing a ticket a little later costs nothing
+#: while there is room. The longer one applies while this consumer keeps up: then it does not matter either that its
+#: tickets, and its load as the leader sees it, stay here.
 _PAUSE_S, _CALM_PAUSE_S = 0.1, 0.5
-#: Longest pause that a master can ask for: by then the leader's reconciling look has found them.
+#: Longest pause that a master can ask for: by then the leader's reconciler has found the acknowledged messages.
 _LONGEST_WAIT_S = 5.0
-#: Ids that may wait to be reported; the oldest are dropped beyond, and the reconciling look of the leader finds them.
+#: Most ids that wait to be reported; beyond it the oldest are dropped, and the leader's reconciler finds them.
 _MOST_WAITING = 50_000
 
-#: That reports are dropped is said again only after this long, with how many were since: while nobody leads, all are.
+#: Dropped reports are logged again only after this long, with their number: while no master leads, all are dropped.
 _REPEAT_LOG_S = 10.0
 
-#: Nobody here reads what became of each id, so the leader need not say it. One of before does all the same.
+#: This program does not read the outcome of each id, so the leader need not send it. A leader of an older version sends
+#: it all the same.
 _QUIETLY = {"Prefer": "return=minimal"}
 
 Item = tuple[bytes, int, Sequence[bytes]]
 
 
 class Reporter(Service):
-    """Sends acknowledgement reports. ``add`` is called by the acker's thread.
+    """The service that sends acknowledgement reports. The acker's thread calls ``add``.
 
-    ``spare``: messages that this consumer may have beyond those that run. While half of them wait to be reported the
-    others keep it busy. ``ticket_window``: the same of one ticket; the leader hands more of it over when half of them
-    are done (master/policy/board/ownership.py).
+    ``spare``: messages that this consumer may have beyond those that run; while half of them wait to be reported, the
+    others keep it busy. ``ticket_window``: most messages of one ticket here; the leader hands over more of it when half
+    of them are done (master/policy/board/ownership.py).
     """
 
     name = "report"
@@ -62,34 +64,33 @@ class Reporter(Service):
         keeps_up: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__()
-        self.stalls_after_s += (
-            masters.longest_s
-        )  # masters that do not answer are no reason to call this consumer unwell, and to revoke its lease
+        # Masters that do not answer are no reason to call this consumer unwell, and to revoke its lease.
+        self.stalls_after_s += masters.longest_s
         self._masters = masters
         self._incarnation = incarnation
         self._items: deque[Item] = deque()
-        self._waiting: dict[bytes, int] = {}  # ids in _items by ticket
-        self._size = 0  # and in all; the three are guarded by _lock
+        self._waiting: dict[bytes, int] = {}  # number of ids in _items, by ticket
+        self._size = 0  # number of ids in _items; _lock guards all three
         self._lock = threading.Lock()
         self._keeps_up = keeps_up
         self._enough = min(MOST_IDS, max(1, spare // 2))
         self._enough_of_one = max(1, ticket_window // 2)
         self._hurry = False
-        self._calm = False  # the pause is the long one, in which this thread may be
+        self._calm = False  # this thread may be in the long pause
         self._last_s = self._not_before_s = -math.inf
-        self._untold = 0  # dropped ids of which the log does not know, and why the last of them were
+        self._untold = 0  # dropped ids that are not in the log yet; _why: why the last of them were dropped
         self._why = (logging.WARNING, "")
         self._quiet_until_s = -math.inf
         self.sent = 0
         self.dropped = 0
 
     def add(self, items: Iterable[Item]) -> None:
-        """(ticket, fence, ids) that Redis answered OK or GONE."""
+        """Queue (ticket, fence, ids) for which Redis answered OK or GONE."""
         with self._lock:
             was_empty = not self._items
             self._count(items)
         while self._items and self._size > _MOST_WAITING:
-            self._drop(self._take(), "too many wait")
+            self._drop(self._take(), "too many ids wait to be reported")
         if was_empty or self._hurry or (self._calm and not self._keeps_up()):
             self.wake()
 
@@ -115,23 +116,23 @@ class Reporter(Service):
             wait_s = min(_LONGEST_WAIT_S, max(_PAUSE_S, answer.retry_after_s))
             self._not_before_s = now_s() + wait_s
             return wait_s
-        elif (
-            answer.status == 409
-        ):  # ended, by a drain or otherwise: nothing is left to be freed, and what must stop work learns it from Redis
+        elif answer.status == 409:
+            # Ended, by a drain or otherwise: nothing is left to be freed, and the services that must stop learn it from
+            # Redis.
             self._drop(report, "this incarnation has ended", logging.INFO)
         else:
             self._drop(report, f"{answer.url} answered {answer.status}")
         return 0.0
 
     def _early_s(self) -> float:
-        """Seconds until the next report may go."""
-        self._calm = True  # who adds while we look, when it is not so any more, must wake us
+        """Return the seconds until the next report may go."""
+        self._calm = True  # before the look: an ``add`` that ends the calm meanwhile must wake us
         self._calm = self._keeps_up()
         pause_s = 0.0 if self._hurry else _CALM_PAUSE_S if self._calm else _PAUSE_S
         return max(self._not_before_s, self._last_s + pause_s) - now_s()
 
     def _count(self, items: Iterable[Item]) -> None:
-        """These wait too."""
+        """Queue these items, and count their ids."""
         waiting = self._waiting
         for item in items:
             ticket, size = item[0], len(item[2])
@@ -144,7 +145,7 @@ class Reporter(Service):
         self._hurry = self._hurry or self._size >= self._enough
 
     def _take(self) -> list[Item]:
-        """Items of one report."""
+        """Take the items of one report from the queue."""
         with self._lock:
             if self._size <= MOST_IDS:
                 taken = list(self._items)

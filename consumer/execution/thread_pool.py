@@ -1,5 +1,5 @@
-"""Worker pool: threads that run lanes of sync handlers. A lane's messages run on the thread that took the lane, without
-a hop."""
+"""Thread pool: threads that run lanes of plain handlers. A lane's messages run on the thread that took the lane,
+without a hop."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from usher.consumer.execution.lanes import Ended, MessageLane
 from usher.consumer.handlers.loader import check_ran
 from usher.consumer.handlers.message import Message
 
-#: Most messages of one lane in a row, and the time after which the lane goes behind the others.
+#: Most messages of one lane in a row, and the time in microseconds after which the lane goes behind the others.
 _SLICE = 64
 _SLICE_US = 2000
 _LONGEST_WAIT_S = 5.0
 
 
 class LaneWorker(Service):
-    """One slot: runs one lane at a time. A handler may take as long as it likes, so health does not time this
+    """A slot that runs one lane at a time. A handler may take as long as it likes, so health does not time this
     thread."""
 
     stalls_after_s = math.inf
@@ -42,8 +42,8 @@ class LaneWorker(Service):
             try:
                 ended = self._run(lane)
             except BaseException as problem:
-                # Not the handler's: ours. The lane is lost in here, and only a new process is sure to run its ticket
-                # again.
+                # An error of ours, not of the handler. The lane is lost, and only a new process is sure to run its
+                # ticket again.
                 self._executor.broken(problem)
                 raise
             if ended is not None and not ended[1] and not self._executor.may_start():
@@ -53,7 +53,8 @@ class LaneWorker(Service):
         return 0.02
 
     def _run(self, lane: MessageLane) -> Ended | None:
-        """A slice of the lane. None: somebody else has to say when the lane goes on."""
+        """Run a slice of the lane. Return None when the lane is not ours any more, and another part decides when it
+        goes on."""
         executor, handle, clock = self._executor, self._handle, time.time_ns
         began_us = end_us = clock() // 1000
         count = 0
@@ -68,9 +69,7 @@ class LaneWorker(Service):
                 result = handle(message)
                 if result is not None:
                     check_ran(result)
-            except (
-                BaseException
-            ) as problem:  # sys.exit() in a handler must not end this thread with the lane in its hands
+            except BaseException as problem:  # sys.exit() in a handler must not end this thread and lose the lane
                 executor.raised(lane, message, problem)
                 return None
             end_us = clock() // 1000

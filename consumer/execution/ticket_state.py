@@ -1,4 +1,4 @@
-"""What a consumer does with one ticket at this moment, for masters that explain it (``GET /api/tickets/{id}``)."""
+"""The state of one ticket in this consumer, for masters that explain it (``GET /api/tickets/{id}``)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from usher.common.base.clock import now_s, wall_ms
 from usher.consumer.execution.lanes import Lanes
 from usher.consumer.lifecycle.journal import Journal
 
-#: Messages that an answer names.
+#: Most queued messages that an answer names.
 _MOST = 200
 
 
 def describe_ticket(
     ticket: bytes, incarnation: str, journal: Journal, lanes: Lanes, max_attempts: int
 ) -> dict[str, Any]:
-    """``entries``: what runs (``running``), waits for its next attempt (``waiting``), is queued, or is to run apart, in
-    that order. A message that has ended and is not acknowledged yet is in none of them. Read in passing: nothing is
-    written down for it."""
+    """Return the state of ``ticket`` for JSON. ``entries``: messages that run (``running``), wait for the next attempt
+    (``waiting``), are queued, or are to run apart, in that order. A message that has ended and is not acknowledged yet
+    is in none of them. It is read in passing: nothing is kept for this."""
     now_ms = wall_ms()
     running = journal.running(ticket)
     entries = [

@@ -1,9 +1,10 @@
-"""Watchdog: a handler past its deadline ends in a killed process, not in a second delivery beside a hanging first one.
+"""Watchdog: it ends the process when a handler runs past its deadline, instead of letting a second delivery run beside
+the hanging first one.
 
 A thread cannot be ended from outside. So the attempt is charged, everything that finished is acknowledged, and the
 process leaves; its successor, a new incarnation with the same name lock, gets the tickets back at once. The journal
-says who is to blame, should Redis not hear of it; what else ran then was only in the way. Of a call with several
-messages nobody knows which of them hangs: they become suspects instead, so each goes alone the next time.
+names the message to blame, should Redis not hear of it; whatever else ran was only in the way. In a call with several
+messages it is unknown which one hangs: they become suspects instead, so each goes alone the next time.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _POLL_S = 0.01
 
 
 class Watchdog(Service):
-    """Looks at what runs. ``running`` gives the messages whose handlers have started and not ended."""
+    """The service that looks for hanging handlers. ``running`` gives the messages whose handlers have started and not
+    ended."""
 
     name = "watch"
 
@@ -64,9 +66,8 @@ class Watchdog(Service):
         return self._every_s
 
     def _end(self, hung: list[Message]) -> None:
-        charged = {
-            message.stream_id: _charge(message) for message in hung
-        }  # first: one that raises after all counts that itself
+        # First: a handler that raises after all is counted by the executor.
+        charged = {message.stream_id: _charge(message) for message in hung}
         self._journal.blame(message for message in hung if not message.shares_call)
         for message in hung:
             event(log, "handler_hangs", level=logging.ERROR, **message.facts())
@@ -79,7 +80,7 @@ class Watchdog(Service):
             self._steps.charge(charged, record, self._run_log_length)
             for message in hung:
                 self._journal.forget(message)
-        except (OwnershipLost, RedisTrouble, CommandRefused) as trouble:  # whatever Redis says, the process leaves
+        except (OwnershipLost, RedisTrouble, CommandRefused) as trouble:  # the process leaves whatever Redis answers
             event(log, "attempt_not_charged", level=logging.WARNING, why=str(trouble))
         until_s = time.monotonic() + _FLUSH_S
         while not self._is_flushed() and time.monotonic() < until_s:

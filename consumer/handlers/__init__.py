@@ -1,3 +1,3 @@
-"""Find, decorate and call the user's function; the message it is given."""
+"""The user's function: find it, decorate it, call it; and the message that it is given."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a handler declares about itself, by decorators that leave the function as it is."""
+"""Options that a handler declares about itself, by decorators that leave the function as it is."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _MOST, _LONGEST_WAIT_S = 10_000, 60.0
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """How a batch handler is called: with up to ``most`` messages, at most ``per_ticket`` of one ticket, gathered for
-    up to ``wait_s``."""
+    """The options of a batch handler's calls: up to ``most`` messages, at most ``per_ticket`` of one ticket, collected
+    for up to ``wait_s`` seconds."""
 
     most: int
     wait_s: float
@@ -25,19 +25,21 @@ class BatchOptions:
 
 
 def batch(most: int = 100, wait_s: float = 0.01, per_ticket: int = 1) -> Callable[[F], F]:
-    """Decorator: the handler takes a list of messages instead of one::
+    """Make the handler take a list of messages instead of one. A decorator::
 
         @batch(most=100, wait_s=0.01)
         def handle(messages): ...
 
-    A call begins when there are ``most`` messages, or ``wait_s`` seconds after the first one. Several messages of one
+    A call starts when there are ``most`` messages, or ``wait_s`` seconds after the first one. Several messages of one
     ticket come only with ``per_ticket`` above 1, and then in their order. (With USHER_ACK_MODE=strict there is never
     more than one.)
 
-    To return None is to be done with all of them. To return a mapping, or to raise
-    ``usher.common.base.errors.PartialFailure``, says which ones failed; a later message of the same ticket in the same
-    call is then tried again too, so the handler does best to leave it alone. To raise anything else (but RetryLater)
-    means that nobody knows whose fault it is: each message is then tried by itself, and fails or succeeds for itself.
+    Return None when all messages are done. Return a mapping, or raise ``usher.common.base.errors.PartialFailure``, to
+    name those that failed; a later message of the same ticket in the same call is then tried again too, so the handler
+    should leave it alone. Any other error (except RetryLater) does not tell which message caused it: each is then tried
+    by itself, and fails or succeeds by itself.
+
+    Raises TypeError and ValueError for options that cannot be used.
     """
     if callable(most):
         raise TypeError("write @batch() with parentheses")
@@ -56,13 +58,13 @@ def batch(most: int = 100, wait_s: float = 0.01, per_ticket: int = 1) -> Callabl
 
 
 def batch_of(handler: Callable[..., Any]) -> BatchOptions | None:
-    """What ``@batch`` said of a handler; None for one that takes single messages."""
+    """Return the ``@batch`` options of a handler; None when it takes single messages."""
     return declared(handler, _BATCH, BatchOptions)
 
 
 def declared(handler: Callable[..., Any], attribute: str, kind: type[T]) -> T | None:
-    """What a decorator has noted at a function, the function of a ``functools.partial``, or the ``__call__`` of an
-    object; None if none has."""
+    """Return the value of class ``kind`` that a decorator has noted at a function, the function of a
+    ``functools.partial``, or the ``__call__`` of an object; None if there is none."""
     while True:
         for place in (handler, getattr(handler, "__call__", None)):  # noqa: B004
             found = getattr(place, attribute, None)
@@ -78,7 +80,7 @@ _ATTRIBUTE = "usher_options"
 
 @dataclass(frozen=True)
 class HandlerOptions:
-    """What stands above the settings for one handler; None leaves it to them. Times in seconds."""
+    """The options of one handler that override the settings; None leaves a value to them. Times in seconds."""
 
     max_attempts: int | None = None
     backoff_s: float | None = None
@@ -86,7 +88,7 @@ class HandlerOptions:
     deadline_s: float | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what no setting would accept."""
+        """Raise ValueError for values that no setting would accept."""
         if self.max_attempts is not None and not (type(self.max_attempts) is int and 1 <= self.max_attempts <= 1000):
             raise ValueError(f"max_attempts must be a whole number from 1 to 1000 (it is {self.max_attempts!r})")
         for name in ("backoff_s", "backoff_cap_s", "deadline_s"):
@@ -96,7 +98,7 @@ class HandlerOptions:
 
 
 def given(asked: float | None, setting: float) -> float:
-    """What was asked for, else the setting."""
+    """Return the value that was asked for, else the setting."""
     return setting if asked is None else asked
 
 
@@ -107,12 +109,12 @@ def handler(
     backoff_cap_s: float | None = None,
     deadline_s: float | None = None,
 ) -> Callable[[F], F]:
-    """Decorator of a handler. What is not given is as the settings say.
+    """Set options of one handler. A decorator; options that are not given are as the settings say.
 
-    ``max_attempts``: starts before the message becomes a dead letter (USHER_MAX_ATTEMPTS). ``backoff_s``: wait before
-    the second one, which doubles with each further one (USHER_RETRY_SECONDS), up to ``backoff_cap_s``
-    (USHER_RETRY_CAP_SECONDS). ``deadline_s``: longest it may run before its process is ended; 0: no limit
-    (USHER_HANDLER_SECONDS). The function itself stays as it is.
+    ``max_attempts``: starts before the message becomes a dead letter (USHER_MAX_ATTEMPTS). ``backoff_s``: wait in
+    seconds before the second start, doubled for each further one (USHER_RETRY_SECONDS), up to ``backoff_cap_s``
+    (USHER_RETRY_CAP_SECONDS). ``deadline_s``: longest that the handler may run before its process is ended; 0: no limit
+    (USHER_HANDLER_SECONDS). The function itself stays as it is. Raises ValueError for values that no setting accepts.
     """
     if unused:
         raise TypeError("write @handler() with parentheses, and its options by name: @handler(max_attempts=3)")
@@ -126,5 +128,5 @@ def handler(
 
 
 def options_of(function: Callable[..., Any]) -> HandlerOptions:
-    """What was asked for at the function's definition."""
+    """Return the options set at the function's definition."""
     return declared(function, _ATTRIBUTE, HandlerOptions) or HandlerOptions()

@@ -1,20 +1,20 @@
-"""What a dead letter keeps of the way to an error: the last calls, as text, bounded however deep and long they were."""
+"""The traceback that a dead letter keeps: the last calls, as text, bounded however deep and long they were."""
 
 from __future__ import annotations
 
 import traceback
 
-#: Calls kept of each exception of a chain, the innermost ones, and the longest text in characters.
+#: Most calls kept of each exception of a chain (the innermost ones), and the longest text in characters.
 _MOST_CALLS = 30
 _LONGEST = 8000
 
 
 def traced(raised: BaseException) -> str:
-    """The traceback of ``raised`` and of what it was raised from. Source lines only, no values; the end is kept, where
-    the error is."""
+    """Return the traceback of ``raised`` and of its causes as text: source lines only, no values. A long one keeps its
+    end, where the error is."""
     try:
         text = "".join(traceback.format_exception(type(raised), raised, raised.__traceback__, limit=-_MOST_CALLS))
-    except Exception as problem:  # an exception of a handler's own may fail to be formatted
+    except Exception as problem:  # an exception of the handler's own may fail to be formatted
         text = f"(its traceback cannot be had: {type(problem).__name__})"
     kept = text if len(text) <= _LONGEST else "...\n" + text[-_LONGEST:]
     return kept.encode("utf-8", "backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""Finds the handler named by USHER_HANDLER (``module:function``). Local configuration alone names a handler: never the
+"""Find the handler that USHER_HANDLER names (``module:function``). Only local configuration names a handler, never the
 network."""
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Handle = Callable[[Message], Any]
 
 @dataclass(frozen=True)
 class Handler:
-    """A handler and how it is called: on a thread, or on the event loop when it is ``async def``; with ``batch``, with
-    a list of messages."""
+    """A handler and the way to call it: on a thread, or on the event loop if ``is_async``; with a list of messages if
+    it has ``batch`` options."""
 
     call: Callable[[Any], Any]
     is_async: bool
@@ -41,8 +41,8 @@ class Handler:
 
 
 def load_handler(spec: str) -> Handler:
-    """Import ``module:function``; the current folder counts as a place to look. Raises HandlerUnusable, which says what
-    to mend."""
+    """Import ``module:function``; the current folder is searched too. Raises HandlerUnusable, which says what to
+    mend."""
     module_name, colon, attribute = spec.partition(":")
     if not colon or not module_name or not attribute:
         raise HandlerUnusable(f"USHER_HANDLER must look like module:function (it is {spec!r})")
@@ -61,13 +61,14 @@ def load_handler(spec: str) -> Handler:
         raise HandlerUnusable(f"USHER_HANDLER={spec}: {attribute} is not a function")
     _check_runs(spec, target)
     _check_one_argument(spec, target)
-    is_async = inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(getattr(target, "__call__", None))  # noqa: B004
+    call = getattr(target, "__call__", None)  # noqa: B004
+    is_async = inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(call)
     return Handler(target, is_async, options_of(target), batch_of(target))
 
 
 def check_ran(result: object) -> None:
-    """Raise HandlerUnusable when what a handler returned shows that nothing of it ran (common/base/callables.py). Of a
-    pool's future the log tells once."""
+    """Raise HandlerUnusable when a handler's return value shows that nothing of it ran (common/base/callables.py). For
+    a pool's future only log a warning, once."""
     if kind := unfinished_kind(result):
         raise HandlerUnusable(
             f"the handler returned {kind!r}, so nothing of the message was done: let USHER_HANDLER name an 'async def' "
@@ -79,8 +80,8 @@ def check_ran(result: object) -> None:
 
 @functools.cache
 def _tell_of_future() -> None:
-    """Once in a process. What it stands for runs, so the message is done; but what comes of it, a failure or an end of
-    the process, nobody hears."""
+    """Warn of a returned future, once in a process. Its work runs, so the message is done; but its outcome, a failure
+    or an end of the process, is lost."""
     event(
         log,
         "handler_returned_future",
@@ -96,11 +97,12 @@ def _check_one_argument(spec: str, target: Callable[..., Any]) -> None:
     except TypeError:
         raise HandlerUnusable(f"USHER_HANDLER={spec}: it must take exactly one argument, the message") from None
     except ValueError:
-        pass  # a builtin without a signature: it will show
+        pass  # a builtin without a signature: the first call will show
 
 
 def _check_runs(spec: str, target: Callable[..., Any]) -> None:
-    """Calling a generator, or a class, runs nothing of it: every message would count as handled."""
+    """Raise HandlerUnusable for a generator or a class: a call runs nothing of it, and every message would count as
+    handled."""
     if kind := unawaitable_reason(target, may_be_async=True):
         way_out = (
             "; make an object of it in the module, and name that, or that and a method (shop:orders.handle)"
@@ -119,8 +121,8 @@ def _describe_import_error(spec: str, module_name: str, problem: BaseException) 
 
 
 def _place(problem: BaseException) -> str:
-    """Where in a handler's project it was raised: the last line of it that ran, not one of Python's own; "" where
-    nobody can say."""
+    """Return the place in the handler's project that raised it: the last line that ran outside Python itself; "" when
+    it is unknown."""
     if isinstance(problem, SyntaxError):
         return ""  # its text has the line
     own = sysconfig.get_paths()["stdlib"]
@@ -133,7 +135,8 @@ def _place(problem: BaseException) -> str:
 
 
 def _imported(module: ModuleType) -> str:
-    """Where it came from, and which one of its name here did not; "" of one that this very folder has."""
+    """Return the file that the module came from, and the file of that name here that it hides; "" when it came from the
+    current folder."""
     file = getattr(module, "__file__", None)
     here = os.path.join(os.getcwd(), *module.__name__.split("."))
     hidden = next((path for path in (f"{here}.py", os.path.join(here, "__init__.py")) if os.path.exists(path)), "")

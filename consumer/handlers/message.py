@@ -1,4 +1,4 @@
-"""What a handler gets: the message, and whether it may still act on it."""
+"""The message that a handler gets, and the lease that says whether it may still act on it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from usher.common.protocol.sources import FROM_FIELD, SCOPED_TICKET_FIELD
 
 
 class OwnLease:
-    """This incarnation's lease, as far as it can be known here.
+    """The lease of this incarnation, as far as it can be known here.
 
-    ``ends_s`` is counted from before the renewal was sent, so the lease cannot have ended anywhere earlier. Written by
-    the heartbeat, read by all: one float, so no lock.
+    ``ends_s`` is counted from before the renewal was sent, so the lease cannot have ended anywhere earlier. The
+    heartbeat writes it, all read it: one float, so no lock.
     """
 
-    #: Handlers start only in this part of the lease: the rest is for the clock's drift and for what lies between check
-    #: and start.
+    #: Handlers start only in this part of the lease: the rest allows for the clock's drift and for the time between
+    #: check and start.
     _START_PART = 0.9
 
     def __init__(self, lease_s: float, sent_s: float) -> None:
@@ -26,12 +26,12 @@ class OwnLease:
         self.renewed(sent_s)
 
     def renewed(self, sent_s: float) -> None:
-        """Redis extended the lease; the call was sent at ``sent_s``."""
+        """Note that Redis extended the lease; the call was sent at ``sent_s``."""
         self.ends_s = sent_s + self.lease_s
         self.start_until_s = sent_s + self.lease_s * self._START_PART
 
     def end(self) -> None:
-        """The lease is lost."""
+        """End the lease: it is lost."""
         self.ends_s = self.start_until_s = 0.0
 
     def may_start(self) -> bool:
@@ -42,23 +42,38 @@ class OwnLease:
 
 
 class Message(EntryView):
-    """One message of a ticket, as a handler sees it.
+    """A message of a ticket, as a handler sees it.
 
-    ``fence`` only grows per ticket: hand it to whatever stores an effect, and let that refuse a lower one. ``attempt``
-    is 1 for the first start. ``deadline`` is the time.monotonic() by which the handler should be done, or None.
+    ``fence``, the fencing token, only grows per ticket: hand it to the place that stores an effect, and let that refuse
+    a lower one. ``attempt`` is 1 for the first start. ``deadline`` is the time.monotonic() by which the handler should
+    be done, or None.
     """
 
     __slots__ = (
-        *("_lease", "alone", "attempt", "crashes", "deadline", "failures", "fence", "first_ms"),
-        *("end_us", "lane", "losses", "plain", "shares_call", "slot", "start_us", "ticket"),
+        "_lease",
+        "alone",
+        "attempt",
+        "crashes",
+        "deadline",
+        "end_us",
+        "failures",
+        "fence",
+        "first_ms",
+        "lane",
+        "losses",
+        "plain",
+        "shares_call",
+        "slot",
+        "start_us",
+        "ticket",
     )
 
-    stream: ClassVar[str] = ""  # that is worked on; see message_type
-    #: Whether nothing may come of it (`usher rehearse`): sinks roll back. Ask it before an effect that none of them
-    #: makes.
+    stream: ClassVar[str] = ""  # the stream that is worked on; see message_type
+    #: True in a dry run (`usher rehearse`), in which no effect may stay: sinks roll back. Check it before an effect
+    #: that no sink makes.
     is_rehearsal: ClassVar[bool] = False
-    start_us: int  # of the last start; not before there was one
-    end_us: int  # when its handler returned; not before
+    start_us: int  # time of the last start; unset before the first
+    end_us: int  # time at which its handler returned; unset before that
 
     def __init__(
         self,
@@ -69,67 +84,65 @@ class Message(EntryView):
         lease: OwnLease,
         known: Attempts = NEVER,
     ) -> None:
-        self.stream_id = stream_id  # not by the base's own: that call would cost as much as all the rest
+        self.stream_id = stream_id  # not by the base's __init__: that call would cost as much as all the rest
         self._flat = flat
         self._fields = None
         self.ticket = ticket
         self.fence = fence
-        # Of former owners; ``attempt`` is counted up at each start, ``failures`` at each that ended badly.
+        # From former owners; ``attempt`` is counted up at each start, ``failures`` at each start that ended badly.
         self.attempt, self.failures, self.crashes, self.losses = known
-        self.plain = known is NEVER and flat is not None  # nothing speaks against starting it at once
+        self.plain = known is NEVER and flat is not None  # without a past: it may start at once
         self.slot = self.first_ms = 0  # the journal's slot; 0: none
-        self.alone = (
-            False  # it was in a call of several messages that failed as a whole: the next call is about it alone
-        )
+        self.alone = False  # it was in a call of several messages that failed as a whole: it runs alone next
         self.shares_call = False  # it is, or was last, in a call of several messages
         self.deadline: float | None = None
-        self.lane: Any = None  # the held one, when what comes after it must wait for its acknowledgement
+        self.lane: Any = None  # the held lane, when the next message must wait for this one's acknowledgement
         self._lease = lease
 
     @property
     def ticket_id(self) -> str:
-        """The ticket's id; "" when the message has none (USHER_UNKEYED=spread): then ``ticket`` names this message and
-        no other."""
+        """Return the ticket's id (the ordering key); "" when the message has none (USHER_UNKEYED=spread): then
+        ``ticket`` names this message and no other."""
         return ticket_text(self.ticket)
 
     @property
     def scoped_ticket_id(self) -> str:
-        """The ticket as Usher tells it apart from all others: ``<source>/<ticket_id>`` where several streams are taken
-        in, else ``ticket_id``. What is kept per ticket, fences above all, must be kept under this one."""
+        """Return the ticket's name that is unique in Usher: ``<source>/<ticket_id>`` where several streams are taken
+        in, else ``ticket_id``. Keep whatever you keep per ticket, fences above all, under this name."""
         return ticket_text(self.ticket)
 
     @property
     def source(self) -> str:
-        """The ticket stream that the producer added it to."""
+        """Return the ticket stream that the producer added the message to."""
         return self.stream
 
     @property
     def source_id(self) -> str:
-        """Its id in ``source``."""
+        """Return the message's id in ``source``."""
         return self.id
 
     def still_mine(self) -> bool:
-        """Whether this process still owns the ticket. Ask before an effect that no fence guards; the answer can be old
-        by the time you act."""
+        """Return whether this process still owns the ticket. Ask before an effect that no fence guards; the answer can
+        be out of date by the time you act."""
         return self._lease.holds()
 
     @property
     def known(self) -> Attempts:
-        """What is known of its attempts."""
+        """Return the message's attempts, as far as they are known."""
         return Attempts(self.attempt, self.failures, self.crashes, self.losses)
 
     def survived(self) -> None:
-        """Its handler has ended, and this process has not: it is no suspect any more."""
+        """Clear the suspicion: its handler has ended, and this process has not."""
         self.crashes = self.losses = 0
         self.plain = True
 
     @property
     def in_hand(self) -> bool:
-        """Whether its handler runs, as far as the journal was told."""
+        """Return whether its handler runs, according to the journal."""
         return self.slot != 0
 
     def facts(self) -> dict[str, Any]:
-        """What every line of a log says about it."""
+        """Return the facts that every log line about it has."""
         return {"ticket": self.scoped_ticket_id, "id": self.id, "fence": self.fence, "attempt": self.attempt}
 
     def __repr__(self) -> str:
@@ -138,12 +151,13 @@ class Message(EntryView):
 
 class GatheredMessage(Message):
     """A message of one of several ticket streams, gathered into the work stream (lua/sources/gather.lua). Handlers see
-    what the producer sent."""
+    it as the producer sent it."""
 
     __slots__ = ()
 
     def _header(self) -> tuple[str, int, str]:
-        """Source id, how much of the ticket is not the producer's, source. Without a body nobody knows."""
+        """Return the source id, the length of the prefix that gathering put before the ticket, and the source. Without
+        a body they are unknown: "", 0, ""."""
         source_id, _, rest = (first_value((self._flat or ())[:2], FROM_FIELD) or b"").partition(b" ")
         length, _, source = rest.partition(b" ")
         return source_id.decode(), int(length or 0), source.decode()
@@ -162,7 +176,7 @@ class GatheredMessage(Message):
 
     @property
     def uid(self) -> str:
-        """Producers of different sources need not know of each other: their uids are told apart."""
+        """Return the uid, made unique by its source: producers of different sources need not know of each other."""
         given = first_value(self._flat or (), UID_FIELD)
         return f"{self.source}/{given.decode('utf-8', 'surrogateescape') if given else self.source_id}"
 
@@ -178,8 +192,8 @@ class GatheredMessage(Message):
 
 
 def message_type(stream: str, is_gathered: bool, is_rehearsal: bool = False) -> type[Message]:
-    """What messages of ``stream`` are. It is their class that knows the stream, and whether this is a rehearsal: a
-    message pays nothing for it."""
+    """Return the class for messages of ``stream``. The class knows the stream, and whether this is a rehearsal, so that
+    a message pays nothing for it."""
     base = GatheredMessage if is_gathered else Message
     made: type[Message] = type(
         base.__name__, (base,), {"__slots__": (), "stream": stream, "is_rehearsal": is_rehearsal}

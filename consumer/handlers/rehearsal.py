@@ -1,7 +1,7 @@
 """The process in which a handler is rehearsed: it is called as a consumer calls it, and nothing here knows of Redis.
 
-On a thread of its own, as a consumer's handlers are, and not on the main one: what belongs to one thread (a connection
-of SQLite that was opened at the import, a signal handler) fails here as it would there.
+The handler runs on a thread of its own, as in a consumer, and not on the main one: objects that belong to one thread (a
+SQLite connection that was opened at import, a signal handler) fail here as they would there.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from usher.consumer.handlers.message import Message, OwnLease, message_type
 from usher.consumer.policy.batches import judge
 
 _PR_SET_PDEATHSIG = 1
-#: Longest that an answer may say one is to wait: JSON has no infinity.
+#: Longest wait in seconds that an answer may give: JSON has no infinity.
 _LONGEST_WAIT_S = 10 * 365 * 86_400.0
 
 
 class Slot(Service):
-    """The one slot: takes an order, runs the handler, answers."""
+    """The only slot: it takes an order, runs the handler, and answers."""
 
     name = "work-0"
     stalls_after_s = math.inf
@@ -56,7 +56,7 @@ class Slot(Service):
         self._handler = handler
         self._make = make
         self._limit_s = limit_s
-        self._lease = OwnLease(math.inf, now_s())  # still_mine: nobody else is to have it
+        self._lease = OwnLease(math.inf, now_s())  # still_mine() is True: there is no other owner
         self._event_loop: asyncio.AbstractEventLoop | None = None
 
     def run_once(self) -> float:
@@ -77,16 +77,16 @@ class Slot(Service):
         message.attempt += 1
         message.start_us = time.time_ns() // 1000
         message.first_ms = message.start_us // 1000
-        message.slot = 1  # in hand: lines of the log tell of it
+        message.slot = 1  # in hand: log lines name it
         in_hand.set(message)
         began_s = time.monotonic()
         message.deadline = began_s + self._limit_s if self._limit_s else None
         raised: BaseException | None = None
         returned = None
         try:
-            with ForkGuard():  # they are not to answer, nor to take the next order
+            with ForkGuard():  # forked children must not answer, nor take the next order
                 returned = self._called(message)
-        except BaseException as problem:  # also a sys.exit(): in a consumer it ends no thread either
+        except BaseException as problem:  # sys.exit() too: in a consumer it does not end the thread either
             raised = _without_us(problem)
         seconds = time.monotonic() - began_s
         message.slot = 0
@@ -110,7 +110,7 @@ class Slot(Service):
 
 
 def _without_us(raised: BaseException) -> BaseException:
-    """With the calls that lead to it, but for ours."""
+    """Return the error with our own calls taken off its traceback."""
     calls = raised.__traceback__
     while calls is not None and calls.tb_frame.f_code.co_filename == __file__:
         calls = calls.tb_next
@@ -118,7 +118,7 @@ def _without_us(raised: BaseException) -> BaseException:
 
 
 def ended(raised: BaseException | None, seconds: float) -> CallResult:
-    """How a call ended that raised this, or nothing."""
+    """Return the result of a call that raised this error, or none."""
     seconds = round(seconds, 6)
     if raised is None:
         return CallResult(DONE, seconds=seconds)
@@ -132,7 +132,7 @@ def ended(raised: BaseException | None, seconds: float) -> CallResult:
 
 
 def answer(asker: socket.socket, document: dict[str, Any]) -> None:
-    """Say it to whoever asked."""
+    """Send the document to the process that asked."""
     asker.sendall(orjson.dumps(document) + b"\n")
 
 
@@ -140,14 +140,15 @@ def answer(asker: socket.socket, document: dict[str, Any]) -> None:
 @click.argument("asked_by", type=int)
 @click.argument("where", type=int)
 def main(asked_by: int, where: int) -> None:
-    """Run rehearsals. ``asked_by``: descriptor of the socket on which the play and then the messages come; ``where``:
-    of the file that says where it was when it died. Ends when the socket does."""
+    """Run rehearsals, until the socket is closed. ``asked_by``: descriptor of the socket that brings the play and then
+    the messages; ``where``: descriptor of the file for the stack of a process that dies."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     for descriptor in (asked_by, where):
         os.set_inheritable(descriptor, False)
     faulthandler.enable(where)
     faulthandler.register(TELL_WHERE, where)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] # what was printed is seen, whatever comes next
+    # Whatever the handler prints is seen, even if its process is killed.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     asker = socket.socket(fileno=asked_by)
     orders = iter(asker.makefile("rb"))
     play = orjson.loads(next(orders))

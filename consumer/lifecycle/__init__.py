@@ -1,3 +1,3 @@
-"""Name, lease, journal and crash report of one consumer process."""
+"""The life of one consumer process: its name, lease, journal and crash report."""
 
 from __future__ import annotations

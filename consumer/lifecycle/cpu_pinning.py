@@ -1,9 +1,9 @@
-"""One CPU for a process whose handlers wait on threads.
+"""CPU pinning: it keeps a process whose handlers wait on threads on one CPU.
 
-Threads of one Python process take turns at its interpreter lock, so a second CPU brings them nothing, and costs: a
+Threads of one Python process take turns at its interpreter lock, so a second CPU brings them nothing, and has a cost: a
 thread that wakes up there while another one holds the lock finds it taken, goes back to sleep and is woken once more.
-With 64 slots that wait 10 ms two of three messages meet this (``perf sched``). What it costs is the difference of
-``python -m benchmarks scale --consumers 1 --slots 128`` with and without ``--pin-cpu``.
+With 64 slots that wait 10 ms, two of three messages meet this (``perf sched``). The cost is the difference of ``python
+-m benchmarks scale --consumers 1 --slots 128`` with and without ``--pin-cpu``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def pin_to_cpu(name: str) -> int:
-    """This process, and all that it starts from now on, runs on one CPU. Returns its number. Raises StartRefused where
+    """Keep this process, and all that it starts from now on, on one CPU. Return its number. Raises StartRefused where
     the system cannot do that."""
     if not hasattr(os, "sched_setaffinity"):
         raise StartRefused("USHER_PIN_CPU: this system cannot keep a process on a CPU (Linux can); leave it off")

@@ -1,8 +1,8 @@
-"""What the former process under our name left in its journal is told to Redis, before we take the name: nothing of it
-has run again yet.
+"""The crash report: it writes to Redis what the former process of our name left in its journal, before we take the
+name, while none of its messages has run again.
 
-Why not with the registration: that goes over HTTP to any master, in a body of a few hundred bytes, and a master has no
-use for it. We have Redis ourselves, and hold the name lock, which is the proof that the former process runs no more.
+It is not part of the registration: that goes over HTTP to any master, in a body of a few hundred bytes, and a master
+has no use for it. We reach Redis ourselves, and hold the name lock, the proof that the former process has ended.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from usher.consumer.policy.quarantine import Left, charges
 
 log = logging.getLogger(__name__)
 
-#: How long the leader may take to recover a dead incarnation and still know that its journal has spoken.
+#: Longest time that the leader may take to recover a dead incarnation and still know that its journal was reported.
 _NOTED_MS = 3_600_000
 
 
 def report_crash(url: str, keys: Keys, former: Former, run_log_length: int) -> None:
-    """Note what it left. To do so again charges nobody twice, but the run log has it twice. Raises what ``Link.call``
-    raises."""
+    """Report the starts that a former process left. A repeat charges no message twice, but the run log has it twice.
+    Raises what ``Link.call`` raises."""
     link = Link(url, f"consumer:{former.incarnation}:last")
     try:
         noted = note_crash(ScriptRunner(link), keys, former, run_log_length)
-    except CommandRefused as refused:  # it will not take it later either, and we have work to do
+    except CommandRefused as refused:  # Redis will not accept it later either, and we have work to do
         event(log, "attempts_not_noted", level=logging.ERROR, messages=len(former.left), why=str(refused))
         noted = []
     finally:
@@ -47,7 +47,7 @@ def report_crash(url: str, keys: Keys, former: Former, run_log_length: int) -> N
 
 
 def note_crash(scripts: ScriptRunner, keys: Keys, former: Former, run_log_length: int) -> list[tuple[Left, Attempts]]:
-    """The script's call; what Redis did not know yet."""
+    """Call the script; return the charges that Redis did not know yet."""
     charged = charges(former.left, former.is_explained)
     cut_off = former.left if run_log_length else []
     record = encode(former.incarnation, map(_run_of, cut_off), [CRASHED] * len(cut_off)) if cut_off else b""

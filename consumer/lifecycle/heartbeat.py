@@ -1,4 +1,4 @@
-"""Heartbeat: renews the lease every third of its life, as long as the program makes progress.
+"""Heartbeat: it renews the lease every third of its life, as long as the program makes progress.
 
 A lease that was lost or revoked is never taken up again: the process leaves, and its successor is a new incarnation.
 """
@@ -23,7 +23,7 @@ _RETRY_PART = 0.1
 
 
 class Heartbeat(Service):
-    """Keeps the lease. ``on_lost`` is called once, when it cannot be kept."""
+    """The service that keeps the lease. It calls ``on_lost`` once, when the lease cannot be kept."""
 
     name = "beat"
 
@@ -48,7 +48,7 @@ class Heartbeat(Service):
             event(log, "lease_not_renewed", level=logging.WARNING, why="the program makes no progress")
             return self._retry_s()
         start = b"-"
-        while start:  # each call extends the lease, and touches some of what is pending
+        while start:  # each call extends the lease, and touches some of the pending entries
             sent_s = now_s()
             try:
                 renewal = self._steps.renew(int(self._lease.lease_s * 1000), start)
@@ -64,7 +64,7 @@ class Heartbeat(Service):
         return self._lease.lease_s / 3
 
     def _retry_s(self) -> float:
-        return self._lease.lease_s * _RETRY_PART  # whether it is too late is the lease guard's question
+        return self._lease.lease_s * _RETRY_PART  # the lease guard decides when it is too late
 
     def _lost(self, why: str) -> None:
         self._lease.end()

@@ -1,12 +1,13 @@
-"""The journal: which handlers run in this process, in a file that outlives it.
+"""The journal: a list of the handlers that run in this process, in a file that outlives it.
 
-This is the write that records a start before a crash can happen: a few bytes into a mapped file, just before the
-handler is called. The kernel keeps the page whatever becomes of the process (a power cut is another matter: then the
-file is not believed), so there is no call to Redis and no fsync, and a start costs less than a microsecond. The
-successor under the same name, on the same machine, reads it.
+It records a start before a crash can happen: a few bytes are written into a mapped file, just before the handler is
+called. The kernel keeps the page whatever becomes of the process (after a power cut the file is not believed), so no
+call to Redis and no fsync is needed, and a start costs less than a microsecond. The successor under the same name, on
+the same machine, reads it.
 
-The file lies beside the name lock and belongs to whoever holds that. A header says of which boot and incarnation it is,
-and whether the process knew why it would end; then come slots of a fixed size, one per handler that may run at a time.
+The file lies beside the name lock and belongs to the process that holds the lock. A header names its boot and
+incarnation, and says whether the process knew why it would end; then come slots of a fixed size, one per handler that
+may run at a time.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ _HEADER = struct.Struct("<8s64s96sB")
 _EXPLAINED = _HEADER.size - 1
 #: fence, start in microseconds, starts, failures, crashes, losses, id, length of the ticket, ticket, state
 _SLOT = struct.Struct(f"<qqIIII41sH{LONGEST_TICKET}sB")
-_STATE = _SLOT.size - 1  # last, so that it is written when the rest is there
+_STATE = _SLOT.size - 1  # last, so that it is written after the rest
 _FREE, _RUNNING, _BLAMED = 0, 1, 2
 _ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
-#: The slot of a start that found none.
+#: The slot of a start that found no free one.
 _NOWHERE = 0
 
 
 class Former(NamedTuple):
-    """What a process that has ended left in its journal."""
+    """The content of the journal of a process that has ended."""
 
     incarnation: str
     is_explained: bool
@@ -51,10 +52,11 @@ class Former(NamedTuple):
 
 
 class Journal:
-    """The starts of one incarnation. ``started`` and ``ended`` may be called from any thread; each is one write."""
+    """The journal of one incarnation. ``started`` and ``ended`` may be called from any thread; each is one write."""
 
     def __init__(self, path: Path | None, origin: str, incarnation: str, slots: int) -> None:
-        """Begin anew at ``path``. None, or a file that cannot be had: nobody will read it, and all else is the same."""
+        """Start an empty journal at ``path``. With None, or a file that cannot be made, it is kept in memory only: no
+        process will read it, and all else is the same."""
         size = _HEADER.size + slots * _SLOT.size
         self._path = path
         self._map = _mapped(path, size)
@@ -63,17 +65,17 @@ class Journal:
         self._pack = _SLOT.pack_into
 
     def started(self, message: Message, start_us: int) -> None:
-        """The handler is called next."""
+        """Record a start: the handler is called next."""
         try:
             slot = self._free.pop()
-        except IndexError:  # more at once than was said
+        except IndexError:  # more handlers at once than slots
             return
         message.slot = slot
         ticket, known = message.ticket, (message.attempt, message.failures, message.crashes, message.losses)
         self._pack(self._map, slot, message.fence, start_us, *known, message.stream_id, len(ticket), ticket, _RUNNING)
 
     def ended(self, message: Message) -> None:
-        """The handler has ended."""
+        """Free the slot: the handler has ended."""
         slot = message.slot
         if slot:
             message.slot = _NOWHERE
@@ -81,7 +83,8 @@ class Journal:
             self._free.append(slot)
 
     def running(self, ticket: bytes) -> list[Left]:
-        """The messages of a ticket whose handlers run. A glance: what starts or ends at this moment may be missing."""
+        """Return the starts of a ticket's messages whose handlers run. A glance: one that starts or ends at this moment
+        may be missing."""
         found = []
         for at in range(_HEADER.size, len(self._map) - _SLOT.size + 1, _SLOT.size):
             left = _left(self._map, at)
@@ -90,28 +93,28 @@ class Journal:
         return found
 
     def blame(self, messages: Iterable[Message]) -> None:
-        """This process is about to end because of these, and of no other."""
+        """Note that this process is about to end because of these messages, and of no other."""
         for message in messages:
             slot = message.slot
             if slot:
                 self._map[slot + _STATE] = _BLAMED
-                if message.slot != slot:  # it ended at this moment, and another one may have its place
+                if message.slot != slot:  # it ended at this moment, and another message may have its slot
                     self._map[slot + _STATE] = _RUNNING
         self.explain()
 
     def forget(self, message: Message) -> None:
-        """All about its start is in Redis. Its slot is not used again: its handler may still run."""
+        """Clear the record of a start that is in Redis. Its slot is not used again: its handler may still run."""
         if message.slot:
             self._map[message.slot + _STATE] = _FREE
 
     def explain(self) -> None:
-        """This process is about to end, and knows why: what runs has no part in it, except for those that are
-        blamed."""
+        """Note that this process is about to end and knows why: the messages that run are not to blame, except for
+        those that are blamed."""
         self._map[_EXPLAINED] = 1
 
     def remove(self) -> None:
-        """Nothing runs any more, and nothing will: there is nothing to tell. Many names never come back, and would
-        leave a file each."""
+        """Remove the file: nothing runs any more, and nothing will. Many names never come back, and each would leave a
+        file."""
         if self._path is not None:
             with contextlib.suppress(OSError):
                 self._path.unlink()
@@ -123,9 +126,8 @@ def _mapped(path: Path | None, size: int) -> mmap.mmap:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 os.ftruncate(descriptor, 0)
-                os.posix_fallocate(
-                    descriptor, 0, size
-                )  # a write to a page that the disk has no room for would end the process
+                # Reserved now: a write to a page for which the disk has no room would end the process.
+                os.posix_fallocate(descriptor, 0, size)
                 return mmap.mmap(descriptor, size)
             finally:
                 os.close(descriptor)
@@ -135,7 +137,7 @@ def _mapped(path: Path | None, size: int) -> mmap.mmap:
 
 
 def _left(content: bytes | mmap.mmap, at: int) -> Left | None:
-    """What the slot at this place says; None when it is free."""
+    """Return the start in the slot at this offset; None when the slot is free."""
     fence, start_us, starts, failures, crashes, losses, padded_id, length, ticket, state = _SLOT.unpack_from(
         content, at
     )
@@ -148,10 +150,10 @@ def _left(content: bytes | mmap.mmap, at: int) -> Left | None:
 
 
 def read_journal(path: Path, origin: str) -> Former | None:
-    """What the last holder of the name left, if it was of the same ``origin``; None when it left nothing that can be
-    believed.
+    """Return what the last holder of the name left, if it had the same ``origin``; None when it left nothing that can
+    be believed.
 
-    Only for who holds the name lock: then its writer runs no more.
+    Call it only while holding the name lock: then the writer has ended.
     """
     try:
         content = path.read_bytes()

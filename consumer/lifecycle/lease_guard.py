@@ -1,5 +1,5 @@
-"""Lease guard: ends the process when the lease can have ended, whatever the heartbeat is waiting for. It makes no calls
-itself."""
+"""Lease guard: it ends the process when the lease can have ended, whatever the heartbeat is waiting for. It makes no
+calls itself."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from usher.common.base.clock import now_s
 from usher.common.runtime.service import Service
 from usher.consumer.handlers.message import OwnLease
 
-#: How often it looks, as a part of the lease; and at its end. The clock of our waits stands still while the machine
-#: sleeps, that of the lease not.
+#: Time between looks, as a part of the lease; it also looks when the lease ends. The clock of our waits stands still
+#: while the machine sleeps, the lease's clock does not.
 _LOOK_PART = 0.1
 
 
 class LeaseGuard(Service):
-    """Between two renewals the heartbeat may hang in Redis for longer than the lease; handlers must not run on beside a
-    new owner."""
+    """The service that watches the end of the lease. The heartbeat may hang in a call to Redis for longer than the
+    lease; handlers must not run on beside a new owner."""
 
     name = "guard"
 

@@ -1,5 +1,5 @@
-"""Talks to the masters over HTTP: the one that leads first, the others when it cannot be reached. One client per
-thread."""
+"""The HTTP client for the masters: it asks the leader first, the others when the leader cannot be reached. Each thread
+has its own client."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _TIMEOUT = urllib3.Timeout(connect=_CONNECT_S, read=_READ_S)
 
 
 class MasterUnavailable(RedisTrouble):
-    """No master could be reached, or none leads."""
+    """The error when no master can be reached, or none leads."""
 
 
 class MasterAnswer(NamedTuple):
-    """What a master answered; ``document`` is empty when it was no JSON object. ``sent_s`` is when this very request
-    left, ``retry_after_s`` the pause that it asks for."""
+    """The answer of a master. ``document`` is empty when it was not a JSON object, ``sent_s`` the time at which this
+    very request left, ``retry_after_s`` the pause that the master asks for."""
 
     url: str
     status: int
@@ -35,15 +35,15 @@ class MasterAnswer(NamedTuple):
 
 
 class MasterClient:
-    """Posts JSON to whichever master answers. Every call is safe to repeat: that is the API's promise, so the next
-    master may be asked.
+    """A client that posts JSON to whichever master answers. The API promises that every call is safe to repeat, so the
+    next master may be asked.
 
-    urllib3, not requests on top of it: a report under load would cost twice as much. It looks for no proxy and no
-    .netrc.
+    It is urllib3, not requests on top of it, which would double the cost of a report under load. It looks for no proxy
+    and no .netrc.
     """
 
     def __init__(self, urls: Sequence[str], token: str, ca: Path | None = None) -> None:
-        """``ca``: a file of the CAs that are trusted; None: those of the system."""
+        """Make a client. ``ca``: a file of the trusted CAs; None: those of the system."""
         self._urls = deque(url.strip().rstrip("/") for url in urls)
         self._http = urllib3.PoolManager(
             timeout=_TIMEOUT, retries=False, ca_certs=None if ca is None else str(ca.expanduser())
@@ -54,11 +54,11 @@ class MasterClient:
 
     @property
     def longest_s(self) -> float:
-        """How long ``post`` may take when nobody answers."""
+        """Return the longest time in seconds that ``post`` takes when no master answers."""
         return (len(self._urls) + 1) * (_CONNECT_S + _READ_S)
 
     def prefer(self, url: str) -> bool:
-        """Ask the master at ``url`` first from now on; False when it is not one of ours."""
+        """Ask the master at ``url`` first from now on. Return False when it is not one of ours."""
         if url not in self._urls:
             return False
         self._urls.remove(url)
@@ -66,7 +66,8 @@ class MasterClient:
         return True
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str] = MappingProxyType({})) -> MasterAnswer:
-        """The first answer that is not "ask another one" (503). Raises MasterUnavailable when there is none."""
+        """Post ``body`` (JSON) and return the first answer that is not "ask another master" (503). Raises
+        MasterUnavailable when there is none."""
         problems = []
         for _ in range(len(self._urls) + 1):
             url = self._urls[0]
@@ -100,7 +101,7 @@ class MasterClient:
 
 
 def _seconds(text: str) -> float:
-    """Our masters tell whole seconds."""
+    """Return the seconds of a Retry-After header, 0.0 when it has none: our masters send whole seconds."""
     return float(text) if text.isdecimal() else 0.0
 
 

@@ -1,5 +1,5 @@
-"""An owner's atomic steps, typed: one method per script of ``common/lua`` that a lease guards. Each method raises what
-``Link.call`` raises."""
+"""The atomic steps of an owner, typed: one method per script of ``common/lua`` that a lease guards. Each method raises
+what ``Link.call`` raises."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from usher.common.redis.scripts import ScriptRunner, ids_argument, sizes_argumen
 
 
 class Renewal(NamedTuple):
-    """``state``: live, draining, revoked (it was not extended), or "" when there is no lease any more. ``following``:
-    where to go on, empty when everything was touched."""
+    """The result of a renewal. ``state``: live, draining, revoked (the lease was not extended), or "" when the lease is
+    gone. ``touched``: number of pending entries. ``following``: id to go on from, empty when all were touched."""
 
     state: str
     touched: int
@@ -24,16 +24,17 @@ class Renewal(NamedTuple):
 
 
 class AckAnswer(NamedTuple):
-    """Per ticket: ids that Redis has as done (now or before), and the tickets that somebody else has."""
+    """The result of an acknowledgement. ``done``: per ticket the ids that Redis has as done (now or before). ``stale``:
+    tickets that have another owner."""
 
     done: dict[bytes, Sequence[bytes]]
     stale: list[bytes]
 
 
 class Buried(enum.Enum):
-    """What dead_letter did. HALTED: the ticket waits for an operator; ENDED: its tail goes too; RETURNED: there was
-    nothing to park, the ticket went back to ``master``; GONE: the message is not in processing any more; STALE: another
-    owner has its ticket."""
+    """The result of the script dead_letter. HALTED: the ticket waits for an operator; ENDED: its tail goes too;
+    RETURNED: nothing was left to halt, the ticket went back to ``master``; GONE: the message is not in processing any
+    more; STALE: another owner has its ticket."""
 
     OK = b"OK"
     HALTED = b"HALTED"
@@ -44,7 +45,7 @@ class Buried(enum.Enum):
 
 
 class Letter(NamedTuple):
-    """What is noted of a message that is given up. Times in milliseconds since the epoch. ``policy``: skip, park or
+    """The record of a message that is given up. Times in milliseconds since the epoch. ``policy``: skip, park or
     tail."""
 
     ticket: bytes
@@ -61,7 +62,7 @@ class Letter(NamedTuple):
 
 
 class OwnerScripts:
-    """The steps of one incarnation. A step raises OwnershipLost when its lease has ended."""
+    """The atomic steps of one incarnation. Each raises OwnershipLost when the lease has ended."""
 
     def __init__(self, scripts: ScriptRunner, keys: Keys, registration: Registration) -> None:
         self._scripts = scripts
@@ -71,7 +72,7 @@ class OwnerScripts:
         self._lease = keys.lease(registration.incarnation)
 
     def renew(self, lease_ms: int, start: bytes = b"-") -> Renewal:
-        """Extend the lease and touch a thousand pending entries of this incarnation, from ``start`` on."""
+        """Extend the lease, and touch up to a thousand pending entries of this incarnation, from ``start`` on."""
         keys = (self._lease, self._keys.stream)
         state, touched, following = self._scripts.run(
             "renew", keys, (self._keys.group, self._incarnation, lease_ms, start)
@@ -103,7 +104,7 @@ class OwnerScripts:
                 if answer == b"STALE"
             ]
             for ticket in stale:
-                del done[ticket]  # of all others OK or GONE, each: Redis has it as done
+                del done[ticket]  # all others are OK or GONE: Redis has them as done
         return AckAnswer(done, stale)
 
     def dead_letter(self, letter: Letter) -> Buried:
@@ -114,8 +115,8 @@ class OwnerScripts:
         return answer
 
     def dead_letters(self, letters: Sequence[Letter]) -> list[Buried | Exception]:
-        """Give messages up, each in a step of its own, in two round trips. Of one that may not have happened the answer
-        is the exception: those before it are written all the same."""
+        """Give messages up, each in an atomic step of its own, in two round trips. The answer of a step that may not
+        have happened is its exception: those before it are written all the same."""
         keys = self._keys
         script_keys = (keys.stream, self._lease, keys.tickets, keys.dead, keys.attempts, keys.changed)
         replies = self._scripts.try_each(
@@ -129,12 +130,13 @@ class OwnerScripts:
     def charge(
         self, attempts: Mapping[bytes, Attempts], run_record: bytes = b"", run_log_length: int = 0
     ) -> list[bytes]:
-        """Note attempts by message id, for the next owner. Returns the ids of those that are ours at this moment."""
+        """Note attempts by message id, for the next owner. Return the ids of the messages that are ours at this
+        moment."""
         return list(self._charge(attempts, run_record, run_log_length)[1])
 
     def charge_ahead(self, entry_id: bytes, ahead: Attempts) -> bool:
-        """Note a start before it happens. False: the message is not ours any more. Raises GroupMissing while nobody can
-        say so: the group was lost, and the message may come back to us."""
+        """Note a start before it happens. Return False when the message is not ours any more. Raises GroupMissing while
+        that is unknown: the group was lost, and the message may come back to us."""
         _, noted, in_doubt = self._charge({entry_id: ahead})
         if in_doubt:
             raise GroupMissing("the group was lost, and has not given the message to its owner again")
@@ -150,11 +152,11 @@ class OwnerScripts:
         return reply
 
     def drain(self, lease_ms: int) -> None:
-        """Refuse hand-overs from now on."""
+        """Make Redis refuse hand-overs to this incarnation from now on."""
         self._check(self._scripts.run("drain", (self._lease,), (lease_ms,)))
 
     def give_back(self, tickets: Mapping[bytes, Sequence[bytes]]) -> list[bytes]:
-        """Return whole, quiet tickets to ``master``. Returns those that were not given back."""
+        """Give whole, quiet tickets back to ``master``. Return those that were not given back."""
         args: list[Any] = [self._keys.group, self._incarnation]
         for ticket, ids in tickets.items():
             args += (ticket, b" ".join(ids))
@@ -164,7 +166,7 @@ class OwnerScripts:
         return list(reply[1])
 
     def deregister(self) -> bool:
-        """Leave for good; False when something is still pending for this incarnation."""
+        """Leave for good. Return False when entries are still pending for this incarnation."""
         keys, mine = self._keys, self._registration
         script_keys = (keys.stream, self._lease, keys.inbox(mine.incarnation), keys.consumers)
         reply = self._scripts.run("deregister", script_keys, (keys.group, mine.incarnation, mine.name, mine.dump()))

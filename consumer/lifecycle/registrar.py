@@ -1,5 +1,5 @@
-"""Registrar: takes this consumer's name at a master, over HTTP, and hands on what the master answered. It ends when
-that is done."""
+"""Registrar: it takes this consumer's name at a master, over HTTP, and hands the answer on. It ends when that is
+done."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from usher.consumer.lifecycle.master_client import MasterClient, MasterUnavailab
 log = logging.getLogger(__name__)
 
 _WHEN_HELD_S = 0.5
-#: That somebody has the name is said again only after this long.
+#: A name in use is logged again only after this long.
 _REPEAT_LOG_S = 10.0
 _WAY_OUT = (
-    "asked again until that one has ended, or its lease has; of two that shall run at a time each needs a"
-    " USHER_CONSUMER_NAME of its own"
+    "this consumer asks again until the other one, or its lease, has ended; to run both at the same time, give each its"
+    " own USHER_CONSUMER_NAME"
 )
-#: Taken for the ticket window of a master of a former version, which does not say.
+#: The ticket window of a master of an older version, which does not send it.
 _UNTOLD_WINDOW = 128
 
 
 @dataclass(frozen=True)
 class Taken:
-    """The name is ours. The lease is counted from ``sent_s``: when the request left, or so long before as it was not
-    new any more. ``ticket_window``: most messages of one ticket that masters hand over at a time."""
+    """A successful registration: the name is ours. The lease is counted from ``sent_s``: the time at which the request
+    left, or earlier by the age that the lease had already. ``ticket_window``: most messages of one ticket that masters
+    hand over at a time."""
 
     registration: Registration
     lease_s: float
@@ -43,7 +44,7 @@ class Taken:
 
 
 class Registrar(Service):
-    """Registers once, trying every master in turn until one accepts."""
+    """The service that registers once, trying every master in turn until one accepts."""
 
     name = "register"
     stalls_after_s = 60.0
@@ -55,8 +56,8 @@ class Registrar(Service):
         on_taken: Callable[[Taken], None],
         before: Callable[[], None] = lambda: None,
     ) -> None:
-        """``ask`` makes a registration with a uuid of its own and the evidence of this moment. ``before`` must have
-        succeeded before one is sent."""
+        """Make the service. ``ask`` makes a registration with a new uuid and the evidence of this moment. ``before``
+        must have succeeded before one is sent."""
         super().__init__()
         self._ask = ask
         self._asked = ask()
@@ -64,19 +65,18 @@ class Registrar(Service):
         self._on_taken = on_taken
         self._before = before
         self._was_over = False  # the last answer was 410
-        self._was_held = False  # it was 409, and nothing was asked since
-        self._quiet_until_s = -math.inf  # nothing is said of a held name
+        self._was_held = False  # the last answer was 409, and nothing was asked since
+        self._quiet_until_s = -math.inf  # a held name is not logged before this time
 
     def run_once(self) -> float:
         if self._was_held and self._asked.lock == NO_LOCK:
-            # Who has the name may have ended since, and the lock of the name be ours now: then nobody waits for that
-            # one's lease.
+            # The holder of the name may have ended since, and the name lock may be ours now: then there is no need to
+            # wait for the end of its lease.
             anew = self._ask()
             self._asked = anew if anew.lock != NO_LOCK else self._asked
         self._before()
-        self._was_held = (
-            False  # what is asked now may be heard and not answered: then it is this uuid that has the name
-        )
+        # The next request may be heard and its answer be lost: then this very uuid has the name.
+        self._was_held = False
         asked = self._asked
         body: dict[str, str | int] = {"name": asked.name, "uuid": asked.uuid, "health_url": asked.health_url}
         body |= {"slots": asked.slots, "capacity": asked.capacity, "lock": asked.lock}
@@ -93,8 +93,8 @@ class Registrar(Service):
                 )
             return _WHEN_HELD_S
         if answer.status == 410:
-            # An earlier request was heard, its answer was not, and the lease ended before this one. Nothing was begun
-            # under that uuid.
+            # An earlier request was heard, its answer was lost, and the lease ended before this request. Nothing was
+            # started under that uuid.
             event(log, "registration_over", level=logging.WARNING, consumer=asked.name, master=answer.url)
             self._asked = self._ask()
             return _WHEN_HELD_S if was_over else 0.0
@@ -108,7 +108,7 @@ class Registrar(Service):
         lease_s, left_s = int(answer["lease_ms"]) / 1000, int(answer["left_ms"]) / 1000
         window = int(answer.get("ticket_window", _UNTOLD_WINDOW))
         taken = Taken(registration, lease_s, answer.get("leader_url"), sent_s - (lease_s - left_s), window)
-        # All of the answer could be read: one that cannot leaves everything as it was, and the masters are asked again.
+        # Only now: an answer that cannot be read leaves everything as it was, and the masters are asked again.
         event(log, "registered", consumer=registration.incarnation, lease_ms=answer["lease_ms"])
         self._on_taken(taken)
 

@@ -1,5 +1,5 @@
-"""Starts: where a handler's start is written down before it happens. The journal for all; Redis too, for those that run
-alone."""
+"""The start log: it records a handler's start before it happens, all starts in the journal, and those of messages that
+run alone in Redis too."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ log = logging.getLogger(__name__)
 
 
 class StartLog:
-    """``started`` and ``ended`` may be called from any thread, ``charge`` by whoever runs a message alone: there is one
-    at a time."""
+    """A log of starts. ``started`` and ``ended`` may be called from any thread, ``charge`` by the thread that runs a
+    message alone: there is one at a time."""
 
     def __init__(self, journal: Journal, link: Link, steps: OwnerScripts) -> None:
         self.started = journal.started
         self.ended = journal.ended
         self._link = link
         self._steps = steps
-        self._alone: Message | None = None  # the last one that was charged ahead
-        self._unsure: dict[bytes, Message] = {}  # by id: it may be charged in Redis for a start that did not happen
+        self._alone: Message | None = None  # the last message that was charged ahead
+        self._unsure: dict[bytes, Message] = {}  # by id: Redis may have charged it for a start that did not happen
 
     def charge(self, message: Message, ahead: Attempts) -> bool:
-        """Write to Redis what will be true when ``message`` has started. False: it is not ours any more. Raises what
-        ``Link.call`` raises, and OwnershipLost."""
+        """Write to Redis the attempts that will be true once ``message`` has started. Return False when it is not ours
+        any more. Raises what ``Link.call`` raises, and OwnershipLost."""
         self._alone = self._unsure[message.stream_id] = message
         is_ours = self._steps.charge_ahead(message.stream_id, ahead)
         del self._unsure[message.stream_id]
         return is_ours
 
     def take_back(self, steps: OwnerScripts, ids: Collection[bytes]) -> None:
-        """Of these, which nobody starts any more: take back what Redis may have been told ahead. Raises what
-        ``Link.call`` raises."""
+        """Take back charges that Redis may have got ahead for these messages, which this process does not start any
+        more. Raises what ``Link.call`` raises."""
         unsure = (
             {entry_id: self._unsure[entry_id].known for entry_id in ids if entry_id in self._unsure}
             if self._unsure
@@ -55,9 +55,9 @@ class StartLog:
             del self._unsure[entry_id]
 
     def give_back(self, steps: OwnerScripts) -> None:
-        """This process ends by our own doing, so what runs alone is not to blame: take back what was charged ahead.
-        ``steps``: over a connection that nobody else uses now. Never raises: what cannot be done is left to the
-        journal."""
+        """Take back the charge of the message that runs alone: this process ends by our own doing, so the message is
+        not to blame. ``steps``: over a connection that no other thread uses now. Never raises: the journal settles what
+        cannot be done here."""
         message = self._alone
         if message is None or not message.in_hand:
             return

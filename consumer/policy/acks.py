@@ -1,7 +1,7 @@
-"""What is acknowledged together. Pure.
+"""Batches of acknowledgements. Pure.
 
 Per ticket the acknowledged ids are always a prefix in id order: lanes finish in order, and this ledger keeps that
-order. One batch is under way at a time, and one that is unsure goes again, unchanged, before anything later.
+order. One batch is under way at a time; a batch whose reply was lost goes again, unchanged, before anything later.
 """
 
 from __future__ import annotations
@@ -13,22 +13,24 @@ from typing import Any, NamedTuple, Protocol
 from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.run_log import Executed
 
-#: Messages that are worth a call; with fewer it waits for more.
+#: Number of messages that is worth a call; with fewer the acker waits for more.
 _WORTH_A_CALL = 200
-#: A ticket's window that lasts for the whole wait, for a ticket of which tens of thousands a second are handled.
+#: A ticket window that lasts for the whole wait, even for a ticket with tens of thousands of messages a second.
 _WIDE_WINDOW = 256
 
 
 class Linger(NamedTuple):
-    """How long after the last acknowledgement, and for how many together, finished messages wait for theirs."""
+    """The wait of finished messages for their acknowledgement: ``seconds`` after the last one, or until there are
+    ``enough`` together."""
 
     seconds: float
     enough: int
 
 
 def linger(flush_s: float, strict: bool, spare: int, ticket_window: int) -> Linger:
-    """``flush_s``: as it was set. ``spare``, ``ticket_window``: messages that the consumer may have beyond those that
-    run, and of one ticket: the leader hands more over when it hears that half of them are done.
+    """Return the wait for a consumer. ``flush_s``: as set. ``spare``: messages that the consumer may have beyond those
+    that run; ``ticket_window``: most messages of one ticket. The leader hands more over when it hears that half of them
+    are done.
 
     >>> linger(0.02, False, 1992, 512)
     Linger(seconds=0.02, enough=200)
@@ -44,11 +46,11 @@ class Success(Executed, Protocol):
 
     @property
     def lane(self) -> Any:
-        """The held lane, when the next message of the ticket must wait for the acknowledgement."""
+        """Return the held lane, when the next message of the ticket must wait for the acknowledgement."""
 
 
 class Finished(NamedTuple):
-    """A handler that ended, as it was then. Times are microseconds since the epoch."""
+    """An execution that ended, as it was then. Times are microseconds since the epoch."""
 
     ticket: bytes
     stream_id: bytes
@@ -60,8 +62,8 @@ class Finished(NamedTuple):
 
 
 class FailedAttempt(NamedTuple):
-    """A start that did not end in success, and what is known of the message's attempts since. ``outcome`` is a word of
-    common/protocol/run_log.py; ``then`` is called when Redis knows it too."""
+    """A start that did not end in success, and the message's attempts after it. ``outcome`` is a word of
+    common/protocol/run_log.py; ``then`` is called when Redis knows the failure too."""
 
     run: Finished
     outcome: str
@@ -70,7 +72,7 @@ class FailedAttempt(NamedTuple):
 
 
 class AckBatch(NamedTuple):
-    """One call of the ack script: per ticket its finished ids in id order."""
+    """The content of one call of the ack script: per ticket its finished ids, in id order."""
 
     by_ticket: dict[bytes, list[bytes]]
     finished: list[Success]
@@ -91,7 +93,7 @@ class AckLedger:
         return len(self._finished) + (len(under_way.finished) if under_way else 0)
 
     def next_batch(self, most: int | None = None) -> AckBatch | None:
-        """The batch that is under way, or a new one, of up to ``most``; None when there is nothing."""
+        """Return the batch that is under way, or a new one of up to ``most`` messages; None when there is nothing."""
         if self._under_way is None and self._finished:
             limit = self._most if most is None else min(self._most, most)
             taken = [self._finished.popleft() for _ in range(min(limit, len(self._finished)))]
@@ -106,5 +108,5 @@ class AckLedger:
         return self._under_way
 
     def settle(self) -> None:
-        """Redis answered: the batch is not under way any more."""
+        """Close the batch that is under way: Redis answered."""
         self._under_way = None

@@ -1,6 +1,6 @@
-"""What follows for each lane from how a call with messages of several lanes ended. Pure.
+"""The outcome for each lane of a call with messages of several lanes. Pure.
 
-Per ticket only the first messages of a call can be done: an acknowledged prefix. What is behind a failed one goes
+Per ticket only the first messages of a call can be done: an acknowledged prefix. Messages after a failed one are tried
 again, in order.
 """
 
@@ -13,7 +13,7 @@ from usher.common.base.errors import PartialFailure, RetryLater, UsherError, rea
 
 
 class InCall(Protocol):
-    """A message, as far as calls care. Hashable by what it is, not by what is in it."""
+    """A message, as far as calls need it. Hashable by identity, not by content."""
 
     alone: bool
     plain: bool
@@ -24,49 +24,49 @@ class InCall(Protocol):
 
 
 class MessageFailed(UsherError):
-    """The batch handler named this message as failed."""
+    """The error of a message that the batch handler named as failed."""
 
 
 class TriedTogether(RetryLater):
-    """The call failed as a whole; whose fault it was will show when each message is tried by itself. No failure of this
-    one."""
+    """The error of each message of a call that failed as a whole: which message caused it shows when each is tried by
+    itself. It is not charged as a failure."""
 
     def __init__(self, error: str) -> None:
         super().__init__(0.0, f"a call with several messages failed: {error}")
 
 
 class LaneOutcome(NamedTuple):
-    """For the messages of one lane: so many of them, from the first on, are done, and this is what the next one failed
-    with."""
+    """The outcome for the messages of one lane: the first ``done`` of them are done, and the next one failed with
+    ``error`` (None: all are done)."""
 
     done: int
     error: BaseException | None
 
 
 def goes_alone(message: InCall) -> bool:
-    """Whether a message must not share a call: it failed before (its neighbours are not to be judged by it), or it will
-    never be called."""
+    """Return whether a message must not share a call: it failed before (its neighbours are not to be judged by it), or
+    its handler will never be called."""
     return message.alone or not message.plain or message.failures > 0
 
 
 def judge(parts: Sequence[Sequence[InCall]], returned: Any, raised: BaseException | None) -> list[LaneOutcome]:
-    """Verdicts in the order of ``parts`` (per lane, its messages in order; none is empty).
+    """Return the verdicts in the order of ``parts`` (per lane, its messages in order; none is empty).
 
     ==============================================  =============================================================
     the handler                                     verdict
     ==============================================  =============================================================
     returned None, or an empty mapping              all done
-    raised PartialFailure, or returned a mapping    done up to the first failed one of each lane
-    raised RetryLater                               all again when it asked for
+    raised PartialFailure, or returned a mapping    done up to the first failed message of each lane
+    raised RetryLater                               all tried again after the time that it asked for
     raised anything else, one message in the call   that is its error
-    raised anything else, several in the call       none done, each again by itself (``TriedTogether``)
+    raised anything else, several in the call       none done, each tried again by itself (``TriedTogether``)
     ==============================================  =============================================================
 
-    What is returned otherwise, or names a message that was not in the call, is an error of the handler: as if it had
-    raised it.
+    Any other return value, or one that names a message that was not in the call, is an error of the handler, as if it
+    had raised it.
     """
     if raised is not None:
-        raised = readable(raised)  # a RetryLater that does not say when is an error like any other
+        raised = readable(raised)  # a RetryLater without a time is an error like any other
     if isinstance(raised, PartialFailure):
         returned = _failed_of(raised)
         raised = (
@@ -77,8 +77,8 @@ def judge(parts: Sequence[Sequence[InCall]], returned: Any, raised: BaseExceptio
     if raised is None:
         try:
             failed = _named(parts, returned)
-        except Exception as problem:  # names or errors of a handler's own kind may fail to say what they are
-            failed = TypeError(f"what a batch handler says of failures cannot be read: {_format_failure(problem)}")
+        except Exception as problem:  # keys or errors of the handler's own types may fail to be read
+            failed = TypeError(f"the failures that a batch handler names cannot be read: {_format_failure(problem)}")
         if not isinstance(failed, TypeError):
             return [_first_failed(part, failed) for part in parts]
         raised = failed
@@ -88,15 +88,15 @@ def judge(parts: Sequence[Sequence[InCall]], returned: Any, raised: BaseExceptio
 
 
 def _failed_of(raised: PartialFailure) -> Any:
-    """What it says of failures; None where that cannot be had."""
+    """Return the failures that it names; None where they cannot be had."""
     try:
         return raised.failed
-    except Exception:  # a handler's own kind of it may never have called ours
+    except Exception:  # a subclass of the handler's own may not have called our __init__
         return None
 
 
 def _named(parts: Sequence[Sequence[InCall]], returned: Any) -> dict[str, BaseException] | TypeError:
-    """Errors by message id."""
+    """Return the errors by message id; a TypeError when the return value cannot be read as that."""
     if returned is None:
         return {}
     if not isinstance(returned, Mapping):
@@ -109,9 +109,7 @@ def _named(parts: Sequence[Sequence[InCall]], returned: Any) -> dict[str, BaseEx
     for named, error in returned.items():
         message_id = named if isinstance(named, str) else getattr(named, "id", None)
         if message_id not in known:
-            return TypeError(
-                "a batch handler named something as failed that is no message of the call, nor the id of one"
-            )
+            return TypeError("a batch handler named a failure that is neither a message of the call nor the id of one")
         failed[message_id] = error if isinstance(error, BaseException) else MessageFailed(str(error) if error else None)
     return failed
 

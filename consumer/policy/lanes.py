@@ -14,16 +14,16 @@ The states of a lane, and the methods that change them::
     held -------retry_held------> waiting
     isolating --admit_isolated--> ready
 
-    requeue: the runner gives messages back that it did not end, and goes on running the lane
-    forget, drop_quiet: the ticket, or what is queued of it, is not ours any more
+    requeue: the runner gives back messages that it did not end, and goes on running the lane
+    forget, drop_quiet: the ticket, or its queued messages, are not ours any more
 
-A lane that was isolating has its isolation from when it may be taken until it is ready again (``end_isolation``: a held
-one gives it up before). For one that must be alone, ``ready`` is another queue meanwhile: empty while anything runs,
-then with that lane in it, then empty again. So whoever looks for a ready lane need not know about any of this, and a
-board without suspects does nothing for it.
+A lane that was isolating keeps its isolation from the time when it may be taken until it is ready again
+(``end_isolation``: a held one gives it up before). While a lane must be alone, ``ready`` is another queue: empty while
+anything runs, then with that lane in it, then empty again. So code that looks for a ready lane need not know about any
+of this, and a board without suspects does no work for it.
 
-The ids a board holds are those that were handed over and are not yet acknowledged; a second hand-over of one is
-ignored. A closed fence is one under which nothing more of a ticket is ours: what comes under it is passed over.
+The ids that a board holds are those that were handed over and are not yet acknowledged; a second hand-over of one is
+ignored. Under a closed fence nothing more of a ticket is ours: messages that come under it are passed over.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from typing import Generic, Protocol, TypeVar
 from usher.common.protocol.stream_id import rank
 from usher.consumer.policy.quarantine import Isolation
 
-#: How long nothing starts for the sake of a lane that wants to be alone; then the others have their turn, for longer.
+#: Seconds for which nothing starts because a lane waits to be alone; then the others have their turn, for longer.
 _PATIENCE_S, _REST_S = 30.0, 120.0
-#: Where handlers take longer than that, patience grows with each vain wait, up to this.
+#: Where handlers take longer than that, patience grows with each wait in vain, up to this many seconds.
 _MOST_PATIENCE_S = 960.0
 
 
@@ -60,8 +60,8 @@ M = TypeVar("M", bound=HasId)
 
 
 class Lane(Generic[M]):
-    """One ticket's queue. ``queue`` belongs to whoever runs the lane; others may only append to it, or put into
-    ``early``."""
+    """The queue of one ticket's messages. ``queue`` belongs to the runner of the lane; other threads may only append to
+    it, or put messages into ``early``."""
 
     __slots__ = ("busy", "early", "forgotten", "isolation", "last", "queue", "ticket")
 
@@ -70,14 +70,13 @@ class Lane(Generic[M]):
         self.queue: deque[M] = deque()
         self.early: list[M] = []  # ids below ones already queued (released late, moved): merged before the next start
         self.last = b""  # the highest id ever queued
-        self.forgotten = (
-            0  # while it runs: what runs under this fence, or a lower one, is not its ticket's owner any more
-        )
+        # While the lane runs: a message under this fence, or a lower one, has lost its ticket to another owner.
+        self.forgotten = 0
         self.busy = False  # in one of the states above, and in one place only
-        self.isolation = _TOGETHER  # what it has now
+        self.isolation = _TOGETHER  # in force now
 
     def merge_early(self) -> None:
-        """Put late arrivals with lower ids to their places."""
+        """Sort late arrivals with lower ids into their places."""
         merged = sorted([*self.queue, *self.early], key=lambda message: rank(message.stream_id))
         self.early.clear()
         self.queue.clear()
@@ -90,27 +89,26 @@ class LaneBoard(Generic[M]):
     def __init__(self) -> None:
         self.lanes: dict[bytes, Lane[M]] = {}
         self._queue: deque[Lane[M]] = deque()
-        self.ready = self._queue  # but for the time in which a lane is, or wants to be, alone
+        self.ready = self._queue  # except while a lane is alone, or waits to be
         self._isolating: deque[tuple[Lane[M], Isolation]] = deque()
-        self._isolated: Lane[M] | None = None  # the one that is not TOGETHER
-        self._silent_since_s: float | None = (
-            None  # nothing starts, because a lane wants to be alone and something still runs
-        )
+        self._isolated: Lane[M] | None = None  # the one whose isolation is not TOGETHER
+        # Since when nothing starts, because a lane waits to be alone and something still runs.
+        self._silent_since_s: float | None = None
         self._patience_s = _PATIENCE_S
         self.held_ids: set[bytes] = set()
         self.waiting: list[tuple[float, int, Lane[M]]] = []  # heap by due time
         self._order = 0
         self.running = 0
-        self._closed_fences: dict[bytes, tuple[int, bool]] = {}  # ticket -> fence, and whether Redis has said so
+        self._closed_fences: dict[bytes, tuple[int, bool]] = {}  # ticket -> fence, and whether Redis has confirmed it
 
     def unknown(self, ids: Iterable[bytes]) -> list[bytes]:
-        """Return those of the ids that the board does not hold yet."""
+        """Return the ids that the board does not hold yet."""
         held = self.held_ids
         return [entry_id for entry_id in ids if entry_id not in held]
 
     def is_ending(self, ticket: bytes, ids: Iterable[bytes]) -> bool:
-        """Return whether one of the ids is held and not queued: it runs, or it has ended and Redis has not said yet
-        that it has that."""
+        """Return whether one of the ids is held and not queued: it runs, or it has ended and Redis has not confirmed
+        that yet."""
         held = self.held_ids.intersection(ids)
         lane = self.lanes.get(ticket) if held else None
         return bool(
@@ -118,7 +116,7 @@ class LaneBoard(Generic[M]):
         )
 
     def add(self, ticket: bytes, messages: Sequence[M]) -> None:
-        """Queue messages of one ticket, in id order. Those below what is queued go before it, but never before what
+        """Queue messages of one ticket, in id order. Lower ids go before queued messages, but never before one that
         runs."""
         if ticket in self._closed_fences:
             limit = self._closed_fences[ticket][0]
@@ -151,7 +149,7 @@ class LaneBoard(Generic[M]):
             return None
         self.running += 1
         lane = self.ready.popleft()
-        lane.forgotten = 0  # only what runs while its ticket is forgotten is another's
+        lane.forgotten = 0  # it concerns only messages that run while their ticket is forgotten
         return lane
 
     def release(self, lane: Lane[M]) -> None:
@@ -159,46 +157,46 @@ class LaneBoard(Generic[M]):
         self.running -= 1
         if lane.queue or lane.early or lane.isolation:
             self._finish(lane)
-        else:  # the usual case, at its least
+        else:  # the usual case, at the least cost
             lane.forgotten, lane.busy = 0, False
             if self.lanes.get(lane.ticket) is lane:
                 del self.lanes[lane.ticket]
 
     def hold(self, lane: Lane[M]) -> None:
-        """Take the lane from its runner; nothing of it starts before ``resume``."""
+        """Take the lane from its runner; none of its messages starts before ``resume``."""
         self.running -= 1
 
     def resume(self, lane: Lane[M]) -> None:
-        """Let a held lane go on: what it waited for has happened."""
+        """Let a held lane go on: the write that it waited for has happened."""
         self._finish(lane)
 
     def end_isolation(self, lane: Lane[M]) -> None:
-        """End the isolation of a lane, if it has one. Of a held one: what it waits for may never happen."""
+        """End the isolation of a lane, if it has one; of a held lane, because its write may never happen."""
         if lane.isolation:
             lane.isolation, self._isolated = _TOGETHER, None
             self.ready = self._queue
             self._admit_isolated()
 
     def retry(self, lane: Lane[M], message: M, due_s: float) -> None:
-        """Take the lane from its runner; ``message`` is first in it again, and it is ready at ``due_s``. If the ticket
-        was forgotten while the message ran, the message is dropped."""
+        """Take the lane from its runner; ``message`` is first in it again, and the lane is ready at ``due_s``. If the
+        ticket was forgotten while the message ran, the message is dropped."""
         self.running -= 1
         self.retry_held(lane, message, due_s)
 
     def retry_held(self, lane: Lane[M], message: M, due_s: float) -> None:
-        """Do the same with a held lane: what it waited for has happened."""
+        """Do the same as ``retry`` with a held lane: the write that it waited for has happened."""
         if self._requeue_first(lane, message):
             self._wait(lane, due_s)
 
     def requeue(self, lane: Lane[M], messages: Sequence[M]) -> None:
-        """Put messages that the runner took and did not end first in the lane again, in their order. If the ticket was
-        forgotten while they ran, they are dropped."""
+        """Put messages that the runner took and did not end back at the front of the lane, in their order. If the
+        ticket was forgotten while they ran, they are dropped."""
         self.done([message.stream_id for message in messages if message.fence <= lane.forgotten])
         lane.queue.extendleft(message for message in reversed(messages) if message.fence > lane.forgotten)
 
     def isolate(self, lane: Lane[M], message: M, isolation: Isolation) -> None:
-        """Take the lane from its runner, which has not started ``message``: that is first in it again, and runs in
-        ``isolation`` only."""
+        """Take the lane from its runner, which has not started ``message``: it is first in the lane again, and runs
+        only in ``isolation``."""
         self.running -= 1
         if self._requeue_first(lane, message):
             self.end_isolation(lane)
@@ -206,16 +204,15 @@ class LaneBoard(Generic[M]):
             self._admit_isolated()
 
     def admit_isolated(self, now_s: float) -> None:
-        """Make the first lane that is isolating ready, if its time has come. To be called when nothing is ready: only
-        then it can have."""
+        """Make the first lane that is isolating ready, if its time has come. Call it when nothing is ready: its time
+        cannot have come before."""
         self._admit_isolated()
         if self.ready is self._queue or self._isolated is not None:
             self._silent_since_s = None
         elif self._silent_since_s is None:
             self._silent_since_s = now_s
-        elif (
-            now_s - self._silent_since_s > self._patience_s
-        ):  # something runs that may never end; the others must not wait for that
+        elif now_s - self._silent_since_s > self._patience_s:
+            # A handler runs that may never end; the others must not wait for it.
             self._silent_since_s = None
             self._patience_s = min(2 * self._patience_s, _MOST_PATIENCE_S)
             self.ready = self._queue
@@ -238,13 +235,13 @@ class LaneBoard(Generic[M]):
         self.ready.append(lane)
 
     def wake_due(self, now_s: float) -> float | None:
-        """Make lanes ready whose time has come. Return when the next one is due, or None."""
+        """Make waiting lanes ready whose time has come. Return when the next one is due, or None."""
         while self.waiting and self.waiting[0][0] <= now_s:
             self._queue.append(heapq.heappop(self.waiting)[2])
         return self.next_due_s()
 
     def next_due_s(self) -> float | None:
-        """Return when the first of the waiting lanes is due."""
+        """Return when the first of the waiting lanes is due, or None."""
         return self.waiting[0][0] if self.waiting else None
 
     def done(self, ids: Iterable[bytes]) -> None:
@@ -252,9 +249,9 @@ class LaneBoard(Generic[M]):
         self.held_ids.difference_update(ids)
 
     def forget(self, ticket: bytes, fence: int) -> None:
-        """Drop what came of the ticket under ``fence``, or before: another owner got it after that.
+        """Drop messages of the ticket that came under ``fence`` or a lower one: another owner got the ticket after it.
 
-        What came under a later fence is ours: the ticket has come back. A lane that runs stays in its place until it
+        Messages under a later fence are ours: the ticket has come back. A lane that runs stays in its place until it
         ends, so that it cannot run twice at once.
         """
         lane = self.lanes.get(ticket)
@@ -269,20 +266,20 @@ class LaneBoard(Generic[M]):
                         self.done([message.stream_id])
 
     def close_fence(self, ticket: bytes, fence: int, given_up: bytes) -> None:
-        """Drop what came of the ticket under ``fence``, and pass over what the inbox still names under it. Its lane is
-        held."""
+        """Drop messages of the ticket that came under ``fence``, and pass over those that the inbox still names under
+        it. The lane is held."""
         self.done([given_up])
         self.forget(ticket, fence)
         self._closed_fences[ticket] = (fence, False)
 
     def confirm_closed(self, ticket: bytes, fence: int) -> None:
-        """Redis has said that it hands nothing more of the ticket over under ``fence``."""
+        """Note that Redis hands nothing more of the ticket over under ``fence``."""
         if self._closed_fences.get(ticket) == (fence, False):
             self._closed_fences[ticket] = (fence, True)
 
     def closed_fences(self) -> list[tuple[bytes, int]]:
-        """Return those of which the inbox gets nothing more. Once all that it has now was read, ``forget_closed``
-        them."""
+        """Return the (ticket, fence) pairs for which the inbox gets nothing more. Once all that it has now was read,
+        call ``forget_closed`` with them."""
         return [(ticket, fence) for ticket, (fence, is_sure) in self._closed_fences.items() if is_sure]
 
     def forget_closed(self, fences: Iterable[tuple[bytes, int]]) -> None:
@@ -291,7 +288,8 @@ class LaneBoard(Generic[M]):
                 del self._closed_fences[ticket]
 
     def quiet(self) -> dict[bytes, list[bytes]]:
-        """Return, per ticket that does not run, its queued ids in order. For a drain; waiting lanes count as quiet."""
+        """Return the queued ids, in order, of each ticket that does not run. For a drain; waiting lanes count as
+        quiet."""
         held = {lane.ticket for lane in (*self._queue, *self.ready)}
         held |= {lane.ticket for _, _, lane in self.waiting} | {lane.ticket for lane, _ in self._isolating}
         found = {}
@@ -303,8 +301,8 @@ class LaneBoard(Generic[M]):
         return found
 
     def look(self, ticket: bytes) -> tuple[list[M], float | None, bool]:
-        """Return a ticket's queued messages in order, when the first of them is due again (None: it does not wait for
-        that), and whether it is to run isolated. For people: it looks through all lanes that wait."""
+        """Return a ticket's queued messages in order, when the first of them is due again (None: it does not wait), and
+        whether it is to run isolated. For people: it looks through all waiting lanes."""
         lane = self.lanes.get(ticket)
         if lane is None:
             return [], None, False
@@ -321,7 +319,7 @@ class LaneBoard(Generic[M]):
             queue.extend(kept)
         self._isolating = deque(item for item in self._isolating if item[0].ticket not in gone)
         if self._isolated is None:
-            self.ready = self._queue  # who wanted to be alone may be gone
+            self.ready = self._queue  # the lane that waited to be alone may be gone
         self.waiting = [item for item in self.waiting if item[2].ticket not in gone]
         heapq.heapify(self.waiting)
         for ticket in gone:
@@ -336,8 +334,8 @@ class LaneBoard(Generic[M]):
         lane.early.clear()
 
     def _requeue_first(self, lane: Lane[M], message: M) -> bool:
-        """Put ``message`` first in the lane again. False: the ticket is another's, so it is dropped, and the lane ends
-        its run."""
+        """Put ``message`` first in the lane again. Return False when another owner has the ticket: the message is
+        dropped, and the lane ends its run."""
         if message.fence <= lane.forgotten:
             self.done([message.stream_id])
             self._finish(lane)

@@ -1,4 +1,4 @@
-"""What follows from how a handler ended. Pure: randomness is an argument."""
+"""The decision that follows the end of a handler. Pure: randomness is an argument."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from usher.common.protocol.attempts import CUT_OFF, RAN_PAST, Attempts
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """Attempts and waits for messages whose handler raised."""
+    """The attempts and waits for messages whose handler raised. Times in seconds."""
 
     max_attempts: int
     base_s: float
@@ -22,14 +22,14 @@ class RetryPolicy:
 
 @dataclass(frozen=True)
 class TryAgain:
-    """Start the message again after ``wait_s``; its ticket waits."""
+    """The decision to start the message again after ``wait_s`` seconds; its ticket waits."""
 
     wait_s: float
 
 
 @dataclass(frozen=True)
 class Bury:
-    """The message becomes a dead letter. What tells a person more than ``error`` does is no part of the decision."""
+    """The decision to make the message a dead letter. Details that are only for people are not compared."""
 
     reason: str
     error: str
@@ -37,22 +37,24 @@ class Bury:
     traceback: str = field(default="", compare=False)
 
 
-#: Longest wait that can be asked for, of ten years: longer ones are no times.
+#: Longest wait in seconds that can be asked for: ten years. Longer ones are no meaningful times.
 _LONGEST_WAIT_S = 10 * 365 * 86_400.0
 
 
 def unended(known: Attempts) -> Bury:
-    """Of a message whose attempts are used up before it starts: why, as far as that is known. The process that made its
-    last start is gone.
+    """Return the dead letter of a message whose attempts are used up before it starts, with the reason as far as it is
+    known. The process that made its last start is gone.
 
-    A loss is no crash: the owner is gone, and whether the handler ran then is not known.
+    A loss is not a crash: the owner is gone, and it is not known whether the handler ran then.
 
     >>> unended(Attempts(starts=4, failures=4, crashes=2)).error
     'its process ended while its handler ran (handler_crashed or handler_hangs in the logs)'
     """
     if known.crashes:
         error = f"{CUT_OFF} (handler_crashed or handler_hangs in the logs)"
-    else:  # what hung alone is charged as a plain failure; what raised would have left its own letter, had its process lived a moment longer
+    else:
+        # A message that hung alone is charged as a plain failure. One that raised would have left its own dead letter,
+        # had its process lived a moment longer.
         error = (
             f"{RAN_PAST} (handler_hangs in the logs), or its process ended before the end of its last start was stored"
         )
@@ -60,7 +62,7 @@ def unended(known: Attempts) -> Bury:
 
 
 def decide(raised: BaseException, failures: int, policy: RetryPolicy, rng: random.Random) -> TryAgain | Bury:
-    """What follows from ``raised``, when ``failures`` starts of the message ended badly so far, this one included.
+    """Decide what follows from ``raised``, when ``failures`` starts of the message have ended badly, this one included.
 
     ==================  ====================  =================================
     the handler raised  attempts left         decision

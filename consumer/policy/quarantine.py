@@ -1,9 +1,9 @@
-"""Quarantine: what a message that may have ended its process may run beside; and whom to charge when a process has
-ended. Pure.
+"""Quarantine: the company in which a message that may have ended its process runs again, and the messages to charge
+when a process has ended. Pure.
 
-A crash among many running handlers proves nothing against any of them, so nobody is charged at first. Its suspects run
-again with less and less company until the next crash has one possible cause. Neighbours come out of this by surviving,
-the killer by its attempts.
+A crash among many running handlers proves nothing against any of them, so none is charged at first. Its suspects run
+again with less and less company until the next crash has one possible cause. Neighbours leave quarantine by surviving,
+the killer by using up its attempts.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import NamedTuple
 
 from usher.common.protocol.attempts import Attempts
 
-#: Ends of its owners without a word after which a message runs alone, with its start in Redis first.
+#: Losses (owners that ended without a journal) after which a message runs alone, with its start in Redis first.
 _MOST_LOSSES = 3
-#: Unexplained ends of its process after which it does too.
+#: Crashes (unexplained ends of its process) after which it does so too.
 _MOST_CRASHES = 2
 
 
 class Isolation(enum.IntEnum):
-    """What may run in a process beside a message: the higher, the less."""
+    """The isolation in which a message runs: the higher, the less may run in its process beside it."""
 
     TOGETHER = 0  # anything
     ONE_SUSPECT = 1  # anything but another suspect
@@ -29,7 +29,7 @@ class Isolation(enum.IntEnum):
 
 
 def isolation(known: Attempts, max_attempts: int) -> Isolation:
-    """What a message may run beside, by what Redis knows of it.
+    """Return the isolation that a message needs, by the attempts that Redis knows of.
 
     =====================================  =============
     crashes                                answer
@@ -39,7 +39,7 @@ def isolation(known: Attempts, max_attempts: int) -> Isolation:
     two, or none is left to find out with  ALONE
     =====================================  =============
 
-    Three losses, the rougher count of what no journal told, are as good as two crashes.
+    Three losses, the rougher count where there was no journal, count like two crashes.
     """
     if known.losses >= _MOST_LOSSES or known.crashes >= _MOST_CRASHES:
         return Isolation.ALONE
@@ -50,9 +50,10 @@ def isolation(known: Attempts, max_attempts: int) -> Isolation:
 
 
 class Left(NamedTuple):
-    """A start that had not ended when its process did. ``before``: what was known of the message, this start included.
+    """A start that had not ended when its process did. ``before``: the message's attempts, this start included.
 
-    ``is_blamed``: the process itself said that it ends because of this one. ``start_us``: microseconds since the epoch.
+    ``is_blamed``: the process itself noted that it ends because of this one. ``start_us``: microseconds since the
+    epoch.
     """
 
     ticket: bytes
@@ -64,16 +65,17 @@ class Left(NamedTuple):
 
 
 def charges(left: Sequence[Left], is_explained: bool) -> list[tuple[Left, Attempts]]:
-    """What to note of the starts that a process left, when it ended for a reason that it knew (``is_explained``), or
-    did not.
+    """Return the attempts to note for the starts that a process left. ``is_explained``: it ended for a reason that it
+    knew.
 
-    ====================  ===========================================================
-    the end               is charged to
-    ====================  ===========================================================
-    explained             those that are blamed; the others were only in the way, and get back what was charged before they started
-    not, and one was left it: nothing else ran that could have ended the process
-    not, and several were nobody; all of them are suspects
-    ====================  ===========================================================
+    =======================  ==================================================================================
+    the end                  is charged to
+    =======================  ==================================================================================
+    explained                those that are blamed; the others were only in the way, and get back what was
+                             charged before they started
+    not, one start was left  that one: nothing else ran that could have ended the process
+    not, several were left   none; all of them are suspects
+    =======================  ==================================================================================
     """
     if is_explained:
         return [

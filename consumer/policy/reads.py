@@ -1,8 +1,8 @@
-"""Which reads of the own pending list bring the bodies of exactly the ids that are wanted. Pure.
+"""The reads of our own pending list that bring the bodies of exactly the wanted ids. Pure.
 
 ``XREADGROUP ... 0`` from the start would bring everything pending on every turn and count it as delivered again. Ids
-lower than those held do come (parked ones released late, moved ones), so one read from the lowest wanted id is not
-enough of an answer either.
+lower than those held do come (waiting entries released late, moved ones), so one read from the lowest wanted id is not
+enough either.
 """
 
 from __future__ import annotations
@@ -12,29 +12,31 @@ from typing import NamedTuple
 
 from usher.common.protocol.stream_id import from_rank, rank
 
-#: More separate runs than this are read as one: a round trip of many commands costs more than bodies read twice.
+#: More separate runs of ids than this are read as one: many commands in a round trip cost more than bodies read twice.
 _MOST_RUNS = 16
-#: Messages that are fetched at first, and at most, by one call.
+#: Most messages that the first fetch, and any fetch, asks for.
 FIRST_PAGE, _MOST_PAGE = 16, 1000
-#: A page that came faster, once it began to come, may be followed by a larger one; one that took longer is followed by
-#: a smaller one.
+#: A larger page may follow one that came in less than the first time, counted from its first byte; a smaller page
+#: follows one that took longer than the second. In seconds.
 _FAST_S, _SLOW_S = 0.2, 1.0
 
 
 class OwnRead(NamedTuple):
-    """Read ``most`` entries of the own pending list above ``after``."""
+    """A read of up to ``most`` entries of our own pending list, above the id ``after``."""
 
     after: bytes
     most: int
 
 
 def next_page(page: int, fetched: int, took_s: float | None) -> int:
-    """Most messages of the next fetch, after one of up to ``page`` for ``fetched`` of them (0: it was for none, and
-    tells nothing). ``took_s``: from the first byte to the last, so that a server that is far away, or busy, does not
-    count as a narrow network. None: it was cut off.
+    """Return the most messages of the next fetch, after one of up to ``page`` that asked for ``fetched`` (0: it asked
+    for none, and proves nothing). ``took_s``: from the first byte to the last, so that a distant or busy server does
+    not count as a narrow network. None: the fetch was cut off.
 
-    >>> next_page(16, 16, 0.01), next_page(16, 3, 0.01), next_page(16, 16, 5.0), next_page(16, 16, None), next_page(16, 0, None)
-    (32, 16, 8, 4, 16)
+    >>> next_page(16, 16, 0.01), next_page(16, 3, 0.01), next_page(16, 16, 5.0)
+    (32, 16, 8)
+    >>> next_page(16, 16, None), next_page(16, 0, None)
+    (4, 16)
     """
     if not fetched:
         return page
@@ -46,10 +48,10 @@ def next_page(page: int, fetched: int, took_s: float | None) -> int:
 
 
 def plan_reads(wanted: Sequence[bytes], held: Callable[[], Collection[bytes]], highest_held: int) -> list[OwnRead]:
-    """Reads that cover ``wanted`` (any order), given a way to ask for the ids that are pending too (``held``) and the
-    rank of the highest ever held.
+    """Return the reads that cover ``wanted`` (in any order). ``held`` gives the other ids that are pending,
+    ``highest_held`` is the rank of the highest id ever held.
 
-    The usual case, all new ids above all old ones, is one read of exactly their number.
+    In the usual case, all new ids above all old ones, it is one read of exactly their number.
     """
     ranks = sorted(map(rank, wanted))
     lowest, highest = ranks[0], ranks[-1]

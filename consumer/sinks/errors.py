@@ -1,4 +1,4 @@
-"""What a handler's message becomes of an error of the database: one that passes lets it come again, uncharged."""
+"""The translation of database errors for a handler: after a passing error the message is tried again, uncharged."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from usher.common.sql.errors import PassingCause, driver_message, passing, sqlst
 from usher.consumer.sinks.outcomes import SinkMisused, SinkNotNow
 
 _UNDEFINED_TABLE = "42P01"
-#: SQLSTATEs of a server whose disk or memory is full, or that has no connection free.
+#: Class of the SQLSTATEs of a server whose disk or memory is full, or that has no free connection.
 _SHORT = "53"
-#: Contention is over in a moment; a server that is away is not asked by every ticket at once.
+#: Contention is over in a moment; a server that is away must not be asked by every ticket at once.
 _CONTENTION_S = (0.02, 0.2)
 _AWAY_S = (0.5, 2.0)
-#: How often all tickets of a sink together ask a server that stays away, as far as none waits longer than this, nor
-#: than it is away already.
+#: Most questions a second of all tickets of a sink together to a server that stays away; but none of them waits longer
+#: than the second value, in seconds, nor longer than the server has been away.
 _ASKS_PER_S = 20
 _LONGEST_S = 30.0
 
 
 class Away:
-    """When each message of a sink asks again for a database that is away. Threads may share it.
+    """The schedule by which the messages of a sink ask again for a database that is away. Threads may share it.
 
-    With a pause that stays the same, a few thousand tickets ask a thousand times a second, for hours: a core, and a
-    line of the log each time.
+    With a constant pause a few thousand tickets would ask a thousand times a second, for hours: that takes a core, and
+    a log line each time.
     """
 
     def __init__(self) -> None:
@@ -46,14 +46,14 @@ class Away:
             return pause
 
     def over(self) -> None:
-        """A transaction was committed."""
+        """Reset: a transaction was committed."""
         if self._since_s is not None:
             with self._lock:
                 self._since_s, self._last_due_s = None, 0.0
 
 
 def translated(error: Exception, away: Away) -> Exception:
-    """What to raise instead of ``error``, which the database or its driver raised."""
+    """Return the error to raise instead of ``error``, which the database or its driver raised."""
     state = ""
     if isinstance(error, sa.exc.DBAPIError):
         told, state = driver_message(error), sqlstate(error)

@@ -6,14 +6,15 @@ The handler's side::
     def handle(message):
         answer = requests.post("https://payments/charges", json=message.json(), headers=headers(message), timeout=10)
         refuse_by_status(message, answer.status_code)
-        answer.raise_for_status()                                # what else is refused (400, 401, 404) must not count as done
+        answer.raise_for_status()    # other refusals (400, 401, 404) must not count as done
 
 The service's side, with the SQL sink in its own database (here with Flask)::
 
     @app.post("/charges")
     def charge():
         try:
-            with sink.transaction(received(request.headers)) as session:    # a repeat ends the block, and is answered like the first
+            # A repeat ends the block, and is answered like the first request.
+            with sink.transaction(received(request.headers)) as session:
                 session.execute(...)
         except StaleFence:
             return {"error": "stale fence"}, 409
@@ -21,12 +22,12 @@ The service's side, with the SQL sink in its own database (here with Flask)::
             return {"error": "not now"}, 503
         return {"status": "ok"}
 
-``Idempotency-Key`` is what many services know already (Stripe, PayPal, Adyen): such a service alone makes repeats
-harmless, and only a zombie's old fence is left; where effects are not only added but overwritten, the fence matters.
+Many services know ``Idempotency-Key`` already (Stripe, PayPal, Adyen): such a service alone makes repeats harmless, and
+only a zombie's old fence remains; the fence matters where effects are not only added but overwritten.
 
-A rehearsal (``message.is_rehearsal``, `usher rehearse`) is a request like any other, and what it does stays: only a
-service that takes the headers to ``received``, as above, hears of it (``Usher-Rehearsal``) and rolls back. For any
-other one let the handler ask ``message.is_rehearsal``.
+A rehearsal (``message.is_rehearsal``, `usher rehearse`) is a request like any other, and its effect stays: only a
+service that passes the headers to ``received``, as above, learns of it (``Usher-Rehearsal``) and rolls back. For any
+other service let the handler check ``message.is_rehearsal``.
 """
 
 from __future__ import annotations
@@ -40,16 +41,16 @@ from usher.consumer.sinks.outcomes import Marked, SinkMisused, SinkNotNow, Stale
 IDEMPOTENCY_KEY = "Idempotency-Key"
 FENCE = "Usher-Fence"
 TICKET = "Usher-Ticket"
-#: There in a rehearsal only.
+#: Sent in a rehearsal only.
 REHEARSAL = "Usher-Rehearsal"
-_SAFE = "!#$&'()*+,-./:;<=>?@[]^_`{|}~"  # all printable ASCII but the quote, the backslash and the percent sign itself
+_SAFE = "!#$&'()*+,-./:;<=>?@[]^_`{|}~"  # all printable ASCII except the quote, the backslash and the percent sign
 _LARGEST_FENCE = 2**63 - 1
 _AGAIN_S = 1.0
 
 
 @dataclass(frozen=True)
 class Received:
-    """What a service knows of the message behind a request; a sink's ``transaction`` takes it like a message."""
+    """The message behind a request, as far as a service knows it; a sink's ``transaction`` takes it like a message."""
 
     ticket_id: str
     uid: str
@@ -58,17 +59,17 @@ class Received:
 
 
 def headers(message: Marked) -> dict[str, str]:
-    """``Idempotency-Key`` (the uid), ``Usher-Fence`` and ``Usher-Ticket``; in a rehearsal ``Usher-Rehearsal`` too. What
-    a header cannot hold is percent-encoded; plain ones stay."""
+    """Return the headers for a request: ``Idempotency-Key`` (the uid), ``Usher-Fence`` and ``Usher-Ticket``; in a
+    rehearsal ``Usher-Rehearsal`` too. Characters that a header cannot hold are percent-encoded."""
     made = {IDEMPOTENCY_KEY: _encoded(message.uid), FENCE: str(message.fence), TICKET: _encoded(fenced_ticket(message))}
     return made | {REHEARSAL: "1"} if is_rehearsal(message) else made
 
 
 def received(given: Mapping[str, str]) -> Received:
-    """The other way round, from a request's headers (of any framework whose mapping knows them by these names). Raises
-    SinkMisused: answer 400."""
+    """Read a request's headers (of any framework whose mapping finds them under these names). Raises SinkMisused when
+    they are missing or malformed: answer 400."""
     missing = [name for name in (IDEMPOTENCY_KEY, FENCE) if not given.get(name)]
-    missing += [TICKET] if given.get(TICKET) is None else []  # that of a message without a ticket is empty
+    missing += [TICKET] if given.get(TICKET) is None else []  # it is empty for a message without a ticket
     if missing:
         raise SinkMisused(f"headers are missing: {', '.join(missing)}")
     fence = given[FENCE]
@@ -83,8 +84,8 @@ def received(given: Mapping[str, str]) -> Received:
 
 
 def refuse_by_status(message: Marked, status: int) -> None:
-    """Raise what a handler should raise on this answer: StaleFence for 409, SinkNotNow for 408, 425, 429 and 5xx.
-    Nothing otherwise: whether another refusal is an error, a GiveUp or fine, the handler knows."""
+    """Raise the error that a handler should raise on this answer: StaleFence for 409, SinkNotNow for 408, 425, 429 and
+    5xx. Do nothing otherwise: only the handler knows whether another refusal is an error, a GiveUp or fine."""
     if status == 409:
         raise StaleFence(message)
     if status in (408, 425, 429) or status >= 500:

@@ -1,4 +1,4 @@
-"""What a sink answers when it does not simply store the effect. Named, so that a handler can tell them apart."""
+"""The outcomes of a sink that does not simply store the effect, named so that a handler can tell them apart."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from usher.common.base.errors import OwnershipLost, RetryLater, UsherError
 
 
 class Marked(Protocol):
-    """What a sink needs of a message; a consumer's message has it, and so has what
+    """The part of a message that a sink needs; a consumer's message has it, and so has the value that
     ``usher.consumer.sinks.http.received`` returns.
 
-    What a handler makes for itself needs ``is_rehearsal`` of the message too: without it `usher rehearse` stores.
+    An object that a handler makes for itself must take over the message's ``is_rehearsal`` too: without it `usher
+    rehearse` stores.
     """
 
     @property
@@ -25,27 +26,27 @@ class Marked(Protocol):
 
 
 def fenced_ticket(message: Marked) -> str:
-    """The ticket whose fences are compared with each other: where several streams are taken in, its stream is part of
-    it. "" for a message without a ticket (USHER_UNKEYED=spread): it has no successor that it could overtake, so its
-    fence is compared with none; its uid counts."""
+    """Return the name of the ticket whose fences are compared with each other: where several streams are taken in, the
+    stream is part of it. "" for a message without a ticket (USHER_UNKEYED=spread): it has no successor that it could
+    overtake, so its fence is compared with none; its uid counts."""
     return str(getattr(message, "scoped_ticket_id", message.ticket_id))
 
 
 def is_rehearsal(message: Marked) -> bool:
-    """Whether nothing may come of it (`usher rehearse`)."""
+    """Return whether this is a dry run (`usher rehearse`), in which no effect may stay."""
     return bool(getattr(message, "is_rehearsal", False))
 
 
 class Duplicate(UsherError):
-    """The effect of this message is already stored: it counts as done."""
+    """The outcome when the effect of this message is already stored: the message counts as done."""
 
 
 class StaleFence(OwnershipLost):
-    """A higher fence was seen for this ticket: it has another owner, and nothing was stored.
+    """The error when a higher fence was seen for this ticket: it has another owner, and nothing was stored.
 
-    Let it out of the handler. In a consumer whose lease has ended nothing follows: its acknowledgements and dead
-    letters are refused, and the message is its new owner's business. Where it comes again and again from a living
-    owner, the sink has seen fences of another Redis.
+    Let it out of the handler. In a consumer whose lease has ended it has no consequence: its acknowledgements and dead
+    letters are refused, and the new owner handles the message. If it comes again and again from a living owner, the
+    sink has seen fences of another Redis.
     """
 
     def __init__(self, message: Marked) -> None:
@@ -56,8 +57,8 @@ class StaleFence(OwnershipLost):
 
 
 class SinkNotNow(RetryLater):
-    """The sink could not do it for the moment, or nobody knows whether it did: the same message is tried again,
-    uncharged.
+    """The error when the sink cannot store the effect for the moment, or it is unknown whether it did: the same message
+    is tried again, uncharged.
 
     Nothing is lost and nothing doubled by that: if the effect was stored after all, the next try finds its uid.
     """
@@ -67,4 +68,4 @@ class SinkNotNow(RetryLater):
 
 
 class SinkMisused(UsherError):
-    """The sink cannot keep its word with what it was given; the message says what to change."""
+    """The error when the sink cannot keep its promise with what it was given; the text says what to change."""

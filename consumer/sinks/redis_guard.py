@@ -1,30 +1,31 @@
 """Effects in Redis, once per message and never under an old fence: one script checks, applies the commands, and
-remembers.
+records the uid.
 
 ::
 
     guard = RedisGuard("redis://effects-server/0")
 
     def handle(message):
-        guard.apply(message, ("INCRBY", f"total:{message.ticket_id}", 5), ("LPUSH", f"log:{message.ticket_id}",
-        message.uid))
+        guard.apply(message, ("INCRBY", f"total:{message.ticket_id}", 5),
+                    ("LPUSH", f"log:{message.ticket_id}", message.uid))
 
-The first word after a command's name is taken for its key; for others say ``keys=[...]``. One server, or Sentinel's;
-not a cluster, where the keys of a script must lie together.
+The first word after a command's name is taken for its key; name other keys with ``keys=[...]``. It works on one server
+or with Sentinel, not on a cluster, where the keys of a script must lie together.
 
-=============================================  =====================================================================================
+=============================================  =====================================================================
 the uid is known                               Outcome.DUPLICATE, nothing is done: count it as done
 a higher fence was seen                        StaleFence, nothing is done
-the first command is refused (wrong type ...)  CommandRefused, nothing is done; tried again as any error of a handler
-a later command is refused                     GiveUp: Redis does not undo what the commands before it did, so the message becomes a dead
-                                               letter, and a repeat of it is refused too
-Redis is away, or its reply is lost            SinkNotNow; the next try finds the uid, or does it
-a rehearsal (``message.is_rehearsal``)         Outcome.REHEARSED, nothing is done, and nobody is asked
-=============================================  =====================================================================================
+the first command is refused (wrong type ...)  CommandRefused, nothing is done; tried again like any error of a
+                                               handler
+a later command is refused                     GiveUp: Redis does not undo the commands before it, so the message
+                                               becomes a dead letter, and a repeat of it is refused too
+Redis is away, or its reply is lost            SinkNotNow; the next try finds the uid, or applies the commands
+a rehearsal (``message.is_rehearsal``)         Outcome.REHEARSED, nothing is done, and Redis is not asked
+=============================================  =====================================================================
 
-Uids are kept per ticket for ``keep_s`` (7 days), at most ``keep_most`` of them (all messages without a ticket share one
-such set); the fence as long. A repeat that comes later is applied again. The promise is as durable as that Redis: what
-a failover or a power loss takes away, it takes with its effect, in the same step.
+Uids are kept per ticket for ``keep_s`` seconds (7 days), at most ``keep_most`` of them (all messages without a ticket
+share one such set); the fence as long. A repeat that comes later is applied again. The promise is as durable as that
+Redis: a failover or a power loss takes the record away together with its effect, since both are one step.
 """
 
 from __future__ import annotations
@@ -40,18 +41,18 @@ from usher.common.redis.client import Arg, CommandRefused, Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.sinks.outcomes import Marked, SinkMisused, SinkNotNow, StaleFence, fenced_ticket, is_rehearsal
 
-#: In a folder of its own: it runs on the Redis of the effects, so its commands are none that Usher's own user needs
+#: A script in a folder of its own: it runs on the Redis of the effects, so Usher's own user does not need its commands
 #: (common/doctor/rights.py).
 _SCRIPT = "guard"
 _WEEK_S = 7 * 86_400.0
 _AGAIN_S = 0.5
-#: Lua's stack ends at about 8,000 values. A script that fails there is not undone: what the commands before did would
-#: be done at every try.
+#: Lua's stack ends at about 8,000 values. A script that fails there is not undone: the commands before the failure
+#: would be applied at every try.
 _MOST_WORDS = 7_000
 
 
 class Outcome(enum.Enum):
-    """What became of an effect."""
+    """The outcome of an effect."""
 
     APPLIED = "applied"
     DUPLICATE = "duplicate"
@@ -59,15 +60,15 @@ class Outcome(enum.Enum):
 
 
 class Applied(NamedTuple):
-    """The outcome, and the replies of the commands (none for a duplicate and in a rehearsal)."""
+    """The outcome and the replies of the commands (none for a duplicate and in a rehearsal)."""
 
     outcome: Outcome
     replies: list[Any]
 
 
 class RedisGuard:
-    """Fenced, exactly-once commands on one Redis (see the module). Threads may share it: each gets a connection of its
-    own."""
+    """Fenced, exactly-once commands on one Redis (see the module). Threads may share it: each gets its own
+    connection."""
 
     def __init__(
         self, redis_url: str, name: str = "default", *, keep_s: float = _WEEK_S, keep_most: int = 10_000
@@ -85,7 +86,8 @@ class RedisGuard:
         self._mine = threading.local()
 
     def apply(self, message: Marked, *commands: Sequence[Arg], keys: Sequence[str] | None = None) -> Applied:
-        """Apply ``commands`` in one atomic step, unless the message's effect is there. Raises as the module says."""
+        """Apply ``commands`` in one atomic step, unless the message's effect is there already. Raises as the module
+        says."""
         words: list[Arg] = []
         for command in commands:
             if len(command) > _MOST_WORDS:
@@ -108,7 +110,7 @@ class RedisGuard:
             kind, *rest = self._runner().run(_SCRIPT, [*self._own_keys(message), *touched], arguments)
         except (NotNow, ReplyUnknown) as trouble:
             raise SinkNotNow(
-                f"Redis cannot do it for the moment, or did it without our knowing: {trouble}", _AGAIN_S
+                f"Redis cannot apply it for the moment, or applied it and its reply was lost: {trouble}", _AGAIN_S
             ) from trouble
         if kind == b"STALE":
             raise StaleFence(message)
@@ -133,7 +135,7 @@ class RedisGuard:
 
     def _runner(self) -> ScriptRunner:
         made = getattr(self._mine, "made", None)
-        if made is None or made[0] != os.getpid():  # a forked child must not speak on its parent's connection
+        if made is None or made[0] != os.getpid():  # a forked child must not use its parent's connection
             link = Link(self._url, "usher:guard")
             made = self._mine.made = (os.getpid(), link, ScriptRunner(link))
         runner: ScriptRunner = made[2]
@@ -141,7 +143,7 @@ class RedisGuard:
 
 
 def _raw(word: Arg) -> Arg:
-    """Bytes of a message that are not UTF-8 go out as they came in."""
+    """Encode a word; bytes of a message that are not UTF-8 go out as they came in."""
     return word.encode("utf-8", "surrogateescape") if isinstance(word, str) else word
 
 

@@ -9,54 +9,55 @@
 
     @sink.exactly_once                                         # the handler that USHER_HANDLER names
     def handle(message, session):
-        session.execute(text("UPDATE accounts SET total = total + :n WHERE id = :id"), {"n":
-        int(message.fields["amount"]), "id": message.ticket_id})
+        session.execute(text("UPDATE accounts SET total = total + :n WHERE id = :id"),
+                        {"n": int(message.fields["amount"]), "id": message.ticket_id})
 
-    def handle(message):                                       # or, when only a part of the handler is to be exactly once
+    def handle(message):                                       # or, when only a part of it must be exactly once
         with sink.transaction(message) as session:
             session.execute(...)
 
-What happens, and what then
----------------------------
-==============================================  ====================================================================================
-the uid is known in this ticket (a repeat)      counts as done: ``exactly_once`` does not call the function; in the ``with`` form the
-                                                first use of the session ends the block quietly, and the handler goes on
-                                                behind it
-a higher fence was seen (we are a zombie)       StaleFence; nothing is stored, the ticket is its new owner's
-the function raises                             all of it is rolled back, and the message is tried again as any other
-deadlock, serialization failure, lock timeout   SinkNotNow: all of it is rolled back; the consumer starts the message again soon,
-                                                uncharged. Nothing is retried in here: a handler may only ever see a new
-                                                attempt
-a statement_timeout that ends our statements    SinkNotNow; one that ends the function's is an error as any other
-the database is away                            SinkNotNow; the ticket waits, others go on; it never becomes a dead letter by that
-the connection breaks at the COMMIT             SinkNotNow, since nobody knows; the next try finds the uid, or does it
-a rehearsal (``message.is_rehearsal``)          the statements run, whatever uid and fence are stored, and all is rolled back at the end
-                                                (but numbers that a sequence has given out). Meanwhile it holds its
-                                                locks as any other
-==============================================  ====================================================================================
+Outcomes
+--------
+==============================================  ====================================================================
+the uid is known in this ticket (a repeat)      counts as done: ``exactly_once`` does not call the function; in the
+                                                ``with`` form the first use of the session ends the block quietly,
+                                                and the handler goes on behind it
+a higher fence was seen (we are a zombie)       StaleFence; nothing is stored, the ticket belongs to its new owner
+the function raises                             everything is rolled back, and the message is tried again as usual
+deadlock, serialization failure, lock timeout   SinkNotNow: everything is rolled back; the consumer starts the
+                                                message again soon, uncharged. Nothing is retried in here: a handler
+                                                only ever sees a new attempt
+a statement_timeout that ends our statements    SinkNotNow; one that ends the function's is an error like any other
+the database is away                            SinkNotNow; the ticket waits, others go on; this never makes the
+                                                message a dead letter
+the connection breaks at the COMMIT             SinkNotNow, since the result is unknown; the next try finds the uid,
+                                                or stores the effect
+a rehearsal (``message.is_rehearsal``)          the statements run, whatever uid and fence are stored, and all is
+                                                rolled back at the end (except numbers that a sequence has given
+                                                out); until then it holds its locks like any other transaction
+==============================================  ====================================================================
 
 Isolation
 ---------
-READ COMMITTED (PostgreSQL's default) is enough, since nothing is decided by a read: the fence's row is written first, with the condition in
-the statement (``ON CONFLICT ... DO UPDATE ... WHERE fence <= :fence``). That locks the row of the ticket until the end of the
-transaction, and whoever waited for it compares with what was committed meanwhile. REPEATABLE READ and SERIALIZABLE work too and give
-more SinkNotNow. SQLite's writers are one after another anyway.
+READ COMMITTED (PostgreSQL's default) is enough, since no read decides anything: the fence's row is written first, with
+the condition in the statement (``ON CONFLICT ... DO UPDATE ... WHERE fence <= :fence``). That locks the row of the
+ticket until the end of the transaction, and a transaction that waited for it compares with what was committed
+meanwhile. REPEATABLE READ and SERIALIZABLE work too, with more SinkNotNow. SQLite's writers take turns anyway.
 
 A zombie that stands still *inside* its transaction holds that lock, and the new owner of the ticket waits for it. Let
 PostgreSQL end it: ``create_engine(url, connect_args={"options": "-c idle_in_transaction_session_timeout=30s -c
-lock_timeout=10s"})``. SQLite is a file and has nobody to do that: all its writers wait until the zombie wakes up or is
+lock_timeout=10s"})``. SQLite is a file, with no server to do that: all its writers wait until the zombie wakes up or is
 killed.
 
-What it costs: two statements more in the transaction (two round trips), and one row per message for as long as it is
-kept.
+The cost is two more statements in the transaction (two round trips), and one row per message for as long as it is kept.
 
-What is kept
-------------
-Uids and fences are removed when they are older than ``keep_s`` (7 days), uids also beyond ``keep_most``, a few now and then after a
-transaction, by the database's clock. A repeat that comes later than that is handled again; so keep them for longer than the longest time
-after which a message can come again: its age in the stream, a producer's or outbox' last resend, a dead letter's redrive. The uid counts
-within its ticket. A message without a ``uid`` field has its stream id, which knows an entry again, but not a second one that a producer
-sent.
+Retention
+---------
+Uids and fences are removed when they are older than ``keep_s`` seconds (7 days), uids also beyond ``keep_most``, a few
+now and then after a transaction, by the database's clock. A repeat that comes later is handled again; so keep them for
+longer than the longest time after which a message can come again: its age in the stream, the last resend of a producer
+or an outbox, a dead letter's redrive. A uid counts within its ticket. A message without a ``uid`` field has its stream
+id as uid, which recognises the same entry again, but not a second one that a producer sent.
 
 One ``name`` per use: two handlers (or streams) that keep their effects in one database must not share what they have
 seen.
@@ -84,8 +85,8 @@ from usher.consumer.sinks.tables import SinkTables
 log = logging.getLogger(__name__)
 
 WEEK_S = 7 * 86_400.0
-#: Old rows are looked for once in so many transactions of a process, and at most so many removed then: more than were
-#: added meanwhile.
+#: Old rows are looked for once in so many transactions of a process, and at most so many are removed then: more than
+#: were added meanwhile.
 PRUNE_EVERY = 500
 PRUNE_AT_ONCE = 1000
 
@@ -95,8 +96,8 @@ M = TypeVar("M", bound=Marked)
 class SqlSink:
     """Exactly-once effects through one SQLAlchemy engine (see the module). Threads may share it.
 
-    ``keep_s``: seconds for which uids and fences are kept; ``keep_most``: most uids kept, None for no bound. Raises
-    SinkMisused for databases other than PostgreSQL and SQLite.
+    ``name``: one per use, see the module. ``keep_s``: seconds for which uids and fences are kept; ``keep_most``: most
+    uids kept, None for no bound. Raises SinkMisused for databases other than PostgreSQL and SQLite.
     """
 
     def __init__(
@@ -123,25 +124,25 @@ class SqlSink:
 
     @property
     def metadata(self) -> sa.MetaData:
-        """For a migration tool that compares tables (Alembic's ``target_metadata``)."""
+        """Return the tables for a migration tool that compares them (Alembic's ``target_metadata``)."""
         return self._tables.metadata
 
     def create_tables(self) -> None:
-        """Make the sink's tables where they are missing; safe in many processes at once. They only ever get new columns
-        with a default."""
+        """Create the sink's tables where they are missing; safe in many processes at once. Later versions only add
+        columns with a default."""
         with plain_errors(self._away), self.engine.begin() as connection:
             self._tables.create(connection)
 
     def ddl(self) -> str:
-        """What ``create_tables`` runs, for this engine's dialect."""
+        """Return the statements of ``create_tables`` as text, in this engine's dialect."""
         return self._tables.ddl(self.engine.dialect)
 
     @contextlib.contextmanager
     def transaction(self, message: Marked) -> Iterator[sa.orm.Session]:
-        """A session in the transaction that also holds the fence and the uid; committed at the end of the block, unless
-        it raises.
+        """Give a session in the transaction that also holds the fence and the uid; it is committed at the end of the
+        block, unless the block raises.
 
-        Of a repeat the block ends at the first use of the session. In a rehearsal (``message.is_rehearsal``) the block
+        For a repeat the block ends at the first use of the session. In a rehearsal (``message.is_rehearsal``) the block
         runs whatever is stored, and all of it is rolled back at its end. Raises StaleFence, SinkNotNow and SinkMisused.
         """
         with self._admitted(message) as session:
@@ -154,8 +155,8 @@ class SqlSink:
                 pass  # its effect is stored
 
     def exactly_once(self, handle: Callable[[M, sa.orm.Session], Any]) -> Callable[[M], None]:
-        """Decorator: ``handle(message, session)`` becomes a handler of one argument that runs in ``transaction`` and
-        never for a repeat."""
+        """Make ``handle(message, session)`` a handler of one argument that runs in ``transaction``, and never for a
+        repeat. A decorator; raises SinkMisused for a function that cannot run so."""
         if inspect.iscoroutinefunction(handle):
             raise SinkMisused("this handler is `async def`: use usher.consumer.sinks.sql_async.AsyncSqlSink")
         if kind := unawaitable_reason(handle):
@@ -171,14 +172,14 @@ class SqlSink:
         return handle_once
 
     def prune(self, at_once: int = PRUNE_AT_ONCE) -> int:
-        """Remove up to ``at_once`` rows of each table that need not be kept; how many were. Called now and then by
-        itself."""
+        """Remove up to ``at_once`` rows of each table that need not be kept, and return how many. The sink calls it by
+        itself now and then."""
         with plain_errors(self._away), self.engine.begin() as connection:
             return self._tables.prune(connection, self._keep_s, self._keep_most, at_once)
 
     @contextlib.contextmanager
     def _admitted(self, message: Marked) -> Iterator[sa.orm.Session | None]:
-        """A session, or None for a repeat."""
+        """Give a session, or None for a repeat."""
         with plain_errors(self._away), self.engine.connect() as connection, connection.begin() as transaction:
             rehearses = is_rehearsal(message)
             is_new = self._tables.begin_rehearsal(connection) if rehearses else self._tables.admit(connection, message)
@@ -189,12 +190,12 @@ class SqlSink:
                 self._tables.mark_rehearsal(connection)
             if not is_new:
                 with ForkGuard():
-                    yield None  # and the fence is kept
+                    yield None  # the fence is stored nevertheless
             else:
                 with session_in(connection) as session:
-                    with ForkGuard():  # they would commit, or roll back, on our connection
+                    with ForkGuard():  # forked children would commit, or roll back, on our connection
                         yield session
-                    session.commit()  # writes what is still in memory; the transaction is not the session's
+                    session.commit()  # flushes pending objects; the transaction does not belong to the session
                 if not transaction.is_active:
                     raise SinkMisused(ENDED_INSIDE)
                 self._tables.check_unbroken(connection)
@@ -206,7 +207,7 @@ class SqlSink:
             self._prune_quietly()
 
     def _prune_quietly(self) -> None:
-        """The effect is stored: what goes wrong now is not the message's business."""
+        """Prune, and only log an error: the effect is stored, so the message must not fail any more."""
         try:
             self.prune()
         except Exception as problem:
@@ -216,7 +217,7 @@ class SqlSink:
 ENDED_INSIDE = (
     "the sink's transaction was ended inside of it; leave commit and rollback to the sink, and raise to undo everything"
 )
-#: load_handler looks at it: one argument, whatever the decorated function takes.
+#: load_handler checks it: one argument, whatever the decorated function takes.
 ONE_MESSAGE = inspect.Signature([inspect.Parameter("message", inspect.Parameter.POSITIONAL_OR_KEYWORD)])
 
 
@@ -226,12 +227,12 @@ def _engine_of(url: str) -> sa.Engine:
 
 
 def session_in(connection: sa.Connection) -> sa.orm.Session:
-    """A session whose commit() ends nothing: the transaction is the sink's."""
+    """Return a session whose commit() does not end the transaction: that belongs to the sink."""
     return sa.orm.Session(bind=connection, join_transaction_mode="rollback_only")
 
 
 def check_done(result: object) -> None:
-    """Raise SinkMisused, inside the transaction, where the uid would be stored and nothing of the effect."""
+    """Raise SinkMisused, inside the transaction, when the uid would be stored without the effect."""
     if kind := unfinished_kind(result):
         raise SinkMisused(
             f"the handler returned {kind!r}, so nothing of the message was done, and nothing is stored: let it wait for"
@@ -241,7 +242,7 @@ def check_done(result: object) -> None:
 
 @contextlib.contextmanager
 def plain_errors(away: Away) -> Iterator[None]:
-    """Errors of the database as SinkNotNow or SinkMisused, where they are that."""
+    """Raise database errors as SinkNotNow or SinkMisused, where they are that."""
     try:
         yield
         away.over()
@@ -253,7 +254,7 @@ def plain_errors(away: Away) -> Iterator[None]:
 
 
 class _NotAgain:
-    """Stands for the session of a repeat."""
+    """A stand-in for the session of a repeat: any use raises Duplicate."""
 
     def __init__(self, message: Marked) -> None:
         self._usher_message = message
@@ -264,13 +265,13 @@ class _NotAgain:
             " already"
         )
 
-    # Python looks for these at the class: ``with session:``, ``row in session`` and ``list(session)`` are uses too.
+    # Python looks these up on the class: ``with session:``, ``row in session`` and ``list(session)`` are uses too.
 
     def __enter__(self) -> Any:
         return self.__getattr__("__enter__")
 
     def __exit__(self, *ended: object) -> None:
-        """Never called; ``with`` wants it to be there."""
+        """Do nothing: it is never called, but ``with`` requires it."""
 
     def __contains__(self, row: object) -> bool:
         return bool(self.__getattr__("__contains__"))

@@ -9,7 +9,7 @@ driver; psycopg is one).
     async def handle(message, session):
         await session.execute(...)
 
-All that ``usher.consumer.sinks.sql`` says holds here too: the statements are the same ones.
+Everything in ``usher.consumer.sinks.sql`` holds here too: the statements are the same.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ M = TypeVar("M", bound=Marked)
 
 
 class AsyncSqlSink:
-    """As SqlSink; for one event loop, since an engine's connections belong to theirs."""
+    """Exactly-once effects like SqlSink's, for one event loop, since an engine's connections belong to a loop."""
 
     def __init__(
         self,
@@ -70,14 +70,14 @@ class AsyncSqlSink:
         self._checked = False
 
     async def create_tables(self) -> None:
-        """Make the sink's tables where they are missing; safe in many processes at once."""
+        """Create the sink's tables where they are missing; safe in many processes at once."""
         with plain_errors(self._away):
             async with self.engine.begin() as connection:
                 await connection.run_sync(self._tables.create)
 
     def exactly_once(self, handle: Callable[[M, AsyncSession], Awaitable[Any]]) -> Callable[[M], Awaitable[None]]:
-        """Decorator: ``async def handle(message, session)`` becomes a handler of one argument, never called for a
-        repeat."""
+        """Make ``async def handle(message, session)`` a handler of one argument, never called for a repeat. A
+        decorator; raises SinkMisused for a plain function."""
         if not inspect.iscoroutinefunction(handle):
             raise SinkMisused("this handler is not `async def`: use usher.consumer.sinks.sql.SqlSink")
 
@@ -92,8 +92,8 @@ class AsyncSqlSink:
 
     @contextlib.asynccontextmanager
     async def transaction(self, message: Marked) -> AsyncIterator[AsyncSession | None]:
-        """A session in the transaction that also holds fence and uid, or None for a repeat: ask. Raises StaleFence,
-        SinkNotNow and SinkMisused."""
+        """Give a session in the transaction that also holds fence and uid, or None for a repeat: check for it. Raises
+        StaleFence, SinkNotNow and SinkMisused."""
         with plain_errors(self._away):
             async with self.engine.connect() as connection, connection.begin() as transaction:
                 rehearses = is_rehearsal(message)
@@ -112,7 +112,7 @@ class AsyncSqlSink:
                         yield None
                 else:
                     async with AsyncSession(bind=connection, join_transaction_mode="rollback_only") as session:
-                        with ForkGuard():  # they would commit, or roll back, on our connection
+                        with ForkGuard():  # forked children would commit, or roll back, on our connection
                             yield session
                         await session.commit()
                     if not transaction.is_active:

@@ -3,16 +3,16 @@
 As ``SqlSink.ddl()`` prints it for PostgreSQL::
 
     CREATE TABLE IF NOT EXISTS usher_fences (
-        sink TEXT NOT NULL, ticket TEXT NOT NULL, fence BIGINT NOT NULL, at_s BIGINT NOT NULL, PRIMARY KEY (sink,
-        ticket));
+        sink TEXT NOT NULL, ticket TEXT NOT NULL, fence BIGINT NOT NULL, at_s BIGINT NOT NULL,
+        PRIMARY KEY (sink, ticket));
     CREATE TABLE IF NOT EXISTS usher_uids (
-        sink TEXT NOT NULL, ticket TEXT NOT NULL, uid TEXT NOT NULL, at_s BIGINT NOT NULL, PRIMARY KEY (sink, ticket,
-        uid));
+        sink TEXT NOT NULL, ticket TEXT NOT NULL, uid TEXT NOT NULL, at_s BIGINT NOT NULL,
+        PRIMARY KEY (sink, ticket, uid));
     CREATE INDEX IF NOT EXISTS usher_fences_at ON usher_fences (sink, at_s);
     CREATE INDEX IF NOT EXISTS usher_uids_at ON usher_uids (sink, at_s);
 
-``at_s`` is the database's own clock, in seconds since the epoch: old rows are removed by one clock, however wrong those
-of consumers are.
+``at_s`` is a time of the database's own clock, in seconds since the epoch: old rows are removed by one clock, however
+wrong the consumers' clocks are.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from usher.common.sql.alchemy import sa
 from usher.common.sql.errors import CANCELED, driver_message, is_autocommit, sqlstate
 from usher.consumer.sinks.outcomes import Marked, SinkMisused, SinkNotNow, StaleFence, fenced_ticket
 
-#: Longer or odd texts (NUL, which PostgreSQL refuses; bytes that are not UTF-8) are stored as their digest.
+#: Longest text that is stored as it is. Longer or odd ones (NUL, which PostgreSQL refuses; bytes that are not UTF-8)
+#: are stored as their digest.
 _LONGEST_TEXT = 256
 _DIGEST = "sha256:"
 #: For pg_advisory_xact_lock: creating tables that may be there is not safe against itself in PostgreSQL.
 _CREATING = 0x75736865720001
-#: When to try again after a statement of ours that took too long, and was ended.
+#: Seconds until the next try after a statement of ours that took too long, and was cancelled.
 _CANCELED_S = 0.5
-#: It is gone when the transaction of a rehearsal was ended by something that neither SQLAlchemy nor the sink sees: a
-#: COMMIT as SQL, the driver's own.
+#: A savepoint that is gone if the transaction of a rehearsal was ended in a way that neither SQLAlchemy nor the sink
+#: sees: a COMMIT as SQL, or the driver's own.
 _SAVEPOINT = "usher_rehearsal"
 _NO_SUCH_SAVEPOINT = "3B001"
 
 
 class SinkTables:
-    """Tables of all sinks of one database schema; ``name`` tells the sinks apart. The methods run in the caller's
+    """The tables of all sinks of one database schema; ``name`` tells the sinks apart. The methods run in the caller's
     transaction."""
 
     def __init__(self, dialect: str, name: str, schema: str | None) -> None:
@@ -86,11 +87,11 @@ class SinkTables:
         return fence.execution_options(**counted), uid.execution_options(**counted)
 
     def admit(self, connection: sa.Connection, message: Marked) -> bool:
-        """The first statements of a transaction: True when the effect may follow, False when it is stored already.
-        Raises StaleFence.
+        """Run the first statements of a transaction. Return True when the effect may follow, False when it is stored
+        already. Raises StaleFence, and SinkNotNow when the statements were cancelled.
 
-        The fence's row comes first because it is the lock of its ticket: from here to the end of the transaction
-        whoever else comes with this ticket waits, and then sees what we left. A look without the lock would be true at
+        The fence's row comes first because it is the lock of its ticket: from here to the end of the transaction any
+        other transaction with this ticket waits, and then sees what we left. A look without the lock would be true at
         its time and wrong at the commit.
         """
         ticket = storable(fenced_ticket(message))
@@ -101,27 +102,28 @@ class SinkTables:
         except sa.exc.DBAPIError as error:
             if sqlstate(error) != CANCELED:
                 raise
-            # These two do nothing but wait, for a zombie, or for a slow disk: that is not the message's fault.
+            # These two statements only wait, for a zombie or for a slow disk: that is not the message's fault.
             raise SinkNotNow(f"before the handler was called: {driver_message(error)}", _CANCELED_S) from error
 
     def begin_rehearsal(self, connection: sa.Connection) -> bool:
-        """In place of ``admit`` where all is rolled back: looks at no fence and no uid, so that what is stored can be
-        rehearsed. True.
+        """Start the transaction of a rehearsal, in place of ``admit``. It looks at no fence and no uid, so that stored
+        messages can be rehearsed. Return True.
 
-        It writes nothing, but it is a write: SQLite begins its transaction with that, and a CREATE TABLE before it
-        would stay; missing tables and an engine in AUTOCOMMIT mode show before the effect.
+        It changes no row, but it is a write: SQLite begins its transaction only with a write, and a CREATE TABLE before
+        it would stay. Missing tables and an engine in AUTOCOMMIT mode show before the effect.
         """
         connection.execute(sa.delete(self._fences).where(sa.false()))
         connection.execute(sa.delete(self._uids).where(sa.false()))
         return True
 
     def mark_rehearsal(self, connection: sa.Connection) -> None:
-        """Once it is known that this is a transaction: in none, SQLite would begin one with this."""
+        """Set the savepoint, once it is known that a transaction runs: without one, SQLite would begin one with
+        this."""
         connection.execute(sa.text(f"SAVEPOINT {_SAVEPOINT}"))
 
     def end_rehearsal(self, connection: sa.Connection) -> None:
-        """Before the rollback. Raise what the commit would, of constraints that PostgreSQL looks at as late as then;
-        and SinkMisused when there is nothing to roll back any more."""
+        """Check a rehearsal before its rollback. Raise the errors that the commit would, for constraints that
+        PostgreSQL checks only then; and SinkMisused when there is nothing to roll back any more."""
         try:
             connection.execute(sa.text(f"RELEASE SAVEPOINT {_SAVEPOINT}"))
         except sa.exc.DBAPIError as error:
@@ -135,7 +137,7 @@ class SinkTables:
             connection.execute(sa.text("SET CONSTRAINTS ALL IMMEDIATE"))
 
     def check_transactional(self, connection: sa.Connection) -> None:
-        """Raise SinkMisused when each statement would be a transaction of its own. After the first write of a
+        """Raise SinkMisused when each statement is a transaction of its own. Call it after the first write of a
         transaction."""
         if is_autocommit(connection):
             raise SinkMisused(
@@ -144,8 +146,8 @@ class SinkTables:
             )
 
     def check_unbroken(self, connection: sa.Connection) -> None:
-        """Raise when a statement of this transaction has failed. PostgreSQL answers COMMIT with a rollback then, and no
-        driver calls it an error."""
+        """Raise SinkMisused when a statement of this transaction has failed. PostgreSQL answers COMMIT with a rollback
+        then, and no driver calls it an error."""
         if not self._is_postgres:
             return
         status = getattr(getattr(connection.connection.dbapi_connection, "info", None), "transaction_status", None)
@@ -158,14 +160,14 @@ class SinkTables:
             )
 
     def create(self, connection: sa.Connection) -> None:
-        """Make what is missing."""
+        """Create the tables and indexes that are missing."""
         if self._is_postgres:
             connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _CREATING})
         for statement in self._creation():
             connection.execute(statement)
 
     def ddl(self, dialect: sa.Dialect) -> str:
-        """The statements of ``create`` as text, for migrations."""
+        """Return the statements of ``create`` as text, for migrations."""
         return "".join(f"{str(statement.compile(dialect=dialect)).strip()};\n" for statement in self._creation())
 
     def _creation(self) -> list[Any]:
@@ -174,8 +176,8 @@ class SinkTables:
         return made + [sa.schema.CreateIndex(index, if_not_exists=True) for table in tables for index in table.indexes]
 
     def prune(self, connection: sa.Connection, keep_s: float, keep_most: int | None, at_once: int) -> int:
-        """Remove at most ``at_once`` rows of each table that are older than ``keep_s``, and uids beyond ``keep_most``
-        (to the second; not before the clock is where it was, if it went back)."""
+        """Remove at most ``at_once`` rows of each table that are older than ``keep_s`` seconds, and uids beyond
+        ``keep_most`` (to the second; if the clock went back, not before it is where it was). Return how many."""
         removed = 0
         for table in (self._fences, self._uids):
             is_ours = table.c.sink == self._name
@@ -183,11 +185,11 @@ class SinkTables:
             if table is self._uids and keep_most is not None:
                 youngest_first = sa.select(table.c.at_s).where(is_ours).order_by(table.c.at_s.desc())
                 beyond = table.c.at_s < youngest_first.offset(max(0, keep_most - 1)).limit(1).scalar_subquery()
-                # While there are some of a time to come, the clock has gone back (a failover): nobody knows which ones
-                # are the newest.
+                # While there are rows of a future time, the clock has gone back (a failover), and it is unknown which
+                # rows are the newest.
                 too_old = sa.or_(too_old, sa.and_(beyond, youngest_first.limit(1).scalar_subquery() <= self._now))
             keys = sa.tuple_(*table.primary_key.columns)
-            # Rows in use are skipped: a ticket that comes back at this moment keeps its fence.
+            # Locked rows are skipped: a ticket that comes back at this moment keeps its fence.
             picked = sa.select(*table.primary_key.columns).where(is_ours, too_old).order_by(table.c.at_s).limit(at_once)
             removed += connection.execute(
                 sa.delete(table).where(keys.in_(picked.with_for_update(skip_locked=True)))
@@ -196,19 +198,21 @@ class SinkTables:
 
 
 def _wrote(result: Any) -> bool:
-    """Whether the statement wrote its row. Raises SinkMisused where that is not told: taken for a repeat, the message
-    would be done without its effect, and a lower fence would pass. SQLAlchemy before 2.0.28 tells -1 of an INSERT."""
+    """Return whether the statement wrote its row. Raises SinkMisused where that is unknown: taken for a repeat, the
+    message would be done without its effect, and a lower fence would pass. SQLAlchemy before 2.0.28 reports -1 for an
+    INSERT."""
     count = result.rowcount
     if count not in (0, 1):
         raise SinkMisused(
-            f"SQLAlchemy {sa.__version__} tells {count} written rows where 0 or 1 is meant, so nothing is stored;"
+            f"SQLAlchemy {sa.__version__} reports {count} written rows where 0 or 1 is expected, so nothing is stored;"
             " 2.0.28 or later is needed: " + how_to_install("sql")
         )
     return bool(count)
 
 
 def storable(text: str) -> str:
-    """``text`` as it can be stored in a key of any database: itself, or its digest. Different texts stay different."""
+    """Return ``text`` in a form that any database can store in a key: itself, or its digest. Different texts stay
+    different."""
     octets = text.encode("utf-8", "surrogateescape")
     is_plain = "\0" not in text and not any("\ud800" <= char <= "\udfff" for char in text)
     if is_plain and len(octets) <= _LONGEST_TEXT and not text.startswith(_DIGEST):

@@ -1,8 +1,5 @@
-"""The stage as a process of its own: ``usher torture-stage``. A request comes on standard input; what is told goes to a
-descriptor of its own.
-
-Not to standard output: that belongs to the handler, which may print.
-"""
+"""The harness as a process of its own: ``usher torture-stage``. It gets a request on standard input and writes results
+to a descriptor of its own, not to standard output, which belongs to the handler and its prints."""
 
 from __future__ import annotations
 
@@ -26,9 +23,9 @@ _PR_SET_PDEATHSIG = 1
 @click.command(name="torture-stage")
 @click.argument("told_to", type=int)
 def main(told_to: int) -> None:
-    """Tell all stories of the request on standard input; ``told_to`` is a file descriptor."""
+    """Run all scenarios for the request on standard input; write results to the file descriptor ``told_to``."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    sys.path.append(str(Path.cwd()))  # where the handler's project is
+    sys.path.append(str(Path.cwd()))  # the folder of the handler's project
     request = orjson.loads(sys.stdin.buffer.read())
     os.set_inheritable(told_to, False)
 

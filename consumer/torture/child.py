@@ -1,8 +1,8 @@
-"""An actor: a forked process that plays one incarnation of a consumer and runs the user's handler when it is told to.
+"""The child process of the harness: forked, it plays one incarnation of a consumer and runs the user's handler.
 
-The stage talks to it through a socket, one JSON object per line. An order is ``run`` (a message), ``effect`` (a ticket:
-what does it look like?), ``setup`` or ``look`` (what does the handler's module do at its import?). The answer says how
-it ended; before it kills or freezes itself the actor says so, and where.
+The harness talks to it through a socket, one JSON object per line. An order is ``run`` (a message), ``effect`` (read a
+ticket's effect), ``setup`` or ``look`` (check the names, and what the handler's module opens at its import). The answer
+says how the order ended; before the child kills or freezes itself, it says so, and where.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 class TortureError(Exception):
-    """An error that `usher torture` puts into the handler, as a timeout of a library would be."""
+    """An error that `usher torture` raises in the handler, like a timeout of a library."""
 
 
 @dataclass(frozen=True)
 class HandlerSpec:
-    """What is tortured: handler, how to read its effect, what to call once before; each as ``module:function``."""
+    """A handler to test, the function that reads its effect, and one to call once before; each as
+    ``module:function``."""
 
     handler: str
     effect: str
@@ -53,7 +54,7 @@ class HandlerSpec:
 
 
 def load_function(spec: str, option: str) -> Callable[..., Any]:
-    """Import ``module:function``. Raises ValueError naming the option."""
+    """Import ``module:function``. Raises ValueError, which names the option."""
     module, _, name = spec.partition(":")
     try:
         function: Callable[..., Any] = getattr(importlib.import_module(module), name)
@@ -63,7 +64,7 @@ def load_function(spec: str, option: str) -> Callable[..., Any]:
 
 
 class TortureChild:
-    """The stage's end of an actor. ``with`` ends the process, frozen or not."""
+    """The harness's end of a child process."""
 
     def __init__(self, play: HandlerSpec) -> None:
         ours, theirs = socket.socketpair()
@@ -78,11 +79,12 @@ class TortureChild:
         self.is_over = False
 
     def tell(self, order: Mapping[str, Any]) -> None:
-        """Give an order; ``hear`` its answer."""
+        """Send an order; ``hear`` returns its answer."""
         self._socket.sendall(orjson.dumps(order) + b"\n")
 
     def hear(self, within_s: float) -> dict[str, Any] | None:
-        """The next answer, or None when there was none in time. An actor that has gone answers ``died``."""
+        """Return the next answer, or None when there is none in time. The answer of a child that is gone is
+        ``died``."""
         until_s = time.monotonic() + within_s
         while b"\n" not in self._rest:
             left_s = until_s - time.monotonic()
@@ -95,7 +97,7 @@ class TortureChild:
             self._rest += chunk
         line, _, self._rest = self._rest.partition(b"\n")
         answer: dict[str, Any] = orjson.loads(line)
-        if answer["ended"] == "frozen":  # it says so just before: a signal to go on must not come first
+        if answer["ended"] == "frozen":  # it says so just before it stops: the signal to go on must not come first
             os.waitpid(self.pid, os.WUNTRACED)
             self.is_frozen = True
         elif answer["ended"] == "killed":
@@ -103,7 +105,7 @@ class TortureChild:
         return answer
 
     def wake(self) -> None:
-        """Let a frozen actor go on."""
+        """Let a frozen child go on."""
         self.is_frozen = False
         os.kill(self.pid, signal.SIGCONT)
 
@@ -119,13 +121,13 @@ class TortureChild:
             self.is_over = True
 
 
-# ---- in the actor's process --------------------------------------------------------------------------------------------------
+# ---- in the child process --------------------------------------------------------------------------------------------
 
 
 def _live(stage: socket.socket, play: HandlerSpec) -> None:
-    """The life of the process; it never returns."""
+    """Obey orders until the harness is gone, then end the process; never return."""
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # frozen, it would outlive the stage
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # frozen, it would outlive the harness
         _ChildLoop(stage, play).run()
     except BaseException:
         traceback.print_exc()
@@ -134,7 +136,7 @@ def _live(stage: socket.socket, play: HandlerSpec) -> None:
 
 
 class _ChildLoop:
-    """What the process does with its orders."""
+    """The loop of the child process: it obeys orders, one ``_do_`` method each."""
 
     def __init__(self, stage: socket.socket, play: HandlerSpec) -> None:
         self._stage = stage
@@ -193,7 +195,7 @@ class _ChildLoop:
                 raise TortureError(f"an error before {where}")
             self._say({"ended": "killed" if does == "kill" else "frozen", "where": where})
             os.kill(os.getpid(), signal.SIGKILL if does == "kill" else signal.SIGSTOP)
-            lease.end()  # it slept for longer than its lease
+            lease.end()  # a process that was stopped has slept for longer than its lease
 
         source = inspect.unwrap(handler.call)
         steps = LineStops(
@@ -204,14 +206,14 @@ class _ChildLoop:
         if does and place == "before":
             act("the handler")
         steps.call(lambda: self._handled(handler, message))
-        if does and (
-            place == AFTER or (isinstance(place, int) and steps.count <= place)
-        ):  # there may be fewer lines this time
+        # This run may have had fewer lines than the undisturbed one.
+        if does and (place == AFTER or (isinstance(place, int) and steps.count <= place)):
             act("the acknowledgement")
         return {"ended": "well", "lines": steps.count}
 
     def _handled(self, handler: Handler, message: Message) -> None:
-        """Call it as a consumer does, a batch handler with a list of one; raises what the message fails with."""
+        """Call the handler as a consumer does, a batch handler with a list of one. Raises the error that the message
+        fails with."""
         call = functools.partial(self._called, handler.call) if handler.is_async else handler.call
         if handler.batch is None:
             check_ran(call(message))
@@ -226,7 +228,7 @@ class _ChildLoop:
             raise verdict.error
 
     def _called(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """The result, also of an async function: one event loop per process, as in a consumer."""
+        """Return the result of a plain or async function; one event loop per process, as in a consumer."""
         result = function(*arguments)
         if inspect.isawaitable(result):
             if self._loop is None:
@@ -240,7 +242,7 @@ async def _awaited(result: Any) -> Any:
 
 
 def _raised(raised: BaseException) -> dict[str, Any]:
-    """How it ended. What a handler raises may say anything, and JSON takes no odd text and no odd number."""
+    """Return the answer for an order that raised. An error may have any text and number, and JSON takes no odd ones."""
     problem = readable(raised)
     kind = "later" if isinstance(problem, RetryLater) else "given_up" if isinstance(problem, GiveUp) else "raised"
     told = "".join(traceback.format_exception_only(problem)).strip().partition("\n")[0]
@@ -256,11 +258,11 @@ def _raised(raised: BaseException) -> dict[str, Any]:
 
 
 def _descriptors() -> set[str]:
-    """What is open in this process: number and target."""
+    """Return the open descriptors of this process: number and target of each."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         try:
             found.add(f"{name} {Path('/proc/self/fd', name).readlink()}")
         except OSError:
-            pass  # the one that this listing was read from
+            pass  # the descriptor from which this list was read
     return found

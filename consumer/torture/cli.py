@@ -1,5 +1,5 @@
-"""``usher torture``: duplicates, kills, errors and zombies against the user's own handler, and a verdict on its
-effects."""
+"""``usher torture``: the command that runs duplicates, kills, errors and zombies against the user's own handler, and
+prints a verdict on its effects."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from usher.consumer.torture.runner import run_torture
 
 _HELP = """Run HANDLER (module:function) against everything that may happen to it, and say whether its effects are safe.
 
-Three messages of one ticket are handled again and again by real processes that are killed, stopped and repeated, before every line of your
-handler. Afterwards the ticket must look as if nothing had happened. Your handler really runs, so point it to a database for tests.
+Three messages of one ticket are handled again and again by real processes that are killed, stopped and repeated, before
+every line of your handler. Afterwards the ticket must look as if nothing had happened. Your handler really runs, so
+point it to a database for tests.
 
 --effect names a function that tells what a ticket looks like. It may be
 
@@ -35,8 +36,8 @@ handler. Afterwards the ticket must look as if nothing had happened. Your handle
   def effect(ticket_id): return ...    anything comparable: a number, rows, a mapping
   def effect(): return {...}           a mapping of tickets, or one number: a total
 
-and should leave out what differs by nature: ids, times, the ticket's own name. Messages have the fields n (1, 2, 3) and amount (1, 10, 100),
-so that a sum tells which message is in it twice.
+and should leave out what differs by nature: ids, times, the ticket's own name. Messages have the fields n (1, 2, 3) and
+amount (1, 10, 100), so that a sum tells which message is in it twice.
 
 Try it in a checkout: usher torture examples/sinks.py has four handlers to try.
 
@@ -107,14 +108,14 @@ def _pairs(fields: tuple[str, ...]) -> dict[str, str]:
         if not equals or not name:
             raise click.UsageError(f"--field {field!r} must look like name=value")
         if name in ("ticket_id", "uid"):
-            raise click.UsageError(f"--field {name}: that one is given by the story")
+            raise click.UsageError(f"--field {name}: usher torture sets this field itself")
         made[name] = value
     return made
 
 
 @dataclass
 class _TortureProgress:
-    """Progress on stderr: a bar on a terminal, else nothing (it is over in seconds)."""
+    """The progress on stderr: a bar on a terminal, else nothing (the run takes seconds)."""
 
     bars: Progress | None = None
 
@@ -142,7 +143,7 @@ def _display() -> Iterator[_TortureProgress]:
 
 
 def print_torture_verdict(screen: Console, findings: list[ScenarioResult], seconds: float) -> None:
-    """The verdict for people."""
+    """Print the verdict for people."""
     table = Table(
         "",
         "what happens",
@@ -165,7 +166,7 @@ def print_torture_verdict(screen: Console, findings: list[ScenarioResult], secon
 
 
 def explained(finding: ScenarioResult) -> Iterator[str]:
-    """A failed scenario in a few lines: what happened, what came of it (the first example), what to do."""
+    """Yield a failed scenario in a few lines: what happened, the first example of its result, what to do."""
     failure = finding.failures[0]
     yield finding.story
     yield f"Expected {format_effect(failure.expected)}, seen {format_effect(failure.seen)}: {failure.explanation}."
@@ -179,7 +180,7 @@ def explained(finding: ScenarioResult) -> Iterator[str]:
 
 
 def check_given(spec: str, option: str) -> None:
-    """Raise StartRefused unless it looks like module:function."""
+    """Raise StartRefused unless ``spec`` looks like module:function."""
     module, colon, name = spec.partition(":")
     if not (module and colon and name):
         raise StartRefused(f"{option} must look like module:function (it is {spec!r})")

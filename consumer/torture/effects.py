@@ -1,4 +1,4 @@
-"""What a ticket looks like after a story, as plain values that can travel between processes and be compared."""
+"""The effect on a ticket after a story, as plain values that can travel between processes and be compared."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _LARGEST = 2**63 - 1
 
 
 def to_json_value(value: Any) -> Any:
-    """``value`` as numbers, texts, lists and mappings. Rows become lists, sets sorted lists; anything else its
-    ``repr``.
+    """Return ``value`` as numbers, texts, lists and mappings. Rows become lists, sets sorted lists; anything else
+    becomes its ``repr``.
 
     >>> to_json_value({"rows": [(1, "a")], "seen": {2, 1}})
     {'rows': [[1, 'a']], 'seen': [1, 2]}

@@ -1,4 +1,4 @@
-"""Judges what the stage saw. Pure: effects in, words out."""
+"""The judgement of the effects that the harness saw. Pure: effects in, words out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 _LONGEST_SHOWN = 160
-#: How often it was added, by how often too often.
+#: Words for how often a message was added, by the number of times too many.
 _TIMES = {1: "twice", 2: "three times", 3: "four times", 4: "five times"}
 
 
@@ -27,8 +27,8 @@ class Expected:
 
 @dataclass(frozen=True)
 class CaseFailure:
-    """One telling of a story after which the ticket was not as it should be. ``where``: the place of the fault;
-    ``notes``: what else was seen."""
+    """A run of a scenario after which the ticket was not as it should be. ``where``: the place of the fault; ``notes``:
+    whatever else was seen."""
 
     where: str
     expected: Any
@@ -39,7 +39,7 @@ class CaseFailure:
 
 @dataclass
 class ScenarioResult:
-    """A scenario: how often it was told, and what went wrong."""
+    """The result of a scenario: how often it was run, and what went wrong."""
 
     name: str
     title: str
@@ -53,16 +53,14 @@ class ScenarioResult:
         return not self.failures
 
     def document(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the result for JSON."""
         return asdict(self) | {"safe": self.safe}
 
 
 def explain(expected: Expected, seen: Any) -> str:
-    """In words, what the difference is; with numbers and lists also which message it comes from."""
-    if all(_is_single(value) for value in (expected.whole, seen)):
-        return explain(
-            Expected(tuple(map(_inside, expected.after))), _inside(seen)
-        )  # a table of one row, or of one value
+    """Return the difference in words; with numbers and lists also the message that it comes from."""
+    if all(_is_single(value) for value in (expected.whole, seen)):  # a table of one row, or of one value
+        return explain(Expected(tuple(map(_inside, expected.after))), _inside(seen))
     want = expected.whole
     for number, earlier in enumerate(expected.after[:-1]):
         if seen == earlier:
@@ -78,7 +76,7 @@ def explain(expected: Expected, seen: Any) -> str:
 
 
 def _about_numbers(expected: Expected, seen: Any) -> str:
-    sums = [value if _is_number(value) else 0 for value in expected.after]  # before the first message a sum may be none
+    sums = [value if _is_number(value) else 0 for value in expected.after]  # before any message there may be no sum
     steps = [later - earlier for earlier, later in pairwise(sums)]
     difference = seen - expected.whole
     told = f"{format_effect(abs(difference))} too {'much' if difference > 0 else 'little'}"
@@ -118,7 +116,7 @@ def _is_single(value: Any) -> bool:
 
 
 def _inside(value: Any) -> Any:
-    """The one element of a list; None for an empty one, and for all that is no list."""
+    """Return the first element of a list; None for an empty one, and for any other value."""
     return value[0] if isinstance(value, list) and value else None
 
 
@@ -127,29 +125,30 @@ def _is_number(value: Any) -> bool:
 
 
 def format_effect(value: Any) -> str:
-    """A value for people, cut."""
+    """Return a value as text for people, cut to a readable length."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False)
     return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "..."
 
 
 def trouble_with_effect(before: Any, first: Expected, second: Expected) -> str:
-    """Why effects cannot be judged, if so: a ticket that was handled looks as one that was not, or two equal ones look
-    different."""
+    """Return the reason why effects cannot be judged, else "": a handled ticket looks like one that was not, or two
+    equal ones look different."""
     if first.whole == before:
         return (
-            f"a ticket looks the same before its messages and after them ({format_effect(before)}): --effect does not show what"
-            " the handler does, or the handler does nothing with these messages (see --field)"
+            f"a ticket looks the same before its messages and after them ({format_effect(before)}): --effect does not"
+            " show what the handler does, or the handler does nothing with these messages (see --field)"
         )
     if first.after != second.after:
         return (
-            f"two tickets got the same three messages undisturbed, and --effect told {format_effect(first.whole)} of one and"
-            f" {format_effect(second.whole)} of the other: leave out what differs by nature (ids, times, the ticket's own name)"
+            "two tickets got the same three messages undisturbed, and --effect returned"
+            f" {format_effect(first.whole)} for one and {format_effect(second.whole)} for the other: leave out what"
+            " differs by nature (ids, times, the ticket's own name)"
         )
     return ""
 
 
 def summary(findings: Sequence[ScenarioResult]) -> str:
-    """The verdict in one line."""
+    """Return the verdict in one line."""
     bad = [finding for finding in findings if not finding.safe]
     runs = sum(finding.runs for finding in findings)
     if not bad:

@@ -1,5 +1,5 @@
-"""The stage: tells every story to actors and looks at the ticket afterwards. One process without threads, because it
-forks."""
+"""The harness: it runs every scenario with child processes and looks at the ticket afterwards. It is one process
+without threads, because it forks."""
 
 from __future__ import annotations
 
@@ -29,19 +29,20 @@ from usher.consumer.torture.scenarios import (
 )
 
 _STREAM = Keys("ticket_stream", "concurrency_stream_group").stream
-#: Starts of a handler for one message, when it raises; then its message would become a dead letter.
+#: Most starts of a handler that raises, for one message; then the message would become a dead letter.
 _ATTEMPTS = 5
 _RETRIES_LATER = 50
 _LONGEST_PAUSE_S = 0.5
 
 
 class HandlerUntestable(Exception):
-    """Nothing can be said about this handler; the message says why."""
+    """The error when nothing can be said about this handler; the text says why."""
 
 
 @dataclass(frozen=True)
 class TortureLimits:
-    """``stops``: most places of a fault per scenario; ``handler_s``: longest that one call may take."""
+    """The limits of a run. ``stops``: most places of a fault per scenario; ``handler_s``: longest that one call may
+    take, in seconds."""
 
     stops: int
     handler_s: float
@@ -49,7 +50,7 @@ class TortureLimits:
 
 @dataclass
 class Case:
-    """One telling: its ticket, its actors, and what was noted."""
+    """A run of one scenario at one place: its ticket, its child processes (``actors``), and what was noted."""
 
     ticket: str
     actors: dict[str, TortureChild] = field(default_factory=dict)
@@ -60,7 +61,7 @@ class Case:
 
 
 class Harness:
-    """Tells stories about one handler. ``fields``: of the messages, one mapping for each."""
+    """The runner of the scenarios for one handler. ``fields``: of the messages, one mapping for each."""
 
     def __init__(
         self, play: HandlerSpec, link: Link, fields: Sequence[Mapping[str, str]], limits: TortureLimits
@@ -76,7 +77,8 @@ class Harness:
         self._hold_s = 0.5
 
     def tell_all(self, progress: Callable[[str, int, int], None]) -> list[ScenarioResult]:
-        """Every scenario, at every place. ``progress(scenario, stories told, stories in all)``. Raises HandlerUntestable."""
+        """Run every scenario at every place, and return the results. It calls ``progress(scenario, runs done, runs in
+        all)``. Raises HandlerUntestable."""
         self._look()
         expected, lines = self._undisturbed()
         plan = [(scenario, places(scenario, lines, self._limits.stops)) for scenario in SCENARIOS]
@@ -95,8 +97,8 @@ class Harness:
         return findings
 
     def _look(self) -> None:
-        """Is all there, and may this process import the handler for all actors? Not when its import opens files or
-        connections."""
+        """Check that all names are there, and import the handler once for all child processes, unless its import opens
+        files or connections; then call the setup."""
         with self._actor() as actor:
             answer = self._ask(actor, {"do": "look"})
             self._parameters = answer["parameters"]
@@ -111,7 +113,7 @@ class Harness:
         if answer is None or answer["ended"] != "well":
             if answer is None:
                 raise HandlerUntestable(f"{order['do']}: it did not end within {self._limits.handler_s:g} s")
-            is_known = order["do"] == "look"  # what is wrong with names is said in one line
+            is_known = order["do"] == "look"  # an error in a name needs only one line
             raise HandlerUntestable(
                 f"{order['do']}: {answer['error'] if is_known else answer.get('details') or answer['error']}"
             )
@@ -125,10 +127,10 @@ class Harness:
         finally:
             actor.end()
 
-    # ---- what it should be ---------------------------------------------------------------------------------------------------
+    # ---- the expected effect -----------------------------------------------------------------------------------------
 
     def _undisturbed(self) -> tuple[Expected, int]:
-        """What an undisturbed ticket looks like, and how many lines a call runs. Raises HandlerUntestable."""
+        """Return the effect of an undisturbed ticket, and how many lines a call runs. Raises HandlerUntestable."""
         began_s = time.monotonic()
         first, lines = self._control()
         self._hold_s = max(0.3, (time.monotonic() - began_s) / 2)
@@ -164,7 +166,7 @@ class Harness:
         return answer["value"], answer["is_total"]
 
     def _seen(self, now: tuple[Any, bool], before: tuple[Any, bool]) -> Any:
-        """The value of a ticket; of a total, how much it has grown."""
+        """Return the value of a ticket; of a total, how much it has grown since ``before``."""
         value, is_total = now
         if not is_total:
             return value
@@ -175,11 +177,11 @@ class Harness:
             )
         return value - before[0]
 
-    # ---- stories -------------------------------------------------------------------------------------------------------------
+    # ---- cases -------------------------------------------------------------------------------------------------------
 
     def _tell(self, scenario: Scenario, place: FaultPoint, expected: Expected) -> CaseFailure | None:
         story = self._story()
-        before = (0, True) if self._parameters else self._effect(story.ticket)  # matters for a total only
+        before = (0, True) if self._parameters else self._effect(story.ticket)  # only a total needs it
         try:
             for step in scenario.steps(place):
                 self._step(story, step)
@@ -204,7 +206,7 @@ class Harness:
             story.notes.append(f"message {step.number}, actor {step.actor}: {answer['error']}")
 
     def _perform(self, story: Case, step: RunStep) -> dict[str, Any]:
-        """RunStep one message, again and again as a consumer would, until it ends; the last answer."""
+        """Run one message, again and again as a consumer would, until it ends. Return the last answer."""
         actor = story.actors.get(step.actor)
         if actor is None:
             actor = story.actors[step.actor] = TortureChild(self._play)
@@ -226,7 +228,7 @@ class Harness:
             time.sleep(min(answer["after_s"], _LONGEST_PAUSE_S))
 
     def _heard(self, story: Case, actor: TortureChild) -> dict[str, Any]:
-        """The answer of ``actor``. If it waits for a lock that a frozen one holds, that one wakes up earlier."""
+        """Return the answer of ``actor``. If it waits for a lock that a frozen one holds, wake that one earlier."""
         answer = actor.hear(self._hold_s)
         if answer is None and any(other.is_frozen for other in story.actors.values()):
             self._wake_all(story)
@@ -245,7 +247,7 @@ class Harness:
     def _wake(self, story: Case, name: str) -> None:
         actor = story.actors[name]
         if not actor.is_frozen:
-            return  # it was never stopped, or woke up earlier
+            return  # it was never stopped, or was woken earlier
         actor.wake()
         answer = actor.hear(self._limits.handler_s)
         if answer is not None and answer["ended"] != "well":
@@ -260,7 +262,7 @@ class Harness:
             actor.end()
 
     def _entry(self, story: Case, step: RunStep) -> tuple[str, list[str]]:
-        """The entry of a message in the stream: id, and names and values as text."""
+        """Return the entry of a message in the stream, made when needed: its id, and names and values as text."""
         key = (step.number, step.is_copy)
         if key not in story.entries:
             fields = {
@@ -275,8 +277,8 @@ class Harness:
 
 
 def default_fields(given: Mapping[str, str]) -> list[dict[str, str]]:
-    """Fields of the three messages: ``n``, ``amount`` (any sum of which tells what is in it), and what the user gives,
-    with these filled in."""
+    """Return the fields of the three messages: ``n``, ``amount`` (any sum of which shows its parts), and those that the
+    user gives, with ``{n}`` and ``{amount}`` filled in."""
     made = []
     for number in range(1, MESSAGES + 1):
         base = {"n": str(number), "amount": str(10 ** (number - 1))}

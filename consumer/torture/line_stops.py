@@ -1,4 +1,4 @@
-"""Stops a handler before a line of the user's own code. The lines of libraries, of Python and of Usher do not count."""
+"""Stop a handler before a line of the user's own code. The lines of libraries, of Python and of Usher do not count."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 
 
 class LineStops:
-    """Counts the lines that a call runs, and calls ``act(place in words)`` before the ``at``-th (from 0); ``at`` None
-    only counts."""
+    """A counter of the lines that a call runs. It calls ``act(place in words)`` before the ``at``-th line (from 0);
+    with ``at`` None it only counts."""
 
     def __init__(self, always: str, at: int | None, act: Callable[[str], None]) -> None:
         self._always = always  # the handler's own file
@@ -24,7 +24,7 @@ class LineStops:
         self.count = 0
 
     def call(self, run: Callable[[], Any]) -> Any:
-        """``run()``, traced on this thread."""
+        """Return the result of ``run()``, traced on this thread."""
         sys.settrace(self._entered)
         try:
             return run()
@@ -44,13 +44,13 @@ class LineStops:
 
 
 def describe_line(file: str, line: int) -> str:
-    """``orders.py:12: total += 1``."""
+    """Return a line in words, like ``orders.py:12: total += 1``."""
     return f"{Path(file).name}:{line}: {linecache.getline(file, line).strip()[:80]}"
 
 
 @functools.cache
 def is_users(file: str) -> bool:
-    """Whether a source file is the user's."""
+    """Return whether a source file is the user's own."""
     if file.startswith("<"):
         return False
     path = Path(file).resolve()
@@ -61,7 +61,7 @@ def is_users(file: str) -> bool:
 def _others() -> tuple[Path, ...]:
     paths = sysconfig.get_paths()
     libraries = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    # Each by itself: in a checkout they are links to folders beside the user's.
+    # Each folder by itself: in a checkout they are links to folders beside the user's.
     own = [Path(__file__).resolve().parents[2] / name for name in ("common", "master", "consumer", "usher")]
     places: list[str | Path] = [*libraries, *site.getsitepackages(), site.getusersitepackages(), *own]
     return tuple(Path(place).resolve() for place in places)

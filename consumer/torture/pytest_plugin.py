@@ -1,9 +1,9 @@
-"""The fixture ``usher_torture`` for users' own tests::
+"""The pytest fixture ``usher_torture`` for users' own tests::
 
     def test_effects_are_safe(usher_torture):
         usher_torture("shop.orders:handle", effect="shop.orders:balance")
 
-It is found by itself where Usher is installed (``-p no:usher_torture`` turns it off). Nothing of Usher is imported
+pytest finds it by itself where Usher is installed (``-p no:usher_torture`` turns it off). Nothing of Usher is imported
 before it is used.
 """
 
@@ -18,9 +18,9 @@ import pytest
 
 @pytest.fixture
 def usher_torture() -> Callable[..., None]:
-    """``usher_torture(handler, effect=..., setup="", fields={}, stops=30, handler_seconds=30)``: fails the test, with
-    the explanation, when the handler's effects are not safe. The names are those of ``usher torture --help``; the
-    environment is that of the test."""
+    """Return ``usher_torture(handler, effect=..., setup="", fields={}, stops=30, handler_seconds=30)``, which fails the
+    test, with the explanation, when the handler's effects are not safe. The arguments are those of ``usher torture
+    --help``; the environment is the test's."""
     return _torture
 
 
@@ -54,4 +54,4 @@ def _torture(
 
 
 def _silent(*progress: Any) -> None:
-    """Tests show no progress."""
+    """Ignore progress: tests show none."""

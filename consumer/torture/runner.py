@@ -1,4 +1,4 @@
-"""Starts what torture needs - a Redis and the stage - and ends it, for the command and for pytest."""
+"""Start and end the processes of a torture run, a Redis and the harness, for the command and for pytest."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def run_torture(
     progress: Progress,
     check: Callable[[], None],
 ) -> list[ScenarioResult]:
-    """Tell all stories. ``check`` is called between them and may raise. Raises StartRefused when nothing can be said
-    about the handler."""
+    """Run all scenarios, and return the results. It calls ``check`` meanwhile, which may raise. Raises StartRefused
+    when nothing can be said about the handler."""
     with tempfile.TemporaryDirectory(prefix="usher-torture-", dir="/tmp" if Path("/tmp").is_dir() else None) as name:
         folder = Path(name)
         with EmbeddedRedis(folder, port=None, durable=False) as server:
@@ -71,18 +71,19 @@ def _staged(
                     raise StartRefused(f"nothing can be said about this handler: {document['cannot']}")
                 progress(document["scenario"], document["told"], document["count"])
             raise StartRefused(
-                f"the stage ended by itself; its last words:\n{(folder / 'log').read_text(errors='replace')[-2000:]}"
+                "the torture process ended by itself; its last output:\n"
+                f"{(folder / 'log').read_text(errors='replace')[-2000:]}"
             )
         finally:
             try:
-                os.killpg(process.pid, signal.SIGKILL)  # actors are in its group, frozen ones too
+                os.killpg(process.pid, signal.SIGKILL)  # its child processes are in its group, frozen ones too
             except ProcessLookupError:
                 pass
             process.wait()
 
 
 def _lines(told: IO[bytes], check: Callable[[], None]) -> Iterator[bytes]:
-    """Whole lines as they come; a Ctrl-C is noticed while there are none."""
+    """Yield whole lines as they come; a Ctrl-C is noticed while there are none."""
     rest = b""
     while True:
         check()

@@ -1,11 +1,11 @@
-"""The stories. Pure: a scenario is a list of steps for actors; the stage performs them."""
+"""The scenarios. Pure: a scenario is a list of steps for actors (child processes); the harness performs them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-#: Messages of a ticket in a story.
+#: Number of messages of a ticket in a scenario.
 MESSAGES = 3
 #: The message in whose handler most faults happen.
 DISTURBED = 2
@@ -16,10 +16,10 @@ FaultPoint = int | str
 
 @dataclass(frozen=True)
 class RunStep:
-    """Actor ``actor`` runs message ``number`` (1 to 3) under fence ``fence`` (1, 2, ...).
+    """The step in which ``actor`` runs message ``number`` (1 to 3) under ``fence`` (1, 2, ...).
 
-    ``does`` at ``place``: ``kill`` itself, ``freeze``, or ``fail`` with an error; empty: nothing. ``is_copy``: a second
-    entry with the same uid. ``attempt`` as the handler sees it.
+    ``does``: the fault at ``place``: ``kill`` itself, ``freeze``, or ``fail`` with an error; empty: none. ``is_copy``:
+    it runs a second entry with the same uid. ``attempt``: as the handler sees it.
     """
 
     actor: str
@@ -33,7 +33,7 @@ class RunStep:
 
 @dataclass(frozen=True)
 class WakeStep:
-    """A frozen actor goes on, and is waited for."""
+    """The step in which a frozen actor goes on, and is waited for."""
 
     actor: str
 
@@ -43,7 +43,7 @@ Step = RunStep | WakeStep
 
 @dataclass(frozen=True)
 class Scenario:
-    """A fault: its name in JSON, what happens, why it does in real life, what helps; and the steps for one place."""
+    """A fault: its name in JSON, a title, how it comes about in real life, the advice, and the steps for one place."""
 
     name: str
     title: str
@@ -210,8 +210,8 @@ SCENARIOS = (
 
 
 def places(scenario: Scenario, lines: int, most: int) -> list[FaultPoint]:
-    """Where to stop in this scenario, when an undisturbed run has ``lines`` lines: at most ``most`` of them, evenly
-    spread, and the end."""
+    """Return the places of the fault in this scenario, when an undisturbed run has ``lines`` lines: at most ``most`` of
+    them, evenly spread, and the end."""
     if not scenario.at_every_line:
         return [AFTER if scenario.name == "killed_after" else BEFORE]
     count = min(lines, most)

@@ -10,8 +10,8 @@ import pytest
 from usher import GiveUp, Message, RetryLater, batch, handler
 from usher.common.runtime.settings import load
 from usher.consumer.handlers.decorators import BatchOptions, HandlerOptions, batch_of, given, options_of
+from usher.consumer.incarnation import terms
 from usher.consumer.policy.outcome import RetryPolicy
-from usher.consumer.program import _terms
 from usher.consumer.settings import ConsumerSettings
 
 
@@ -60,8 +60,8 @@ def test_what_a_handler_asks_for_stands_above_the_settings() -> None:
     settings = load(
         ConsumerSettings, {"USHER_CONSUMER_NAME": "c1", "USHER_HANDLER": "a:b", "USHER_HANDLER_SECONDS": "7"}
     )
-    assert _terms(settings, HandlerOptions()) == (RetryPolicy(5, 0.2, 60.0), 7.0)
-    assert _terms(settings, HandlerOptions(2, 0.0, 3, 0)) == (RetryPolicy(2, 0.0, 3), 0)
+    assert terms(settings, HandlerOptions()) == (RetryPolicy(5, 0.2, 60.0), 7.0)
+    assert terms(settings, HandlerOptions(2, 0.0, 3, 0)) == (RetryPolicy(2, 0.0, 3), 0)
 
 
 @pytest.mark.parametrize(

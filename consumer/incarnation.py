@@ -1,0 +1,241 @@
+"""The incarnation: the services of one start of the consumer, put together.
+
+Each service gets the few values it needs, never the settings as a whole.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+import orjson
+
+from usher.common.base.clock import now_s
+from usher.common.base.log import event
+from usher.common.observability import tracing as telemetry
+from usher.common.observability.dead_letter_notifier import DeadLetterNotifier
+from usher.common.observability.metrics import Metrics
+from usher.common.protocol.keys import Keys
+from usher.common.redis.client import Link, SameServer
+from usher.common.redis.scripts import ScriptRunner
+from usher.common.runtime.fork_guard import call_in_children
+from usher.common.runtime.service import Service
+from usher.consumer.execution.acker import Acker
+from usher.consumer.execution.async_pool import AsyncPool
+from usher.consumer.execution.batch_pool import batch_pool
+from usher.consumer.execution.drain import Drain
+from usher.consumer.execution.executor import Executor
+from usher.consumer.execution.inbox_reader import InboxReader
+from usher.consumer.execution.lanes import Lanes
+from usher.consumer.execution.reporter import Reporter
+from usher.consumer.execution.thread_pool import LaneWorker
+from usher.consumer.execution.watchdog import Watchdog
+from usher.consumer.handlers.decorators import HandlerOptions, given
+from usher.consumer.handlers.loader import Handler
+from usher.consumer.handlers.message import OwnLease, message_type
+from usher.consumer.lifecycle.heartbeat import Heartbeat
+from usher.consumer.lifecycle.journal import Journal
+from usher.consumer.lifecycle.lease_guard import LeaseGuard
+from usher.consumer.lifecycle.master_client import MasterClient, MasterUnavailable
+from usher.consumer.lifecycle.owner_scripts import Letter, OwnerScripts
+from usher.consumer.lifecycle.registrar import Taken
+from usher.consumer.lifecycle.start_log import StartLog
+from usher.consumer.policy.acks import linger
+from usher.consumer.policy.outcome import RetryPolicy
+from usher.consumer.settings import ConsumerSettings
+
+log = logging.getLogger(__name__)
+
+_JOIN_S = 2.0
+
+
+class _Wires:
+    """The connections of one incarnation, and the owner's scripts over them."""
+
+    def __init__(self, redis_url: str, keys: Keys, taken: Taken, on_lost: Callable[[str], None]) -> None:
+        self._redis_url = redis_url
+        self._keys = keys
+        self._registration = taken.registration
+        # An incarnation ends after a restart or a failover of Redis: fences and acknowledgements that it remembers may
+        # be lost there, and an old fence in a restored index would be handed to it again.
+        self._same_server = SameServer(on_lost)
+
+    def link(self, role: str, timeout_s: float = 5.0) -> Link:
+        return Link(self._redis_url, f"consumer:{self._registration.incarnation}:{role}", timeout_s, self._same_server)
+
+    def steps(self, link: Link) -> OwnerScripts:
+        return OwnerScripts(ScriptRunner(link), self._keys, self._registration)
+
+
+class Incarnation:
+    """The services of one start of the consumer, from the moment its name is taken."""
+
+    def __init__(
+        self,
+        settings: ConsumerSettings,
+        redis_url: str,
+        taken: Taken,
+        handler: Handler,
+        journal: Journal,
+        on_lost: Callable[[str], None],
+        metrics: Metrics,
+    ) -> None:
+        name = taken.registration.incarnation
+        keys = Keys(settings.work_stream, settings.group)
+        wires = _Wires(redis_url, keys, taken, on_lost)
+        link, steps = wires.link, wires.steps
+        self.name = name
+        self.is_over = False
+        self._journal = journal
+        self.lease = OwnLease(taken.lease_s, taken.sent_s)
+        self.lanes = Lanes()
+        spare = settings.capacity - settings.concurrency
+        self.reporter = Reporter(
+            master_client(settings, taken.leader_url), name, spare, taken.ticket_window, lambda: self.lanes.keeps_up
+        )
+        waits = linger(settings.flush_ms / 1000, settings.ack_mode == "strict", spare, taken.ticket_window)
+        ack_link, beat_link = link("ack"), link("beat", max(0.2, taken.lease_s / 3))
+        self.acker = Acker(
+            ack_link, steps(ack_link), self.lanes, self.reporter, name, waits, settings.run_log_length, on_lost
+        )
+        self.bell = DeadLetterNotifier(metrics, settings.dead_letter_webhook, settings.consumer_name, keys)
+        self.acker.policy, self.acker.on_dead_letter = settings.dead_letter_policy, self._ring
+        alone_link = link("alone")
+        self._starts = StartLog(journal, alone_link, steps(alone_link))
+        policy, limit_s = terms(settings, handler.options)
+        self.executor = Executor(
+            self.lanes, self.acker, self._starts, self.lease, policy, settings.ack_mode == "strict", limit_s, on_lost
+        )
+        call_in_children(self.executor.end_in_child)
+        self.reader = InboxReader(link("read"), keys, name, self.lanes, self.lease)
+        self.reader.message_type = message_type(keys.stream, settings.sources is not None)
+        self.heartbeat = Heartbeat(beat_link, steps(beat_link), self.lease, self._works, on_lost)
+        self.guard = LeaseGuard(self.lease, on_lost)
+        self.pool = _pool(_traced(handler, keys.stream), self.executor, settings.concurrency)
+        self.watch: list[Service] = (
+            [self._watchdog(wires, limit_s, settings.run_log_length, on_lost)] if limit_s else []
+        )
+        self._drain_link = link("drain")
+        self._drain_steps = steps(self._drain_link)
+        self._drain = Drain(
+            self._drain_steps,
+            self.lanes,
+            self.reader,
+            self.acker,
+            self._starts,
+            int(taken.lease_s * 1000),
+            self._deregister,
+        )
+        self._goodbye = master_client(settings, taken.leader_url)
+
+    def _watchdog(self, wires: _Wires, limit_s: float, run_log_length: int, on_lost: Callable[[str], None]) -> Watchdog:
+        link, running = wires.link("watch"), self.executor.running
+        return Watchdog(
+            link,
+            wires.steps(link),
+            lambda: list(running.values()),
+            lambda: self.acker.is_flushed,
+            self._journal,
+            limit_s,
+            run_log_length,
+            on_lost,
+        )
+
+    @property
+    def services(self) -> list[Service]:
+        # The heartbeat checks whether the others live, so it starts after them and stops before them.
+        return [
+            self.reader,
+            self.guard,
+            *self.pool,
+            *self.watch,
+            *self.bell.services,
+            self.acker,
+            self.reporter,
+            self.heartbeat,
+        ]
+
+    def start(self) -> None:
+        for service in self.services:
+            service.start()
+
+    def stop(self, grace_s: float) -> None:
+        """Drain for up to ``grace_s`` seconds, then end every thread, without waiting for threads that are still in a
+        handler. While there are any, the lease guard stays: it ends the process before another owner may start."""
+        drained = self._drain.run(grace_s, self._say_goodbye)
+        self._journal.explain()  # we cut off what still runs
+        if not drained.clean:
+            self._starts.give_back(self._drain_steps)
+        ending = [service for service in reversed(self.services) if drained.clean or service is not self.guard]
+        for service in ending:
+            service.stop()
+        until_s = now_s() + _JOIN_S
+        for service in ending:
+            service.join(max(0.0, until_s - now_s()))
+        if drained.clean:
+            self._journal.remove()
+        self.reader.close()
+        self._starts.close()
+        self._drain_link.close()
+        self._goodbye.close()
+
+    def _ring(self, letter: Letter) -> None:
+        self.bell.ring(letter.ticket, letter.id, letter.reason, letter.error_type, letter.attempts, letter.policy)
+
+    def _deregister(self) -> bool:
+        """Leave for good. The lease is gone afterwards, and its loss need not be reported."""
+        self.is_over = True
+        self.is_over = self._drain_steps.deregister()
+        return self.is_over
+
+    def _works(self) -> bool:
+        """Return whether all parts live and the reader makes progress; the lease is renewed only then. Paused lanes
+        mean a drain, which stops the reader itself."""
+        if not all(service.alive for service in (*self.pool, self.acker)):
+            return False
+        last = self.reader.last_turn_s
+        return self.lanes.paused or (
+            self.reader.alive and last is not None and now_s() - last < self.reader.stalls_after_s
+        )
+
+    def _say_goodbye(self) -> None:
+        """Tell the leader, so that it hands the rest over at once instead of at its next look at the roster."""
+        try:
+            self._goodbye.post("/api/consumers/deregister", orjson.dumps({"incarnation": self.name}))
+        except MasterUnavailable as nobody:
+            event(log, "goodbye_not_heard", level=logging.WARNING, why=str(nobody))
+
+
+def terms(settings: ConsumerSettings, asked: HandlerOptions) -> tuple[RetryPolicy, float]:
+    """Return what holds for the handler: its retry policy, and the longest it may run in seconds (0: no limit)."""
+    base_s = given(asked.backoff_s, settings.retry_seconds)
+    cap_s = given(asked.backoff_cap_s, settings.retry_cap_seconds)
+    policy = RetryPolicy(asked.max_attempts or settings.max_attempts, base_s, cap_s)
+    return policy, given(asked.deadline_s, settings.handler_seconds)
+
+
+def _traced(handler: Handler, stream: str) -> Handler:
+    """Return the handler with a span around each call, if its module or the process that started us has set
+    OpenTelemetry up; else the handler as it is."""
+    tracer = telemetry.tracer()
+    if tracer is None:
+        return handler
+    call = telemetry.traced(handler.call, tracer, stream, is_async=handler.is_async, is_batch=handler.batch is not None)
+    return replace(handler, call=call)
+
+
+def _pool(handler: Handler, executor: Executor, slots: int) -> list[Service]:
+    """Return the runners for this kind of handler: batch, async or plain."""
+    if handler.batch is not None:
+        return batch_pool(handler, handler.batch, executor, slots)
+    if handler.is_async:
+        return [AsyncPool(executor, handler.call, slots)]
+    return [LaneWorker(number, executor, handler.call) for number in range(slots)]
+
+
+def master_client(settings: ConsumerSettings, leader_url: str | None) -> MasterClient:
+    client = MasterClient(settings.master_urls.split(","), settings.api_token, settings.tls_ca)
+    if leader_url is not None:
+        client.prefer(leader_url)
+    return client
