@@ -112,7 +112,7 @@ class LiveOverview(Service):
                 self._fresh.wait(patience_s if self._closely_s else 4 * patience_s)
         if self.trouble is None:
             return self._snapshot
-        away = Alarm(BAD, "This master cannot reach Redis at the moment; this page shows an earlier state", "").row()
+        away = Alarm(BAD, "This master cannot ask Redis at the moment; this page shows an earlier state", "").row()
         return self._snapshot | {"alarms": [away, *self._snapshot["alarms"]]}
 
     @property

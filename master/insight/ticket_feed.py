@@ -351,9 +351,8 @@ class TicketFeed(Service):
         is empty."""
         if first is None:
             return rank(self._heads[source]) > rank(last)
-        if (
-            SOURCES[source] == "entries" and self._field == SCOPED_TICKET_FIELD
-        ):  # the leader cuts the work stream all the time; its ids number it
+        # The leader trims the work stream all the time, but its ids are numbered without gaps.
+        if SOURCES[source] == "entries" and self._field == SCOPED_TICKET_FIELD:
             return rank(first) > rank(last) and sequence(first) != sequence(last) + 1
         return rank(first) > rank(last)
 
@@ -389,9 +388,8 @@ class TicketFeed(Service):
             busy = [(ticket, now) for ticket, now in looked if now[0] is not None or self._values.get(ticket) != now]
             rows = [self._row(ticket, value) for ticket, (value, _) in busy]
             attempts = self._attempts([one for row in rows for one in row["message_ids"]])
-            self._values.update(
-                busy
-            )  # not before: what was not told for want of an answer has to be told by the next look
+            # Not before: if Redis does not answer, the next look has to send these changes.
+            self._values.update(busy)
             for (ticket, _), row in zip(busy, rows, strict=True):
                 self._tell_state(
                     ticket, TicketSnapshot(row, {one: attempts[one] for one in row["message_ids"] if one in attempts})

@@ -25,7 +25,7 @@ from usher.master.policy.explain.stuck import fence_ms
 
 #: Entries, or records of executions, that one call looks at: a millisecond or so of Redis.
 _ENTRIES_AT_ONCE, _RUNS_AT_ONCE = 1_000, 50
-#: Seconds that a piece spends on one stream, the first one of a ticket and any other; and about how many events it finds.
+#: Seconds that a piece spends on one stream, the first of a ticket and any other; and about how many events it finds.
 _FIRST_S, _PIECE_S, _PIECE_EVENTS = 0.02, 0.1, 200
 #: Seconds after which a search for tickets by a part of their ids ends.
 _LOOK_S = 0.06

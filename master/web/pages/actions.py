@@ -1,5 +1,5 @@
-"""What the page does: forms of operators. Every one ends in a redirect to a page that says what came of it, and in the
-action log."""
+"""Act on forms of operators. Every form ends in a redirect to a page that reports the outcome, and in the action
+log."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _MOST_CHOSEN = 200
 
 
 def action_routes(port: PagePort, notes: FlashMessages) -> Blueprint:
-    """Every POST of the page but the log-in."""
+    """Return every POST of the page but the log-in."""
     actions = Blueprint("actions", __name__)
 
     def go(path: str, said: str) -> AnyResponse:
-        """There, and say this."""
+        """Redirect to ``path``, which shows ``said``."""
         parts = urlsplit(local_path(path))
         kept = "&".join(part for part in parts.query.split("&") if part and not part.startswith("said="))
         return redirect(
@@ -111,7 +111,7 @@ def _add_jobs(actions: Blueprint, port: PagePort, go: Go) -> None:
     def bulk() -> AnyResponse:
         what = request.form.get("what", "")
         if what not in (REDRIVE, DROP):
-            raise Problem(422, "invalid_fields", "what must be redrive or drop")
+            raise Problem(422, "invalid_fields", "the field what must be redrive or drop")
         asked, wanted = asked_filter(request.form)
         job = port.bulk.prepare(what, wanted, in_words(asked), g.who)
         return redirect(f"/dead-letters/jobs/{job.id}", 303)
@@ -173,7 +173,7 @@ def _job(port: PagePort, job_id: str) -> BulkJob:
         raise Problem(
             404,
             "unknown_job",
-            "this master does not know that bulk action; it may be another master's, or of before a restart",
+            "this master does not know that bulk action; another master may run it, or this one has restarted since",
         )
     return job
 
