@@ -155,7 +155,7 @@ def _change(
         ids = [letter_id.encode() for letter_id in dict.fromkeys(chosen.ids)]
     else:
         assert chosen.filter is not None
-        # A message that is redriven and given up again meanwhile is not met: its new letter is above the last one of now.
+        # A message that is redriven and given up again meanwhile is not met: its new letter is above this last id.
         page = letters.page(chosen.filter.meant(), _bytes(chosen.cursor), chosen.limit, letters.last_id())
         ids, cursor = [letter.id for letter in page.letters], page.cursor
     outcomes, ended = [], FAILED

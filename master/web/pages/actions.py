@@ -173,7 +173,7 @@ def _job(port: PagePort, job_id: str) -> BulkJob:
         raise Problem(
             404,
             "unknown_job",
-            "this master does not know that bulk action; another master may run it, or this one has restarted since",
+            "this master does not know that bulk action; another one may run it, or this one has restarted since",
         )
     return job
 

@@ -265,7 +265,7 @@ def _add_letters(views: Blueprint, port: PagePort) -> None:
             raise Problem(
                 404,
                 "unknown_job",
-                "this master does not know that bulk action; another master may run it, or this one has restarted since",
+                "this master does not know that bulk action; another one may run it, or this one has restarted since",
             )
         return render_page("letters/job.html", "letters", job=found)
 
