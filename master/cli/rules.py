@@ -31,7 +31,7 @@ class _Rate(click.FloatRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         rate = float(super().convert(value, param, ctx))
         if math.isnan(rate):
-            self.fail(f"{value!r} is no number", param, ctx)
+            self.fail(f"{value!r} is not a number", param, ctx)
         return rate
 
 
@@ -140,7 +140,7 @@ def dead_letter(flags: dict[str, Any], yes: bool, why: str, as_json: bool, **cho
     if not yes:
         if as_json or not sys.stdin.isatty():
             raise click.UsageError("stdin is not a terminal: pass --yes")
-        if not click.confirm(f"make dead letters of {value or 'everything'}?"):
+        if not click.confirm(f"turn the messages of {value or 'everything'} into dead letters?"):
             sys.exit(1)
     _set(flags, Rule(target, value, RuleAction.DEAD_LETTER, None, why, caller().who), as_json)
 

@@ -97,7 +97,7 @@ def _trimming(flags: dict[str, Any]) -> Iterator[tuple[Trimming, CommonSettings]
     except RedisTrouble as trouble:
         raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
     except CommandRefused as refused:
-        raise StartRefused(f"USHER_TICKET_STREAM: {settings.one_stream} cannot be looked at: {refused}") from refused
+        raise StartRefused(f"USHER_TICKET_STREAM: {settings.one_stream} cannot be read: {refused}") from refused
     finally:
         link.close()
 

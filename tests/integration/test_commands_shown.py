@@ -215,7 +215,7 @@ def test_what_the_user_of_the_url_may_not_do_is_told_in_one_line(
 def test_a_rate_that_is_no_number_is_refused_and_makes_no_rule(world: World) -> None:
     refused = shown(world, "slow", "42", "--rate", "nan")
     assert (refused.exit_code, world.link.call("EXISTS", world.keys.rules)) == (2, 0)
-    assert "Invalid value for '--rate': 'nan' is no number" in refused.output
+    assert "Invalid value for '--rate': 'nan' is not a number" in refused.output
 
 
 def test_ids_of_messages_incarnations_and_rules_stay_whole(world: World) -> None:

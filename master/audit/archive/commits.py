@@ -106,7 +106,7 @@ class DataSet:
             ) from unreadable
         if commit.rows and not commit.files:
             raise StartRefused(
-                f"the archive's commit {file} has {commit.rows:,} rows and no file of them: an older version lost them"
+                f"the archive's commit {file} has {commit.rows:,} rows but no file with them: an older version lost them"
                 " where a name had to be written with a %; begin a new archive in another folder"
             )
         return commit
@@ -126,7 +126,7 @@ class DataSet:
         )
         made = replace(wanted, files=files)
         if wanted.rows and not files:
-            raise StartRefused(f"Spark has reported {wanted.rows:,} rows, and there is no file of them in {staged}")
+            raise StartRefused(f"Spark has reported {wanted.rows:,} rows, but there is no file with them in {staged}")
         for name in files:  # synced first: after this commit their entries may be trimmed
             _sync(staged / name)
         self._commits.mkdir(parents=True, exist_ok=True)

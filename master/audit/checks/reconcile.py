@@ -128,7 +128,7 @@ def totals_of_archive(
         rows = spark.read.parquet(*map(spark_place, files))
         if (there := rows.count()) != number:
             raise StartRefused(
-                f"the archive {entries.folder} has {there:,} rows, and its commits tell of {number:,}: put its files"
+                f"the archive {entries.folder} has {there:,} rows, and its commits have {number:,}: put its files"
                 " back from a copy"
             )
         return _totals(rows, value, kind, states)

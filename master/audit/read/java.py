@@ -43,7 +43,7 @@ def java_home(environ: Mapping[str, str], folder: Path) -> Path:
         version = version_of(home / "bin" / "java")
         if version is not None and version >= LEAST:
             return home
-        tried.append(f"{home} is {'no Java' if version is None else f'Java {version}'}")
+        tried.append(f"{home} is {'not a Java' if version is None else f'Java {version}'}")
     wheel = _wheel_java()
     if wheel is not None:
         return make_shim(folder, wheel)

@@ -58,10 +58,10 @@ def _add_consumers(actions: Blueprint, port: PagePort, go: Go) -> None:
         name = _read_form_text("name", 64)
         changed = drained(port.operations, name, _why())
         if changed is None:
-            return go("/consumers", f"No consumer of the name {visible(name)} is registered")
+            return go("/consumers", f"No consumer named {visible(name)} is registered")
         return go(
             "/consumers",
-            f"{name} is drained: it is handed nothing more and finishes what it has"
+            f"{name} is drained: it is handed nothing more and finishes its messages"
             f" ({pluralize(changed.handed_over, 'message')})",
         )
 
@@ -121,7 +121,7 @@ def _add_jobs(actions: Blueprint, port: PagePort, go: Go) -> None:
     def run(job_id: str) -> AnyResponse:
         job = _job(port, job_id)
         if not port.bulk.run(job, g.who, _why()):
-            return go(f"/dead-letters/jobs/{job_id}", f"It was not begun: it is {job.state}")
+            return go(f"/dead-letters/jobs/{job_id}", f"It was not started: it is {job.state}")
         port.operations.note(
             OperatorAction(by_caller(job.why), job.what, f"{pluralize(job.preview.count, 'dead letter')}: {job.told}"),
             "begun",
@@ -136,7 +136,7 @@ def _add_jobs(actions: Blueprint, port: PagePort, go: Go) -> None:
         port.operations.note(
             OperatorAction(by_caller(_why()), f"stop {job.what}", job.told), counted(job.outcomes.elements())
         )
-        return go(f"/dead-letters/jobs/{job_id}", "Stopped; what was done stays done")
+        return go(f"/dead-letters/jobs/{job_id}", "Stopped; letters already changed stay changed")
 
 
 def _add_rules(actions: Blueprint, port: PagePort, go: Go) -> None:
