@@ -259,7 +259,7 @@ def test_one_letter_is_one_letter(world: World, what: str) -> None:
 @pytest.mark.parametrize("what", ["list", "redrive", "drop"])
 def test_a_reason_of_letters_is_told_from_the_reason_of_an_action(world: World, what: str) -> None:
     told = " ".join(shown(world, "dead", what, "--help").output.split())
-    assert "--reason TEXT Only those given up for a reason that has this in it; not why you act." in told
+    assert "--reason TEXT Only those given up for a reason that contains this; not your own reason." in told
     assert ("--why TEXT Why, for the action log." in told) == (what != "list")
 
 

@@ -303,7 +303,7 @@ def test_a_bulk_action_is_prepared_shown_and_run(site: Site, world: World) -> No
         site.bulk.run_once()
     assert "2 of 2" in site.get(where).text
     again = site.post(f"{where}/run")
-    assert "It was not begun: it is done" in site.get(again.headers["Location"]).text
+    assert "It was not started: it is done" in site.get(again.headers["Location"]).text
     assert site.post("/dead-letters/bulk", what="eat").status_code == 422
 
 
