@@ -1,4 +1,4 @@
-"""Who may ask a master, and under which names: from its settings."""
+"""Build the rules of access to a master from its settings: credentials, host names, rate limits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Admission(TypedDict):
 
 
 def admission(settings: MasterSettings) -> Admission:
-    """Who may come in, under which names, and how often. Raises SettingsError."""
+    """Return who may come in, under which host names, and how often. Raises SettingsError."""
     secure = bool(settings.tls_cert) or settings.advertise_url.startswith("https://")
     return Admission(
         doorman=Doorman(master_credentials(settings), secure=secure),
@@ -34,12 +34,12 @@ def admission(settings: MasterSettings) -> Admission:
 
 
 def health_hosts(settings: MasterSettings, redis_url: str) -> HealthHosts:
-    """Where health URLs may point to: never to a port of Redis. Raises SettingsError."""
+    """Return the hosts that health URLs may name: never a port of Redis. Raises SettingsError."""
     return parse_hosts(settings.health_hosts, redis_ports(redis_url))
 
 
 def master_credentials(settings: MasterSettings) -> Credentials:
-    """The tokens that a master takes. Raises SettingsError."""
+    """Return the tokens that a master takes. Raises SettingsError."""
     fixed = fixed_tokens(
         {
             "USHER_API_TOKEN": (settings.api_token, Identity(Role.ALL, "api-token")),
@@ -51,10 +51,10 @@ def master_credentials(settings: MasterSettings) -> Credentials:
 
 
 def hosts_of(settings: MasterSettings) -> tuple[str, ...]:
-    """The names that a request may be addressed to; empty: any.
+    """Return the host names that a request may be addressed to; empty: any.
 
-    A page of somewhere else can make its own name lead to 127.0.0.1 (DNS rebinding). Where a token is asked for that is
-    of no use to it.
+    A page of somewhere else can make its own name lead to 127.0.0.1 (DNS rebinding). Where a token is required, that
+    gains it nothing.
     """
     named = tuple(host.strip().strip("[]") for host in settings.hosts.split(",") if host.strip())
     own = (settings.bind.rpartition(":")[0].strip("[]"), urlsplit(settings.advertise_url).hostname or "")

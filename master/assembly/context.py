@@ -1,5 +1,5 @@
-"""MasterContext: where a master's parts work. Each of them gets the few values that it needs from here, never the settings as a
-whole."""
+"""MasterContext: the shared context of a master's parts. Each of them gets the few values that it needs from here,
+never the settings as a whole."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class MasterContext:
     settings: MasterSettings
     redis_url: str
     keys: Keys = field(init=False)
-    #: Where consumers may be asked.
+    #: The hosts where consumers may be asked.
     hosts: HealthHosts = field(init=False)
 
     def __post_init__(self) -> None:
@@ -28,9 +28,9 @@ class MasterContext:
 
     @property
     def lease_ms(self) -> int:
-        """Of consumers."""
+        """Return the length of a consumer's lease."""
         return int(self.settings.lease_seconds * 1000)
 
     def link(self, role: str, timeout_s: float = 5.0) -> Link:
-        """A connection of its own, under this name."""
+        """Return a connection of its own, under this name."""
         return Link(self.redis_url, f"master:{role}", timeout_s)

@@ -1,4 +1,4 @@
-"""What faces people and programs, put together: HTTP interface, page, metrics, live events, and what reads for them."""
+"""Compose what faces people and programs: HTTP interface, page, metrics, live events, and their readers."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ _Part = TypeVar("_Part", bound=_Closable)
 
 
 class HttpServices:
-    """``services`` are its own; ``close`` ends what has no thread. ``all_services``: whose health and turns it
-    tells."""
+    """The services behind HTTP. ``services`` are its own; ``close`` ends the parts without a thread. ``all_services``:
+    the services whose health and turns it reports."""
 
     def __init__(
         self,
@@ -126,12 +126,12 @@ class HttpServices:
 
     def _make_router(self) -> StreamRouter:
         keys = self._place.keys
-        # A stream whose name is its own hash tag begins as its other keys do.
+        # A stream whose name is its own hash tag shares the prefix of its other keys.
         prefixes = [keys.stream] if keys.prefix.startswith(keys.stream) else [keys.stream, keys.runs, keys.dead]
         return StreamRouter(self._place.redis_url, name="master", prefixes=prefixes)
 
     def _kept(self, part: _Part) -> _Part:
-        """To be closed at the end."""
+        """Keep a part, to be closed at the end."""
         self._closing.callback(part.close)
         return part
 

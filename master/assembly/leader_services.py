@@ -1,5 +1,5 @@
-"""Composition of what leads: from the stream notifier to the hand-over, and what keeps watch over consumers. On a
-standby it waits for the lead."""
+"""Compose the services that lead: from the stream notifier to the hand-over, and the watch over consumers. On a standby
+they wait for the lead."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TRIM_WORK_S = 2.0
 
 
 class LeaderServices:
-    """The services that lead; the elector, which begins the work, is made when this master can be reached."""
+    """The services that lead. The elector, which begins the work, is made when this master can be reached."""
 
     def __init__(self, place: MasterContext, metrics: Metrics) -> None:
         settings, keys, link = place.settings, place.keys, place.link
@@ -65,7 +65,7 @@ class LeaderServices:
             *self._bell.services,
         ]
         trim_s = settings.trim_seconds
-        if settings.sources is not None:  # the work stream is ours: nobody else keeps it short
+        if settings.sources is not None:  # the work stream is ours: no one else trims it
             trim_s = min(trim_s or _TRIM_WORK_S, _TRIM_WORK_S)
         self.services.append(DelayedMessages(link("delayed"), keys, self.lead, settings.sources))
         if trim_s:
@@ -75,7 +75,7 @@ class LeaderServices:
         return self.roster.members
 
     def elector(self, url: str) -> Elector:
-        """What wins the lead and holds it, for a master that is reached under ``url``."""
+        """Return the service that wins and holds the lead, for a master that is reached under ``url``."""
         lease_s = self._place.settings.leader_lease_seconds
         link = self._place.link("elect", max(0.2, lease_s / 3))
         made = Elector(link, self._place.keys, self.lead, url, int(lease_s * 1000), self._works)
@@ -87,11 +87,11 @@ class LeaderServices:
         self.roster.wake()
 
     def _works(self) -> bool:
-        """Whether the dispatcher makes progress: the lead is extended only then."""
+        """Return True when the dispatcher makes progress: the lead is extended only then."""
         last, lease_s = self.dispatcher.last_turn_s, self._place.settings.leader_lease_seconds
         quiet_s = now_s() - last if last is not None else math.inf
-        if quiet_s > lease_s / 2:  # never with a lease of 3 s: it looks up every second
-            self.dispatcher.wake()  # it may just have nothing to do, and then waits for longer than a short lease
+        if quiet_s > lease_s / 2:  # never with a lease of 3 s: the dispatcher turns every second
+            self.dispatcher.wake()  # it may be idle, and then waits for longer than a short lease
         return self.dispatcher.alive and quiet_s < lease_s
 
     def _ring(self, rejected: Sequence[Rejected]) -> None:

@@ -1,5 +1,5 @@
-"""The master, put together: what leads (``leading``), what gathers (``gathering``), what faces people and programs
-(``facing``)."""
+"""The master, put together: the services that lead (``leader_services``), that gather
+(``usher.master.sources.services``), and that face people and programs (``http_services``)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class MasterProgram:
             service.start()
 
     def stop(self) -> None:
-        """End the work first, then give the lead up, so that a standby adopts at once and finds nothing moving."""
+        """End the work first, then give the lead up, so that a standby takes over at once and finds nothing moving."""
         self._stopping = True
         *workers, elector = self._services
         for service in workers:

@@ -39,11 +39,11 @@ def create_app(
     pages: PagePort | None = None,
     draining: Callable[[], bool] = lambda: False,
 ) -> Flask:
-    """The application on top of ``port``; with ``letters``, ``operations``, ``metrics``, ``vitals`` and ``pages``,
-    where they are given.
+    """Return the application on top of ``port``; with ``letters``, ``operations``, ``metrics``, ``vitals`` and
+    ``pages``, where they are given.
 
-    ``health_hosts``: where health URLs may point to. ``hosts``: the names under which this service may be addressed,
-    empty for any. ``limits``: see ``usher.common.http.rate_limits``.
+    ``health_hosts``: the hosts that health URLs may name. ``hosts``: the names under which this service may be
+    addressed, empty for any. ``limits``: see ``usher.common.http.rate_limits``.
     """
     app = web.create_app(__name__, doorman, REGISTER_BODY, hosts, limits)
     app.register_blueprint(routes(port, health_hosts))
@@ -73,7 +73,7 @@ def _add_errors(app: Flask) -> None:
     @app.errorhandler(StartOver)
     def start_over(_over: StartOver) -> Response:
         return answer_problem(
-            Problem(410, "registration_over", "what was registered under this uuid has ended; register under a new one")
+            Problem(410, "registration_over", "the registration under this uuid has ended; register under a new one")
         )
 
     @app.errorhandler(NotLeader)
@@ -88,7 +88,7 @@ def _add_errors(app: Flask) -> None:
 
 
 def _add_lag(app: Flask, vitals: StreamStatsReader) -> None:
-    @tells("Plain numbers for whoever scales consumers, such as KEDA's metrics-api scaler.", {200: Lag})
+    @tells("Plain numbers for autoscalers, such as KEDA's metrics-api scaler.", {200: Lag})
     def lag() -> Response:
         return web.answer(lag_document(vitals.read()))
 

@@ -1,4 +1,4 @@
-"""``python -m usher.master.audit``, and what ``spark-submit`` runs: the same as ``usher audit``."""
+"""Run ``usher audit`` as ``python -m usher.master.audit``, or under ``spark-submit``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from usher.cli import run
 
 
 def main() -> None:
-    """The command, with this program's arguments."""
+    """Run the command with this program's arguments."""
     sys.exit(run(["audit", *sys.argv[1:]]))
 
 

@@ -1,4 +1,4 @@
-"""``usher audit archive`` and ``usher audit reconcile``: subcommands that ``audit`` adds."""
+"""Define ``usher audit archive`` and ``usher audit reconcile``, subcommands of ``audit``."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ _TO = click.option(
 
 @contextlib.contextmanager
 def telling(first: str) -> Iterator[Callable[[str], None]]:
-    """A line on the terminal that says what goes on; on a copy of stderr, because Spark's start borrows stderr
-    itself."""
+    """Show the progress as a line on the terminal; on a copy of stderr, because Spark's start borrows stderr itself."""
     with os.fdopen(os.dup(2), "w") as terminal, Console(file=terminal).status(first, spinner="dots") as status:
         yield status.update
 
@@ -51,10 +50,11 @@ def _spark(settings: AuditSettings) -> Iterator[Any]:
 
 
 @click.command(
-    help="""Add what is new in streams and run log to the archive (Parquet, by day), exactly once: after a kill run it again.
+    help="""Add what is new in streams and run log to the archive (Parquet, by day), exactly once: after a kill, run it
+    again.
 
-    The last archived ids are noted in Redis as the floor of `usher trim --archived-only`. Exit code 1: something was cut before it was archived
-    (column gap)."""
+    The last archived ids are noted in Redis as the floor of `usher trim --archived-only`. Exit code 1: something was
+    cut before it was archived (column gap)."""
 )
 @_TO
 @_JSON
@@ -83,9 +83,11 @@ def archive(folder: Path | None, as_json: bool) -> None:
 
 
 @click.command(
-    help="""Compare running totals of log consumers (tables checkpoints and consumer_states) with canonical data: the archive, or a query.
+    help="""Compare running totals of log consumers (tables checkpoints and consumer_states) with canonical data: the
+    archive, or a query.
 
-    Shows name, total and last id of each that differs; writes nothing unless --apply is given. Exit code 1: some differ."""
+    Shows name, total and last id of each that differs; writes nothing unless --apply is given. Exit code 1: some
+    differ."""
 )
 @click.option(
     "--states-url", required=True, help="SQLAlchemy URL of the database with checkpoints and consumer_states."
@@ -93,17 +95,17 @@ def archive(folder: Path | None, as_json: bool) -> None:
 @click.option(
     "--value",
     required=True,
-    help="What is summed: a message field, or data.NAME for a number in the JSON of field data.",
+    help="The value to sum: a message field, or data.NAME for a number in the JSON of field data.",
 )
-@click.option("--object", "kind", default="", help="Only messages whose field object is this.")
+@click.option("--object", "kind", default="", help="Only messages with this value in the field object.")
 @click.option("--state-key", default="total", show_default=True, help="The number in a consumer's state.")
 @click.option("--source-url", default="", help="Database of --source-query.")
 @click.option(
     "--source-query",
     default="",
-    help="Instead of the archive: a query that answers the total; for consumers at the end.",
+    help="Instead of the archive: a query that returns the total; for consumers at the end of the stream.",
 )
-@click.option("--apply", "do_apply", is_flag=True, help="Write the totals that should be.")
+@click.option("--apply", "do_apply", is_flag=True, help="Write the correct totals.")
 @_TO
 @_JSON
 def reconcile(states_url: str, state_key: str, do_apply: bool, as_json: bool, **source: Any) -> None:
@@ -185,7 +187,7 @@ def _from_query(settings: AuditSettings, states: list[Any], source: dict[str, An
 
     url = near(resolve_redis_url(settings), settings.streams[0])
     check_reachable(url)
-    # Before the stream: what the query has seen is in the stream by then, or the outbox had it still.
+    # Before the stream is read: rows that the query counts are then in the stream, or were still in the outbox.
     total = reconciler.total_of_query(source["source_url"], source["source_query"])
     link = Link(url, "usher:reconcile")
     try:

@@ -31,7 +31,7 @@ from usher.master.audit.settings import AuditSettings
 from usher.master.cli.shared import console, fitted, print_json, table
 from usher.master.insight.formatting import duration, moment
 
-#: Below this, Spark is started for little data (``SparkPlace.small``).
+#: Below both, Spark is started for little data (``SparkPlace.small``).
 _SMALL_ENTRIES, _SMALL_RECORDS = 200_000, 400
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
@@ -40,8 +40,8 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON doc
     invoke_without_command=True,
     help="""Audit the pending lists and the run log of a running system, with Spark on this machine or on a cluster.
 
-    `usher audit checks` lists what is looked for. Exit code 0: nothing found, 1: findings, 2: the audit could not be done. The page with plots
-    and the history lie in USHER_AUDIT_DIR.""",
+    `usher audit checks` lists the checks. Exit code 0: nothing found, 1: findings, 2: the audit could not be done. The
+    page with plots and the history lie in USHER_AUDIT_DIR.""",
 )
 @_JSON
 @click.option(
@@ -65,7 +65,7 @@ def audit(flags: dict[str, Any], as_json: bool, streams: str | None, schedule: b
 
 
 def _once(settings: AuditSettings, as_json: bool) -> int:
-    """One audit. The exit code."""
+    """Run one audit. Returns the exit code."""
     url = resolve_redis_url(settings)
     check_reachable(url)
     with telling("looking at Redis") as tell:
@@ -101,19 +101,24 @@ def _audited(spark: Any, settings: AuditSettings, url: str, tell: Callable[[str]
     from usher.master.audit.output.report import summary
 
     plan = AuditPlan(
-        url, settings.streams, settings.group, settings.ticket_field, settings.limits, settings.audit_settle_seconds, settings.run_log_length,
-        settings.audit_sink_url, settings.audit_sink_name,
-    )  # fmt: skip
+        url,
+        settings.streams,
+        settings.group,
+        settings.ticket_field,
+        settings.limits,
+        settings.audit_settle_seconds,
+        settings.run_log_length,
+        settings.audit_sink_url,
+        settings.audit_sink_name,
+    )
     report = AuditRun(spark, plan, tell).run()
     problems = []
     for stream in settings.streams:
         told = orjson.dumps(summary(report, stream))
         try:
             _with_link(near(url, stream), functools.partial(_store, told), Keys(stream, settings.group))
-        except StartRefused as refused:  # memory or disk of Redis is full: what was found is worth the more
-            problems.append(
-                f"{stream}: the summary could not be stored, masters go on to tell of an earlier run: {refused}"
-            )
+        except StartRefused as refused:  # memory or disk of Redis is full: the findings matter all the more
+            problems.append(f"{stream}: the summary could not be stored, masters still show an earlier run: {refused}")
     return dataclasses.replace(report, unproven=(*report.unproven, *problems))
 
 
@@ -122,8 +127,8 @@ def _store(told: bytes, link: Link, keys: Keys) -> None:
 
 
 def _is_small(settings: AuditSettings, url: str) -> bool:
-    """Whether there is little to audit. Raises StartRefused when a stream or its group does not exist: before Java is
-    started for it."""
+    """Return True when there is little to audit. Raises StartRefused when a stream or its group does not exist, before
+    Java is started for it."""
     from usher.master.audit.read.snapshot import stream_facts
 
     entries = records = 0
@@ -149,14 +154,14 @@ def _with_link(url: str, do: Callable[[Link, Keys], Any], keys: Keys) -> Any:
 
 
 def place_of(settings: AuditSettings) -> SparkPlace:
-    """Where Spark runs by these settings."""
+    """Return where Spark runs by these settings."""
     return SparkPlace(
         settings.audit_spark_master, settings.folder / "spark", settings.audit_memory_mib, settings.audit_py_files
     )
 
 
 def _schedule(every_s: float) -> None:
-    """Audits in processes of their own, so that between two of them no Java holds memory. Ends with a signal."""
+    """Run audits in processes of their own, so that no Java holds memory between two of them. Ends with a signal."""
     words = [word for word in sys.argv[1:] if word != "--schedule"]
     if words[:1] != ["audit"]:
         words = ["audit", *words]
@@ -167,7 +172,9 @@ def _schedule(every_s: float) -> None:
         time.sleep(max(1.0, every_s - (time.monotonic() - began_s)))
 
 
-@audit.command(help="What an audit looks for: each finding's name, its rule, and what it means when it does not hold.")
+@audit.command(
+    help="List the checks of an audit: each one's name, its rule, and what it means when the rule does not hold."
+)
 @_JSON
 def checks(as_json: bool) -> None:
     rows = [(one.name, one.severity.value, one.rule, one.means) for one in CHECKS.values()]
@@ -178,7 +185,9 @@ def checks(as_json: bool) -> None:
         console().print(table("Findings", names, rows))
 
 
-@audit.command(help="Executions of one ticket, or of one message, in the run log, oldest record first. Needs no Spark.")
+@audit.command(
+    help="Show executions of one ticket, or of one message, in the run log, oldest record first. Needs no Spark."
+)
 @click.option("--ticket", help="The ticket's id.")
 @click.option("--message", help="The message's id (its place in the stream).")
 @_JSON
@@ -187,7 +196,7 @@ def runs(ticket: str | None, message: str | None, as_json: bool) -> None:
     from usher.master.audit.read.reading import run_columns
 
     if ticket is None and message is None:
-        raise click.UsageError("of which ticket, or of which message? Give --ticket or --message.")
+        raise click.UsageError("which ticket, or which message? Give --ticket or --message.")
     settings: AuditSettings = click.get_current_context().obj
     url = resolve_redis_url(settings)
     check_reachable(url)
@@ -215,7 +224,7 @@ def runs(ticket: str | None, message: str | None, as_json: bool) -> None:
 
 
 def _runs_table(of: str, found: Sequence[Sequence[Any]], several: bool) -> Any:
-    """``several``: of several streams, so that it matters of which one."""
+    """Return a table of executions. ``several``: of several streams, so that the table names the stream."""
     today, rows = moment(time.time_ns() // 1_000_000)[:11], []
     for stream, consumer, _, message_id, fence, attempt, start_us, end_us, outcome in found:
         took = duration((end_us - start_us) / 1000) if end_us else "its process ended"

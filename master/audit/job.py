@@ -1,4 +1,4 @@
-"""One audit: read, judge, look again, report.
+"""Run one audit: read, judge, look again, report.
 
 The order of reading is what makes it hold on a running system: facts of each stream, pending list (with the entries,
 window by window), index, attempts, then the run log, then dead letters. An entry that was over before the pending list
@@ -43,20 +43,29 @@ from usher.master.audit.read import snapshot
 from usher.master.audit.read.bulk import BulkReader, Interrupted
 from usher.master.operations.live_rules import rulebook
 
-#: Judged by ``judge_members``, again as a whole at the second look.
+#: Checks of ``judge_members``, which the second look repeats as a whole.
 _OF_MEMBERS = ("owner_dead", "stranger_owns", "consumer_leaked", "key_leaked")
-#: Facts of the past: the log that they are in does not change.
+#: Facts of the past, in a log that does not change: they need no second look.
 _OF_THE_LOG = (
-    *("overlap", "owners_overlap", "out_of_order", "fence_shared", "fence_fell"),
-    *("times_impossible", "run_unreadable", "effect_twice", "stale_counted", "effect_missing", "dead_and_done"),
+    "overlap",
+    "owners_overlap",
+    "out_of_order",
+    "fence_shared",
+    "fence_fell",
+    "times_impossible",
+    "run_unreadable",
+    "effect_twice",
+    "stale_counted",
+    "effect_missing",
+    "dead_and_done",
 )
 
 
 @dataclass(frozen=True)
 class AuditPlan:
-    """What to audit. ``ticket_field``: of streams that are no work stream; ``settle_s``: wait before the second look,
-    so that what is under way has ended; ``run_log_length``: as the consumers have it, to know on old Redis whether the
-    log was capped. ``sink_url``: the SQL database of the sink ``sink``, or "" to leave effects alone."""
+    """The plan of an audit. ``ticket_field``: of streams that are no work stream; ``settle_s``: wait before the second
+    look, so that messages in progress can end; ``run_log_length``: as the consumers have it, to know on old Redis
+    whether the log was capped. ``sink_url``: the SQL database of the sink ``sink``, or "" to leave effects alone."""
 
     url: str
     streams: tuple[str, ...]
@@ -73,7 +82,8 @@ class AuditPlan:
 
 
 class AuditRun:
-    """``AuditRun(spark, plan).run()``. Raises StartRefused when it could not be done to the end: nothing is said then."""
+    """An audit: ``AuditRun(spark, plan).run()``. Raises StartRefused when it cannot be completed: nothing is reported
+    then."""
 
     def __init__(self, spark: SparkSession, plan: AuditPlan, progress: Callable[[str], None] = lambda _: None) -> None:
         self._spark = spark
@@ -85,7 +95,7 @@ class AuditRun:
         self.pending = pending_proof.PendingFigures()
         self.runs = run_proof.RunFigures()
         self._reading_s = 0.0
-        self._open: list[str] = []  # what could not be said
+        self._open: list[str] = []  # what could not be proven
 
     def run(self) -> AuditReport:
         started_ns = time.time_ns()
@@ -100,16 +110,16 @@ class AuditRun:
             facts = [self._floor_now(one) for one in facts]
             return self._report(started_ns, facts, found)
         except (RedisTrouble, CommandRefused, Interrupted) as trouble:
-            raise StartRefused(f"the audit was not finished, so it says nothing: {trouble}") from trouble
+            raise StartRefused(f"the audit was not finished, so it proves nothing: {trouble}") from trouble
         except PySparkException as failed:
-            raise StartRefused(f"the audit was not finished, so it says nothing: {_cause(failed)}") from failed
+            raise StartRefused(f"the audit was not finished, so it proves nothing: {_cause(failed)}") from failed
         finally:
             for frame in self._kept:
                 frame.unpersist()
             for link in self._links.values():
                 link.close()
 
-    # ---- first look ----------------------------------------------------------------------------------------------------------
+    # ---- first look ----------------------------------------------------------------------------------------------
 
     def _first_look(self, facts: Sequence[AuditedStream]) -> None:
         plan, suspects = self._plan, self._suspects
@@ -118,14 +128,13 @@ class AuditRun:
         pending = self._keep(
             self._read("redis_pending", entries="all" if can_prove_losses else "pending").drop("group")
         )
-        began_s = (
-            time.monotonic()
-        )  # until every entry is read, on disk, and counted; starting the Python workers is part of it
+        # The time until every entry is read, on disk, and counted; it includes the start of the Python workers.
+        began_s = time.monotonic()
         self.pending = pending_proof.count_pending(pending)
         self._reading_s = time.monotonic() - began_s
         members = self._members()
         self._open += [
-            f"{stream}: this user of Redis may not SCAN, so inboxes of nobody were not looked for (key_leaked)"
+            f"{stream}: this user of Redis may not SCAN, so inboxes without an owner were not looked for (key_leaked)"
             for stream, link in self._links.items()
             if not snapshot.may_scan(link)
         ]
@@ -161,7 +170,7 @@ class AuditRun:
             self._prove_effects(runs)
 
     def _prove_effects(self, runs: DataFrame) -> None:
-        """After the run log was read: what is in it was stored before."""
+        """Compare the run log with the sink, after the run log was read: its successes were stored before."""
         try:
             from usher.master.audit.checks import effects
         except ImportError as missing:
@@ -169,13 +178,18 @@ class AuditRun:
         self._progress("looking for effects in the sink")
         plan = self._plan
         told = effects.check_stored(
-            runs, self._read("redis_stream"), plan.sink_url, plan.sink, plan.limits.clocks_ms, self._suspects,
+            runs,
+            self._read("redis_stream"),
+            plan.sink_url,
+            plan.sink,
+            plan.limits.clocks_ms,
+            self._suspects,
             gathered=[stream for stream in plan.streams if is_work_stream(stream, plan.group)],
-        )  # fmt: skip
+        )
         self._open += [told] if told else []
 
     def _floor_now(self, facts: AuditedStream) -> AuditedStream:
-        """The facts with the beginnings of run log and stream as they are now: they may have been cut while they were
+        """Return the facts with the present beginnings of run log and stream: they may have been cut while they were
         read."""
         now = snapshot.stream_facts(self._links[facts.stream], facts.keys, self._plan.run_log_length)
         told = dataclasses.replace(
@@ -201,7 +215,7 @@ class AuditRun:
     def _last_drops_ms(self) -> dict[str, int]:
         return {stream: last_drop_ms(link, self._plan.keys(stream)) for stream, link in self._links.items()}
 
-    # ---- second look ---------------------------------------------------------------------------------------------------------
+    # ---- second look ---------------------------------------------------------------------------------------------
 
     def _second_look(self) -> list[AuditFinding]:
         if self._suspects.counts:
@@ -220,7 +234,7 @@ class AuditRun:
                 count = suspects
             else:
                 examples = self._confirmed(name, stream, examples[:LOOKED_AT])
-                # All of those looked at hold: then so do the others, of which there are too many to ask for each.
+                # Every example holds: then count all suspects, of which there are too many to ask for each.
                 count = suspects if len(examples) == LOOKED_AT else len(examples)
             if count:
                 found.append(AuditFinding(CHECKS[name], stream, count, suspects, tuple(examples[:SHOWN])))
@@ -236,7 +250,7 @@ class AuditRun:
             held = {one for one in held if not rules.all_of(snapshot.ticket_name(one))}
         return [one for one in examples if one in held]
 
-    # ---- reading -------------------------------------------------------------------------------------------------------------
+    # ---- reading -------------------------------------------------------------------------------------------------
 
     def _read(self, source: str, **options: str) -> DataFrame:
         plan = self._plan
@@ -250,7 +264,7 @@ class AuditRun:
         return self._spark.read.format(source).options(**given).load()
 
     def _keep(self, frame: DataFrame) -> DataFrame:
-        """On disk: what was read once is looked at several times, and memory must not follow it."""
+        """Keep a frame on disk: it is read once and used several times, and memory must not grow with it."""
         self._kept.append(frame.persist(StorageLevel.DISK_ONLY))
         return frame
 
@@ -264,7 +278,7 @@ class AuditRun:
     def _members_if_needed(self) -> list[GroupMember]:
         return self._members() if any(name in _OF_MEMBERS for name, _ in self._suspects.counts) else []
 
-    # ---- report --------------------------------------------------------------------------------------------------------------
+    # ---- report --------------------------------------------------------------------------------------------------
 
     def _report(self, started_ns: int, facts: Sequence[AuditedStream], found: list[AuditFinding]) -> AuditReport:
         runs, pending = self.runs, self.pending
@@ -287,9 +301,17 @@ class AuditRun:
         started_ms = started_ns // 1_000_000
         run = time.strftime("%Y%m%dT%H%M%S", time.gmtime(started_ms / 1000)) + f".{started_ms % 1000:03d}Z"
         return AuditReport(
-            run, started_ms, seconds, redacted(self._plan.url), self._plan.streams, self._plan.group, tuple(found), tuple(sentences),
-            _figures(facts, pending, runs) | {"reading_seconds": round(self._reading_s, 3)}, _plots(pending, runs),
-        )  # fmt: skip
+            run,
+            started_ms,
+            seconds,
+            redacted(self._plan.url),
+            self._plan.streams,
+            self._plan.group,
+            tuple(found),
+            tuple(sentences),
+            _figures(facts, pending, runs) | {"reading_seconds": round(self._reading_s, 3)},
+            _plots(pending, runs),
+        )
 
 
 def _union(frames: Sequence[DataFrame]) -> DataFrame:
@@ -300,7 +322,7 @@ def _union(frames: Sequence[DataFrame]) -> DataFrame:
 
 
 def _cause(failed: PySparkException) -> str:
-    """The line that says what went wrong, out of a stack of Java and Python."""
+    """Return the line with the cause of a failure, out of a stack of Java and Python."""
     lines = [line.strip() for line in (failed.getMessage() or "").splitlines() if line.strip()]
     told = [line for line in lines if "Interrupted:" in line or "UsherError" in line]
     return (told[-1].split("Interrupted: ")[-1] if told else lines[0] if lines else type(failed).__name__)[:500]

@@ -14,7 +14,7 @@ _LEASES = 3
 
 
 class AuditSettings(CommonSettings):
-    """Everything that can be set on an audit."""
+    """All settings of an audit."""
 
     audit_streams: str = Field(
         "",
@@ -46,7 +46,7 @@ class AuditSettings(CommonSettings):
     audit_spark_master: str = Field(LOCAL, description="Where Spark runs: local[N], or spark://host:7077.")
     audit_py_files: str = Field("", description="Zip with common and master for executors on other machines.")
     audit_sink_url: str = Field(
-        "", description="SQLAlchemy URL of a SqlSink: what is done must have its effect there. Empty: not looked at."
+        "", description="SQLAlchemy URL of a SqlSink: every success must have its effect there. Empty: not looked at."
     )
     audit_sink_name: str = Field("default", min_length=1, description="The name of that SqlSink.")
     max_attempts: int = Field(
@@ -58,12 +58,12 @@ class AuditSettings(CommonSettings):
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """As they are set, patterns included."""
+        """Return the streams as they are set, patterns included."""
         return tuple(name.strip() for name in self.audit_streams.split(",") if name.strip()) or (self.work_stream,)
 
     @property
     def folder(self) -> Path:
-        """Absolute: Spark takes URIs only."""
+        """Return the audit's folder as an absolute path: Spark takes URIs only."""
         return (Path(self.audit_dir).expanduser() if self.audit_dir else self.state_folder / "audit").absolute()
 
     @property

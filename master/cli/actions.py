@@ -1,4 +1,4 @@
-"""``usher actions``: what operators did, the newest first."""
+"""Define ``usher actions``: the actions of operators, the newest first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from usher.master.cli.shared import console, print_json, table
 from usher.master.policy.explain.explain import span
 
 
-@click.command(help="Show what operators did: when, who, what, on what, why, and what came of it. The newest first.")
+@click.command(help="Show the actions of operators, the newest first: when, who, what, on what, why, and the outcome.")
 @click.option(
     "--limit", type=click.IntRange(min=1, max=10_000), default=50, show_default=True, help="Most lines shown."
 )

@@ -1,4 +1,4 @@
-"""``usher consumers``: look at the registered consumers, drain and resume them."""
+"""Define ``usher consumers``: look at the registered consumers, drain and resume them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def consumers() -> None:
     pass
 
 
-@consumers.command("list", help="List the consumers: whether they live, what they hold.")
+@consumers.command("list", help="List the consumers, their states and the messages they hold.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @options(CommonSettings)
 def list_consumers(flags: dict[str, Any], as_json: bool) -> None:
@@ -38,8 +38,9 @@ def list_consumers(flags: dict[str, Any], as_json: bool) -> None:
 @consumers.command(
     "drain",
     help=(
-        "Hand nothing more to a consumer: it finishes what it has, what comes goes to others. It holds for the name,"
-        " also after a restart, until `usher consumers resume`. Exit code 1 when nobody of that name is registered."
+        "Hand nothing more to a consumer: it finishes its messages, and new ones go to others. This holds for the"
+        " name, also after a restart, until `usher consumers resume`. Exit code 1 when no consumer of that name is"
+        " registered."
     ),
 )
 @click.argument("name")
@@ -53,8 +54,8 @@ def drain(flags: dict[str, Any], name: str, why: str, as_json: bool) -> None:
 @consumers.command(
     "resume",
     help=(
-        "Hand work to a consumer again that an operator has drained. One that shuts down goes on with that. Exit code 1"
-        " when it was not drained."
+        "Hand work again to a consumer that an operator has drained. A consumer that shuts down goes on with that."
+        " Exit code 1 when it was not drained."
     ),
 )
 @click.argument("name")

@@ -1,4 +1,4 @@
-"""``usher dead``: look at dead letters, make messages of them again, or throw them away."""
+"""Define ``usher dead``: look at dead letters, turn them into messages again, or throw them away."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from usher.master.policy.explain.explain import span
 from usher.master.policy.letters import DeadLetter, LetterFilter, Preview
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-#: What was done; all other answers are not.
+#: The outcomes of letters that were changed; all others were left as they are.
 _DONE = ("resumed", "added", "released", "dropped", "done")
 _MEANS = {
     "resumed": "their tickets waited for them and go on, in the order of the stream",
@@ -34,15 +34,16 @@ _MEANS = {
     "released": "thrown away; the tickets that waited for them go on without them",
     "dropped": "thrown away",
     "done": "done, but the answer was lost on the way",
-    "gone": "there is no such letter, or not any more",
-    "cut": "not done: fields of theirs were too large to keep, and the stream does not have the entries any more",
+    "gone": "there is no such letter, or it is gone",
+    "cut": "not done: some of their fields were too large to keep, and their entries are gone from the stream",
     "held": "not done: their tickets have an owner at the moment; try again",
 }
 _TRIES = 5
 
 
 @click.group(
-    help="Dead letters: messages that were given up, each with its reason. Look at them, redrive them, or drop them."
+    help="Look at dead letters, redrive them, or drop them. A dead letter is a message that was given up, with the"
+    " reason."
 )
 def dead() -> None:
     pass
@@ -132,7 +133,7 @@ def show_letter(flags: dict[str, Any], letter_id: str, as_json: bool) -> None:
 
 
 def _for_people(letter: DeadLetter) -> list[tuple[str, str]]:
-    """What the letter says, without what is nothing; times are UTC."""
+    """Return the fields of a letter that are set; times are UTC."""
     row = letter.row()
     named = {"fields": f"{letter.fields}{', some of them cut or missing' if letter.cut else ''}"}
     told = {
@@ -154,7 +155,7 @@ def _id_of(text: str) -> bytes:
 
 
 def _changes(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What redrive and drop have in common."""
+    """Add the options that redrive and drop have in common."""
     for decorate in reversed(
         (
             click.argument("letter_ids", nargs=-1, metavar="[LETTER]..."),
@@ -162,7 +163,7 @@ def _changes(command: Callable[..., Any]) -> Callable[..., Any]:
                 "--all",
                 "everything",
                 is_flag=True,
-                help="All letters that the filters let through; without any filter, all there are.",
+                help="All letters that match the filters; without a filter, all letters.",
             ),
             filters,
             click.option("--yes", is_flag=True, help="Do not ask."),
@@ -178,9 +179,9 @@ def _changes(command: Callable[..., Any]) -> Callable[..., Any]:
 @dead.command(
     "redrive",
     help=(
-        "Make messages of dead letters again; their attempts begin anew. A ticket that was halted goes on with the very"
-        " message it waited for, then with its later ones. All others come to the end of the stream. Exit code 1 when"
-        " some could not be redriven, 0 when no letter matches."
+        "Turn dead letters into messages again; their attempts begin anew. A halted ticket goes on with the very"
+        " message it waited for, then with its later ones. All other messages go to the end of the stream. Exit code"
+        " 1 when some could not be redriven, 0 when no letter matches."
     ),
 )
 @_changes
@@ -192,8 +193,8 @@ def redrive(flags: dict[str, Any], **given: Any) -> None:
 @dead.command(
     "drop",
     help=(
-        "Throw dead letters away for good. A ticket that was halted goes on without the message it waited for. Exit"
-        " code 1 when some could not be, 0 when no letter matches."
+        "Throw dead letters away for good. A halted ticket goes on without the message it waited for. Exit code 1"
+        " when some could not be dropped, 0 when no letter matches."
     ),
 )
 @_changes
@@ -205,16 +206,16 @@ def drop(flags: dict[str, Any], **given: Any) -> None:
 def _change(
     letters: DeadLetters, what: str, step: Callable[[Sequence[bytes]], list[LetterResult]], given: dict[str, Any]
 ) -> int:
-    """Preview, ask, do, tell. Returns the exit code."""
+    """Preview, ask, act, report. Returns the exit code."""
     ids = [_id_of(text) for text in dict.fromkeys(given["letter_ids"])]
     if bool(ids) == given["everything"]:
         raise click.UsageError(
             "give ids of letters, or --all with filters (--ticket, --reason, --error, --older-than ...)"
         )
     if ids and wanted_of(given) != LetterFilter():
-        raise click.UsageError("filters go with --all, not with ids of letters; why you do it is --why")
+        raise click.UsageError("filters go with --all, not with ids of letters; give your reason as --why")
     if given["as_json"] and not given["yes"]:
-        raise click.UsageError("--json does not ask: give --yes too")
+        raise click.UsageError("--json does not ask for confirmation: pass --yes too")
     by, wanted, until = caller(given["why"]), wanted_of(given), letters.last_id()
     preview = Preview()
     for page in _named(letters, ids) if ids else letters.all(wanted, until):
@@ -228,7 +229,7 @@ def _change(
         console().print(table(title, ("letters", "reason", "error", "policy"), rows, numbers=("letters",)))
     if preview.count and not given["yes"]:
         if not sys.stdin.isatty():
-            raise click.UsageError("nobody can be asked here: give --yes")
+            raise click.UsageError("stdin is not a terminal: pass --yes")
         if not click.confirm(f"{what} {preview.count:,}?"):
             return 1
     done: Counter[str] = Counter()
@@ -252,7 +253,7 @@ def _change(
 
 
 def _nothing(given: dict[str, Any]) -> str:
-    """That the filters let no letter through, and which filters those were."""
+    """Return the message that no letter matches, with the filters that were given."""
     texts = {"ticket": given["ticket"], "reason": given["reason"], "error": given["error"], "id": given["message_id"]}
     ages = {"older than": given["older_than"], "younger than": given["younger_than"]}
     filters = [f"{name} {escape_control(value)}" for name, value in texts.items() if value]
@@ -273,8 +274,8 @@ def _batched(ids: Sequence[bytes]) -> Iterator[list[bytes]]:
 
 
 def _carried_out(step: Callable[[Sequence[bytes]], list[LetterResult]], ids: Sequence[bytes]) -> list[str]:
-    """The words of one batch. When the answer is lost, the same is asked again: a letter that is gone then was done
-    before."""
+    """Return the outcomes of one batch. When the answer is lost, the same is asked again: a letter that is gone then
+    was done before."""
     for number in range(_TRIES):
         try:
             words = [outcome.word for outcome in step(ids)]
@@ -309,7 +310,7 @@ def _print_letter_results(what: str, letters: DeadLetters, preview: Preview, don
 
 @contextlib.contextmanager
 def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A function that is told how many are done, and draws that on a terminal (nowhere else)."""
+    """Yield a function that takes the number done, and draws it on a terminal (nowhere else)."""
     screen = Console(stderr=True)
     if not screen.is_terminal:
         yield lambda count: None

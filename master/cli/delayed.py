@@ -1,4 +1,4 @@
-"""``usher delayed``: the messages that wait for their time; see them, and drop some."""
+"""Define ``usher delayed``: show the messages that wait for their time, and drop some."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from usher.master.policy.explain.explain import span
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 _FIELDS_SHOWN = 60
-#: Messages dropped by one call.
+#: The most messages dropped by one call.
 _AT_ONCE = 1000
-#: In the action log. Not the word for dead letters: by that the audit knows what it cannot say of entries
+#: The word in the action log. It differs from the one for dead letters, by which the audit knows what it cannot prove
 #: (master/audit/checks/letters.py).
 DROP_DELAYED = "drop_delayed"
 
 
 @click.group(
     help=(
-        "Delayed messages: sent for later (`usher send --after 10m`, or an XADD to {STREAM}:delayed with the field"
-        " due_ms), they come into the stream when they are due, and get their place in the order of their ticket then."
+        "Show and drop delayed messages. Sent for later (`usher send --after 10m`, or an XADD to {STREAM}:delayed"
+        " with the field due_ms), they enter the stream when they are due, and get their place in the order of their"
+        " ticket then."
     )
 )
 def delayed() -> None:
@@ -73,10 +74,10 @@ def list_delayed(flags: dict[str, Any], ticket: str | None, limit: int, as_json:
 
 
 @delayed.command(
-    "drop", help="Throw delayed messages away, before they are sent. Exit code 1 when some were not there any more."
+    "drop", help="Throw delayed messages away before they are sent. Exit code 1 when some were already gone."
 )
 @click.argument("ids", nargs=-1, metavar="[MESSAGE]...")
-@click.option("--all", "everything", is_flag=True, help="All that wait, or with --ticket all of that ticket.")
+@click.option("--all", "everything", is_flag=True, help="All delayed messages, or with --ticket all of that ticket.")
 @click.option("--ticket", metavar="ID", help="With --all: only those of this ticket.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @why_option()
@@ -103,7 +104,7 @@ def drop(
         chosen = list(dict.fromkeys(ids)) or list(view.ids(ticket))
         if chosen and not yes:
             if as_json or not sys.stdin.isatty():
-                raise click.UsageError("nobody can be asked here: give --yes")
+                raise click.UsageError("stdin is not a terminal: pass --yes")
             if not click.confirm(f"drop {pluralize(len(chosen), 'delayed message')}?"):
                 sys.exit(1)
         on = "delayed messages" + (f" of {ticket}" if ticket is not None else f" {', '.join(ids[:5])}" if ids else "")
@@ -119,7 +120,7 @@ def drop(
 
 
 def _dropped(view: DelayedView, actions: ActionLog, action: OperatorAction, chosen: Sequence[str]) -> int:
-    """Drop them; how many there were. What was done is in the action log also when Redis fails in the middle."""
+    """Drop messages; return how many were there. The action log records it even when Redis fails in the middle."""
     dropped, ended = 0, FAILED
     try:
         for at in range(0, len(chosen), _AT_ONCE):

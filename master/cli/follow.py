@@ -1,4 +1,4 @@
-"""``usher tickets follow``: what happens to one ticket, as it happens, from a master's server-sent events."""
+"""Define ``usher tickets follow``: the events of one ticket, as they happen, from a master's server-sent events."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from usher.common.runtime.settings import CommonSettings, load, options
 from usher.master.cli.options import session
 
 _CONNECT_S = 3.0
-#: A master says where it is every 10 s: one that is silent for longer has gone.
+#: A master sends its position every 10 s: one that is silent for longer has gone.
 _SILENCE_S = 35.0
 _PAUSE_S = 1.0
 _USUAL = "http://127.0.0.1:8700"
 
 
 class FollowSettings(CommonSettings):
-    """What following needs: masters instead of Redis."""
+    """The settings of following: masters instead of Redis."""
 
     UNREAD: ClassVar[frozenset[str]] = frozenset(CommonSettings.model_fields) - {"state_dir", "api_token", "tls_ca"}
 
@@ -39,7 +39,7 @@ class FollowSettings(CommonSettings):
 
 
 class ServerSentEvent(NamedTuple):
-    """One server-sent event. Without a name it only says where we are."""
+    """A server-sent event. One without a name only carries the position."""
 
     position: str
     name: str
@@ -51,7 +51,10 @@ class ServerSentEvent(NamedTuple):
 )
 @click.argument("ticket_id")
 @click.option(
-    "--from", "position", default="", help="Id of an event: first what came after it. 0: first all that is still there."
+    "--from",
+    "position",
+    default="",
+    help="Id of an event: begin with the events after it. 0: begin with everything that is still there.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document per event and line.")
 @options(FollowSettings)
@@ -68,8 +71,8 @@ def follow_ticket(flags: dict[str, Any], ticket_id: str, position: str, as_json:
 def follow(
     urls: Sequence[str], ticket_id: str, position: str, token: str, ca: Path | None = None
 ) -> Iterator[ServerSentEvent]:
-    """Events for ever: when a master goes, another one goes on where it was. Raises StartRefused when at the beginning
-    none answers, and when one refuses."""
+    """Yield events for ever: when a master goes, another one continues from the same position. Raises StartRefused when
+    no master answers at the beginning, and when one refuses."""
     asking = session(ca)
     begun = False
     while True:
@@ -117,8 +120,8 @@ def _document(reply: requests.Response) -> str:
 
 
 def lines_of(content: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines of what comes in pieces, byte by byte as a rule, each as soon as it is whole. (``iter_lines`` of
-    requests copies a line anew for each of its bytes: an entry of 64 KiB takes it seconds, and whoever reads so slowly
+    """Yield the lines of pieces, byte by byte as a rule, each as soon as it is whole. (``iter_lines`` of requests
+    copies a line anew for each of its bytes: an entry of 64 KiB takes it seconds, and a client that reads so slowly
     loses the connection.)"""
     line = bytearray()
     for piece in content:
@@ -130,7 +133,7 @@ def lines_of(content: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def parse(lines: Iterable[bytes]) -> Iterator[ServerSentEvent]:
-    """Events out of the lines of an event stream (the part of the format that our masters use)."""
+    """Yield events from the lines of an event stream (the part of the format that our masters use)."""
     position = name = data = ""
     for line in lines:
         field, _, value = line.decode(errors="replace").partition(": ")
@@ -156,11 +159,11 @@ def _line(told: ServerSentEvent) -> str:
 
 
 def _when(ms: float) -> str:
-    """Local time; with the day when it is not today."""
+    """Return a local time; with the day when it is not today."""
     try:
         at = datetime.fromtimestamp(ms / 1000)
     except (OverflowError, ValueError, OSError):
-        return "?"  # of an id that somebody chose
+        return "?"  # the time of an id that a producer chose
     return at.strftime("%H:%M:%S" if at.date() == datetime.now().date() else "%Y-%m-%d %H:%M:%S")
 
 

@@ -1,4 +1,4 @@
-"""``usher log``: browse a stream by id or time. Read page by page; the stream is never held as a whole."""
+"""Define ``usher log``: browse a stream by id or time. Reads page by page; the stream is never held as a whole."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from usher.common.redis.locate import resolve_redis_url
 from usher.common.redis.replies import Entry
 from usher.common.runtime.settings import CommonSettings, load, options
 
-#: Entries of a page: of the first one, and at most. Later ones follow from the weight of what was read: about
+#: Entries of the first page, and of any page at most. The number follows from the weight of the entries read: about
 #: _PAGE_BYTES each.
 _FIRST_PAGE, _LONGEST_PAGE = 4, 100
 _PAGE_BYTES = 4 * 1024 * 1024
@@ -53,7 +53,7 @@ def log(
         flags = flags | {"ticket_stream": stream}
     settings = load(CommonSettings, os.environ, flags)
     if follow and given["until"]:
-        raise click.UsageError("--follow has no end, --until is one: give one of them")
+        raise click.UsageError("--follow has no end, --until sets one: give only one of them")
     now_ms = time.time_ns() // 1_000_000
     start = "-" if given["since"] is None else place(given["since"], now_ms)
     end = "+" if given["until"] is None else place(given["until"], now_ms)
@@ -82,7 +82,7 @@ def log(
 
 
 def place(text: str, now_ms: int) -> str:
-    """A stream id or its time part for XRANGE. Raises click.BadParameter.
+    """Return a stream id or its time part for XRANGE. Raises click.BadParameter.
 
     >>> place("15m", 1_000_000_000_000)
     '999999100000'
@@ -101,7 +101,7 @@ def place(text: str, now_ms: int) -> str:
 
 
 def _entries(link: Link, stream: str, start: str, end: str, follow: bool) -> Iterator[Entry]:
-    """Entries from ``start`` to ``end``, then, if asked, all that come."""
+    """Yield entries from ``start`` to ``end``, then, with ``follow``, all new ones."""
     last, count = b"", _FIRST_PAGE
     while True:
         since: str | bytes = b"(" + last if last else start
@@ -120,7 +120,7 @@ def _entries(link: Link, stream: str, start: str, end: str, follow: bool) -> Ite
 
 
 def _start_of_following(link: Link, stream: str, start: str) -> bytes:
-    """Where to wait when nothing lies behind ``start`` yet: behind the last entry that is before it."""
+    """Return the id to wait behind when there is no entry after ``start`` yet: the last entry before it."""
     if start == "-":
         return b"0-0"
     found = link.call("XREVRANGE", stream, start, "-", "COUNT", 1)

@@ -1,4 +1,4 @@
-"""The options that say which dead letters are meant, for every command that is about some of them."""
+"""The options that select dead letters, for every command that works on some of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from usher.master.policy.rules import LONGEST_REASON
 
 
 class Age(Duration):
-    """An age in milliseconds."""
+    """An age in milliseconds, as a type of an option."""
 
     name = "age"
 
@@ -36,17 +36,19 @@ class Age(Duration):
         return int(super().convert(value, param, ctx) * 1000)
 
 
-#: What is said of the text and the time of a letter.
+#: The filters by text and by time of a letter.
 OF_LETTERS = (
     click.option(
         "--reason",
         default="",
         metavar="TEXT",
-        help="Only those given up for a reason that has this in it; not why you act.",
+        help="Only those given up for a reason that contains this; not your own reason.",
     ),
-    click.option("--error", default="", metavar="TEXT", help="Only those whose error, or its type, has this in it."),
-    click.option("--older-than", type=Age(), metavar="AGE", help="Only those written longer ago: 90s, 10m, 2h, 3d."),
-    click.option("--younger-than", type=Age(), metavar="AGE", help="Only those written since."),
+    click.option("--error", default="", metavar="TEXT", help="Only those whose error, or its type, contains this."),
+    click.option(
+        "--older-than", type=Age(), metavar="AGE", help="Only those written longer ago than this: 90s, 10m, 2h, 3d."
+    ),
+    click.option("--younger-than", type=Age(), metavar="AGE", help="Only those written less long ago than this."),
 )
 _REASON, _ERROR, _OLDER, _YOUNGER = OF_LETTERS
 _TICKET = click.option("--ticket", metavar="ID", help="Only those of this ticket.")
@@ -56,14 +58,14 @@ _ID = click.option(
 
 
 def filters(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator: all of them."""
+    """Add all filter options to a command."""
     for decorate in reversed((_TICKET, _REASON, _ERROR, _ID, _OLDER, _YOUNGER)):
         command = decorate(command)
     return command
 
 
 def wanted_of(given: dict[str, Any]) -> LetterFilter:
-    """What the options mean now."""
+    """Return the filter that the options mean now."""
     now_ms = time.time_ns() // 1_000_000
     ticket, letter_id, older, younger = (
         given["ticket"],
@@ -82,8 +84,8 @@ def wanted_of(given: dict[str, Any]) -> LetterFilter:
 
 
 class _WhyOption(click.Option):
-    """Shown as ``--why`` alone: its other name is for scripts that were written before all commands had one word for
-    it."""
+    """An option shown as ``--why`` alone: its other name is for scripts that were written before all commands used one
+    word."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         record = super().get_help_record(ctx)
@@ -91,7 +93,7 @@ class _WhyOption(click.Option):
 
 
 def why_option(more: str = "") -> Callable[[Any], Any]:
-    """Why an operator acts. ``--reason`` says the same, except where that is what dead letters are filtered by."""
+    """Return the option for an operator's reason. ``--reason`` means the same, except where it filters dead letters."""
     return click.option(
         "--why", "--reason", "why", cls=_WhyOption, default="", metavar="TEXT", help=f"Why, for the action log{more}."
     )
@@ -110,7 +112,7 @@ class OperatorContext(NamedTuple):
 
 @contextlib.contextmanager
 def operator_context(flags: dict[str, Any]) -> Iterator[OperatorContext]:
-    """Raises as ``configured``."""
+    """Yield the context of an operator's command. Raises as ``configured``."""
     with configured(flags, "operator") as (settings, link, keys):
         reader = None if settings.sources is None else SourcesReader(link, keys, settings.sources)
         gathering = (lambda: None) if reader is None else reader.overview
@@ -122,10 +124,10 @@ def operator_context(flags: dict[str, Any]) -> Iterator[OperatorContext]:
 
 
 def session(ca: Path | None) -> requests.Session:
-    """For asking masters. ``ca``: whose certificates are trusted instead of the system's. Raises StartRefused when
-    there is no such file."""
+    """Return an HTTP session for masters. ``ca``: a file of certificates that are trusted instead of the system's.
+    Raises StartRefused when there is no such file."""
     made = requests.Session()
-    made.trust_env = False  # these are addresses of ours: no proxy
+    made.trust_env = False  # our own addresses: no proxy
     if ca is not None:
         if not ca.expanduser().exists():
             raise StartRefused(f"USHER_TLS_CA: there is no {ca}")
@@ -134,8 +136,8 @@ def session(ca: Path | None) -> requests.Session:
 
 
 def caller(why: str = "") -> By:
-    """The user of the operating system who runs this command. Raises click.UsageError for a ``why`` that the action log
-    does not take."""
+    """Return the user of the operating system who runs this command. Raises click.UsageError for a ``why`` that the
+    action log does not take."""
     if not why.isprintable() or len(why) > LONGEST_REASON:
         raise click.UsageError(
             f"the reason must be one line of text, without control characters, of at most {LONGEST_REASON} characters"
@@ -148,7 +150,7 @@ def caller(why: str = "") -> By:
 
 
 def print_rule_set_change(changed: RuleSetChange, as_json: bool) -> None:
-    """What a change of the rules did."""
+    """Print the outcome of a change of the rules."""
     if as_json:
         print_json(changed.shown())
     else:

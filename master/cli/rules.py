@@ -1,5 +1,5 @@
-"""``usher rules``, ``usher pause``, ``usher slow`` and ``usher resume``: what is to happen to tickets from now on,
-without a deploy."""
+"""Define ``usher rules``, ``usher pause``, ``usher slow`` and ``usher resume``: change how tickets are treated from now
+on, without a deploy."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from usher.master.operations.live_rules import TooManyRules
 from usher.master.policy.explain.explain import span
 from usher.master.policy.rules import Rule, RuleAction, Target, rule_id
 
-_WHY = why_option(" and for whoever asks what the tickets wait for")
+_WHY = why_option(" and for explanations of what the tickets wait for")
 _WHY_LIFTED = why_option()
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
 class _Rate(click.FloatRange):
-    """``nan`` is in every range of click's; a rule with it cannot be read again, and what cannot be read pauses
-    everything."""
+    """A rate per second. Every range of click's contains ``nan``; a rule with it cannot be read again, and an
+    unreadable rule pauses everything."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         rate = float(super().convert(value, param, ctx))
         if math.isnan(rate):
-            self.fail(f"{value!r} is no number", param, ctx)
+            self.fail(f"{value!r} is not a number", param, ctx)
         return rate
 
 
 def _targets(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The ways to say what a rule is about."""
+    """Add the options that select a rule's target."""
     for decorate in reversed(
         (
             click.argument("ticket", required=False),
@@ -67,7 +67,7 @@ def _target(ticket: str | None, pattern: str | None, everything: bool) -> tuple[
 
 
 @click.group(
-    help="Live rules: show them, lift them, and let tickets become dead letters. Without a command: list them.",
+    help="Show live rules, lift them, and turn tickets into dead letters. Without a command: list the rules.",
     invoke_without_command=True,
 )
 @click.pass_context
@@ -76,7 +76,7 @@ def rules(context: click.Context) -> None:
         context.invoke(list_rules)
 
 
-@rules.command("list", help="List the rules that hold now.")
+@rules.command("list", help="List the live rules.")
 @_JSON
 @options(CommonSettings)
 def list_rules(flags: dict[str, Any], as_json: bool) -> None:
@@ -103,7 +103,7 @@ def list_rules(flags: dict[str, Any], as_json: bool) -> None:
     )
 
 
-@rules.command("lift", help="Take rules away. Exit code 1 when one of them was not there.")
+@rules.command("lift", help="Lift rules. Exit code 1 when one of them does not exist.")
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
 @_WHY_LIFTED
 @_JSON
@@ -125,8 +125,9 @@ def lift(flags: dict[str, Any], ids: tuple[str, ...], why: str, as_json: bool) -
 @rules.command(
     "dead-letter",
     help=(
-        "Let what comes of tickets become dead letters (reason `rule`), in order, from now on until the rule is lifted."
-        " What is handed over already goes on. Afterwards `usher dead redrive` makes messages of them again."
+        "Turn the messages of tickets into dead letters (reason `rule`), in order, from now on until the rule is"
+        " lifted. Messages already handed over run to their end. Afterwards `usher dead redrive` turns the letters"
+        " into messages again."
     ),
 )
 @_targets
@@ -138,8 +139,8 @@ def dead_letter(flags: dict[str, Any], yes: bool, why: str, as_json: bool, **cho
     target, value = _target(**chosen)
     if not yes:
         if as_json or not sys.stdin.isatty():
-            raise click.UsageError("nobody can be asked here: give --yes")
-        if not click.confirm(f"make dead letters of {value or 'everything'}?"):
+            raise click.UsageError("stdin is not a terminal: pass --yes")
+        if not click.confirm(f"turn the messages of {value or 'everything'} into dead letters?"):
             sys.exit(1)
     _set(flags, Rule(target, value, RuleAction.DEAD_LETTER, None, why, caller().who), as_json)
 
@@ -147,8 +148,8 @@ def dead_letter(flags: dict[str, Any], yes: bool, why: str, as_json: bool, **cho
 @click.command(
     help=(
         "Pause tickets: nothing more of them is handed over; nothing is lost, their order stays, and other tickets go"
-        " on. What a consumer has already goes on to its end. It holds until `usher resume`, whatever is restarted"
-        " meanwhile."
+        " on. Messages that a consumer already has run to their end. The pause holds until `usher resume`, whatever"
+        " is restarted meanwhile."
     )
 )
 @_targets
@@ -162,7 +163,7 @@ def pause(flags: dict[str, Any], why: str, as_json: bool, **chosen: Any) -> None
 
 @click.command(
     help=(
-        "Slow tickets down: at most so many messages of each of them are handed over per second. It holds until `usher"
+        "Slow tickets down: hand over at most so many messages of each ticket per second. This holds until `usher"
         " resume`."
     )
 )
@@ -194,8 +195,8 @@ def _set(flags: dict[str, Any], rule: Rule, as_json: bool) -> None:
 
 @click.command(
     help=(
-        "Lift the rule for a ticket, a pattern or everything: it goes on, in the order of the stream. Exit code 1 when"
-        " there was none."
+        "Lift the rule for a ticket, a pattern or everything: its tickets go on, in the order of the stream. Exit"
+        " code 1 when there was no rule."
     )
 )
 @_targets
@@ -219,7 +220,7 @@ def resume(flags: dict[str, Any], why: str, as_json: bool, **chosen: Any) -> Non
 
 
 def _tell_others(at: OperatorContext, target: Target, value: str) -> None:
-    """A ticket may have other rules too: the strongest holds."""
+    """Print the other rules that fit: of several rules the strongest holds."""
     if target is Target.TICKET:
         for rule in at.rules.read().all_of(value.encode("utf-8", "surrogateescape")):
             if rule.target is not Target.TICKET:

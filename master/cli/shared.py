@@ -1,4 +1,4 @@
-"""What the looking commands share: finding Redis, opening a reader, printing a document or a table."""
+"""Parts shared by the commands that look at a system: find Redis, open a reader, print a document or a table."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from usher.common.runtime.settings import CommonSettings, load
 from usher.master.insight.status import StatusReader
 from usher.master.operations.dead_letters import DeadLetters
 
-#: A width at which nothing is folded.
+#: A width, in characters, at which nothing is folded.
 _UNFOLDED = 10_000
-#: Characters of a text that is folded, in which it can still be read.
+#: Characters of a folded column in which a text can still be read.
 _READABLE = 28
 #: Colours of the states of consumers and tickets.
 _YELLOW, _RED = (
@@ -38,8 +38,8 @@ _STYLES = {"live": "green"} | dict.fromkeys(_YELLOW, "yellow") | dict.fromkeys(_
 
 
 class CommandContext(NamedTuple):
-    """What a command works on: a link to the configured Redis, and the keys of the configured stream, which is the work
-    stream of several."""
+    """The context of a command: a link to the configured Redis, and the keys of the configured stream, which is the
+    work stream of several."""
 
     settings: CommonSettings
     link: Link
@@ -48,8 +48,8 @@ class CommandContext(NamedTuple):
 
 @contextlib.contextmanager
 def configured(flags: dict[str, Any], role: str) -> Iterator[CommandContext]:
-    """``role`` names the connection. Raises SettingsError and StartRefused; what Redis refuses later (to a user without
-    the right, say) becomes StartRefused too."""
+    """Yield the context of a command. ``role`` names the connection. Raises SettingsError and StartRefused; an error
+    that Redis answers later (to a user without the right, say) becomes StartRefused too."""
     settings = load(CommonSettings, os.environ, flags)
     url = resolve_redis_url(settings)
     check_reachable(url)
@@ -70,14 +70,14 @@ def configured(flags: dict[str, Any], role: str) -> Iterator[CommandContext]:
 
 @contextlib.contextmanager
 def status_reader(flags: dict[str, Any]) -> Iterator[StatusReader]:
-    """A reader of the configured stream. Raises as ``configured``."""
+    """Yield a reader of the configured stream. Raises as ``configured``."""
     with configured(flags, "status") as found:
         yield StatusReader(found.link, found.keys, found.settings.sources, found.settings.work_ticket_field)
 
 
 @contextlib.contextmanager
 def letters_of(flags: dict[str, Any]) -> Iterator[DeadLetters]:
-    """The dead letters of the configured stream. Raises as ``configured``."""
+    """Yield the dead letters of the configured stream. Raises as ``configured``."""
     with configured(flags, "dead") as found:
         yield DeadLetters(found.link, found.keys)
 
@@ -93,8 +93,8 @@ def table(
     numbers: Sequence[str] = (),
     ids: Sequence[str] = (),
 ) -> Table:
-    """A table for people; ``numbers`` are the columns that are aligned to the right, ``ids`` those that stay on one
-    line, to be copied."""
+    """Return a table for people; ``numbers`` are the columns that are aligned to the right, ``ids`` those that stay on
+    one line, to be copied."""
     # A title may be wider than its table.
     named = Text(escape_control(title), "table.title", no_wrap=True, overflow="ignore")
     made = Table(
@@ -117,9 +117,8 @@ def fitted(
     ids: Sequence[str],
     extras: Sequence[str],
 ) -> Table:
-    """The same for a table that is wider than many a terminal: as many of its ``extras`` are left out, in this order,
-    as it takes for the others to be read. None where no terminal is: whoever keeps the output, or searches it, wants
-    all."""
+    """Return such a table fitted to the terminal: as many of its ``extras`` are left out, in this order, as it takes
+    for the others to be read. None are where there is no terminal: output that is kept or searched needs them all."""
     at, cells = list(columns), [[_cell(value).plain for value in row] for row in rows]
     screen = console()
     width = screen.width if screen.is_terminal or "COLUMNS" in os.environ else sys.maxsize
@@ -135,7 +134,7 @@ def fitted(
 
 
 def _cell(value: object) -> Text:
-    """As it is: no markup, no emoji."""
+    """Return a value as it is: no markup, no emoji."""
     if isinstance(value, Text):
         return Text(escape_control(value.plain), value.style)
     text = f"{value:,}" if isinstance(value, int) else str(value)
@@ -189,7 +188,7 @@ def tickets_table(rows: Sequence[dict[str, Any]], title: str = "Tickets in proce
 
 
 def unblock_hint(row: dict[str, Any]) -> str | None:
-    """Of a halted or paused ticket: why, and what an operator can do."""
+    """Return why a halted or paused ticket waits, and what an operator can do."""
     if row["state"] == "paused":
         return escape_control(f"  {row['ticket_id']} is {row['why']}")
     if row["state"] != "halted":
@@ -207,7 +206,7 @@ def unblock_hint(row: dict[str, Any]) -> str | None:
 
 
 def console() -> Console:
-    """Where no terminal is, no word is folded: whoever keeps the output, or searches it, finds it in one piece."""
+    """Return a console. Without a terminal it folds no word: a search in kept output finds each word in one piece."""
     shown = Console(highlight=False, emoji=False)
     return (
         shown

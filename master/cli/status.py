@@ -1,4 +1,4 @@
-"""``usher status``: what is going on, as a table that follows, or one JSON document."""
+"""Define ``usher status``: the state of the system, as a table that is refreshed, or one JSON document."""
 
 from __future__ import annotations
 
@@ -22,14 +22,18 @@ _TICKETS_SHOWN = 12
 _TROUBLES_SHOWN = 5
 
 
-_HELP = """Show consumers, tickets in processing, lag, pending and rates. On a terminal the table follows; Ctrl-C ends it.
+_HELP = """Show consumers, tickets in processing, lag, pending and rates. On a terminal the table is refreshed; Ctrl-C ends
+it.
 
-Exit code 1 when a consumer of the `usher up` of this machine is not alive; with --json it is 0, and `missing_consumers` names them."""
+Exit code 1 when a consumer of the `usher up` of this machine is not alive; with --json it is 0, and
+`missing_consumers` names them."""
 
 
 @click.command(help=_HELP)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document and end.")
-@click.option("--once", is_flag=True, help="Print the table once and end (the default when the output is no terminal).")
+@click.option(
+    "--once", is_flag=True, help="Print the table once and end (the default when the output is not a terminal)."
+)
 @click.option(
     "--every",
     type=click.FloatRange(min=0.1),
@@ -64,8 +68,8 @@ def status(flags: dict[str, Any], as_json: bool, once: bool, every: float) -> No
 
 
 def _logs_of_up(settings: CommonSettings) -> dict[str, str]:
-    """Consumers that run on this machine, as far as we know, by name, and their logs: those of the `usher up` whose
-    Redis we look at."""
+    """Return the log of each consumer, by name, that the `usher up` of this machine runs, if that works on the same
+    Redis."""
     up = find_local_instance(settings.state_folder)
     if up is None or settings.redis_url not in ("", up.redis_url):
         return {}
@@ -73,11 +77,11 @@ def _logs_of_up(settings: CommonSettings) -> dict[str, str]:
 
 
 def look(reader: StatusReader, before: dict[str, Any] | None, logs: Mapping[str, str]) -> dict[str, Any]:
-    """One look. Rates are per second since ``before``, None at the first look.
+    """Return one look. Rates are per second since ``before``, None at the first look.
 
-    ``done`` counts what the stream holds and the group has neither unread nor pending. ``missing_consumers``: those of
-    ``logs`` that are not alive, each with its log. One that ends again and again before it registers is on no roster:
-    only its supervisor and its log know of it.
+    ``done`` counts the entries in the stream that the group has neither unread nor pending. ``missing_consumers``:
+    those of ``logs`` that are not alive, each with its log. A consumer that ends again and again before it registers is
+    in no registry: only its supervisor and its log know it.
     """
     overview = reader.overview()
     overview["done"] = max(0, overview["entries"] - overview["lag"] - overview["pending"])
@@ -133,15 +137,15 @@ def drawn(seen: dict[str, Any]) -> RenderableType:
     ]
     if seen["tickets_in_processing"]:
         shown = len(seen["tickets_in_processing"])
-        total = max(shown, seen["tickets"])  # they were counted a moment before
+        total = max(shown, seen["tickets"])  # counted a moment before the rows
         parts += ["", tickets_table(seen["tickets_in_processing"], f"Tickets in processing ({shown:,} of {total:,})")]
     if seen["tickets_parked"]:
-        parts += ["", tickets_table(seen["tickets_parked"], "Parked: nobody has anything of these")]
+        parts += ["", tickets_table(seen["tickets_parked"], "Parked: no consumer has a message of these tickets")]
     return Group(*parts)
 
 
 def _of_sources(seen: dict[str, Any]) -> list[tuple[str, object]]:
-    """Lines on streams that are gathered."""
+    """Return the lines about gathered streams."""
 
     def count(row: dict[str, Any]) -> str:
         return f"{row['lag']:,}" if row["lag_is_exact"] else f"more than {row['lag']:,}"

@@ -1,4 +1,4 @@
-"""``usher tickets``: look at tickets in processing, and explain what one waits for."""
+"""Define ``usher tickets``: look at tickets in processing, and explain what one waits for."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def list_tickets(flags: dict[str, Any], limit: int, as_json: bool) -> None:
         click.echo(f"  the first {len(rows):,}; --limit shows more")
     elif more:
         click.echo(
-            f"  more is parked: tickets of the oldest {LOOKED_AT} messages are here; `usher tickets explain` knows"
+            f"  more is parked: only tickets of the oldest {LOOKED_AT} messages are listed; `usher tickets explain` knows"
             " every ticket"
         )
 
@@ -80,13 +80,13 @@ def show_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None:
         sys.exit(1)
 
 
-#: How long the leader may take: it asks the owner in turn.
+#: Seconds that the leader may take: it asks the owner in turn.
 _CONNECT_S, _READ_S = 1.0, 5.0
 _MOST_SHOWN = 20
 
 
 class ExplainSettings(CommonSettings):
-    """What asking the leader needs, and Redis."""
+    """The settings needed to ask the leader, and Redis."""
 
     UNREAD: ClassVar[frozenset[str]] = CommonSettings.UNREAD - {"tls_ca"}
 
@@ -94,8 +94,8 @@ class ExplainSettings(CommonSettings):
 @click.command(
     "explain",
     help=(
-        "Say what a ticket waits for, and until when. Asks the leader, who asks the consumer that has the ticket;"
-        " without a leader it says what Redis knows."
+        "Explain what a ticket waits for, and until when. Asks the leader, which asks the consumer that has the"
+        " ticket; without a leader the explanation comes from Redis alone."
     ),
 )
 @click.argument("ticket_id")
@@ -126,7 +126,7 @@ def explain_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None
 
 
 def _ask_leader(at: OperatorContext, ticket_id: str) -> dict[str, Any] | None:
-    """What the leader says; None when there is none, or it does not answer."""
+    """Return the leader's explanation; None when there is no leader, or it does not answer."""
     url = at.explainer.leader_url()
     if not url:
         return None

@@ -1,4 +1,4 @@
-"""``usher trim``: show what no reader of the stream needs any more, and cut it with ``--apply``."""
+"""Define ``usher trim``: show what no reader of the stream needs any more, and cut it with ``--apply``."""
 
 from __future__ import annotations
 
@@ -27,28 +27,33 @@ from usher.master.policy.trim import Cut, Nothing, Refused, RetentionFacts, Rete
 
 @click.command(
     help=(
-        "Show who reads the ticket stream, how far everybody is, and what could go; --apply cuts it. Never cut: what a"
-        " group has unread or pending, what lies behind a log consumer's checkpoint, and with --archived-only what is"
-        " not archived. Exit code 1: a reader is lost, and nothing is cut before somebody has looked."
+        "Show the readers of the ticket stream, how far each one is, and which entries could go; --apply cuts them."
+        " Never cut: entries that a group has unread or pending, entries behind a log consumer's checkpoint, and with"
+        " --archived-only entries that are not archived. Exit code 1: a reader is lost, and nothing is cut before an"
+        " operator has looked."
     )
 )
-@click.option("--apply", is_flag=True, help="Cut. Without it nothing is changed.")
+@click.option("--apply", is_flag=True, help="Cut. Without this option nothing is changed.")
 @click.option(
     "--archived-only",
     "--archived",
     "archived_only",
     is_flag=True,
-    help="Cut only what is archived, so nothing where no archive is kept.",
+    help="Cut only archived entries, so nothing where no archive is kept.",
 )
 @click.option(
-    "--keep", "keep_s", type=Duration(), metavar="DURATION", help="Keep what is younger than this, e.g. 90m, 24h, 7d."
+    "--keep", "keep_s", type=Duration(), metavar="DURATION", help="Keep entries younger than this, e.g. 90m, 24h, 7d."
 )
-@click.option("--forget", metavar="NAME", help="Remove the checkpoint of a log consumer that is no more, and end.")
-@click.option("--forget-group", metavar="NAME", help="Remove the saved position of a group that is no more, and end.")
+@click.option(
+    "--forget", metavar="NAME", help="Remove the checkpoint of a log consumer that no longer exists, and end."
+)
+@click.option(
+    "--forget-group", metavar="NAME", help="Remove the saved position of a group that no longer exists, and end."
+)
 @click.option(
     "--forget-archive",
     is_flag=True,
-    help="Remove what `usher audit archive` has noted, when no archive is kept any more, and end.",
+    help="Remove the mark of `usher audit archive`, when no archive is kept any more, and end.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @options(CommonSettings)
@@ -92,7 +97,7 @@ def _trimming(flags: dict[str, Any]) -> Iterator[tuple[Trimming, CommonSettings]
     except RedisTrouble as trouble:
         raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
     except CommandRefused as refused:
-        raise StartRefused(f"USHER_TICKET_STREAM: {settings.one_stream} cannot be looked at: {refused}") from refused
+        raise StartRefused(f"USHER_TICKET_STREAM: {settings.one_stream} cannot be read: {refused}") from refused
     finally:
         link.close()
 
@@ -115,7 +120,7 @@ def _forget(trimming: Trimming, forget: str | None, forget_group: str | None, fo
 
 
 def _cut(trimming: Trimming, decision: Cut, archived_only: bool, would: int) -> tuple[int, str]:
-    """How many entries went, and what stopped it."""
+    """Cut; return how many entries went, and the error that stopped it."""
     screen = console()
     cut = 0
     columns = (TextColumn("cutting"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -139,7 +144,7 @@ def _document(
     cut: int | None,
     trouble: str,
 ) -> dict[str, Any]:
-    """``cut`` None: it was a dry run."""
+    """Return the JSON document. ``cut`` None: it was a dry run."""
     now_ms = time.time_ns() // 1_000_000
     noted = {one.name: one.noted_ms for one in facts.checkpoints}
     rows = []

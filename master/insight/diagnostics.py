@@ -1,4 +1,5 @@
-"""The system as a whole, read from Redis: the doctor's findings, and who reads the stream and what may be cut of it."""
+"""Read the system as a whole from Redis: the doctor's findings, the stream's readers, and what may be cut of the
+stream."""
 
 from __future__ import annotations
 
@@ -18,12 +19,13 @@ from usher.common.redis.replies import parse_span
 from usher.master.operations.trimming import Trimming
 from usher.master.policy.trim import Cut, Refused, decide, readers
 
-#: The doctor watches clocks for 0.1 s; what it found is shown for so long.
+#: Seconds for which findings are shown again: an examination watches clocks for 0.1 s.
 _FOUND_FOR_S = 15.0
 
 
 class SystemDiagnostics:
-    """May be used by many threads, one at a time. ``archived_only``: whether the master trims only what is archived."""
+    """The doctor and the stream's readers, for the page. Safe for many threads, one at a time. ``archived_only``: the
+    master trims only what is archived."""
 
     def __init__(
         self,
@@ -44,11 +46,11 @@ class SystemDiagnostics:
         self._found_s = 0.0
 
     def doctor(self) -> dict[str, Any]:
-        """What `usher doctor --json` says, at most some seconds old; while one thread asks anew, the others get what
-        there is."""
+        """Return the document of `usher doctor --json`, at most some seconds old. While one thread examines anew, the
+        others get the former document."""
         if self._is_old and self._lock.acquire(blocking=not self._found):
             try:
-                if self._is_old:  # else somebody else was first
+                if self._is_old:  # otherwise another thread was faster
                     self._examine()
             finally:
                 self._lock.release()
@@ -72,7 +74,8 @@ class SystemDiagnostics:
         self._found_s = now_s()
 
     def streams(self) -> list[dict[str, Any]]:
-        """The ticket stream: its readers, what may be cut and why, and whose checkpoints there are."""
+        """Return one row for the ticket stream: its readers, what may be cut and why, and whose checkpoints there
+        are."""
         with self._lock:
             facts = Trimming(self._link, self._keys).facts()
             beside = {self._keys.runs: "run log", self._keys.dead: "dead letters"}
@@ -112,5 +115,5 @@ class SystemDiagnostics:
 
 
 def _last(reply: Any) -> str | None:
-    """Of a reply of XINFO STREAM, which is an error where there is no stream."""
+    """Return the last id in a reply of XINFO STREAM; None when the reply is an error because there is no stream."""
     return None if isinstance(reply, Exception) else parse_span(reply).last_generated.decode()

@@ -1,4 +1,4 @@
-"""Explainer: reads what explain (master/policy/explain/explain.py) needs to know of a ticket. The one place that does.
+"""Explainer: the one reader of the facts that explain (master/policy/explain/explain.py) needs about a ticket.
 
 Everything is in Redis, so it works on any master and without one. Two things are not, and are asked where they are
 known: what the owner does with the ticket (its HTTP interface), and what the leader has in memory (the board, when this
@@ -39,21 +39,20 @@ from usher.master.policy.explain.facts import (
 )
 from usher.master.policy.rules import Rulebook
 
-#: Entries looked through for those of one ticket: by one call, and in all. And for how long at most, for all that is
-#: looked for.
+#: A search for one ticket's entries: entries per call, and calls; and seconds for all searches of one explanation.
 _PAGE, _PAGES = 200, 25
 _LOOK_S = 0.05
-#: Clocks that differ by less are as good as one.
+#: Clocks that differ by less count as one clock.
 _CLOCKS_AGREE_MS = 1000
 _KINDS = {RETURNED: "returned", HALTED: "halted", TAIL: "tail"}
 
-#: Asks the owner at this health URL what it does with a ticket; None: it did not say.
+#: Asks the owner at this health URL what it does with a ticket; None: no answer.
 AskOwner = Callable[[str, str], OwnerTold | None]
 
 
 class Explainer:
-    """Explains tickets of one stream. May be used by many threads, one at a time; nobody waits for an owner's answer
-    but who asked."""
+    """Explains tickets of one stream. Safe for many threads, one at a time; only the thread that asked waits for an
+    owner's answer."""
 
     def __init__(
         self,
@@ -66,12 +65,12 @@ class Explainer:
         sources: Callable[[], dict[str, Any] | None] = lambda: None,
         by_stream: bool = False,
     ) -> None:
-        """``sources``: how the gathering goes (``StatusReader.sources``); ``by_stream``: tickets of several streams are
-        called STREAM/ID."""
+        """Keep the parts. ``sources``: the progress of gathering (``StatusReader.sources``); ``by_stream``: tickets of
+        several streams are called STREAM/ID."""
         self._link = link  # guarded by self._lock
         self._keys = keys
         self._scripts = ScriptRunner(link)
-        self._letters = DeadLetters(link, keys)  # this too
+        self._letters = DeadLetters(link, keys)  # guarded as well
         self._ticket_field = ticket_field
         self._lease_ms = lease_ms
         self._ask_owner = ask_owner
@@ -81,7 +80,7 @@ class Explainer:
         self._lock = threading.Lock()
 
     def explain(self, ticket_id: str) -> TicketExplanation:
-        """What the ticket waits for. Raises what ``Link.call`` raises."""
+        """Explain what the ticket waits for. Raises what ``Link.call`` raises."""
         ticket = ticket_id.encode("utf-8", "surrogateescape")
         with self._lock:
             found = self._read(ticket_id, ticket)
@@ -99,29 +98,28 @@ class Explainer:
         )
 
     def leader_url(self) -> str:
-        """Where the leader is reached; "" when there is none."""
+        """Return the leader's URL; "" when there is no leader."""
         with self._lock:
             held = self._link.call("GET", self._keys.leader)
         return parse_held(held).url or ""
 
     def is_registered(self, name: str) -> bool:
-        """Whether a consumer of that name is registered."""
+        """Return True when a consumer of that name is registered."""
         with self._lock:
             return self._link.call("HGET", self._keys.consumers, name) is not None
 
     def _read(self, ticket_id: str, ticket: bytes) -> dict[str, Any]:
-        """All facts that Redis knows, as arguments of TicketFacts, and the owner's health URL. Few round trips: a busy master
-        is slow at each."""
+        """Return all facts that Redis knows, as arguments of TicketFacts, and the owner's health URL. Makes few round
+        trips: a busy master is slow at each."""
         keys, until_s = self._keys, now_s() + _LOOK_S
         commands = [
             *INFO_COMMANDS,
-            *(
-                ("HGET", keys.tickets, ticket),
-                ("HGETALL", keys.rules),
-                ("HGETALL", keys.consumers),
-                ("GET", keys.leader),
-            ),
-            *(("XINFO", "GROUPS", keys.stream), ("XINFO", "CONSUMERS", keys.stream, keys.group)),
+            ("HGET", keys.tickets, ticket),
+            ("HGETALL", keys.rules),
+            ("HGETALL", keys.consumers),
+            ("GET", keys.leader),
+            ("XINFO", "GROUPS", keys.stream),
+            ("XINFO", "CONSUMERS", keys.stream, keys.group),
         ]
         replies = self._link.pipeline(commands)
         told, (*stored, groups, consumers) = replies[: len(INFO_COMMANDS)], replies[len(INFO_COMMANDS) :]
@@ -166,7 +164,7 @@ class Explainer:
     def _owner(
         self, incarnation: str, members: dict[str, RegisteredConsumer], rules: Rulebook
     ) -> tuple[OwnerFacts, str]:
-        """The owner, and where it can be asked; "" when it cannot."""
+        """Return the owner, and the URL where it can be asked; "" when it cannot be."""
         name = name_of(incarnation)
         successor = next(
             (
@@ -178,7 +176,7 @@ class Explainer:
         )
         paused = rules.of_consumer(name)
         member = members.get(incarnation)
-        lease = self._keys.lease(incarnation)  # it may live when the registration is gone
+        lease = self._keys.lease(incarnation)  # the lease may outlive the registration
         state, left_ms = self._link.pipeline([("GET", lease), ("PTTL", lease)])
         if not isinstance(state, bytes):
             return OwnerFacts(incarnation, "", 0, successor, paused), ""
@@ -186,8 +184,8 @@ class Explainer:
         return OwnerFacts(incarnation, state.decode(errors="replace"), max(0, left_ms), successor, paused), url
 
     def _group(self, groups: Any, consumers: Any) -> tuple[bytes | None, GroupLag, dict[bytes, int]]:
-        """Of replies of XINFO: the last id the group was given (None: there is no group), what is above it, and what is
-        pending for whom."""
+        """Return, from replies of XINFO: the last id the group was given (None: there is no group), its lag above that
+        id, and the pending count per consumer."""
         facts = group_of(groups, self._keys.group)
         if facts is None or isinstance(consumers, Exception):
             length = self._link.call("XLEN", self._keys.stream)
@@ -196,7 +194,7 @@ class Explainer:
         return facts[b"last-delivered-id"], lag, {one.name: one.pending for one in group_consumers_of(consumers)}
 
     def _delayed(self, ticket: bytes, until_s: float) -> dict[str, Any]:
-        """Its messages that wait for their time, and when the first of them is due; those that no leader has looked at
+        """Return the ticket's delayed messages and when the first of them is due. Messages that no leader has looked at
         yet may be due now."""
         log = LogKeys(self._keys.stream)
         try:
@@ -205,18 +203,18 @@ class Explainer:
                 [*(("ZSCORE", log.due, member_of(entry_id.decode())) for entry_id in ids), ("TIME",)]
             )
         except CommandRefused:
-            return {}  # a user without the right, which is newer than many a user
+            return {}  # the Redis user lacks this right, which is newer than many a user
         due_ms = min((int(float(score)) for score in scores if score is not None), default=0)
         ahead_ms = int(seconds) * 1000 + int(micros) // 1000 - wall_ms()
         if due_ms and abs(ahead_ms) >= _CLOCKS_AGREE_MS:
-            due_ms = max(1, due_ms - ahead_ms)  # it is due by Redis' clock; we tell times by ours
+            due_ms = max(1, due_ms - ahead_ms)  # due by Redis' clock, shown by ours
         return {"delayed": len(ids), "delayed_is_exact": is_exact, "due_ms": due_ms}
 
     def _find(
         self, stream: str, ticket: bytes, start: bytes, group: str, until_s: float
     ) -> tuple[tuple[bytes, ...], bool]:
-        """Entries of the ticket above ``start``, in the stream or parked in the group; False: there is more than was
-        looked through."""
+        """Find entries of the ticket above ``start``, in the stream or parked in the group. The second value is False
+        when there are more entries than the search looked through."""
         found: list[bytes] = []
         for _ in range(_PAGES):
             args = (self._ticket_field, ticket, start, _PAGE, group, MASTER if group else "")
@@ -236,8 +234,8 @@ class Explainer:
         return {entry_id: decode(value) for entry_id, value in zip(ids, noted, strict=True) if value is not None}
 
     def _its_letters(self, ticket: bytes, kind: str, until_s: float) -> dict[str, Any]:
-        """The letter that the halted ticket waits for, and the newest one of a ticket of which nothing is there; as far
-        as they are found."""
+        """Find the letter that a halted ticket waits for, or the newest letter of a ticket of which nothing is left, as
+        far as the search goes."""
         if kind == "halted":
             return {"letter": self._letters.parked_of(ticket, until_s - now_s())}
         if kind:

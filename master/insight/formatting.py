@@ -1,4 +1,4 @@
-"""How pages write things: times, numbers, ids, and whatever others have written. Pure."""
+"""Format values for pages: times, numbers, ids, and texts written by others. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from urllib.parse import quote
 
 from usher.common.base.text import escape_control
 
-#: Characters of a text on a page, unless it is asked for as a whole.
+#: Characters of a text on a page, unless the whole text is asked for.
 _MOST = 2_000
 
 
 def visible(text: object, most: int = _MOST) -> str:
-    """What others wrote, so that it can only be read: characters that act on a terminal or on the direction of text are
+    """Return a foreign text that can only be read: characters that act on a terminal or on the direction of text are
     spelt out.
 
     >>> visible("a\\u202eb\\0"), visible("x" * 10, 4)
@@ -27,7 +27,7 @@ def visible(text: object, most: int = _MOST) -> str:
 
 
 def number(value: float | None) -> str:
-    """With thousands apart; a dash for what is not known.
+    """Return the number with its thousands apart; a dash for an unknown one.
 
     >>> number(1234567), number(3.26), number(None)
     ('1,234,567', '3.3', '-')
@@ -38,7 +38,7 @@ def number(value: float | None) -> str:
 
 
 def duration(ms: float | None) -> str:
-    """A length of time in at most two units.
+    """Return a length of time in at most two units.
 
     >>> duration(40), duration(2500), duration(75_000), duration(3_700_000), duration(2 * 86_400_000), duration(None)
     ('40 ms', '2.5 s', '1 min 15 s', '1 h 1 min', '2 d', '-')
@@ -59,7 +59,7 @@ def duration(ms: float | None) -> str:
 
 
 def moment(ms: int | None) -> str:
-    """A point in time, UTC.
+    """Return a point in time, in UTC.
 
     >>> moment(1_700_000_000_123), moment(None), moment(10**17)
     ('2023-11-14 22:13:20.123', '-', '-')
@@ -74,12 +74,12 @@ def moment(ms: int | None) -> str:
 
 
 def machine_moment(ms: int | None) -> str:
-    """For the ``datetime`` attribute."""
+    """Return a point in time for the ``datetime`` attribute."""
     return moment(ms).replace(" ", "T") + "Z" if ms else ""
 
 
 def ticket_url(ticket_id: str, **query: str | None) -> str:
-    """The page of a ticket. Browsers take ``.`` and ``..`` out of paths, so these two go into the query.
+    """Return the page of a ticket. Browsers take ``.`` and ``..`` out of paths, so these two go into the query.
 
     >>> ticket_url("a/b ?"), ticket_url(".."), ticket_url("a", back="x")
     ('/tickets/a%2Fb%20%3F', '/tickets?id=..', '/tickets/a?back=x')
@@ -91,8 +91,8 @@ def ticket_url(ticket_id: str, **query: str | None) -> str:
 
 
 def spark(points: Sequence[Any], column: int, width: int = 240, height: int = 40) -> str:
-    """The ``points`` of a polyline through a column of the history; from the right edge, one pixel step per point.
-    Empty without values."""
+    """Return the ``points`` of a polyline through a column of the history, from the right edge, one pixel step per
+    point; "" without values."""
     values = [row[column] for row in points[-width // 2 :] if row[column] is not None]
     if len(values) < 2:
         return ""

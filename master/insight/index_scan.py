@@ -1,8 +1,8 @@
-"""The index of tickets in processing, looked at slice by slice: which heads are the oldest, and who owns how many.
+"""Scan the index of tickets in processing slice by slice: the oldest heads, and how many tickets each owner has.
 
-A look at all of a million tickets would take seconds. So each turn looks at one slice; what seemed old is looked at
-again, exactly. Whose entries are the oldest of all that is pending is asked as well, so that the oldest tickets are
-told before the first look at all is over.
+A scan of all of a million tickets would take seconds. So each turn scans one slice, and heads that seemed old are read
+again, exactly. The owners of the oldest pending entries are asked for as well, so that the oldest tickets are shown
+before the first full scan is over.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from usher.master.policy.board.views import Parked
 from usher.master.policy.explain.stuck import Head, oldest, parse_head, since_ms
 
 _COUNT = 1000
-#: Old heads that are kept in mind; parked entries, and pending ones, that are looked at.
+#: The most old heads that are remembered, and the most parked and pending entries that are looked at.
 _KEPT, _PARKED, _PENDING = 200, 50, 100
 
 
 class IndexScan:
-    """Belongs to one thread."""
+    """A scan of the index that goes on turn by turn. Belongs to one thread."""
 
     def __init__(self, link: Link, keys: Keys, ticket_field: str) -> None:
         self._link = link
@@ -35,22 +35,23 @@ class IndexScan:
         self._counted: Counter[bytes] = Counter()
         self._candidates: dict[bytes, Head] = {}
         self._moved_ms: dict[bytes, int] = {}
-        self._owned: Mapping[bytes, int] | None = None  # None: not all were looked at yet
-        self._waiting: Counter[bytes] = Counter()  # by ticket: what was seen of it under ``master``
+        self._owned: Mapping[bytes, int] | None = None  # None: the first full scan is not over
+        self._waiting: Counter[bytes] = Counter()  # by ticket: entries seen under ``master``
         self._all_waiting = False
 
     def owned_by(self, incarnation: str) -> int | None:
-        """How many tickets in processing it has, as of the last look at all; None before there was one."""
+        """Return how many tickets in processing the incarnation has, as of the last full scan; None before there was
+        one."""
         return None if self._owned is None else self._owned.get(incarnation.encode(), 0)
 
     @property
     def moved_ms(self) -> Mapping[bytes, int]:
-        """By head: when it became the head, as far as that was seen."""
+        """Return, by head, when it became the head, as far as that was seen."""
         return self._moved_ms
 
     def parked_of(self, ticket: bytes) -> Parked:
-        """What was seen of it under ``master`` when ``heads`` was asked last. Exact while all that is there is looked
-        at."""
+        """Return the ticket's entries seen under ``master`` when ``heads`` was last called. Exact while all entries
+        there are looked at."""
         return Parked(self._waiting[ticket], self._all_waiting)
 
     def advance(self, most: int) -> None:
@@ -71,14 +72,14 @@ class IndexScan:
                 return
 
     def _end_of_pass(self) -> None:
-        # What was known stays known: that its head has moved on is seen by comparing.
+        # Keep the former candidates: comparing shows which heads have moved on.
         self._candidates = {head.ticket: head for head in self._found} | self._candidates
         self._owned = dict(self._counted)
         self._found, self._counted, self._cursor = [], Counter(), None
 
     def heads(self, now_ms: int, under_master: int) -> list[Head]:
-        """The oldest heads as they are now, parked ones among them. ``under_master``: how many entries are pending
-        there."""
+        """Return the oldest heads as they are now, parked ones among them. ``under_master``: how many entries are
+        pending there."""
         before = {head.ticket: head for head in self._found} | self._candidates
         asked = list(dict.fromkeys([*before, *self._pending(b"", _PENDING)[1::2]]))
         values = self._link.call("HMGET", self._keys.tickets, *asked) if asked else []
@@ -96,19 +97,19 @@ class IndexScan:
         kept = oldest(now.values(), _KEPT)
         self._candidates = {head.ticket: head for head in kept if head.owner}
         moved_ms = {head.id: self._moved_ms.get(head.id, 0) for head in kept}
-        # Of what stands since now, also because nobody knows since when, the next look is to know.
+        # Note heads that stand since now or since an unknown time, so that the next look knows them.
         moved_ms |= {head.id: now_ms for head in kept if since_ms(head, moved_ms[head.id], now_ms) == now_ms}
         self._moved_ms = {entry_id: ms for entry_id, ms in moved_ms.items() if ms}
         return kept
 
     def _pending(self, name: bytes, most: int) -> list[bytes]:
-        """Id and ticket, by turns, of the oldest entries that are pending for the name."""
+        """Return id and ticket, by turns, of the oldest entries that are pending for the name."""
         args = (self._keys.group, name, most, self._field, LONGEST_TICKET)
         return list(self._scripts.run("pending_heads", (self._keys.stream,), args))
 
     def _parked(self, under_master: int) -> list[Head]:
-        """The oldest of what is pending under the master, one of each ticket; those that are in the index too are
-        behind something."""
+        """Return the oldest entries pending under the master, one of each ticket; those of tickets that are in the
+        index too are behind another message."""
         flat = self._pending(MASTER, _PARKED)
         first: dict[bytes, Head] = {}
         for at in range(0, len(flat), 2):
@@ -116,7 +117,7 @@ class IndexScan:
             known = first.get(ticket)
             first[ticket] = Head(ticket, b"", 0, known.id if known else entry_id, known.size + 1 if known else 1)
         self._waiting = Counter({ticket: head.size for ticket, head in first.items()})
-        # Entries whose bodies were deleted are counted there and not found here.
+        # Entries whose bodies were deleted count there but are not found here.
         self._all_waiting = under_master <= len(flat) // 2 < _PARKED
         records = self._link.call("HMGET", self._keys.tickets, *first) if first else []
         return [head for head, record in zip(first.values(), records, strict=True) if record is None]

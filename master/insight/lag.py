@@ -12,15 +12,15 @@ _PAGE = 2000
 
 
 class GroupLag(NamedTuple):
-    """``is_exact`` False: there are more."""
+    """A group's lag in entries. ``is_exact`` False: there are more."""
 
     entries: int
     is_exact: bool
 
 
 def lag_of(scripts: ScriptRunner, stream: str, group: Mapping[bytes, Any] | None, entries: int, most: int) -> GroupLag:
-    """The lag of a group with these facts (XINFO GROUPS; None: there is no group) on a stream of ``entries``. Counted,
-    it is counted up to about ``most``. Raises what ``Link.call`` raises."""
+    """Return the lag of a group with these facts (XINFO GROUPS; None: there is no group) on a stream of ``entries``.
+    Where Redis does not know the lag, count up to about ``most``. Raises what ``Link.call`` raises."""
     if group is None:
         return GroupLag(entries, True)
     if group.get(b"lag") is not None:

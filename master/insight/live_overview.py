@@ -1,8 +1,8 @@
-"""The pulse: what the page shows of the whole system, looked at once for all who look.
+"""The live overview: the state of the whole system for the page, read once for everybody who watches.
 
-While somebody looks, once a second, and closely: who is stuck, who lives. Else every other second, with one round trip,
-so that there is a history when somebody comes; more rarely while nothing moves. Everybody who has a page open gets the
-same bytes, over connections that hold no thread.
+While a page is open, it is read once a second and closely: stuck tickets, live consumers. Otherwise it is read every
+other second, in one round trip, so that a page finds a history when it opens; more rarely while nothing moves. All open
+pages get the same bytes, over connections that hold no thread.
 """
 
 from __future__ import annotations
@@ -44,28 +44,29 @@ from usher.master.policy.explain.stuck import StuckContext, stuck_rows
 from usher.master.policy.rates import Sample, is_still, point, rates
 from usher.master.policy.rules import Rulebook, Target
 
-#: Seconds between two looks: while somebody looks, else, and while nothing moves either; and how long a page that was
-#: asked for counts as looking.
+#: Seconds between two looks: while a page is open, while none is, and while nothing moves either; and how long a page
+#: counts as open after it was asked for.
 _EVERY_S, _IDLE_EVERY_S, _STILL_EVERY_S, _LOOKS_FOR_S = 1.0, 2.0, 10.0, 10.0
-#: What a page waits for a fresh look; what it gets is told to it a moment later all the same.
+#: Seconds that a page waits for a fresh look; a later one reaches it as an event anyway.
 _PATIENCE_S = 0.2
-#: Points of history: ten to twenty minutes, or more where nothing moved.
+#: Points of the history: ten to twenty minutes, or more where nothing moved.
 _HISTORY = 600
-#: Records of the index looked at in a turn, and stuck tickets told.
+#: Records of the index looked at in a turn, and stuck tickets shown.
 _SLICE, _STUCK = 5_000, 50
-#: Entries counted for the lag where Redis does not know it (before 7.0), at most: while somebody looks, and else. Redis
-#: stands still for 2 us each.
+#: The most entries counted for the lag where Redis does not know it (before 7.0): while a page is open, and otherwise.
+#: Each one blocks Redis for 2 us.
 _MOST_COUNTED, _MOST_COUNTED_UNSEEN = 20_000, 4_000
-#: How often a page hears of us when nothing changes, and how often a consumers' page of its consumers.
+#: Seconds between events of a page when nothing changes, and between two events of the consumers' page.
 _SIGN_OF_LIFE_S, _CONSUMERS_EVERY_S = 10.0, 2.0
 OVERVIEW, CONSUMERS = "overview", "consumers"
 _BROAD = (Target.STREAM, Target.EVERYTHING)
-#: What a page of consumers keeps up to date of each.
+#: The fields of a consumer that its page keeps up to date.
 _LIVE_FIELDS = ("incarnation", "state", "tickets", "pending", "beat_ms")
 
 
 class LiveOverview(Service):
-    """``parked_of``: how much this master has parked of a ticket in memory, when it leads."""
+    """The service behind the live pages. ``parked_of``: how much this master has parked of a ticket in memory, when it
+    leads."""
 
     name = "pulse"
     stalls_after_s = 3 * _STILL_EVERY_S
@@ -90,7 +91,7 @@ class LiveOverview(Service):
         self._samples: deque[Sample] = deque(maxlen=5)
         self._history: deque[list[float | None]] = deque(maxlen=_HISTORY)
         self._watchers: dict[str, dict[LiveSocket, None]] = {OVERVIEW: {}, CONSUMERS: {}}
-        self._lock = threading.Lock()  # of the watchers
+        self._lock = threading.Lock()  # guards the watchers
         self._fresh = threading.Condition()
         self._looked_s = 0.0
         self._closely_s = 0.0
@@ -102,8 +103,8 @@ class LiveOverview(Service):
     # -- from other threads
 
     def snapshot(self, patience_s: float = _PATIENCE_S) -> dict[str, Any]:
-        """What was seen last, at most a few seconds old, unless Redis does not answer: then it says so. The first look
-        may take longer."""
+        """Return the last snapshot, at most a few seconds old. When Redis does not answer, the snapshot says so. The
+        first one may take longer."""
         self._look()
         with self._fresh:
             if now_s() - self._closely_s > 2 * _IDLE_EVERY_S:
@@ -111,21 +112,23 @@ class LiveOverview(Service):
                 self._fresh.wait(patience_s if self._closely_s else 4 * patience_s)
         if self.trouble is None:
             return self._snapshot
-        away = Alarm(BAD, "This master cannot ask Redis at the moment; what is shown is of before", "").row()
+        away = Alarm(BAD, "This master cannot ask Redis at the moment; this page shows an earlier state", "").row()
         return self._snapshot | {"alarms": [away, *self._snapshot["alarms"]]}
 
     @property
     def last(self) -> dict[str, Any]:
-        """The same without a look."""
+        """Return the last snapshot without reading a new one."""
         return self._snapshot
 
     def consumers(self) -> list[dict[str, Any]]:
-        """Everybody on the roster, by name, and names in the group that hold entries without being on it."""
+        """Return all registered consumers, by name, and names in the group that hold entries without being
+        registered."""
         self.snapshot()
         return [row for _, row in sorted(self._rows.items())]
 
     def history(self) -> list[list[float | None]]:
-        """(milliseconds, sent/s, done/s, lag, age of the oldest in s), oldest first; None where it is not known."""
+        """Return rows of (milliseconds, sent/s, done/s, lag, age of the oldest in s), oldest first; None where a value
+        is unknown."""
         return list(self._history)
 
     @property
@@ -133,17 +136,17 @@ class LiveOverview(Service):
         return self._sockets.has_room and not self.stopping
 
     def follow(self, sock: socket.socket, topic: str) -> None:
-        """The connection gets what is new, as server-sent events, from now on."""
+        """Send what is new to the connection, as server-sent events, from now on."""
         watchers = self._watchers[topic]
 
         def leave() -> None:
             with self._lock:
                 watchers.pop(live, None)
 
-        with self._lock:  # who has gone already leaves after it has come, or it would look for ever
+        with self._lock:  # under the lock: a watcher that has already gone must leave after it was added
             live = self._sockets.keep(sock, leave)
             watchers[live] = None
-        self._sent.pop(topic, None)  # what was told between the page and its connection is told again
+        self._sent.pop(topic, None)  # events sent between the page and its connection are sent again
         self._look()
         live.send(b"retry: 2000\n\n")
         if topic == OVERVIEW:
@@ -183,12 +186,18 @@ class LiveOverview(Service):
         self._link.close()
 
     def _take_sample(self, most_counted: int) -> dict[str, Any]:
-        """One round trip, and those that it takes to count up to ``most_counted`` entries where Redis does not."""
+        """Read the sums in one round trip, plus those that it takes to count up to ``most_counted`` entries where Redis
+        does not know the lag."""
         keys = self._keys
         replies = self._link.pipeline(
             [
-                *(("XLEN", keys.stream), ("HLEN", keys.tickets), ("XLEN", keys.dead), ("HLEN", keys.attempts)),
-                *(("GET", keys.leader), ("XINFO", "GROUPS", keys.stream), ("XPENDING", keys.stream, keys.group)),
+                ("XLEN", keys.stream),
+                ("HLEN", keys.tickets),
+                ("XLEN", keys.dead),
+                ("HLEN", keys.attempts),
+                ("GET", keys.leader),
+                ("XINFO", "GROUPS", keys.stream),
+                ("XPENDING", keys.stream, keys.group),
                 ("XLEN", LogKeys(keys.stream).delayed),
             ]
         )
@@ -232,7 +241,7 @@ class LiveOverview(Service):
         }
 
     def _look_at_consumers(self, seen: dict[str, Any]) -> dict[str, str]:
-        """States by incarnation; the rows are kept, and sums are added to ``seen``."""
+        """Return states by incarnation; keep the rows, and add sums to ``seen``."""
         members = read_registry(self._link, self._keys)
         rules = self._rules = read_rules(self._link, self._keys)
         of_tickets = [rule for rule in rules.rules if rule.target is not Target.CONSUMER]
@@ -277,14 +286,15 @@ class LiveOverview(Service):
         return [row | {"shown": visible(row["ticket_id"], 120), "href": ticket_url(row["ticket_id"])} for row in rows]
 
     def _parked_of(self, ticket: bytes) -> Parked:
-        """From Redis, as far as it was looked at; else what the leader knows, when it is this master."""
+        """Return the ticket's parked messages from Redis, as far as they were looked at; otherwise what the leader
+        knows, when it is this master."""
         seen = self._scan.parked_of(ticket)
         known = None if seen.is_exact else self._in_memory(ticket)
         if known is None:
             return seen
         return known if known.is_exact else Parked(max(known.messages, seen.messages), False)
 
-    # -- telling
+    # -- events
 
     def _tell(self) -> None:
         if self._watchers[OVERVIEW]:
@@ -295,7 +305,7 @@ class LiveOverview(Service):
             self._send(CONSUMERS, self._rows, {"rows": rows, "time_ms": self._snapshot.get("time_ms")})
 
     def _send(self, topic: str, facts: Any, document: dict[str, Any]) -> None:
-        """To all who look at ``topic``, unless nothing is new."""
+        """Send to all watchers of ``topic``, unless nothing is new."""
         digest, now = _dump(facts), now_s()
         last, sent_s = self._sent.get(topic, (b"", 0.0))
         if digest == last and now - sent_s < _SIGN_OF_LIFE_S:
@@ -309,7 +319,7 @@ class LiveOverview(Service):
 
 
 def _nothing_yet(keys: Keys) -> dict[str, Any]:
-    """What there is to show before the first look."""
+    """Return the snapshot to show before the first look."""
     counts = (
         "entries",
         "lag",
@@ -338,7 +348,7 @@ def _nothing_yet(keys: Keys) -> dict[str, Any]:
 
 
 def _stranger(incarnation: str, count: int, tickets: int | None) -> dict[str, Any]:
-    """Somebody who holds entries and is not on the roster."""
+    """Return the row of an incarnation that holds entries and is not registered."""
     return {
         "name": incarnation.rpartition(":")[0],
         "incarnation": incarnation,

@@ -1,7 +1,8 @@
-"""The master's metrics: what it knows of itself, and the stream's vitals.
+"""The master's metrics: what it knows of itself, and the stream's sums.
 
-Every master tells the vitals, so that they survive the loss of one; in queries take the ``max`` over masters. What the
-leader counts (``usher_handed_over_messages_total`` and the like) is added up with ``sum``: a standby's stands still.
+Every master exports the stream's sums, so that they survive the loss of one; in queries take the ``max`` over masters.
+The leader's counters (``usher_handed_over_messages_total`` and the like) are added up with ``sum``: a standby's stand
+still.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from usher.master.leader.counters import LeaderCounters
 from usher.master.membership.health_checker import HealthChecker
 from usher.master.membership.registry import STATES
 
-#: Consumers that get series of their own. A consumer keeps its name over restarts, so names are few; if they are not,
-#: the rest is one.
+#: The most consumers that get series of their own. A consumer keeps its name over restarts, so names are few; if they
+#: are not, the others share one series.
 MOST_CONSUMERS = 200
-#: No consumer can be called so.
+#: No consumer can have this name.
 OTHERS = "_others"
 
 
@@ -61,7 +62,7 @@ class MasterMetrics:
 def _counted(counts: LeaderCounters) -> Iterable[Metric]:
     yield counter(
         "adoptions",
-        "Times that this master began to lead, or began again after a reply that was not sure.",
+        "Times that this master began to lead, or began again after an uncertain reply.",
         counts.adoptions,
     )
     yield counter("handed_over_messages", "Messages handed over.", counts.handed_over)
@@ -74,7 +75,7 @@ def _counted(counts: LeaderCounters) -> Iterable[Metric]:
     yield counter("consumers_lost", "Consumers whose lease ended without a goodbye.", counts.lost)
     yield histogram(
         "recovery_seconds",
-        "From noticing a lost consumer until all its entries could be handed over again.",
+        "From noticing a lost consumer until all its entries can be handed over again.",
         counts.recoveries,
     )
 
@@ -99,7 +100,7 @@ def _stream_metrics(vitals: StreamStats) -> Iterable[Metric]:
     yield gauge(
         "oldest_message_age_seconds", "Age of the oldest message that is not done; 0 if there is none.", vitals.oldest_s
     )
-    text = "The same without what halted tickets, pauses and slowing rules hold back."
+    text = "Like usher_oldest_message_age_seconds, without what halted tickets, pauses and slowing rules hold back."
     yield gauge("oldest_unheld_message_age_seconds", text, vitals.oldest_unheld_s)
     pending = {"handed_over": vitals.handed_over, "parked": vitals.parked, "halted": vitals.halted}
     yield gauges(
@@ -124,7 +125,7 @@ def _stream_metrics(vitals: StreamStats) -> Iterable[Metric]:
         "Since when the first delayed message is due; 0 if none is. More than a few: no master leads.",
         vitals.late_s,
     )
-    yield gauge("dead_letters_open", "Dead letters that nobody has redriven or dropped yet.", vitals.dead_letters)
+    yield gauge("dead_letters_open", "Dead letters that are not redriven or dropped yet.", vitals.dead_letters)
 
 
 def _consumers(loads: Mapping[str, ConsumerStats]) -> Iterable[Metric]:
@@ -156,8 +157,8 @@ _SEVERITIES = ("bad", "warn")
 
 @dataclass(frozen=True)
 class AuditMetrics:
-    """``read``: the summary of the last audit, None when there was none (StatusReader.audit). Nothing is told then, or
-    while Redis is away."""
+    """Metrics of the last audit. ``read`` returns its summary, None when there was none (StatusReader.audit). Exports
+    nothing then, or while Redis is away."""
 
     read: Callable[[], Mapping[str, Any] | None]
 

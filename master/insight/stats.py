@@ -1,7 +1,7 @@
-"""StreamStats: the few numbers that say how a ticket stream is, for /metrics and for whoever scales consumers.
+"""StreamStats: the few numbers that describe a ticket stream, for /metrics and for autoscalers.
 
 Read from Redis alone, in two round trips (before Redis 7.0 the lag is counted in some more), and kept for a moment, so
-that it costs the same however many ask.
+that the cost does not depend on how many ask.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from usher.master.operations.delayed_messages import waiting_commands, waiting_o
 from usher.master.operations.live_rules import rulebook
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
 
-#: How long an answer is good for.
+#: Seconds for which an answer is kept.
 _KEPT_S = 1.0
-#: Entries counted for the lag where Redis does not know it (before 7.0), at most.
+#: The most entries counted for the lag where Redis does not know it (before 7.0).
 _MOST_COUNTED = 50_000
 
 
 @dataclass(frozen=True)
 class ConsumerStats:
-    """A registered consumer: ``state`` as ``usher.master.membership.registry.state_of``; ``pending`` its entries that
-    are not acknowledged."""
+    """A registered consumer. ``state``: see ``usher.master.membership.registry.state_of``; ``pending``: how many of its
+    entries are not acknowledged."""
 
     state: str
     pending: int
@@ -48,10 +48,10 @@ class StreamStats:
     """Sums of one stream at one moment. ``lag``: entries not yet read by the group, and those that wait in the sources
     of a work stream; at least that many unless ``lag_is_exact``.
 
-    ``oldest_s``: age of the oldest message that is not done, by Redis' clock; 0: there is none. ``oldest_unheld_s``:
-    the same without what waits for somebody to act: see ``_unheld``. ``delayed``: messages that wait for their time,
-    and ``late_s``: since when the first of them is due and was not sent. ``consumers``: by name. ``refuses_writes``:
-    Redis does, because memory or disk is full, or replicas are missing.
+    ``oldest_s``: age of the oldest unfinished message, by Redis' clock; 0: there is none. ``oldest_unheld_s``: the same
+    without messages that wait for an operator: see ``_unheld``. ``delayed``: messages that wait for their time, and
+    ``late_s``: seconds since the first of them was due and not sent. ``consumers``: by name. ``refuses_writes``: Redis
+    refuses writes, because memory or disk is full, or replicas are missing.
     """
 
     entries: int = 0
@@ -73,21 +73,21 @@ class StreamStats:
 
     @property
     def handed_over(self) -> int:
-        """Pending for consumers."""
+        """Return how many entries are pending for consumers."""
         return max(0, self.pending - self.parked - self.halted)
 
     @property
     def unfinished(self) -> int:
-        """All that is not done and not given up."""
+        """Return how many messages are neither done nor given up."""
         return self.lag + self.pending
 
 
 class StreamStatsReader:
-    """Reads them over a link of its own. May be used by many threads, one at a time. ``sources``: how the gathering of
-    several ticket streams goes (``StatusReader.sources``); None: there is one stream."""
+    """Reads StreamStats over a link of its own. Safe for many threads, one at a time. ``sources``: the progress of
+    gathering several ticket streams (``StatusReader.sources``); None: there is one stream."""
 
     def __init__(self, link: Link, keys: Keys, sources: Callable[[], dict[str, Any] | None] = lambda: None) -> None:
-        self._link = link  # guarded by self._lock, and all below
+        self._link = link  # guarded by self._lock, like all below
         self._scripts = ScriptRunner(link)
         self._keys = keys
         self._sources = sources
@@ -95,7 +95,7 @@ class StreamStatsReader:
         self._kept: tuple[float, StreamStats] | None = None
 
     def read(self) -> StreamStats:
-        """The vitals of this second. Raises RedisTrouble."""
+        """Return the sums of this second. Raises RedisTrouble."""
         with self._lock:
             if self._kept is None or now_s() - self._kept[0] > _KEPT_S:
                 vitals = self._read()
@@ -145,29 +145,28 @@ class StreamStatsReader:
         later = waiting_of(delayed, first)
         late_s = 0.0 if later.first_ms is None else max(0.0, (now_ms - later.first_ms) / 1000)
         return StreamStats(
-            *(
-                entries,
-                waiting,
-                is_exact,
-                summary[0] if summary else 0,
-                by_owner.get(MASTER, 0),
-                by_owner.get(HALTED, 0),
-            ),
-            *(
-                tickets,
-                tried_before,
-                dead,
-                _age_s(oldest, now_ms),
-                bool(led),
-                _loads(registered, states, rules, by_owner),
-            ),
-            *(later.messages, late_s, _age_s(unheld, now_ms), trouble is not None and trouble.is_certain),
+            entries,
+            waiting,
+            is_exact,
+            summary[0] if summary else 0,
+            by_owner.get(MASTER, 0),
+            by_owner.get(HALTED, 0),
+            tickets,
+            tried_before,
+            dead,
+            _age_s(oldest, now_ms),
+            bool(led),
+            _loads(registered, states, rules, by_owner),
+            later.messages,
+            late_s,
+            _age_s(unheld, now_ms),
+            trouble is not None and trouble.is_certain,
         )
 
     def _unheld(self, new: list[bytes], by_owner: dict[bytes, int], rules: Rulebook) -> list[bytes]:
-        """Ids among which is the oldest that neither a halted ticket nor a rule holds back. Of what is parked it is not
-        known here which those are; a parked message of another ticket is behind an older one that is handed over, or
-        there is no room, and what takes it is handed over."""
+        """Return ids, among them the oldest that neither a halted ticket nor a rule holds back. Parked messages that
+        are not held are unknown here; but one of them is behind an older message that is handed over, or waits for
+        room, and then whatever takes the room is handed over."""
         owners = [name for name in by_owner if name not in (MASTER, HALTED)]
         pages = self._link.pipeline(
             [("XPENDING", self._keys.stream, self._keys.group, "-", "+", 1, name) for name in owners]
@@ -176,13 +175,13 @@ class StreamStatsReader:
 
 
 def _holds(rule: Rule) -> bool:
-    """Whether it keeps tickets waiting."""
+    """Return True when the rule keeps tickets waiting."""
     return rule.target is not Target.CONSUMER and rule.action in (RuleAction.PAUSE, RuleAction.SLOW)
 
 
 def _registered(stored: Any) -> dict[str, Registration]:
-    """Everybody registered, by incarnation, in the order of their names; who cannot be read is left out (the roster
-    logs that)."""
+    """Return all registered consumers, by incarnation, in the order of their names; registrations that cannot be read
+    are left out (the registry logs them)."""
     found = []
     for name, value in pairs(stored).items():
         try:
@@ -205,14 +204,16 @@ def _loads(
 
 
 def _age_s(ids: list[bytes], now_ms: int) -> float:
-    """Age of the oldest of these entries; an id that somebody made up may lie in the future."""
+    """Return the age of the oldest of these entries, at least 0: an id that a producer made up may lie in the
+    future."""
     if not ids:
         return 0.0
     return max(0.0, (now_ms - (min(map(rank, ids)) >> 64)) / 1000)
 
 
 def lag_document(vitals: StreamStats) -> dict[str, Any]:
-    """What ``GET /api/lag`` answers: plain numbers on the top level, for KEDA's metrics-api scaler and the like."""
+    """Return the answer of ``GET /api/lag``: plain numbers on the top level, for KEDA's metrics-api scaler and the
+    like."""
     live = [load for load in vitals.consumers.values() if load.state == "live"]
     return {
         "lag": vitals.lag,

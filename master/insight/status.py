@@ -1,4 +1,4 @@
-"""What pages and commands may know, read from Redis alone: it works without a master, and on any of them."""
+"""Read the state that pages and commands show, from Redis alone: works without a master, and on any of them."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from usher.master.operations.delayed_messages import waiting_commands, waiting_o
 from usher.master.operations.live_rules import read_rules
 from usher.master.policy.board.plans import HALTED, RETURNED, TAIL
 
-#: Entries counted for the lag where Redis does not know it (before 7.0), at most.
+#: The most entries counted for the lag where Redis does not know it (before 7.0).
 _MOST_COUNTED = 100_000
-#: Seconds after which looking for a halted ticket's letter ends.
+#: Seconds after which the search for a halted ticket's letter ends.
 _LOOK_S = 0.1
-#: How long the state of many sources is good for: they are looked at one by one.
+#: Seconds for which the state of many sources is kept: they are looked at one by one.
 _SOURCES_KEPT_S = 2.0
 
 
 class StatusReader:
-    """Reads the state of one ticket stream. May be used by many threads, one at a time."""
+    """Reads the state of one ticket stream. Safe for many threads, one at a time."""
 
     def __init__(
         self, link: Link, keys: Keys, sources: SourceSelection | None = None, ticket_field: str = "ticket_id"
@@ -48,13 +48,13 @@ class StatusReader:
         self._keys = keys
         self._stream = TicketStream(link, keys)
         self._scripts = ScriptRunner(link)
-        self._letters = DeadLetters(link, keys)  # this too
+        self._letters = DeadLetters(link, keys)  # guarded as well
         self._seen_sources: tuple[float, dict[str, Any]] | None = None
         self._lock = threading.Lock()
 
     def overview(self) -> dict[str, Any]:
-        """Stream, group, leader, and sums: entries, lag (entries not yet read), pending by owner, tickets in processing
-        and halted, dead letters, live rules; and what keeps Redis from writing."""
+        """Return stream, group, leader, and sums: entries, lag (entries not yet read), pending by owner, tickets in
+        processing and halted, dead letters, live rules; and what keeps Redis from writing."""
         with self._lock:
             keys = self._keys
             sums = [
@@ -107,8 +107,8 @@ class StatusReader:
             }
 
     def sources(self) -> dict[str, Any] | None:
-        """How the gathering of several ticket streams goes (see SourcesReader), at most some seconds old; None when
-        there is one stream, which is worked on as it is."""
+        """Return the progress of gathering several ticket streams (see SourcesReader), at most some seconds old; None
+        when there is one stream, which is worked on as it is."""
         if self._sources is None:
             return None
         with self._lock:
@@ -117,15 +117,15 @@ class StatusReader:
             return self._seen_sources[1]
 
     def source_rows(self, text: str, start: int, most: int) -> tuple[list[dict[str, Any]], int]:
-        """Rows of the sources that ``sources`` has counted (``SourcesReader.rows``)."""
+        """Return rows of the sources that ``sources`` has counted (``SourcesReader.rows``)."""
         if self._sources is None or self.sources() is None:
             return [], 0
         with self._lock:
             return self._sources.rows(text, start, most)
 
     def consumers(self) -> list[dict[str, Any]]:
-        """Everybody on the roster, and names in the group that still hold entries without being on it. ``state``: as
-        ``state_of``."""
+        """Return all registered consumers, and names in the group that still hold entries without being registered.
+        ``state``: see ``state_of``."""
         with self._lock:
             members = read_registry(self._link, self._keys)
             rules = read_rules(self._link, self._keys)
@@ -160,7 +160,8 @@ class StatusReader:
         return sorted(rows, key=lambda row: str(row["incarnation"]))
 
     def tickets(self, cursor: str, limit: int) -> dict[str, Any]:
-        """About ``limit`` tickets in processing and where to go on; ``cursor`` "0" at first, None at the end."""
+        """Return about ``limit`` tickets in processing and the next cursor; ``cursor`` is "0" at first, None at the
+        end."""
         with self._lock:
             found, flat = self._link.call("HSCAN", self._keys.tickets, cursor, "COUNT", limit)
             rows = [ticket_row(ticket, value) for ticket, value in pairs(flat).items()]
@@ -169,19 +170,19 @@ class StatusReader:
         return {"tickets": rows, "cursor": None if following == "0" else following}
 
     def told(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Rows of the index (``ticket_row``) with what their tickets are doing (``ticket_states``)."""
+        """Return rows of the index (``ticket_row``) with what their tickets are doing (``ticket_states``)."""
         with self._lock:
             add_ticket_states(self._link, self._keys, rows)
         return rows
 
     def parked(self, most: int) -> ParkedRows:
-        """Tickets that nobody has and of which something is parked: held by a rule, or waiting for a consumer
+        """Return tickets without an owner that have parked messages: held by a rule, or waiting for a consumer
         (``ticket_states.parked_rows``)."""
         with self._lock:
             return parked_rows(self._link, self._scripts, self._keys, self._ticket_field, most)
 
     def ticket(self, ticket_id: str) -> dict[str, Any] | None:
-        """A ticket in processing, or None."""
+        """Return a ticket in processing, or None."""
         with self._lock:
             value = self._link.call("HGET", self._keys.tickets, ticket_id)
             if value is None:
@@ -195,8 +196,8 @@ class StatusReader:
         return row
 
     def explained(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The rows; those of halted tickets with the dead letter that they wait for (``dead_letter``), if it is among
-        the newest."""
+        """Return the rows; those of halted tickets with the dead letter that they wait for (``dead_letter``), if it is
+        among the newest."""
         halted = [row["ticket_id"].encode() for row in rows if row["state"] == "halted"]
         with self._lock:
             found = self._letters.parked_for(halted) if halted else {}
@@ -207,8 +208,8 @@ class StatusReader:
         return rows
 
     def audit(self) -> dict[str, Any] | None:
-        """The summary of the last audit (``usher.master.audit.output.report.summary``); None when there was none, or
-        what is there cannot be read."""
+        """Return the summary of the last audit (``usher.master.audit.output.report.summary``); None when there was
+        none, or the stored summary cannot be read."""
         with self._lock:
             stored = self._link.call("GET", self._keys.audit)
         try:
@@ -222,10 +223,10 @@ class StatusReader:
 
 
 def ticket_row(ticket: bytes, value: bytes) -> dict[str, Any]:
-    """A record of the index as people and programs get it."""
+    """Return a record of the index as pages and programs get it."""
     try:
         row: dict[str, Any] = {"ticket_id": ticket_text(ticket)}
-    except UnicodeDecodeError:  # somebody else's field
+    except UnicodeDecodeError:  # a field that Usher did not write
         row = {"ticket_id": ticket.decode(errors="replace")}
     try:
         record: TicketRecord = parse_record(value)

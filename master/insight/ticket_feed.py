@@ -1,9 +1,9 @@
 """Live subscriptions to tickets: one feed per master serves all followers, from Redis alone, so a standby can do it
 too.
 
-Three streams (ticket stream, run log, dead letters) are read once for all, by a stream router that runs while anybody
-follows; the index is looked at a few times a second for the tickets that are followed. Whoever comes back with a
-position first gets what it has missed.
+Three streams (ticket stream, run log, dead letters) are read once for all, by a stream router that runs while there are
+followers; the index is looked at a few times a second for the followed tickets. A follower that comes back with a
+position first gets the events it has missed.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ from usher.master.policy.explain.ticket_events import (
 
 log = logging.getLogger(__name__)
 
-#: How often the index is looked at for tickets that are followed.
+#: Seconds between two looks at the index for followed tickets.
 _LOOK_S = 0.2
-#: How often a follower is told its position, so that it need not go back far, and its connection is known to live.
+#: Seconds between two positions sent to a follower, so that it need not go back far, and to test its connection.
 _POSITION_S = 10.0
 _PAGE = 500
-#: Entries that wait to be looked at, above which the router reads no more.
+#: Unprocessed entries above which the router reads no more.
 _BACKLOG = 20_000
-#: Bytes on their way to a follower, above which it gets no more of what it has missed: far below what makes it count as
-#: one who does not read.
+#: Bytes on their way to a follower, above which it gets no more of what it has missed: far below the bound at which it
+#: counts as not reading.
 _ENOUGH_BYTES = 65_536
 _EMPTY_S = 5.0
 
 
 class Follower:
-    """Somebody who follows a ticket. ``position``: what it has of each source; ``behind``: the sources of which it has
-    not all yet; ``waits``: of these it gets no more before what it was sent is written; ``with_fields``: it may know
-    what messages say."""
+    """A follower of one ticket. ``position``: the last id it has of each source; ``behind``: the sources of which it
+    has not everything yet; ``waits``: it gets no more of these before what it was sent is written; ``with_fields``: it
+    may see the contents of messages."""
 
     __slots__ = ("behind", "greeted", "live", "position", "ticket", "waits", "with_fields")
 
@@ -78,7 +78,7 @@ Posted = tuple[str, Any, Any]
 
 
 class TicketFeed(Service):
-    """All of its fields below the mailbox belong to its thread."""
+    """The service behind ``/events``. All its fields below the mailbox belong to its thread."""
 
     name = "feed"
 
@@ -100,7 +100,7 @@ class TicketFeed(Service):
         self._followers: dict[bytes, dict[Follower, None]] = {}
         self._behind: deque[Follower] = deque()
         self._seen: dict[bytes, TicketSnapshot] = {}
-        self._values: dict[bytes, tuple[bytes | None, str]] = {}  # the records that _seen was made of, and the rules
+        self._values: dict[bytes, tuple[bytes | None, str]] = {}  # the records and rules that _seen was made of
         self._rules = RuleWatch(link, keys)
         self._look_at_s = 0.0
         self._positions_at_s = 0.0
@@ -112,7 +112,8 @@ class TicketFeed(Service):
         return self._sockets.has_room and not self.stopping
 
     def follow(self, sock: socket.socket, ticket: bytes, position: list[bytes] | None, with_fields: bool) -> None:
-        """The connection gets the events of ``ticket`` from now on, and first what it has missed since ``position``."""
+        """Send the events of ``ticket`` to the connection from now on, and first those it has missed since
+        ``position``."""
         follower = Follower(ticket, position, with_fields)
         follower.live = self._sockets.keep(
             sock, lambda: self._post("left", follower, None), lambda: self._written(follower)
@@ -128,7 +129,7 @@ class TicketFeed(Service):
         self.wake()
 
     def _came_in(self, source: int, subscription: Subscription, entries: Sequence[Entry]) -> None:
-        """On the router's thread."""
+        """Take entries from the router. Runs on the router's thread."""
         self._backlog += len(entries)
         if self._backlog > _BACKLOG:
             subscription.pause()
@@ -160,7 +161,7 @@ class TicketFeed(Service):
         self._link.close()
 
     def _begin(self) -> None:
-        """Raises RedisTrouble; then it is tried again."""
+        """Begin to read the streams. Raises RedisTrouble; then the next turn tries again."""
         heads = [self._last_id(key) for key in self._streams]
         router = self._make_router()
         router.start()
@@ -179,7 +180,7 @@ class TicketFeed(Service):
         return bytes(facts[b"last-generated-id"])
 
     def _rest(self) -> None:
-        """Nobody follows: the streams are not read for nothing."""
+        """Stop reading the streams when there are no followers."""
         router, self._router = self._router, None
         if router is not None:
             router.stop()
@@ -189,8 +190,8 @@ class TicketFeed(Service):
             event(log, "feed_rests", level=logging.DEBUG)
 
     def _begin_anew_if_deaf(self) -> None:
-        """A stream that Redis once refused to read (it was something else for a moment, or a right was missing) is not
-        read any more: who follows has to come back, and then gets what was missed."""
+        """Restart the router after a stream that Redis once refused to read (it was another type for a moment, or a
+        right was missing) and that is not read any more. Followers have to come back, and then get what they missed."""
         ended = next((one for one in self._subscriptions if one.end is not None), None)
         if ended is None or ended.end is None:
             return
@@ -252,7 +253,7 @@ class TicketFeed(Service):
             return []
 
     def _handed_meanwhile(self, ticket: bytes, completed: Sequence[Event]) -> list[Event]:
-        """Hand-overs that began and ended between two looks at the index."""
+        """Return hand-overs that began and ended between two looks at the index."""
         known = self._seen.get(ticket)
         handed = known.row["message_ids"] if known is not None else ()
         return [
@@ -271,7 +272,7 @@ class TicketFeed(Service):
         follower.live.send(b"".join(frames))
 
     def _position_of(self, follower: Follower) -> list[bytes]:
-        """What it has: of the sources that it is not behind with, all that was read."""
+        """Return the follower's position: in sources that it is not behind with, all that was read."""
         own = follower.position or self._heads
         return [own[source] if source in follower.behind else head for source, head in enumerate(self._heads)]
 
@@ -280,20 +281,20 @@ class TicketFeed(Service):
         if follower.live.closed:
             return
         self._followers.setdefault(follower.ticket, {})[follower] = None
-        self._values.pop(follower.ticket, None)  # it has to be told the state, changed or not
+        self._values.pop(follower.ticket, None)  # forces the state to be sent, changed or not
         self._look_at_s = 0.0
         if follower.position is not None:
             follower.behind = set(range(len(SOURCES)))
             self._behind.append(follower)
 
     def _catch_up(self, follower: Follower) -> bool:
-        """What a follower has missed, one page of each source that it is behind with, in the order of time: up to where
-        all of them are known, and as fast as it reads. Returns whether there is more to be read at once."""
+        """Send a follower what it has missed, one page of each source that it is behind with, in the order of time: up
+        to where all of them are known, and as fast as it reads. Returns True when there is more to be read at once."""
         assert follower.live is not None
         assert follower.position is not None
         if follower.live.closed:
             return False
-        follower.waits = True  # before the look: who has read all meanwhile says so
+        follower.waits = True  # before the look: a follower that reads everything meanwhile posts that
         if follower.live.unwritten > _ENOUGH_BYTES:
             self._behind.append(follower)
             return False
@@ -309,7 +310,7 @@ class TicketFeed(Service):
             if at > known_to:
                 break
             if at > rank(self._heads[source]):
-                continue  # it comes as news
+                continue  # arrives as a new entry
             follower.position[source] = entry.id
             if found := self._events(source, entry, (follower.ticket,)):
                 self._send(follower, found)
@@ -323,13 +324,14 @@ class TicketFeed(Service):
         if follower.behind:
             self._behind.append(follower)
         else:
-            self._values.pop(follower.ticket, None)  # now it is told the state
+            self._values.pop(follower.ticket, None)  # forces the state to be sent now
             self._look_at_s = 0.0
         return not follower.behind.isdisjoint(pages)
 
     def _pages(self, follower: Follower) -> dict[int, list[Entry]]:
-        """The next page of each source that a follower is behind with. Where something is gone that it had not, it is
-        told. None of a source of which it has more than was read here: another master was faster."""
+        """Return the next page of each source that a follower is behind with, and send a gap event where entries are
+        gone that it had not seen. A source of which it has more than was read here gives no page: another master was
+        faster."""
         assert follower.position is not None
         pages = {}
         for source in sorted(follower.behind):
@@ -337,26 +339,25 @@ class TicketFeed(Service):
             is_ahead = rank(last) > rank(self._heads[source])
             if is_ahead and rank(last) <= rank(self._last_id(self._streams[source])):
                 continue
-            # What is above all ids is of an earlier stream of that name: nothing of what is there now may be missed.
+            # A position above all ids is from an earlier stream of that name: nothing in the present one may be missed.
             first, pages[source] = self._page(source, ZERO if is_ahead else last)
             if is_ahead or (last != ZERO and self._is_gone(source, last, first)):
                 self._send(follower, [_gap(follower.ticket, source, last)])
-                follower.position[source] = ZERO  # said once, also when nothing of this page is told yet
+                follower.position[source] = ZERO  # the gap is sent once, even if nothing of this page is sent yet
         return pages
 
     def _is_gone(self, source: int, last: bytes, first: bytes | None) -> bool:
-        """Whether something may be gone that came after ``last``. ``first``: what the source begins with; None: it is
-        empty."""
+        """Return True when entries after ``last`` may be gone. ``first``: the id that the source begins with; None: it
+        is empty."""
         if first is None:
             return rank(self._heads[source]) > rank(last)
-        if (
-            SOURCES[source] == "entries" and self._field == SCOPED_TICKET_FIELD
-        ):  # the leader cuts the work stream all the time; its ids number it
+        # The leader trims the work stream all the time, but its ids are numbered without gaps.
+        if SOURCES[source] == "entries" and self._field == SCOPED_TICKET_FIELD:
             return rank(first) > rank(last) and sequence(first) != sequence(last) + 1
         return rank(first) > rank(last)
 
     def _page(self, source: int, last: bytes) -> tuple[bytes | None, list[Entry]]:
-        """The id of the first entry of a source, and entries above ``last``."""
+        """Return the id of the first entry of a source, and entries above ``last``."""
         key = self._streams[source]
         replies = self._link.pipeline(
             [("XRANGE", key, "-", "+", "COUNT", 1), ("XRANGE", key, b"(" + last, "+", "COUNT", _PAGE)]
@@ -372,7 +373,7 @@ class TicketFeed(Service):
     # -- the index
 
     def _look(self) -> None:
-        """Look at the records of the followed tickets, and tell what has changed."""
+        """Look at the records of the followed tickets, and send what has changed."""
         tickets = list(self._followers)
         for at in range(0, len(tickets), 1000):
             some = tickets[at : at + 1000]
@@ -382,14 +383,13 @@ class TicketFeed(Service):
                 (value, rule.told() if (rule := self._rules.of(ticket)) is not None else "")
                 for ticket, value in zip(some, values, strict=True)
             ]
-            # Of what is idle and was so there is nothing to tell, and most are.
+            # Skip tickets that are idle and were so before: most are.
             looked = zip(some, held, strict=True)
             busy = [(ticket, now) for ticket, now in looked if now[0] is not None or self._values.get(ticket) != now]
             rows = [self._row(ticket, value) for ticket, (value, _) in busy]
             attempts = self._attempts([one for row in rows for one in row["message_ids"]])
-            self._values.update(
-                busy
-            )  # not before: what was not told for want of an answer has to be told by the next look
+            # Not before: if Redis does not answer, the next look has to send these changes.
+            self._values.update(busy)
             for (ticket, _), row in zip(busy, rows, strict=True):
                 self._tell_state(
                     ticket, TicketSnapshot(row, {one: attempts[one] for one in row["message_ids"] if one in attempts})

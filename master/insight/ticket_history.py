@@ -1,7 +1,8 @@
-"""What is still known of a ticket: its entries, executions and dead letters, newest first, whatever state it is in.
+"""Find what is still known of a ticket: its entries, executions and dead letters, newest first, whatever state it is
+in.
 
-Nothing is kept per ticket, so the streams are searched backwards, in Redis, a bounded piece at a time; whoever wants
-more asks for the next.
+Nothing is kept per ticket, so the streams are searched backwards, in Redis, a bounded piece at a time; the caller asks
+for the next piece.
 """
 
 from __future__ import annotations
@@ -22,22 +23,21 @@ from usher.common.redis.scripts import ScriptRunner
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.policy.explain.stuck import fence_ms
 
-#: One call looks at so many entries, or records of executions: a millisecond or so of Redis.
+#: Entries, or records of executions, that one call looks at: a millisecond or so of Redis.
 _ENTRIES_AT_ONCE, _RUNS_AT_ONCE = 1_000, 50
-#: A piece of searching one stream takes about so long, the first one of a ticket and any other; and finds about so many
-#: events.
+#: Seconds that a piece spends on one stream, the first of a ticket and any other; and about how many events it finds.
 _FIRST_S, _PIECE_S, _PIECE_EVENTS = 0.02, 0.1, 200
-#: Seconds after which looking for tickets by a part of their ids ends.
+#: Seconds after which a search for tickets by a part of their ids ends.
 _LOOK_S = 0.06
 _LETTERS = 50
-#: Bytes of an entry's fields that are shown without being asked for.
+#: Bytes of a field that are shown unless the whole is asked for.
 _SHOWN = 4_096
 END = "end"
 
 
 class TicketHistoryPage(NamedTuple):
-    """``events`` newest first; ``back`` where the next piece begins, None at the beginning of all; ``since_ms``: how
-    far back this piece went."""
+    """A piece of a history. ``events``: newest first; ``back``: where the next piece begins, None at the beginning of
+    the streams; ``since_ms``: how far back this piece went."""
 
     events: list[dict[str, Any]]
     back: str | None
@@ -45,21 +45,21 @@ class TicketHistoryPage(NamedTuple):
 
 
 class TicketHistory:
-    """May be used by many threads, one at a time."""
+    """Searches of one stream's history. Safe for many threads, one at a time."""
 
     def __init__(self, link: Link, keys: Keys, ticket_field: str) -> None:
         self._link = link  # guarded by self._lock
         self._scripts = ScriptRunner(link)
         self._keys = keys
         self._field = ticket_field
-        self._letters = DeadLetters(link, keys)  # this too
+        self._letters = DeadLetters(link, keys)  # guarded as well
         self._lock = threading.Lock()
 
     def story(
         self, ticket_id: str, back: str | None = None, known: Sequence[str] = (), held: tuple[str, int] | None = None
     ) -> TicketHistoryPage:
-        """One piece. ``known``: entries that the first one tells, however old; ``held``: who has the ticket now, under
-        which fence. Raises ValueError when ``back`` is none that a piece gave."""
+        """Return one piece. ``known``: entries to list in the first piece, however old; ``held``: the ticket's present
+        owner and its fence. Raises ValueError when ``back`` is not from an earlier piece."""
         entries_from, runs_from = _parse_back(back)
         ticket = ticket_id.encode()
         piece_s = _PIECE_S if back else _FIRST_S
@@ -78,14 +78,14 @@ class TicketHistory:
             reached.append(runs_from)
         events += _hand_overs([event for event in events if event["event"] == "ran"])
         if held is not None and not back and all(event.get("fence") != held[1] for event in events):
-            events.append(_handed(fence_ms(held[1]), *held))  # nothing of it has ended yet
+            events.append(_handed(fence_ms(held[1]), *held))  # no execution under this fence has ended yet
         events.sort(key=lambda event: (event["ms"], rank((event["message_id"] or "0-0").encode())), reverse=True)
         more = entries_from != END or runs_from != END
         times = [milliseconds(one.removeprefix("(").encode()) for one in reached if one != END]
         return TicketHistoryPage(events, f"{entries_from}_{runs_from}" if more else None, max(times, default=None))
 
     def _find(self, what: str, start: str, wanted: tuple[str | bytes, ...], ends_s: float) -> tuple[list[bytes], str]:
-        """What was found, and where the next piece begins."""
+        """Return the matches, and where the next piece begins."""
         key, at_once = (self._keys.stream, _ENTRIES_AT_ONCE) if what == "entries" else (self._keys.runs, _RUNS_AT_ONCE)
         found: list[bytes] = []
         while True:
@@ -99,7 +99,7 @@ class TicketHistory:
                 return found, start
 
     def _letters_of(self, ticket: bytes) -> list[dict[str, Any]]:
-        """The newest letters of the ticket, as far as one piece goes."""
+        """Return the newest letters of the ticket, as far as one piece goes."""
         with self._lock:
             found = self._letters.where("ticket", ticket, _LETTERS, _FIRST_S).letters
         rows = [letter.row() for letter in found]
@@ -109,7 +109,7 @@ class TicketHistory:
         ]
 
     def message(self, message_id: str) -> dict[str, Any] | None:
-        """A message with its fields as pairs, long values cut; None when it is not in the stream."""
+        """Return a message with its fields as pairs, long values cut; None when it is not in the stream."""
         with self._lock:
             rows = self._link.call("XRANGE", self._keys.stream, message_id, message_id)
         if not rows:
@@ -127,8 +127,8 @@ class TicketHistory:
         }
 
     def containing(self, text: str, most: int, cursor: str = "0") -> tuple[list[tuple[bytes, bytes]], str | None]:
-        """Tickets in processing whose id has ``text`` in it, about ``most``, with their records; and where to look on,
-        None at the end."""
+        """Return about ``most`` tickets in processing whose id contains ``text``, with their records; and the next
+        cursor, None at the end."""
         pattern = (
             b"*"
             + b"".join(b"\\" + bytes([one]) if one in b"*?[]^-\\" else bytes([one]) for one in text.encode())
@@ -140,7 +140,7 @@ class TicketHistory:
         while True:
             with self._lock:
                 reply, flat = self._link.call("HSCAN", self._keys.tickets, cursor, "MATCH", pattern, "COUNT", count)
-            count = most if flat else 1000  # the fewer there are, the more are looked at at once
+            count = most if flat else 1000  # the rarer the matches, the more records per call
             found.update(zip(flat[::2], flat[1::2], strict=True))
             cursor = bytes(reply).decode()
             if cursor == "0":
@@ -157,7 +157,7 @@ def _parse_back(back: str | None) -> tuple[str, str]:
         return "+", "+"
     parts = back.split("_")
     if len(parts) != 2 or any(part != END and not _is_start(part) for part in parts):
-        raise ValueError("not a place in a story")
+        raise ValueError("not a position in a history")
     return parts[0], parts[1]
 
 
@@ -185,8 +185,8 @@ def _ran(run: Any) -> dict[str, Any]:
 
 
 def _hand_overs(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """When its owners were given the ticket: a fence tells the millisecond (lua/includes/next_number.lua), unless a
-    clock went back."""
+    """Return when each owner was given the ticket: a fence tells the millisecond (lua/includes/next_number.lua), unless
+    a clock went back."""
     first: dict[int, dict[str, Any]] = {}
     for run in runs:
         known = first.setdefault(run["fence"], run)

@@ -1,8 +1,8 @@
-"""What tickets of a page are doing, in the words of explain (master/policy/explain/explain.py) as far as one look at
-Redis for the whole page tells it.
+"""Add to the tickets of a page what they are doing, in the words of explain (master/policy/explain/explain.py), as far
+as one look at Redis for the whole page can tell.
 
-What only the owner of a ticket knows, whether its handler runs at this moment, is not asked: such a ticket is
-``processing``, or ``retrying`` when its first message has been tried before, and failed or asked to be called later.
+The owner alone knows whether a handler runs at this moment, and is not asked: such a ticket is ``processing``, or
+``retrying`` when its first message has been tried before, and failed or asked to be called later.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from usher.common.redis.scripts import ScriptRunner
 from usher.master.operations.live_rules import read_rules
 from usher.master.policy.rules import Rule, RuleAction
 
-#: Parked messages that are looked at for the tickets that they are of, the oldest ones.
+#: The most parked messages that are looked at for their tickets, the oldest ones.
 LOOKED_AT = 200
 
 
 class ParkedRows(NamedTuple):
-    """``is_all``: False when tickets may be missing, and messages of those that are there: more is parked than was
-    looked at, or was asked for."""
+    """Rows of tickets with parked messages. ``is_all``: False when tickets, or messages of the listed ones, may be
+    missing: more is parked than was looked at, or was asked for."""
 
     rows: list[dict[str, Any]]
     is_all: bool
 
 
 def add_ticket_states(link: Link, keys: Keys, rows: Sequence[dict[str, Any]]) -> None:
-    """Say it of rows of the index: ``retrying``; ``recovering``, when the lease of its owner has ended; ``paused``
-    (with ``why``), when it was given back and a rule holds it. One round trip for all rows, and one for the rules if
-    any was given back."""
+    """Set the state of rows of the index: ``retrying``; ``recovering``, when the lease of the owner has ended;
+    ``paused`` (with ``why``), when the ticket was given back and a rule holds it. Makes one round trip for all rows,
+    and one for the rules if any ticket was given back."""
     heads = {row["message_ids"][0]: row for row in rows if row["state"] == "processing" and row["message_ids"]}
     if heads:
         owners = list(dict.fromkeys(row["owner"] for row in heads.values()))
@@ -53,8 +53,8 @@ def add_ticket_states(link: Link, keys: Keys, rows: Sequence[dict[str, Any]]) ->
 
 
 def parked_rows(link: Link, scripts: ScriptRunner, keys: Keys, ticket_field: str, most: int) -> ParkedRows:
-    """Tickets of which nobody has anything and something is parked, the oldest first: ``paused`` by a rule (``why``),
-    or ``parked``. They have no record in the index; of very many parked messages only the oldest are looked at."""
+    """Return tickets without an owner that have parked messages, the oldest first: ``paused`` by a rule (``why``), or
+    ``parked``. They have no record in the index; of very many parked messages only the oldest are looked at."""
     flat = scripts.run(
         "pending_heads", (keys.stream,), (keys.group, MASTER, LOOKED_AT + 1, ticket_field, LONGEST_TICKET)
     )

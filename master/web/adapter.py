@@ -1,4 +1,4 @@
-"""What the HTTP interface asks of the running master (``usher.master.web.ports.MasterPort``), answered from Redis,
+"""Adapt the running master to the HTTP interface (``usher.master.web.ports.MasterPort``): answers come from Redis,
 memory and the dispatcher."""
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from usher.master.web.ports import (
     StartOver,
 )
 
-#: A report waits for the dispatcher's next turn; one that takes longer is answered "not leader" and comes again.
+#: Seconds that a report waits for the dispatcher's next turn; then it is answered "not leader" and comes again.
 _ANSWER_S = 2.0
-#: Reports that may wait unread while nobody waits for their answers.
+#: The most unread reports for which a sender that wants no answers is let go at once.
 _MOST_UNREAD = 16
 
 
 class ServicePort:
-    """The running master, seen from HTTP. Called from several threads."""
+    """The running master, seen from HTTP. Safe for many threads."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class ServicePort:
         )
 
     def deregister(self, incarnation: str) -> bool:
-        """A consumer says that it has left. Redis knows whether that is so; this only makes the leader look at once."""
+        """Take a consumer's goodbye. Redis knows whether it has left; this only makes the leader look at once."""
         if not self._dispatcher.leads:
             raise NotLeader(self._lead.leader_url)
         known = incarnation in self._dispatcher.board.consumers
@@ -81,8 +81,8 @@ class ServicePort:
         return known
 
     def acknowledge(self, report: AckReport) -> list[list[str]]:
-        """Of whoever wants no answers, nobody waits for the dispatcher as long as it keeps up and knows the
-        incarnation: a report is a hint, and one that a change of the lead drops costs only speed."""
+        """Pass a report to the dispatcher. A caller that wants no answers does not wait as long as the dispatcher keeps
+        up and knows the incarnation: a report is a hint, and losing one in a change of leader costs only speed."""
         known = not report.wants_answers and report.incarnation in self._dispatcher.board.consumers
         if not self._dispatcher.leads:
             raise NotLeader(self._lead.leader_url)
@@ -106,7 +106,8 @@ class ServicePort:
         return self._status.tickets(cursor, limit)
 
     def ticket(self, ticket_id: str) -> dict[str, Any] | None:
-        """From the index; on the leader also what it has parked of the ticket, where memory has all of it."""
+        """Return the ticket from the index; on the leader also what it has parked of the ticket, where memory has all
+        of it."""
         found = self._status.ticket(ticket_id)
         known = self._dispatcher.parked_of(ticket_id.encode())
         if found is None and (known is None or not known.messages):

@@ -1,5 +1,5 @@
-"""The routes of the master. Each reads strictly, asks the port once, and answers; what errors look like is in
-``app``."""
+"""The routes of the master. Each reads strictly, asks the port once, and answers; ``usher.common.http.app`` shapes
+errors."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from usher.master.operations.action_log import By
 from usher.master.web.documents import Audit, Consumers, Deregistered, Registered, Reported, Sources, Ticket, Tickets
 from usher.master.web.ports import AckItem, AckReport, MasterPort, RegisterAnswer, RegisterRequest
 
-#: Bytes of a body. 64 KiB would not hold 500 messages of 500 tickets with ids of 256 bytes; this holds 1000.
+#: The most bytes of a body. 64 KiB would not hold 500 messages of 500 tickets with ids of 256 bytes; this holds 1000.
 REGISTER_BODY, ACKNOWLEDGE_BODY = 4096, 512 * 1024
-#: Messages of one report.
+#: The most messages of one report.
 MOST_MESSAGES = 1000
 _LONGEST_TICKET_ID = 256
 _LARGEST_FENCE = 2**63 - 1
@@ -77,15 +77,15 @@ _HealthUrl = Annotated[
 _Uuid = Annotated[str, Fitting(_UUID, "must be 1 to 64 of A-Z a-z 0-9 _ -")]
 _Lock = Annotated[str, Fitting(_LOCK, "must be 1 to 200 of A-Z a-z 0-9 . _ : -")]
 _Incarnation = Annotated[str, Fitting(_INCARNATION, "must look like name:17")]
-#: Not given to Redis, so its form is enough.
+#: Never passed to Redis, so its form is enough.
 _MessageId = Annotated[
     str, Fitting(re.compile(r"[0-9]{1,20}-[0-9]{1,20}"), "must be a stream id like 1526919030474-55")
 ]
-_Cursor = Annotated[str, Fitting(_CURSOR, "must be one that an answer gave")]
+_Cursor = Annotated[str, Fitting(_CURSOR, "must be a cursor from an earlier answer")]
 
 
 class _Registration(BaseModel):
-    """The body of register. A field that is not known is refused: a misspelt ``slots`` would be 1 in silence."""
+    """The body of register. An unknown field is refused: a misspelt ``slots`` would silently be 1."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
@@ -124,7 +124,7 @@ class ReportBody(BaseModel):
 
 
 class _TicketsQuery(BaseModel):
-    """With ``id`` that one, if it is in processing."""
+    """The query of a list of tickets. With ``id`` the list has only that ticket, if it is in processing."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -134,7 +134,7 @@ class _TicketsQuery(BaseModel):
 
 
 def routes(port: MasterPort, health_hosts: HealthHosts) -> Blueprint:
-    """What consumers call, and what tells of consumers and tickets."""
+    """Return the routes for consumers, and those that show consumers and tickets."""
     api = Blueprint("api", __name__, url_prefix="/api")
     _add_looks(api, port)
     _add_work(api, port, health_hosts)
@@ -162,7 +162,7 @@ def _add_work(api: Blueprint, port: MasterPort, health_hosts: HealthHosts) -> No
 
     @api.post("/consumers/deregister")
     @tells(
-        "Say that an incarnation has left.",
+        "Report that an incarnation has left.",
         {200: Deregistered},
         body=_Deregistration,
         role=Role.CONSUMER,
@@ -177,7 +177,7 @@ def _add_work(api: Blueprint, port: MasterPort, health_hosts: HealthHosts) -> No
 
     @api.post("/messages/acknowledge")
     @tells(
-        "Report what Redis has as acknowledged, so that the leader frees its tickets at once.",
+        "Report messages that are acknowledged in Redis, so that the leader frees their tickets at once.",
         {200: Reported, 204: None},
         body=ReportBody,
         headers={"Prefer": "return=minimal (RFC 7240): no answers; 204, perhaps before the tickets are freed."},
@@ -197,18 +197,18 @@ def _add_work(api: Blueprint, port: MasterPort, health_hosts: HealthHosts) -> No
 
 
 def _preferences() -> set[str]:
-    """Those of the header Prefer, without their parameters."""
+    """Return the preferences in the header Prefer, without their parameters."""
     return {one.partition(";")[0].strip().lower() for one in request.environ.get("HTTP_PREFER", "").split(",")}
 
 
 def _add_looks(api: Blueprint, port: MasterPort) -> None:
     @api.get("/consumers")
-    @tells("Everybody on the roster.", {200: Consumers})
+    @tells("All registered consumers.", {200: Consumers})
     def consumers() -> Response:
         return answer({"consumers": port.consumers()})
 
     @api.get("/sources")
-    @tells("How the gathering of several ticket streams goes; null when there is one.", {200: Sources})
+    @tells("The progress of gathering several ticket streams; null when there is one.", {200: Sources})
     def sources() -> Response:
         return answer({"sources": port.sources()})
 
@@ -230,7 +230,7 @@ def _add_looks(api: Blueprint, port: MasterPort) -> None:
         return answer(found)
 
     @api.get("/audit")
-    @tells("What the last audit found; null when none was made.", {200: Audit})
+    @tells("The result of the last audit; null when there was none.", {200: Audit})
     def audit() -> Response:
         return answer({"audit": port.audit()})
 
@@ -252,18 +252,18 @@ def _read_registration(health_hosts: HealthHosts) -> RegisterRequest:
         health_hosts.check(asked.health_url)
     except UnfitUrl as unfit:
         raise unprocessable([{"field": "health_url", "problem": str(unfit)}]) from None
-    # Without a uuid of its own, a client that registers again is a new start: only the end of the lease frees the name.
+    # A client without a uuid is a new start each time it registers: only the end of the lease frees the name.
     return RegisterRequest(
         asked.name, asked.uuid or uuid.uuid4().hex, asked.health_url, asked.slots, asked.capacity, asked.lock
     )
 
 
 def read_report(body: bytes, wants_answers: bool = True) -> AckReport:
-    """The report in the body of acknowledge. Raises Problem 400, 422.
+    """Return the report in the body of acknowledge. Raises Problem 400, 422.
 
-    By hand, and first in a hurry: this is the one document that comes all the time, often with a ticket per message;
-    pydantic takes three times as long. What passes here has four levels, so only what does not is looked at for its
-    depth, and for better words.
+    Parsed by hand, and first without a check of the depth: this document comes all the time, often with a ticket per
+    message, and pydantic takes three times as long. A valid report has four levels, so only a refused one is parsed
+    again, for its depth and a better error.
     """
     try:
         return AckReport(*_report_of(quick_json(body)), wants_answers)
@@ -279,7 +279,7 @@ def _report_of(document: object) -> tuple[str, list[AckItem]]:
         raise _unfit("incarnation", "must look like name:17")
     if type(tickets) is not list or not 0 < len(tickets) <= MOST_MESSAGES:
         raise _unfit("tickets", f"must be a list of 1 to {MOST_MESSAGES}")
-    try:  # column by column: most of it is one call for all
+    try:  # column by column: mostly one call for all items
         names, fences, lists = zip(*map(_PARTS, tickets), strict=True)
     except (TypeError, KeyError):
         raise _unfit("tickets", _NO_ITEM) from None
@@ -302,7 +302,7 @@ def _report_of(document: object) -> tuple[str, list[AckItem]]:
 
 
 def _named(names: Sequence[Any]) -> list[bytes]:
-    """Ticket ids as Redis has them."""
+    """Return ticket ids as Redis has them. Raises Problem 422."""
     try:
         named = list(map(str.encode, names))
     except TypeError:
@@ -315,7 +315,8 @@ def _named(names: Sequence[Any]) -> list[bytes]:
 
 
 def _stream_ids(message_ids: list[Any]) -> list[bytes]:
-    """The same of message ids: one match for all of them; the count sees to it that none has the separator in it."""
+    """Return message ids as Redis has them, checked by one match for all of them; the count ensures that none contains
+    the separator. Raises Problem 422."""
     try:
         text = "\n".join(message_ids)
     except TypeError:
@@ -337,14 +338,14 @@ def _unfit(field: str, problem: str) -> Problem:
 
 
 def by_caller(why: str = "") -> By:
-    """Who sent this request: the authenticated credential, as the guard of the application has put it into
+    """Return the sender of this request: the authenticated credential, as the guard of the application has put it into
     ``flask.g.who``."""
     return By(str(g.get("who", "operator")), "http", why)
 
 
 class TicketQuery(BaseModel):
-    """A ticket by query: in a path, an id that ends like one (``x/explain``), or is nothing but dots, may be taken for
-    something else on the way."""
+    """A ticket by query: in a path, an id that ends like a route (``x/explain``), or is nothing but dots, may be taken
+    for something else on the way."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -352,8 +353,8 @@ class TicketQuery(BaseModel):
 
 
 def read_ticket_id(behind: bytes = b"", at: bytes = _TICKETS_PATH) -> str:
-    """The ticket id of the path between ``at`` and ``behind``. From the bytes: Flask's own text has a question mark
-    where they are not UTF-8."""
+    """Return the ticket id of the path between ``at`` and ``behind``, from the bytes: Flask's own text has a question
+    mark where they are not UTF-8. Raises Problem 404, 422."""
     path = request.environ["PATH_INFO"].encode("latin-1")
     try:
         ticket_id: str = path.removeprefix(at).removesuffix(behind).decode()

@@ -26,8 +26,8 @@ _MOST_IDS = 500
 
 
 class LetterPort(Protocol):
-    """The dead letters, seen from HTTP (``usher.master.operations.dead_letters.DeadLetters``). Called from several
-    threads. All may raise RedisTrouble (503)."""
+    """The dead letters, seen from HTTP (``usher.master.operations.dead_letters.DeadLetters``). Safe for many threads.
+    All methods may raise RedisTrouble (503)."""
 
     def last_id(self) -> bytes: ...
 
@@ -40,6 +40,8 @@ class LetterPort(Protocol):
     def drop(self, ids: list[bytes]) -> list[LetterResult]: ...
 
 
+#: Writes an action and its outcome into the action log.
+LetterNote = Callable[[OperatorAction, str], None]
 _Age = Annotated[float, Field(ge=0, le=10**9, allow_inf_nan=False)]
 
 
@@ -66,7 +68,7 @@ class _Filter(BaseModel):
 
 
 class LetterQuery(_Filter):
-    """The query of a list: everything is text there."""
+    """The query of a list, in which every value is text."""
 
     model_config = ConfigDict(strict=False, frozen=True, extra="forbid")
 
@@ -101,8 +103,8 @@ class _Chosen(BaseModel):
         return self
 
 
-def letter_routes(letters: LetterPort, note: Callable[[OperatorAction, str], None] | None = None) -> Blueprint:
-    """``/api/dead-letters`` and what is below it. ``note`` is told of each redrive and drop."""
+def letter_routes(letters: LetterPort, note: LetterNote | None = None) -> Blueprint:
+    """Return ``/api/dead-letters`` and the routes below it. ``note`` is called with each redrive and drop."""
     api = Blueprint("dead_letters", __name__, url_prefix="/api/dead-letters")
 
     @api.get("")
@@ -127,43 +129,49 @@ def letter_routes(letters: LetterPort, note: Callable[[OperatorAction, str], Non
         return answer(_whole(*found))
 
     @api.post("/redrive")
-    @tells("Make messages of dead letters again.", {200: LetterOutcomes}, body=_Chosen)
+    @tells("Turn dead letters into messages again.", {200: LetterOutcomes}, body=_Chosen)
     def redrive() -> Response:
-        return _change("redrive", letters.redrive)
+        return _change(letters, "redrive", letters.redrive, note)
 
     @api.post("/drop")
     @tells(
         "Throw dead letters away; a ticket that waits for one goes on without it.", {200: LetterOutcomes}, body=_Chosen
     )
     def drop() -> Response:
-        return _change("drop", letters.drop)
-
-    def _change(what: str, step: Any) -> Response:
-        chosen = read_model(_Chosen, read_json(request, BODY))
-        cursor = None
-        if chosen.ids is not None:
-            ids = [letter_id.encode() for letter_id in dict.fromkeys(chosen.ids)]
-        else:
-            assert chosen.filter is not None
-            # What is redriven and given up again meanwhile is not met: its letter is above the last one of now.
-            page = letters.page(chosen.filter.meant(), _bytes(chosen.cursor), chosen.limit, letters.last_id())
-            ids, cursor = [letter.id for letter in page.letters], page.cursor
-        outcomes, ended = [], FAILED
-        try:
-            for at in range(0, len(ids), AT_ONCE):
-                outcomes += step(ids[at : at + AT_ONCE])
-            ended = ""
-        finally:
-            if note is not None:
-                note(
-                    OperatorAction(by_caller(chosen.reason), what, chosen_letters(ids)),
-                    counted(outcome.word for outcome in outcomes) + ended,
-                )
-        return answer(
-            {"results": [_letter_result_document(outcome) for outcome in outcomes], "cursor": _decode_optional(cursor)}
-        )
+        return _change(letters, "drop", letters.drop, note)
 
     return api
+
+
+def _change(
+    letters: LetterPort,
+    what: str,
+    step: Callable[[list[bytes]], list[LetterResult]],
+    note: LetterNote | None,
+) -> Response:
+    chosen = read_model(_Chosen, read_json(request, BODY))
+    cursor = None
+    if chosen.ids is not None:
+        ids = [letter_id.encode() for letter_id in dict.fromkeys(chosen.ids)]
+    else:
+        assert chosen.filter is not None
+        # A message that is redriven and given up again meanwhile is not met: its new letter is above this last id.
+        page = letters.page(chosen.filter.meant(), _bytes(chosen.cursor), chosen.limit, letters.last_id())
+        ids, cursor = [letter.id for letter in page.letters], page.cursor
+    outcomes, ended = [], FAILED
+    try:
+        for at in range(0, len(ids), AT_ONCE):
+            outcomes += step(ids[at : at + AT_ONCE])
+        ended = ""
+    finally:
+        if note is not None:
+            note(
+                OperatorAction(by_caller(chosen.reason), what, chosen_letters(ids)),
+                counted(outcome.word for outcome in outcomes) + ended,
+            )
+    return answer(
+        {"results": [_letter_result_document(outcome) for outcome in outcomes], "cursor": _decode_optional(cursor)}
+    )
 
 
 def _whole(letter: DeadLetter, fields: list[bytes]) -> dict[str, Any]:

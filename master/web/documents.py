@@ -1,5 +1,5 @@
-"""The documents that the master's routes answer, as the OpenAPI document tells them. A later version may add fields,
-and takes none away."""
+"""The documents that the master's routes answer, as the OpenAPI document describes them. A later version may add
+fields, and removes none."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Deregistered(TypedDict):
 
 
 class Reported(TypedDict):
-    """``ok``, ``gone`` or ``stale`` for each message of each item of the report, in its order."""
+    """An answer to a report: ``ok``, ``gone`` or ``stale`` for each message of each item, in its order."""
 
     results: list[list[str]]
 
 
 class ConsumerRow(TypedDict):
-    """``state``: live, paused, draining, revoked or lost. A name of which only pending entries are left has no more
-    than that."""
+    """A consumer. ``state``: live, paused, draining, revoked or lost. A name of which only pending entries are left has
+    no more than that."""
 
     name: str
     incarnation: str
@@ -68,9 +68,9 @@ class LetterRow(TypedDict):
 
 
 class TicketRow(TypedDict):
-    """``state``: processing, retrying (its first message has failed before), recovering (its owner is lost), returned,
-    paused (given back, and a rule holds it: ``why``), halted, ending, waiting or unreadable. ``dead_letter``: the one
-    that a halted ticket waits for."""
+    """A ticket. ``state``: processing, retrying (its first message has failed before), recovering (its owner is lost),
+    returned, paused (given back, and a rule holds it: ``why``), halted, ending, waiting or unreadable. ``dead_letter``:
+    the one that a halted ticket waits for."""
 
     ticket_id: str
     state: str
@@ -88,27 +88,28 @@ class Tickets(TypedDict):
 
 
 class Ticket(TicketRow):
-    """``parked``: what the leader keeps back of it; null where that is not known: another master answers, or Redis
-    alone keeps account of it (of a halted ticket, and of very many). ``/explain`` counts it then."""
+    """A ticket with its parked messages. ``parked``: how many the leader holds back; null where that is unknown:
+    another master answers, or Redis alone keeps account of them (of a halted ticket, and of very many). ``/explain``
+    counts them then."""
 
     parked: NotRequired[int | None]
 
 
 class Audit(TypedDict):
-    """``audit``: as ``usher.master.audit.output.report.summary`` tells it."""
+    """The last audit. ``audit``: see ``usher.master.audit.output.report.summary``."""
 
     audit: dict[str, Any] | None
 
 
 class Sources(TypedDict):
-    """``sources``: as ``usher.common.doctor.source_status`` tells it."""
+    """The gathered sources. ``sources``: see ``usher.common.doctor.source_status``."""
 
     sources: dict[str, Any] | None
 
 
 class Lag(TypedDict):
-    """``lag``: not read yet, in the sources too where several are gathered. ``unfinished``: that, or pending.
-    ``consumers``, ``slots``: of those that are live."""
+    """Numbers for autoscalers. ``lag``: messages not read yet, in the sources too where several are gathered.
+    ``unfinished``: lag and pending. ``consumers``, ``slots``: of live consumers."""
 
     lag: int
     lag_is_exact: bool
@@ -121,22 +122,23 @@ class Lag(TypedDict):
 
 
 class Letters(TypedDict):
-    """``cursor``: where to go on; null at the end."""
+    """A page of dead letters. ``cursor``: where the next page begins; null at the end."""
 
     dead_letters: list[LetterRow]
     cursor: str | None
 
 
 class WholeLetter(LetterRow):
-    """``message_fields``: pairs of name and value; null for viewers, who do not see what messages say."""
+    """A whole dead letter. ``message_fields``: pairs of name and value; null for viewers, who may not see the contents
+    of messages."""
 
     traceback: str
     message_fields: list[list[str]] | None
 
 
 class LetterOutcome(TypedDict):
-    """``outcome``: resumed, added, released, dropped; or gone, cut, held, when nothing was done. ``message_id``: of the
-    message made of it."""
+    """A letter's outcome. ``outcome``: resumed, added, released, dropped; or gone, cut, held, when nothing was done.
+    ``message_id``: the id of the message made from it."""
 
     id: str
     outcome: str
@@ -149,7 +151,7 @@ class LetterOutcomes(TypedDict):
 
 
 class Explanation(TypedDict):
-    """In full in ``usher.master.policy.explain.explain``."""
+    """A ticket's explanation. See ``usher.master.policy.explain.explain`` for all of it."""
 
     ticket_id: str
     state: str
@@ -161,8 +163,8 @@ class Explanation(TypedDict):
 
 
 class RuleRow(TypedDict):
-    """``target``: ticket, pattern, stream, everything or consumer. ``action``: pause, slow (with ``rate_per_second``)
-    or dead_letter."""
+    """A live rule. ``target``: ticket, pattern, stream, everything or consumer. ``action``: pause, slow (with
+    ``rate_per_second``) or dead_letter."""
 
     id: str
     target: str
@@ -181,8 +183,8 @@ class Rules(TypedDict):
 
 
 class RuleChange(TypedDict):
-    """``outcome``: set, replaced or lifted. Nothing is handed over by the former rules any more; ``handed_over``
-    messages had been before."""
+    """A change of the rules. ``outcome``: set, replaced or lifted. From now on nothing is handed over by the former
+    rules; ``handed_over`` messages had been before."""
 
     outcome: str
     version: int
@@ -198,7 +200,7 @@ class ConsumerRuleChange(RuleChange):
 
 
 class ActionRow(TypedDict):
-    """``via``: http or cli."""
+    """An operator's action. ``via``: http or cli."""
 
     id: str
     time_ms: int

@@ -1,7 +1,7 @@
-"""``GET /api/tickets/{id}/events``: what happens to a ticket, as server-sent events, for as long as the client stays.
+"""``GET /api/tickets/{id}/events``: the events of a ticket, as server-sent events, for as long as the client stays.
 
 ``GET /api/events?id=`` is the same for any id. The request ends with the head of its answer; the connection then
-belongs to the master's feed and holds no thread. Viewers are told everything but what messages say.
+belongs to the master's feed and holds no thread. Viewers get everything but the contents of messages.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from usher.master.web.api import TICKET_PROBLEMS, TicketQuery, read_ticket_id
 from usher.master.web.ports import MasterPort
 
 _PATH_END = b"/events"
-#: What ``parse_position`` takes, for the OpenAPI document.
+#: The values that ``parse_position`` takes, for the OpenAPI document.
 _POSITION = r"^([0-9]{1,20}-[0-9]{1,20}(_[0-9]{1,20}-[0-9]{1,20}){2}|0|)$"
 
 
 class _Position(BaseModel):
-    """Where a subscription that broke goes on: the id of the last event seen, as in the header Last-Event-ID; 0: all
-    that is still there."""
+    """The point where a broken subscription continues: the id of the last event seen, as in the header Last-Event-ID;
+    0: everything that is still there."""
 
     last_event_id: str = Field("", pattern=_POSITION)
 
 
 class _FollowedTicket(_Position, TicketQuery):
-    """Which ticket, and from where on."""
+    """A ticket, and the point from which to follow it."""
 
 
 def events_route(port: MasterPort) -> Blueprint:
-    """The two routes."""
+    """Return the two routes."""
     live = Blueprint("live", __name__, url_prefix="/api")
 
     @live.get("/tickets/<rest:ticket_id>/events")
     @tells(
-        "What happens to a ticket from now on, as server-sent events.",
+        "The events of a ticket from now on, as server-sent events.",
         {200: "text/event-stream"},
         query=_Position,
         problems=TICKET_PROBLEMS,
@@ -49,7 +49,7 @@ def events_route(port: MasterPort) -> Blueprint:
 
     @live.get("/events")
     @tells(
-        "The same, for any id: in a path, some may be taken for something else.",
+        "The events of a ticket of any id: in a path, some ids may be taken for something else.",
         {200: "text/event-stream"},
         query=_FollowedTicket,
     )
@@ -63,16 +63,19 @@ def _followed(port: MasterPort, asked: str) -> Response:
     position = _read_position()
     detach = request.environ.get(DETACH)
     if detach is None or not port.can_follow():
-        raise Problem(503, "too_many_followers", "no more subscriptions can be open here", headers={"Retry-After": "5"})
+        raise Problem(
+            503, "too_many_followers", "this master has no room for another subscription", headers={"Retry-After": "5"}
+        )
     if request.method == "GET":
         with_fields = g.role.may(Role.OPERATOR)
         detach(lambda connection: port.follow(connection, asked, position, with_fields))
-    # The first bytes, so that a reader knows at once that it is listened to.
+    # The first bytes, so that the client knows at once that the subscription works.
     return Response(iter([b": following\n\n"]), content_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
 
 def _read_position() -> list[bytes] | None:
-    """Where a subscription that broke goes on: Last-Event-ID, or the query's last_event_id. None: from now on."""
+    """Return the point where a broken subscription continues, from Last-Event-ID or the query's last_event_id. None:
+    from now on."""
     given = request.headers.get("Last-Event-ID") or request.args.get("last_event_id")
     if not given:
         return None

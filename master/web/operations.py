@@ -1,4 +1,4 @@
-"""The routes of what operators ask and do: explain, rules, drain, the action log. Any master answers, leader or
+"""The routes for operators: explain, rules, drain, the action log. Any master answers, leader or
 standby.
 
 A rule, everywhere::
@@ -12,8 +12,8 @@ A change of the rules answers::
     {"outcome": "set" | "replaced" | "lifted", "version": 1829384756123, "rule": {...} | null, "former": {...} | null,
      "handed_over": 3, "handed_over_is_exact": true, "note": "set; 3 already handed over will finish"}
 
-Since it was answered nothing is handed over by the former rules; ``handed_over`` messages had been before, and go on to
-their end.
+After this answer nothing is handed over by the former rules; ``handed_over`` messages had been before, and run to their
+end.
 
 An action: ``{"id", "time_ms", "who", "via": "http" | "cli", "what", "on", "why", "outcome", "version"?}``. The form of
 an explanation is in ``usher.master.policy.explain.explain``.
@@ -46,8 +46,8 @@ _EXPLAIN = b"/explain"
 
 
 class OperationsPort(Protocol):
-    """The master, seen from an operator (``usher.master.web.operations_adapter.Operations``). Called from several
-    threads. All may raise RedisTrouble (503)."""
+    """The master, seen from an operator (``usher.master.web.operations_adapter.Operations``). Safe for many threads.
+    All methods may raise RedisTrouble (503)."""
 
     stream: str
 
@@ -56,15 +56,15 @@ class OperationsPort(Protocol):
     def rules(self) -> Rulebook: ...
 
     def set_rule(self, rule: Rule, by: By) -> RuleSetChange:
-        """Raises TooManyRules."""
+        """Set the rule in place of the former one for its target. Raises TooManyRules."""
 
     def lift_rule(self, rule_id: str, by: By) -> RuleSetChange | None: ...
 
     def drain(self, name: str, by: By) -> RuleSetChange | None:
-        """None: nobody of that name is registered. Raises TooManyRules."""
+        """Drain a consumer; None: no consumer of that name is registered. Raises TooManyRules."""
 
     def resume(self, name: str, by: By) -> RuleSetChange | None:
-        """None: it was not drained."""
+        """End a drain; None: the consumer was not drained."""
 
     def actions(self, before: bytes | None, limit: int) -> tuple[list[dict[str, Any]], str | None]: ...
 
@@ -86,9 +86,9 @@ class _NewRule(BaseModel):
     @model_validator(mode="after")
     def _fits_together(self) -> _NewRule:
         if (self.action == "slow") != (self.rate_per_second is not None):
-            raise ValueError("rate_per_second belongs to slow, and to nothing else")
+            raise ValueError("give rate_per_second with slow, and only then")
         if (self.target == "everything") != (self.value == ""):
-            raise ValueError("give value, but none for everything")
+            raise ValueError("give value, except with the target everything")
         if len(self.value.encode("utf-8", "surrogatepass")) > LONGEST_TICKET:
             raise ValueError(f"value must be text of at most {LONGEST_TICKET} bytes")
         if self.target == "consumer" and (self.action != "pause" or not NAME.fullmatch(self.value)):
@@ -112,33 +112,37 @@ class _Page(BaseModel):
 
 
 def operation_routes(port: OperationsPort) -> Blueprint:
-    """``/api/tickets/{id}/explain``, ``/api/explain``, ``/api/rules``, ``/api/consumers/{name}/drain`` and ``/resume``,
-    ``/api/actions``."""
+    """Return ``/api/tickets/{id}/explain``, ``/api/explain``, ``/api/rules``, ``/api/consumers/{name}/drain`` and
+    ``/resume``, ``/api/actions``."""
     api = Blueprint("operations", __name__, url_prefix="/api")
 
     @api.get("/tickets/<rest:ticket_id>/explain")
     @tells(
-        "What a ticket waits for, and until when.", {200: Explanation}, problems={422: "ticket ids have 1 to 256 bytes"}
+        "The reason why a ticket waits, and until when.",
+        {200: Explanation},
+        problems={422: "ticket ids have 1 to 256 bytes"},
     )
     def explain(ticket_id: str) -> Response:
         return answer(port.explain(read_ticket_id(_EXPLAIN)))
 
     @api.get("/explain")
     @tells(
-        "The same, for any id: in a path, some may be taken for something else.", {200: Explanation}, query=TicketQuery
+        "The explanation of a ticket of any id: in a path, some ids may be taken for something else.",
+        {200: Explanation},
+        query=TicketQuery,
     )
     def explain_by_query() -> Response:
         return answer(port.explain(read_model(TicketQuery, request.args.to_dict()).id))
 
     @api.get("/rules")
-    @tells("The live rules that hold.", {200: Rules})
+    @tells("The live rules.", {200: Rules})
     def rules() -> Response:
         book = port.rules()
         return answer({"rules": [rule.shown() for rule in book.rules], "version": int(book.version or 0)})
 
     @api.post("/rules")
     @tells(
-        "Set a rule: 201 set, 200 in place of the former one for that target.",
+        "Set a rule: 201 new, 200 in place of the former one for that target.",
         {201: RuleChange, 200: RuleChange},
         body=_NewRule,
         problems={409: "too_many_rules"},
@@ -156,7 +160,7 @@ def operation_routes(port: OperationsPort) -> Blueprint:
         return answer(changed.shown())
 
     @api.get("/actions")
-    @tells("What operators did, newest first.", {200: Actions}, query=_Page)
+    @tells("Actions of operators, newest first.", {200: Actions}, query=_Page)
     def actions() -> Response:
         asked = read_model(_Page, request.args.to_dict())
         lines, cursor = port.actions(
@@ -211,7 +215,7 @@ def change_rule(port: OperationsPort, document: object) -> RuleSetChange:
 
 
 def drained(port: OperationsPort, name: str, why: str) -> RuleSetChange | None:
-    """Drain a consumer; None: nobody of that name is registered. Raises Problem 409."""
+    """Drain a consumer; None: no consumer of that name is registered. Raises Problem 409."""
     try:
         return port.drain(name, by_caller(why))
     except TooManyRules as full:

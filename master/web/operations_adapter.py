@@ -1,4 +1,4 @@
-"""What operators ask of a master and do (``usher.master.web.operations.OperationsPort``): explain, rules, drain and
+"""Adapt the running master to operators (``usher.master.web.operations.OperationsPort``): explain, rules, drain and
 resume, the action log."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from usher.master.policy.rules import Rule, Rulebook, Target, rule_id
 
 
 class Operations:
-    """Called from several threads."""
+    """The operations of one master. Safe for many threads."""
 
     def __init__(self, stream: str, live_rules: LiveRules, action_log: ActionLog, explainer: Explainer) -> None:
         self.stream = stream
@@ -34,21 +34,21 @@ class Operations:
         return self._rules.lift(chosen, by)
 
     def drain(self, name: str, by: By) -> RuleSetChange | None:
-        """Hand nothing more to the consumer ``name``, whatever its incarnation. It finishes what it has; what comes
-        goes to others. Raises TooManyRules."""
+        """Hand nothing more to the consumer ``name``, whatever its incarnation. It finishes the messages that it has;
+        new ones go to others. Raises TooManyRules."""
         if not self._explainer.is_registered(name):
             return None
         return self._rules.set(Rule(Target.CONSUMER, name, rules.RuleAction.PAUSE, None, by.why, by.who), by, "drain")
 
     def resume(self, name: str, by: By) -> RuleSetChange | None:
-        """The end of a drain by an operator. A consumer that drains because it shuts down goes on with that."""
+        """End an operator's drain. A consumer that drains because it shuts down goes on with that."""
         return self._rules.lift(rule_id(Target.CONSUMER, name), by, "resume")
 
     def actions(self, before: bytes | None, limit: int) -> tuple[list[dict[str, Any]], str | None]:
         return self._log.page(before, limit)
 
     def note(self, action: OperatorAction, outcome: str) -> None:
-        """For actions whose steps do not log themselves."""
+        """Log an action whose steps do not log themselves."""
         self._log.note(action, outcome)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What the HTTP interface needs of the master that runs. ``usher.master.assembly.program`` provides it."""
+"""The requirements of the HTTP interface on the running master. ``usher.master.assembly.program`` meets them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class RegisterRequest:
 
 @dataclass(frozen=True)
 class RegisterAnswer:
-    """``created`` is False when this very start (its uuid) had registered before. ``lease_ms`` is the life of its
-    lease, ``left_ms`` what is left of this one. ``ticket_window``: most messages of one ticket that are handed over at
-    a time."""
+    """A registration. ``created`` is False when this very start (its uuid) had registered before. ``lease_ms`` is the
+    length of a lease, ``left_ms`` the rest of this one. ``ticket_window``: most messages of one ticket that are handed
+    over at a time."""
 
     created: bool
     incarnation: str
@@ -38,17 +38,17 @@ class RegisterAnswer:
     leader_url: str | None
 
 
-#: Ticket and ids of messages, in stream order, that Redis has as acknowledged; what has no ticket id is a ticket of its
+#: A ticket and the ids of its acknowledged messages, in stream order; a message without a ticket id is a ticket of its
 #: own (``unkeyed_ticket``).
 AckItem = tuple[bytes, list[bytes]]
 
 
 @dataclass(frozen=True)
 class AckReport:
-    """What one incarnation has acknowledged. It frees by id and incarnation: doubled, late and reordered reports change
-    nothing.
+    """An incarnation's acknowledged messages. They are freed by id and incarnation: doubled, late and reordered reports
+    change nothing.
 
-    ``wants_answers``: False when whoever reports needs to know no more than that it was taken.
+    ``wants_answers``: False when the sender only needs to know that the report was taken.
     """
 
     incarnation: str
@@ -57,7 +57,7 @@ class AckReport:
 
 
 class NameHeld(UsherError):
-    """The name is held by an incarnation that lives."""
+    """The name is held by a live incarnation."""
 
     def __init__(self, retry_after_s: float) -> None:
         self.retry_after_s = retry_after_s
@@ -65,11 +65,12 @@ class NameHeld(UsherError):
 
 
 class StartOver(UsherError):
-    """This start (its uuid) had registered, and that has ended. A process that lives registers under a new uuid."""
+    """This start (its uuid) had registered, and that registration has ended. A live process registers under a new
+    uuid."""
 
 
 class NotLeader(UsherError):
-    """This master is a standby. ``leader_url`` is None when nobody leads at the moment."""
+    """This master is a standby. ``leader_url`` is None when there is no leader at the moment."""
 
     def __init__(self, leader_url: str | None) -> None:
         self.leader_url = leader_url
@@ -82,46 +83,46 @@ class IncarnationFenced(UsherError):
 
 
 class MasterPort(Protocol):
-    """The master, seen from its HTTP interface. Called from several threads. All may raise RedisTrouble (503)."""
+    """The master, seen from its HTTP interface. Safe for many threads. All methods may raise RedisTrouble (503)."""
 
     def register(self, asked: RegisterRequest) -> RegisterAnswer:
-        """Raises NameHeld, StartOver."""
+        """Register a start of a consumer. Raises NameHeld, StartOver."""
 
     def deregister(self, incarnation: str) -> bool:
-        """False: it is not known."""
+        """Take a consumer's goodbye; False: the incarnation is unknown."""
 
     def acknowledge(self, report: AckReport) -> list[list[str]]:
-        """``ok``, ``gone`` or ``stale`` for each id of each item, if answers are wanted. Raises NotLeader,
+        """Return ``ok``, ``gone`` or ``stale`` for each id of each item, if answers are wanted. Raises NotLeader,
         IncarnationFenced."""
 
     def consumers(self) -> list[dict[str, Any]]:
-        """Everybody on the roster."""
+        """Return all registered consumers."""
 
     def tickets(self, cursor: str, limit: int) -> dict[str, Any]:
-        """``{"tickets": [...], "cursor": next or None}``: about ``limit`` tickets in processing. The first cursor is
-        ``"0"``."""
+        """Return ``{"tickets": [...], "cursor": next or None}``: about ``limit`` tickets in processing. The first
+        cursor is ``"0"``."""
 
     def ticket(self, ticket_id: str) -> dict[str, Any] | None:
-        """None: it is not in processing."""
+        """Return the ticket; None: it is not in processing."""
 
     def audit(self) -> dict[str, Any] | None:
-        """What the last audit found; None: none was made."""
+        """Return the summary of the last audit; None: there was none."""
 
     def sources(self) -> dict[str, Any] | None:
-        """How the gathering of several ticket streams goes; None when there is one."""
+        """Return the progress of gathering several ticket streams; None when there is one."""
 
     def can_follow(self) -> bool:
-        """Whether one more live subscription to a ticket may begin."""
+        """Return True when there is room for another live subscription to a ticket."""
 
     def follow(
         self, connection: socket.socket, ticket_id: str, position: list[bytes] | None, with_fields: bool
     ) -> None:
-        """``connection`` gets the events of a ticket from now on; with a position first what came after it. It is the
-        master's from here on. ``with_fields``: also what its messages say."""
+        """Take over ``connection`` and send it the events of a ticket from now on; with a position first those after
+        it. ``with_fields``: include the contents of messages."""
 
     def health(self) -> Health:
-        """Do the services make progress?"""
+        """Judge whether the services make progress."""
 
     def leading(self) -> dict[str, Any]:
-        """``{"leader": bool, "leader_url": str | None, "epoch": int | None}``; from memory, so that health answers when
-        Redis does not."""
+        """Return ``{"leader": bool, "leader_url": str | None, "epoch": int | None}``; from memory, so that health
+        answers when Redis does not."""

@@ -140,7 +140,7 @@ def test_a_stream_that_begins_anew_is_refused_and_the_archive_stays(
     archived(spark, redis_url, tmp_path)
     link.call("DEL", "s")
     Seeder(link, "s").add(("4-1", "a"))
-    with pytest.raises(StartRefused, match="its entries go back: the archive ends at 5-1, the stream at 4-1"):
+    with pytest.raises(StartRefused, match="its entries went back: the archive ends at 5-1, the stream at 4-1"):
         archived(spark, redis_url, tmp_path)
     assert ids_of(spark, tmp_path) == ["5-1"]
 
@@ -385,7 +385,7 @@ def _cut(file: Path) -> None:
     [
         (Path.unlink, 2, "the archive lacks"),
         (_cut, 2, "cannot be read"),
-        (_without_its_first_row, 2, "rows, and its commits tell of"),
+        (_without_its_first_row, 2, "rows, and its commits have"),
         (_copied, 0, ""),
     ],
     ids=["a file is gone", "a file is cut", "a row is gone", "a file is there twice"],

@@ -188,7 +188,7 @@ def test_the_auditor_of_usher_acl_may_audit_and_what_he_may_not_look_for_is_said
         "looked at twice"
     )
     assert told["unproven"] == [
-        "ticket_stream: this user of Redis may not SCAN, so inboxes of nobody were not looked for (key_leaked)"
+        "ticket_stream: this user of Redis may not SCAN, so inboxes without an owner were not looked for (key_leaked)"
     ]
 
 

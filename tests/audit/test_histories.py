@@ -374,7 +374,7 @@ def test_of_entries_that_are_cut_from_the_stream_losses_are_not_proven_and_that_
     seeder.ran("c1:1", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(3, 6)))
     link.call("XTRIM", "s", "MINID", "4-1")
     report = audit(spark, plan(redis_url, "s"))
-    assert (report.found, report.sentence()) == ((), "nothing found: what could be looked at is as promised")
+    assert (report.found, report.sentence()) == ((), "nothing found: whatever could be checked is as promised")
     assert report.unproven == (
         (
             "s: the entries before 4-1 are not in it any more (trimmed or deleted); whether all of them were handled"

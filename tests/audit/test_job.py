@@ -154,6 +154,6 @@ def test_redis_gone_in_the_middle_says_nothing_about_the_system(spark: SparkSess
 
         with (
             Proxy(server.url, cut) as proxy,
-            pytest.raises(StartRefused, match=r"not finished, so it says nothing: .*Redis.* (went away|closed)"),
+            pytest.raises(StartRefused, match=r"not finished, so it proves nothing: .*Redis.* (went away|closed)"),
         ):
             audit(spark, plan(proxy.url, "s"))

@@ -126,7 +126,7 @@ def test_several_streams_are_one_table(spark: SparkSession, link: Link, redis_ur
 
 
 def test_without_an_address_the_option_is_named(spark: SparkSession) -> None:
-    with pytest.raises(Exception, match="say which Redis"):
+    with pytest.raises(Exception, match="name the Redis"):
         spark.read.format("redis_pending").load().count()
 
 

@@ -215,7 +215,7 @@ def test_what_the_user_of_the_url_may_not_do_is_told_in_one_line(
 def test_a_rate_that_is_no_number_is_refused_and_makes_no_rule(world: World) -> None:
     refused = shown(world, "slow", "42", "--rate", "nan")
     assert (refused.exit_code, world.link.call("EXISTS", world.keys.rules)) == (2, 0)
-    assert "Invalid value for '--rate': 'nan' is no number" in refused.output
+    assert "Invalid value for '--rate': 'nan' is not a number" in refused.output
 
 
 def test_ids_of_messages_incarnations_and_rules_stay_whole(world: World) -> None:
@@ -259,7 +259,7 @@ def test_one_letter_is_one_letter(world: World, what: str) -> None:
 @pytest.mark.parametrize("what", ["list", "redrive", "drop"])
 def test_a_reason_of_letters_is_told_from_the_reason_of_an_action(world: World, what: str) -> None:
     told = " ".join(shown(world, "dead", what, "--help").output.split())
-    assert "--reason TEXT Only those given up for a reason that has this in it; not why you act." in told
+    assert "--reason TEXT Only those given up for a reason that contains this; not your own reason." in told
     assert ("--why TEXT Why, for the action log." in told) == (what != "list")
 
 

@@ -113,7 +113,7 @@ def test_a_long_story_comes_in_pieces_that_are_all_of_it(
 
 @pytest.mark.parametrize("back", ["", "x", "_", "5-1_5-1", "(5_(5", "(x-1_end", "(5-1_(5-1_(5-1", "(5-1)_(5-1"])
 def test_a_place_that_no_piece_gave_is_refused(story: TicketHistory, back: str) -> None:
-    with pytest.raises(ValueError, match="place"):
+    with pytest.raises(ValueError, match="not a position"):
         story.story("T", back)
 
 

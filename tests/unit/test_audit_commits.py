@@ -74,13 +74,13 @@ def test_a_half_written_commit_is_none(tmp_path: Path) -> None:
 
 def test_rows_without_a_file_are_never_committed_and_refused_where_they_were(tmp_path: Path) -> None:
     data = DataSet(tmp_path)
-    with pytest.raises(StartRefused, match="told of 2 rows"):
+    with pytest.raises(StartRefused, match="reported 2 rows"):
         data.commit(Commit(1, "s", "0-0", "5-1", 2))
     assert data.recover() is None
     data.commit(Commit(1, "s", "0-0", "5-1", 0))
     commit = tmp_path / "_commits" / "1.json"
     commit.write_text(commit.read_text().replace('"rows": 0', '"rows": 2'))
-    with pytest.raises(StartRefused, match="2 rows and no file of them"):
+    with pytest.raises(StartRefused, match="2 rows but no file with them"):
         data.recover()
 
 

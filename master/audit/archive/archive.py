@@ -1,16 +1,17 @@
 """The archive: entries and run log of a ticket stream as Parquet, by day, added to incrementally and exactly once
 (``commits``).
 
-Batch, not Structured Streaming: a stream id is already the offset, and one commit file with its range of ids says both
-what is in the archive and up to where it may be trimmed; a streaming checkpoint beside a sink's own log would say it
-twice.
+Batch, not Structured Streaming: a stream id is already the offset, and one commit file with its range of ids records
+both the content of the archive and the id up to which the stream may be trimmed; a streaming checkpoint beside a sink's
+own log would record it twice.
 
 ``entries``: stream, id, ms, seq, ticket, fields, raw (names and values exactly); ``runs/group=...``: one row per
 execution, for each group has a run log of its own. After a commit the last id goes to Redis, that of the entries also
 to the stream's own key: the floor that ``usher trim --archived-only`` may not pass.
 
-Nothing is missing between two runs as long as the last archived entry is still in the stream: what is trimmed, or lost
-with Redis' memory, goes with everything before it. It is looked for after the reading, and ``usher trim`` keeps it.
+Nothing is missing between two runs as long as the last archived entry is still in the stream: entries that are trimmed,
+or lost with Redis' memory, go with everything before them. The archive looks for it after the reading, and ``usher
+trim`` keeps it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _TOP = b"18446744073709551615-18446744073709551615"
 
 @dataclass(frozen=True)
 class Added:
-    """What one run added to one table. ``gap``: what may be missing before it, as a sentence, or ""."""
+    """An addition of one run to one table. ``gap``: what may be missing before it, as a sentence, or ""."""
 
     table: str
     stream: str
@@ -49,7 +50,8 @@ class Added:
 
 
 class Archive:
-    """``Archive(spark, url, keys, ticket_field, folder).add()``; the caller holds the lock of ``folder``."""
+    """The archive of one stream: ``Archive(spark, url, keys, ticket_field, folder).add()``; the caller holds the lock
+    of ``folder``."""
 
     def __init__(self, spark: SparkSession, url: str, keys: Keys, ticket_field: str, folder: Path) -> None:
         self._spark = spark
@@ -59,9 +61,9 @@ class Archive:
         self._link = Link(url, "usher:archive", timeout_s=30.0)
 
     def add(self, progress: Callable[[str], None] = lambda _: None) -> list[Added]:
-        """Add what is new to both tables. Raises StartRefused; what was committed until then stays."""
+        """Add new rows to both tables. Raises StartRefused; rows committed until then stay."""
         try:
-            # The run log first: an execution's entry is then in the archive too, as soon as both are.
+            # The run log first: once both are archived, every archived execution has its entry there too.
             return [
                 self._add(table, key, progress)
                 for table, key in (("runs", self._keys.runs), ("entries", self._keys.stream))
@@ -88,9 +90,8 @@ class Archive:
             return Added(table, self._keys.stream, floor.decode(), floor.decode(), 0, "")
         number = before.number + 1 if before else 1
         rows = self._write(table, after(floor), last, data.staging(number))
-        floor_is_there = floor != ZERO and bool(
-            self._link.call("XRANGE", key, floor, floor)
-        )  # after the reading: it may have been cut meanwhile
+        # After the reading: the floor may have been cut meanwhile.
+        floor_is_there = floor != ZERO and bool(self._link.call("XRANGE", key, floor, floor))
         gap = _gap(table, floor, facts, self._stream(key), floor_is_there)
         made = data.commit(Commit(number, self._keys.stream, floor.decode(), last.decode(), rows, gap))
         self._note(table, made.last.encode())
@@ -118,16 +119,16 @@ class Archive:
             raise
 
     def _note(self, table: str, last: bytes) -> None:
-        """Only after the commit: whoever trims may rely on it."""
+        """Note the last archived id in Redis; only after the commit, because trimming relies on it."""
         if last != ZERO:
             self._link.call("HSET", self._keys.archived, table, last)
-            if table == "entries":  # of the stream, whatever the group
+            if table == "entries":  # the stream's own floor, whatever the group
                 self._link.call("SET", LogKeys(self._keys.stream).archived, last)
 
 
 def table_folder(folder: Path, table: str, group: str) -> Path:
-    """Where a table of one stream is. Raises StartRefused when a former version has archived the run log there,
-    whosever it is."""
+    """Return the folder of one stream's table. Raises StartRefused when an older version has archived a run log there,
+    of whatever group."""
     if table == "entries":
         return folder / table
     place = folder / table / f"group={urllib.parse.quote(group, safe='')}"
@@ -142,16 +143,16 @@ def table_folder(folder: Path, table: str, group: str) -> Path:
 
 
 def _refuse_other(table: str, before: Commit | None, last: bytes, keys: Keys) -> None:
-    """Raises StartRefused when the stream is not the one that this archive is of."""
+    """Raise StartRefused when the stream is not the one that this archive is of."""
     if before is not None and rank(last) < rank(before.last.encode()):
         raise StartRefused(
-            f"{keys.stream}: its {table} go back: the archive ends at {before.last}, the stream at {last.decode()}. It"
+            f"{keys.stream}: its {table} went back: the archive ends at {before.last}, the stream at {last.decode()}. It"
             " was deleted, or restored from an older copy: archive it into another folder (--to)"
         )
 
 
 def _gap(table: str, floor: bytes, before: dict[bytes, Any], now: dict[bytes, Any], floor_is_there: bool) -> str:
-    """What may be missing behind ``floor``, as a sentence, or ""."""
+    """Return what may be missing behind ``floor``, as a sentence, or ""."""
     first, deleted = _first(now), now.get(b"max-deleted-entry-id")
     since = f"{table} from {after(floor).decode()}"
     if floor != ZERO and not floor_is_there:
@@ -161,7 +162,7 @@ def _gap(table: str, floor: bytes, before: dict[bytes, Any], now: dict[bytes, An
         )
     if deleted is not None and rank(deleted) > rank(floor):
         return f"{since} to {deleted.decode()} were deleted, maybe before they were archived"
-    # Before Redis 7.0 nobody counts what a stream has lost: then only what goes while we read can be seen.
+    # Before Redis 7.0 Redis does not count lost entries: then only those that go while we read can be seen.
     lost = now[b"entries-added"] > now[b"length"] if b"entries-added" in now else first != _first(before)
     return (
         f"{table} before {first.decode()} are missing: they were cut before they were archived"
@@ -171,6 +172,6 @@ def _gap(table: str, floor: bytes, before: dict[bytes, Any], now: dict[bytes, An
 
 
 def _first(facts: dict[bytes, Any]) -> bytes:
-    """The first entry, or where the next one will be."""
+    """Return the first entry, or where the next one will be."""
     found: bytes = (facts.get(b"first-entry") or [after(facts.get(b"last-generated-id", _TOP))])[0]
     return found

@@ -3,18 +3,18 @@ Redis.
 
 ::
 
-    <folder>/entries/_staging/<n>/date=2026-11-21/part-....parquet    written by Spark; readers skip names that begin with _
-    <folder>/entries/_commits/<n>.json                                the commit point: this file exists, complete, or it does not
+    <folder>/entries/_staging/<n>/date=2026-11-21/part-....parquet    written by Spark; readers skip _ names
+    <folder>/entries/_commits/<n>.json                                the commit point: complete, or not there
     <folder>/entries/date=2026-11-21/<n>-part-....parquet             where readers find the rows
 
 1. Spark writes commit n into ``_staging/n``. Killed here: the next run throws it away.
-2. The files are synced; ``_commits/n.json`` (range of ids, rows, names of the files) is written beside its place, synced, and renamed. From
-   now on it is committed.
-3. Each file is renamed from staging to its place. Killed here: the next run goes on with it. A rename is done or not, and its name is in the
-   commit, so no row is there twice and none is missing once the next run has begun.
+2. The files are synced; ``_commits/n.json`` (range of ids, rows, names of the files) is written beside its place,
+   synced, and renamed. From now on it is committed.
+3. Each file is renamed from staging to its place. Killed here: the next run goes on with it. A rename is done or not,
+   and its name is in the commit, so no row is there twice and none is missing once the next run has begun.
 
-One archive has one writer: a lock on the folder. What is read between 2 and 3 may lack rows of the last commit, and
-never has one twice.
+One archive has one writer: a lock on the folder. A read between 2 and 3 may lack rows of the last commit, and never has
+one twice.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from usher.common.protocol.stream_id import ZERO
 
 @dataclass(frozen=True)
 class Commit:
-    """One addition: what ``stream`` has above ``after`` up to ``last``; ``files`` as they are named in staging.
-    ``gap``: what may be missing."""
+    """An addition to one table: the rows of ``stream`` above ``after`` up to ``last``; ``files`` as they are named in
+    staging. ``gap``: what may be missing."""
 
     number: int
     stream: str
@@ -47,7 +47,7 @@ class Commit:
 
 
 class DataSet:
-    """One table of the archive, for whoever holds the lock of the archive."""
+    """A table of the archive, for the holder of the archive's lock."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -55,8 +55,8 @@ class DataSet:
         self._staging = folder / "_staging"
 
     def recover(self) -> Commit | None:
-        """Finish or forget what a killed run left. The last commit, None before the first. Raises StartRefused when a
-        commit cannot be read."""
+        """Finish or throw away what a killed run left. Returns the last commit, None before the first. Raises
+        StartRefused when a commit cannot be read."""
         last = self.last()
         if last is not None:
             self._publish(last)
@@ -64,17 +64,18 @@ class DataSet:
         return last
 
     def last(self) -> Commit | None:
-        """The last commit."""
+        """Return the last commit, or None."""
         numbers = self._numbers()
         return self._read(numbers[-1]) if numbers else None
 
     def gaps(self) -> list[Commit]:
-        """Commits before which something may be missing, in order. Raises StartRefused when a commit cannot be read."""
+        """Return, in order, the commits before which something may be missing. Raises StartRefused when a commit cannot
+        be read."""
         return [commit for commit in map(self._read, self._numbers()) if commit.gap]
 
     def complete(self) -> tuple[list[Path], int]:
-        """The files of all commits, and how many rows they have: what else lies in the folder (a copy, say) is no part
-        of the table. Raises StartRefused when a commit or a file of one is missing."""
+        """Return the files of all commits, and how many rows they have: other files in the folder (a copy, say) are no
+        part of the table. Raises StartRefused when a commit or a file of one is missing."""
         files, rows, last = [], 0, ZERO.decode()
         for commit in map(self._read, self._numbers()):
             if commit.after != last:
@@ -105,19 +106,18 @@ class DataSet:
             ) from unreadable
         if commit.rows and not commit.files:
             raise StartRefused(
-                f"the archive's commit {file} has {commit.rows:,} rows and no file of them: an older version lost them"
+                f"the archive's commit {file} has {commit.rows:,} rows but no file with them: an older version lost them"
                 " where a name had to be written with a %; begin a new archive in another folder"
             )
         return commit
 
     def staging(self, number: int) -> Path:
-        """Where Spark writes commit ``number``; it does not exist yet."""
+        """Return where Spark writes commit ``number``; it does not exist yet."""
         self._staging.mkdir(parents=True, exist_ok=True)
         return self._staging / str(number)
 
     def commit(self, wanted: Commit) -> Commit:
-        """Make what lies in staging part of the table. Raises StartRefused when there are rows, and no file has
-        them."""
+        """Make the staged files part of the table. Raises StartRefused when there are rows, but no file with them."""
         staged = self.staging(wanted.number)
         files = (
             tuple(sorted(str(file.relative_to(staged)) for file in staged.rglob("*.parquet")))
@@ -126,8 +126,8 @@ class DataSet:
         )
         made = replace(wanted, files=files)
         if wanted.rows and not files:
-            raise StartRefused(f"Spark has told of {wanted.rows:,} rows, and there is no file of them in {staged}")
-        for name in files:  # after this commit their entries may be trimmed
+            raise StartRefused(f"Spark has reported {wanted.rows:,} rows, but there is no file with them in {staged}")
+        for name in files:  # synced first: after this commit their entries may be trimmed
             _sync(staged / name)
         self._commits.mkdir(parents=True, exist_ok=True)
         written = self._commits / f"{made.number}.json.new"
@@ -156,13 +156,13 @@ class DataSet:
         shutil.rmtree(staged, ignore_errors=True)
 
     def place(self, number: int, name: str) -> Path:
-        """Where a staged file ends up."""
+        """Return the final place of a staged file."""
         staged = Path(name)
         return self.folder / staged.parent / f"{number:08d}-{staged.name}"
 
 
 def spark_place(folder: Path) -> str:
-    """An absolute folder for Spark, which takes a URI's path as it is written: in one of ``Path.as_uri`` a space would
+    """Return an absolute folder for Spark, which takes a URI's path as it is written: a space in ``Path.as_uri`` would
     become a %20 on disk."""
     return f"file://{folder}"
 

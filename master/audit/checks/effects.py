@@ -1,8 +1,8 @@
-"""Effects in a SQL sink (``usher.consumer.sinks.sql``), against the run log: what is done has its effect stored.
+"""Check effects in a SQL sink (``usher.consumer.sinks.sql``) against the run log: every success has its effect stored.
 
-The table holds a row per ticket and uid, so no effect can be there twice; what can be wrong is that one is missing.
-Every handler of the streams must use the sink: who does without has no rows. A message's uid is in its entry, so what
-was trimmed is not judged; nor is what is older than the oldest row, which the sink may have pruned.
+The table holds a row per ticket and uid, so no effect can be there twice; the possible fault is a missing one. Every
+handler of the streams must use the sink: one that does not has no rows. A message's uid is in its entry, so trimmed
+entries are not judged; nor are those older than the oldest row, which the sink may have pruned.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from usher.master.audit.checks.suspects import Suspects
 
 _SCHEMA = pa.schema([pa.field("key_ticket", pa.string()), pa.field("key_uid", pa.string())])
 _PAGE = 10_000
-#: As the sink stores what is no plain short text (consumer/sinks/tables.py).
+#: The form in which the sink stores other values than plain short texts (consumer/sinks/tables.py).
 _LONGEST_TEXT, _DIGEST = 256, "sha256:"
-#: What a message's uid is (common/protocol/message.py, consumer/handlers/message.py): an empty one is none. usher_from:
+#: A message's uid (common/protocol/message.py, consumer/handlers/message.py); an empty one counts as none. usher_from:
 #: source id, a number, source.
 _UID = "coalesce(nullif(fields['uid'], ''), id)"
 _GATHERED_UID = (
@@ -37,8 +37,8 @@ _UIDS = sa.table("usher_uids", sa.column("sink"), sa.column("ticket"), sa.column
 
 
 class SqlEffects(DataSource):
-    """Format ``sql_effects``: ticket and uid of what a sink has stored. Options: ``url`` (SQLAlchemy), ``sink`` (its
-    name)."""
+    """Format ``sql_effects``: the ticket and uid of each effect that a sink has stored. Options: ``url`` (SQLAlchemy),
+    ``sink`` (its name)."""
 
     @classmethod
     def name(cls) -> str:
@@ -70,7 +70,7 @@ class _EffectsReader(DataSourceReader):
 
 
 def oldest_s(url: str, sink: str) -> int | None:
-    """Seconds since the epoch of the oldest row; None without any. Raises StartRefused."""
+    """Return the time of the oldest row in seconds since the epoch; None without any. Raises StartRefused."""
     try:
         engine = sa.create_engine(url)
     except (sa.exc.ArgumentError, ModuleNotFoundError) as wrong:
@@ -95,8 +95,8 @@ def check_stored(
     *,
     gathered: Sequence[str] = (),
 ) -> str:
-    """Suspects: done, and no effect. What cannot be said, as a sentence, or "". ``gathered``: those that are work
-    streams. Raises StartRefused."""
+    """Find suspects: done, and no effect. Returns what cannot be said, as a sentence, or "". ``gathered``: the streams
+    that are work streams. Raises StartRefused."""
     if oldest_s(url, sink) is None:
         return (
             f"the sink {sink} has stored nothing, so nothing can be said of effects (USHER_AUDIT_SINK_URL,"
@@ -112,7 +112,7 @@ def check_stored(
     )
     uid = F.when(F.col("stream").isin(*gathered), F.expr(_GATHERED_UID)).otherwise(F.expr(_UID)).alias("uid")
     told = done.join(entries.select("stream", "id", uid), ["stream", "id"])
-    told = told.filter(~F.concat("ticket", "uid").contains("\ufffd"))  # was no UTF-8: the bytes are not known any more
+    told = told.filter(~F.concat("ticket", "uid").contains("\ufffd"))  # not UTF-8: the original bytes are lost
     told = told.withColumns({"key_ticket": _stored_as("ticket"), "key_uid": _stored_as("uid")})
     missing = told.join(stored, ["key_ticket", "key_uid"], "left_anti").persist()
     try:

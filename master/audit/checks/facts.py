@@ -1,4 +1,4 @@
-"""What one look at a ticket stream says as a whole, and what the run log can and cannot prove. Pure."""
+"""Judge one look at a ticket stream as a whole: what the run log can and cannot prove. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.stream_id import ZERO, rank
 
-#: As columns have what is beyond it.
+#: The largest number in a column; greater ones become this.
 _MOST = 2**63 - 1
 
 
 @dataclass(frozen=True)
 class AuditedStream:
-    """One ticket stream, its group and its run log at the beginning of an audit.
+    """A ticket stream, its group and its run log at the beginning of an audit.
 
     ``run_first``: the first record that is still in the run log, None when it is empty; ``run_capped``: records before
     it were cut off. ``ahead_ms``: how far ids of the stream are ahead of Redis' clock, by which records are dated
@@ -41,28 +41,27 @@ class AuditedStream:
 
     @property
     def floor_ms(self) -> int:
-        """Every execution of an entry whose id is later than this is in the run log: it is recorded after the entry is
-        added, and what was cut off was recorded before this."""
+        """Return the time after which every execution is in the run log, by the id of its entry: it is recorded after
+        the entry is added, and the records that were cut off were made before this."""
         if self.run_first is None:
             return min(self.time_ms + self.ahead_ms, _MOST)
         return min((rank(self.run_first) >> 64) + self.ahead_ms, _MOST) if self.run_capped else -1
 
     def ahead_of(self, noted_ms: int) -> AuditedStream:
-        """These facts when an entry was seen to be noted ``noted_ms`` before the time that its id tells (0: none
-        was)."""
+        """Return these facts for an entry that was recorded ``noted_ms`` before the time of its id (0: none was)."""
         return replace(self, ahead_ms=max(0, noted_ms, (rank(self.last_delivered) >> 64) - self.time_ms))
 
 
 def is_capped(length: int, added: int | None, cap: int) -> bool:
-    """Whether records were cut off a run log of ``length`` records. ``added``: how many it ever had, None before Redis
-    7.0: a log that is shorter than its cap has never been cut."""
+    """Return True when records were cut off a run log of ``length`` records. ``added``: how many it ever had, None
+    before Redis 7.0: a log that is shorter than its cap has never been cut."""
     return added > length if added is not None else length >= cap > 0
 
 
 def unproven(facts: AuditedStream, known_ms: int | None, skipped_order: int, before_known: int) -> Iterator[str]:
-    """What cannot be said of this stream, each in one sentence.
+    """Yield what cannot be said of this stream, each in one sentence.
 
-    ``known_ms``: time of the first entry that anybody handled; ``before_known``: entries not later than that, of which
+    ``known_ms``: time of the first entry that was handled; ``before_known``: entries not later than that, of which
     nothing is known; ``skipped_order``: repeats whose first execution may have been cut off.
     """
     if facts.run_first is None and facts.last_delivered != ZERO:
@@ -101,7 +100,7 @@ def unproven(facts: AuditedStream, known_ms: int | None, skipped_order: int, bef
 
 
 def maybe_dropped(stream: str, entries: int) -> str:
-    """What cannot be said of entries from before the last drop of dead letters."""
+    """Return what cannot be said of entries from before the last drop of dead letters."""
     return (
         f"{stream}: nothing says that {entries:,} entries were handled; dead letters were dropped since they were"
         " added, or may have been before the action log begins (usher actions), and theirs may be among them"

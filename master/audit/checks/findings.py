@@ -1,4 +1,4 @@
-"""What the audit looks for, and what it says when it finds it. Pure: definitions and small judgements, no Redis, no
+"""Define the checks of the audit and the words of their findings. Pure: definitions and small judgements, no Redis, no
 Spark.
 
 Each ``AuditCheck`` is executed twice, by different code: in Spark at scale (``pending_proof``, ``run_proof``) and by
@@ -27,8 +27,8 @@ FENCES_PER_MS = 1024
 
 
 class AuditSeverity(enum.Enum):
-    """BAD: the promise was broken, or work stands still. WARN: allowed once, but somebody should look. Both make the
-    exit code 1."""
+    """A finding's severity. BAD: the promise was broken, or work stands still. WARN: allowed once, but an operator
+    should look. Both make the exit code 1."""
 
     BAD = "bad"
     WARN = "warn"
@@ -36,7 +36,7 @@ class AuditSeverity(enum.Enum):
 
 @dataclass(frozen=True)
 class AuditCheck:
-    """A named finding. ``look`` and ``repair`` are lines with {stream} {group} {id} {ticket} {owner} {prefix} {dead}
+    """A named check. ``look`` and ``repair`` are lines with {stream} {group} {id} {ticket} {owner} {prefix} {dead}
     {runs} in them."""
 
     name: str
@@ -49,8 +49,8 @@ class AuditCheck:
 
 @dataclass(frozen=True)
 class Example:
-    """One place where a rule does not hold. Empty texts are not known or do not apply. ``other_id``: the entry that it
-    is compared with."""
+    """A place where a rule does not hold. Empty texts are unknown or do not apply. ``other_id``: the entry that it is
+    compared with."""
 
     stream: str
     id: str = ""
@@ -92,8 +92,8 @@ CHECKS: dict[str, AuditCheck] = {
             "pending_without_index",
             AuditSeverity.BAD,
             "An entry that an incarnation has pending is in its ticket's record (tickets index).",
-            "The entry belongs to somebody, but the master does not know that its ticket is in processing: a later"
-            " entry could overtake it.",
+            "The entry has an owner, but the master does not know that its ticket is in processing: a later entry"
+            " could overtake it.",
             (_PENDING, _RECORD),
             _LEADER,
         ),
@@ -126,7 +126,7 @@ CHECKS: dict[str, AuditCheck] = {
             "index_unreadable",
             AuditSeverity.BAD,
             "A record of the index reads `owner fence id id ...`.",
-            "Somebody else wrote to the index; the ticket cannot be handed over or acknowledged.",
+            "Another program wrote to the index; the ticket cannot be handed over or acknowledged.",
             (_RECORD,),
             "Delete the field (HDEL {prefix}tickets {ticket}): the pending list is the truth, the leader indexes it"
             " anew.",
@@ -135,7 +135,7 @@ CHECKS: dict[str, AuditCheck] = {
             "owner_dead",
             AuditSeverity.BAD,
             "Every pending entry has a living owner, or is taken back from a dead one within the recovery bound.",
-            "These entries are pending for an incarnation whose lease ended long ago; nobody works on them.",
+            "These entries are pending for an incarnation whose lease ended long ago; no consumer works on them.",
             (_LEASE, "redis-cli XPENDING {stream} {group} - + 10 {owner}"),
             "See that a master leads (`usher status`); it takes them back. No master: start one.",
         ),
@@ -143,7 +143,8 @@ CHECKS: dict[str, AuditCheck] = {
             "stranger_owns",
             AuditSeverity.BAD,
             "Names in the group are incarnations (`name:generation`), `master` or `halted`.",
-            "Another program reads this group, or somebody claimed by hand: what it has is not handed over in order.",
+            "Another program reads this group, or entries were claimed by hand: these entries are not handed over in"
+            " order.",
             (_MEMBERS, "redis-cli XPENDING {stream} {group} - + 10 {owner}"),
             "Stop that program, or give it a group of its own; the leader's sweep brings idle entries back.",
         ),
@@ -151,16 +152,16 @@ CHECKS: dict[str, AuditCheck] = {
             "idle_too_long",
             AuditSeverity.BAD,
             "An entry of a living incarnation is never idle for longer than one lease: its renewal touches it.",
-            "The lease is extended but this entry is not touched: the renewal cannot see it, or somebody else extends"
-            " the lease.",
+            "The lease is extended but this entry is not touched: the renewal cannot see it, or another program"
+            " extends the lease.",
             (_PENDING, _LEASE),
             "Restart that consumer; its tickets go to others.",
         ),
         AuditCheck(
             "parked_too_long",
             AuditSeverity.WARN,
-            "An entry waits under `master` only while its ticket is in processing, a live rule holds it back, or nobody"
-            " has room.",
+            "An entry waits under `master` only while its ticket is in processing, a live rule holds it back, or no"
+            " consumer has room.",
             "The entry waits, nothing of its ticket is in processing, and no rule holds it back: no consumer has room,"
             " or it was forgotten.",
             (_PENDING, _BODY, "usher status"),
@@ -197,7 +198,7 @@ CHECKS: dict[str, AuditCheck] = {
             "attempts_leaked",
             AuditSeverity.WARN,
             "Attempts are kept for pending entries only.",
-            "Attempts of an entry that is over: memory that nobody frees.",
+            "Attempts of an entry that is over: memory that is never freed.",
             ("redis-cli HGET {prefix}attempts {id}", _PENDING),
             "Delete the field: HDEL {prefix}attempts {id}.",
         ),
@@ -214,7 +215,7 @@ CHECKS: dict[str, AuditCheck] = {
             "key_leaked",
             AuditSeverity.WARN,
             "An inbox lives as long as its incarnation.",
-            "An inbox of nobody: memory that nobody frees.",
+            "An inbox without an owner: memory that is never freed.",
             ("redis-cli XLEN {prefix}inbox:{owner}", _LEASE),
             "Delete it: DEL {prefix}inbox:{owner}.",
         ),
@@ -229,8 +230,8 @@ CHECKS: dict[str, AuditCheck] = {
         AuditCheck(
             "owners_overlap",
             AuditSeverity.WARN,
-            "Executions of a ticket under different fences that are both noted follow one another, unless a process was"
-            " paused.",
+            "Executions of a ticket under different fences that are both recorded follow one another, unless a"
+            " process was paused.",
             "A former owner still ran while its successor did: at most one of them has an effect if the sink checks"
             " fences.",
             (_RUNS,),
@@ -266,7 +267,7 @@ CHECKS: dict[str, AuditCheck] = {
         AuditCheck(
             "fence_fell",
             AuditSeverity.BAD,
-            "Nobody starts a message of a ticket under a lower fence after a higher one has started.",
+            "No message of a ticket starts under a lower fence after one has started under a higher fence.",
             "A former owner started a message after its successor had: it was paused at the worst moment, or clocks"
             " differ by more than that.",
             (_RUNS,),
@@ -277,7 +278,7 @@ CHECKS: dict[str, AuditCheck] = {
             AuditSeverity.BAD,
             "Every entry that the group has read is pending, acknowledged by an execution in the run log, or a dead"
             " letter.",
-            "The entry was read, is not pending, and nobody says that it was handled: acknowledged by hand, or its"
+            "The entry was read, is not pending, and no record says that it was handled: acknowledged by hand, or its"
             " consumer deleted.",
             (_BODY, _PENDING, "redis-cli XRANGE {runs} - + COUNT 10"),
             "Send it again if its effect is missing: usher send. Look for XACK or XGROUP DELCONSUMER by other programs"
@@ -286,8 +287,8 @@ CHECKS: dict[str, AuditCheck] = {
         AuditCheck(
             "effect_twice",
             AuditSeverity.BAD,
-            "A message that is noted as done is not done again; only of a former owner, behind its successor, another"
-            " success may be noted.",
+            "A message that is recorded as done is not done again; only a former owner may record another success,"
+            " behind its successor's.",
             "It succeeded, Redis knew, and it succeeded again: its effect is there twice, unless its sink knows uids.",
             (_RUNS_OF_IT, _BODY),
             "Was the group lost or set back (`group_lost` in the master's log)? Then this is its trace. If not, please"
@@ -298,7 +299,7 @@ CHECKS: dict[str, AuditCheck] = {
             AuditSeverity.BAD,
             "A success counts under the fence under which the ticket was handed over last; a former owner's"
             " acknowledgement is refused.",
-            "A former owner's acknowledgement counted when somebody else had its ticket: the message is over, and its"
+            "A former owner's acknowledgement counted when another owner had its ticket: the message is over, and its"
             " effect may be there twice.",
             (_RUNS, _RUNS_OF_IT, _BODY),
             "Did Redis fail over, or was it restored from a copy? Then this may be its trace. If not, please"
@@ -307,7 +308,8 @@ CHECKS: dict[str, AuditCheck] = {
         AuditCheck(
             "effect_missing",
             AuditSeverity.BAD,
-            "What is done has its effect in the sink (looked at where USHER_AUDIT_SINK_URL names its database).",
+            "A message that is done has its effect in the sink (checked where USHER_AUDIT_SINK_URL names its"
+            " database).",
             "The handler returned, and the sink knows nothing of the message: its effect is not there, or it was stored"
             " without the sink.",
             (_RUNS_OF_IT, _BODY),
@@ -325,7 +327,7 @@ CHECKS: dict[str, AuditCheck] = {
         AuditCheck(
             "times_impossible",
             AuditSeverity.WARN,
-            "An execution ends after it starts, and what one owner notes first has not begun last.",
+            "An execution ends after it starts, and of one owner's executions the first recorded has not begun last.",
             "The consumer's clock was set back while the handler ran, or between two messages: proofs by time are"
             " weaker around that moment.",
             (_RUNS_OF_IT,),
@@ -335,9 +337,9 @@ CHECKS: dict[str, AuditCheck] = {
             "run_unreadable",
             AuditSeverity.BAD,
             "A record of the run log is one object of columns (common/protocol/run_log.py).",
-            "Somebody else wrote to the run log: what it replaced cannot be proven.",
+            "Another program wrote to the run log: what it replaced cannot be proven.",
             ("redis-cli XRANGE {runs} {id} {id}",),
-            "Find out who writes to {runs}; XDEL the record.",
+            "Find the program that writes to {runs}; XDEL the record.",
         ),
     )
 }
@@ -345,11 +347,11 @@ CHECKS: dict[str, AuditCheck] = {
 
 @dataclass(frozen=True)
 class AuditThresholds:
-    """Beyond what something is a finding. Times in milliseconds.
+    """The limits beyond which something is a finding. Times in milliseconds.
 
-    ``owner_idle_ms``: an entry of an incarnation, living or dead; ``parked_ms``: one under ``master`` with nothing of
-    its ticket in processing; ``reaped_ms``: a dead incarnation with nothing pending, in the group; ``clocks_ms``: how
-    far clocks of two consumers may differ.
+    ``owner_idle_ms``: an entry of an incarnation, living or dead; ``parked_ms``: an entry under ``master`` with nothing
+    of its ticket in processing; ``reaped_ms``: a dead incarnation with nothing pending, in the group; ``clocks_ms``:
+    how far clocks of two consumers may differ.
     """
 
     owner_idle_ms: int = 30_000
@@ -362,8 +364,8 @@ class AuditThresholds:
 
 @dataclass(frozen=True)
 class GroupMember:
-    """A name in the group, or only an inbox of one. ``oldest_idle_ms``: of its pending entries, 0 without; ``idle_ms``:
-    of itself."""
+    """A name in the group, or only an inbox of one. ``oldest_idle_ms``: the longest idle time of its pending entries, 0
+    without; ``idle_ms``: its own idle time."""
 
     stream: str
     name: str
@@ -375,12 +377,12 @@ class GroupMember:
 
 
 def is_incarnation(name: str) -> bool:
-    """Whether this can be the name of an incarnation (``name:generation``)."""
+    """Return True when this can be the name of an incarnation (``name:generation``)."""
     return ":" in name
 
 
 def judge_members(members: Iterable[GroupMember], limits: AuditThresholds) -> Iterator[tuple[str, int, Example]]:
-    """(check, entries it is about, example) of each member that is not as it should be."""
+    """Yield (check, number of entries, example) for each member that breaks a rule."""
     for member in members:
         detail = f"{member.pending:,} pending, the oldest idle for {member.oldest_idle_ms / 1000:.0f} s"
         place = Example(member.stream, owner=member.name, detail=detail)
@@ -408,15 +410,15 @@ def judge_members(members: Iterable[GroupMember], limits: AuditThresholds) -> It
 
 
 def index_agrees(owner: str, recorded: str) -> bool:
-    """Whether a pending entry's owner is the one that its ticket's record allows."""
+    """Return True when a pending entry's owner is the one that its ticket's record allows."""
     if recorded == HALTED.decode():
         return owner in RESERVED
     return owner == (MASTER.decode() if recorded == "returned" else recorded)
 
 
 def commands(check: AuditCheck, example: Example, keys: Keys) -> list[str]:
-    """The lines to look closer, with everything filled in and quoted for a shell; those that need what is not known are
-    left out."""
+    """Return the command lines to look closer, with everything filled in and quoted for a shell; lines that need an
+    unknown value are left out."""
     known = {"id": example.id, "ticket": example.ticket, "owner": example.owner}
     names = {"stream": keys.stream, "group": keys.group, "prefix": keys.prefix, "dead": keys.dead, "runs": keys.runs}
     lines = []
@@ -433,7 +435,7 @@ def commands(check: AuditCheck, example: Example, keys: Keys) -> list[str]:
 
 
 def repair(check: AuditCheck, example: Example, keys: Keys) -> str:
-    """The hint with everything filled in; what is for a command line is quoted for a shell."""
+    """Return the hint with everything filled in; parts for a command line are quoted for a shell."""
     known = {
         "prefix": keys.prefix,
         "runs": keys.runs,
@@ -445,7 +447,7 @@ def repair(check: AuditCheck, example: Example, keys: Keys) -> str:
 
 
 def in_order(found: Sequence[AuditFinding]) -> list[AuditFinding]:
-    """The worst first, as a reader wants them."""
+    """Return the findings, the worst first, as a reader wants them."""
     names = list(CHECKS)
     return sorted(
         found, key=lambda one: (one.check.severity is not AuditSeverity.BAD, names.index(one.check.name), one.stream)

@@ -1,8 +1,8 @@
-"""Dead letters that are no more. A letter that is redriven or dropped goes, and its entry stays in the stream: neither
-pending nor lost.
+"""Judge dead letters that are gone. A letter that is redriven or dropped goes, and its entry stays in the stream:
+neither pending nor lost.
 
-What is redriven is added again, with its uid (common/lua/operations/redrive.lua), so the stream itself tells. Of what
-is dropped only the action log knows when the last one was.
+A redriven message is added again, with its uid (common/lua/operations/redrive.lua), so the stream itself tells. Of
+dropped letters only the action log knows when the last one was dropped.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from usher.master.audit.checks.facts import is_capped
 from usher.master.operations.action_log import KEPT
 
 _PAGE = 500
-#: What a message is known by when it is added again: that of a gathered one is where it came from.
+#: The identity of a message that is added again; a gathered one is known by its place in its source.
 _KNOWN_BY = "coalesce(fields['usher_from'], nullif(fields['uid'], ''), id)"
 
 
 class DeadLetterFrames(NamedTuple):
-    """``there``: the letters that are in Redis, None without any; ``entries``: of the streams; ``last_drops_ms``:
-    stream -> ``last_drop_ms``."""
+    """The dead letters of an audit. ``there``: the letters in Redis, None without any; ``entries``: of the streams;
+    ``last_drops_ms``: stream -> ``last_drop_ms``."""
 
     there: DataFrame | None
     entries: DataFrame
@@ -34,7 +34,7 @@ class DeadLetterFrames(NamedTuple):
 
 
 def not_added_again(entries: DataFrame, stream: DataFrame) -> DataFrame:
-    """Those of ``entries`` that are not in the stream a second time, further back."""
+    """Return the ``entries`` that are not in the stream a second time, further back."""
     known = stream.select("stream", "id", "ms", "seq", F.expr(_KNOWN_BY).alias("known_by"))
     wanted = known.join(entries.select("stream", "id"), ["stream", "id"], "left_semi").withColumn(
         "at", F.struct("ms", "seq")
@@ -45,8 +45,8 @@ def not_added_again(entries: DataFrame, stream: DataFrame) -> DataFrame:
 
 
 def last_drop_ms(link: Link, keys: Keys) -> int:
-    """When somebody dropped a letter last; if the log was cut and has no drop, when it begins: there may have been one
-    before. -1: never."""
+    """Return when a letter was last dropped; if the log was cut and has no drop, when the log begins: there may have
+    been one before. -1: never."""
     end, first_ms = b"+", -1
     while True:
         rows = link.call("XREVRANGE", keys.actions, end, "-", "COUNT", _PAGE)

@@ -1,4 +1,4 @@
-"""The checks of pending list, index and attempts, in Spark. Names and rules: ``findings``."""
+"""Check pending list, index and attempts, in Spark. Names and rules: ``findings``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def is_incarnation(owner: Any) -> Any:
 
 
 def count_pending(pending: DataFrame) -> PendingFigures:
-    """Counts by owner and age. The first action on ``pending``: it is read from Redis here."""
+    """Count by owner and age. The first action on ``pending``: it is read from Redis here."""
     age = F.lit(len(AGES_MS))
     for number, end in reversed(list(enumerate(AGES_MS))):
         age = F.when(F.col("age_ms") < end, number).otherwise(age)
@@ -73,17 +73,17 @@ def count_pending(pending: DataFrame) -> PendingFigures:
 
 
 def check_index(pending: DataFrame, index: DataFrame) -> DataFrame | None:
-    """Suspects: where pending list and index do not say the same; None when they agree as a whole.
+    """Find suspects: entries of which pending list and index differ; None when they agree as a whole.
 
     Both sides are first added up in buckets of ids (exclusive or of hashes, and a count), which moves no rows; only
-    what lies in a bucket that differs is joined, entry by entry.
+    buckets that differ are joined, entry by entry.
     """
     owned = pending.filter(F.col("consumer").isNotNull()).select(
         "stream", "id", "ms", "seq", "consumer", "idle_ms", "deliveries", "ticket", "in_stream"
     )
-    # A message without a ticket id is a ticket of its own, under a name that is no text.
+    # A message without a ticket id is a ticket of its own, under a name that is not text.
     owned = owned.withColumn("own", F.coalesce("ticket", F.concat(F.lit("\ufffd"), "id")))
-    # A record that cannot be read has no id, so it is joined with nothing.
+    # An unreadable record has no id, so it is joined with nothing.
     recorded = index.select("stream", "id", F.col("ticket").alias("indexed"), "owner")
     left = _sums(owned.filter(is_incarnation(F.col("consumer"))), "consumer", "own")
     right = _sums(recorded, "owner", "indexed")
@@ -119,7 +119,7 @@ def _bucket() -> Any:
 
 
 def _sums(rows: DataFrame, owner: str, ticket: str) -> dict[int, tuple[int, int]]:
-    """Bucket -> (number of rows, exclusive or of their hashes)."""
+    """Return bucket -> (number of rows, exclusive or of their hashes)."""
     summed = rows.groupBy(_bucket().alias("bucket")).agg(
         F.count("*").alias("rows"), F.bit_xor(F.xxhash64("stream", "id", owner, ticket)).alias("hash")
     )
@@ -127,7 +127,7 @@ def _sums(rows: DataFrame, owner: str, ticket: str) -> dict[int, tuple[int, int]
 
 
 def check_entries(pending: DataFrame, dead: Sequence[tuple[str, str]], limits: AuditThresholds) -> DataFrame:
-    """Suspects: what an entry alone shows. ``dead``: (stream, owner) that have findings of their own."""
+    """Find suspects that an entry alone shows. ``dead``: (stream, owner) that have findings of their own."""
     owner = F.col("consumer")
     rules = {
         "idle_too_long": is_incarnation(owner)
@@ -143,7 +143,7 @@ def check_entries(pending: DataFrame, dead: Sequence[tuple[str, str]], limits: A
 
 
 def _by_rules(rows: DataFrame, rules: Mapping[str, Any], more: Any) -> DataFrame:
-    """A suspect for each rule that a row breaks."""
+    """Return a suspect for each rule that a row breaks."""
     said = F.format_string(
         "pending for %s, idle %d ms, deliveries %d", F.col("consumer"), F.col("idle_ms"), F.col("deliveries")
     )
@@ -160,7 +160,7 @@ def _by_rules(rows: DataFrame, rules: Mapping[str, Any], more: Any) -> DataFrame
 
 
 def check_parked(pending: DataFrame, index: DataFrame, limits: AuditThresholds) -> DataFrame:
-    """Suspects: entries under ``master`` for long, with nothing of their ticket in processing."""
+    """Find suspects: entries under ``master`` for long, with nothing of their ticket in processing."""
     old = pending.filter((F.col("consumer") == "master") & (F.col("idle_ms") > limits.parked_ms) & F.col("in_stream"))
     waiting = old.join(index.select("stream", "ticket").distinct(), ["stream", "ticket"], "left_anti")
     said = F.format_string("parked for %d ms", F.col("idle_ms"))
@@ -168,7 +168,7 @@ def check_parked(pending: DataFrame, index: DataFrame, limits: AuditThresholds) 
 
 
 def check_tickets(pending: DataFrame, figures: PendingFigures, suspects: Suspects) -> None:
-    """Tickets with two owners; and which tickets have most entries pending."""
+    """Find tickets with two owners; and the tickets with most entries pending."""
     owned = pending.filter(F.col("consumer").isNotNull() & F.col("ticket").isNotNull())
     # Numbers only: texts as minimum and maximum would make Spark sort all rows instead of adding them up in a table.
     runner = F.when(is_incarnation(F.col("consumer")), F.xxhash64("consumer"))
@@ -203,7 +203,7 @@ def check_tickets(pending: DataFrame, figures: PendingFigures, suspects: Suspect
 
 
 def check_attempts(attempts: DataFrame, pending: DataFrame, limits: AuditThresholds) -> DataFrame:
-    """Suspects: counted starts that are too many, or of entries that are over."""
+    """Find suspects: counted starts that are too many, or of entries that are over."""
     held = pending.filter(F.col("consumer").isNotNull()).select("stream", "id", "ms", "seq", "ticket", "consumer")
     joined = attempts.join(held, ["stream", "id"], "left")
     name = F.when(F.col("consumer").isNull(), "attempts_leaked").when(
@@ -214,7 +214,7 @@ def check_attempts(attempts: DataFrame, pending: DataFrame, limits: AuditThresho
 
 
 def suspect(check: Any, rows: DataFrame, detail: Any, owner: Any = None) -> DataFrame:
-    """Rows (stream, id, ms, seq, ticket) in the form of suspects."""
+    """Return rows (stream, id, ms, seq, ticket) in the form of suspects."""
     known = set(rows.columns)
     number = {name: F.coalesce(name, F.lit(0)) if name in known else F.lit(0) for name in ("ms", "seq")}
     ticket = F.coalesce("ticket", F.lit("")) if "ticket" in known else F.lit("")
@@ -231,7 +231,7 @@ def suspect(check: Any, rows: DataFrame, detail: Any, owner: Any = None) -> Data
 
 
 def collect(frames: Sequence[DataFrame], suspects: Suspects) -> None:
-    """Count suspects per check and stream, and bring the first ones of each."""
+    """Count suspects per check and stream, and fetch the first ones of each."""
     whole = frames[0]
     for frame in frames[1:]:
         whole = whole.unionByName(frame)

@@ -1,10 +1,10 @@
-"""The reconciler: what a log consumer's running total should be, from canonical data, against what it has.
+"""The reconciler: compare the running totals of log consumers with canonical data.
 
 Canonical is the archive (every message once, by uid, up to the consumer's checkpoint), or a query in the application's
 database. The tables are those of the outbox: ``checkpoints`` (name, stream, last_id, version) and ``consumer_states``
 (name, stream, state as JSON). A difference is shown as (name, total, last id); ``apply`` writes it, in one transaction
-per consumer and only if its checkpoint has not moved since: a consumer that runs sees that its version is another one,
-and reads its state again.
+per consumer and only if its checkpoint has not moved since: a running consumer sees another version, and reads its
+state again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SCALE = 9
 
 @dataclass(frozen=True)
 class ConsumerState:
-    """A log consumer as its tables have it. ``total`` None: its state has no such number."""
+    """The state of a log consumer in its tables. ``total`` None: its state has no such number."""
 
     name: str
     stream: str
@@ -40,7 +40,7 @@ class ConsumerState:
 
 @dataclass(frozen=True)
 class Difference:
-    """``wanted`` None: it cannot be said, and ``why``."""
+    """A consumer's total beside the correct one. ``wanted`` None: the correct one is unknown, and ``why``."""
 
     name: str
     last_id: str
@@ -55,7 +55,7 @@ class Difference:
 
 @contextlib.contextmanager
 def _connected(url: str, setting: str) -> Iterator[Any]:
-    """A transaction. Raises StartRefused, naming ``setting``."""
+    """Open a transaction. Raises StartRefused, naming ``setting``."""
     try:
         import sqlalchemy as sa
     except ImportError as missing:
@@ -74,7 +74,7 @@ def _connected(url: str, setting: str) -> Iterator[Any]:
 
 
 def read_states(url: str, stream: str, key: str) -> list[ConsumerState]:
-    """Every log consumer of a stream. ``key``: the number in its state that is compared. Raises StartRefused."""
+    """Return every log consumer of a stream. ``key``: the number in its state that is compared. Raises StartRefused."""
     import sqlalchemy as sa
 
     with _connected(url, "--states-url") as sql:
@@ -91,14 +91,14 @@ def read_states(url: str, stream: str, key: str) -> list[ConsumerState]:
             state = stored if isinstance(stored, dict) else orjson.loads(stored or "{}")
         except orjson.JSONDecodeError as unreadable:
             raise StartRefused(
-                f"--states-url: the state of {name} in consumer_states is no JSON: {unreadable}"
+                f"--states-url: the state of {name} in consumer_states is not JSON: {unreadable}"
             ) from unreadable
         found.append(ConsumerState(name, its_stream, last_id, version, state, number_of(state.get(key))))
     return found
 
 
 def number_of(value: Any) -> Decimal | None:
-    """A stored number, exactly; None when it is none."""
+    """Return a stored number, exactly; None for anything else."""
     try:
         return (
             None
@@ -112,7 +112,7 @@ def number_of(value: Any) -> Decimal | None:
 def totals_of_archive(
     spark: Any, entries: DataSet, value: str, kind: str, states: Sequence[ConsumerState]
 ) -> list[Decimal]:
-    """The sum of ``value`` for each consumer, over every message up to its checkpoint, each uid once. Raises
+    """Return the sum of ``value`` for each consumer, over every message up to its checkpoint, each uid once. Raises
     StartRefused when the archive is not as it was written.
 
     ``value``: a field, or ``data.name`` for a number inside the JSON of field ``data``. ``kind``: only messages whose
@@ -128,7 +128,7 @@ def totals_of_archive(
         rows = spark.read.parquet(*map(spark_place, files))
         if (there := rows.count()) != number:
             raise StartRefused(
-                f"the archive {entries.folder} has {there:,} rows, and its commits tell of {number:,}: put its files"
+                f"the archive {entries.folder} has {there:,} rows, and its commits have {number:,}: put its files"
                 " back from a copy"
             )
         return _totals(rows, value, kind, states)
@@ -144,7 +144,7 @@ def _totals(rows: Any, value: str, kind: str, states: Sequence[ConsumerState]) -
         rows = rows.filter(F.col("fields")["object"] == kind)
     field, _, inside = value.partition(".")
     raw = F.get_json_object(F.col("fields")[field], f"$.{inside}") if inside else F.col("fields")[field]
-    uid = F.expr("coalesce(nullif(fields['uid'], ''), id)")  # an empty one is none
+    uid = F.expr("coalesce(nullif(fields['uid'], ''), id)")  # an empty uid counts as none
     amount = F.expr(f"try_cast(amount as decimal(38,{_SCALE}))")
     first = F.min(F.struct("ms", "seq", "amount"))
     once = (
@@ -165,8 +165,8 @@ def _totals(rows: Any, value: str, kind: str, states: Sequence[ConsumerState]) -
 
 
 def total_of_query(url: str, query: str) -> Decimal:
-    """The one number that a query answers. Raises StartRefused, also while rows wait in the outbox of that database:
-    they are in the query's data, and in no log consumer's, who would count them once more."""
+    """Return the one number that a query answers. Raises StartRefused, also while rows wait in the outbox of that
+    database: the query's data has them and no log consumer has, so they would be counted once too often."""
     import sqlalchemy as sa
 
     with _connected(url, "--source-url") as sql:
@@ -187,7 +187,7 @@ def total_of_query(url: str, query: str) -> Decimal:
 
 
 def compare(states: Sequence[ConsumerState], wanted: Sequence[Decimal | None], why: Sequence[str]) -> list[Difference]:
-    """Each consumer beside what it should have."""
+    """Return each consumer beside its correct total."""
     return [
         Difference(one.name, one.last_id, one.total, total, told)
         for one, total, told in zip(states, wanted, why, strict=True)
@@ -217,7 +217,7 @@ def apply(url: str, key: str, state: ConsumerState, wanted: Decimal) -> bool:
 
 
 def to_json_number(number: Decimal | None) -> int | float | None:
-    """The number as JSON has it."""
+    """Return the number as JSON has it."""
     if number is None:
         return None
     return int(number) if number == number.to_integral_value() else float(number)

@@ -1,4 +1,4 @@
-"""The checks of the run log, in Spark: overlaps, order, fences, losses. Names and rules: ``findings``.
+"""Check the run log, in Spark: overlaps, order, fences, losses. Names and rules: ``findings``.
 
 One sort per ticket carries them all: executions in the order of (fence, start). Fences come from one clock, Redis';
 starts and ends come from the clocks of consumers and are compared strictly under one fence only, where there is one
@@ -24,7 +24,7 @@ from usher.master.audit.checks.suspects import Suspects
 RECOVERIES_MS = (100, 500, 1_000, 5_000, 10_000, 30_000, 60_000)
 _LAST_US = 253_402_300_799_999_999  # of the year 9999
 _FLAGS = ("overlap", "owners_overlap", "fence_shared", "fence_fell", "times_impossible")
-_LOOKED_AT = ("late", "again", "after")  # what may be wrong
+_LOOKED_AT = ("late", "again", "after")  # flags of executions to look at
 
 
 @dataclass
@@ -42,19 +42,17 @@ class RunFigures:
     p99_ms: float | None = None
     recoveries: list[int] = field(default_factory=lambda: [0] * (len(RECOVERIES_MS) + 1))
     slowest_recovery_ms: float = 0.0
-    first_known: dict[str, int] = field(default_factory=dict)  # stream -> ms of the lowest id that anybody handled
+    first_known: dict[str, int] = field(default_factory=dict)  # stream -> ms of the lowest handled id
     skipped_order: dict[str, int] = field(default_factory=dict)
     before_known: dict[str, int] = field(default_factory=dict)
-    maybe_dropped: dict[str, int] = field(
-        default_factory=dict
-    )  # stream -> entries of which nothing is known, from before the last drop of letters
-    ahead_ms: dict[str, int] = field(
-        default_factory=dict
-    )  # stream -> the most by which an execution was noted before the time of its entry's id
+    #: stream -> entries of which nothing is known, from before the last drop of letters
+    maybe_dropped: dict[str, int] = field(default_factory=dict)
+    #: stream -> the most by which an execution was recorded before the time of its entry's id
+    ahead_ms: dict[str, int] = field(default_factory=dict)
 
 
 def count_runs(runs: DataFrame, suspects: Suspects) -> RunFigures:
-    """Sums per stream. The first action on ``runs``: it is read from Redis here."""
+    """Count per stream. The first action on ``runs``: it is read from Redis here."""
     took = (F.col("end_us") - F.col("start_us")) / 1000
     rows = (
         runs.groupBy("stream")
@@ -99,8 +97,8 @@ def check_runs(
     figures: RunFigures,
     suspects: Suspects,
 ) -> None:
-    """Overlaps, order and fences per ticket. A message without a ticket id is in no order with anything. ``dead``: the
-    dead letters."""
+    """Check overlaps, order and fences per ticket. A message without a ticket id has no order with any other. ``dead``:
+    the dead letters."""
     told = _sorted_by_ticket(runs.filter(F.col("id").isNotNull() & (F.col("ticket") != "")), limits)
     seen = Observation()
     sums = [F.sum(F.col(name).cast("int")).alias(name) for name in (*_FLAGS, *_LOOKED_AT)]
@@ -133,7 +131,7 @@ def check_runs(
 
 
 def _sorted_by_ticket(runs: DataFrame, limits: AuditThresholds) -> DataFrame:
-    """Every execution with what came before it in its ticket, and what that means."""
+    """Return every execution with those before it in its ticket, and flags that follow from them."""
     row = Window.partitionBy("stream", "ticket").orderBy("fence", "start_us", "ended", "ms", "seq")
     before = row.rowsBetween(Window.unboundedPreceding, -1)
     fence, start = F.col("fence"), F.col("start_us")
@@ -154,9 +152,9 @@ def _sorted_by_ticket(runs: DataFrame, limits: AuditThresholds) -> DataFrame:
     under, ends, starts, done, last = (
         F.col(name) for name in ("under_fence", "latest_end", "latest_start", "done", "last")
     )
-    # Under a former fence what is done counts only: that is noted by acknowledging, and with all that was done before
-    # it. What crashed or failed is noted by itself, and the successes before it are not when their owner died before it
-    # acknowledged them; so they come again.
+    # Under a former fence only successes count: an acknowledgement records them with all successes before them. A crash
+    # or failure is recorded by itself, without the successes before it if their owner died before it acknowledged them;
+    # so they come again.
     known = ("ms", "seq", "id", "start_us", "consumer")
     own = F.when(F.col("started.fence") == fence, F.struct(*(F.col(f"started.{name}").alias(name) for name in known)))
     told = told.withColumn("highest", F.greatest(own, done))
@@ -179,7 +177,7 @@ def _sorted_by_ticket(runs: DataFrame, limits: AuditThresholds) -> DataFrame:
         "fence_shared": (last["fence"] == fence) & (last["consumer"] != F.col("consumer")),
         "times_impossible": (F.col("end_us") != 0) & (F.col("end_us") < start),
         "late": place < F.struct(highest["ms"].alias("ms"), highest["seq"].alias("seq")),
-        # Not only then, but whenever it was done before; what it was before is looked at later, of these few.
+        # Whenever it was done before, not only in that case; these few are looked at more closely later.
         "again": place <= F.struct(done["ms"].alias("ms"), done["seq"].alias("seq")),
         "after": (last["fence"] < fence) & (F.col("noted_last") > F.col("record_ms")),
     }
@@ -194,33 +192,63 @@ def _sorted_by_ticket(runs: DataFrame, limits: AuditThresholds) -> DataFrame:
 
 
 def _describe_runs(rows: DataFrame, check: str) -> DataFrame:
-    """Rows for ``collect``: the execution, and the other one that makes it a finding."""
+    """Return rows for ``collect``: the execution, and the other one that makes it a finding."""
     ended = F.when(F.col("end_us") == 0, "the end of its process").otherwise(at(F.col("end_us")))
     ran = F.format_string(
         "%s ran it from %s to %s (UTC) under fence %d", F.col("consumer"), at(F.col("start_us")), ended, F.col("fence")
     )
     others = {
         "overlap": F.format_string("; %s ran until %s", F.col("beside.id"), at(F.col("beside.ended"))),
-        "owners_overlap": F.format_string("; %s ran %s until %s under fence %d", F.col("latest_end.consumer"), F.col("latest_end.id"),
-                                          at(F.col("latest_end.ended")), F.col("latest_end.fence")),
-        "fence_fell": F.format_string("; %s started %s at %s under fence %d", F.col("latest_start.consumer"), F.col("latest_start.id"),
-                                      at(F.col("latest_start.start_us")), F.col("latest_start.fence")),
-        "fence_shared": F.format_string("; %s ran %s under it before, from %s on", F.col("last.consumer"), F.col("last.id"),
-                                        at(F.col("last.start_us"))),
-        "out_of_order": F.format_string("; %s had started %s at %s, before it", F.col("highest.consumer"), F.col("highest.id"),
-                                        at(F.col("highest.start_us"))),
-        "effect_twice": F.format_string("; %s had done it from %s to %s under fence %d, as the run log noted at %s", F.col("first.consumer"),
-                                        at(F.col("first.start_us")), at(F.col("first.end_us")), F.col("first.fence"), at(F.col("noted") * 1000)),
-        "stale_counted": F.format_string("; it was noted as done at %s, when %s had the ticket: under fence %d it ran %s from %s on",
-                                         at(F.col("record_ms") * 1000), F.col("owner.consumer"), F.col("owner.fence"), F.col("owner.id"),
-                                         at(F.col("owner.start_us"))),
-    }  # fmt: skip
+        "owners_overlap": F.format_string(
+            "; %s ran %s until %s under fence %d",
+            F.col("latest_end.consumer"),
+            F.col("latest_end.id"),
+            at(F.col("latest_end.ended")),
+            F.col("latest_end.fence"),
+        ),
+        "fence_fell": F.format_string(
+            "; %s started %s at %s under fence %d",
+            F.col("latest_start.consumer"),
+            F.col("latest_start.id"),
+            at(F.col("latest_start.start_us")),
+            F.col("latest_start.fence"),
+        ),
+        "fence_shared": F.format_string(
+            "; %s ran %s under it before, from %s on",
+            F.col("last.consumer"),
+            F.col("last.id"),
+            at(F.col("last.start_us")),
+        ),
+        "out_of_order": F.format_string(
+            "; %s had started %s at %s, before it",
+            F.col("highest.consumer"),
+            F.col("highest.id"),
+            at(F.col("highest.start_us")),
+        ),
+        "effect_twice": F.format_string(
+            "; %s had done it from %s to %s under fence %d, as the run log noted at %s",
+            F.col("first.consumer"),
+            at(F.col("first.start_us")),
+            at(F.col("first.end_us")),
+            F.col("first.fence"),
+            at(F.col("noted") * 1000),
+        ),
+        "stale_counted": F.format_string(
+            "; it was noted as done at %s, when %s had the ticket: under fence %d it ran %s from %s on",
+            at(F.col("record_ms") * 1000),
+            F.col("owner.consumer"),
+            F.col("owner.fence"),
+            F.col("owner.id"),
+            at(F.col("owner.start_us")),
+        ),
+    }
     detail = F.concat(ran, others[check]) if check in others else ran
     return suspect(check, rows, detail, owner=F.col("consumer"))
 
 
 def at(us: Any) -> Any:
-    """A moment for people, in UTC whatever the time zone of the session; what is beyond the calendar stays a number."""
+    """Return a moment for people, in UTC whatever the time zone of the session; a number beyond the calendar stays a
+    number."""
     shown = F.date_format(
         F.to_utc_timestamp(F.timestamp_micros(us), F.current_timezone()), "yyyy-MM-dd HH:mm:ss.SSSSSS"
     )
@@ -235,11 +263,11 @@ def _check_order(
     figures: RunFigures,
     suspects: Suspects,
 ) -> None:
-    """Of the executions behind a later message: those whose message had not ended before, the first of each. The others
+    """Find, among executions behind a later message, the first of each message that had not ended before. The others
     are repeats, which are allowed."""
     ids = late.select("stream", "ticket", "id").distinct()
     ends = runs.filter(F.col("outcome").isin(*ENDED)).select("stream", "id", "fence", "start_us")
-    if dead is not None:  # under a fence that was given after that it comes again: the group was set back
+    if dead is not None:  # under a later fence it comes again: the group was set back
         fence = (F.split("letter", "-")[0].cast("bigint") + 1) * FENCES_PER_MS
         ends = ends.unionByName(
             dead.select("stream", "id", fence.alias("fence"), F.lit(0).cast("bigint").alias("start_us"))
@@ -278,10 +306,10 @@ def _check_order(
 
 
 def _set_back(runs: DataFrame, late: DataFrame) -> DataFrame:
-    """(stream, id, set_back): whether only the clock of its consumer says that an execution was late.
+    """Return (stream, id, set_back): True when only the clock of its consumer says that an execution was late.
 
-    What one owner has finished is noted in the order in which it finished. So where both succeeded, one after the other
-    by that clock, and the first one by the clock was noted later, by Redis' clock, it was the second one.
+    An owner records its executions in the order in which it finishes them. So where both succeeded, one after the other
+    by that clock, and the first one by the clock was recorded later, by Redis' clock, it was the second one.
     """
     names = ("fence", "ms", "seq", "start_us", "end_us", "record_ms", "outcome")
     other = runs.select("stream", "ticket", *(F.col(name).alias(f"other_{name}") for name in names))
@@ -296,14 +324,14 @@ def _set_back(runs: DataFrame, late: DataFrame) -> DataFrame:
 
 
 def _check_effects(runs: DataFrame, again: DataFrame, figures: RunFigures, suspects: Suspects) -> None:
-    """Messages that succeeded more than once.
+    """Find messages that succeeded more than once.
 
-    What is done leaves the pending list in the step that notes it in the run log; so no other success of it is noted
-    later. But for that of a former owner, when nobody has the ticket any more: it is noted beside what that owner may
-    acknowledge, behind its successor's.
+    A success leaves the pending list in the step that records it in the run log; so no other success of the message is
+    recorded later. The exception is that of a former owner, when the ticket has no owner any more: it is recorded with
+    what that owner may acknowledge, behind its successor's.
     """
     done = runs.filter(F.col("outcome") == DONE)
-    alone = done.filter(F.col("ticket") == "")  # messages without a ticket id are in no order
+    alone = done.filter(F.col("ticket") == "")  # messages without a ticket id have no order
     ids = again.select("stream", "id").union(alone.select("stream", "id")).distinct()
     row = Window.partitionBy("stream", "id").orderBy("fence", "start_us", "record_ms")
     before = row.rowsBetween(Window.unboundedPreceding, -1)
@@ -322,17 +350,16 @@ def _check_effects(runs: DataFrame, again: DataFrame, figures: RunFigures, suspe
 
 
 def _check_stale(runs: DataFrame, flagged: DataFrame, suspects: Suspects) -> None:
-    """Successes of former owners that counted.
+    """Find successes of former owners that counted.
 
-    Before such a one was noted its ticket was handed over under a higher fence: an execution under that was noted
-    before, or is of the very message: nobody is handed what is done. What is done under a higher fence too is left to
-    ``_check_effects``.
+    Before such a success was recorded its ticket was handed over under a higher fence: an execution under that was
+    recorded before, or is of this very message: a message that is done is not handed over. Messages that are done under
+    a higher fence too are left to ``_check_effects``.
     """
     done = runs.filter(F.col("outcome") == DONE)
     owner = F.struct("fence", "record_ms", "start_us", "consumer", "id").alias("owner")
-    alone = runs.filter(
-        (F.col("ticket") == "") & (F.col("outcome") != DONE)
-    )  # messages without a ticket id are in no order
+    # Messages without a ticket id have no order.
+    alone = runs.filter((F.col("ticket") == "") & (F.col("outcome") != DONE))
     of_it = (
         flagged.filter(F.col("again") & (F.col("outcome") != DONE))
         .select("stream", "id", owner)
@@ -361,8 +388,9 @@ def check_losses(
     figures: RunFigures,
     suspects: Suspects,
 ) -> None:
-    """Read and over, but by whom? And pending behind a later one that is done. Nothing is claimed of what is over
-    before ``figures.first_known``, nor of that whose letter may be dropped."""
+    """Find entries that were read and are over without a record, and entries that are pending behind a later message
+    that is done. Nothing is claimed of entries that were over before ``figures.first_known``, nor of those whose letter
+    may be dropped."""
     floors = _per_stream({one.stream: one.floor_ms for one in facts})
     entries = pending.filter(F.col("in_stream") & (F.col("ms") > floors)).select(
         "stream", "id", "ms", "seq", "ticket", "consumer"
@@ -384,8 +412,8 @@ def check_losses(
         found.append(suspect("dead_and_done", both, detail, owner=F.col("consumer")))
     kept = missing.persist()
     try:
-        # Not those of the same millisecond either. A stream of which nobody ever handled anything has no lowest id: all
-        # is "before".
+        # Not those of the same millisecond either. A stream without any handled entry has no lowest id: all are
+        # "before".
         known, is_over = F.col("ms") > _per_stream(figures.first_known), F.col("consumer").isNull()
         for row in kept.filter(~known & is_over).groupBy("stream").count().collect():
             figures.before_known[row.stream] = row["count"]
@@ -402,8 +430,8 @@ def check_losses(
 
 
 def _no_former_letters(unsaid: DataFrame, letters: DeadLetterFrames, figures: RunFigures) -> DataFrame:
-    """Without those whose letter was redriven, or may have been dropped. Such a one is pending again when the group was
-    set back."""
+    """Return the rows without those whose letter was redriven, or may have been dropped. Such an entry is pending again
+    when the group was set back."""
     unsaid = not_added_again(unsaid, letters.entries)
     was_dropped = F.col("ms") <= _per_stream(letters.last_drops_ms(), -1)
     for row in unsaid.filter(was_dropped).groupBy("stream").count().collect():
@@ -412,12 +440,12 @@ def _no_former_letters(unsaid: DataFrame, letters: DeadLetterFrames, figures: Ru
 
 
 def _overtaken(held: DataFrame, runs: DataFrame) -> DataFrame:
-    """Those of the pending entries ``held`` that are behind a later message of their ticket which is done (``passed``:
+    """Return the pending entries ``held`` that are behind a later message of their ticket which is done (``passed``:
     the last of these).
 
-    Done only: a success is noted with all that was done before it, in one step; a failure by itself, maybe after
-    successes that nobody will ever note because their owner died. So what is pending before a failure may have
-    succeeded, and what is pending before a success has not.
+    Done only: a success is recorded with all that was done before it, in one step; a failure by itself, maybe after
+    successes that will never be recorded because their owner died. So an entry that is pending before a failure may
+    have succeeded, and one that is pending before a success has not.
     """
     at = F.struct("ms", "seq", "id")
     ahead = (
@@ -426,7 +454,7 @@ def _overtaken(held: DataFrame, runs: DataFrame) -> DataFrame:
         .agg(F.max(at).alias("ahead"))
     )
     joined = held.join(ahead, ["stream", "ticket"]).filter(F.struct("ms", "seq") < F.struct("ahead.ms", "ahead.seq"))
-    joined = joined.filter(~F.col("ticket").contains("\ufffd"))  # was no UTF-8: two tickets may read the same
+    joined = joined.filter(~F.col("ticket").contains("\ufffd"))  # not UTF-8: two tickets may read the same
     return joined.select("stream", "id", "ms", "seq", "ticket", "consumer", F.col("ahead.id").alias("passed"))
 
 

@@ -1,5 +1,5 @@
-"""What the first look hands to the second: suspects per check and stream, counted in full, and the first few thousand
-of them by name."""
+"""Suspects: what the first look passes to the second, counted in full per check and stream, and the first few thousand
+by name."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Iterable
 
 from usher.master.audit.checks.findings import Example
 
-#: Suspects of one check and stream that are looked at again, lowest ids first. Beyond that only the number is known.
+#: The most suspects of one check and stream that are looked at again, lowest ids first. The others are only counted.
 LOOKED_AT = 2000
-#: Confirmed ones that a report shows.
+#: Confirmed suspects that a report shows.
 SHOWN = 10
 
 
 class Suspects:
-    """Filled by the proofs, emptied by the job."""
+    """The suspects of one audit: filled by the proofs, emptied by the job."""
 
     def __init__(self) -> None:
         self.counts: dict[tuple[str, str], int] = defaultdict(int)
         self.named: dict[tuple[str, str], list[Example]] = defaultdict(list)
 
     def add(self, check: str, stream: str, count: int, examples: Iterable[Example]) -> None:
-        """``count`` suspects, of which some are ``examples``."""
+        """Add ``count`` suspects, of which some are ``examples``."""
         if count:
             self.counts[check, stream] += count
             self.named[check, stream] += examples

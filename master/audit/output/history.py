@@ -1,7 +1,7 @@
 """The history: one Parquet partition per run, so that trends are a query away.
 
-``<folder>/history/run=<run>/findings.parquet`` has a row per check and stream that found something, and one row with check ``""`` for the run
-itself with its figures. Any Parquet reader takes it as one table partitioned by ``run``::
+``<folder>/history/run=<run>/findings.parquet`` has a row per check and stream that found something, and one row with
+check ``""`` for the run itself with its figures. Any Parquet reader takes it as one table partitioned by ``run``::
 
     spark.read.parquet("history").where("check = ''").select("run", "verdict", "pending",
     "oldest_age_ms").orderBy("run").show()
@@ -37,14 +37,14 @@ _SCHEMA = pa.schema(
     ]
 )
 _FILE = "findings.parquet"
-#: Runs of a trend.
+#: The most runs of a trend.
 SHOWN_RUNS = 60
 
 
 def add(folder: Path, report: AuditReport) -> Path:
     """Write a run's partition, whole or not at all, and return its folder. Raises OSError."""
     final = folder / f"run={report.run}"
-    hidden = folder / f"_{report.run}.{os.getpid()}"  # readers skip what begins with _
+    hidden = folder / f"_{report.run}.{os.getpid()}"  # readers skip names that begin with _
     hidden.mkdir(parents=True)
     try:
         pq.write_table(pa.Table.from_pylist(list(_rows(report)), schema=_SCHEMA), hidden / _FILE)
@@ -75,7 +75,7 @@ def _rows(report: AuditReport) -> Iterator[dict[str, Any]]:
 
 
 def trend(folder: Path, last: int = SHOWN_RUNS) -> tuple[list[dict[str, Any]], list[str]]:
-    """The row of each of the last runs, oldest first; and what could not be read, one sentence each."""
+    """Return the row of each of the last runs, oldest first; and one sentence for each run that could not be read."""
     rows, problems = [], []
     for part in sorted(folder.glob("run=*"))[-last:] if folder.is_dir() else []:
         try:

@@ -1,5 +1,4 @@
-"""The audit's page: one HTML file with everything in it. It opens offline, runs no script and asks nobody for
-anything."""
+"""The audit's page: one HTML file with everything in it. It opens offline, runs no script and loads nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ _TITLES = {
 
 
 def render(report: AuditReport) -> str:
-    """The page as text."""
+    """Return the page as text."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     template = environment.from_string(
         (resources.files("usher.master.audit.output") / "page.html").read_text(encoding="utf-8")
@@ -51,12 +50,12 @@ def render(report: AuditReport) -> str:
 
 
 def _known(examples: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What at least one of the examples has: a finding about owners has no entries."""
+    """Return the columns that at least one of the examples has: a finding about owners has no entries."""
     return [name for name in ("id", "ticket", "owner") if any(example[name] for example in examples)]
 
 
 def shown_figures(report: AuditReport) -> list[tuple[str, str]]:
-    """(name, value) for people."""
+    """Return (name, value) pairs for people."""
     return [(title, _format_figure(name, report.figures.get(name))) for name, title in _TITLES.items()]
 
 

@@ -1,5 +1,5 @@
 """Plots of the audit's page as inline SVG. Pure: numbers in, positions out; the template writes them. No script,
-nothing from elsewhere."""
+nothing loaded from elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RECOVERIES = ("under 0.1 s", "0.1-0.5 s", "0.5-1 s", "1-5 s", "5-10 s", "10-30 
 
 
 class Bar(NamedTuple):
-    """A horizontal bar: its label, its number as text, and where it is, in pixels."""
+    """A horizontal bar: its label, its number as text, and its place, in pixels."""
 
     label: str
     value: str
@@ -24,7 +24,7 @@ class Bar(NamedTuple):
 
 
 class Bars(NamedTuple):
-    """A bar chart, ``empty`` says why when there is nothing to draw."""
+    """A bar chart. ``empty``: the reason when there is nothing to draw."""
 
     title: str
     note: str
@@ -34,7 +34,7 @@ class Bars(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line over the runs: points of an SVG polyline, and what its ends mean."""
+    """A line over the runs: points of an SVG polyline, and the values at its ends."""
 
     title: str
     points: str
@@ -45,7 +45,7 @@ class Line(NamedTuple):
 
 
 def bars(title: str, note: str, rows: Sequence[tuple[str, int]], empty: str) -> Bars:
-    """A chart of (label, number)."""
+    """Return a chart of (label, number) rows."""
     most = max((number for _, number in rows), default=0)
     if not most:
         return Bars(title, note, 0.0, [], empty)
@@ -56,7 +56,7 @@ def bars(title: str, note: str, rows: Sequence[tuple[str, int]], empty: str) -> 
 
 
 def line(title: str, rows: Sequence[Mapping[str, Any]], name: str, unit: float = 1.0) -> Line | None:
-    """A line of one figure over the runs; None with fewer than two runs that have it."""
+    """Return a line of one figure over the runs; None with fewer than two runs that have it."""
     known = [(row["run"], float(row[name]) / unit) for row in rows if row.get(name) is not None]
     if len(known) < 2:
         return None
@@ -73,7 +73,7 @@ def line(title: str, rows: Sequence[Mapping[str, Any]], name: str, unit: float =
 
 
 def charts(report: AuditReport) -> list[Bars]:
-    """The charts of one run."""
+    """Return the charts of one run."""
     plots, one_stream = report.plots, len(report.streams) == 1
     owners = [
         (owner if one_stream else f"{stream} {owner}", count) for stream, owner, count in plots.get("owners", ())[:20]
@@ -91,7 +91,7 @@ def charts(report: AuditReport) -> list[Bars]:
         bars("Load by owner", "pending entries; master holds what is parked", owners, "nothing is pending"),
         bars(
             "Tickets with most entries pending",
-            "a few hot tickets limit what more consumers can bring",
+            "a few hot tickets limit the gain from more consumers",
             tickets,
             "nothing is pending",
         ),
@@ -105,7 +105,7 @@ def charts(report: AuditReport) -> list[Bars]:
 
 
 def lines(report: AuditReport) -> list[Line]:
-    """The trend over the runs."""
+    """Return the trend over the runs."""
     made = [
         line("Findings", report.trend, "findings"),
         line("Pending entries", report.trend, "pending"),
@@ -116,6 +116,6 @@ def lines(report: AuditReport) -> list[Line]:
 
 
 def _short(label: str) -> str:
-    """No control characters, and not longer than there is room for."""
+    """Return the label without control characters, cut to the room there is."""
     clean = "".join(char if char.isprintable() else "\ufffd" for char in label)
     return clean if len(clean) <= 28 else clean[:25] + "..."

@@ -1,4 +1,4 @@
-"""What an audit says: one plain value that terminal, JSON, history, page and the summary in Redis are made from.
+"""The report of an audit: one plain value from which terminal, JSON, history, page and the summary in Redis are made.
 Pure."""
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from usher.master.audit.checks.findings import (
     repair,
 )
 
-#: Names of streams in a summary.
+#: The most names of streams in a summary.
 _LISTED = 100
 
 
-#: The part of deploy/runbook.md that goes on where ``repair`` ends, where that is not the one of the audit.
+#: The section of deploy/runbook.md that continues where ``repair`` ends, for checks with another one than the audit's.
 _SECTIONS = {
     **dict.fromkeys(
         ("pending_without_index", "index_without_pending", "owners_differ", "owner_dead", "consumer_leaked"),
@@ -34,14 +34,14 @@ _SECTIONS = {
 
 
 def section(check: AuditCheck) -> str:
-    """Its heading in the runbook."""
+    """Return the check's heading in the runbook."""
     return _SECTIONS.get(check.name, "Audit")
 
 
 @dataclass(frozen=True)
 class AuditReport:
-    """One run. ``unproven``: sentences about what could not be said; ``trend``: earlier runs, oldest first, from the
-    history."""
+    """A run's report. ``unproven``: sentences about what could not be said; ``trend``: earlier runs, oldest first, from
+    the history."""
 
     run: str
     started_ms: int
@@ -57,7 +57,7 @@ class AuditReport:
 
     @property
     def verdict(self) -> str:
-        """``clean``, or the worst severity."""
+        """Return ``clean``, or the worst severity."""
         if not self.found:
             return "clean"
         return "bad" if any(one.check.severity is AuditSeverity.BAD for one in self.found) else "warn"
@@ -67,12 +67,14 @@ class AuditReport:
         return 1 if self.found else 0
 
     def sentence(self) -> str:
-        """The verdict in words."""
+        """Return the verdict in words."""
         if self.verdict == "clean":
             if not any(self.figures.get(name) for name in ("entries", "pending", "executions")):
                 return "nothing found, for there is nothing: no message and no execution in any of the streams"
             return (
-                "nothing found: what could be looked at is as promised" if self.unproven else "clean: the promise held"
+                "nothing found: whatever could be checked is as promised"
+                if self.unproven
+                else "clean: the promise held"
             )
         kinds = len({one.check.name for one in self.found})
         return f"{sum(one.count for one in self.found):,} findings of {kinds} kinds" + (
@@ -81,7 +83,7 @@ class AuditReport:
 
 
 def document(report: AuditReport) -> dict[str, Any]:
-    """The JSON document."""
+    """Return the JSON document."""
     return {
         "run": report.run,
         "started_ms": report.started_ms,
@@ -123,7 +125,7 @@ def _found(report: AuditReport, one: AuditFinding) -> dict[str, Any]:
 
 
 def summary(report: AuditReport, stream: str) -> dict[str, Any]:
-    """What is stored in Redis beside ``stream`` for pages and metrics: small, whatever was found.
+    """Return the summary that is stored in Redis beside ``stream`` for pages and metrics: small, whatever was found.
 
     ``verdict``, ``findings``, ``severities`` and ``examples`` (the first one of each check) are of this stream; the
     figures are of the whole run.

@@ -1,4 +1,4 @@
-"""The audit's report on a terminal: one screen."""
+"""Print the audit's report on a terminal: one screen."""
 
 from __future__ import annotations
 
@@ -61,5 +61,5 @@ def print_audit_report(report: AuditReport, page: Path | None) -> None:
 
 
 def _safe(text: str) -> str:
-    """What Redis says may hold anything: no control characters, no markup."""
+    """Return a text from Redis, which may hold anything, without control characters and markup."""
     return escape(escape_control(text))

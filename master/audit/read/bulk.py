@@ -1,8 +1,8 @@
-"""Reading much from Redis: bare hiredis on a connection of ``usher.common.redis.endpoints``, the next page asked for
+"""Bulk reads from Redis: bare hiredis on a connection of ``usher.common.redis.endpoints``, the next page asked for
 before the last one is worked on.
 
 redis-py's own reading costs twice the time per entry. Only reads are sent here, so after a break nothing is in doubt;
-the page is simply not there, and whoever asked says so (``Interrupted``).
+the page is simply not there, and the caller says so (``Interrupted``).
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from usher.common.redis.connection_hints import describe_unreachable
 from usher.common.redis.endpoints import make_connection
 from usher.common.redis.private_names import socket_of
 
-#: Entries of a page of the pending list: with fewer, the way to Redis and back counts; with more, memory (10 MB a
-#: page).
+#: Entries of a page of the pending list: with fewer, round trips count; with more, memory (10 MB a page).
 PAGE = 10_000
-#: A page of bodies is meant to have so many bytes; the number of entries follows from what the last ones weighed.
+#: The intended bytes of a page of bodies; the number of entries follows from the weight of the last ones.
 _BODY_PAGE_BYTES = 4 << 20
 _CHUNK = 1 << 20
 _LONGEST_SILENCE_S = 60.0
@@ -35,11 +34,11 @@ class Interrupted(UsherError):
 
 
 class NotAllowed(Interrupted):
-    """The user of this connection may not ask that."""
+    """The user of this connection lacks the right for that command."""
 
 
 class BulkReader:
-    """One connection for large replies. Not for commands that change anything. ``with BulkReader(url) as reader``."""
+    """A connection for large replies: ``with BulkReader(url) as reader``. Not for commands that change anything."""
 
     def __init__(self, url: str, name: str = "usher:audit") -> None:
         self._url = url
@@ -59,7 +58,7 @@ class BulkReader:
         self._connection.disconnect()
 
     def send(self, *commands: Sequence[Any]) -> None:
-        """Ask; the replies are taken later, in this order."""
+        """Send commands; their replies are taken later, in this order."""
         try:
             self._connection.send_packed_command(self._connection.pack_commands(commands), check_health=False)
         except Exception as failed:
@@ -79,8 +78,8 @@ class BulkReader:
         return reply
 
     def _gets(self) -> Any:
-        """Parse what has come, without the garbage collector: it looks through the thousands of new lists of a page
-        again and again, which doubles the cost of the page."""
+        """Parse the bytes received so far, without the garbage collector: it looks through the thousands of new lists
+        of a page again and again, which doubles the cost of the page."""
         was_on = gc.isenabled()
         gc.disable()
         try:
@@ -105,10 +104,10 @@ class BulkReader:
         self.send(command)
         return self.take()
 
-    # ---- pages ---------------------------------------------------------------------------------------------------------------
+    # ---- pages ---------------------------------------------------------------------------------------------------
 
     def entries(self, stream: str, first: bytes, last: bytes) -> Iterator[list[Row]]:
-        """Pages of [id, [name, value, ...]] in id order; their length follows the weight of the entries."""
+        """Yield pages of [id, [name, value, ...]] in id order; their length follows the weight of the entries."""
         start = first
         while True:
             before, count = self.bytes_read, self.page_size
@@ -121,11 +120,11 @@ class BulkReader:
             start = b"(" + rows[-1][0]
 
     def weigh(self, entries: int, octets: int) -> None:
-        """Choose the size of the next page of bodies by what this one weighed."""
+        """Choose the size of the next page of bodies by the weight of this one, in bytes."""
         self.page_size = max(10, min(PAGE, _BODY_PAGE_BYTES * entries // max(1, octets)))
 
     def bodies(self, stream: str, ids: Sequence[bytes]) -> Iterator[Row | None]:
-        """The entries of these ids one by one; None where there is none."""
+        """Yield the entries of these ids one by one; None where there is none."""
         for at in range(0, len(ids), 500):
             part = ids[at : at + 500]
             self.send(*(("XRANGE", stream, entry_id, entry_id) for entry_id in part))
@@ -134,7 +133,8 @@ class BulkReader:
                 yield found[0] if found else None
 
     def hash_pages(self, key: str) -> Iterator[list[bytes]]:
-        """Flat pages of names and values of a hash (HSCAN); what changes meanwhile may come twice or not at all."""
+        """Yield flat pages of names and values of a hash (HSCAN); fields that change meanwhile may come twice or not at
+        all."""
         cursor = b"0"
         while True:
             cursor, flat = self.ask("HSCAN", key, cursor, "COUNT", 2000)
@@ -144,7 +144,7 @@ class BulkReader:
                 return
 
     def scan(self, pattern: str) -> Iterator[bytes]:
-        """Keys of a pattern (SCAN: it walks over every key of the database)."""
+        """Yield keys that match a pattern (SCAN: it walks over every key of the database)."""
         cursor = b"0"
         while True:
             cursor, found = self.ask("SCAN", cursor, "MATCH", pattern, "COUNT", 5000)

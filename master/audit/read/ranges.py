@@ -1,7 +1,7 @@
-"""Cutting a range of stream ids into parts of about equal numbers of entries, from a few probes. Pure.
+"""Cut a range of stream ids into parts of about equal numbers of entries, from a few probes. Pure.
 
-Ids are times, and traffic comes in bursts: equal spans of time may hold nothing or everything. A probe says how dense
-entries are behind one point; parts are cut where the estimated numbers are equal.
+Ids are times, and traffic comes in bursts: equal spans of time may hold nothing or everything. A probe measures the
+density of entries behind one point; parts are cut where the estimated numbers are equal.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 
 class Probe(NamedTuple):
-    """From rank ``at`` on, ``found`` entries lie up to rank ``last`` (the last one included); ``more``: others may
-    follow."""
+    """A sample of the stream: from rank ``at`` on, ``found`` entries lie up to rank ``last`` (included); ``more``:
+    others may follow."""
 
     at: int
     found: int
@@ -21,13 +21,13 @@ class Probe(NamedTuple):
 
 
 def points(lowest: int, highest: int, number: int) -> list[int]:
-    """``number`` ranks at equal distances, the first one ``lowest``."""
+    """Return ``number`` ranks at equal distances, the first one ``lowest``."""
     span = highest - lowest + 1
     return sorted({lowest + span * at // number for at in range(number)})
 
 
 def cut(lowest: int, highest: int, probes: Sequence[Probe], parts: int) -> list[tuple[int, int]]:
-    """At most ``parts`` ranges (first, last; both included) that cover lowest..highest without a gap and without
+    """Return at most ``parts`` ranges (first, last; both included) that cover lowest..highest without a gap and without
     touching.
 
     >>> cut(0, 99, [Probe(0, 10, 9), Probe(50, 10, 95)], 2)
@@ -53,9 +53,9 @@ def cut(lowest: int, highest: int, probes: Sequence[Probe], parts: int) -> list[
 
 
 def _weight(probe: Probe, end: int) -> float:
-    """Estimated number of entries from the probe's point to ``end``."""
+    """Return the estimated number of entries from the probe's point to ``end``."""
     if probe.found == 0 or probe.last < probe.at:
         return 0.0
-    if probe.last >= end:  # its entries reach beyond: they are spread over the stretch it saw
+    if probe.last >= end:  # its entries reach beyond ``end``: spread them over the stretch it saw
         return probe.found * (end - probe.at) / (probe.last - probe.at + 1)
     return probe.found * (end - probe.at) / (probe.last - probe.at + 1) if probe.more else float(probe.found)

@@ -1,5 +1,4 @@
-"""What the audit reads from Redis, as columns of plain values, and in which parts. Pending lists with their entries:
-``pages``."""
+"""Read Redis for the audit, as columns of plain values, in parts. Pending lists with their entries: ``pages``."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ _IDS = re.compile(r"[0-9]{1,20}-[0-9]{1,20}(?:,[0-9]{1,20}-[0-9]{1,20})*")
 
 
 class RunColumns(NamedTuple):
-    """Equally long columns of executions; of a record that cannot be read there is one row, with ``ids`` None."""
+    """Columns of executions, equally long; an unreadable record has one row, with ``ids`` None."""
 
     records: list[bytes]
     consumers: list[str | None]
@@ -39,7 +38,7 @@ class RunColumns(NamedTuple):
 
 
 class IndexColumns(NamedTuple):
-    """A row per id in the index; of a record that cannot be read one row, with ``ids`` None."""
+    """Columns of the index, a row per id; an unreadable record has one row, with ``ids`` None."""
 
     tickets: list[bytes]
     owners: list[bytes | None]
@@ -47,12 +46,12 @@ class IndexColumns(NamedTuple):
     ids: list[bytes | None]
 
 
-# ---- parts -------------------------------------------------------------------------------------------------------------------
+# ---- parts -----------------------------------------------------------------------------------------------------------
 
 
 def pending_parts(reader: BulkReader, keys: Keys, everything: bool, parts: int = 0) -> list[tuple[bytes, bytes]]:
-    """Ranges of ids (both ends included) of about equal work. ``everything``: from the stream's first entry to the last
-    one the group has read; else what is pending."""
+    """Return ranges of ids (both ends included) of about equal work. ``everything``: from the stream's first entry to
+    the last one the group has read; else the pending ones."""
     count, lowest, highest, _ = reader.ask("XPENDING", keys.stream, keys.group)
     if everything:
         facts = next(
@@ -82,7 +81,7 @@ def pending_parts(reader: BulkReader, keys: Keys, everything: bool, parts: int =
 def stream_parts(
     reader: BulkReader, stream: str, first: bytes, last: bytes, parts: int = 0, per_part: int = _PART_ENTRIES
 ) -> list[tuple[bytes, bytes]]:
-    """Ranges of ids (both ends included) that cover what the stream has between ``first`` and ``last``."""
+    """Return ranges of ids (both ends included) that cover the stream between ``first`` and ``last``."""
     head = reader.ask("XRANGE", stream, first, last, "COUNT", 1)
     tail = reader.ask("XREVRANGE", stream, last, first, "COUNT", 1)
     if not head or not tail:
@@ -110,21 +109,21 @@ def _id(value: int) -> bytes:
     return b"%d-%d" % (value >> 64, value & (1 << 64) - 1)
 
 
-# ---- tickets -----------------------------------------------------------------------------------------------------------------
+# ---- tickets ---------------------------------------------------------------------------------------------------------
 
 
 def ticket_in(flat: Sequence[bytes], field: bytes) -> bytes | None:
-    """The ticket id among names and values, as the scripts read it; None where there is none, or one that is no ticket
-    id."""
+    """Return the ticket id among names and values, as the scripts read it; None where there is none, or an invalid
+    one."""
     ticket = first_value(flat, field)
     return ticket if ticket and len(ticket) <= LONGEST_TICKET else None
 
 
-# ---- index, run log, members -------------------------------------------------------------------------------------------------
+# ---- index, run log, members -----------------------------------------------------------------------------------------
 
 
 def index_columns(reader: BulkReader, tickets: str) -> Iterator[IndexColumns]:
-    """The tickets index, one row per id in processing."""
+    """Yield the tickets index, one row per id in processing."""
     for flat in reader.hash_pages(tickets):
         columns = IndexColumns([], [], [], [])
         for at in range(0, len(flat), 2):
@@ -147,7 +146,7 @@ def _add(
 
 
 def run_columns(reader: BulkReader, runs: str, span: tuple[bytes, bytes]) -> Iterator[RunColumns]:
-    """Executions of the run log, a page of records at a time."""
+    """Yield executions of the run log, a page of records at a time."""
     for rows in reader.entries(runs, *span):
         columns = RunColumns([], [], [], [], [], [], [], [], [])
         for record, fields in rows:
@@ -163,8 +162,8 @@ def run_columns(reader: BulkReader, runs: str, span: tuple[bytes, bytes]) -> Ite
 
 
 def _columns_of(record: bytes) -> list[list[Any]]:
-    """The columns of a record in the order of ``RunColumns``. ``outcomes`` is left out of a record when every execution
-    was done."""
+    """Return the columns of a record in the order of ``RunColumns``. ``outcomes`` is left out of a record when every
+    execution was done."""
     given = orjson.loads(record)
     count = len(given["ids"])
     columns = [given[name] for name in ("tickets", "ids", "fences", "attempts", "start_us", "end_us")]
@@ -173,7 +172,7 @@ def _columns_of(record: bytes) -> list[list[Any]]:
         raise ValueError("the columns differ in length")
     kinds = (str, str, str, int, int, int, int, str)
     if any(not set(map(type, column)) <= {kind} for column, kind in zip(columns, kinds, strict=True)):
-        raise ValueError("a value is not what its column is for")
+        raise ValueError("a value does not fit its column")
     if count and not _IDS.fullmatch(",".join(given["ids"])):
         raise ValueError("an id is none")
     return columns

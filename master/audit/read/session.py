@@ -1,7 +1,7 @@
-"""The Spark session of an audit: local by default, a cluster when told, quiet, and with memory that does not follow the
-data.
+"""The Spark session of an audit: local by default, on a cluster when set so, quiet, and with memory that does not grow
+with the data.
 
-What bounds memory: the JVM's heap (``memory_mib``; sorts and shuffles that do not fit go to disk), off-heap buffers of
+Memory is bounded by the JVM's heap (``memory_mib``; sorts and shuffles that do not fit go to disk), off-heap buffers of
 about the same order that do not depend on the number of entries, one Python worker per core with one page each, and in
 the driver's Python only sums and at most a few thousand suspects.
 """
@@ -28,7 +28,7 @@ from usher.common.base.extras import how_to_install
 from usher.master.audit.read.java import java_home
 from usher.master.audit.read.private_names import connect_to_submitted_java, end_java
 
-#: Where Spark runs unless told otherwise.
+#: Where Spark runs by default.
 LOCAL = "local[*]"
 #: Set by spark-submit: it has started Java.
 _GATEWAY = "PYSPARK_GATEWAY_PORT"
@@ -52,7 +52,7 @@ logger.scheduler.level = off
 
 @dataclass(frozen=True)
 class SparkPlace:
-    """Where Spark runs. ``folder``: for what it spills and for the Java shim; ``py_files``: zips of our packages for
+    """The place where Spark runs. ``folder``: for spill files and the Java shim; ``py_files``: zips of our packages for
     executors elsewhere.
 
     ``small``: little data is expected. Most of a small audit's time would go into compiling code that runs once, so
@@ -68,8 +68,8 @@ class SparkPlace:
 
 @contextlib.contextmanager
 def spark_session(place: SparkPlace, environ: MutableMapping[str, str]) -> Iterator[Any]:
-    """A SparkSession with our formats. A session that runs already (spark-submit, a notebook, tests) is used and left
-    running.
+    """Yield a SparkSession with our formats. A session that runs already (spark-submit, a notebook, tests) is used and
+    left running.
 
     ``environ`` is the environment of this process: the JVM and the Python workers inherit it. Raises StartRefused.
     """
@@ -97,7 +97,7 @@ def spark_session(place: SparkPlace, environ: MutableMapping[str, str]) -> Itera
 
 
 def _started(place: SparkPlace, file: BinaryIO, spill: Path) -> Iterator[Any]:
-    """The session while it runs, and no Java behind it, however it ends."""
+    """Yield a started session, and leave no Java behind, however it ends."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -109,7 +109,7 @@ def _started(place: SparkPlace, file: BinaryIO, spill: Path) -> Iterator[Any]:
             spark = _builder(place, spill).getOrCreate()
     except (PySparkException, OSError) as failed:
         raise StartRefused(f"Spark does not start on {place.master} ({log}): {str(failed).splitlines()[0]}") from failed
-    except Exception as failed:  # py4j's own, of a Java that ended: their text is a Java stack
+    except Exception as failed:  # py4j's own errors, from a Java that ended: their text is a Java stack
         raise StartRefused(
             f"Spark does not start on {place.master} ({log}): {str(failed).strip().splitlines()[-1][:300]}"
         ) from failed
@@ -125,21 +125,21 @@ def _started(place: SparkPlace, file: BinaryIO, spill: Path) -> Iterator[Any]:
             f"Spark ended in the middle ({log}), so nothing can be said: {why_java_failed(failed)}"
         ) from failed
     finally:
-        with contextlib.suppress(Py4JError, OSError):  # of a Java that is gone
+        with contextlib.suppress(Py4JError, OSError):  # Java is gone
             spark.stop()
         end_java()
 
 
 def why_java_failed(failed: Exception) -> str:
-    """The first cause, as its last line of that kind says; py4j's own first line says only what was called."""
+    """Return the first cause, as its last line of that kind; py4j's own first line only names the call."""
     lines = str(failed).strip().splitlines() or [type(failed).__name__]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
     return (causes or [line.removeprefix(": ") for line in lines[1:2]] or lines)[-1][:300]
 
 
 def _running() -> Any:
-    """The session of this process, or None. ``getActiveSession`` would be that of a thread of the JVM, and which one
-    serves ours may change."""
+    """Return the session of this process, or None. ``getActiveSession`` would be that of a thread of the JVM, and which
+    one serves ours may change."""
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
@@ -151,8 +151,8 @@ def _running() -> Any:
 
 @contextlib.contextmanager
 def _own_log(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
-    """``spark.log``, or the first ``spark-2.log`` ... that no other audit writes to, emptied; and the folder for what
-    is spilt, without what an audit left there whose Java was killed. Locked as long as this process or its Java, which
+    """Yield ``spark.log``, or the first ``spark-2.log`` ... that no other audit writes to, emptied; and the folder for
+    spill files, without those of an audit whose Java was killed. Locked as long as this process or its Java, which
     inherits the file, lives. Raises StartRefused."""
     for number in itertools.count(1):
         name = "" if number == 1 else f"-{number}"
@@ -174,8 +174,8 @@ def _own_log(folder: Path) -> Iterator[tuple[BinaryIO, Path]]:
 
 @contextlib.contextmanager
 def _stderr_to(file: BinaryIO) -> Iterator[None]:
-    """What starts in here writes to ``file``, for all its life: Java and Spark greet everybody with warnings that say
-    nothing."""
+    """Let processes started in here write their stderr to ``file``, for all their life: Java and Spark begin with
+    warnings that mean nothing."""
     sys.stderr.flush()
     kept = os.dup(2)
     try:
@@ -188,8 +188,8 @@ def _stderr_to(file: BinaryIO) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_java_left_by_a_start() -> Iterator[None]:
-    """Until Java has told its port, nobody but pyspark knows its process; a Java whose start breaks off there (Ctrl-C)
-    lives for ever."""
+    """End a Java whose start breaks off (Ctrl-C): until it has reported its port, only pyspark knows its process, and
+    it would live for ever."""
     before = _children()
     try:
         yield
@@ -202,7 +202,7 @@ def _no_java_left_by_a_start() -> Iterator[None]:
 
 
 def _children() -> set[int]:
-    """Processes that this thread has started."""
+    """Return the processes that this thread has started."""
     try:
         return set(map(int, Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()))
     except OSError:  # a kernel without this file
@@ -211,9 +211,9 @@ def _children() -> set[int]:
 
 @contextlib.contextmanager
 def _interrupted_as_ever() -> Iterator[None]:
-    """Ctrl-C stays what it was. pyspark's own handler asks Java to cancel its jobs, on the very connection whose answer
-    is waited for: that breaks it, with a page of stacks; to end Java ends its jobs too. And py4j logs an interruption
-    as an error, which pyspark's shell is there to see."""
+    """Keep Ctrl-C as it was. pyspark's own handler asks Java to cancel its jobs, on the very connection that waits for
+    an answer: that breaks it, with a page of stacks; to end Java ends its jobs too. And py4j logs an interruption as an
+    error, which is meant for pyspark's shell."""
     kept = signal.getsignal(signal.SIGINT)
     if not logging.root.handlers:
         logging.root.addHandler(logging.NullHandler())
@@ -225,8 +225,8 @@ def _interrupted_as_ever() -> Iterator[None]:
 
 
 def _as_submitted(place: SparkPlace, environ: Mapping[str, str]) -> SparkPlace:
-    """Under spark-submit its ``--master`` holds, unless a setting names another one: what a builder says would go
-    before it."""
+    """Keep spark-submit's ``--master``, unless a setting names another one: a builder's master would take
+    precedence."""
     if _GATEWAY not in environ or place.master != LOCAL:
         return place
     from pyspark import SparkConf
@@ -266,7 +266,7 @@ def _builder(place: SparkPlace, spill: Path) -> Any:
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
         "spark.sql.shuffle.partitions": "16",
         "spark.sql.session.timeZone": "UTC",
-        # what is kept goes to disk; pressing it costs more than writing it
+        # kept frames go to disk; compressing them costs more than writing them
         "spark.sql.inMemoryColumnarStorage.compressed": "false",
         "spark.python.worker.reuse": "true",
         "spark.task.maxFailures": "2",

@@ -1,9 +1,8 @@
-"""Looks at Redis that are not bulk: the facts of a stream, the names in its group, and the second look at every
-suspect.
+"""Look at Redis in small reads: the facts of a stream, the names in its group, and the second look at every suspect.
 
-The first look reads for seconds while traffic flows, so what it finds are suspects. The second look asks for pending
-entry, index record, lease and body of one suspect in one script, at one moment: between two scripts of Usher all of
-them agree, so what still disagrees there is a finding, and nothing that merely moved is.
+The first look reads for seconds while traffic flows, so its findings are only suspects. The second look asks for
+pending entry, index record, lease and body of one suspect in one script, at one moment: between two scripts of Usher
+all of them agree, so a disagreement there is a finding, and mere movement is not.
 """
 
 from __future__ import annotations
@@ -37,7 +36,8 @@ _BATCH = 200
 
 
 def stream_facts(link: Link, keys: Keys, run_log_length: int) -> AuditedStream:
-    """Raises StartRefused when the stream or its group does not exist, and what Link.call raises."""
+    """Read the facts of one stream. Raises StartRefused when the stream or its group does not exist, and what Link.call
+    raises."""
     seconds, micros = link.call("TIME")
     ticket_stream = TicketStream(link, keys)
     try:
@@ -65,7 +65,7 @@ def stream_facts(link: Link, keys: Keys, run_log_length: int) -> AuditedStream:
 
 
 def _span(link: Link, stream: str) -> tuple[int, bytes | None, int | None]:
-    """Length, first id, and how many entries there ever were (None: Redis does not count)."""
+    """Return length, first id, and how many entries there ever were (None: Redis does not count)."""
     try:
         facts = pairs(link.call("XINFO", "STREAM", stream))
     except CommandRefused as refused:
@@ -77,11 +77,11 @@ def _span(link: Link, stream: str) -> tuple[int, bytes | None, int | None]:
 
 
 def members(reader: BulkReader, keys: Keys) -> list[GroupMember]:
-    """Every name in the group, and every inbox that is left of somebody who is not in it, if the user of ``reader`` may
+    """Return every name in the group, and every inbox left by a name that is not in it, if the user of ``reader`` may
     look for them."""
     rows = [pairs(row) for row in reader.ask("XINFO", "CONSUMERS", keys.stream, keys.group)]
     names = [row[b"name"].decode(errors="replace") for row in rows]
-    # A consumer that has registered and was given nothing yet is not in the group.
+    # A registered consumer that has not been given an entry yet is not in the group.
     registered = {_incarnation(name, stored) for name, stored in pairs(reader.ask("HGETALL", keys.consumers)).items()}
     try:
         inboxes = {key.decode(errors="replace") for key in reader.scan(_GLOB.sub(r"\\\1", keys.inbox("")) + "*")}
@@ -110,7 +110,7 @@ def members(reader: BulkReader, keys: Keys) -> list[GroupMember]:
 
 
 def may_scan(link: Link) -> bool:
-    """Whether inboxes of nobody can be looked for."""
+    """Return True when inboxes without an owner can be looked for."""
     try:
         link.call("SCAN", 0, "COUNT", 1)
     except CommandRefused as refused:
@@ -128,7 +128,7 @@ def _incarnation(name: bytes, stored: bytes) -> str:
 
 
 class SuspectSnapshot(NamedTuple):
-    """What one moment says of a suspect. ``owner`` None: not pending. ``record``: (owner, ids) of its ticket, None
+    """The state of a suspect at one moment. ``owner`` None: not pending. ``record``: (owner, ids) of its ticket, None
     without. ``other_owner``: of the entry that it is compared with."""
 
     owner: str | None
@@ -143,7 +143,7 @@ class SuspectSnapshot(NamedTuple):
 
 
 def looks(link: Link, keys: Keys, suspects: Iterable[Example]) -> Iterator[tuple[Example, SuspectSnapshot]]:
-    """The second look at each suspect, atomic per suspect; those of one owner together, else in their order."""
+    """Yield the second look at each suspect, atomic per suspect; those of one owner together, else in their order."""
     scripts = ScriptRunner(link)
     by_owner: dict[str, list[Example]] = defaultdict(list)
     for example in suspects:
@@ -157,8 +157,8 @@ def looks(link: Link, keys: Keys, suspects: Iterable[Example]) -> Iterator[tuple
 
 
 def ticket_name(example: Example) -> bytes:
-    """The ticket's field in the index. A message without a ticket id is a ticket of its own, under a name that is no
-    text."""
+    """Return the ticket's field in the index. A message without a ticket id is a ticket of its own, under a name that
+    is not text."""
     return (
         b"\xff" + example.id.encode()
         if not example.ticket or example.ticket == "\ufffd" + example.id
@@ -186,7 +186,7 @@ def _name(owner: bytes | None) -> str | None:
 
 
 def still_holds(name: str, example: Example, look: SuspectSnapshot, limits: AuditThresholds) -> bool:
-    """Whether a suspect of the first look is a finding at the moment of the second. A pure judgement."""
+    """Judge whether a suspect of the first look is a finding at the moment of the second. Pure."""
     owner, record = look.owner, look.record
     runs = owner is not None and is_incarnation(owner)
     if name == "pending_without_index":

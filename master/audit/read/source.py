@@ -1,19 +1,21 @@
 """Spark data sources of Usher's Redis. Register them once per session, then read them as any other format::
 
-    from usher.master.audit import source
+    from usher.master.audit.read import source
     source.register(spark)
     spark.read.format("redis_pending").option("url", "redis://localhost:6379").load().groupBy("consumer").count().show()
 
-===================  ============================================================================================  =====================
-format               rows (schema: ``columns``)                                                                    parts
-===================  ============================================================================================  =====================
-``redis_pending``    a pending entry, with its ticket from the stream; ``entries=all``: also those read and over    ranges of ids
-``redis_stream``     an entry with its fields; ``key=...`` reads another stream; ``raw=true`` the exact bytes       ranges of ids
-``redis_runs``       an execution of the run log                                                                    ranges of records
-``redis_tickets``    an id in the tickets index, with owner and fence                                               one per stream
-``redis_attempts``   attempts of a message that failed or ran in a crash                                            one per stream
-``redis_consumers``  a name in the group, and whether it lives                                                      one per stream
-===================  ============================================================================================  =====================
+===================  ==============================================================================  =================
+format               rows (schema: ``columns``)                                                      parts
+===================  ==============================================================================  =================
+``redis_pending``    a pending entry, with its ticket from the stream; ``entries=all``: also         ranges of ids
+                     entries that were read and are over
+``redis_stream``     an entry with its fields; ``key=...`` reads another stream; ``raw=true``: the   ranges of ids
+                     exact bytes
+``redis_runs``       an execution of the run log                                                     ranges of records
+``redis_tickets``    an id in the tickets index, with owner and fence                                one per stream
+``redis_attempts``   attempts of a message that failed or ran in a crash                             one per stream
+``redis_consumers``  a name in the group, and whether it is alive                                    one per stream
+===================  ==============================================================================  =================
 
 Options: ``url`` (as USHER_REDIS_URL), ``stream`` (default ``ticket_stream``; several, comma separated), ``group``,
 ``ticket_field`` (a work stream, ``usher:{<group>}``, has its own), ``partitions`` (parts per stream; 0 chooses),
@@ -51,12 +53,12 @@ class IdRange(InputPartition):
 
 
 class _Reader(DataSourceReader):
-    """What all readers share. It travels to the executors, so it holds options only."""
+    """The part common to all readers. It travels to the executors, so it holds options only."""
 
     def __init__(self, options: dict[str, str]) -> None:
         self.options = {name.lower(): value for name, value in options.items()}
         if "url" not in self.options:
-            raise ValueError('say which Redis: .option("url", "redis://host:6379")')
+            raise ValueError('name the Redis: .option("url", "redis://host:6379")')
 
     def streams(self) -> list[str]:
         return [name.strip() for name in self.option("stream", _DEFAULTS["ticket_stream"]).split(",") if name.strip()]
@@ -71,7 +73,8 @@ class _Reader(DataSourceReader):
         return Keys(stream, self.option("group", _DEFAULTS["group"]))
 
     def ticket_field(self, stream: str) -> bytes:
-        """A work stream has a field of its own for it, also where it is named by hand beside others."""
+        """Return the ticket field of a stream; a work stream has its own, also where it is named by hand beside
+        others."""
         if is_work_stream(stream, self.option("group", _DEFAULTS["group"])):
             return SCOPED_TICKET_FIELD
         return self.option("ticket_field", _DEFAULTS["ticket_field"]).encode()
@@ -80,13 +83,13 @@ class _Reader(DataSourceReader):
         return BulkReader(near(self.options["url"], stream))
 
     def partitions(self) -> list[IdRange]:
-        """One part per stream, unless a source knows better."""
+        """Return one part per stream, unless a source can cut further."""
         return [IdRange(stream) for stream in self.streams()] or [IdRange("")]
 
     def read(self, part: IdRange) -> Iterator[pa.RecordBatch]:
         if not part.stream:
             return
-        # Millions of small lists, none of them in a circle: looking for circles would cost as much as reading.
+        # Millions of small lists, none of them in a cycle: a search for cycles would cost as much as the reading.
         gc.disable()
         try:
             with self.connect(part.stream) as reader:

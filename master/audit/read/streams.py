@@ -1,4 +1,4 @@
-"""Which streams a run is about: names, and patterns of names."""
+"""Select the streams of a run: names, and patterns of names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _GLOB = frozenset("*?[")
 
 
 def is_pattern(name: str) -> bool:
-    """Whether a name may stand for several streams.
+    """Return True when a name may stand for several streams.
 
     >>> is_pattern("orders"), is_pattern("tickets:*")
     (False, True)
@@ -22,8 +22,8 @@ def is_pattern(name: str) -> bool:
 
 
 def expand(url: str, names: Sequence[str], group: str) -> tuple[str, ...]:
-    """The streams that are meant: a name is itself; a pattern is every stream it matches that has ``group``. Each once,
-    in order.
+    """Return the selected streams: a name is itself; a pattern is every stream it matches that has ``group``. Each
+    once, in order.
 
     Raises StartRefused when a pattern matches none, or cannot be looked for.
     """
@@ -43,7 +43,7 @@ def expand(url: str, names: Sequence[str], group: str) -> tuple[str, ...]:
 
 def _matching(link: Link, url: str, pattern: str, group: str) -> list[str]:
     if link.call("EXISTS", pattern):
-        return [pattern]  # a stream may be called "what?"
+        return [pattern]  # a stream may have a name like "what?"
     if mode(url) == CLUSTER:
         raise StartRefused(
             "USHER_AUDIT_STREAMS: in a cluster the streams of a pattern lie on several servers: name each"
@@ -65,7 +65,8 @@ def _scanned(link: Link, pattern: str) -> Iterator[bytes]:
 
 
 def _has_group(link: Link, stream: bytes, group: str) -> bool:
-    """So inboxes, run logs and dead letters are left out by themselves: nobody reads them in a group."""
+    """Return True when the stream has the group. This leaves out inboxes, run logs and dead letters: they have no
+    group."""
     try:
         return any(row[b"name"] == group.encode() for row in map(pairs, link.call("XINFO", "GROUPS", stream)))
     except CommandRefused:  # deleted meanwhile

@@ -1,5 +1,5 @@
-"""What the page does: forms of operators. Every one ends in a redirect to a page that says what came of it, and in the
-action log."""
+"""Act on forms of operators. Every form ends in a redirect to a page that reports the outcome, and in the action
+log."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _MOST_CHOSEN = 200
 
 
 def action_routes(port: PagePort, notes: FlashMessages) -> Blueprint:
-    """Every POST of the page but the log-in."""
+    """Return every POST of the page but the log-in."""
     actions = Blueprint("actions", __name__)
 
     def go(path: str, said: str) -> AnyResponse:
-        """There, and say this."""
+        """Redirect to ``path``, which shows ``said``."""
         parts = urlsplit(local_path(path))
         kept = "&".join(part for part in parts.query.split("&") if part and not part.startswith("said="))
         return redirect(
@@ -58,10 +58,10 @@ def _add_consumers(actions: Blueprint, port: PagePort, go: Go) -> None:
         name = _read_form_text("name", 64)
         changed = drained(port.operations, name, _why())
         if changed is None:
-            return go("/consumers", f"No consumer of the name {visible(name)} is registered")
+            return go("/consumers", f"No consumer named {visible(name)} is registered")
         return go(
             "/consumers",
-            f"{name} is drained: it is handed nothing more and finishes what it has"
+            f"{name} is drained: it is handed nothing more and finishes its messages"
             f" ({pluralize(changed.handed_over, 'message')})",
         )
 
@@ -111,7 +111,7 @@ def _add_jobs(actions: Blueprint, port: PagePort, go: Go) -> None:
     def bulk() -> AnyResponse:
         what = request.form.get("what", "")
         if what not in (REDRIVE, DROP):
-            raise Problem(422, "invalid_fields", "what must be redrive or drop")
+            raise Problem(422, "invalid_fields", "the field what must be redrive or drop")
         asked, wanted = asked_filter(request.form)
         job = port.bulk.prepare(what, wanted, in_words(asked), g.who)
         return redirect(f"/dead-letters/jobs/{job.id}", 303)
@@ -121,7 +121,7 @@ def _add_jobs(actions: Blueprint, port: PagePort, go: Go) -> None:
     def run(job_id: str) -> AnyResponse:
         job = _job(port, job_id)
         if not port.bulk.run(job, g.who, _why()):
-            return go(f"/dead-letters/jobs/{job_id}", f"It was not begun: it is {job.state}")
+            return go(f"/dead-letters/jobs/{job_id}", f"It was not started: it is {job.state}")
         port.operations.note(
             OperatorAction(by_caller(job.why), job.what, f"{pluralize(job.preview.count, 'dead letter')}: {job.told}"),
             "begun",
@@ -136,7 +136,7 @@ def _add_jobs(actions: Blueprint, port: PagePort, go: Go) -> None:
         port.operations.note(
             OperatorAction(by_caller(_why()), f"stop {job.what}", job.told), counted(job.outcomes.elements())
         )
-        return go(f"/dead-letters/jobs/{job_id}", "Stopped; what was done stays done")
+        return go(f"/dead-letters/jobs/{job_id}", "Stopped; letters already changed stay changed")
 
 
 def _add_rules(actions: Blueprint, port: PagePort, go: Go) -> None:
@@ -173,7 +173,7 @@ def _job(port: PagePort, job_id: str) -> BulkJob:
         raise Problem(
             404,
             "unknown_job",
-            "this master does not know that bulk action; it may be another master's, or of before a restart",
+            "this master does not know that bulk action; another one may run it, or this one has restarted since",
         )
     return job
 

@@ -1,4 +1,4 @@
-"""The filter of dead letters as the page asks for it: in the query of a list, and in the form of a bulk action."""
+"""Read the page's filter of dead letters: from the query of a list, and from the form of a bulk action."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _NAMES = ("ticket", "reason", "error", "younger_than_s", "older_than_s")
 
 
 def asked_filter(given: Mapping[str, str]) -> tuple[dict[str, str], LetterFilter]:
-    """The texts as they were asked for, and what they mean. Raises Problem 422."""
+    """Return the texts as they were asked for, and the filter they mean. Raises Problem 422."""
     asked = {name: given.get(name, "") for name in _NAMES}
     return asked, read_model(LetterQuery, {name: value for name, value in asked.items() if value}).meant()
 
 
 def in_words(asked: Mapping[str, str]) -> str:
-    """The filter as a person says it."""
+    """Return the filter in words."""
     told = {"ticket": "of ticket {}", "reason": "with the reason {}", "error": "with the error {}"}
     told |= {"younger_than_s": "younger than {} s", "older_than_s": "older than {} s"}
     return ", ".join(told[name].format(value) for name, value in asked.items() if value) or "all dead letters"

@@ -1,5 +1,5 @@
-"""What an action has to say on the page that comes after it. Kept here and named by a number: a link could else make a
-page say anything."""
+"""Keep an action's message for the page that comes after it. The link has only a random name: otherwise a link could
+make a page show any text."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _KEPT = 200
 
 
 class FlashMessages:
-    """The last ones of this master."""
+    """The last messages of this master."""
 
     def __init__(self) -> None:
         self._texts: OrderedDict[str, str] = OrderedDict()
         self._lock = threading.Lock()
 
     def put(self, text: str) -> str:
-        """Its name, for the query ``said``."""
+        """Keep a message; return its name, for the query ``said``."""
         name = secrets.token_urlsafe(9)
         with self._lock:
             self._texts[name] = text
@@ -27,6 +27,6 @@ class FlashMessages:
         return name
 
     def get(self, name: str) -> str:
-        """Its text, or ""."""
+        """Return the message of that name, or ""."""
         with self._lock:
             return self._texts.get(name, "")

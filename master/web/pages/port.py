@@ -1,4 +1,4 @@
-"""What the page asks of the master that runs. ``usher.master.assembly.program`` provides it."""
+"""The parts of the running master that the page needs. ``usher.master.assembly.program`` provides them."""
 
 from __future__ import annotations
 

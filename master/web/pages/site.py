@@ -1,4 +1,4 @@
-"""The page put together: templates, files, headers, errors for people, and what every page has."""
+"""Put the page together: templates, files, headers, errors for people, and the values that every page has."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def add_pages(app: Flask, port: PagePort) -> None:
             response = _problem_page(response)
         if response.mimetype in ("text/html", "image/svg+xml"):
             response.headers["Content-Security-Policy"] = _POLICY
-            # Not no-referrer: with that, browsers put null into Origin, which is how we know our own forms
+            # Not no-referrer: with that, browsers put null into Origin, by which we recognize our own forms
             # (usher.common.http.auth).
             response.headers["Referrer-Policy"] = "same-origin"
             response.headers["X-Frame-Options"] = "DENY"
@@ -74,14 +74,14 @@ def add_pages(app: Flask, port: PagePort) -> None:
 
 
 def wants_page() -> bool:
-    """Whether a person asks, with a browser."""
+    """Return True when a person asks, with a browser."""
     return not request.path.startswith(("/api/", "/metrics", "/static/")) and "text/html" in request.headers.get(
         "Accept", ""
     )
 
 
 def _read_files() -> dict[str, tuple[bytes, str]]:
-    """Our files, each with what changes in its address when it does."""
+    """Return our files, each with a version for its address that changes when the file does."""
     folder = resources.files("usher.master.web.pages") / "static"
     found = {name: (folder / name).read_bytes() for name in _FILES}
     return {name: (data, hashlib.sha256(data).hexdigest()[:12]) for name, data in found.items()}
@@ -118,9 +118,9 @@ def _add_login(site: Blueprint) -> None:
     @needs(Role.ANYBODY)
     def login() -> AnyResponse:
         if request.content_length is None or "Expect" in request.headers:
-            # Everybody may send one. Of this length (MAX_CONTENT_LENGTH) its body is there by now, and holds no thread;
+            # Anyone may send one. A body of this length (MAX_CONTENT_LENGTH) has arrived by now, and holds no thread;
             # chunks would be waited for.
-            raise Problem(411, detail="send a Content-Length, and the form with it", close=True)
+            raise Problem(411, detail="send the form with a Content-Length", close=True)
         form = request.form
         wanted = local_path(form.get("next", "/"))
         response: AnyResponse = redirect(wanted, 303)
@@ -137,12 +137,11 @@ def _add_login(site: Blueprint) -> None:
 
 
 def _common(port: PagePort, notes: FlashMessages) -> dict[str, Any]:
-    """What every page may use."""
+    """Return the values that every page may use."""
     role: Role = getattr(g, "role", Role.ANYBODY)
     may_look = role.may(Role.VIEWER)
-    seen = (
-        port.pulse.snapshot() if may_look else {}
-    )  # a page is a look: what stands behind the names of pages is of now, whichever it is
+    # Every page takes a snapshot, so that the counts beside the names of pages are up to date on all of them.
+    seen = port.pulse.snapshot() if may_look else {}
     counts = _counts(seen)
     theme = request.cookies.get("usher_theme")
     return {
@@ -160,7 +159,7 @@ def _common(port: PagePort, notes: FlashMessages) -> dict[str, Any]:
 
 
 def _counts(seen: dict[str, Any]) -> dict[str, str]:
-    """What stands behind the names of pages; nothing where there is nothing."""
+    """Return the counts beside the names of pages; none for a count of 0."""
     stuck, most = len(seen.get("stuck", ())), seen.get("stuck_most", -1)
     letters, rules = seen.get("dead_letters"), seen.get("rules")
     told = {"overview": f"{stuck}{'+' if stuck == most else ''}", "letters": number(letters), "rules": number(rules)}
@@ -168,7 +167,7 @@ def _counts(seen: dict[str, Any]) -> dict[str, str]:
 
 
 def _problem_page(response: Response) -> Response:
-    """A problem document as a page for people."""
+    """Return a problem document as a page for people."""
     problem = response.get_json()
     title = str(problem.get("title", "problem")).replace("_", " ").capitalize()
     page = make_response(

@@ -1,4 +1,4 @@
-"""What the page shows. Each view asks the port, bounded in size and time, and renders one template."""
+"""Show the pages. Each view asks the port, bounded in size and time, and renders one template."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ STREAM_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 _ROWS = 100
 _CONSUMERS_ON_A_PAGE = 200
 _ENTRIES = 30
-#: Letters that are shown on a page, those that are counted by error for the first one, and groups that are shown.
+#: Letters shown on a page, letters counted by error for the first page, and groups shown.
 _LETTERS, _COUNTED, _GROUPS = 50, 2_000, 20
-#: Seconds after which looking for letters that fit ends for this page.
+#: Seconds after which the search for matching letters ends for this page.
 _LOOK_S = 0.05
 _LONGEST_ID = 256
 _ATTENTION = {"lost": 0, "revoked": 1, "draining": 2, "paused": 3}
-#: What a summary has; one of another version may lack some.
+#: The fields of a summary; one of another version may lack some.
 _OF_AN_AUDIT = (
     "run",
     "started_ms",
@@ -51,7 +51,7 @@ _SEVERITIES = ("bad", "warn", "unknown", "ok")
 
 
 def view_routes(port: PagePort) -> Blueprint:
-    """Every GET of the page."""
+    """Return every GET of the page."""
     views = Blueprint("views", __name__)
     _add_live(views, port)
     _add_tickets(views, port)
@@ -94,7 +94,7 @@ def _add_live(views: Blueprint, port: PagePort) -> None:
         detach = request.environ.get(DETACH)
         if detach is None or not port.pulse.has_room:
             raise Problem(
-                503, "too_many_followers", "no more live pages can be open here", headers={"Retry-After": "5"}
+                503, "too_many_followers", "this master has no room for another live page", headers={"Retry-After": "5"}
             )
         if request.method == "GET":
             detach(lambda connection: port.pulse.follow(connection, topic))
@@ -102,12 +102,12 @@ def _add_live(views: Blueprint, port: PagePort) -> None:
 
 
 def _attention(row: dict[str, Any]) -> tuple[int, str]:
-    """Who needs attention comes first."""
+    """Sort key: consumers that need attention come first."""
     return _ATTENTION.get(row["state"], len(_ATTENTION)), row["incarnation"]
 
 
 def _after(rows: list[dict[str, Any]], incarnation: str) -> int:
-    """Where the page begins that follows on this one. One that has gone begins anew."""
+    """Return the index of the row after ``incarnation``; 0 when it has gone."""
     return next((at + 1 for at, row in enumerate(rows) if row["incarnation"] == incarnation), 0)
 
 
@@ -122,11 +122,11 @@ def _add_tickets(views: Blueprint, port: PagePort) -> None:
         asked = request.args.get("q", "").strip()
         cursor = request.args.get("cursor", "") or "0"
         if not _SCAN_CURSOR.fullmatch(cursor):
-            raise Problem(422, "invalid_fields", "the cursor is none that a page gave")
+            raise Problem(422, "invalid_fields", "the cursor is not one from a page")
         if asked:
             return _search(port, asked, cursor)
         page = port.status.tickets(cursor, _ROWS)
-        # They have no place in the index, so they come first.
+        # They are not in the index, so they come first.
         parked = port.status.parked(_ROWS) if cursor == "0" else ParkedRows([], True)
         rows = _aged([*parked.rows, *page["tickets"]])
         return render_page(
@@ -149,7 +149,7 @@ def _add_tickets(views: Blueprint, port: PagePort) -> None:
 
 
 def _search(port: PagePort, asked: str, cursor: str) -> str:
-    """Everywhere by id: in processing, dead letters, stream."""
+    """Search everywhere by id: in processing, dead letters, stream."""
     if len(asked.encode()) > _LONGEST_ID:
         raise Problem(422, "invalid_fields", f"ids have at most {_LONGEST_ID} bytes")
     found, following = port.story.containing(asked, _ROWS, cursor)
@@ -189,7 +189,7 @@ def _ticket_page(port: PagePort, ticket_id: str) -> str:
         held = (owner["incarnation"], explained["fence"]) if owner and explained["fence"] else None
         story = port.story.story(ticket_id, request.args.get("back"), known, held)
     except ValueError:
-        raise Problem(422, "invalid_fields", "back is none that a page gave") from None
+        raise Problem(422, "invalid_fields", "back is not one from a page") from None
     entries = [entry | {"sent_ms": _ms(entry["id"])} for entry in explained["entries"]]
     facts = {"entries": entries[:_ENTRIES], "more_entries": max(0, len(entries) - _ENTRIES)}
     live = (
@@ -222,8 +222,8 @@ def _add_letters(views: Blueprint, port: PagePort) -> None:
         asked, wanted = asked_filter(request.args)
         cursor = request.args.get("before") or None
         if cursor is not None and not STREAM_ID.fullmatch(cursor):
-            raise Problem(422, "invalid_fields", "before is no id of a letter")
-        # What is shown on the first page is the beginning of what is counted.
+            raise Problem(422, "invalid_fields", "before is not the id of a letter")
+        # The letters on the first page are the first of those that are counted.
         found = port.letters.newest(wanted, cursor and cursor.encode(), _LETTERS if cursor else _COUNTED, _LOOK_S)
         rows, preview = found.letters[:_LETTERS], Preview()
         preview.add(() if cursor else found.letters)
@@ -265,7 +265,7 @@ def _add_letters(views: Blueprint, port: PagePort) -> None:
             raise Problem(
                 404,
                 "unknown_job",
-                "this master does not know that bulk action; it may be another master's, or of before a restart",
+                "this master does not know that bulk action; another one may run it, or this one has restarted since",
             )
         return render_page("letters/job.html", "letters", job=found)
 
@@ -278,7 +278,7 @@ def _add_system(views: Blueprint, port: PagePort) -> None:
     def streams() -> str:
         asked, given = request.args.get("source", "")[:_LONGEST_ID], request.args.get("from", "0")
         if not re.fullmatch("[0-9]{1,6}", given):
-            raise Problem(422, "invalid_fields", "from is none that a page gave")
+            raise Problem(422, "invalid_fields", "from is not one from a page")
         start, sources = int(given), port.status.sources()
         rows, fitting = port.status.source_rows(asked, start, _ROWS)
         end = start + len(rows)
@@ -324,6 +324,6 @@ def _add_system(views: Blueprint, port: PagePort) -> None:
     def actions() -> str:
         before = request.args.get("before") or None
         if before is not None and not STREAM_ID.fullmatch(before):
-            raise Problem(422, "invalid_fields", "before is none that a page gave")
+            raise Problem(422, "invalid_fields", "before is not one from a page")
         rows, cursor = port.operations.actions(None if before is None else before.encode(), _ROWS)
         return render_page("operations/actions.html", "actions", rows=rows, cursor=cursor)

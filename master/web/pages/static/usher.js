@@ -1,5 +1,5 @@
 "use strict";
-/* Keeps a page up to date. Everything works without it. What comes from the server is only ever set as text, and links only to paths. */
+/* Keeps a page up to date. Everything works without it. Values from the server are only ever set as text, and links only to paths. */
 (() => {
   const one = (selector, root = document) => root.querySelector(selector);
   const all = (selector, root = document) => Array.from(root.querySelectorAll(selector));
@@ -33,7 +33,7 @@
   const history = [];
   const alarms = (rows) => {
     const list = one("#alarms"), before = JSON.stringify(rows.map((row) => row.text));
-    if (list.dataset.told === before) return; // do not read the same aloud again
+    if (list.dataset.told === before) return; // screen readers must not repeat an unchanged list
     list.dataset.told = before;
     list.replaceChildren(...rows.map((row) => {
       const item = one("#alarm-row").content.cloneNode(true), link = one("a", item), href = path(row.href);
@@ -49,7 +49,7 @@
     one("#unstuck").hidden = rows.length > 0;
     one("#more").hidden = rows.length < 50;
     const table = one("#stuck tbody");
-    if (table.contains(document.activeElement)) return; // somebody is on one of its links
+    if (table.contains(document.activeElement)) return; // the focus is on one of its links
     table.replaceChildren(...rows.map((row) => {
       const made = one("#stuck-row").content.cloneNode(true), cells = all("td", made), link = one("a", made), href = path(row.href);
       one("bdi", made).textContent = row.shown;
@@ -98,7 +98,7 @@
     }
   };
 
-  // -- parts of a page that are made anew by the server
+  // -- parts of a page that the server renders again
 
   let asked = false;
   const swap = async () => {
@@ -112,10 +112,10 @@
         const made = fresh.getElementById(old.id);
         if (made && !old.contains(document.activeElement)) old.replaceWith(document.adoptNode(made));
       }
-    } catch { /* the next time */ } finally { asked = false; }
+    } catch { /* tried again next time */ } finally { asked = false; }
   };
 
-  // -- the connection: none while nobody looks
+  // -- the connection: none while the page is hidden
 
   const link = one("#link");
   const say = (text, away) => { if (link) { link.textContent = text; link.classList.toggle("away", Boolean(away)); } };
@@ -143,7 +143,7 @@
     if (one("[data-again]")) swap();
   }, 1000);
 
-  // -- hands
+  // -- buttons and keys
 
   document.addEventListener("keydown", (event) => {
     const typing = event.target.matches("input, select, textarea");
