@@ -7,8 +7,8 @@
 --          more: what is not pending under `master` is left alone.
 -- Memory: works when full
 --- @include leads
---- @include record
---- @include bury
+--- @include records
+--- @include letter
 --- @include at_full_memory
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 if (redis.call('HGET', KEYS[6], 'rules') or '') ~= ARGV[3] then return {'RULES', ''} end

@@ -6,8 +6,8 @@
 --          what is to be done. Repeating the call writes nothing more.
 -- Memory: works when full
 --- @include leads
---- @include record
---- @include bury
+--- @include records
+--- @include letter
 --- @include at_full_memory
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 redis.call('XLEN', KEYS[4]) -- what is no stream fails here, before anything has changed

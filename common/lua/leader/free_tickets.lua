@@ -9,8 +9,8 @@
 --          its owner; the owner is dead, so its letter is written here, unless take_back or sweep has just written it.
 -- Memory: works when full
 --- @include leads
---- @include record
---- @include bury
+--- @include records
+--- @include letter
 --- @include at_full_memory
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 if redis.call('EXISTS', KEYS[3]) == 1 then return {'ALIVE'} end

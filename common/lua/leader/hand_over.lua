@@ -26,15 +26,11 @@
 --          all. Checks first, writes last: a script is not rolled back.
 -- Memory: refused when full
 --- @include leads
---- @include next_number
---- @include record
---- @include in_chunks
---- @include records_of
---- @include facts_of
---- @include group_facts
---- @include move_group
---- @include bury
---- @include is_above
+--- @include util
+--- @include group
+--- @include records
+--- @include letter
+--- @include numbers
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 if (redis.call('HGET', KEYS[4], 'rules') or '') ~= ARGV[5] then return {'RULES', ''} end
 local stream, group, tickets_key, args, between, position = KEYS[1], ARGV[1], KEYS[3], ARGV, ARGV[6], ARGV[9]

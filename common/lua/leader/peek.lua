@@ -9,8 +9,7 @@
 --          blocked in an XREADGROUP of its own would be served entries and strand them; this one can be served what it likes.
 -- Memory: refused when full
 --- @include leads
---- @include facts_of
---- @include group_facts
+--- @include group
 --- @include ticket_of
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local group = group_facts(KEYS[1], ARGV[1])

@@ -6,7 +6,7 @@
 -- Memory: works when full
 --- @include leads
 --- @include ticket_of
---- @include bury
+--- @include letter
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local rows = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], '+', ARGV[4], 'master')
 local field, longest, most, last = ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7]), ''

@@ -5,7 +5,7 @@
 -- Why Lua: letter and XACK are one step, so that a message is neither lost nor there twice. Repeating the call writes nothing more.
 -- Memory: works when full
 --- @include leads
---- @include bury
+--- @include letter
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local written, now = 0, now_ms()
 for at = 3, #ARGV, 3 do

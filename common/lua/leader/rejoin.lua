@@ -8,8 +8,8 @@
 -- Why Lua: an owner may acknowledge between our look at the index and the claim.
 -- Memory: works when full
 --- @include leads
---- @include record
---- @include is_above
+--- @include util
+--- @include records
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local over, done = {}, {}
 local function is_below_all(id, ids)

@@ -5,8 +5,8 @@
 -- Why Lua: both ids must be of one moment: a floor above an entry that is still pending would lose that entry.
 -- Memory: works when full
 --- @include leads
+--- @include util
 --- @include at_full_memory
---- @include is_above
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local oldest = redis.call('XPENDING', KEYS[1], ARGV[1])[2] or ''
 local delivered

@@ -10,7 +10,7 @@
 -- Memory: works when full
 --- @include leads
 --- @include ticket_of
---- @include bury
+--- @include letter
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 redis.call('XLEN', KEYS[3]) -- what is no stream fails here, before anything has changed
 local stream, group = KEYS[1], ARGV[1]

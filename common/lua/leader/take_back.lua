@@ -9,11 +9,11 @@
 --          so must a loss and its entry, or a page that comes twice would count it twice.
 -- Memory: works when full
 --- @include leads
+--- @include util
 --- @include ticket_of
---- @include record
---- @include bury
+--- @include records
+--- @include letter
 --- @include attempts
---- @include in_chunks
 --- @include at_full_memory
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 if redis.call('EXISTS', KEYS[3]) == 1 then return {'ALIVE'} end

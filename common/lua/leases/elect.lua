@@ -5,7 +5,7 @@
 -- Why Lua: read, compare, number and write are one step; two masters, or one master's delayed call, must never both win.
 -- Memory: works when full (without a leader nothing is ever freed)
 --- @include leads
---- @include next_number
+--- @include numbers
 --- @include at_full_memory
 local held = redis.call('GET', KEYS[1])
 if held and not (ARGV[3] ~= '' and leads(KEYS[1], ARGV[3])) then

@@ -7,9 +7,9 @@
 --          lift) or {"FULL"} (too many rules). NONE and FULL change nothing.
 -- Why Lua: rule, version and the line of the action log are one step, so that nobody can see one without the others.
 -- Memory: works when full
---- @include next_number
+--- @include letter
+--- @include numbers
 --- @include at_full_memory
---- @include bury
 redis.call('XLEN', KEYS[3]) -- what is no stream fails here, before anything has changed
 redis.call('XLEN', KEYS[4])
 redis.call('HLEN', KEYS[2])

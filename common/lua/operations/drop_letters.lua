@@ -5,8 +5,7 @@
 --          {"GONE"}: there is no such letter (any more), or {"HELD"}: its ticket has an owner, try again later}. GONE and HELD change nothing.
 -- Why Lua: letter, entry and the ticket's record go together, whoever asks and whoever leads.
 -- Memory: works when full
---- @include record
---- @include bury
+--- @include records
 --- @include letter
 --- @include tell_leader
 --- @include at_full_memory

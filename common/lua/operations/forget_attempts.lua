@@ -7,10 +7,9 @@
 --          deleted, in many a place. Between our look and the deletion it must not be noted anew.
 -- Memory: works when full
 --- @include leads
---- @include facts_of
---- @include group_facts
---- @include is_above
---- @include bury
+--- @include util
+--- @include group
+--- @include letter
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local delivered = group_facts(KEYS[1], ARGV[1])['last-delivered-id']
 local function comes(id) return is_above(id, delivered) and body_of(KEYS[1], id) end

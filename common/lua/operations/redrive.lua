@@ -8,12 +8,11 @@
 -- Why Lua: the entry leaves `halted`, its ticket's record and the letter change together, whoever asks and whoever leads: hand_over compares
 --          with the record, and `returned` lets it begin with the lowest entry only. A crash between XADD and XDEL would make two of one.
 -- Memory: refused when full
---- @include record
---- @include bury
---- @include is_above
---- @include facts_of
---- @include numbered
+--- @include util
+--- @include group
+--- @include records
 --- @include letter
+--- @include numbers
 --- @include tell_leader
 local stream, group, tickets_key = KEYS[1], ARGV[1], KEYS[2]
 redis.call('XLEN', stream) -- what is no stream fails here, before anything has changed

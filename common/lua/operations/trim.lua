@@ -6,8 +6,8 @@
 -- Returns: {"CUT", number of entries} or {"NEEDED", who needs entries below the id}
 -- Why Lua: looking and cutting are one step, so that a group or a log consumer that appears, goes back, or is lost in between loses nothing.
 -- Memory: works when full
---- @include is_above
---- @include facts_of
+--- @include util
+--- @include group
 local floor, is_in_it, is_noted = ARGV[1], ARGV[4] == '', ARGV[4] == ''
 for _, group in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
   local facts = facts_of(group)

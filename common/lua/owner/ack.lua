@@ -8,9 +8,8 @@
 -- Why Lua: XACK asks nobody's name; anybody's late call would acknowledge somebody else's delivery. While the lease lives its entries
 --          cannot have been taken back, so one look at it covers the batch.
 -- Memory: works when full
---- @include record
---- @include in_chunks
---- @include records_of
+--- @include util
+--- @include records
 --- @include at_full_memory
 if redis.call('EXISTS', KEYS[2]) == 0 then return {'LOST'} end
 at_full_memory(KEYS[3])

@@ -5,8 +5,8 @@
 --          group was lost, and has not got them again, or they are under `master` still}}; the record goes with a change only
 -- Why Lua: only the owner may charge; after its lease the next owner counts. What is not pending any more would stay here for ever.
 -- Memory: works when full
+--- @include util
 --- @include at_full_memory
---- @include is_above
 if redis.call('EXISTS', KEYS[2]) == 0 then return {'LOST'} end
 redis.call('HLEN', KEYS[3]) -- what is no hash fails here
 at_full_memory(KEYS[3])

@@ -10,10 +10,10 @@
 --          in the same step, and `halted <fence> <id> <those ids>` is what the index says. `tail <fence> <last delivered id>` asks the leader
 --          to end what it has parked of the ticket up to that id.
 -- Memory: works when full
---- @include record
---- @include bury
---- @include at_full_memory
+--- @include records
+--- @include letter
 --- @include tell_leader
+--- @include at_full_memory
 if redis.call('EXISTS', KEYS[2]) == 0 then return 'LOST' end
 local stream, group, me, ticket, id, policy = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[13]
 local record = redis.call('HGET', KEYS[3], ticket)

@@ -6,8 +6,8 @@
 --          would begin with a later entry, made by a leader that does not know yet. The mark names what is pending under `master` and
 --          nothing else: Redis >= 7 drops an entry whose body is gone when it is claimed (here, or by renew or sweep before).
 -- Memory: works when full
---- @include record
---- @include bury
+--- @include records
+--- @include letter
 --- @include at_full_memory
 if redis.call('GET', KEYS[2]) ~= 'draining' then return {'LOST'} end
 at_full_memory(KEYS[3])

@@ -6,9 +6,9 @@
 --          entry is removed only while nobody else reads the stream (reads_alone); and only if its letter has all of it: else its fields would
 --          be lost, and nobody could redrive it.
 -- Memory: works when full
---- @include bury
---- @include at_full_memory
+--- @include letter
 --- @include reads_alone
+--- @include at_full_memory
 local stream, group, reader = KEYS[1], ARGV[1], ARGV[2]
 redis.call('XLEN', KEYS[2]) -- what is no stream fails here, before anything has changed
 at_full_memory(KEYS[3])

@@ -5,7 +5,7 @@
 -- Why Lua: XAUTOCLAIM does not say whose the entries were. JUSTID: taking over is no delivery. Without the cursor, whatever lies behind
 --          10 x COUNT young entries is never found.
 -- Memory: works when full
---- @include bury
+--- @include letter
 --- @include at_full_memory
 local stream, group = KEYS[1], ARGV[1]
 local count = tonumber(ARGV[5])

@@ -7,9 +7,9 @@
 -- Why Lua: entry and place in `due` are of one moment, and so is the time: Redis' clock, whoever leads. A lost reply costs nothing.
 -- Memory: refused when full
 --- @include leads
---- @include is_above
---- @include facts_of
---- @include bury
+--- @include util
+--- @include group
+--- @include letter
 if not leads(KEYS[4], ARGV[1]) then return {'FENCED'} end
 -- A page has more entries than producers add until the next look, also many of them in a hurry: none is named before all are in order.
 local most, ENOUGH, PAGE = tonumber(ARGV[2]), 8 * 1024 * 1024, 1000

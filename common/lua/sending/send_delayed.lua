@@ -6,7 +6,7 @@
 -- Why Lua: the entry is in its stream exactly if it waits no more, so that a lost reply, a second leader or a crash neither lose nor double it.
 -- Memory: refused when full
 --- @include leads
---- @include bury
+--- @include letter
 if not leads(KEYS[3], ARGV[1]) then return {'FENCED'} end
 local MOST_VALUES = 7000 -- more do not fit on Lua's stack
 redis.call('ZADD', KEYS[2], 'XX', 0, '') -- of nothing: what is no sorted set, and full memory, fail here, before anything has changed

@@ -13,10 +13,10 @@
 --          key of another type, an id that is not the highest. Should it be refused all the same, the group is set back to just below what was
 --          not added. A lost reply costs nothing: what was moved is not new any more.
 -- Memory: refused when full
---- @include bury
---- @include is_above
---- @include facts_of
---- @include numbered
+--- @include util
+--- @include group
+--- @include letter
+--- @include numbers
 local work, group, holder, field, longest = KEYS[1], ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local is_scoped, most, quantum = ARGV[5] == 'stream', tonumber(ARGV[6]), tonumber(ARGV[7])
 -- Redis stands still meanwhile: a call ends with about ENOUGH bytes. More values than MOST_VALUES do not fit on Lua's stack.

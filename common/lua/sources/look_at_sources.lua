@@ -5,8 +5,8 @@
 --          was not looked at yet), ahead (its group is beyond its last id)
 -- Why Lua: one round trip for hundreds of sources, and XRANGE alone would send every body.
 -- Memory: works when full, as nothing is written
---- @include is_above
---- @include facts_of
+--- @include util
+--- @include group
 
 local function look(source)
   local kind = redis.call('TYPE', source).ok
