@@ -1,5 +1,5 @@
-"""Judging the gathering of several ticket streams: does somebody do it, do all do the same, which sources are not taken
-in. Pure."""
+"""Judge the gathering of several ticket streams: does a master do it, do all agree, which sources are left out.
+Pure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _MEANS: Mapping[str, tuple[str, str]] = {
 
 
 def judge_gathering(facts: DoctorFacts) -> Iterator[DoctorFinding]:
-    """Nothing when there is one ticket stream."""
+    """Yield the findings; none when there is one ticket stream."""
     seen = facts.gathering
     if seen is None:
         return

@@ -1,5 +1,5 @@
--- Write a dead letter: what happened, under names that begin with "usher-", then the original fields unchanged. The last
--- of our names is "usher-fields", the number of original fields that follow: a producer may use our names too.
+-- Write a dead letter: what happened, under names that begin with "usher-", then the original fields unchanged. The
+-- last of our names is "usher-fields", the number of original fields that follow: a producer may use our names too.
 -- `fields` is the flat list of the entry, or nil when its body is gone. `more` may have: policy (skip, park, tail),
 -- fence, error_type, traceback; and cut, true for an entry that is too large: the letter then keeps its first 100
 -- fields, and of each name and value 1,024 bytes.

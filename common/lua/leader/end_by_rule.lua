@@ -1,10 +1,12 @@
 -- end_by_rule: what the leader has parked of tickets becomes dead letters, because a live rule says so.
 -- KEYS: 1 stream, 2 leader, 3 tickets, 4 dead, 5 attempts, 6 counters
--- ARGV: 1 group, 2 epoch, 3 version of the rules that the leader knows, then for each ticket: ticket, the record's head as memory has it
---       ("" = no record, else "returned <fence>"), what the letters say, its ids in id order, separated by spaces
--- Returns: {"FENCED"}, {"RULES", ""} (they have changed: nothing happened), or {"OK", {tickets whose record is another: nothing of them happened}}
--- Why Lua: letter, XACK and index are one step; and a rule that was lifted a moment ago ends nothing any more. Repeating the call writes nothing
---          more: what is not pending under `master` is left alone.
+-- ARGV: 1 group, 2 epoch, 3 version of the rules that the leader knows, then for each ticket: ticket, the record's head
+--       as memory has it ("" = no record, else "returned <fence>"), what the letters say, its ids in id order,
+--       separated by spaces
+-- Returns: {"FENCED"}, {"RULES", ""} (they have changed: nothing happened), or {"OK", {tickets whose record is another:
+--          nothing of them happened}}
+-- Why Lua: letter, XACK and index are one step; and a rule that was lifted a moment ago ends nothing any more.
+--          Repeating the call writes nothing more: what is not pending under `master` is left alone.
 -- Memory: works when full
 --- @include leads
 --- @include records

@@ -2,11 +2,13 @@
 -- KEYS: 1 stream, 2 leader, 3 lease of the incarnation, 4 tickets, 5 dead
 -- ARGV: 1 group, 2 epoch, 3 incarnation, then tickets
 -- Returns: {"FENCED"}, {"ALIVE"}, {"PENDING"} (its list is not empty), or
---          {"OK", {tickets that another owner or word has}, {id, ticket, ...: entries of freed records that are under `master` already}}
--- Why Lua: a record may only go while the pending list shows that nothing stands behind it. What it still names may be under `master`
---          without the leader having seen it (an operator's XCLAIM); it must be known before anything later of the ticket is planned.
---          Or it is pending for nobody and has no body: Redis >= 7 drops such an entry when somebody claims (renew, sweep), and counts on
---          its owner; the owner is dead, so its letter is written here, unless take_back or sweep has just written it.
+--          {"OK", {tickets that another owner or word has}, {id, ticket, ...: entries of freed records that are under
+--          `master` already}}
+-- Why Lua: a record may only go while the pending list shows that nothing stands behind it. What it still names may be
+--          under `master` without the leader having seen it (an operator's XCLAIM); it must be known before anything
+--          later of the ticket is planned. Or it is pending for nobody and has no body: Redis >= 7 drops such an entry
+--          when somebody claims (renew, sweep), and counts on its owner; the owner is dead, so its letter is written
+--          here, unless take_back or sweep has just written it.
 -- Memory: works when full
 --- @include leads
 --- @include records

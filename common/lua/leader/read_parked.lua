@@ -1,8 +1,10 @@
--- read_parked: one page of what is pending under `master`, in id order; what a new epoch starts from.
+-- read_parked: one page of what is pending under `master`, in id order; a new epoch starts from it.
 -- KEYS: 1 stream, 2 leader, 3 dead
--- ARGV: 1 group, 2 epoch, 3 start ("-" or "(<id>"), 4 count, 5 ticket field, 6 longest ticket in bytes, 7 longest message in bytes (0: any)
+-- ARGV: 1 group, 2 epoch, 3 start ("-" or "(<id>"), 4 count, 5 ticket field, 6 longest ticket in bytes, 7 longest
+--       message in bytes (0: any)
 -- Returns: {"FENCED"} or {"OK", last id of the page or "", {id, ticket (see peek), ...}, {ids whose body was gone}}
--- Why Lua: the page and the bodies must be of one moment, and an entry whose body is gone becomes a dead letter in the same step.
+-- Why Lua: the page and the bodies must be of one moment, and an entry whose body is gone becomes a dead letter in the
+--          same step.
 -- Memory: works when full
 --- @include leads
 --- @include ticket_of

@@ -1,11 +1,13 @@
--- change_rules: an operator sets or lifts a rule. Nothing is handed over by the former rules from then on: hand_over compares the version.
+-- change_rules: an operator sets or lifts a rule. Nothing is handed over by the former rules from then on: hand_over
+--               compares the version.
 -- KEYS: 1 rules, 2 counters, 3 changed, 4 actions, 5 consumers
 -- ARGV: 1 id of the rule, 2 the rule ("" lifts it), 3 most rules there may be, 4 length of the action log,
---       5 id of the drain that gives way when there are too many ("": none), 6 how it was stored, 7 its consumer: it stays if it is another one by
---       now, or if a consumer of that name is registered; then names and values for the action log
--- Returns: {"SET", version}, {"REPLACED", version, the former one}, {"LIFTED", version, the former one}, {"NONE"} (there is no such rule to
---          lift) or {"FULL"} (too many rules). NONE and FULL change nothing.
--- Why Lua: rule, version and the line of the action log are one step, so that nobody can see one without the others.
+--       5 id of the drain that gives way when there are too many ("": none), 6 how it was stored, 7 its consumer: it
+--       stays if it is another one by now, or if a consumer of that name is registered; then names and values for the
+--       action log
+-- Returns: {"SET", version}, {"REPLACED", version, the former one}, {"LIFTED", version, the former one}, {"NONE"}
+--          (there is no such rule to lift) or {"FULL"} (too many rules). NONE and FULL change nothing.
+-- Why Lua: rule, version and the line of the action log are one step, so that no reader can see one without the others.
 -- Memory: works when full
 --- @include letter
 --- @include numbers

@@ -1,10 +1,11 @@
--- forget_attempts: a page of noted attempts; those of messages that are pending for nobody any more go. What is to be given to the group yet is
---                  pending for nobody too: after the group was lost it comes a second time, and keeps the attempts that it had.
+-- forget_attempts: a page of noted attempts; those of messages that are pending for nobody any more go. What is to be
+--                  given to the group yet is pending for nobody too: after the group was lost it comes a second time,
+--                  and keeps the attempts that it had.
 -- KEYS: 1 stream, 2 leader, 3 attempts
 -- ARGV: 1 group, 2 epoch, 3 cursor ("0" at first), 4 count
 -- Returns: {"FENCED"} or {"OK", next cursor ("0": that was all), {ids whose attempts went}}
--- Why Lua: an acknowledgement takes its message's attempts with it, and a dead letter too; but a message may also end by its body being
---          deleted, in many a place. Between our look and the deletion it must not be noted anew.
+-- Why Lua: an acknowledgement takes its message's attempts with it, and a dead letter too; but a message may also end
+--          by its body being deleted, in many a place. Between our look and the deletion it must not be noted anew.
 -- Memory: works when full
 --- @include leads
 --- @include util

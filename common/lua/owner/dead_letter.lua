@@ -1,14 +1,18 @@
--- dead_letter: an owner gives up on a message; its ticket goes on (skip), halts (park), or ends with it what is pending of it (tail).
+-- dead_letter: an owner gives up on a message; its ticket goes on (skip), halts (park), or ends with it what is pending
+--              of it (tail).
 -- KEYS: 1 stream, 2 lease, 3 tickets, 4 dead, 5 attempts, 6 changed
--- ARGV: 1 group, 2 incarnation, 3 ticket, 4 id, 5 reason, 6 error, 7 attempts, 8 first start in ms, 9 last start in ms, 10 fence,
+-- ARGV: 1 group, 2 incarnation, 3 ticket, 4 id, 5 reason, 6 error, 7 attempts, 8 first start in ms, 9 last start in ms,
+--       10 fence,
 --       11 error type, 12 traceback, 13 policy: skip | park | tail
--- Returns: "OK", "HALTED" (park), "ENDED" (tail), "RETURNED" (park or tail, but there was nothing to park: what the owner held of the ticket is
---          under `master`), "LOST" (no lease), "STALE" (another owner has the ticket) or "GONE" (it is not in processing any more).
---          Unless the policy is skip, nothing of the ticket under this fence is the caller's after any of them.
--- Why Lua: letter, XACK and index are one step: a crash in between would lose the message or keep it in two places. A parked message stays
---          pending, under `halted`: its id is its place in the ticket's order. What its owner held of the ticket after it goes to `master`
---          in the same step, and `halted <fence> <id> <those ids>` is what the index says. `tail <fence> <last delivered id>` asks the leader
---          to end what it has parked of the ticket up to that id.
+-- Returns: "OK", "HALTED" (park), "ENDED" (tail), "RETURNED" (park or tail, but there was nothing to park: what the
+--          owner held of the ticket is under `master`), "LOST" (no lease), "STALE" (another owner has the ticket) or
+--          "GONE" (it is not in processing any more). Unless the policy is skip, nothing of the ticket under this fence
+--          is the caller's after any of them.
+-- Why Lua: letter, XACK and index are one step: a crash in between would lose the message or keep it in two places. A
+--          parked message stays pending, under `halted`: its id is its place in the ticket's order. What its owner held
+--          of the ticket after it goes to `master` in the same step, and `halted <fence> <id> <those ids>` is what the
+--          index says. `tail <fence> <last delivered id>` asks the leader to end what it has parked of the ticket up to
+--          that id.
 -- Memory: works when full
 --- @include records
 --- @include letter
@@ -25,12 +29,13 @@ if policy ~= 'skip' and owner and fence == ARGV[10] then -- the call is repeated
 end
 if owner ~= me or (policy ~= 'skip' and fence ~= ARGV[10]) then return 'STALE' end
 local left = without(ids, {[id] = true})
-local is_there = left ~= ids and not (ARGV[5] == 'body_gone' and body_of(stream, id)) -- somebody acknowledged or claimed that one by hand
+-- A body that is reported gone and is there: an operator has acknowledged or claimed the entry by hand.
+local is_there = left ~= ids and not (ARGV[5] == 'body_gone' and body_of(stream, id))
 if policy == 'skip' and not is_there then return 'GONE' end
 if policy ~= 'skip' then -- what is of another type fails here, before anything has changed
   redis.call('HLEN', KEYS[5])
   redis.call('XLEN', KEYS[6])
-  redis.call('XPENDING', KEYS[1], ARGV[1]) -- and so does a missing group: after the letter it would cost one letter more per try
+  redis.call('XPENDING', KEYS[1], ARGV[1]) -- so does a missing group: later, each try would write one more letter
 end
 at_full_memory(KEYS[3])
 
@@ -72,7 +77,8 @@ end
 local over = {}
 for behind in string.gmatch(left, '%S+') do
   if #redis.call('XCLAIM', stream, group, 'master', '0', behind, 'JUSTID') == 0 then
-    -- Redis >= 7 drops an entry whose body is gone when it is claimed; the record names what is under `master`, and nothing else.
+    -- Redis >= 7 drops an entry whose body is gone when it is claimed; the record names what is under `master`, and
+    -- nothing else.
     if not body_of(stream, behind) then bury(KEYS[4], behind, ticket, 'body_gone', '', '0', me, now_ms(), now_ms(), nil) end
     over[behind] = true
   end

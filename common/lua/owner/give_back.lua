@@ -1,10 +1,13 @@
--- give_back: a draining incarnation returns whole, quiet tickets: nothing of them runs, nothing waits to be acknowledged.
+-- give_back: a draining incarnation returns whole, quiet tickets: nothing of them runs, nothing waits to be
+--            acknowledged.
 -- KEYS: 1 stream, 2 lease, 3 tickets, 4 dead
--- ARGV: 1 group, 2 incarnation, then for each ticket: ticket, all its ids in processing in id order, separated by spaces
+-- ARGV: 1 group, 2 incarnation, then for each ticket: ticket, all its ids in processing in id order, separated by
+--       spaces
 -- Returns: {"LOST"} (no draining lease; nothing happened) or {"OK", {tickets that were not given back}}
--- Why Lua: entries and index change together. Each ticket is marked `returned` with its ids: hand_over then refuses a plan that
---          would begin with a later entry, made by a leader that does not know yet. The mark names what is pending under `master` and
---          nothing else: Redis >= 7 drops an entry whose body is gone when it is claimed (here, or by renew or sweep before).
+-- Why Lua: entries and index change together. Each ticket is marked `returned` with its ids: hand_over then refuses a
+--          plan that would begin with a later entry, made by a leader that does not know yet. The mark names what is
+--          pending under `master` and nothing else: Redis >= 7 drops an entry whose body is gone when it is claimed
+--          (here, or by renew or sweep before).
 -- Memory: works when full
 --- @include records
 --- @include letter

@@ -1,10 +1,11 @@
 -- stream_bury: a plain reader gives up on entries of its own: they become dead letters and leave group and stream.
 -- KEYS: 1 stream, 2 dead, 3 attempts, 4 checkpoints, 5 groups of the stream
--- ARGV: 1 group, 2 reader, 3 "1" to remove the entries, else "", then for each: id, reason, error, attempts, first start in ms, last start in ms
+-- ARGV: 1 group, 2 reader, 3 "1" to remove the entries, else "", then for each: id, reason, error, attempts, first
+--       start in ms, last start in ms
 -- Returns: for each id 1 (a letter was written) or 0 (not pending for this reader)
--- Why Lua: letter, XACK and XDEL are one step: a crash in between would lose the message or keep it in two places. As in stream_ack an
---          entry is removed only while nobody else reads the stream (reads_alone); and only if its letter has all of it: else its fields would
---          be lost, and nobody could redrive it.
+-- Why Lua: letter, XACK and XDEL are one step: a crash in between would lose the message or keep it in two places. As
+--          in stream_ack an entry is removed only while no other group reads the stream (reads_alone); and only if
+--          its letter has all of it: else its fields would be lost, and it could not be redriven.
 -- Memory: works when full
 --- @include letter
 --- @include reads_alone

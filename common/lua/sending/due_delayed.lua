@@ -1,30 +1,34 @@
 -- due_delayed: put delayed messages in the order of their times, and name those that are due. Nothing is sent by it.
 -- KEYS: 1 delayed, 2 due, 3 due_until, 4 leader
 -- ARGV: 1 epoch, 2 most entries
--- Returns: {"FENCED"} or {"OK", the last id of `delayed` that is in `due`, ms until the next one is due ("0" also when there is more to put in
---          order; "-1": none waits), then of each that is due, the earliest first: its member of `due`, and its field `stream` or ""}. Fewer than
---          asked for when these are large, and none while there is more to put in order: it may be due earlier.
--- Why Lua: entry and place in `due` are of one moment, and so is the time: Redis' clock, whoever leads. A lost reply costs nothing.
+-- Returns: {"FENCED"} or {"OK", the last id of `delayed` that is in `due`, ms until the next one is due ("0" also when
+--          there is more to put in order; "-1": none waits), then of each that is due, the earliest first: its member
+--          of `due`, and its field `stream` or ""}. Fewer than asked for when these are large, and none while there is
+--          more to put in order: it may be due earlier.
+-- Why Lua: entry and place in `due` are of one moment, and so is the time: Redis' clock, under any leader. A lost reply
+--          costs nothing.
 -- Memory: refused when full
 --- @include leads
 --- @include util
 --- @include group
 --- @include letter
 if not leads(KEYS[4], ARGV[1]) then return {'FENCED'} end
--- A page has more entries than producers add until the next look, also many of them in a hurry: none is named before all are in order.
+-- A page has more entries than producers add until the next look, also many of them in a hurry: none is named before
+-- all are in order.
 local most, ENOUGH, PAGE = tonumber(ARGV[2]), 8 * 1024 * 1024, 1000
 local stream = redis.call('EXISTS', KEYS[1]) == 1 and facts_of(redis.call('XINFO', 'STREAM', KEYS[1])) or {}
 local ends_at, first = stream['last-generated-id'] or '0-0', stream['first-entry'] and stream['first-entry'][1]
 local known = redis.call('GET', KEYS[3]) or '0-0'
 
--- Padded, so that those that are due at one time, which Redis sorts as text, are in the order of their ids. XRANGE and XDEL take it as it is.
+-- Padded, so that those that are due at one time, which Redis sorts as text, are in the order of their ids. XRANGE and
+-- XDEL take it as it is.
 local function member_of(id)
   local ms, sequence = string.match(id, '^(%d+)-(%d+)$')
   return string.rep('0', 20 - #ms) .. ms .. '-' .. string.rep('0', 20 - #sequence) .. sequence
 end
 
--- Somebody has deleted the stream, and perhaps others have begun it anew, or has brought an old one back, or has deleted `due`: what is in the
--- stream now is not in `due`. Those that are missing are its first ones.
+-- Somebody has deleted the stream, and perhaps others have begun it anew, or has brought an old one back, or has
+-- deleted `due`: what is in the stream now is not in `due`. Those that are missing are its first ones.
 if is_above(known, ends_at) or (first and not is_above(first, known) and not redis.call('ZSCORE', KEYS[2], member_of(first))) then
   redis.call('DEL', KEYS[2], KEYS[3])
   known = '0-0'
@@ -43,15 +47,15 @@ local function size_of(fields)
   return bytes
 end
 
--- What is no time (of up to 15 digits: ms, until the year 33658) is due now: it was sent, so it must not be lost, nor wait for ever; nor come before
--- those that are late, since when the first is due is told.
+-- What is no time (of up to 15 digits: ms, until the year 33658) is due now: it was sent, so it must not be lost, nor
+-- wait for ever; nor come before those that are late, since when the first is due is told.
 local now = now_ms()
 local function due_ms(fields)
   return string.match(value_of(fields, 'due_ms'), '^%d+$') and #value_of(fields, 'due_ms') <= 15 and value_of(fields, 'due_ms') or now
 end
 
--- One by one, and not all of them: Redis does nothing else meanwhile, and a page of large ones would be copied as a whole. Not behind the end: behind
--- the highest id of all there is no range, and the call would fail for ever.
+-- One by one, and not all of them: Redis does nothing else meanwhile, and a page of large ones would be copied as a
+-- whole. Not behind the end: behind the highest id of all there is no range, and the call would fail for ever.
 local sorted, bytes = 0, 0
 while known ~= ends_at and sorted < PAGE and bytes < ENOUGH do
   local entry = redis.call('XRANGE', KEYS[1], '(' .. known, '+', 'COUNT', 1)[1]
