@@ -69,7 +69,7 @@ def bench() -> None:
     type=click.IntRange(1, 100_000),
     default=1,
     show_default=True,
-    help="Ticket streams; with more than one beside one.",
+    help="Ticket streams; with more than one, compared with one.",
 )
 @JSON
 def throughput(
