@@ -1,4 +1,4 @@
-"""``python -m benchmarks compare``: Usher beside what people would take instead of it."""
+"""``python -m benchmarks compare``: Usher beside the systems that people would take instead of it."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def compare(
     as_json: bool,
     **options: Any,
 ) -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends what was started, as Ctrl-C does
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the started processes, as Ctrl-C does
     peers = [
         peer
         for peer in PEERS.values()
@@ -124,7 +124,7 @@ def _echo_progress(text: str) -> None:
 
 
 def _prepare(peers: list[Peer], environments: Path) -> int:
-    """The exit code: 1 when something is missing still."""
+    """Make the peers' environments; return the exit code: 1 when a part is still missing."""
     failures = 0
     for peer in {peer.environment: peer for peer in reversed(peers) if peer.name != "floor"}.values():
         _echo_progress(f"{peer.environment}: {', '.join(peer.requires)}")

@@ -20,7 +20,7 @@ from usher.deploy.bench import machine
 from usher.deploy.bench.cli import CONSUMERS, JSON, PAYLOAD, RUNS, VOLATILE, latency, print_table, report, throughput
 from usher.deploy.bench.rig import BenchFailed
 
-#: Measures in modules of their own, imported when called; that of the audit is the master's.
+#: Measures in modules of their own, imported when called.
 _ELSEWHERE = {
     "audit": "benchmarks.cli.audit:audit",
     "compare": "benchmarks.cli.compare:compare",
@@ -30,7 +30,7 @@ _ELSEWHERE = {
 
 
 class _Benchmarks(click.Group):
-    """The measures."""
+    """The group of measures."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *_ELSEWHERE})

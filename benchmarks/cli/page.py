@@ -1,4 +1,4 @@
-"""``python -m benchmarks page``: how long the pages of a master take to load while it works."""
+"""``python -m benchmarks page``: the load time of a master's pages while it works."""
 
 from __future__ import annotations
 
