@@ -5,7 +5,7 @@
 -- Returns: {"FENCED"}, {"OK", number of letters written}, or {"OTHER", 0}: the record is another one, and nothing
 --          happened
 -- Why Lua: letter and XACK are one step; the record goes with the last of them, so that a leader that dies in between
---          leaves its successor what is to be done. Repeating the call writes nothing more.
+--          leaves the rest to its successor. Repeating the call writes nothing more.
 -- Memory: works when full
 --- @include leads
 --- @include records

@@ -7,7 +7,7 @@
 --       6 what separates tickets in an inbox record (common/redis/replies.py: separator)
 --       7 the ids of all tickets, of each in id order, 8 how many of them each ticket has (JSON: one long argument
 --       costs less than many)
---       9 where the group was when the news were seen: the last id that it was given; "" if there are no news
+--       9 position of the group when the news were seen: the last id that it was given; "" if there are no news
 --       10 the last id of the news, 11 those of the news that are not in the plan, 12 those of the plan that are not in
 --       the news (both JSON)
 --       13 the digest of the news, if they were heard over another connection (master/leader/peeked.py: digest_of); ""
@@ -24,13 +24,13 @@
 --          given} (it is not what it was when the news were seen, or what was heard is not what comes next: nothing
 --          happened), or {"OK", fence of this call or "", then
 --          for each target:
---          {state, {refused tickets}, {ids that are over: their body is gone, or they are pending for nobody},
+--          {state, {refused tickets}, {ids that are over: their body is gone, or they are not pending},
 --           {tickets believed owned that had no record any more: they got the call's fence}}}
---          state: OK | LOST (no lease) | DRAINING | REVOKED | STRAY (an id is pending for somebody else than `master`);
---          all but OK refuse the target's whole part. What is refused of the news is pending under `master` then.
--- Deleted since the look: of the plan it becomes a dead letter; of the others nothing comes, as of what was deleted
--- before.
--- Why Lua: who owns an entry (pending list), who owns a ticket (index) and what an owner will run (inbox) change
+--          state: OK | LOST (no lease) | DRAINING | REVOKED | STRAY (an id is pending for another name than `master`);
+--          all but OK refuse the target's whole part. Refused news are then pending under `master`.
+-- An entry that was deleted since the peek becomes a dead letter if it is in the plan; else it leaves nothing, like one
+-- that was deleted before.
+-- Why Lua: the owner of an entry (pending list), the owner of a ticket (index) and an owner's work (inbox) change
 --          together or not at all. Checks first, writes last: a script is not rolled back.
 -- Memory: refused when full
 --- @include leads
@@ -48,9 +48,9 @@ if has_news and facts['last-delivered-id'] ~= position then return {'MOVED', fac
 local concat, gmatch, match = table.concat, string.gmatch, string.match
 local STATES = {live = 'OK', draining = 'DRAINING', revoked = 'REVOKED'}
 
--- 1. What the index says of every ticket, and what is pending under `master` between the lowest and the highest id. Of
---    the news nothing is pending for anybody, unless the group was set back by hand or an entry claimed ahead of it;
---    then it is taken from its holder, as by XREADGROUP.
+-- 1. Read the index record of every ticket, and the entries pending under `master` between the lowest and the highest
+--    id. No news are pending, unless the group was set back by hand or an entry claimed ahead of it; then the entry is
+--    taken from its holder, as by XREADGROUP.
 local ids, sizes = cjson.decode(ARGV[7]), cjson.decode(ARGV[8])
 local for_master, old = cjson.decode(ARGV[11]), {} -- of the news, what `master` gets; ids of the plan that are not news
 local heard = ARGV[13] ~= '' and {} -- bodies by id
@@ -62,7 +62,7 @@ local seen = #ids + #for_master -- entries of the news
 for _, id in ipairs(cjson.decode(ARGV[12])) do old[id], seen = true, seen - 1 end
 if heard then
   -- Another connection may have been to another server, with other entries, or others of the same ids. Here they must
-  -- be just what follows, up to the last of them.
+  -- be exactly the next entries, up to the last of them.
   local next_ids, parts = {}, {}
   local function digest(part) parts[#parts + 1] = #part .. ':' .. part end
   for n, entry in ipairs(redis.call('XRANGE', stream, '(' .. position, args[10], 'COUNT', seen + 1)) do
@@ -71,7 +71,7 @@ if heard then
     for _, part in ipairs(entry[2]) do digest(part) end
   end
   if redis.sha1hex(concat(parts)) ~= args[13] then return {'MOVED', position} end
-  -- How often they were tried is known of those that come again after the group was lost; that their owner must ask.
+  -- Entries that come again after the group was lost may have known attempts; their owner must ask for these.
   for n, tried in ipairs(redis.call('HMGET', KEYS[6], unpack(next_ids))) do
     if tried then heard[next_ids[n]] = nil end
   end
@@ -83,9 +83,9 @@ if not has_news or next(old) then
   complete = #rows < limit
 end
 local function is_parked(id, elsewhere)
-  -- Many more may be parked in between than are handed over now; then ask for each of the ids. So too for an id from
-  -- elsewhere.
-  return parked[id] or ((elsewhere or not complete) and #redis.call('XPENDING', stream, group, id, id, 1, 'master') == 1)
+  -- Many more may be parked in between than are handed over now; then ask for each id, as for an id from elsewhere.
+  return parked[id]
+    or ((elsewhere or not complete) and #redis.call('XPENDING', stream, group, id, id, 1, 'master') == 1)
 end
 
 -- 2. Per target and ticket: may it be handed over?
@@ -130,15 +130,19 @@ local targets, planned, wants_fence, i, last, at = {}, {}, false, 0, 0, names_at
 redis.call('XLEN', KEYS[5]) -- what is no stream fails here, before anything has changed; so for each inbox below
 for t = 1, (#KEYS - 6) / 2 do
   local name, unowned, others = args[at], tonumber(args[at + 1]), tonumber(args[at + 2])
-  -- ids: what is claimed. Of what is given: numbers of tickets, their ids as one line, and their fences or false
-  local target = {name = name, inbox = KEYS[6 + 2 * t], ids = {}, size = 0, given = {}, lines = {}, fences = {}, refused = {}, fresh = {}}
+  -- ids: the claimed ones. For the given tickets: their numbers, their ids as one line, and their fences or false
+  local target = {
+    name = name, inbox = KEYS[6 + 2 * t], ids = {}, size = 0,
+    given = {}, lines = {}, fences = {}, refused = {}, fresh = {},
+  }
   targets[t], target.first = target, last + 1
   target.state = STATES[redis.call('GET', KEYS[5 + 2 * t]) or ''] or 'LOST'
   if target.state == 'OK' then
     redis.call('XLEN', target.inbox)
     local n, wants = 0, false
     for p = 1, unowned + others do
-      local ticket, record, believed = args[names_at + i + p], records[i + p], p > unowned and args[at + 2 + p - unowned]
+      local ticket, record = args[names_at + i + p], records[i + p]
+      local believed = p > unowned and args[at + 2 + p - unowned]
       local first = last + 1
       last = last + sizes[i + p]
       local granted, fence, returned = not planned[ticket], false, nil -- twice in one plan would be two owners
@@ -177,10 +181,10 @@ for t = 1, (#KEYS - 6) / 2 do
   i, at = i + unowned + others, at + 3 + others
 end
 
--- 3. Write, in this order. First what may be refused (for lack of memory, or of the right to set a position) and
---    changes nothing that matters: the group is set to where it is, a fence is drawn. So a call is refused before
---    anything has changed. The group moves last: should the script break off before, what is pending above the group's
---    position is seen twice; had it moved first, what is not pending below it would be lost.
+-- 3. Write, in this order. First the writes that may be refused (for lack of memory, or of the right to set a
+--    position) and change nothing that matters: the group is set to where it is, a fence is drawn. So a call is refused
+--    before anything has changed. The group moves last: should the script break off before, what is pending above the
+--    group's position is seen twice; had it moved first, what is not pending below it would be lost.
 
 -- Claim `size` ids for `name`; return those that it got, unless it got all. An entry that has no owner yet is claimed
 -- with FORCE, if its body is there.
@@ -257,7 +261,9 @@ for _, target in ipairs(targets) do
     end
     in_chunks(2 * n, function(from, to) redis.call('HSET', tickets_key, unpack(record_args, from, to)) end)
     if n > 0 then
-      local record = {'fence', fence, 'between', between, 'tickets', concat(tickets, between), 'ids', concat(lines, '\n')}
+      local record = {
+        'fence', fence, 'between', between, 'tickets', concat(tickets, between), 'ids', concat(lines, '\n'),
+      }
       if heard then add_bodies(record, target.ids, over) end
       redis.call('XADD', target.inbox, '*', unpack(record))
     end

@@ -1,4 +1,4 @@
--- read_parked: one page of what is pending under `master`, in id order; a new epoch starts from it.
+-- read_parked: one page of the entries pending under `master`, in id order; a new epoch starts from it.
 -- KEYS: 1 stream, 2 leader, 3 dead
 -- ARGV: 1 group, 2 epoch, 3 start ("-" or "(<id>"), 4 count, 5 ticket field, 6 longest ticket in bytes, 7 longest
 --       message in bytes (0: any)

@@ -1,5 +1,5 @@
--- save_position: note how far the group is, outside of the group, for the day it is lost; also for those who trim,
---                whatever group they serve.
+-- save_position: note the group's position outside of the group, for the day it is lost; also for trimmers of any
+--                group.
 -- KEYS: 1 stream, 2 leader, 3 position, 4 groups of the stream
 -- ARGV: 1 group, 2 epoch
 -- Returns: {"FENCED"} or {"OK", last delivered id, oldest pending id or ""}

@@ -1,14 +1,13 @@
 -- sweep: find idle entries that have no living owner, with XAUTOCLAIM, and bring them to `master`.
 -- KEYS: 1 stream, 2 leader, 3 dead, then the leases of the known incarnations
 -- ARGV: 1 group, 2 epoch, 3 least idle time in ms, 4 cursor ("0-0" at first), 5 count, 6 ticket field, 7 longest ticket
---       in bytes,
---       8 longest message in bytes (0: any), then the known incarnations, in the order of their leases
+--       in bytes, 8 longest message in bytes (0: any), then the known incarnations, in the order of their leases
 -- Returns: {"FENCED"} or {"OK", next cursor, {id, ticket (see peek), former owner, ...}, {ids whose body was gone}}
--- Why Lua: XAUTOCLAIM takes an entry from any owner. The owners are read before, and what a living lease or a reserved
---          name (`halted`, `master`) owns goes back in the same step. XAUTOCLAIM scans 10 x COUNT entries per call:
---          without the cursor, what lies behind is never found. Where somebody looks after all of these it claims none:
---          a million parked entries would be as many lines in the append-only file at each pass, and nobody could tell
---          any more for how long they wait.
+-- Why Lua: XAUTOCLAIM takes an entry from any owner. The owners are read before, and entries of a living lease or a
+--          reserved name (`halted`, `master`) go back in the same step. XAUTOCLAIM scans 10 x COUNT entries per call:
+--          without the cursor, entries beyond that are never found. Where all of these have an owner it claims none:
+--          a million parked entries would be as many lines in the append-only file at each pass, and their
+--          waiting time would be lost.
 -- Memory: works when full
 --- @include leads
 --- @include ticket_of

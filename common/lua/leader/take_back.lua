@@ -1,13 +1,12 @@
--- take_back: one page of what a dead incarnation still has pending goes to `master`, in id order.
---            What it had not acknowledged of each ticket first, it may have been running: that counts as a loss, unless
---            its journal spoke.
+-- take_back: one page of a dead incarnation's pending entries goes to `master`, in id order. The first unacknowledged
+--            entry of each ticket may have been running: that counts as a loss, unless its journal says otherwise.
 -- KEYS: 1 stream, 2 leader, 3 lease of the incarnation, 4 tickets, 5 dead, 6 attempts, 7 noted and 8 inbox (of the
 --       incarnation)
 -- ARGV: 1 group, 2 epoch, 3 incarnation, 4 count, 5 ticket field, 6 longest ticket in bytes, 7 longest message in bytes
 --       (0: any)
 -- Returns: {"FENCED"}, {"ALIVE"} (its lease still runs; nothing happened), or
 --          {"OK", number of entries of the page, {id, ticket (see peek), ...}, {ids whose body was gone}}; a page of 0
---          entries says that its list is empty (and that its inbox is gone: without a lease nothing can be added to it
+--          entries means that its list is empty (and that its inbox is gone: without a lease nothing can be added to it
 --          any more)
 -- Why Lua: that the lease has ended, that the entries are its own, and that index and pending list change together,
 --          must be true at one moment; so must a loss and its entry, or a page that comes twice would count it twice.
@@ -60,8 +59,8 @@ for ticket, ids in pairs(leaving) do
   end
 end
 if #rows == 0 then
-  -- Not left to reap: if the group is lost before that comes by, and a successor has its registration, nobody knows of
-  -- the inbox any more.
+  -- Not left to reap: if the group is lost before that, and a successor has its registration, the inbox would be
+  -- forgotten.
   redis.call('DEL', KEYS[7], KEYS[8])
 elseif not is_told then
   local has_more = #rows == tonumber(ARGV[4])

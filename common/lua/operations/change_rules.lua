@@ -20,14 +20,17 @@ local former = redis.call('HGET', KEYS[1], id)
 if rule == '' and not former then return {'NONE'} end
 local is_full = not former and redis.call('HLEN', KEYS[1]) >= tonumber(ARGV[3])
 if is_full then
-  local is_over = ARGV[5] ~= '' and redis.call('HGET', KEYS[1], ARGV[5]) == ARGV[6] and not redis.call('HGET', KEYS[5], ARGV[7])
+  local is_over = ARGV[5] ~= ''
+    and redis.call('HGET', KEYS[1], ARGV[5]) == ARGV[6]
+    and not redis.call('HGET', KEYS[5], ARGV[7])
   if not is_over then return {'FULL'} end
 end
 at_full_memory(KEYS[1])
 local version = next_number(KEYS[2], 'rules')
 if is_full then
   redis.call('HDEL', KEYS[1], ARGV[5])
-  redis.call('XADD', KEYS[4], '*', 'outcome', 'lifted', 'version', version, 'who', 'usher', 'what', 'lift', 'on', 'consumer ' .. ARGV[7],
+  redis.call('XADD', KEYS[4], '*', 'outcome', 'lifted', 'version', version, 'who', 'usher', 'what', 'lift',
+    'on', 'consumer ' .. ARGV[7],
     'why', 'it gave way to a new rule: there were too many, and no consumer of that name is registered')
 end
 if rule == '' then
@@ -37,5 +40,6 @@ else
 end
 local outcome = rule == '' and 'LIFTED' or former and 'REPLACED' or 'SET'
 redis.call('XADD', KEYS[3], 'MAXLEN', '~', '10000', '*', 'rules', version)
-redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[4], '*', 'outcome', string.lower(outcome), 'version', version, unpack(ARGV, 8))
+local line = {'outcome', string.lower(outcome), 'version', version, unpack(ARGV, 8)}
+redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[4], '*', unpack(line))
 return {outcome, version, former or ''}

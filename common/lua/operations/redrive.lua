@@ -55,7 +55,8 @@ end
 -- goes first: it needs memory, so a full server refuses the call before anything has changed.
 local function resume(head, fence, tail)
   local id = head['usher-id']
-  redis.call('HSET', tickets_key, head['usher-ticket'], 'returned ' .. fence .. ' ' .. (tail == '' and id or id .. ' ' .. tail))
+  local ids = tail == '' and id or id .. ' ' .. tail
+  redis.call('HSET', tickets_key, head['usher-ticket'], 'returned ' .. fence .. ' ' .. ids)
   redis.call('XCLAIM', stream, group, 'master', '0', id, 'FORCE', 'JUSTID')
   redis.call('HDEL', KEYS[4], id)
 end

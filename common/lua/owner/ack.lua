@@ -86,8 +86,8 @@ in_chunks(#changed, function(from, to) redis.call('HSET', tickets_key, unpack(ch
 if n > 0 and redis.call('EXISTS', KEYS[4]) == 1 then
   in_chunks(n, function(from, to) redis.call('HDEL', KEYS[4], unpack(done, from, to)) end)
 end
--- A batch that comes again, because our reply was lost, has nothing that is done now, but what is GONE, or of a ticket
--- that somebody else has by now for what came later: its record is there.
+-- A batch that comes again, because our reply was lost, has nothing that is done now: its entries are GONE, or of a
+-- ticket that another owner has by now for later entries. Its record is there.
 if ARGV[3] ~= '' and (n > 0 or (theirs > 0 and theirs == #finished)) then
   redis.call('XADD', KEYS[5], 'MAXLEN', '~', ARGV[4], '*', 'batch', next(refused) and with_refusals(ARGV[3]) or ARGV[3])
 end

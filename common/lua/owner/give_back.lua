@@ -5,8 +5,8 @@
 --       spaces
 -- Returns: {"LOST"} (no draining lease; nothing happened) or {"OK", {tickets that were not given back}}
 -- Why Lua: entries and index change together. Each ticket is marked `returned` with its ids: hand_over then refuses a
---          plan that would begin with a later entry, made by a leader that does not know yet. The mark names what is
---          pending under `master` and nothing else: Redis >= 7 drops an entry whose body is gone when it is claimed
+--          plan that would begin with a later entry, made by a leader that does not know of it yet. The mark names what
+--          is pending under `master` and nothing else: Redis >= 7 drops an entry whose body is gone when it is claimed
 --          (here, or by renew or sweep before).
 -- Memory: works when full
 --- @include records
@@ -27,7 +27,9 @@ for at = 3, #ARGV, 2 do
     local over = {}
     for _, id in ipairs(given) do
       if #redis.call('XCLAIM', KEYS[1], ARGV[1], 'master', '0', id, 'JUSTID') == 0 then
-        if not body_of(KEYS[1], id) then bury(KEYS[4], id, ticket, 'body_gone', '', '0', ARGV[2], now_ms(), now_ms(), nil) end
+        if not body_of(KEYS[1], id) then
+          bury(KEYS[4], id, ticket, 'body_gone', '', '0', ARGV[2], now_ms(), now_ms(), nil)
+        end
         over[id] = true
       end
     end

@@ -20,7 +20,8 @@ for at = 4, #ARGV, 6 do
   if #redis.call('XPENDING', stream, group, id, id, 1, reader) == 1 then
     local fields = body_of(stream, id)
     local reason = fields and ARGV[at + 1] or 'body_gone'
-    local has_all = bury(KEYS[2], id, '', reason, ARGV[at + 2], ARGV[at + 3], reader, ARGV[at + 4], ARGV[at + 5], fields)
+    local error, attempts, first_ms, last_ms = unpack(ARGV, at + 2, at + 5)
+    local has_all = bury(KEYS[2], id, '', reason, error, attempts, reader, first_ms, last_ms, fields)
     redis.call('XACK', stream, group, id)
     if removes and has_all then redis.call('XDEL', stream, id) end
     redis.call('HDEL', KEYS[3], id)

@@ -1,4 +1,5 @@
--- emit: a batch of outbox rows becomes entries of the stream, all of them or none. Without entries: may we still?
+-- emit: a batch of outbox rows becomes entries of the stream, all of them or none. Without entries it only checks that
+--       we still lead.
 -- KEYS: 1 stream, 2 leader (of the streamers)
 -- ARGV: 1 epoch, 2 number of fields, then the names of the fields, then for each entry its values in that order
 -- Returns: "FENCED" or the id of the last entry (nil: there was none)

@@ -2,7 +2,7 @@
 -- KEYS: 1 stream, then for each message the key of its uid, or the stream again for one without a uid
 -- ARGV: 1 window in ms, then for each message: the number of its names and values, and these in turn
 -- Returns: for each message {id of its entry, 1 if it was there before this call (or earlier in it), else 0}
--- Why Lua: a uid that is noted without its entry would lose the message, and an entry without its uid would be there
+-- Why Lua: a uid that is noted without its entry would lose the message, and an entry without its uid would come
 --          twice.
 -- Memory: refused when full
 local known, at = {}, 2

@@ -1,10 +1,10 @@
--- send_delayed: add delayed messages that are due to the streams that they are for, in this order. Each is added once,
---               whoever asks how often.
+-- send_delayed: add delayed messages that are due to their streams, in this order. Each is added once,
+--               however often it is asked for.
 -- KEYS: 1 delayed, 2 due, 3 leader, then the streams
 -- ARGV: 1 epoch, 2 ms after which one that cannot be sent now is due again, then for each: its member of `due`, and
---       which of the streams (1, 2, ...) it is for, or 0: for none that is taken in
+--       which of the streams (1, 2, ...) it is for, or 0: for none that is gathered
 -- Returns: {"FENCED"} or {"OK", then for each: its new id, "" if it is not there any more, or {why it was not sent}}
--- Why Lua: the entry is in its stream exactly if it waits no more, so that a lost reply, a second leader or a crash
+-- Why Lua: the entry is in its stream exactly if it no longer waits, so that a lost reply, a second leader or a crash
 --          neither lose nor double it.
 -- Memory: refused when full
 --- @include leads

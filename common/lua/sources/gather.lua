@@ -1,13 +1,13 @@
--- gather: move what is new in source streams, in order, to the end of the work stream; each entry exactly once.
+-- gather: move new entries of source streams, in order, to the end of the work stream; each entry exactly once.
 -- KEYS: 1 work stream, 2 shares, 3 gathered (source -> the last id moved), 4 dead, then the sources, then of each the
 --       saved positions of its groups
 -- ARGV: 1 group, 2 holder, 3 ticket field, 4 longest ticket in bytes, 5 scope (stream or group), 6 most entries in the
 --       work stream that its group has not been given, 7 most entries of one source, then the shard of each source
 -- Returns: {1 if the work stream was full, else 0, the last id that its group was given, then for each source: outcome,
---          number of entries moved, what to tell}. Outcomes: OVER (nothing is left), MORE (something may be left), FULL
+--          number of entries moved, remark}. Outcomes: OVER (nothing is left), MORE (something may be left), FULL
 --          (not looked at: the work stream is full), NOT_MINE (another holder has its shard), GONE (there is no such
 --          stream), NOT_A_STREAM, BEFORE (the group has pending entries of the time before the source was gathered),
---          AHEAD (the group is beyond the stream's last id), REFUSED (Redis' words). What to tell: "made <id>" when the
+--          AHEAD (the group is beyond the stream's last id), REFUSED (Redis' words). Remark: "made <id>" when the
 --          group was not there and was made to go on behind that id, with the id before which entries may have been
 --          trimmed that were never moved, if any; "cut <n>" when n entries had too many fields and became dead letters;
 --          both, with ", " between them; or "".
@@ -15,7 +15,7 @@
 --          XREADGROUP NOACK moves the group, XADD follows. Everything that could refuse XADD is found before anything
 --          moves: memory (HSETNX needs some), a key of another type, an id that is not the highest. Should it be
 --          refused all the same, the group is set back to just below what was not added. A lost reply costs nothing:
---          what was moved is not new any more.
+--          moved entries are no longer new.
 -- Memory: refused when full
 --- @include util
 --- @include group
@@ -104,7 +104,8 @@ local function add(source, groups, entries)
     local added
     if #entry > MOST_VALUES then
       added = {}
-      bury(KEYS[4], id, entry[3] == 'usher_ticket' and entry[4] or '', 'too_many_fields', '', '0', 'master', now, now, entry)
+      local ticket = entry[3] == 'usher_ticket' and entry[4] or ''
+      bury(KEYS[4], id, ticket, 'too_many_fields', '', '0', 'master', now, now, entry)
       use_up(id)
       cut = cut + 1
     else
@@ -128,7 +129,7 @@ local function is_another(source, moved)
   return #redis.call('XRANGE', source, '-', moved, 'COUNT', 1) > 0 and #redis.call('XRANGE', source, moved, moved) == 0
 end
 
--- The group is not there: the first time, or somebody destroyed it, or the stream was deleted and came back.
+-- The group is not there: the first time, or it was destroyed, or the stream was deleted and came back.
 local function make_group(source, groups)
   local start, moved, last = '0-0', redis.call('HGET', KEYS[3], source), last_id(source)
   if moved and not is_above(moved, last) and not is_another(source, moved) then start = moved end
@@ -159,7 +160,8 @@ local function take(source, groups)
   if is_of_before(source) then return 'BEFORE', 0, '' end
   local moved, told, made, cut_in_all = 0, '', '', 0
   while true do
-    local each = moved_in_all > 0 and math.max(1, math.floor((ENOUGH - bytes) / math.max(1, 2 * bytes / moved_in_all))) or 8
+    local double_mean = moved_in_all > 0 and math.max(1, 2 * bytes / moved_in_all)
+    local each = double_mean and math.max(1, math.floor((ENOUGH - bytes) / double_mean)) or 8
     local count = math.min(quantum - moved, room - moved_in_all, each)
     if count <= 0 or bytes >= ENOUGH then return 'MORE', moved, told end
     local found = redis.pcall('XREADGROUP', 'GROUP', group, 'gather', 'COUNT', count, 'NOACK', 'STREAMS', source, '>')

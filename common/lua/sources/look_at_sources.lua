@@ -21,7 +21,9 @@ local function look(source)
   if type(group['lag']) == 'number' and group['lag'] > 0 then return 'ok', group['lag'], 0 end
   local given = group['last-delivered-id']
   local found = #redis.call('XRANGE', source, '(' .. given, '+', 'COUNT', ARGV[2])
-  if found == 0 and is_above(given, facts_of(redis.call('XINFO', 'STREAM', source))['last-generated-id']) then return 'ahead', 0, 0 end
+  if found == 0 and is_above(given, facts_of(redis.call('XINFO', 'STREAM', source))['last-generated-id']) then
+    return 'ahead', 0, 0
+  end
   return 'ok', found, found == tonumber(ARGV[2]) and 1 or 0
 end
 
