@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from usher.common.base.errors import MessageUndecodable
 from usher.common.protocol.message import check_ticket
 
-#: Longest uid in bytes: as long as a ticket id may be, because it travels as far.
+#: Longest uid: as long as a ticket id may be, because it travels as far.
 LONGEST_UID = 256
 #: Bytes after which a batch ends, with the row that goes beyond.
 BATCH_BYTES = 4 * 1024 * 1024

@@ -156,9 +156,8 @@ class HandlerProcess:
             left_s = until_s - time.monotonic()
             if left_s <= 0:
                 return None
-            is_over = (
-                self._process is None or self._process.poll() is not None
-            )  # before the look: what it said with its last breath counts
+            # Before the look: the output of its last moment counts.
+            is_over = self._process is None or self._process.poll() is not None
             if select.select([self._socket], [], [], 0 if is_over else min(left_s, _LOOK_EVERY_S))[0]:
                 chunk = self._socket.recv(65_536)
                 if not chunk:

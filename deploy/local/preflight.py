@@ -26,7 +26,7 @@ _SETTINGS = (
     "usher.master.settings:StreamerSettings",
     "usher.consumer.settings:ConsumerSettings",
 )
-#: Settings that are only known at each program's start, or checked below.
+#: Stand-ins for settings that are only known at each program's start, or checked below.
 _ANY = {"consumer_name": "preflight", "handler": "any:handler"}
 #: Seconds between two looks whether the check has ended, or must end.
 _STEP_S = 0.1
