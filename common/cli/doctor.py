@@ -35,7 +35,7 @@ _STYLES = {
 }
 _ENDS = {
     DoctorSeverity.OK: "all is well",
-    DoctorSeverity.UNKNOWN: "nothing bad was seen, but not all could be asked",
+    DoctorSeverity.UNKNOWN: "nothing bad was seen, but some questions could not be asked",
     DoctorSeverity.WARN: "nothing bad was seen; the warnings say what costs something",
     DoctorSeverity.BAD: "something is bad: the promise does not hold, or work stands still",
 }

@@ -72,7 +72,7 @@ def _append_only_file(facts: DoctorFacts) -> Iterator[DoctorFinding]:
         means = (
             "a restart of Redis loses everything"
             if saves == ""
-            else "a restart of Redis loses all since its last snapshot, acknowledged or not"
+            else "a restart of Redis loses everything since its last snapshot, acknowledged or not"
         )
         if facts.number("connected_slaves"):
             means += "; with replicas, an automatic restart wipes them too"
@@ -251,7 +251,7 @@ def _rights(facts: DoctorFacts) -> Iterator[DoctorFinding]:
         means = "no master and no consumer can do all of its work under it"
         if rights.enough_for:  # it may be meant for these, or for a master and lack a few rights
             means += f"; {_a(rights.enough_for)} can"
-            do += "; one that is called after its program (see `usher acl`) is judged by that alone"
+            do += "; a user that is named after its program (see `usher acl`) is judged by that alone"
         yield DoctorFinding("rights", BAD, f"{who} may not run: {few}", means, do)
     else:
         yield DoctorFinding(

@@ -42,10 +42,10 @@ def judge_stream(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     seen = (
         f"{stream.name}: {stream.entries:,} entries, {lag}"
         if stream.last_generated
-        else f"{stream.name} is not there yet"
+        else f"{stream.name} does not exist yet"
     )
     yield DoctorFinding(
-        "stream", OK, seen, "producers can add to it" if stream.last_generated else "the first message makes it"
+        "stream", OK, seen, "producers can add to it" if stream.last_generated else "the first message creates it"
     )
     yield from _ids(facts, stream)
     yield from _group(stream)

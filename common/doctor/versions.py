@@ -52,15 +52,15 @@ class Hole:
 _HOLES = (
     Hole(
         "CVE-2025-49844",
-        "whoever may run scripts can run any code as redis-server; all versions with Lua have it",
+        "any user that may run scripts can run any code as redis-server; all versions with Lua have it",
         (0, 0, 0),
         ((6, 2, 20), (7, 2, 11), (7, 4, 6), (8, 0, 4), (8, 2, 2)),
         ((7, 2, 11), (8, 0, 6), (8, 1, 4)),
     ),
     Hole(
         "CVE-2026-23479",
-        "where clients are evicted (maxmemory-clients), whoever may log in can make redis-server use freed memory"
-        " through a blocked read",
+        "where clients are evicted (maxmemory-clients), any user that may log in can make redis-server use freed"
+        " memory through a blocked read",
         (7, 2, 0),
         ((7, 4, 9), (8, 2, 6), (8, 4, 3), (8, 6, 3)),
     ),

@@ -153,7 +153,7 @@ def _row(record: LogRecord) -> dict[str, str]:
     ):
         if not isinstance(value, str):
             raise OutboxMisused(
-                f"this record can become no message: {name} is of type {type(value).__name__}: give a str"
+                f"this record cannot become a message: {name} is of type {type(value).__name__}: give a str"
             )
     try:
         check_ticket(record.ticket_id.encode())
@@ -163,7 +163,7 @@ def _row(record: LogRecord) -> dict[str, str]:
         record.object.encode()
         data = as_json("data", {} if record.data is None else record.data).decode()
     except MessageUndecodable as refused:
-        raise OutboxMisused(f"this record can become no message: {refused.reason}") from None
+        raise OutboxMisused(f"this record cannot become a message: {refused.reason}") from None
     except (TypeError, ValueError) as refused:
-        raise OutboxMisused(f"this record can become no message: {refused}") from None
+        raise OutboxMisused(f"this record cannot become a message: {refused}") from None
     return {"uid": uid, "ticket_id": record.ticket_id, "action": record.action, "object": record.object, "data": data}

@@ -205,7 +205,7 @@ class CsvSource:
             raise StartRefused(f"--csv: {self._shown} is empty; its first line must name the columns")
         twice = sorted({name for name in header if header.count(name) > 1})
         if twice:
-            raise StartRefused(f"--csv: {self._shown}:1: column {twice[0]!r} is there twice")
+            raise StartRefused(f"--csv: {self._shown}:1: column {twice[0]!r} appears twice")
         if self._key not in header:
             raise StartRefused(f"--key: {self._shown} has no column {self._key!r}; it has: {', '.join(header)}")
         if ticket_field in header and ticket_field != self._key:

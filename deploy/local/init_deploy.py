@@ -223,7 +223,9 @@ def _masters(roles: list[str], asked: str, address: str, scheme: str) -> list[st
     if asked:
         return [url.strip().rstrip("/") for url in asked.split(",")]
     if "consumer" in roles and "master" not in roles:
-        raise StartRefused("--masters (or USHER_MASTER_URLS): where are the masters that these consumers work for?")
+        raise StartRefused(
+            "--masters (or USHER_MASTER_URLS) is not set: name the masters that these consumers work for"
+        )
     return [f"{scheme}://{_in_url(address)}:{port}" for port in (8700, 8701)]
 
 
@@ -240,7 +242,7 @@ def _redis_urls(
         given = {user: given.get(user, url) for user, url in made.items() if user != MASTER}
         redis_url = redis_url or made[MASTER]
     if not redis_url:
-        raise StartRefused("USHER_REDIS_URL is not set, and --role redis is not asked for: which Redis is to be used?")
+        raise StartRefused("USHER_REDIS_URL is not set: set it to the Redis to use, or add --role redis")
     return redis_url, given
 
 
