@@ -26,13 +26,13 @@ _ONLY = f"Only this one beside Usher (repeatable): {', '.join(PEERS)}."
 
 @click.command(
     help=(
-        "Usher and other systems on the same messages, which are all there before the clock starts, with the same"
-        " handler: it only notes what ran when, and from the notes everybody's order is judged. Two worker processes"
-        " each. A peer that is not installed is left out, and one that fails is a row that says so.\n\n\b\nFirst: "
-        " python -m benchmarks compare --environments ./peers --prepare\nThen:   python -m benchmarks compare"
-        " --environments ./peers\n\nThe first makes a virtual environment for each peer, because their requirements"
-        " contradict each other. RabbitMQ's server is the system's (apt-get install rabbitmq-server); an own one is"
-        " started on a loopback port."
+        "Measure Usher and other systems on the same messages, which are all there before the clock starts, with the"
+        " same handler: it only notes what ran when, and the order of each system is judged from the notes. Two worker"
+        " processes each. A peer that is not installed is left out, and one that fails is a row that says"
+        " so.\n\n\b\nFirst:  python -m benchmarks compare --environments ./peers --prepare\nThen:   python -m"
+        " benchmarks compare --environments ./peers\n\nThe first makes a virtual environment for each peer, because"
+        " their requirements contradict each other. RabbitMQ's server is the system's (apt-get install"
+        " rabbitmq-server); a separate one is started on a loopback port."
     )
 )
 @click.option("--peer", "names", type=click.Choice(list(PEERS)), metavar="NAME", multiple=True, help=_ONLY)
