@@ -1,2 +1,1 @@
-"""Measuring: the system on one machine against what the same Redis does without any order at all. Used by ``usher
-bench``."""
+"""Measure the system on one machine against the same Redis without any order. Run it with ``python -m benchmarks``."""

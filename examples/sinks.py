@@ -1,5 +1,5 @@
-"""Four handlers with the same effect - they add up a ticket's amounts in a SQL database - and what `usher torture` says
-about them.
+"""Four handlers with the same effect - they add up a ticket's amounts in a SQL database - and the verdict of `usher
+torture` on each.
 
 ::
 
@@ -31,18 +31,18 @@ SEEN = sa.Table("seen", _METADATA, sa.Column("uid", sa.Text, primary_key=True))
 
 @functools.cache
 def sink() -> SqlSink:
-    """Made at the first use: importing a handler's module should open nothing."""
+    """Make the sink at its first use: importing a handler's module should open nothing."""
     return SqlSink(os.environ.get("EXAMPLE_DATABASE", "sqlite:///usher-example.db"))
 
 
 def create() -> None:
-    """The tables, for ``--setup``."""
+    """Make the tables, for ``--setup``."""
     _METADATA.create_all(sink().engine)
     sink().create_tables()
 
 
 def total(ticket: str) -> int:
-    """The effect, for ``--effect``."""
+    """Return the effect, for ``--effect``."""
     with sink().engine.connect() as connection:
         return connection.scalar(sa.select(TOTALS.c.total).where(TOTALS.c.ticket == ticket)) or 0
 
@@ -58,14 +58,13 @@ def _add(transaction: Any, message: Any) -> None:
 
 
 def naive(message: Any) -> None:
-    """Adds whenever it is called."""
+    """Add at every call."""
     with sink().engine.begin() as transaction:
         _add(transaction, message)
 
 
 def asks_first(message: Any) -> None:
-    """Knows repeats, but asks in one transaction and adds in another: whatever ends or pauses it in between, doubles or
-    loses."""
+    """Know repeats, but ask in one transaction and add in another: an end or a pause in between doubles or loses."""
     with sink().engine.connect() as connection:
         is_known = connection.scalar(sa.select(SEEN.c.uid).where(SEEN.c.uid == message.uid))
     if is_known or not message.still_mine():
@@ -77,11 +76,12 @@ def asks_first(message: Any) -> None:
 
 
 def once(message: Any) -> None:
-    """Exactly once: uid, fence and effect are one transaction."""
+    """Add exactly once: uid, fence and effect are one transaction."""
     with sink().transaction(message) as session:
         _add(session, message)
 
 
 async def once_async(message: Any) -> None:
-    """The same in an ``async def`` handler; a sync driver blocks its loop (see ``usher.consumer.sinks.sql_async``)."""
+    """Add exactly once, in an ``async def`` handler; a sync driver blocks its loop (see
+    ``usher.consumer.sinks.sql_async``)."""
     once(message)

@@ -1,7 +1,7 @@
 """Usher: every ticket's messages in order, one at a time; different tickets at the same time; on the Redis that you
 have.
 
-What programs of yours import stands here, and only here::
+Your programs import from here, and only from here::
 
     from usher import handler, batch, Message, GiveUp, RetryLater, PartialFailure   # handlers
     from usher import Producer, Link                                               # send

@@ -1,9 +1,8 @@
-"""``python -m usher``: the ``usher`` command. Also by path (``python /path/to/usher/__main__.py``), which is how Usher
-starts itself.
+"""``python -m usher``: the ``usher`` command. Also by path (``python /path/to/usher/__main__.py``), as Usher starts
+itself.
 
-By path it is this very Usher that runs, whatever else is installed and whichever folder is current, and the path of
-imports stays the user's: nothing of ours is added to it, so that a project may have packages named ``common`` or
-``consumer``.
+By path this very Usher runs, whatever else is installed and whichever folder is current, and the import path stays the
+user's: nothing of ours is added to it, so that a project may have packages named ``common`` or ``consumer``.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from pathlib import Path
 
 
 def _load_by_path(folder: Path) -> None:
-    """Make the package in ``folder`` importable as ``usher``, and take ``folder``, which Python has put first on the
-    path, off it."""
+    """Make the package in ``folder`` importable as ``usher``, and take ``folder``, which Python has put first, off the
+    import path."""
     sys.path.pop(0)
     spec = importlib.util.spec_from_file_location(
         "usher", folder / "__init__.py", submodule_search_locations=[str(folder)]

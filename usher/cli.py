@@ -1,7 +1,7 @@
 """The ``usher`` command: a group that imports a command's module only when that command is called.
 
 So ``usher send`` never imports the master, and ``usher --help`` imports nothing at all. Exit codes of every command: 0
-fine, 1 it ran and found something wrong, 2 it could not start or was called wrongly, 130 Ctrl-C.
+fine, 1 it ran and found a problem, 2 it could not start or was called wrongly, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _INTERRUPTED = 130
 
 
 class Listed(NamedTuple):
-    """A command: where it is, and its line in ``usher --help``."""
+    """A command: its place, and its line in ``usher --help``."""
 
     target: str
     summary: str
@@ -43,7 +43,7 @@ COMMANDS: dict[str, Listed] = {
     ),
     "dead": Listed("usher.master.cli.dead:dead", "Look at dead letters, redrive them, or drop them."),
     "rehearse": Listed(
-        "usher.master.rehearsal.cli:rehearse", "Try your handler on messages that are there; nothing comes of it."
+        "usher.master.rehearsal.cli:rehearse", "Try your handler on existing messages (dry run); nothing is changed."
     ),
     "delayed": Listed("usher.master.cli.delayed:delayed", "Look at messages that were sent for later, or drop them."),
     "pause": Listed("usher.master.cli.rules:pause", "Pause a ticket, a pattern, or everything."),
@@ -68,7 +68,7 @@ COMMANDS: dict[str, Listed] = {
     ),
     "bench": Listed("usher.deploy.bench.cli:bench", "Measure throughput and latency on this machine."),
 }
-#: What `usher up` and supervisord call; not listed in --help.
+#: Commands that `usher up` and supervisord call; not listed in --help.
 HIDDEN: dict[str, Listed] = {
     "embedded-redis": Listed("usher.common.redis.embedded:main", "Become the embedded redis-server."),
     "supervisord": Listed(
@@ -173,7 +173,7 @@ def run(argv: Sequence[str] | None = None, group: click.Group | None = None, nam
         click.echo("usher: interrupted", err=True)
         return _INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone (`usher tickets | head`).
+        # The reader of our output has gone (`usher tickets | head`).
         _forget_output()
         return 1
     except OSError as problem:
@@ -186,7 +186,7 @@ def run(argv: Sequence[str] | None = None, group: click.Group | None = None, nam
 
 
 def _forget_output() -> None:
-    """The interpreter must not try to flush to it at its exit."""
+    """Keep the interpreter from flushing to the broken output at its exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

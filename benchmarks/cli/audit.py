@@ -1,4 +1,4 @@
-"""``python -m benchmarks audit``: how long an audit of much takes, and how much memory."""
+"""``python -m benchmarks audit``: the time and memory of a large audit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m benchmarks compare``: Usher beside what people would take instead of it."""
+"""``python -m benchmarks compare``: Usher beside the systems that people would take instead of it."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _ONLY = f"Only this one beside Usher (repeatable): {', '.join(PEERS)}."
 
 @click.command(
     help=(
-        "Usher and other systems on the same messages, which are all there before the clock starts, with the same"
-        " handler: it only notes what ran when, and from the notes everybody's order is judged. Two worker processes"
-        " each. A peer that is not installed is left out, and one that fails is a row that says so.\n\n\b\nFirst: "
-        " python -m benchmarks compare --environments ./peers --prepare\nThen:   python -m benchmarks compare"
-        " --environments ./peers\n\nThe first makes a virtual environment for each peer, because their requirements"
-        " contradict each other. RabbitMQ's server is the system's (apt-get install rabbitmq-server); an own one is"
-        " started on a loopback port."
+        "Measure Usher and other systems on the same messages, which are all there before the clock starts, with the"
+        " same handler: it only notes what ran when, and the order of each system is judged from the notes. Two worker"
+        " processes each. A peer that is not installed is left out, and one that fails is a row that says"
+        " so.\n\n\b\nFirst:  python -m benchmarks compare --environments ./peers --prepare\nThen:   python -m"
+        " benchmarks compare --environments ./peers\n\nThe first makes a virtual environment for each peer, because"
+        " their requirements contradict each other. RabbitMQ's server is the system's (apt-get install"
+        " rabbitmq-server); a separate one is started on a loopback port."
     )
 )
 @click.option("--peer", "names", type=click.Choice(list(PEERS)), metavar="NAME", multiple=True, help=_ONLY)
@@ -94,7 +94,7 @@ def compare(
     as_json: bool,
     **options: Any,
 ) -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends what was started, as Ctrl-C does
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the started processes, as Ctrl-C does
     peers = [
         peer
         for peer in PEERS.values()
@@ -124,7 +124,7 @@ def _echo_progress(text: str) -> None:
 
 
 def _prepare(peers: list[Peer], environments: Path) -> int:
-    """The exit code: 1 when something is missing still."""
+    """Make the peers' environments; return the exit code: 1 when a part is still missing."""
     failures = 0
     for peer in {peer.environment: peer for peer in reversed(peers) if peer.name != "floor"}.values():
         _echo_progress(f"{peer.environment}: {', '.join(peer.requires)}")

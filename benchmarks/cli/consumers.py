@@ -12,9 +12,9 @@ from usher.deploy.bench.cli import CONSUMERS, JSON, RUNS, TICKETS, VOLATILE, rep
 
 @click.command(
     help=(
-        "Messages per second of two consumers while very many others are registered, beat, answer health questions and"
-        " have all the work that they may have; and the same without them. The others are simulated by one process,"
-        " over real HTTP and Redis."
+        "Measure messages per second of two consumers while very many others are registered, beat, answer health"
+        " questions and have all the work that they may have; and the same without them. The others are simulated by"
+        " one process, over real HTTP and Redis."
     )
 )
 @click.option(

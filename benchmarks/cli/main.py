@@ -20,7 +20,7 @@ from usher.deploy.bench import machine
 from usher.deploy.bench.cli import CONSUMERS, JSON, PAYLOAD, RUNS, VOLATILE, latency, print_table, report, throughput
 from usher.deploy.bench.rig import BenchFailed
 
-#: Measures in modules of their own, imported when called; that of the audit is the master's.
+#: Measures in modules of their own, imported when called.
 _ELSEWHERE = {
     "audit": "benchmarks.cli.audit:audit",
     "compare": "benchmarks.cli.compare:compare",
@@ -30,7 +30,7 @@ _ELSEWHERE = {
 
 
 class _Benchmarks(click.Group):
-    """The measures."""
+    """The group of measures."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *_ELSEWHERE})
@@ -56,9 +56,9 @@ benchmarks.add_command(latency)
 
 @benchmarks.command(
     help=(
-        "What other tickets notice when one ticket gets a million messages: their waits alone, during the flood, and"
-        " with the flood parked. With --rate-of-one how many messages of one ticket are handled per second, pipelined"
-        " and strict (USHER_ACK_MODE)."
+        "Measure the effect on other tickets when one ticket gets a million messages: their waits alone, during the"
+        " flood, and with the flood parked. With --rate-of-one how many messages of one ticket are handled per"
+        " second, pipelined and strict (USHER_ACK_MODE)."
     )
 )
 @click.option(
@@ -121,7 +121,7 @@ def hot(
 
 @benchmarks.command(
     help=(
-        "Whether more slots and more processes bring more. Handlers that wait 10 ms, on a thread each (wait) or as"
+        "Measure the gain of more slots and more processes. Handlers that wait 10 ms, on a thread each (wait) or as"
         " `async def` on one event loop (await): against what their slots can do at most, and beside as many slots that"
         " only wait. Handlers that compute for a millisecond, on one thread of each process: against the same in one"
         " process."
@@ -171,7 +171,10 @@ def scale(
 
 
 @benchmarks.command(
-    help="What two masters and two consumers cost while nothing happens: commands of Redis and CPU per second, memory."
+    help=(
+        "Measure the cost of two masters and two consumers while nothing happens: commands of Redis and CPU per"
+        " second, memory."
+    ),
 )
 @click.option(
     "--seconds", type=click.FloatRange(min=1), default=30.0, show_default=True, help="How long nothing happens."
@@ -197,8 +200,8 @@ _MODES = {"both": ("change-driven", "portable"), "change-driven": ("change-drive
 
 @benchmarks.command(
     help=(
-        "Time from XADD (when it was due) to a subscriber of the stream router, and what subscriptions cost, in both"
-        " modes."
+        "Measure the time from XADD (when it was due) to a subscriber of the stream router, and what subscriptions"
+        " cost, in both modes."
     )
 )
 @click.option(
@@ -222,7 +225,7 @@ _MODES = {"both": ("change-driven", "portable"), "change-driven": ("change-drive
     type=click.FloatRange(min=1),
     default=10.0,
     show_default=True,
-    help="How long nothing happens before it.",
+    help="Seconds of idle time before it.",
 )
 @click.option(
     "--mode",
@@ -279,8 +282,9 @@ def _show_router(document: dict[str, Any]) -> None:
 
 @benchmarks.command(
     help=(
-        "Rows per second from an outbox to the stream, and a bare XADD pipeline beside it; with --rate the time from a"
-        " row's commit to the start of its handler. SQLite in a temporary folder, or an empty database of yours."
+        "Measure rows per second from an outbox to the stream, and a bare XADD pipeline beside it; with --rate the"
+        " time from a row's commit to the start of its handler. SQLite in a temporary folder, or an empty database of"
+        " yours."
     )
 )
 @click.option("--rows", type=click.IntRange(min=1000), default=100_000, show_default=True, help="Rows per run.")

@@ -1,4 +1,4 @@
-"""``python -m benchmarks page``: how long the pages of a master take to load while it works."""
+"""``python -m benchmarks page``: the load time of a master's pages while it works."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from usher.deploy.bench.rig import BenchFailed
 
 @click.command(
     help=(
-        "How long each page of the master takes to load, while messages come in and a great many tickets wait for their"
-        " next attempt: with one connection for all, and with a new one each. The headline is of all GETs together."
+        "Measure the load time of each page of the master, while messages come in and a great many tickets wait for"
+        " their next attempt: with one connection for all, and with a new one each. The headline is of all GETs"
+        " together."
     )
 )
 @click.option(

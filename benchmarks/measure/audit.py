@@ -1,7 +1,7 @@
-"""What ``python -m benchmarks audit`` measures: an audit of a Redis of its own that holds N pending entries, or M
-executions, started as a program.
+"""The measurement of ``python -m benchmarks audit``: an audit, started as a program, of its own Redis that holds N
+pending entries, or M executions.
 
-Everything is as masters and consumers would have left it, so the audit must find nothing; a finding ends the
+All data are as masters and consumers would have left them, so the audit must find nothing; a finding ends the
 measurement.
 """
 
@@ -30,10 +30,11 @@ GROUP = "bench_group"
 _CHUNK, _PER_TICKET, _OWNERS, _PER_RECORD = 5_000, 10, 8, 500
 _LEASE_MS = 24 * 3_600_000
 _POLL_S = 0.25
-#: One chunk: entries, delivered to one owner, and their records in the index. Test data: 10 million XADDs over the wire
+#: A chunk: entries, delivered to one owner, and their records in the index. Test data: 10 million XADDs over the wire
 #: would take minutes.
 _FILL = """
-local stream, tickets, group, owner, chunk, size, each = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local stream, tickets, group, owner, chunk = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3]
+local size, each = tonumber(ARGV[4]), tonumber(ARGV[5])
 local body, ids = string.rep('x', tonumber(ARGV[6])), {}
 for n = 0, size - 1 do
   local t = n % (size / each)
@@ -48,7 +49,7 @@ return redis.call('XINFO', 'STREAM', stream)[8]
 
 
 def fill_pending(link: Link, keys: Keys, entries: int, payload: int) -> None:
-    """``entries`` pending entries of one stream, ten per ticket, with eight living owners."""
+    """Add ``entries`` pending entries to one stream, ten per ticket, with eight living owners."""
     link.call("XGROUP", "CREATE", keys.stream, GROUP, "0", "MKSTREAM")
     for chunk in range(-(-entries // _CHUNK)):
         owner = f"c{chunk % _OWNERS}:1"
@@ -70,7 +71,7 @@ def fill_pending(link: Link, keys: Keys, entries: int, payload: int) -> None:
 
 
 def fill_runs(link: Link, keys: Keys, executions: int, payload: int) -> None:
-    """``executions`` of entries that are over, in a run log as consumers write it."""
+    """Add ``executions`` of finished entries to a run log, as consumers write it."""
     link.call("XGROUP", "CREATE", keys.stream, GROUP, "0", "MKSTREAM")
     for chunk in range(-(-executions // _CHUNK)):
         link.call("EVAL", _FILL, 2, keys.stream, keys.tickets, GROUP, "", chunk, _CHUNK, _PER_TICKET, payload)
@@ -102,7 +103,7 @@ def measure(
     environ: Mapping[str, str],
     memory_mib: int,
 ) -> Any:
-    """Fill once, then one audit per number of cores. Yields a document each."""
+    """Fill once, then run one audit per number of cores. Yields a document each."""
     names = [f"bench{number}" for number in range(streams)]
     with EmbeddedRedis(folder / "server", durable=False) as server:
         link = Link(server.url, "bench", timeout_s=120.0)
@@ -153,7 +154,7 @@ def _audit(
     base |= {"USHER_RUN_LOG_LENGTH": "10000000"}
     redis_before, began = cpu_seconds(server.pid), time.monotonic()
     process = subprocess.Popen(usher_command("audit", "--json"), env=base, stdout=subprocess.PIPE)
-    # All its threads and processes, Java's compiler too: otherwise "one core" would be two of them, half used.
+    # Pin all its threads and processes, Java's compiler too: otherwise "one core" would be two half-used ones.
     os.sched_setaffinity(process.pid, sorted(os.sched_getaffinity(0))[:cores])
     highest: dict[str, float] = {}
     cpu = 0.0
@@ -186,7 +187,7 @@ def _audit(
 
 
 def _sizes(pid: int) -> dict[str, float]:
-    """Resident MiB: the driver's Python, its JVM, and the Python workers together."""
+    """Return resident MiB: the driver's Python, its JVM, and the Python workers together."""
     found = {"driver": 0.0, "jvm": 0.0, "workers": 0.0}
     for member in family(pid):
         with contextlib.suppress(psutil.Error):

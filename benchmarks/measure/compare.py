@@ -29,17 +29,17 @@ _FILLED_WITHIN_S = 900.0
 _READY_WITHIN_S = 60.0
 _FIRST_WITHIN_S = 60.0
 _STALLED_S = 15.0
-#: What comes a second time may come a little after the last one.
+#: Seconds to wait after the last message, because repeats may come a little later.
 _LINGER_S = 0.5
 _PAGE = 1000
-#: The rig's lease of a second is lost for a moment of a loaded machine; this is the default.
+#: The default lease: the rig's lease of a second is lost for a moment on a loaded machine.
 _AS_SHIPPED = {"USHER_LEADER_LEASE_SECONDS": "5"}
 _PACKAGE = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
 class Workload:
-    """The same for all, but for the peers' own ``share`` of the messages."""
+    """The workload, the same for all, except for the peers' own ``share`` of the messages."""
 
     messages: int
     tickets: int
@@ -47,22 +47,22 @@ class Workload:
     at_most_s: float  # then the clock is stopped
 
     def part(self, share: float) -> list[int]:
-        """The ticket of each message."""
+        """Return the ticket of each message."""
         names = zipf_tickets(max(1, int(self.messages * share)), self.tickets, _SEED)
         return [int(name[1:]) for name in names]
 
 
 @dataclass(frozen=True)
 class Installed:
-    """Where a peer was found."""
+    """The place of a peer's installation."""
 
     version: str
     python: str
-    server: str  # its program; "" when we bring it along
+    server: str  # its program; "" when we provide it
 
 
 def find(peer: Peer, environments: Path | None) -> Installed | str:
-    """The interpreter that has the peer's library, and its server; or what is missing."""
+    """Return the interpreter that has the peer's library, and its server; or a text that names what is missing."""
     own = [] if environments is None else [str(environments.absolute() / peer.environment / "bin" / "python")]
     for python in (*own, sys.executable):
         version = _version(python, peer.distribution)
@@ -94,7 +94,7 @@ def prepare(peer: Peer, environments: Path) -> None:
 
 
 def run_peer(peer: Peer, installed: Installed, workload: Workload, environ: Mapping[str, str]) -> dict[str, Any]:
-    """One run. Raises BenchFailed."""
+    """Run a peer once. Raises BenchFailed."""
     tickets = workload.part(peer.share)
     with _folder() as folder:
         own = _environ(folder, environ)
@@ -130,7 +130,7 @@ def _check(crew: list[BenchProcess]) -> None:
 
 
 def run_usher(workload: Workload, environ: Mapping[str, str]) -> dict[str, Any]:
-    """One run of a master and two consumers as ``usher bench throughput`` starts them. Raises BenchFailed."""
+    """Run a master and two consumers once, as ``usher bench throughput`` starts them. Raises BenchFailed."""
     tickets = workload.part(1.0)
     with _folder() as folder, Rig(folder, True, environ) as rig:
         job = PeerJob(str(folder), "", len(tickets), workload.payload, _PROCESSES, 0)
@@ -184,7 +184,7 @@ def _environ(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _wait(folder: Path, messages: int, at_most_s: float, check: Callable[[], None]) -> str:
-    """Until all is noted; returns why not, where the clock was stopped before."""
+    """Wait until all messages are noted; return the reason where the clock was stopped before."""
     started = changed = time.monotonic()
     first, seen = 0.0, 0
     while seen < messages:
@@ -208,7 +208,7 @@ def _result(folder: Path, tickets: list[int], cut: str, cpu_s: float) -> dict[st
     verdict = judge(read_notes(folder), tickets)
     counted = asdict(verdict) | {"seconds": round(verdict.seconds, 3)}
     if cut.startswith("stopped"):
-        counted["lost"] = None  # nobody can tell
+        counted["lost"] = None  # unknown
     figures = {
         "messages_per_second": round(verdict.per_second, 1),
         "cpu_us_per_message": round(cpu_s * 1e6 / max(1, verdict.handled), 1),

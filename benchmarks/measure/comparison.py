@@ -1,5 +1,5 @@
-"""All runs of ``python -m benchmarks compare``: the peers in turn, several times, and what came of each. One that fails
-is a row that says so."""
+"""All runs of ``python -m benchmarks compare``: the peers in turn, several times, and their results. A failed peer is a
+row that says so."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run_comparison(
     environ: Mapping[str, str],
     say: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """A row for Usher and for each peer, the fastest first and those without a figure last."""
+    """Return a row for Usher and for each peer, the fastest first and those without a figure last."""
     turns: list[tuple[dict[str, Any], Callable[[], dict[str, Any]]]] = [
         (_USHER | {"version": _version(), "runs": []}, lambda: compare.run_usher(workload, environ))
     ]
@@ -97,7 +97,7 @@ def _take(row: dict[str, Any], run: Callable[[], dict[str, Any]], say: Callable[
 
 
 def summary(runs: Sequence[Mapping[str, Any]], ushers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Medians of the figures and sums of the counts; None where nothing was measured."""
+    """Return medians of the figures and sums of the counts; None where nothing was measured."""
     if not runs:
         return dict.fromkeys(("messages", "messages_per_second", "cpu_us_per_message", "ratio", *_COUNTED))
     rate = statistics.median(run["messages_per_second"] for run in runs)

@@ -1,4 +1,4 @@
-"""What the master's throughput is when very many consumers are registered, of which a few do the work."""
+"""Measure the master's throughput while very many consumers are registered, of which a few do the work."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _MASTER = {"USHER_LEADER_LEASE_SECONDS": str(_LEASE_S), "USHER_REGISTERS_PER_MIN
 def measure_simulated(
     registered: int, messages: int, tickets: int, consumers: int, durable: bool, environ: Mapping[str, str]
 ) -> dict[str, Any]:
-    """One run: the same messages without and with ``registered`` consumers beside those that work, all there before the
-    clock starts.
+    """Run once: the same messages without and with ``registered`` consumers beside the working ones, all there before
+    the clock starts.
 
-    The crowd is simulated, by one process (``benchmarks.programs.simulated_consumers``); its CPU time is told apart,
-    because here it takes it from the others.
+    The others are simulated by one process (``benchmarks.programs.simulated_consumers``); its CPU time is reported
+    apart, because here it takes it from the measured programs.
     """
     alone = _run(0, messages, tickets, consumers, durable, environ)
     crowd = _run(registered, messages, tickets, consumers, durable, environ)
@@ -73,12 +73,12 @@ def _run(
 
 
 class SimulatedConsumers:
-    """``with SimulatedConsumers(rig, master_url, count) as crowd``: they are registered, and leave with the block."""
+    """The simulated consumers, as a context: they are registered inside the block, and leave at its end."""
 
     def __init__(self, rig: Rig, master_url: str, count: int) -> None:
         self._rig = rig
         self._count = count
-        self._told: dict[str, int] = {}  # its last line
+        self._told: dict[str, int] = {}  # the process' last line
         words = [
             sys.executable,
             "-m",
@@ -106,8 +106,8 @@ class SimulatedConsumers:
             self._process.communicate()
 
     def keep_busy(self) -> bytes:
-        """Give each of them the message that it is to have, and have each asked how it is: a master that has led for a
-        while has its connection to everybody. Nobody leads afterwards. Returns the last id of these messages."""
+        """Give each of them its message, and have each asked for its health: a master that has led for a while has its
+        connection to every consumer. No master leads afterwards. Returns the last id of these messages."""
         if not self._count:
             return b"0-0"
         last_id = self._rig.fill([b"busy-%d" % number for number in range(self._count)], b"")

@@ -1,4 +1,5 @@
-"""One ticket with a million messages, and what the other tickets notice of it; and how fast one ticket is by itself."""
+"""Measure one ticket with a million messages and its effect on the other tickets; and the speed of one ticket by
+itself."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ _PATIENCE_S = 300.0
 def hot(
     messages: int, others: int, rate: float, seconds: float, consumers: int, durable: bool, environ: Mapping[str, str]
 ) -> dict[str, Any]:
-    """One run, three times the same schedule of other tickets: alone (the baseline), while ``messages`` of one ticket
+    """Run once, three times the same schedule of other tickets: alone (the baseline), while ``messages`` of one ticket
     are sent as fast as Redis takes them, and afterwards, while they are parked and one by one take a millisecond each.
 
-    The stream is a log: what is sent behind the flood waits until the master has read the flood. That is in the second
-    figure, not in the third.
+    The stream is a log: messages that are sent after the flood wait until the master has read the flood. That is in the
+    second figure, not in the third.
     """
     names = [b"T%d" % (number % others) for number in range(int(rate * seconds))]
     with new_rig(durable, environ) as (rig, folder):
@@ -75,7 +76,7 @@ def hot(
 def rate_of_one(
     messages: int, strict_messages: int, consumers: int, durable: bool, environ: Mapping[str, str]
 ) -> dict[str, Any]:
-    """One run: all messages are of one ticket and there before the clock starts. First pipelined, as by default; then
+    """Run once: all messages are of one ticket and there before the clock starts. First pipelined, as by default; then
     ``strict_messages`` in a fresh system where the next message starts when Redis has the acknowledgement of the one
     before."""
     pipelined = _one_ticket(messages, {"USHER_ACK_MODE": "pipelined"}, consumers, durable, environ)
@@ -130,8 +131,8 @@ class _Phases:
         self._seen: dict[str, int] = {}
 
     def end(self, name: str, sent: int) -> tuple[float, float, float]:
-        """(p50, p99, max) in ms of what was timed since the last end. Some wait in the processes' buffers: nine of ten
-        must be there."""
+        """Return (p50, p99, max) in ms of the messages timed since the last end. Some wait in the processes' buffers:
+        nine of ten must be there."""
         deadline_s = time.monotonic() + _PATIENCE_S
         while len(waits := self._read()) < 0.9 * sent:
             if time.monotonic() > deadline_s:
@@ -149,7 +150,7 @@ class _Phases:
 
 
 def _wait_until_parked(rig: Rig) -> None:
-    """Until the master has read all there is."""
+    """Wait until the master has read the whole stream."""
     deadline_s = time.monotonic() + _PATIENCE_S
     while (facts := rig.stream.group_facts())[b"last-delivered-id"] != rig.link.call(
         "XREVRANGE", rig.keys.stream, "+", "-", "COUNT", 1

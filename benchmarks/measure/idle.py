@@ -1,5 +1,5 @@
-"""What the daemon costs while nothing happens: commands of Redis, CPU, memory. And how soon after its start it handles
-a first message."""
+"""Measure the cost of the programs while nothing happens: commands of Redis, CPU, memory; and the time from their start
+to the first handled message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SETTLED_S = 5.0
 
 
 def idle(seconds: float, masters: int, consumers: int, durable: bool, environ: Mapping[str, str]) -> dict[str, Any]:
-    """One run. Commands are counted one by one, also those in scripts."""
+    """Run once. Commands are counted one by one, also those in scripts."""
     with new_rig(durable, environ) as (rig, _):
         rig.stream.create_group(b"0-0")
         message = rig.link.call("XADD", STREAM, "*", "ticket_id", b"T", "body", b"")
@@ -49,7 +49,7 @@ def idle(seconds: float, masters: int, consumers: int, durable: bool, environ: M
 
 
 def _commands(rig: Rig) -> Counter[str]:
-    """Calls of each command so far, but for the one that asks."""
+    """Return the calls of each command so far, without the one that asks."""
     found: Counter[str] = Counter()
     for line in rig.link.call("INFO", "commandstats").decode().splitlines():
         name, _, facts = line.removeprefix("cmdstat_").partition(":")

@@ -24,15 +24,15 @@ from usher.deploy.bench.rig import GROUP, STREAM, BenchFailed, Rig
 
 _PATIENCE_S = 300.0
 _BATCH = 1000
-#: The streamers' lease of nobody: the streamer stands by until it is deleted, so that it is there when the clock
+#: A streamers' lease without a holder: the streamer stands by until it is deleted, so that it is there when the clock
 #: starts.
 _HOLD = "1 bench nobody"
 
 
 def rows_per_second(rows: int, payload: int, sql_url: str, durable: bool, environ: Mapping[str, str]) -> dict[str, Any]:
-    """One run: the same messages through a bare pipeline, then committed rows through the streamer.
+    """Run once: the same messages through a bare pipeline, then committed rows through the streamer.
 
-    The clock runs from when the streamer may begin to when the last row's entry is in the stream and its row is gone.
+    The clock runs from the release of the streamer until the last row's entry is in the stream and its row is gone.
     """
     with _rig(sql_url, durable, environ) as (rig, outbox, url):
         data = {"body": "x" * payload}
@@ -71,7 +71,7 @@ def rows_per_second(rows: int, payload: int, sql_url: str, durable: bool, enviro
 def latency(
     rate: float, seconds: float, payload: int, sql_url: str, durable: bool, environ: Mapping[str, str]
 ) -> dict[str, Any]:
-    """One run: rows committed one by one on an open-loop schedule; the wait counts from when a commit was due to the
+    """Run once: rows committed one by one on an open-loop schedule; the wait counts from a commit's due time to the
     start of the handler."""
     count = int(rate * seconds)
     with _rig(sql_url, durable, environ) as (rig, outbox, url):
@@ -110,8 +110,8 @@ def latency(
 
 
 def _floor_seconds(rig: Rig, records: Sequence[LogRecord], payload: int) -> float:
-    """A bare pipeline of the same messages, 1000 XADDs at a time, made before the clock starts; no SQL, no order of
-    anything."""
+    """Return the seconds of a bare pipeline of the same messages, 1000 XADDs at a time, made before the clock starts;
+    no SQL, no order."""
     body = b'{"body":"' + b"x" * payload + b'"}'
     batches = [
         [
@@ -153,7 +153,7 @@ def _stage(url: str, records: Sequence[LogRecord]) -> None:
 
 
 def _commit_on_schedule(url: str, count: int, rate: float, payload: int) -> None:
-    """Commit i is due at i / rate, however slow anything is."""
+    """Commit row i at i / rate, however slow the system is."""
     engine = open_engine(url, "--sql")
     began_ns = time.time_ns()
     with engine.connect() as connection:
@@ -190,7 +190,7 @@ def _rig(sql_url: str, durable: bool, environ: Mapping[str, str]) -> Iterator[tu
 
 
 def _write_ahead(url: str) -> None:
-    """As an application would set its SQLite up: readers and the writer do not wait for each other."""
+    """Set SQLite up as an application would: readers and the writer do not wait for each other."""
     engine = open_engine(url, "--sql")
     with engine.connect() as connection:
         connection.execute(sa.text("PRAGMA journal_mode = WAL"))

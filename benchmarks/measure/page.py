@@ -1,5 +1,5 @@
-"""How long the pages of a master take to load while it works: tickets wait by the ten thousand, messages come in, and
-somebody clicks around."""
+"""Measure the load time of a master's pages while it works: ten thousands of tickets wait, messages come in, and a user
+clicks around."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from usher.deploy.bench.rig import STREAM, BenchFailed, Rig
 from usher.deploy.bench.throughput import new_rig
 
 _SETTLES_S, _PATIENCE_S = 3.0, 300.0
-#: A dead letter for so many tickets that wait, and messages that wait behind the first one of the ticket that is looked
-#: at.
+#: Waiting tickets per dead letter, and messages that wait after the first one of the ticket that is looked at.
 _PER_LETTER, _BEHIND = 10, 500
 _PAUSE_S, _COMPUTES_S = 0.02, 0.003
 _HEADERS = {"Accept": "text/html, */*;q=0.8"}
@@ -23,13 +22,13 @@ _HEADERS = {"Accept": "text/html, */*;q=0.8"}
 def page(
     pending: int, rate: float, gets: int, consumers: int, durable: bool, environ: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """A row per page and way of asking: with one connection for all its GETs (``keep_alive``), and with a new one for
-    each. ``all_p99_ms`` is of all GETs together.
+    """Return a row per page and way of asking: with one connection for all its GETs (``keep_alive``), and with a new
+    one for each. ``all_p99_ms`` is of all GETs together.
 
-    ``pending`` tickets wait for their next attempt, and ``rate`` messages of others come per second and are done at
-    once. The pages are asked for in turn, with a short pause, ``gets`` times each way; a time is from before the
-    connection to the last byte. ``late_p99_ms`` is the yardstick: so long had something that computes for a few
-    milliseconds to wait for a core, between the GETs.
+    ``pending`` tickets wait for their next attempt, and ``rate`` messages of other tickets come per second and are done
+    at once. The pages are requested in turn, with a short pause, ``gets`` times each way; a time is from before the
+    connection to the last byte. ``late_p99_ms`` is the yardstick: the time for which a computation of a few
+    milliseconds waited for a core, between the GETs.
     """
     with new_rig(durable, environ) as (rig, _):
         rig.stream.create_group(b"0-0")
@@ -47,7 +46,7 @@ def page(
         sizes: dict[str, int] = {}
         late: list[float] = []
         kept = http.client.HTTPConnection(host, timeout=60)
-        for path in pages:  # the first GET of all makes the templates ready
+        for path in pages:  # the very first GET prepares the templates
             _get(kept, path)
         for _ in range(gets):
             for path in pages:
@@ -86,7 +85,7 @@ def _fill(rig: Rig, pending: int) -> None:
 
 
 def _pages(rig: Rig) -> Iterator[str]:
-    """Every page that can be long."""
+    """Yield every page that can be long."""
     waiting, letter = (
         WAITING.decode(),
         bytes(rig.link.call("XREVRANGE", rig.keys.dead, "+", "-", "COUNT", 1)[0][0]).decode(),
@@ -97,7 +96,7 @@ def _pages(rig: Rig) -> Iterator[str]:
 
 
 def _get(connection: http.client.HTTPConnection, path: str) -> tuple[float, int]:
-    """Seconds, and bytes of the body. The last answer on a connection that is not kept ends it."""
+    """Return seconds, and bytes of the body. The last answer on a connection that is not kept ends it."""
     began = time.perf_counter()
     connection.request("GET", path, headers=_HEADERS)
     answer = connection.getresponse()
@@ -109,7 +108,7 @@ def _get(connection: http.client.HTTPConnection, path: str) -> tuple[float, int]
 
 
 def _pause() -> float:
-    """How long we had to wait for a core, in ms."""
+    """Pause; return how long we had to wait for a core, in ms."""
     time.sleep(_PAUSE_S)
     began, cpu_s = time.perf_counter(), time.thread_time()
     while time.thread_time() - cpu_s < _COMPUTES_S:
@@ -127,7 +126,7 @@ def _figures(ms: list[float]) -> dict[str, float]:
 
 
 def _facts(rig: Rig, pending: int, rate: float, gets: int, seconds: float, before: dict[str, float]) -> dict[str, Any]:
-    """What holds for all rows."""
+    """Return the facts that hold for all rows."""
     after = rig.cpu()
     return {
         "pending": pending,

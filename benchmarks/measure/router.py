@@ -1,5 +1,5 @@
-"""The measurement of ``python -m benchmarks router``: how long an entry takes to a subscriber, and what subscriptions
-cost, in both modes."""
+"""The measurement of ``python -m benchmarks router``: the time of an entry to a subscriber, and the cost of
+subscriptions, in both modes."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _SEED = 1
 
 
 def measure(modes: Sequence[str], streams: int, rate: float, seconds: float, idle_s: float) -> list[dict[str, Any]]:
-    """One run per mode, one after the other, on the same streams of one Redis: subscribe, do nothing for ``idle_s``,
-    then entries on an open-loop schedule to streams at random; the wait counts from when an entry was due to be added
-    until a subscriber has it."""
+    """Run once per mode, one after the other, on the same streams of one Redis: subscribe, do nothing for ``idle_s``,
+    then send entries on an open-loop schedule to streams at random; the wait counts from an entry's due time until a
+    subscriber has it."""
     folder = Path(tempfile.mkdtemp(prefix="usher-bench-"))
     try:
         with EmbeddedRedis(folder, durable=False) as server:
@@ -114,7 +114,7 @@ def _run(
 
 
 def _formula_s(streams: int) -> float:
-    """What the portable mode promises, with the readers it will have."""
+    """Return the longest wait in seconds that the portable mode promises, with the readers it will have."""
     options = RouterOptions()
     block_s, per_read = options.block_s, options.xread_streams
     readers = readers_wanted(
@@ -134,8 +134,8 @@ def _fill(link: Link, streams: int) -> None:
 
 
 def _send(link: Link, streams: int, messages: int, rate: float) -> float:
-    """Message i is due at i / rate; what is late is sent at once, with the time it was due. How late that was (p99, ms)
-    says what part of the waits this machine was too busy for, whatever the router does."""
+    """Send message i at i / rate; a late one is sent at once, with its due time. Returns the lateness (p99, ms): the
+    part of the waits for which this machine was too busy, whatever the router does."""
     rng = random.Random(_SEED)
     names = [stream_name(rng.randrange(streams)) for _ in range(messages)]
     began_ns = time.time_ns()

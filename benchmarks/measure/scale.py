@@ -1,4 +1,4 @@
-"""Whether more slots and more processes bring more: handlers that wait, against what their slots can do at most;
+"""Measure the gain of more slots and more processes: handlers that wait, against the most that their slots can do;
 handlers that compute, in one process and in several."""
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _WAITING = {"wait": "benchmarks.programs.handlers:sleeping", "await": "benchmark
 def waiting(
     handlers: str, messages: int, consumers: int, settings: Mapping[str, str], durable: bool, environ: Mapping[str, str]
 ) -> dict[str, Any]:
-    """One run with handlers that sleep, under these ``settings`` of consumers. The floor is what the slots of all
-    consumers do when none of them ever waits for a message; beside it what as many slots do that only sleep
-    (``benchmarks.programs.slots``): a sleep takes longer than it was asked to."""
+    """Run once with handlers that sleep, under these ``settings`` of consumers. The floor is the most that the slots of
+    all consumers can do when none of them ever waits for a message; beside it the result of as many slots that only
+    sleep (``benchmarks.programs.slots``): a sleep takes longer than requested."""
     slots = int(settings["USHER_CONCURRENCY"])
     run = _run(messages, consumers, settings, _WAITING[handlers], durable, environ)
     floor, bare = consumers * slots / SLEEP_S, _bare_per_second(handlers, consumers, slots, environ)
@@ -43,7 +43,7 @@ def waiting(
 
 
 def _bare_per_second(handlers: str, processes: int, slots: int, environ: Mapping[str, str]) -> float:
-    """Sleeps that end per second, in all processes together."""
+    """Return the number of sleeps that end per second, in all processes together."""
     words = [sys.executable, str(_SLOTS), handlers, str(slots), str(_BARE_S), str(SLEEP_S)]
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         bare = [
@@ -60,9 +60,9 @@ def _bare_per_second(handlers: str, processes: int, slots: int, environ: Mapping
 def computing(
     messages: int, processes: int, settings: Mapping[str, str], durable: bool, environ: Mapping[str, str]
 ) -> dict[str, Any]:
-    """One run with handlers that compute, in ``processes``, with one thread each: more would only share the
-    interpreter. The floor is what one does with its share of the messages, so for as long, before and after it: the
-    speed of a machine changes within seconds."""
+    """Run once with handlers that compute, in ``processes``, with one thread each: more would only share the
+    interpreter. The floor is the result of one process with its share of the messages, so for as long, before and after
+    it: the speed of a machine changes within seconds."""
     share = messages // processes
     before, together, after = (
         _run(
@@ -87,7 +87,7 @@ def computing(
 def _run(
     messages: int, consumers: int, settings: Mapping[str, str], handler: str, durable: bool, environ: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Every ticket comes equally often: a hot one would have the others wait for it."""
+    """Run once; every ticket comes equally often: a hot one would have the others wait for it."""
     with new_rig(durable, environ) as (rig, _):
         last_id = rig.fill([b"T%d" % (number % _TICKETS) for number in range(messages)], b"x" * 100)
         rig.stream.create_group(b"0-0")

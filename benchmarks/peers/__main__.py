@@ -1,5 +1,5 @@
-"""``python -m benchmarks.peers NAME fill|work [NUMBER]``: what runs in a peer's own interpreter. The folder of the job
-is in the environment.
+"""``python -m benchmarks.peers NAME fill|work [NUMBER]``: the program in a peer's own interpreter. The folder of the
+job is in the environment.
 
 A worker says "ready" and waits for a line, so that all begin at the same time.
 """
@@ -22,7 +22,7 @@ def main(name: str, what: str, place: str = "0") -> None:
     run = PEERS[name].worker(job)
     _write_peer_reply("ready")
     sys.stdin.readline()
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads what it prints
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # its output is not read
     run()
 
 

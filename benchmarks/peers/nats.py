@@ -92,7 +92,7 @@ class _Partition:
 
     async def _take(self, message: Any) -> None:
         headers = message.headers or {}
-        if "Status" in headers:  # the request has expired, or somebody else is pinned now
+        if "Status" in headers:  # the request has expired, or another client is pinned now
             if headers["Status"] == "423":
                 self._pin = ""
             await self._ask()

@@ -1,4 +1,4 @@
-"""What a peer is."""
+"""The description of a peer."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ from benchmarks.rig.recording import PeerJob
 class Peer:
     """A system on the same workload.
 
-    ``fill`` adds all messages of a job, and returns what the server says that it is where that is not Redis. ``worker``
-    makes one worker process ready and returns what runs it, until it is killed. Both run in the peer's own interpreter.
+    ``fill`` adds all messages of a job, and returns the server's own version text where it is not Redis. ``worker``
+    prepares one worker process and returns the function that runs it, until it is killed. Both run in the peer's own
+    interpreter.
     """
 
     name: str
     title: str
     distribution: str  # the version that is shown; without it the peer is not installed
     requires: tuple[str, ...]  # what pip installs into its environment
-    keeps: str  # order per what
+    keeps: str  # scope of its order
     promise: str
-    source: str  # where that stands
+    source: str  # where it says so
     configuration: str
     fill: Callable[[PeerJob], str | None]
     worker: Callable[[PeerJob], Callable[[], object]]
-    processes: int = 2  # that are started; some start more of their own
+    processes: int = 2  # started ones; some start more of their own
     concurrency: int = 1  # messages that each may have in hand at a time
-    share: float = 1.0  # of the messages of the others: for slow ones
+    share: float = 1.0  # of the other peers' messages: below 1 for slow ones
     server: str = "redis"
 
     @property
     def environment(self) -> str:
-        """Folder of its virtual environment: variants share one."""
+        """Return the folder of its virtual environment: variants share one."""
         return self.name.partition("-")[0]
 
     def alone(self, keeps: str, promise: str) -> Peer:
-        """The same with one worker that takes one message at a time."""
+        """Return this peer with one worker that takes one message at a time."""
         return replace(
             self,
             name=f"{self.name}-alone",

@@ -1,7 +1,6 @@
-"""RabbitMQ as its documentation does order with several consumers: a consistent-hash exchange spreads the tickets over
-16 queues, each with a single active consumer. Each process is the first to subscribe to its half of the queues, and
-stands by for the other half.
-"""
+"""RabbitMQ as its documentation orders messages with several consumers: a consistent-hash exchange spreads the tickets
+over 16 queues, each with a single active consumer. Each process is the first to subscribe to its half of the queues,
+and stands by for the other half."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ def fill(job: PeerJob) -> str:
 
 
 class _Acks:
-    """One acknowledgement for up to ``every`` messages: those of a channel are handled in the order in which they
+    """An acknowledgement for up to ``every`` messages: those of a channel are handled in the order in which they
     come."""
 
     def __init__(self, connection: Any, channel: Any, every: int) -> None:

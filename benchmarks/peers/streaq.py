@@ -1,4 +1,4 @@
-"""streaQ: two processes, 16 tasks at a time each, its default. It wants functions, which Redis has since 7: so it gets
+"""streaQ: two processes, 16 tasks at a time each, its default. It needs functions, which Redis has since 7: so it gets
 a Valkey."""
 
 from __future__ import annotations

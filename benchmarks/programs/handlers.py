@@ -14,9 +14,9 @@ from usher.deploy.bench.handlers import DUE_FIELD, note_wait, timed
 
 #: The ticket of `python -m benchmarks hot`.
 HOT_TICKET = b"HOT"
-#: What the tickets of `python -m benchmarks page` begin with that are tried again tomorrow.
+#: Prefix of the tickets of `python -m benchmarks page` whose messages are tried again tomorrow.
 WAITING = b"waiting"
-#: How long ``sleeping`` and ``sleeping_async`` take.
+#: Seconds that ``sleeping`` and ``sleeping_async`` take.
 SLEEP_S = 0.01
 
 
@@ -26,28 +26,28 @@ def recorded(message: Any) -> None:
 
 
 def sleeping(_message: Any) -> None:
-    """Wait, as for an answer of somebody else."""
+    """Wait, as for the answer of another service."""
     time.sleep(SLEEP_S)
 
 
 async def sleeping_async(_message: Any) -> None:
-    """The same on an event loop."""
+    """Wait on an event loop, as for the answer of another service."""
     await asyncio.sleep(SLEEP_S)
 
 
 def computing(_message: Any) -> None:
-    """About a millisecond of work for the interpreter."""
+    """Compute for about a millisecond of the interpreter's time."""
     sum(number * number for number in range(33_000))
 
 
 def waiting(message: Any) -> None:
-    """Do nothing, but for some tickets."""
+    """Do nothing, except for some tickets."""
     if message.ticket.startswith(WAITING):
         raise RetryLater(86_400)
 
 
 def timed_but_hot(message: Any) -> None:
-    """As ``timed``; a message of the hot ticket takes a millisecond instead."""
+    """Note the time like ``timed``; a message of the hot ticket takes a millisecond instead."""
     if message.ticket == HOT_TICKET:
         time.sleep(0.001)
     else:
@@ -55,5 +55,5 @@ def timed_but_hot(message: Any) -> None:
 
 
 def timed_row(message: Any) -> None:
-    """The same for a row of an outbox, whose time is in its data."""
+    """Note the time for a row of an outbox, whose due time is in its data."""
     note_wait(orjson.loads(message.fields["data"])[DUE_FIELD])

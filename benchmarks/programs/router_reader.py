@@ -1,8 +1,7 @@
-"""One process of ``python -m benchmarks router``: a stream router with many subscriptions, which notes when entries
-come.
+"""A process of ``python -m benchmarks router``: a stream router with many subscriptions, which notes when entries come.
 
-``python -m benchmarks.programs.router_reader URL MODE STREAMS MESSAGES``: subscribes from now on, says what that cost,
-waits for lines, and says what it saw.
+``python -m benchmarks.programs.router_reader URL MODE STREAMS MESSAGES``: subscribes from now on, prints the cost,
+waits for lines, and prints what it received.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ _PATIENCE_S = 300.0
 
 
 def stream_name(number: int) -> str:
-    """Key of a stream of this bench."""
+    """Return the key of a stream of this benchmark."""
     return f"bench:router:{number}"
 
 
 class RouterDeliveries:
-    """What came: how long it took (ns), and how often each message."""
+    """Deliveries: their times (ns), and the number of each message."""
 
     def __init__(self, messages: int) -> None:
         self.waits: list[int] = []

@@ -1,9 +1,9 @@
-"""One process of ``python -m benchmarks consumers``: many consumers that are registered, beat, wait at their inboxes
-and answer health questions, and work for so long on the one message that each may have that they want no other.
+"""A process of ``python -m benchmarks consumers``: many consumers that are registered, beat, wait at their inboxes and
+answer health questions, and work for so long on the one message that each may have that they want no other.
 
 ``python -m benchmarks.programs.simulated_consumers REDIS_URL STREAM GROUP MASTER_URL COUNT``: says "ready" when all are
-registered, then one line for each number of messages that they were handed, and of those who were asked how they are.
-To Redis and masters each is what a real one is: two connections of its own, a blocked read of the inbox, the script of
+registered, then one line for each number of messages that they were handed, and of consumers whose health was asked.
+To Redis and masters each looks like a real one: two connections of its own, a blocked read of the inbox, the script of
 the heartbeat, and a port of its own where its health is asked.
 """
 
@@ -37,7 +37,7 @@ _HEAD_END = b"\r\n\r\n"
 
 @dataclass(frozen=True)
 class _Place:
-    """Where they all work; ``renew`` is the digest of the heartbeat's script, which Redis has."""
+    """The place where they all work; ``renew`` is the digest of the heartbeat's script, which Redis has."""
 
     redis_url: str
     keys: Keys
@@ -78,7 +78,7 @@ class _Wire(asyncio.Protocol):
 
 
 class _Health(asyncio.Protocol):
-    """Answers one member's health questions, over a connection that stays. ``asked``: the ports at which somebody
+    """Answers one member's health questions, over a connection that stays. ``asked``: the ports at which a master
     asked."""
 
     def __init__(self, asked: set[int]) -> None:
@@ -97,7 +97,7 @@ class _Health(asyncio.Protocol):
 
 
 class _Member:
-    """One of them, since it is registered."""
+    """A simulated consumer, from its registration on."""
 
     def __init__(self, place: _Place, incarnation: str, lease_ms: int, held: list[bytes]) -> None:
         self._place, self._incarnation, self._lease_ms, self._held = place, incarnation, lease_ms, held
@@ -161,7 +161,7 @@ async def _report_news(held: list[bytes], asked: set[int]) -> None:
 
 
 def _connected(url: str) -> http.client.HTTPConnection:
-    """To the master, which may be about to start."""
+    """Connect to the master, which may be about to start."""
     at, deadline_s = urlsplit(url), now_s() + _PATIENCE_S
     while True:
         try:

@@ -1,8 +1,8 @@
-"""One process of the yardstick of ``python -m benchmarks scale``: slots that wait as the handler does, again and again,
-with nothing between.
+"""A process of the yardstick of ``python -m benchmarks scale``: slots that wait like the handler, again and again, with
+nothing in between.
 
 ``python slots.py KIND SLOTS SECONDS WAIT_S``: prints "ready", waits for a line, and prints how many waits ended per
-second. Plain threads or asyncio as anybody would write it.
+second. Plain threads or asyncio in their usual form.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 
 
 def on_threads(slots: int, seconds: float, wait_s: float) -> int:
-    """Waits that ended. A slot is a thread."""
+    """Return the number of waits that ended. A slot is a thread."""
     ended = [0] * slots
     until_s = time.monotonic() + seconds
 
@@ -32,7 +32,7 @@ def on_threads(slots: int, seconds: float, wait_s: float) -> int:
 
 
 async def on_a_loop(slots: int, seconds: float, wait_s: float) -> int:
-    """The same; a slot is a task."""
+    """Return the number of waits that ended. A slot is a task."""
     until_s = time.monotonic() + seconds
 
     async def run() -> int:

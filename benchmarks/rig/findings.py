@@ -1,5 +1,4 @@
-"""What the notes of the handlers say about a peer: whether it lost, doubled, reordered or overlapped messages of a
-ticket."""
+"""Judge the notes of the handlers of a peer: did it lose, double, reorder or overlap messages of a ticket."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from typing import NamedTuple
 
 
 class Note(NamedTuple):
-    """One execution. Times are CLOCK_MONOTONIC, one for all processes of a machine."""
+    """An execution. Times are CLOCK_MONOTONIC, one for all processes of a machine."""
 
     ticket: int
     number: int  # in its ticket, from 1
@@ -21,7 +20,7 @@ class Note(NamedTuple):
 @dataclass(frozen=True)
 class BenchVerdict:
     """Counts of messages. A message is out of order when a later one of its ticket had started before it, and overlaps
-    when another one of its ticket had started and not ended. Lost says nothing of a run that was cut short."""
+    when another one of its ticket had started and not ended. Lost means nothing in a run that was cut short."""
 
     handled: int
     lost: int
@@ -36,8 +35,8 @@ class BenchVerdict:
 
 
 def judge(notes: Iterable[Note], tickets: Iterable[int]) -> BenchVerdict:
-    """``tickets``: that of each message that was sent. The clock runs from the start of the first handler to the end of
-    the last one."""
+    """Judge the notes. ``tickets``: that of each sent message. The clock runs from the start of the first handler to
+    the end of the last one."""
     by_ticket: dict[int, list[Note]] = defaultdict(list)
     for note in notes:
         by_ticket[note.ticket].append(note)
@@ -63,7 +62,7 @@ def judge(notes: Iterable[Note], tickets: Iterable[int]) -> BenchVerdict:
 
 
 def _look_at(run: list[Note]) -> Counter[str]:
-    """One ticket's executions, by their starts."""
+    """Count the faults in one ticket's executions, by their starts."""
     seen: set[int] = set()
     latest = end_ns = 0
     found: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""A process of a bench with a log of its own, which ends together with all that it has started."""
+"""A process of a benchmark with a log of its own, which ends together with all that it has started."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ _LAST_LINES = 3
 
 
 class BenchProcess:
-    """``with BenchProcess("worker-1", words, folder, environ) as program``: started at once, in a session of its own, killed
-    at the exit."""
+    """A process, as a context: started at once, in a session of its own, killed at the exit."""
 
     def __init__(self, name: str, words: Sequence[str], folder: Path, environ: Mapping[str, str]) -> None:
         self.name = name
@@ -35,7 +34,7 @@ class BenchProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Return its process id."""
         return self._process.pid
 
     def __enter__(self) -> BenchProcess:
@@ -56,7 +55,8 @@ class BenchProcess:
             raise self.failure() from None
 
     def answer(self, within_s: float) -> str:
-        """The next line of its standard output. Raises BenchFailed when it ends without one, or none comes in time."""
+        """Return the next line of its standard output. Raises BenchFailed when it ends without one, or none comes in
+        time."""
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], within_s)[0]:
             raise BenchFailed(f"{self.name} did not answer in {within_s:.0f} s")
@@ -66,12 +66,12 @@ class BenchProcess:
         return line.decode(errors="replace").strip()
 
     def check(self) -> None:
-        """Raises BenchFailed when it has ended."""
+        """Raise BenchFailed when it has ended."""
         if self._process.poll() is not None:
             raise self.failure()
 
     def failure(self) -> BenchFailed:
-        """What to say when it ended."""
+        """Return the error to raise when it has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5.0)
         said = " / ".join(line.strip() for line in self._log.read_text(errors="replace").splitlines()[-_LAST_LINES:])

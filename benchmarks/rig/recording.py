@@ -1,4 +1,4 @@
-"""What a handler of ``python -m benchmarks compare`` notes, the same one for everybody: (ticket, number in the ticket,
+"""The notes of a handler of ``python -m benchmarks compare``, the same for all peers: (ticket, number in the ticket,
 start, end) of every execution.
 
 Each process writes into a mapped file of its own, so a note costs no system call and outlives a killed process. Also
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.rig.findings import Note
 
-#: Names the folder of the job to every process that works on it.
+#: Variable that names the folder of the job to every process that works on it.
 FOLDER_VARIABLE = "USHER_BENCH_JOB"
 _NOTE = struct.Struct("=IIqq")
 _STARTED = struct.Struct("=q")
@@ -30,7 +30,7 @@ _STARTED_AT = 8
 
 @dataclass(frozen=True)
 class PeerJob:
-    """What one peer has to do."""
+    """The job of one peer."""
 
     folder: str
     url: str  # of the server: Redis, RabbitMQ or NATS
@@ -52,7 +52,7 @@ class PeerJob:
         (folder / "job.json").write_text(json.dumps(asdict(self)), "utf-8")
 
     def workload(self) -> Iterator[tuple[int, int]]:
-        """(ticket, number in the ticket) of every message, in the order in which they are sent."""
+        """Yield (ticket, number in the ticket) of every message, in the order in which they are sent."""
         tickets = array.array("I")
         tickets.frombytes((Path(self.folder) / "tickets").read_bytes())
         counts: dict[int, int] = {}
@@ -66,7 +66,7 @@ class PeerJob:
 
     @property
     def room(self) -> int:
-        """How many notes a process has room for: even if it handled everything twice."""
+        """Return the number of notes that a process has room for: even if it handled everything twice."""
         return 2 * self.messages + 1000
 
 
@@ -89,7 +89,7 @@ _opening = threading.Lock()
 
 
 def record(ticket: int, number: int) -> None:
-    """The whole work of the handler."""
+    """Do the whole work of the handler."""
     start_ns = time.monotonic_ns()
     (_recorder or _open()).note(ticket, number, start_ns)
 
@@ -104,14 +104,14 @@ def _open() -> _Recorder:
 
 
 def _forget() -> None:
-    """A fork writes into a file of its own."""
+    """Make a fork write into a file of its own."""
     global _recorder, _opening
     _recorder, _opening = None, threading.Lock()
 
 
 def count_notes(folder: Path) -> int:
-    """About how many notes there are (threads may leave the last few slots open for a moment), without reading them
-    all."""
+    """Return about how many notes there are (threads may leave the last few slots open for a moment), without reading
+    them all."""
     return sum(_filled(path) for path in (folder / "notes").iterdir())
 
 
@@ -128,7 +128,7 @@ def _filled(path: Path) -> int:
 
 
 def read_notes(folder: Path) -> list[Note]:
-    """The notes of all processes."""
+    """Return the notes of all processes."""
     noted: list[Note] = []
     for path in (folder / "notes").iterdir():
         with path.open("rb") as file:

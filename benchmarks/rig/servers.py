@@ -1,5 +1,5 @@
-"""The servers of the peers: each an own one in a temporary folder, on loopback ports, on durable storage as Usher's
-Redis is."""
+"""The servers of the peers: each its own one in a temporary folder, on loopback ports, on durable storage like Usher's
+Redis."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from usher.common.redis.embedded import EmbeddedRedis, free_port
 from usher.deploy.bench.rig import BenchFailed
 
 _READY_S = 60.0
-#: Debian's wrapper of rabbitmq-server changes the user and writes to system folders; this is what it wraps.
+#: Debian's wrapper of rabbitmq-server changes the user and writes to system folders; this is the wrapped program.
 _RABBITMQ = "/usr/lib/rabbitmq/bin/rabbitmq-server"
 HOW_TO_INSTALL = {
     "rabbitmq": "there is no rabbitmq-server (apt-get install rabbitmq-server)",
@@ -27,15 +27,15 @@ HOW_TO_INSTALL = {
 
 
 class Server(NamedTuple):
-    """A server that runs."""
+    """A running server."""
 
     url: str
     pid: int
 
 
 def find(kind: str, python: str) -> str | None:
-    """The program of a server: beside the peer's interpreter, or on the PATH; "" when it is Redis, which we bring
-    along. None: there is none."""
+    """Return the program of a server: beside the peer's interpreter, or on the PATH; "" when it is Redis, which we
+    provide; None when there is none."""
     if kind == "redis":
         return ""
     name = f"{kind}-server"
@@ -52,7 +52,7 @@ def find(kind: str, python: str) -> str | None:
 
 @contextlib.contextmanager
 def running(kind: str, program: str, folder: Path, environ: Mapping[str, str]) -> Iterator[Server]:
-    """A server that runs until the exit. Raises BenchFailed or StartRefused."""
+    """Run a server until the exit. Raises BenchFailed or StartRefused."""
     if kind == "redis":
         with EmbeddedRedis(folder, durable=True) as redis:
             yield Server(redis.url, redis.pid)
@@ -98,7 +98,7 @@ def _nats(program: str, folder: Path, environ: Mapping[str, str]) -> Iterator[Se
 
 @contextlib.contextmanager
 def _rabbitmq(program: str, folder: Path, environ: Mapping[str, str]) -> Iterator[Server]:
-    """With an epmd of its own, which would otherwise stay behind as a daemon."""
+    """Run RabbitMQ with an epmd of its own, which would otherwise stay behind as a daemon."""
     names, nodes, clients = free_port(), free_port(), free_port()
     (folder / "plugins").write_text("[rabbitmq_consistent_hash_exchange].\n", "utf-8")
     (folder / "rabbit.conf").write_text(f"listeners.tcp.1 = 127.0.0.1:{clients}\n", "utf-8")
@@ -114,7 +114,7 @@ def _rabbitmq(program: str, folder: Path, environ: Mapping[str, str]) -> Iterato
         "RABBITMQ_MNESIA_BASE": str(folder / "db"),
         "RABBITMQ_LOG_BASE": str(folder / "log"),
         "RABBITMQ_LOGS": "-",
-        "RUNNING_UNDER_SYSTEMD": "true",  # its script becomes the server and does not stand beside it
+        "RUNNING_UNDER_SYSTEMD": "true",  # its script then becomes the server instead of its parent
         "RABBITMQ_DIST_PORT": str(nodes),
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
     }

@@ -1,7 +1,5 @@
-"""The commands of ``usher`` that belong to neither program: up, demo, send, bench. ``usher.cli`` imports them when they
-are called.
+"""The commands of ``usher`` that belong to neither program: send, doctor, acl, token. ``usher.cli`` imports each when
+it is called.
 
-``up`` and ``demo`` run the same way: ``preflight`` looks at everything that can be wrong, ``supervision`` runs
-supervisord with ``deploy/supervisord.conf`` as a child and is the only one that starts, watches and ends processes,
-``leader`` asks the masters over HTTP whether all are well, ``relay`` shows what the programs log.
+``masters`` asks the masters over HTTP whether all are well.
 """

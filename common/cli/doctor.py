@@ -1,4 +1,4 @@
-"""``usher doctor``: what this Redis can do, how it is set up, how the ticket stream is, and what all that means for the
+"""``usher doctor``: what this Redis can do, how it and the ticket stream are set up, and what that means for the
 promise."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _STYLES = {
 }
 _ENDS = {
     DoctorSeverity.OK: "all is well",
-    DoctorSeverity.UNKNOWN: "nothing bad was seen, but not all could be asked",
+    DoctorSeverity.UNKNOWN: "nothing bad was seen, but some questions could not be asked",
     DoctorSeverity.WARN: "nothing bad was seen; the warnings say what costs something",
     DoctorSeverity.BAD: "something is bad: the promise does not hold, or work stands still",
 }
@@ -62,7 +62,7 @@ def doctor(flags: dict[str, Any], as_json: bool) -> None:
 
 
 def _asked(url: str, settings: CommonSettings) -> DoctorFacts:
-    """The facts. Raises StartRefused or SettingsError when Redis cannot be asked at all."""
+    """Return the facts. Raises StartRefused or SettingsError when Redis cannot be asked at all."""
     try:
         link = Link(url, "usher:doctor")
     except ValueError as wrong:
@@ -93,7 +93,7 @@ def _document(url: str, facts: DoctorFacts, findings: list[DoctorFinding]) -> di
     }
 
 
-# ---- for people --------------------------------------------------------------------------------------------------------------
+# ---- for people ----------------------------------------------------------------------------------
 
 
 def _print_doctor_report(url: str, facts: DoctorFacts, findings: list[DoctorFinding]) -> None:
@@ -150,5 +150,5 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _safe(text: str) -> str:
-    """What Redis says may hold anything: no control characters, no markup."""
+    """Escape control characters and markup: Redis' words may hold anything."""
     return escape(escape_control(text, kept="\n"))

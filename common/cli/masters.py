@@ -1,4 +1,4 @@
-"""Asking the masters over HTTP whether they and the consumers are well."""
+"""Ask the masters over HTTP whether they and the consumers are well."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 import orjson
 
 _TIMEOUT_S = 2.0
-#: No proxy, whatever the environment says: these are this machine's own addresses.
+#: Use no proxy, whatever the environment says: these are this machine's own addresses.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True)
 class ProbeAnswer:
-    """``status`` 0: no answer, and ``reason`` says why; else the HTTP status and the JSON document (None if it was
-    none)."""
+    """The answer of a master. ``status`` 0: no answer, and ``reason`` says why; else the HTTP status and the JSON
+    document (None if it was none)."""
 
     status: int
     document: Any = None
@@ -47,7 +47,7 @@ def ask(url: str, token: str = "") -> ProbeAnswer:
 
 
 def is_well(url: str, token: str = "") -> tuple[bool, str]:
-    """Whether a program says that it is well, and what it says if not."""
+    """Return True when a program says that it is well, and its reason when not."""
     answer = ask(f"{url}/api/health", token)
     if answer.status == 200:
         return True, ""
@@ -55,13 +55,13 @@ def is_well(url: str, token: str = "") -> tuple[bool, str]:
 
 
 def somebody_leads(urls: list[str], token: str = "") -> bool:
-    """Whether one of the masters says that it leads."""
+    """Return True when one of the masters says that it leads."""
     answers = (ask(f"{url}/api/health", token) for url in urls)
     return any(isinstance(answer.document, dict) and answer.document.get("leader") is True for answer in answers)
 
 
 def living_consumers(urls: list[str], token: str = "") -> set[str]:
-    """Names of the consumers that are registered and alive, as the first master that can tell says."""
+    """Return names of the registered, living consumers, as the first master that can tell says."""
     for url in urls:
         answer = ask(f"{url}/api/consumers", token)
         if answer.status == 200:

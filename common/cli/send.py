@@ -1,4 +1,4 @@
-"""``usher send``: put messages into the ticket stream, from a CSV file, made up, or one from the command line."""
+"""``usher send``: add messages to the ticket stream, from a CSV file, made up, or one from the command line."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ from usher.common.sending.workload import CsvSource, NewMessage, WorkloadUnusabl
     "at_ms",
     type=Moment(),
     metavar="TIME",
-    help="The same until a time such as 2026-11-21T10:00, local unless it says otherwise.",
+    help="Delay it until a time such as 2026-11-21T10:00, local unless it says otherwise.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as one JSON document.")
 @click.argument("fields", nargs=-1, metavar="[FIELD=VALUE]...")
@@ -110,7 +110,7 @@ def _check_usage(given: dict[str, Any]) -> None:
 
 
 def _check_gathered(settings: CommonSettings, flags: dict[str, Any]) -> None:
-    """For one of several streams a message waits beside the work stream: beside its own no master looks."""
+    """Refuse a delayed message beside one of several streams: no master looks there, but beside the work stream."""
     everything = load(
         CommonSettings, os.environ, {field: value for field, value in flags.items() if field != "ticket_stream"}
     )
@@ -130,21 +130,21 @@ def _check_gathered(settings: CommonSettings, flags: dict[str, Any]) -> None:
 
 
 def _due(given: dict[str, Any], link: Link) -> Callable[[], int | None]:
-    """When messages that are sent now are due: a duration is counted by the clock that decides, which is that of
-    Redis."""
+    """Return when messages that are sent now are due: a duration is counted by the clock that decides, which is
+    Redis'."""
     after_s = given["after_s"]
     if after_s is None:
         return lambda: given["at_ms"]
     try:
         seconds, micros = link.call("TIME")
-    except CommandRefused:  # a user without the right, which is newer than many a user
+    except CommandRefused:  # the right to TIME is newer than many users' rules
         return lambda: Producer.ms_from_now(after_s)
     from_now_ms = int(seconds) * 1000 + int(micros) // 1000 + after_s * 1000 - now_s() * 1000
     return lambda: int(from_now_ms + now_s() * 1000)
 
 
 def _recognisable(source: Any, given: dict[str, Any]) -> Any:
-    """The source, with a uid in every message: made-up ones get it here, all others must have it."""
+    """Return the source with a uid in every message: made-up messages get it here, all others must have it."""
     if given["simulate"] is not None:
         return numbered(source, f"simulated-{given['seed']}-{given['tickets']}")
     if isinstance(source, CsvSource):
@@ -178,7 +178,7 @@ def _one_message(ticket: str, pairs: tuple[str, ...], ticket_field: str) -> NewM
 
 
 def _sent(sender: Sender, source: Any, rate: float | None, as_json: bool) -> int:
-    """Send everything; returns the exit code: 0 all accepted, 1 not all, 130 stopped by Ctrl-C."""
+    """Send everything; return the exit code: 0 all accepted, 1 not all, 130 stopped by Ctrl-C."""
     started = time.monotonic()
     last_id = b""
     trouble, code = "", 0
@@ -214,7 +214,7 @@ def _print_sent(sender: Sender, seconds: float, last_id: bytes, trouble: str, as
         click.echo(orjson.dumps(document))
     else:
         how = f"in {seconds:.1f} s ({speed:,.0f}/s)"
-        if sender.accepted == 1 and last_id:  # of one there is no rate
+        if sender.accepted == 1 and last_id:  # a single message has no rate
             how = f"as {last_id.decode()}"
         repeats = f", {repeated:,} were there already and were not sent again" if repeated else ""
         where = sender.stream if sender.due_ms() is None else f"the delayed messages of {sender.stream}"
@@ -231,7 +231,7 @@ def _print_sent(sender: Sender, seconds: float, last_id: bytes, trouble: str, as
 
 @contextlib.contextmanager
 def _progress(source: Any) -> Iterator[Any]:
-    """A function that is told how many were sent, and draws that on a terminal (nowhere else)."""
+    """Yield a function that takes the number of sent messages and draws it on a terminal (nowhere else)."""
     console = Console(stderr=True)
     if not console.is_terminal or isinstance(source, list):
         yield lambda accepted: None

@@ -21,7 +21,8 @@ def token() -> None:
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def new(role: str, name: str, as_json: bool) -> None:
-    """NAME: who the action log says it was. Of a consumer: its name, or the beginning of its name and a `*`."""
+    """Make a token. NAME: the name in the action log; of a consumer its name, or the beginning of its name and a
+    `*`."""
     made = new_token()
     try:
         line = line_of(Role(role), name, made)

@@ -1,6 +1,6 @@
-"""The doctor: is this Redis, as it is set up and as it is now, one on which the promise holds?
+"""The doctor: judges whether the promise holds on this Redis, as it is set up and as it is now.
 
-``facts`` is what can be known, ``collector`` asks Redis for it. ``server``, ``topology`` and ``stream`` judge it, and
-``findings`` puts their judgements together: pure functions, facts in, findings out. What could not be asked (a managed
-Redis may forbid CONFIG) is told as unknown and never as fine.
+``facts`` defines what can be known, ``collector`` asks Redis for it. ``server``, ``topology`` and ``stream`` judge it,
+and ``findings`` puts their judgements together: pure functions, facts in, findings out. A question that Redis refuses
+(a managed Redis may forbid CONFIG) is reported as unknown and never as fine.
 """

@@ -1,5 +1,4 @@
-"""Asking Redis for all that the doctor judges. Nothing is written; what may not be asked is noted with Redis' own
-words."""
+"""Ask Redis for all that the doctor judges. Nothing is written; a refused question is noted with Redis' own words."""
 
 from __future__ import annotations
 
@@ -34,16 +33,17 @@ _SETTINGS = (
     "timeout",
 )
 _SENTINEL_CHANNEL = "__sentinel__:hello"
-#: How long Redis' clock is watched beside ours.
+#: Seconds for which Redis' clock is watched beside ours.
 _WATCH_S = 0.1
-#: Pending entries that are looked at for the longest idle one.
+#: Number of pending entries among which the longest idle one is sought.
 _MOST_IDLE = 100
 
 
 def collect(link: Link, keys: Keys, lease_ms: int, sources: SourceSelection | None = None) -> DoctorFacts:
-    """All facts. Raises RedisTrouble when Redis cannot be reached."""
+    """Return all facts. Raises RedisTrouble when Redis cannot be reached."""
     refused: dict[str, str] = {}
-    _time(link, {})  # to connect takes several round trips, of which nobody knows in which one the time is told
+    # Connecting takes several round trips, and it is unknown which one carries the time: do that first.
+    _time(link, {})
     first = _time(link, refused)
     server = _server(link, refused)
     rights = find_rights(link, keys, sources)
@@ -67,14 +67,14 @@ def collect(link: Link, keys: Keys, lease_ms: int, sources: SourceSelection | No
 
 
 def startup_findings(link: Link) -> list[DoctorFinding]:
-    """What is bad about the server behind ``link``: a program logs it when it starts, and goes on. Raises
+    """Return what is bad about the server behind ``link``; a program logs it when it starts, and goes on. Raises
     RedisTrouble."""
     server = _server(link, {})
     return [finding for finding in examine_server(server) if finding.severity is DoctorSeverity.BAD]
 
 
 def _server(link: Link, refused: dict[str, str]) -> DoctorFacts:
-    """INFO, CONFIG and who stands around it."""
+    """Ask for INFO, CONFIG and the servers around it."""
     info, sentinels, *settings = link.pipeline(
         [("INFO",), ("PUBSUB", "NUMSUB", _SENTINEL_CHANNEL), *(("CONFIG", "GET", name) for name in _SETTINGS)]
     )
@@ -99,7 +99,7 @@ def _mode(url: str) -> str:
 
 
 def _settings(replies: list[Any], refused: dict[str, str]) -> dict[str, str] | None:
-    """Names and values of CONFIG GET; None when it is forbidden."""
+    """Return names and values of CONFIG GET; None when it is forbidden."""
     found: dict[str, str] = {}
     for reply in replies:
         if not _is_told(reply, "CONFIG GET", refused):
@@ -109,7 +109,7 @@ def _settings(replies: list[Any], refused: dict[str, str]) -> dict[str, str] | N
 
 
 def _is_told(reply: Any, question: str, refused: dict[str, str]) -> bool:
-    """False, and the reason is noted, when Redis may not answer us. Raises NotNow when it answers nobody."""
+    """Return False, and note the reason, when Redis may not answer us. Raises NotNow when it answers no client."""
     if isinstance(reply, NotNow):
         raise reply
     if isinstance(reply, Exception):
@@ -119,8 +119,8 @@ def _is_told(reply: Any, question: str, refused: dict[str, str]) -> bool:
 
 
 class _Time(NamedTuple):
-    """Redis' milliseconds, ours on a steady clock, ours on the wall, all of the middle of one call, and how long that
-    took."""
+    """A measurement: Redis' milliseconds, ours on a steady clock, ours on the wall, all at the middle of one call, and
+    its duration."""
 
     redis_ms: int
     steady_ms: float
@@ -156,7 +156,7 @@ def _clock(link: Link, first: _Time | None, refused: dict[str, str]) -> Clock | 
 
 
 def _stream(link: Link, keys: Keys, refused: dict[str, str]) -> TicketStreamFacts | None:
-    """The ticket stream and what Usher keeps beside it; None when we may not look."""
+    """Return the ticket stream and what Usher keeps beside it; None when we may not look."""
     try:
         return _look_at_stream(link, keys)
     except RedisTrouble:
@@ -220,7 +220,7 @@ def _look_at_stream(link: Link, keys: Keys) -> TicketStreamFacts:
 
 
 def _wrong_type(link: Link, stream: str) -> str:
-    """What the key is, if it is no stream. Users with few rights may not ask for its TYPE, and need not."""
+    """Return the type of the key if it is no stream. Users with few rights may not ask for its TYPE, and need not."""
     try:
         link.call("XLEN", stream)
         return ""
@@ -232,18 +232,19 @@ def _wrong_type(link: Link, stream: str) -> str:
 
 
 def _nothing_above(link: Link, keys: Keys, last_delivered: bytes) -> int | None:
-    """0 when nothing is unread, else None: nobody has counted (before 7.0, and after a trim in the middle)."""
+    """Return 0 when nothing is unread, else None: the number is not known (before 7.0, and after a trim in the
+    middle)."""
     return None if link.call("XRANGE", keys.stream, b"(" + last_delivered, "+", "COUNT", 1) else 0
 
 
 def _states(link: Link, keys: Keys) -> dict[str, str]:
-    """Registered incarnations and what their leases say; "lost" without one."""
+    """Return registered incarnations and the states of their leases; "lost" without one."""
     incarnations = []
     for name, stored in pairs(link.call("HGETALL", keys.consumers)).items():
         try:
             incarnations.append(parse(name, stored).incarnation)
         except ValueError:
-            continue  # the roster reports it
+            continue  # the registry reports it
     leases = link.pipeline([("GET", keys.lease(incarnation)) for incarnation in incarnations])
     return {
         incarnation: lease.decode() if isinstance(lease, bytes) else "lost"
@@ -258,7 +259,7 @@ def _state(name: bytes, states: dict[str, str]) -> str:
 
 
 def _longest_idle_ms(link: Link, keys: Keys, states: dict[str, str]) -> int:
-    """Of the oldest entries of those whose lease lives."""
+    """Return the longest idle time, in ms, among the oldest entries of names whose lease lives."""
     living = [name for name, state in states.items() if state != "lost"]
     pages = link.pipeline([("XPENDING", keys.stream, keys.group, "-", "+", _MOST_IDLE, name) for name in living])
     return max((row[2] for page in pages if isinstance(page, list) for row in page), default=0)

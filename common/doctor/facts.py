@@ -1,5 +1,5 @@
-"""What the doctor knows of a Redis and of a ticket stream in it, and the shape of what follows from it. None is "could
-not be asked"."""
+"""The doctor's facts about a Redis and a ticket stream in it, and the shape of the findings. None means "could not be
+asked"."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 
 class DoctorSeverity(enum.Enum):
-    """BAD: the promise does not hold, or work stands still. WARN: it costs something, or soon will. UNKNOWN: we may not
-    ask."""
+    """Severities. BAD: the promise does not hold, or work stands still. WARN: it costs something, or soon will.
+    UNKNOWN: the question is forbidden."""
 
     OK = "ok"
     UNKNOWN = "unknown"
@@ -21,8 +21,8 @@ class DoctorSeverity(enum.Enum):
 
 @dataclass(frozen=True)
 class DoctorFinding:
-    """One check: what was seen, what that means for the promise, and what to do about it ("" when nothing is to be
-    done)."""
+    """The result of a check: what was seen, what it means for the promise, and what to do about it ("" when there is
+    nothing to do)."""
 
     check: str
     severity: DoctorSeverity
@@ -32,7 +32,7 @@ class DoctorFinding:
 
 
 class Ability(Protocol):
-    """What judging needs of a ``usher.common.redis.capabilities.Capability``."""
+    """The part of a ``usher.common.redis.capabilities.Capability`` that judging needs."""
 
     @property
     def name(self) -> str: ...
@@ -49,8 +49,8 @@ class Ability(Protocol):
 
 @dataclass(frozen=True)
 class Clock:
-    """Redis' clock beside ours: how far it is ahead, and how much it went faster than time itself while we watched.
-    Also how far Redis is: the round trip. Milliseconds."""
+    """Redis' clock beside ours: how far it is ahead, and how much faster than time itself it went while we watched.
+    Also the round trip to Redis. Milliseconds."""
 
     redis_ms: int
     ahead_ms: int
@@ -61,9 +61,9 @@ class Clock:
 
 @dataclass(frozen=True)
 class Rights:
-    """What the user of the URL may do. ``missing``: commands it may not run that masters or consumers need.
+    """The rights of the URL's user. ``missing``: commands it may not run that masters or consumers need.
     ``enough_for``: the programs that lack nothing, where one of those two does. ``own_missing``: what the program lacks
-    that the user is called after."""
+    after which the user is named."""
 
     user: str | None
     missing: tuple[str, ...] | None
@@ -74,8 +74,8 @@ class Rights:
 
 @dataclass(frozen=True)
 class NameInGroup:
-    """A name in the group. ``state``: live, draining, revoked, lost, reserved (``master``, ``halted``), or unknown (on
-    no roster)."""
+    """A name in the group. ``state``: live, draining, revoked, lost, reserved (``master``, ``halted``), or unknown (not
+    registered)."""
 
     name: str
     state: str
@@ -85,7 +85,7 @@ class NameInGroup:
 @dataclass(frozen=True)
 class TicketStreamFacts:
     """The ticket stream, its group and its index at one moment. ``last_generated`` is "" and ``entries`` 0 when the
-    stream is not there.
+    stream does not exist.
 
     ``has_group`` and ``position_saved``: a position without a group means that the group was lost. ``highest_number``
     is the highest epoch, fence or generation ever given; ``idle_ms`` the longest time that an entry of a name with a
@@ -114,12 +114,12 @@ class TicketStreamFacts:
 
 @dataclass(frozen=True)
 class DoctorFacts:
-    """All of it. ``info`` and ``config``: names and values as Redis has them. ``refused``: the question, and Redis'
+    """All facts. ``info`` and ``config``: names and values as Redis has them. ``refused``: the question, and Redis'
     words.
 
-    ``mode`` is how the URL finds the server: fixed, sentinel or cluster. ``sentinels``: how many sentinels listen at
-    this server. ``gathering``: as common/doctor/source_status.py tells it; None when there is one ticket stream, or it
-    could not be asked.
+    ``mode`` is how the URL finds the server: fixed, sentinel or cluster. ``sentinels``: number of sentinels that listen
+    at this server. ``gathering``: as common/doctor/source_status.py reports it; None when there is one ticket stream,
+    or it could not be asked.
     """
 
     mode: str = "fixed"
@@ -136,18 +136,18 @@ class DoctorFacts:
     gathering: Mapping[str, Any] | None = None
 
     def told(self, name: str) -> str | None:
-        """A value of INFO."""
+        """Return a value of INFO."""
         return None if self.info is None else self.info.get(name)
 
     def number(self, name: str) -> int | None:
-        """A whole number of INFO."""
+        """Return a whole number of INFO."""
         value = self.told(name)
         return int(value) if value is not None and value.lstrip("-").isdecimal() else None
 
     def setting(self, name: str) -> str | None:
-        """A value of CONFIG, or None when CONFIG is forbidden or the server does not have it."""
+        """Return a value of CONFIG; None when CONFIG is forbidden or the server does not have it."""
         return None if self.config is None else self.config.get(name)
 
     def why_not(self, question: str) -> str:
-        """Redis' words on why it was not answered."""
+        """Return Redis' words on why the question was not answered."""
         return self.refused.get(question, "not told")

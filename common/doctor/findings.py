@@ -15,38 +15,38 @@ _ORDER = (DoctorSeverity.OK, DoctorSeverity.UNKNOWN, DoctorSeverity.WARN, Doctor
 
 
 class Holds(NamedTuple):
-    """A row of the promise: what happens, and what holds then with this Redis."""
+    """A row of the promise: a fault, and what holds then with this Redis."""
 
     when: str
     what: str
 
 
 def examine(facts: DoctorFacts) -> list[DoctorFinding]:
-    """Every check, in the order in which a person reads them."""
+    """Run every check, in the order in which a person reads the findings."""
     return [*judge_server(facts), *judge_topology(facts), *judge_stream(facts), *judge_gathering(facts)]
 
 
 def examine_server(facts: DoctorFacts) -> list[DoctorFinding]:
-    """The checks that need no stream."""
+    """Run the checks that need no stream."""
     return [*judge_server(facts), *judge_topology(facts)]
 
 
 def worst(findings: Iterable[DoctorFinding]) -> DoctorSeverity:
-    """The worst severity; OK when there is none."""
+    """Return the worst severity; OK when there is no finding."""
     return max((finding.severity for finding in findings), key=_ORDER.index, default=DoctorSeverity.OK)
 
 
 def promise(facts: DoctorFacts) -> list[Holds]:
-    """What holds here when something fails.
+    """Return what holds here when something fails, by the mode of the append-only file.
 
-    ==================================  ================  =====================  ===============  ======================
-    fault                               no file           always                 everysec         no / not known
-    ==================================  ================  =====================  ===============  ======================
-    a program of Usher is killed        no loss, order    no loss, order         no loss, order   no loss, order
-    redis-server is killed              all is lost       no loss                none seen        none seen / not known
-    its host loses power                all is lost       no loss                about a second   half a minute / not known
-    a replica is promoted (if any)      the tail is lost  the tail is lost       the same         the same
-    ==================================  ================  =====================  ===============  ======================
+    ==============================  ================  ================  ================  =========================
+    fault                           no file           always            everysec          no / not known
+    ==============================  ================  ================  ================  =========================
+    a program of Usher is killed    no loss, order    no loss, order    no loss, order    no loss, order
+    redis-server is killed          all is lost       no loss           none seen         none seen / not known
+    its host loses power            all is lost       no loss           about a second    half a minute / not known
+    a replica is promoted (if any)  the tail is lost  the tail is lost  the tail is lost  the tail is lost
+    ==============================  ================  ================  ================  =========================
     """
     held = "nothing is lost, the order holds, one effective execution at a time"
     rows = [Holds("a program of Usher is killed, paused or cut off", held)]

@@ -1,5 +1,5 @@
-"""Judging the gathering of several ticket streams: does somebody do it, do all do the same, which sources are not taken
-in. Pure."""
+"""Judge the gathering of several ticket streams: does a master do it, do all agree, which sources are left out.
+Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from usher.common.doctor.facts import DoctorFacts, DoctorFinding, DoctorSeverity
 _SHOWN = 5
 _MEANS: Mapping[str, tuple[str, str]] = {
     "not_a_stream": (
-        "what is under this name is no stream",
+        "the key of this name is not a stream",
         "move that key away, or take the name out of USHER_TICKET_STREAM",
     ),
     "ahead": (
@@ -33,10 +33,7 @@ _MEANS: Mapping[str, tuple[str, str]] = {
         ),
     ),
     "not_trimmed": (
-        (
-            "nothing is cut off it (USHER_TRIM_SECONDS) until somebody has looked, so it grows; it is gathered all the"
-            " same"
-        ),
+        ("it is not trimmed (USHER_TRIM_SECONDS) until a person has looked, so it grows; it is still gathered"),
         "do what its words say; `usher trim --ticket-stream SOURCE` shows who reads it, and takes --forget",
     ),
     "refused": ("Redis does not let its entries be moved", "allow the command that its words name to this user"),
@@ -44,7 +41,7 @@ _MEANS: Mapping[str, tuple[str, str]] = {
 
 
 def judge_gathering(facts: DoctorFacts) -> Iterator[DoctorFinding]:
-    """Nothing when there is one ticket stream."""
+    """Yield the findings; none when there is one ticket stream."""
     seen = facts.gathering
     if seen is None:
         return

@@ -1,4 +1,4 @@
-"""May the user of this connection run all that Usher needs? Asked without doing any of it.
+"""Find out, without running anything, whether the user of this connection may run all that Usher needs.
 
 ``ACL DRYRUN`` answers for a user by name, but is new (7.0) and often forbidden itself. Else each command is queued in a
 MULTI, where Redis checks the rights, and the MULTI is discarded: nothing runs. Where that is forbidden too, a few
@@ -21,13 +21,14 @@ Command = tuple[Arg, ...]
 
 
 def needed(keys: Keys) -> list[Command]:
-    """One well-formed call of every command that masters and consumers send or that their scripts run, on the keys they
-    run it on."""
+    """Return one well-formed call of every command that masters and consumers send or that their scripts run, on the
+    keys they run it on."""
     stream, group, inbox, lease = keys.stream, keys.group, keys.inbox("a:1"), keys.lease("a:1")
     return [
         ("TIME",),
         ("INFO",),
-        *(("EVAL", "return 1", 1, keys.leader), ("EVALSHA", "0" * 40, 1, keys.leader)),
+        ("EVAL", "return 1", 1, keys.leader),
+        ("EVALSHA", "0" * 40, 1, keys.leader),
         ("XADD", stream, "*", "f", "v"),  # a dead letter that is redriven
         ("XADD", keys.dead, "*", "f", "v"),
         ("XADD", keys.changed, "MAXLEN", "~", 1, "*", "f", "v"),
@@ -62,7 +63,8 @@ def needed(keys: Keys) -> list[Command]:
         ("HSET", keys.tickets, "f", "v"),
         ("HDEL", keys.tickets, "f"),
         ("HSET", LogKeys(stream).groups, group, "0-0"),
-        *(("HSET", keys.rules, "f", "v"), ("HGETALL", keys.rules)),
+        ("HSET", keys.rules, "f", "v"),
+        ("HGETALL", keys.rules),
         ("GET", lease),
         ("SET", lease, "v", "PX", 1),
         ("EXISTS", lease),
@@ -74,21 +76,24 @@ def needed(keys: Keys) -> list[Command]:
 
 
 def _needed_for_delayed(log: LogKeys) -> list[Command]:
-    """The same for delayed messages."""
+    """Return the commands for delayed messages."""
     return [
-        *(("XADD", log.delayed, "*", "f", "v"), ("XDEL", log.delayed, "0-1"), ("XREAD", "STREAMS", log.delayed, "0")),
-        *(
-            ("ZADD", log.due, 1, "f"),
-            ("ZREM", log.due, "f"),
-            ("ZRANGE", log.due, 0, 0),
-            ("ZRANGEBYSCORE", log.due, 0, 1),
-        ),
-        *(("ZSCORE", log.due, "f"), ("ZCARD", log.due), ("GET", log.due_until), ("SET", log.due_until, "0-0")),
+        ("XADD", log.delayed, "*", "f", "v"),
+        ("XDEL", log.delayed, "0-1"),
+        ("XREAD", "STREAMS", log.delayed, "0"),
+        ("ZADD", log.due, 1, "f"),
+        ("ZREM", log.due, "f"),
+        ("ZRANGE", log.due, 0, 0),
+        ("ZRANGEBYSCORE", log.due, 0, 1),
+        ("ZSCORE", log.due, "f"),
+        ("ZCARD", log.due),
+        ("GET", log.due_until),
+        ("SET", log.due_until, "0-0"),
     ]
 
 
 def needed_of_sources(keys: Keys, sources: SourceSelection) -> list[Command]:
-    """The same for what masters do with each of several ticket streams. Of a pattern, one name that it matches stands
+    """Return the commands that masters run on each of several ticket streams. One name that a pattern matches stands
     for all."""
     found: list[Command] = [
         ("XADD", keys.stream, "*", "f", "v"),
@@ -104,35 +109,37 @@ def needed_of_sources(keys: Keys, sources: SourceSelection) -> list[Command]:
             ("XINFO", "STREAM", source),
             ("XPENDING", source, keys.group),
             ("HSET", LogKeys(source).groups, keys.group, "0-0"),
-            *(
-                ("XTRIM", source, "MINID", "0"),
-                ("HGETALL", LogKeys(source).checkpoints),
-                ("GET", LogKeys(source).archived),
-            ),
+            ("XTRIM", source, "MINID", "0"),
+            ("HGETALL", LogKeys(source).checkpoints),
+            ("GET", LogKeys(source).archived),
             ("TYPE", source),
         ]
     return [*found, ("SCAN", 0, "COUNT", 1)] if sources.patterns else found
 
 
 def _needed_by_others(keys: Keys) -> list[Command]:
-    """The same for what neither masters nor consumers touch, but streamers, log consumers, senders and auditors."""
+    """Return the commands that neither masters nor consumers run, but streamers, log consumers, senders and
+    auditors."""
     log, uid = LogKeys(keys.stream), uid_key(keys.stream, b"u")
     return [
         *(("EVALSHA", "0" * 40, 1, key) for key in (log.leader, log.checkpoints, uid)),
-        *(
-            ("SET", log.leader, "v", "PX", 1),
-            ("GET", log.leader),
-            ("PTTL", log.leader),
-            ("HSET", log.counters, "f", "v"),
-            ("WAIT", 0, 0),
-        ),
-        *(("HGET", log.checkpoints, "f"), ("HSET", log.checkpoints, "f", "v"), ("HDEL", log.checkpoints, "f")),
-        *(("GET", uid), ("SET", uid, "v", "PX", 1), ("GET", log.archived), ("SET", log.archived, "0-0")),
+        ("SET", log.leader, "v", "PX", 1),
+        ("GET", log.leader),
+        ("PTTL", log.leader),
+        ("HSET", log.counters, "f", "v"),
+        ("WAIT", 0, 0),
+        ("HGET", log.checkpoints, "f"),
+        ("HSET", log.checkpoints, "f", "v"),
+        ("HDEL", log.checkpoints, "f"),
+        ("GET", uid),
+        ("SET", uid, "v", "PX", 1),
+        ("GET", log.archived),
+        ("SET", log.archived, "0-0"),
     ]
 
 
 def find_rights(link: Link, keys: Keys, sources: SourceSelection | None = None) -> Rights:
-    """What is missing. Raises RedisTrouble when Redis cannot be reached."""
+    """Return the rights, and what is missing. Raises RedisTrouble when Redis cannot be reached."""
     commands = needed(keys) + (needed_of_sources(keys, sources) if sources is not None else [])
     [who] = link.pipeline([("ACL", "WHOAMI")])
     user = who.decode(errors="replace") if isinstance(who, bytes) else None
@@ -146,13 +153,13 @@ def find_rights(link: Link, keys: Keys, sources: SourceSelection | None = None) 
 
 
 def _refusal(answer: object) -> object:
-    """DRYRUN's answer in the form that the command itself would have got: OK, or a sentence that says what is
+    """Return DRYRUN's answer in the form that the command itself would have got: OK, or a sentence that names what is
     missing."""
     return answer if answer == b"OK" else CommandRefused(f"NOPERM {answer!r}")
 
 
 def _queued(link: Link, keys: Keys, user: str | None, commands: Sequence[Command]) -> Rights:
-    """Queue all in a MULTI that is discarded. MULTI is asked alone: were it refused, what follows would run."""
+    """Queue all commands in a MULTI that is discarded. MULTI is asked alone: if it were refused, the rest would run."""
     [begun] = link.pipeline([("MULTI",)])
     if begun != b"OK":
         return _tried(link, keys, user, begun)
@@ -164,7 +171,7 @@ def _queued(link: Link, keys: Keys, user: str | None, commands: Sequence[Command
 
 
 def _found(keys: Keys, user: str | None, commands: Sequence[Command], replies: Sequence[object], how: str) -> Rights:
-    """Of the replies to ``commands``, and behind them to what others need."""
+    """Return the rights from the replies to ``commands``, followed by those to what others need."""
     answers = list(zip([*commands, *_needed_by_others(keys)], replies, strict=True))
     refused = [command for command, reply in answers if _is_refused(reply)]
     kinds = [program for program in programs(keys.stream, keys.group) if program.connects]
@@ -197,7 +204,8 @@ def _tried(link: Link, keys: Keys, user: str | None, refusal: object) -> Rights:
 
 
 def _missing(commands: Sequence[Command], replies: Sequence[object]) -> tuple[str, ...]:
-    """Names of the commands that were refused for lack of rights, each once; with the subcommand where there is one."""
+    """Return the names of the commands that were refused for lack of rights, each once; with the subcommand where there
+    is one."""
     names: dict[str, None] = {}
     for command, reply in zip(commands, replies, strict=True):
         if _is_refused(reply):

@@ -1,4 +1,4 @@
-"""Judging one redis-server: what is on disk, what may be deleted, which version it is, what we may do there. Pure."""
+"""Judge one redis-server: what is on disk, what may be deleted, its version, and our rights there. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from usher.common.doctor.topology import judge_replicas
 from usher.common.doctor.versions import floor_problem, known_holes, version_of
 
 OK, UNKNOWN, WARN, BAD = DoctorSeverity.OK, DoctorSeverity.UNKNOWN, DoctorSeverity.WARN, DoctorSeverity.BAD
-#: Of maxmemory: from here on it is time to act; at all of it sends are refused.
+#: Share of maxmemory from which it is time to act; when all of it is used, sends are refused.
 _NEARLY_FULL = 0.8
-#: Redis' own default of busy-reply-threshold.
+#: Redis' default of busy-reply-threshold, in ms.
 _BUSY_MS = 5000
 
 
 def judge_server(facts: DoctorFacts) -> Iterator[DoctorFinding]:
-    """Everything about the server itself."""
+    """Yield all findings about the server itself."""
     yield from _version(facts)
     yield from _append_only_file(facts)
     yield from _disk(facts)
@@ -28,7 +28,7 @@ def judge_server(facts: DoctorFacts) -> Iterator[DoctorFinding]:
 
 
 def refused_writes(facts: DoctorFacts) -> DoctorFinding | None:
-    """Of these checks the one that says why Redis takes no writes, BAD, or may take none, WARN; None when none does."""
+    """Return the check that says why Redis takes no writes, BAD, or may take none, WARN; None when none does."""
     checks = (*_disk(facts), *_memory(facts), *judge_replicas(facts))
     stops = (finding for finding in checks if finding.severity is BAD or finding.seen.startswith("rdb_last_bgsave"))
     return next(stops, None)
@@ -64,7 +64,7 @@ def _append_only_file(facts: DoctorFacts) -> Iterator[DoctorFinding]:
             UNKNOWN,
             why,
             "without one a restart of Redis loses messages",
-            "ask whoever runs this Redis",
+            "ask the operators of this Redis",
         )
         return
     if enabled == "0":
@@ -72,7 +72,7 @@ def _append_only_file(facts: DoctorFacts) -> Iterator[DoctorFinding]:
         means = (
             "a restart of Redis loses everything"
             if saves == ""
-            else "a restart of Redis loses all since its last snapshot, acknowledged or not"
+            else "a restart of Redis loses everything since its last snapshot, acknowledged or not"
         )
         if facts.number("connected_slaves"):
             means += "; with replicas, an automatic restart wipes them too"
@@ -118,14 +118,14 @@ def _fsync(facts: DoctorFacts) -> DoctorFinding:
             UNKNOWN,
             facts.why_not("CONFIG GET"),
             "how much a power loss loses is not known",
-            "ask whoever runs this Redis for appendfsync",
+            "ask the operators of this Redis for appendfsync",
         )
     means = "a power loss loses what the kernel has not written yet: half a minute or more"
     return DoctorFinding("fsync", WARN, f"appendfsync {mode}", means, "set appendfsync everysec")
 
 
 def _disk(facts: DoctorFacts) -> Iterator[DoctorFinding]:
-    """Writes that failed: with an append-only file, or with snapshots, Redis then refuses all further ones
+    """Yield failed writes: with an append-only file, or with snapshots, Redis then refuses all further ones
     (MISCONF)."""
     if facts.info is None:
         return
@@ -145,10 +145,11 @@ def _disk(facts: DoctorFacts) -> Iterator[DoctorFinding]:
             else (WARN, "the last snapshot failed; where snapshots are scheduled Redis refuses writes for it")
         ),
     }
+    # An old failure of what is switched off means nothing.
     unused = {
         "aof_last_write_status": facts.told("aof_enabled") == "0",
         "rdb_last_bgsave_status": saves == "",
-    }  # an old trouble means nothing then
+    }
     failed = [name for name in troubles if (facts.told(name) or "ok") != "ok" and not unused.get(name)]
     for name in failed:
         severity, means = troubles[name]
@@ -164,7 +165,7 @@ def _eviction(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     if policy is None:
         means = "with any policy but noeviction Redis deletes keys of its own accord"
         yield DoctorFinding(
-            "eviction", UNKNOWN, facts.why_not("INFO"), means, "ask whoever runs this Redis for maxmemory-policy"
+            "eviction", UNKNOWN, facts.why_not("INFO"), means, "ask the operators of this Redis for maxmemory-policy"
         )
         return
     evicted = facts.number("evicted_keys") or 0
@@ -215,7 +216,7 @@ def _mib(size: int) -> str:
 def _rights(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     rights = facts.rights
     who = f"user {rights.user}" if rights.user else "this user"
-    # One that is called after a program is for that; any other one may be meant for a master or a consumer.
+    # A user that is named after a program is for that program; any other may be meant for a master or a consumer.
     fit = [name for name in rights.enough_for if name == rights.user] or [
         name for name in rights.enough_for if name in ("master", "consumer")
     ]
@@ -248,9 +249,9 @@ def _rights(facts: DoctorFacts) -> Iterator[DoctorFinding]:
             " needs them too"
         )
         means = "no master and no consumer can do all of its work under it"
-        if rights.enough_for:  # it may be meant for that, or for a master and lack a few rights
+        if rights.enough_for:  # it may be meant for these, or for a master and lack a few rights
             means += f"; {_a(rights.enough_for)} can"
-            do += "; one that is called after its program (see `usher acl`) is judged by that alone"
+            do += "; a user that is named after its program (see `usher acl`) is judged by that alone"
         yield DoctorFinding("rights", BAD, f"{who} may not run: {few}", means, do)
     else:
         yield DoctorFinding(
@@ -270,7 +271,7 @@ def _times(facts: DoctorFacts) -> Iterator[DoctorFinding]:
             f"USHER_LEASE_SECONDS {facts.lease_ms / 1000:g}; a script may run for {busy_ms / 1000:g} s before Redis"
             " says BUSY"
         )
-        means = "one slow script of anybody ends all leases at once: everything is taken back and handed over again"
+        means = "one slow script of any client ends all leases at once: everything is taken back and handed over again"
         yield DoctorFinding(
             "lease",
             WARN,
@@ -317,7 +318,10 @@ def _abilities(facts: DoctorFacts) -> Iterator[DoctorFinding]:
         )
     elif unknown:
         yield DoctorFinding(
-            "capabilities", UNKNOWN, f"not told: {', '.join(unknown)}", "whether Usher can work here shows only at work"
+            "capabilities",
+            UNKNOWN,
+            f"not told: {', '.join(unknown)}",
+            "only running Usher here shows whether it can work",
         )
     elif needed:
         yield DoctorFinding(

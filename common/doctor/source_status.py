@@ -1,5 +1,5 @@
-"""How the gathering goes, for pages, commands and programs: which master has how much of it, what is behind, and what a
-person must look at."""
+"""Report how the gathering goes, for pages, commands and programs: which master has which share, what is behind, and
+what needs a person."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from usher.common.redis.client import Link
 from usher.common.redis.replies import pairs
 from usher.common.redis.scripts import ScriptRunner
 
-#: SourceSelection that are looked at, at most; and by one call.
+#: Most sources that are looked at; and of one call.
 _MOST_LOOKED_AT, _PAGE = 5000, 100
-#: Entries of one source that are counted where Redis does not know their number.
+#: Most entries of one source that are counted where Redis does not know their number.
 _MOST_COUNTED = 100
 _WORST = 5
-#: States that a person must look at. A listed stream that is not there yet is none of them.
+#: States that need a person. A listed stream that does not exist yet is none of them.
 _BAD = frozenset({"not_a_stream", "ahead"})
-#: Entries of the work stream that are done and cannot be cut, because one below them is pending, from which on a person
-#: must look.
+#: Number of finished entries of the work stream that cannot be cut, because one below them is pending, from which on a
+#: person must look.
 _MOST_KEPT = 100_000
 
 
@@ -44,11 +44,11 @@ class SourcesReader:
         self._scripts = ScriptRunner(link)
         self._keys = keys
         self._sources = sources
-        self._rows: list[dict[str, Any]] = []  # of the last overview, who needs somebody first
+        self._rows: list[dict[str, Any]] = []  # of the last overview; those that need a person first
 
     def overview(self) -> dict[str, Any]:
-        """Number of sources that were gathered from or are listed, what is not gathered yet (``lag``; of at most
-        ``looked_at`` of them), the worst, the masters, and troubles by source."""
+        """Return the number of sources that were gathered from or are listed, the entries not gathered yet (``lag``; of
+        at most ``looked_at`` of them), the worst, the masters, and troubles by source."""
         masters, holders = self._masters()
         names = self._names()
         looks = [look for at in range(0, len(names), _PAGE) for look in self._look(names[at : at + _PAGE])]
@@ -78,23 +78,23 @@ class SourcesReader:
         }
 
     def rows(self, text: str, start: int, most: int) -> tuple[list[dict[str, Any]], int]:
-        """Of the last overview what has ``text`` in its name: ``most`` rows from the ``start``-th on, and the number of
-        all. ``state``: ok, no_group (not looked at yet), gone, not_a_stream, ahead or not_gathered; ``trouble``: what a
-        person must look at, or ""."""
+        """Return ``most`` rows of the last overview with ``text`` in their name, from the ``start``-th on, and the
+        number of all such rows. ``state``: ok, no_group (not looked at yet), gone, not_a_stream, ahead or not_gathered;
+        ``trouble``: what needs a person, or ""."""
         fitting = [row for row in self._rows if text in row["source"]]
         return fitting[start : start + most], len(fitting)
 
     def _held_back(self) -> dict[str, str]:
-        """The work stream, when it grows because one entry stays pending: only what is below that is cut."""
+        """Return the work stream when it grows because one entry stays pending: only what is below that entry is
+        cut."""
         stream, group = self._keys.stream, self._keys.group
         length = self._link.call("XLEN", stream)
         if length < _MOST_KEPT:
             return {}
         try:
             oldest = self._link.call("XPENDING", stream, group, "-", "+", 1)
-            kept = (
-                length - self._link.call("XPENDING", stream, group)[0]
-            )  # few of these were not given yet: gather.lua waits
+            # Few of these were not given to the group yet: gather.lua waits.
+            kept = length - self._link.call("XPENDING", stream, group)[0]
         except GroupMissing:
             return {}
         if not oldest or kept < _MOST_KEPT:
@@ -127,8 +127,8 @@ class SourcesReader:
             yield _Look(source, state.decode(), lag, bool(more))
 
     def _masters(self) -> tuple[list[dict[str, Any]], dict[int, str]]:
-        """The masters that run, with the number of their shards; and who has which shard. One that died stays noted
-        until another one shares."""
+        """Return the masters that run, with the number of their shards, and the holder of each shard. A dead master
+        stays noted until another one takes its share."""
         (seconds, micros), flat = self._link.all_of([("TIME",), ("HGETALL", self._keys.shares)])
         now_ms = int(seconds) * 1000 + int(micros) // 1000
         stored = pairs(flat)

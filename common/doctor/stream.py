@@ -1,4 +1,4 @@
-"""Judging a ticket stream: can it take messages, is somebody reading them, does anything lie about. Pure."""
+"""Judge a ticket stream: can it take messages, is it being read, are there leftovers. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from usher.common.protocol.stream_id import rank
 
 OK, UNKNOWN, WARN, BAD = DoctorSeverity.OK, DoctorSeverity.UNKNOWN, DoctorSeverity.WARN, DoctorSeverity.BAD
 _LAST_RANK = (1 << 128) - 1
-#: Ids this far ahead of Redis' clock were made by somebody, not by a clock that was set back a little.
+#: Milliseconds ahead of Redis' clock from which an id was made by a sender, not by a clock that was set back a little.
 _POISONED_MS = 3_600_000
 _AHEAD_MS = 1000
 _SHOWN = 5
 
 
 def judge_stream(facts: DoctorFacts) -> Iterator[DoctorFinding]:
-    """Everything about the configured ticket stream."""
+    """Yield all findings about the configured ticket stream."""
     stream = facts.stream
     if stream is None:
         why = facts.why_not("stream")
@@ -42,10 +42,10 @@ def judge_stream(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     seen = (
         f"{stream.name}: {stream.entries:,} entries, {lag}"
         if stream.last_generated
-        else f"{stream.name} is not there yet"
+        else f"{stream.name} does not exist yet"
     )
     yield DoctorFinding(
-        "stream", OK, seen, "producers can add to it" if stream.last_generated else "the first message makes it"
+        "stream", OK, seen, "producers can add to it" if stream.last_generated else "the first message creates it"
     )
     yield from _ids(facts, stream)
     yield from _group(stream)
@@ -64,7 +64,8 @@ def judge_stream(facts: DoctorFacts) -> Iterator[DoctorFinding]:
 
 
 def _log(facts: DoctorFacts, stream: TicketStreamFacts) -> Iterator[DoctorFinding]:
-    """Rows of an outbox go when Redis has answered: what it loses after that is nowhere else."""
+    """Judge the durability of an outbox: its rows go when Redis has answered, so what Redis loses after that exists
+    nowhere else."""
     if not stream.is_log:
         return
     fsync = facts.setting("appendfsync") if facts.told("aof_enabled") != "0" else None
@@ -75,8 +76,8 @@ def _log(facts: DoctorFacts, stream: TicketStreamFacts) -> Iterator[DoctorFindin
         return
     seen = f"an outbox is streamed here, appendfsync {fsync or 'not known, or no append-only file'}"
     means = (
-        "rows leave the outbox when Redis answers: a power loss may take what it had not brought to disk yet, and"
-        " nobody has it then"
+        "rows leave the outbox when Redis answers: a power loss may take what was not on disk yet, and it exists"
+        " nowhere else"
     )
     yield DoctorFinding(
         "log",
@@ -92,7 +93,7 @@ def _ids(facts: DoctorFacts, stream: TicketStreamFacts) -> Iterator[DoctorFindin
         return
     last = rank(stream.last_generated.encode())
     ahead_ms = (last >> 64) - facts.clock.redis_ms
-    do = "stop who sends such ids; copy what is left to a new stream, then delete this one"
+    do = "stop the sender of such ids; copy what is left to a new stream, then delete this one"
     if last == _LAST_RANK:
         yield DoctorFinding(
             "ids",
@@ -102,7 +103,7 @@ def _ids(facts: DoctorFacts, stream: TicketStreamFacts) -> Iterator[DoctorFindin
             do,
         )
     elif ahead_ms > _POISONED_MS:
-        means = "somebody has sent an id of the future: all later ones are pinned to it, and times in them say nothing"
+        means = "a sender chose an id of the future: all later ones are pinned to it, and times in them say nothing"
         yield DoctorFinding(
             "ids",
             BAD,
@@ -111,7 +112,7 @@ def _ids(facts: DoctorFacts, stream: TicketStreamFacts) -> Iterator[DoctorFindin
             do,
         )
     elif ahead_ms > _AHEAD_MS:
-        means = "Redis' clock went back, or somebody chose this id; ids go on growing, so the order holds"
+        means = "Redis' clock went back, or a sender chose this id; ids go on growing, so the order holds"
         yield DoctorFinding(
             "ids",
             WARN,
@@ -128,7 +129,7 @@ def _group(stream: TicketStreamFacts) -> Iterator[DoctorFinding]:
         yield DoctorFinding("group", OK, f"{stream.pending:,} entries pending", "the group is there")
     elif stream.position_saved:
         means = (
-            "somebody has destroyed it, or the stream; a leader makes it again where it was and says what may repeat or"
+            "the group or the stream was destroyed; a leader makes it again where it was and says what may repeat or"
             " is lost"
         )
         do = "see that a master runs, and look for `group_lost` in its log"
@@ -141,7 +142,7 @@ def _group(stream: TicketStreamFacts) -> Iterator[DoctorFinding]:
 
 
 def _waits(stream: TicketStreamFacts) -> bool:
-    """``lag`` None: something is not read, and nobody has counted how much."""
+    """Return True when entries wait. ``lag`` None: some are unread, but their number is not known."""
     return stream.pending > 0 or stream.lag is None or stream.lag > 0
 
 
@@ -150,20 +151,22 @@ def _leader(stream: TicketStreamFacts) -> Iterator[DoctorFinding]:
     if stream.leader:
         yield DoctorFinding("leader", OK, stream.leader, "a master reads and hands over")
     elif waiting:
-        yield DoctorFinding("leader", BAD, "none", "entries wait and nobody hands them over", "start a master")
+        yield DoctorFinding("leader", BAD, "none", "entries wait and are not handed over", "start a master")
     else:
-        yield DoctorFinding("leader", WARN, "none", "nothing waits, and nobody would hand it over", "start a master")
+        yield DoctorFinding(
+            "leader", WARN, "none", "nothing waits, but new entries would not be handed over", "start a master"
+        )
 
 
 def _consumers(stream: TicketStreamFacts) -> Iterator[DoctorFinding]:
     if stream.living:
-        yield DoctorFinding("consumers", OK, f"{stream.living} alive", "somebody runs handlers")
+        yield DoctorFinding("consumers", OK, f"{stream.living} alive", "handlers can run")
     elif _waits(stream):
         yield DoctorFinding(
             "consumers",
             BAD,
             "none is alive",
-            "entries wait and nobody can run them; nothing is lost",
+            "entries wait and cannot run; nothing is lost",
             "start consumers",
         )
     else:
@@ -178,7 +181,7 @@ def _consumers(stream: TicketStreamFacts) -> Iterator[DoctorFinding]:
     strangers = [name for name in stream.names if name.state == "unknown" and name.pending]
     if strangers:
         means = (
-            "somebody who is not Usher read from its group; the sweep takes these entries back after two leases, and"
+            "another program has read from Usher's group; the sweep takes these entries back after two leases, and"
             " order may suffer"
         )
         yield DoctorFinding("strangers", WARN, _listed(strangers), means, "let other programs use a group of their own")

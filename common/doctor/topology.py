@@ -1,4 +1,4 @@
-"""Judging who else has the data, who takes over, and whose clock counts. Pure."""
+"""Judge replicas, failover and clocks: which servers have the data, which takes over, whose clock counts. Pure."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from usher.common.doctor.facts import DoctorFacts, DoctorFinding, DoctorSeverity
 
 OK, UNKNOWN, WARN, BAD = DoctorSeverity.OK, DoctorSeverity.UNKNOWN, DoctorSeverity.WARN, DoctorSeverity.BAD
-#: Clocks of two machines differ; from here on the times that people see are misleading.
+#: Difference of two machines' clocks, in ms, from which displayed times are misleading.
 _SKEW_MS = 2000
-#: While we watch for a moment, time measured by two clocks differs by the two round trips only.
+#: Difference in ms that two clocks may show while we watch: at most that of the two round trips.
 _JUMP_MS = 200
 _AHEAD_MS = 1000
-#: Epochs, fences and generations are milliseconds times this.
+#: Factor from milliseconds to epochs, fences and generations.
 _NUMBERS_PER_MS = 1024
 
 
 def judge_topology(facts: DoctorFacts) -> Iterator[DoctorFinding]:
-    """Role, replicas, failover and clock."""
+    """Yield findings on role, replicas, failover and clock."""
     yield from _role(facts)
     yield from judge_replicas(facts)
     yield from _failover(facts)
@@ -39,16 +39,15 @@ def _role(facts: DoctorFacts) -> Iterator[DoctorFinding]:
 
 
 def judge_replicas(facts: DoctorFacts) -> Iterator[DoctorFinding]:
-    """Who has a copy, and whether Redis wants more of them than there are."""
+    """Yield findings on the copies, and on Redis asking for more of them than there are."""
     replicas = facts.number("connected_slaves")
     if replicas is None or facts.told("role") != "master":
         return
     needed_text = facts.setting("min-replicas-to-write")
     needed = int(needed_text) if needed_text and needed_text.isdecimal() else None
     good = facts.number("min_slaves_good_slaves")
-    if good == 0 or (
-        needed and (good if good is not None else replicas) < needed
-    ):  # how many are good is told where some are needed
+    # Redis reports the number of good ones where some are needed.
+    if good == 0 or (needed and (good if good is not None else replicas) < needed):
         means = "Redis refuses writes (NOREPLICAS) until replicas are back: nothing is lost, nothing moves"
         seen = f"{good if good is not None else replicas} good ones, {needed or 'some'} needed"
         yield DoctorFinding("replicas", BAD, seen, means, "bring the replicas back")
@@ -89,7 +88,7 @@ def _failover(facts: DoctorFacts) -> Iterator[DoctorFinding]:
         state = (facts.cluster or {}).get("cluster_state")
         if state is None:
             yield DoctorFinding(
-                "failover", UNKNOWN, facts.why_not("CLUSTER INFO"), "whether the cluster is whole is not known"
+                "failover", UNKNOWN, facts.why_not("CLUSTER INFO"), "it is not known whether the cluster is whole"
             )
         elif state == "ok":
             yield DoctorFinding(

@@ -1,7 +1,7 @@
 """Versions of Redis and Valkey: the floor, and known holes. Pure.
 
-Not a scanner: these are the holes in what Usher itself uses (scripts, XAUTOCLAIM, blocked readers). Whoever runs Redis
-follows its releases.
+Not a scanner: these are the holes in what Usher itself uses (scripts, XAUTOCLAIM, blocked readers). The operators of
+Redis follow its releases.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Number = tuple[int, int, int]
 
 
 class Version(NamedTuple):
-    """``product`` is redis or valkey."""
+    """A version; ``product`` is redis or valkey."""
 
     product: str
     number: Number
@@ -27,8 +27,8 @@ class Version(NamedTuple):
 
 @dataclass(frozen=True)
 class Hole:
-    """A known hole: since which version, and the first version without it per branch, lowest first. Valkey: none means
-    not affected."""
+    """A known hole: the version in which it came, and the first version without it per branch, lowest first. Valkey:
+    none means not affected."""
 
     name: str
     what: str
@@ -52,15 +52,15 @@ class Hole:
 _HOLES = (
     Hole(
         "CVE-2025-49844",
-        "whoever may run scripts can run any code as redis-server; all versions with Lua have it",
+        "any user that may run scripts can run any code as redis-server; all versions with Lua have it",
         (0, 0, 0),
         ((6, 2, 20), (7, 2, 11), (7, 4, 6), (8, 0, 4), (8, 2, 2)),
         ((7, 2, 11), (8, 0, 6), (8, 1, 4)),
     ),
     Hole(
         "CVE-2026-23479",
-        "where clients are evicted (maxmemory-clients), whoever may log in can make redis-server use freed memory"
-        " through a blocked read",
+        "where clients are evicted (maxmemory-clients), any user that may log in can make redis-server use freed"
+        " memory through a blocked read",
         (7, 2, 0),
         ((7, 4, 9), (8, 2, 6), (8, 4, 3), (8, 6, 3)),
     ),
@@ -74,7 +74,8 @@ _HOLES = (
 
 
 def version_of(info: Mapping[str, str]) -> Version | None:
-    """The version that INFO tells. A Valkey also tells the Redis that it is compatible with; its own one counts."""
+    """Return the version in INFO. A Valkey also reports the Redis that it is compatible with; its own version
+    counts."""
     for product in ("valkey", "redis"):
         told = info.get(f"{product}_version")
         if told is not None:
@@ -85,7 +86,8 @@ def version_of(info: Mapping[str, str]) -> Version | None:
 
 
 def floor_problem(version: Version) -> tuple[DoctorSeverity, str]:
-    """Whether this version is below the floor, and why."""
+    """Return the severity of running this version, and the reason, as judged by the lowest version that Usher works
+    with."""
     if version.product != "redis":
         return DoctorSeverity.OK, ""
     if version.number < (6, 2, 0):
@@ -104,5 +106,5 @@ def floor_problem(version: Version) -> tuple[DoctorSeverity, str]:
 
 
 def known_holes(version: Version) -> Iterator[Hole]:
-    """The known holes that this version has by its number."""
+    """Yield the known holes that this version has, judged by its number."""
     return (hole for hole in _HOLES if hole.is_in(version))

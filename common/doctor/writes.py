@@ -1,5 +1,4 @@
-"""Whether Redis refuses writes: the doctor's judgement of that alone, from three sections of INFO, so that a page may
-ask every second."""
+"""Tell from three sections of INFO alone whether Redis refuses writes: cheap enough for a page to ask every second."""
 
 from __future__ import annotations
 
@@ -8,19 +7,20 @@ from typing import Any, NamedTuple
 from usher.common.doctor.facts import DoctorFacts, DoctorSeverity
 from usher.common.doctor.server import refused_writes
 
-#: What ``write_trouble`` reads the replies of. Sections, one by one: several in one command only Redis 7 knows.
+#: The commands whose replies ``write_trouble`` reads. One section each: only Redis 7 takes several in one command.
 INFO_COMMANDS = (("INFO", "persistence"), ("INFO", "memory"), ("INFO", "replication"))
 
 
 class WriteTrouble(NamedTuple):
-    """``is_certain``: Redis refuses writes; else it does if it is set up so, which INFO does not tell."""
+    """A reason against writing. ``is_certain``: Redis refuses writes; else it does so only with a setting that INFO
+    does not show."""
 
     text: str
     is_certain: bool
 
 
 def info_lines(reply: bytes) -> dict[str, str]:
-    """The ``name:value`` lines of INFO and CLUSTER INFO.
+    """Return the ``name:value`` lines of INFO and CLUSTER INFO.
 
     >>> info_lines(b"# Memory\\r\\nmaxmemory:0\\r\\n")
     {'maxmemory': '0'}
@@ -29,8 +29,8 @@ def info_lines(reply: bytes) -> dict[str, str]:
 
 
 def write_trouble(*replies: Any) -> WriteTrouble | None:
-    """What the replies of ``INFO_COMMANDS`` say against writing; None when nothing does, or Redis does not tell this
-    user."""
+    """Return what the replies of ``INFO_COMMANDS`` say against writing; None when they say nothing, or Redis does not
+    tell this user."""
     told = {name: value for reply in replies if isinstance(reply, bytes) for name, value in info_lines(reply).items()}
     found = refused_writes(DoctorFacts(info=told)) if told else None
     return (

@@ -1,4 +1,4 @@
-"""The SQL side: opening it, its schema, and errors that say whose fault it is."""
+"""The SQL side: open the database, manage its schema, and turn its errors into ones that name the cause."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from usher.common.sql.alchemy import sa
 from usher.common.sql.engine import postgres_args
 from usher.common.sql.errors import CANCELED, PassingCause, driver_message, is_autocommit, passing, sqlstate
 
-#: How long a writer waits for SQLite's one write lock.
+#: Seconds that a writer waits for SQLite's one write lock.
 _SQLITE_WAIT_S = 30.0
-#: What SQLite says of it: whoever else opens the file is short of the same disk.
+#: SQLite's words for a full disk: other programs that open the file are short of the same disk.
 _SQLITE_FULL = "disk is full"
 _NOT_ASYNC = (
     "give a URL, or what create_engine makes of it, with a plain driver (postgresql+psycopg://..., sqlite:///...)"
@@ -29,8 +29,8 @@ class OutboxMisused(UsherError):
 
 
 def open_engine(url: str, setting: str, *, ping: bool = True) -> sa.Engine:
-    """An engine for an outbox; nothing is connected yet. What the URL says of timeouts goes before ours. ``ping``: ask
-    PostgreSQL before each use whether the connection lives. Raises StartRefused, naming ``setting``."""
+    """Make an engine for an outbox; nothing is connected yet. Timeouts in the URL take precedence over ours. ``ping``:
+    ask PostgreSQL before each use whether the connection lives. Raises StartRefused, naming ``setting``."""
     try:
         made = sa.engine.make_url(url)
         engine = sa.create_engine(
@@ -54,7 +54,8 @@ def _waits(url: sa.engine.URL) -> dict[str, Any]:
 
 
 def check_dialect(engine: Any) -> None:
-    """Raises OutboxMisused for databases other than PostgreSQL and SQLite, and for what is no engine of our kind."""
+    """Raise OutboxMisused for databases other than PostgreSQL and SQLite, and for objects that are no synchronous
+    engine."""
     if not isinstance(engine, sa.Engine):
         is_async = hasattr(engine, "sync_engine")
         raise OutboxMisused(f"this is {'an asynchronous engine' if is_async else type(engine).__name__}; {_NOT_ASYNC}")
@@ -65,12 +66,12 @@ def check_dialect(engine: Any) -> None:
 
 
 def _any_bytes(connection: Any, _record: object) -> None:
-    """SQLite keeps any bytes as text: one bad row must not make its whole batch unreadable."""
+    """Let SQLite return any bytes as text: one bad row must not make its whole batch unreadable."""
     connection.text_factory = lambda value: value.decode("utf-8", "surrogateescape")
 
 
 def check_transactional(connection: sa.Connection) -> None:
-    """Raises OutboxMisused when each statement would be a transaction of its own. After the first write of a
+    """Raise OutboxMisused when each statement would be a transaction of its own. Call after the first write of a
     transaction."""
     if is_autocommit(connection):
         raise OutboxMisused(
@@ -81,16 +82,16 @@ def check_transactional(connection: sa.Connection) -> None:
 
 @contextlib.contextmanager
 def sql_trouble(doing: str, *, canceled: type[SqlTrouble] = SqlTrouble) -> Iterator[None]:
-    """Errors of a database that is away, busy or in a deadlock become SqlTrouble: what ``doing`` was about did not
-    happen, or nobody knows, and trying again is right. So does the end of a statement that took too long
-    (statement_timeout): here nobody counts attempts, and it is as slow as the database is now; it is told as
-    ``canceled``. Others, of a statement that is wrong, stay what they are."""
+    """Turn errors of a database that is away, busy or in a deadlock into SqlTrouble: the action ``doing`` did not
+    happen, or its outcome is unknown, and trying again is right. So is the end of a statement that took too long
+    (statement_timeout): here no attempts are counted, and the database is slow only for now; it is raised as
+    ``canceled``. Errors of a wrong statement stay as they are."""
     try:
         yield
     except sa.exc.SQLAlchemyError as problem:
         found = passing(problem)
         was_canceled = isinstance(problem, sa.exc.DBAPIError) and sqlstate(problem) == CANCELED
-        # Of a PendingRollbackError: what passes came before, and was swallowed.
+        # A PendingRollbackError hides the error that came before and was swallowed.
         if found is None and not was_canceled and not isinstance(problem, sa.exc.PendingRollbackError):
             raise
         is_busy = found is not None and (found.why is not PassingCause.AWAY or _SQLITE_FULL in found.told)
@@ -99,7 +100,7 @@ def sql_trouble(doing: str, *, canceled: type[SqlTrouble] = SqlTrouble) -> Itera
 
 
 def check_schema(engine: sa.Engine, setting: str) -> None:
-    """Raises StartRefused unless the database answers and has an outbox that this Usher can use."""
+    """Raise StartRefused unless the database answers and has an outbox that this Usher can use."""
     try:
         with engine.connect() as connection:
             found, needed = schema_version(connection), newest(engine.dialect.name)
@@ -117,7 +118,7 @@ def check_schema(engine: sa.Engine, setting: str) -> None:
 
 
 def schema_version(connection: sa.Connection) -> int:
-    """The version of the outbox' schema; 0: there is none."""
+    """Return the version of the outbox's schema; 0 when there is none."""
     if not sa.inspect(connection).has_table("usher_outbox_version"):
         return 0
     return int(connection.scalar(sa.text(queries(connection.dialect.name)["version"])) or 0)
@@ -127,7 +128,7 @@ def migrate(engine: sa.Engine) -> list[int]:
     """Bring the schema to the newest version, all or nothing; safe in several processes at once. Returns the versions
     that were applied."""
     check_dialect(engine)
-    # Without parameters a block may hold several statements, and a percent sign is one.
+    # Without parameters a block may hold several statements, and a percent sign stands for itself.
     with sql_trouble("migrating the outbox"), engine.connect().execution_options(no_parameters=True) as connection:
         connection.exec_driver_sql(
             "BEGIN IMMEDIATE" if engine.dialect.name == "sqlite" else f"SELECT pg_advisory_xact_lock({_MIGRATING})"
@@ -146,7 +147,7 @@ def migrate(engine: sa.Engine) -> list[int]:
 
 
 def _statements(dialect: str, block: str) -> Sequence[str]:
-    """PostgreSQL takes a block as a whole; SQLite one statement at a time."""
+    """Split a block into statements: PostgreSQL takes a block as a whole; SQLite one statement at a time."""
     if dialect != "sqlite":
         return [block]
     found, rest = [], ""

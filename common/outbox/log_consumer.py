@@ -1,4 +1,4 @@
-"""A reader of the log whose effects happen exactly once: they, its state and its checkpoint are one SQL transaction.
+"""A reader of the log whose effects happen exactly once: effects, state and checkpoint are one SQL transaction.
 
 ::
 
@@ -10,28 +10,25 @@
                 state["total"] = state.get("total", 0) + record.json()["distance"]
                 sql.execute(text("INSERT INTO invoices ..."), {...})
 
-    with LogConsumer("totals", "ticket_stream", "postgresql+psycopg://localhost/shop", redis_url="redis://localhost") as
-    consumer:
+    sql = "postgresql+psycopg://localhost/shop"
+    with LogConsumer("totals", "ticket_stream", sql, redis_url="redis://localhost") as consumer:
         consumer.run(handle)
 
 Any number of consumers, each with a name of its own, read the same stream and know nothing of each other; each sees
-every record, in the order of the stream, in one process at a time. They take nothing from the group that the masters
-read. Two processes with one name are fine: one of them goes on, the other one sees that and reads on from where that
-one is.
+every record, in the order of the stream, in one process at a time. They take nothing from the masters' group. Two
+processes with one name are fine: one of them goes on, the other notices and reads on from the position of the first.
 
 If the function raises, nothing of the batch is stored and ``run`` raises; it is read again at the next start. Ctrl-C
-and SIGTERM end ``run`` behind the batch that is being handled.
+and SIGTERM end ``run`` after the batch that is being handled.
 
 A record that was sent twice is left out the second time if no more than ``remember`` records lie between the two;
-behind more than that it would have its effect a second time. The streamer sends a batch again before anything that
-comes behind it in its outbox, so what lies between the copies is only what *others* add to the stream until it can: an
-hour without the database is an hour of other outboxes and direct producers. Where that may be more than ``remember``,
-or where a producer repeats a uid days later, give a higher number, or None. A reset knows the last 10,000 entries
-before its place, and no others.
+after more than that it would have its effect a second time. The streamer sends a batch again before any later row of
+its outbox, so between the copies lie only entries that *other programs* add meanwhile: an hour without the database is
+an hour of other outboxes and direct producers. Where that may be more than ``remember``, or where a producer repeats a
+uid days later, give a higher number, or None. A reset knows the last 10,000 entries before its place, and no others.
 
-The first start of a name begins with the first entry of the stream (``start=b"+"``: behind its last one). A stream that
-was lost or cut is noticed from then on (LogLost), unless it was still empty at that start: then from the first batch
-on.
+The first start of a name begins with the first entry of the stream (``start=b"+"``: after its last one). A stream that
+was lost or cut is noticed from then on (LogLost), or from the first batch on if the stream was still empty.
 """
 
 from __future__ import annotations
@@ -76,15 +73,15 @@ __all__ = ["LogConsumer", "LogLost", "Record", "RoutedLog"]
 log = logging.getLogger(__name__)
 
 _WAIT_S = 1.0
-#: So many entries before the place of a reset are known, should they come again.
+#: Number of entries before the place of a reset that are known, should they come again.
 _RECALLED = 10_000
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _TOLD_EVERY_S = 60.0
 
 
 class Record(NamedTuple):
-    """An entry of the log. ``uid`` is that of its writer (its hash where it is longer than 256 characters), else the
-    stream id; in a work stream it begins with the source. Fields that it does not have are ""."""
+    """An entry of the log. ``uid`` is that of its writer (a hash of it where it is longer than 256 characters), else
+    the stream id; in a work stream it begins with the source. Missing fields are ""."""
 
     id: str
     uid: str
@@ -103,8 +100,8 @@ class Record(NamedTuple):
         return self.fields.get("data", "")
 
     def json(self) -> Any:
-        """``data`` decoded. Raises ValueError, which names the record: others may add to the stream too, in their own
-        form."""
+        """Return ``data`` decoded. Raises ValueError, which names the record: other programs may add to the stream too,
+        in their own form."""
         try:
             return orjson.loads(self.data)
         except ValueError as wrong:
@@ -112,7 +109,7 @@ class Record(NamedTuple):
             raise ValueError(f"the record {self.id} is no record of an outbox: its field 'data' {has}") from wrong
 
 
-#: Gets the new records (at least one), the state (change it in place), and the connection whose transaction will store
+#: Gets the new records (at least one), the state (change it in place), and the connection whose transaction stores
 #: everything.
 Handle = Callable[[Sequence[Record], dict[str, Any], sa.Connection], object]
 
@@ -124,7 +121,7 @@ class _Checkpoint(NamedTuple):
 
 
 class LogConsumer:
-    """One reader of one stream; used by one thread.
+    """A reader of one stream; used by one thread.
 
     ``sql``: URL or SQLAlchemy engine of a database with the outbox' tables. ``batch``: most records per transaction,
     fewer where they are large. ``remember``: how many records back a repeat is recognised (None: all, in a table that
@@ -156,12 +153,12 @@ class LogConsumer:
         self._noted = True
 
     def run(self, handle: Handle, stop: Callable[[], bool] = lambda: False) -> None:
-        """Read and handle until ``stop`` says so (asked at least every second), or Ctrl-C or SIGTERM comes to the main
-        thread: the batch that is being handled is stored first; the next signal does not wait for it, and nothing of it
-        is stored.
+        """Read and handle until ``stop`` returns True (asked at least every second), or Ctrl-C or SIGTERM reaches the
+        main thread: the batch that is being handled is stored first; the next signal does not wait for it, and nothing
+        of it is stored.
 
-        Trouble with Redis or the database is waited out, a statement that is ended for taking too long (PostgreSQL's
-        statement_timeout) too; while it lasts it is logged once a minute.
+        Trouble with Redis or the database is waited out, also a statement that was ended for taking too long
+        (PostgreSQL's statement_timeout); while it lasts it is logged once a minute.
 
         Raises LogLost, OutboxMisused for a state that is no JSON and for an ``async def``, and whatever ``handle``
         raises.
@@ -189,9 +186,10 @@ class LogConsumer:
                     time.sleep(min(1.0, backoff_s(failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, rng)))
 
     def step(self, handle: Handle, wait_s: float = 0.0) -> int:
-        """Handle one batch, waiting up to ``wait_s`` for one; how many entries the checkpoint moved over.
+        """Handle one batch, waiting up to ``wait_s`` seconds for one; return how many entries the checkpoint moved
+        over.
 
-        Raises LogLost, SqlTrouble, RedisTrouble, and what ``handle`` raises: then nothing was stored, or nobody knows,
+        Raises LogLost, SqlTrouble, RedisTrouble, and what ``handle`` raises: then nothing was stored, or it is unknown
         and the next step asks.
         """
         at = self._at or self._open()
@@ -201,9 +199,9 @@ class LogConsumer:
         if not entries:
             has_news = wait_s and self._log.wait(at.last_id, wait_s)
             if not has_news and self._log.noted(self._name) != at.version:
-                self._at = None  # it was reset meanwhile, or Redis has lost the note: the next step asks SQL
+                self._at = None  # reset meanwhile, or Redis has lost the note: the next step asks SQL
             return 0
-        self._at = None  # until the commit has answered
+        self._at = None  # unknown until the commit has answered
         with sql_trouble("storing a batch"), self._engine.begin() as sql:
             moved = self._advance(sql, at, entries[-1].id, len(entries))
             if moved is None:
@@ -214,18 +212,19 @@ class LogConsumer:
         return len(entries)
 
     def state(self) -> tuple[bytes, dict[str, Any]]:
-        """(id of the last entry whose effects are stored, state), as SQL has them now: both of the same commit."""
+        """Return (id of the last entry whose effects are stored, state), as SQL has them now: both of the same
+        commit."""
         with sql_trouble("reading the state"), self._engine.begin() as sql:
             row = sql.execute(self._sql["checkpoint_and_state"], self._me).one_or_none()
         return (ZERO, {}) if row is None else (row[0].encode(), _decoded(row[1]))
 
     def reset(self, last_id: bytes, state: dict[str, Any]) -> bytes:
-        """Go on behind ``last_id`` with this state, as a reconciler found it right; where it really goes on from.
+        """Go on after ``last_id`` with this state, as a reconciler found it right; return where it really goes on from.
 
-        That is the highest entry not above ``last_id`` that is in the stream, or the id just below the first entry.
-        What is noted in Redis while this is not committed is the lower of old and new, so that nobody trims in between,
-        whatever becomes of the commit, and under a version of its own, so that who runs idle asks SQL even if we end
-        here. What was handled before may come again: the state must not contain it.
+        That is the highest entry in the stream that is not above ``last_id``, or the id just below the first entry.
+        Until the commit, the lower of old and new is noted in Redis, so that no trimmer cuts in between, whatever
+        becomes of the commit, and under a version of its own, so that an idle process asks SQL even if we end here.
+        Entries that were handled before may come again: the state must not contain them.
         """
         self._at = None
         place = self._log.place(last_id)
@@ -240,7 +239,7 @@ class LogConsumer:
             if at is None or meanwhile is None or moved is None:
                 raise SqlTrouble("this log consumer is running: stop it, then reset it")
             sql.execute(self._sql["forget"], self._me | {"number": moved.records})
-            self._remember_all(sql, moved, handled)  # copies of them may come behind the place
+            self._remember_all(sql, moved, handled)  # copies of them may come after the place
             sql.execute(self._sql["store_state"], self._me | {"state": _encoded(state)})
             self._log.note(self._name, meanwhile.version, min(at.last_id, place, key=rank), replace=True)
         self._note(moved)
@@ -260,11 +259,11 @@ class LogConsumer:
     ) -> None:
         self.close()
 
-    # ---- the transaction -----------------------------------------------------------------------------------------------------
+    # ---- the transaction -------------------------------------------------------------------------
 
     def _advance(self, sql: sa.Connection, at: _Checkpoint, last_id: bytes, count: int) -> _Checkpoint | None:
-        """The first statement: it takes the row's lock, and does nothing if the checkpoint is no longer the one we read
-        behind."""
+        """Move the checkpoint, as the first statement: it takes the row's lock, and does nothing if the checkpoint is
+        no longer the one after which we read."""
         values = self._me | {
             "from_id": at.last_id.decode(),
             "last_id": last_id.decode(),
@@ -278,9 +277,9 @@ class LogConsumer:
         fresh = self._fresh(sql, at, [_record(entry) for entry in entries])
         if fresh:
             state = self._load(sql)
-            with ForkGuard():  # they would commit, or roll back, on our connection
+            with ForkGuard():  # a forked child would commit, or roll back, on our connection
                 returned = handle(fresh, state, sql)
-            if kind := unfinished_kind(returned):  # the checkpoint would move over records of which nothing was done
+            if kind := unfinished_kind(returned):  # else the checkpoint would move over unhandled records
                 raise OutboxMisused(
                     f"handle returned {kind!r}, so nothing of these records was done: it must be a plain function that"
                     " does the work itself"
@@ -288,11 +287,11 @@ class LogConsumer:
             sql.execute(self._sql["store_state"], self._me | {"state": _encoded(state)})
 
     def _fresh(self, sql: sa.Connection, at: _Checkpoint, records: list[Record]) -> list[Record]:
-        """Without those that were handled before, also earlier in this very batch. A stream id that stands for a uid is
-        remembered too: a dead letter that is redriven has its former id as its uid."""
+        """Return the records without those that were handled before, also earlier in this very batch. A stream id that
+        stands for a uid is remembered too: a redriven dead letter has its former id as its uid."""
         new = self._remember_all(sql, at, [record.uid for record in records])
         known = [record.uid for record in records if record.uid not in new]
-        if known:  # of several copies the last one counts: another one may come as far behind it again
+        if known:  # of several copies the last one counts: another one may come as long after it
             sql.execute(self._sql["recall"], self._me | {"uids": self._listed(sql, known), "number": at.records})
         if self._remember is not None:
             sql.execute(self._sql["forget"], self._me | {"number": at.records - self._remember - self._batch})
@@ -304,7 +303,7 @@ class LogConsumer:
         return fresh
 
     def _remember_all(self, sql: sa.Connection, at: _Checkpoint, uids: list[str]) -> set[str]:
-        """Those that were not known."""
+        """Remember these uids; return those that were new."""
         asked = self._me | {"uids": self._listed(sql, uids), "number": at.records}
         return {row[0] for row in sql.execute(self._sql["remember"], asked)}
 
@@ -319,20 +318,19 @@ class LogConsumer:
         row = sql.execute(self._sql["checkpoint"], self._me).one_or_none()
         return None if row is None else _Checkpoint(row[0].encode(), int(row[1]), int(row[2]))
 
-    # ---- the checkpoint ------------------------------------------------------------------------------------------------------
+    # ---- the checkpoint --------------------------------------------------------------------------
 
     def _open(self) -> _Checkpoint:
-        """The checkpoint as SQL has it, made at the first start; noted in Redis before anything is read behind it.
+        """Read the checkpoint from SQL, made at the first start; note it in Redis before anything is read after it.
 
-        What is noted replaces whatever Redis has, so the row is held meanwhile: a reset that came in between would be
-        undone in Redis, and what it needs be trimmed.
+        The note replaces whatever Redis has, so the row is locked meanwhile: a reset that came in between would be
+        undone in Redis, and the entries that it needs would be trimmed.
         """
-        self._log.noted(
-            self._name
-        )  # a Redis that does not answer is waited for without a lock; SQLite's is one for the whole database
+        # Wait for Redis to answer before taking a lock; SQLite's is one for the whole database.
+        self._log.noted(self._name)
         at = self._noted_as_it_is()
         if at is None:
-            self._log.note(self._name, 0, ZERO, replace=True)  # nobody trims what is found now
+            self._log.note(self._name, 0, ZERO, replace=True)  # from now on the entries are not trimmed
             first = self._log.place(self._start)
             with sql_trouble("making the checkpoint"), self._engine.begin() as sql:
                 sql.execute(self._sql["add_checkpoint"], self._me | {"last_id": first.decode()})
@@ -352,7 +350,8 @@ class LogConsumer:
         return at
 
     def _note(self, at: _Checkpoint, *, replace: bool = False) -> None:
-        """After the commit, so never ahead of SQL. If it fails, less is trimmed for a while."""
+        """Note the checkpoint in Redis, after the commit, so never ahead of SQL. If it fails, less is trimmed for a
+        while."""
         self._noted = False
         try:
             self._log.note(self._name, at.version, at.last_id, replace=replace)
@@ -378,9 +377,9 @@ def _record(entry: Entry) -> Record:
     fields = entry.fields or []
     given = first_value(fields, UID_FIELD)
     origin = first_value(fields[:2], FROM_FIELD)
-    if (
-        origin is not None
-    ):  # in a work stream: as handlers know it (consumer/handlers/message.py), for producers of two sources may use one uid
+    if origin is not None:
+        # In a work stream, name it as handlers do (consumer/handlers/message.py): producers of two sources may use one
+        # uid.
         source_id, _, rest = origin.partition(b" ")
         given = rest.partition(b" ")[2] + b"/" + (given or source_id)
     uid = given.decode("utf-8", "backslashreplace").replace("\0", "\\0") if given else entry.id.decode()

@@ -1,10 +1,10 @@
-"""Reading a stream as a log, from behind an id, with a proof that nothing was lost in between.
+"""Read a stream as a log, from after an id, with a proof that nothing was lost in between.
 
-The entry of the id itself is read again, each time: while it is there, what follows it was neither trimmed away nor
-lost with Redis' memory. That needs no second command, and `usher trim` keeps the entry of every checkpoint for it.
-Whoever begins with the first entry is placed at the id just below it: nothing fits between the two, so while that entry
-is there nothing was lost either. Only behind 0-0, of a stream that has no entry yet, there is no proof before the first
-batch.
+The entry of the id itself is read again, each time: while it is there, its successors were neither trimmed away nor
+lost with Redis' memory. That needs no second command, and `usher trim` keeps the entry of every checkpoint for it. A
+consumer that begins with the first entry is placed at the id just below it: nothing fits between the two, so while that
+entry is there nothing was lost either. Only after 0-0, of a stream that has no entry yet, there is no proof before the
+first batch.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from usher.common.redis.replies import Entry, span_of
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.router.router import StreamRouter
 
-#: Redis stands still, and both sides hold it all, while it answers: a few entries show how large they are, and a read
-#: ends with about so many bytes.
+#: Redis stands still, and both sides hold the whole reply: a few entries show how large they are, and a read ends with
+#: about so many bytes.
 _ENOUGH_BYTES = 4 * 1024 * 1024
 _FIRST_PAGE, _GROWTH = 16, 4
 
 
 class Loss(enum.Enum):
-    """What became of a checkpoint's entry."""
+    """Reasons why a checkpoint's entry is missing."""
 
     ABOVE_END = "checkpoint_above_end"
     BELOW_START = "checkpoint_below_start"
@@ -44,8 +44,8 @@ _TOLD = {
 
 
 class LogLost(UsherError):
-    """What lies behind a checkpoint is not what its reader has not read yet. Nothing was handled; it stays like this
-    until it is reset."""
+    """The stream after a checkpoint is not the unread rest of what its reader has read. Nothing was handled; it stays
+    like this until it is reset."""
 
     def __init__(self, name: str, stream: str, last_id: bytes, loss: Loss, span: Span | None) -> None:
         self.loss = loss
@@ -58,17 +58,17 @@ class LogLost(UsherError):
 
 
 def judge_loss(last_id: bytes, span: Span | None) -> Loss | None:
-    """Why the entry of a checkpoint may not be there; None when nothing behind it can be missing. Pure."""
+    """Return why the entry of a checkpoint is missing; None when nothing after it can be lost. Pure."""
     if span is None or rank(last_id) > rank(span.last_generated):
         return Loss.ABOVE_END
     if last_id == span.last_generated:
-        return None  # nothing ever followed it
+        return None  # it never had a successor
     return Loss.BELOW_START if span.first is None or rank(span.first) > rank(last_id) else Loss.GONE
 
 
 def _next_page(page: int, room: int, seen: list[Entry]) -> int:
-    """How many entries to ask for behind a page of so many: what ``room`` bytes hold of entries like those that were
-    seen."""
+    """Return how many entries to ask for after a page of so many: as many as ``room`` bytes hold of entries like those
+    that were seen."""
     return min(_GROWTH * page, room // (_size(seen) // len(seen) + 1))
 
 
@@ -77,34 +77,34 @@ def _size(entries: list[Entry]) -> int:
 
 
 class Log(Protocol):
-    """The one seam between log consumers and how a stream is read."""
+    """The one seam between log consumers and the reading of a stream."""
 
     def read(self, name: str, last_id: bytes, count: int) -> list[Entry]:
-        """Entries above ``last_id``, at most ``count``, fewer where they are large; at once. Raises LogLost, and what
-        ``Link.call`` raises."""
+        """Return entries above ``last_id``, at most ``count``, fewer where they are large; at once. Raises LogLost, and
+        what ``Link.call`` raises."""
 
     def wait(self, last_id: bytes, wait_s: float) -> bool:
-        """Whether there is an entry above ``last_id``, waiting up to ``wait_s``."""
+        """Return True when there is an entry above ``last_id``, waiting up to ``wait_s`` seconds."""
 
     def place(self, wanted: bytes) -> bytes:
-        """The highest id in the stream that is not above ``wanted`` (b"+": the end); the one just below the first entry
-        when there is none, 0-0 when the stream is empty."""
+        """Return the highest id in the stream that is not above ``wanted`` (b"+": the end); the one just below the
+        first entry when there is none, 0-0 when the stream is empty."""
 
     def back_from(self, last_id: bytes, page: int) -> Iterator[Entry]:
-        """The entries from ``last_id`` back to the first one, read by so many at a time, by fewer where they are
-        large."""
+        """Yield the entries from ``last_id`` back to the first one, read in pages of ``page`` entries, fewer where they
+        are large."""
 
     def note(self, name: str, version: int, last_id: bytes, *, replace: bool = False) -> bool:
-        """Tell those who trim that everything from ``last_id`` on is needed; False when a later version is noted."""
+        """Tell trimmers that everything from ``last_id`` on is needed; return False when a later version is noted."""
 
     def noted(self, name: str) -> int | None:
-        """The version of what was noted last; None when Redis has nothing of this name."""
+        """Return the version of the last note; None when Redis has none of this name."""
 
     def close(self) -> None: ...
 
 
 class DirectLog:
-    """Log over one connection of its own; used by one thread."""
+    """A log over a connection of its own; used by one thread."""
 
     def __init__(self, redis_url: str, stream: str, name: str) -> None:
         self._link = Link(near(redis_url, stream), f"log:{name}")
@@ -121,7 +121,7 @@ class DirectLog:
                 break
             behind = self._range(entries[-1].id, page + 1)
             if not behind or behind[0].id != entries[-1].id:
-                break  # lost, or cut, meanwhile: the next read tells
+                break  # lost, or cut, meanwhile: the next read reports it
             found = behind[1:]
             entries = [*entries, *found]
         return entries
@@ -138,7 +138,7 @@ class DirectLog:
         loss = judge_loss(last_id, span)
         if loss is not None:
             raise LogLost(name, self._keys.stream, last_id, loss, span)
-        return []  # what came between the two looks is read by the next one
+        return []  # entries that came between the two looks are read by the next one
 
     def _range(self, start: bytes, count: int) -> list[Entry]:
         return [Entry(*entry) for entry in self._link.call("XRANGE", self._keys.stream, start, "+", "COUNT", count)]
@@ -180,9 +180,9 @@ class DirectLog:
 
 
 class RoutedLog(DirectLog):
-    """Waits through a stream router: log consumers of many streams in one process block no connection each, and wake
-    when Redis announces a change. What they handle is read here all the same, from the checkpoint's entry on: what a
-    router delivers proves no continuity.
+    """A log that waits through a stream router: log consumers of many streams in one process block no connection each,
+    and wake when Redis announces a change. Entries to handle are read here all the same, from the checkpoint's entry
+    on: a router's delivery proves no continuity.
 
     ::
 

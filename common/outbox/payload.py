@@ -1,4 +1,4 @@
-"""JSON of what others give us, whole or not at all. Pure."""
+"""Encode values of applications as JSON, whole or not at all. Pure."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _NO_NUMBERS = frozenset({str, int, bool, type(None)})
 
 
 def as_json(name: str, value: Any) -> bytes:
-    """``value`` as orjson encodes it. Raises TypeError, with a way out, for what it cannot encode, and ValueError,
-    which names the place below ``name``, for NaN and Infinity: JSON has neither, and orjson would write null in
-    silence.
+    """Return ``value`` as orjson encodes it. Raises TypeError, with a way out, for what it cannot encode, and
+    ValueError, which names the place below ``name``, for NaN and Infinity: JSON has neither, and orjson would write
+    null in silence.
 
     >>> as_json("data", {"total": 1.5, "note": None})
     b'{"total":1.5,"note":null}'
@@ -31,7 +31,7 @@ def as_json(name: str, value: Any) -> bytes:
         if "serializable" not in str(refused):
             raise
         raise TypeError(f"{name}: {refused}: {_WAYS_OUT}") from refused
-    # Looking at each value costs more than encoding them all, and naming each place ten times that.
+    # Looking at each value costs more than encoding all, and naming each place ten times as much.
     if b"null" in encoded and _may_be_not_finite((value,)) and (found := _not_finite(name, value)):
         place, number = found
         raise ValueError(f"{place} is {number}, which JSON cannot say: give None, or a text")
@@ -39,7 +39,7 @@ def as_json(name: str, value: Any) -> bytes:
 
 
 def _may_be_not_finite(values: Iterable[Any]) -> bool:
-    """False: none of these, and of what is in them, is such a number."""
+    """Return False when none of these values, nor of their parts, is NaN or infinite."""
     for value in values:
         kind = type(value)
         if kind in _NO_NUMBERS:
@@ -51,12 +51,12 @@ def _may_be_not_finite(values: Iterable[Any]) -> bool:
             if _may_be_not_finite(value.values() if kind is dict else value):
                 return True
         else:
-            return True  # a dataclass, an enum, one of its own kind
+            return True  # a dataclass, an enum, a type of its own
     return False
 
 
 def _not_finite(place: str, value: Any) -> tuple[str, float] | None:
-    """The first number that is none, and where. As deep as orjson has gone (254)."""
+    """Return the first number that is not finite, and its place. As deep as orjson goes (254)."""
     if isinstance(value, float):
         return None if math.isfinite(value) else (place, value)
     parts: Iterable[tuple[str, Any]] = ()
@@ -70,7 +70,6 @@ def _not_finite(place: str, value: Any) -> tuple[str, float] | None:
         found = getattr(value, "__dict__", None) or {
             field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)
         }
-        parts = (
-            (f"{place}.{name}", part) for name, part in found.items() if not name.startswith("_")
-        )  # orjson leaves those out
+        # orjson leaves out names that begin with an underscore.
+        parts = ((f"{place}.{name}", part) for name, part in found.items() if not name.startswith("_"))
     return next(filter(None, (_not_finite(where, part) for where, part in parts)), None)

@@ -1,4 +1,4 @@
-"""Rows of the outbox -> messages, and why a row can become none. Pure."""
+"""Turn rows of the outbox into messages, or name why a row cannot become one. Pure."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 from usher.common.base.errors import MessageUndecodable
 from usher.common.protocol.message import check_ticket
 
-#: As long as a ticket id may be: it travels as far.
+#: Longest uid: as long as a ticket id may be, because it travels as far.
 LONGEST_UID = 256
-#: Bytes after which a batch ends, by the row that goes beyond.
+#: Bytes after which a batch ends, with the row that goes beyond.
 BATCH_BYTES = 4 * 1024 * 1024
-#: Fields of a message behind the ticket's, whose name is a setting.
+#: Fields of a message after the ticket's, whose name is a setting.
 FIELDS = ("uid", "action", "object", "data")
 
 
 class Row(NamedTuple):
-    """A staged record as the database gives it; any type may turn up in SQLite. ``size``: of all its columns, in bytes;
+    """A staged record as the database gives it; in SQLite any type may turn up. ``size``: bytes of all its columns;
     where that is too large the columns are None."""
 
     id: int
@@ -30,8 +30,8 @@ class Row(NamedTuple):
 
 
 class OutboxBatch(NamedTuple):
-    """``values``: for each message ticket, uid, action, object, data. ``ids`` of the rows, and (id, reason) of those
-    that were refused."""
+    """A batch of messages. ``values``: for each message ticket, uid, action, object, data. ``ids`` of the rows, and
+    (id, reason) of the refused ones."""
 
     ids: list[int]
     values: list[bytes]
@@ -39,23 +39,24 @@ class OutboxBatch(NamedTuple):
 
     @property
     def names(self) -> list[tuple[int, str]]:
-        """(id, uid) of each row that became a message."""
+        """Return (id, uid) of each row that became a message."""
         return [(row_id, uid.decode()) for row_id, uid in zip(self.ids, self.values[1 :: 1 + len(FIELDS)], strict=True)]
 
 
 def is_all(rows: Sequence[Row], count: int) -> bool:
-    """Whether a batch of up to ``count`` rows is all there was. What has much less than fits was not cut off; the
-    database, which cuts off before it unpacks the rows, counts some bytes more than we do.
+    """Return True when a batch of up to ``count`` rows has all that there were. A batch far smaller than the limit was
+    not cut off; the database, which cuts off before it unpacks the rows, counts some bytes more than we do.
 
-    >>> is_all([Row(7, "u", "42", "create", "ride", "{}", 2)], 2), is_all([Row(7, "u", "42", "create", "ride", "{}", 2)], 1), is_all([], 1)
+    >>> row = Row(7, "u", "42", "create", "ride", "{}", 2)
+    >>> is_all([row], 2), is_all([row], 1), is_all([], 1)
     (True, False, True)
     """
     return len(rows) < count and sum(row.size for row in rows) < BATCH_BYTES // 2
 
 
 def encode(rows: Iterable[Row]) -> OutboxBatch:
-    """All rows of a batch. Reasons: those of ``check_ticket``, ``empty_uid``, ``uid_too_long``, ``row_too_large``,
-    ``<column>_not_utf8``.
+    """Encode all rows of a batch. Reasons for a refusal: those of ``check_ticket``, ``empty_uid``, ``uid_too_long``,
+    ``row_too_large``, ``<column>_not_utf8``.
 
     >>> encode([Row(7, "u", "42", "create", "ride", "{}", 2), Row(8, "v", "", "create", "ride", "{}", 2)])
     OutboxBatch(ids=[7], values=[b'42', b'u', b'create', b'ride', b'{}'], refused=[(8, 'empty_ticket_id')])
@@ -73,7 +74,7 @@ def encode(rows: Iterable[Row]) -> OutboxBatch:
 
 
 def check_uid(uid: bytes) -> bytes:
-    """Raises MessageUndecodable."""
+    """Return the uid. Raises MessageUndecodable for one that is empty or too long."""
     if not uid:
         raise MessageUndecodable("empty_uid")
     if len(uid) > LONGEST_UID:
@@ -95,8 +96,8 @@ def _values(row: Row) -> tuple[bytes, ...]:
 
 
 def _bytes(column: str, value: Any) -> bytes:
-    """As UTF-8. SQLite gives text that is not as surrogates (database.py), and numbers and blobs where somebody wrote
-    such."""
+    """Encode a value as UTF-8. SQLite gives text that is not UTF-8 as surrogates (database.py), and numbers and blobs
+    where a program wrote them."""
     try:
         if isinstance(value, bytes):
             value.decode()

@@ -1,4 +1,4 @@
-"""The .sql files of this folder: named queries and versioned blocks. Pure text; whoever reads the files sees what is
+"""Read the .sql files of this folder: named queries and versioned blocks. Pure text: the files show exactly what is
 run."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _VERSION = re.compile(r"^-- version: (\d+)$", re.MULTILINE)
 
 @functools.cache
 def queries(dialect: str) -> dict[str, str]:
-    """Name -> query of queries.sql, for one dialect."""
+    """Return name -> query of queries.sql, for one dialect."""
     found: dict[str, list[str]] = {}
     lines: list[str] = []
     for line in _read("queries.sql").splitlines():
@@ -30,19 +30,19 @@ def queries(dialect: str) -> dict[str, str]:
 
 
 def schema(dialect: str) -> str:
-    """The whole schema file of a dialect, for a migration tool of the application's own."""
+    """Return the whole schema file of a dialect, for a migration tool of the application's own."""
     return _read(f"schema_{dialect}.sql")
 
 
 @functools.cache
 def versions(dialect: str) -> dict[int, str]:
-    """Version -> the statements that lead to it, in order."""
+    """Return version -> the statements that lead to it, in order."""
     _, *parts = _VERSION.split(schema(dialect))
     return {int(number): block.strip() for number, block in zip(parts[::2], parts[1::2], strict=True)}
 
 
 def newest(dialect: str) -> int:
-    """The version that this Usher needs."""
+    """Return the version that this Usher needs."""
     return max(versions(dialect))
 
 

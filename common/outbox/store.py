@@ -1,5 +1,5 @@
-"""The streamer's side of the outbox: reading batches, removing exactly what was confirmed, setting aside what can
-become no message."""
+"""The streamer's side of the outbox: read batches, remove exactly what was confirmed, set aside rows that cannot become
+messages."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ from usher.common.sql.alchemy import sa
 
 log = logging.getLogger(__name__)
 
-#: How long the one write lock of SQLite is waited for: a lease shall not end meanwhile. As lock_timeout in queries.sql.
+#: Time in ms for which SQLite's one write lock is waited for: a lease must not end meanwhile. Same as lock_timeout in
+#: queries.sql.
 _SQLITE_WAIT_MS = 500
 _CHANNEL = "usher_outbox"
 
 
 class OutboxStore:
-    """One outbox; used by one thread. ``setting`` is named in errors."""
+    """An outbox; used by one thread. ``setting`` is named in errors."""
 
     def __init__(self, url: str, setting: str = "USHER_OUTBOX_URL", row_bytes: int = 16 * 1024 * 1024) -> None:
-        self._engine = open_engine(url, setting, ping=False)  # a turn that meets a dead connection is made again
+        self._engine = open_engine(url, setting, ping=False)  # a turn with a dead connection is repeated
         self._setting = setting
         self._row_bytes = row_bytes
         self._is_postgres = self._engine.dialect.name == "postgresql"
-        # One statement over a connection of this one is a transaction; in SQLite, which is in this process, there is no
-        # need for it.
+        # On a connection of this engine one statement is a transaction; SQLite, which runs in this process, does not
+        # need that.
         self._single = (
             self._engine.execution_options(isolation_level="AUTOCOMMIT") if self._is_postgres else self._engine
         )
@@ -51,7 +52,7 @@ class OutboxStore:
 
     @property
     def identity(self) -> str:
-        """Tells two databases apart, and says nothing about either."""
+        """Return a text that tells two databases apart and reveals nothing about either."""
         url = self._engine.url
         where = (
             os.path.realpath(url.database or "")
@@ -61,19 +62,19 @@ class OutboxStore:
         return hashlib.sha256(where.encode()).hexdigest()[:12]
 
     def check(self) -> None:
-        """Raises StartRefused unless the outbox can be used."""
+        """Raise StartRefused unless the outbox can be used."""
         check_schema(self._engine, self._setting)
 
     def migrate(self) -> list[int]:
-        """Make or update the tables; the versions that were applied."""
+        """Make or update the tables; return the versions that were applied."""
         return migrate(self._engine)
 
     def batch(self, count: int) -> list[Row]:
-        """The first ``count`` rows by id, as one snapshot, as under REPEATABLE READ: it is one statement. Raises
+        """Read the first ``count`` rows by id, as one snapshot, as under REPEATABLE READ: it is one statement. Raises
         SqlTrouble.
 
-        A transaction around it would be two more answers of PostgreSQL to wait for, on the way of every row. Of a
-        database that takes no writes nothing is read: what could not be removed would be sent again and again.
+        A transaction around it would be two more answers of PostgreSQL to wait for, on the way of every row. From a
+        database that takes no writes nothing is read: rows that cannot be removed would be sent again and again.
         """
         values = {"count": count, "bytes": BATCH_BYTES, "row_bytes": self._row_bytes}
         with sql_trouble("reading the outbox"), self._single.connect() as connection:
@@ -92,10 +93,10 @@ class OutboxStore:
             return rows
 
     def remove(self, sent: Sequence[tuple[int, str]]) -> None:
-        """Delete these rows, each by its id and uid; those that are gone already are no error. Raises SqlTrouble.
+        """Delete these rows, each by its id and uid; rows that are gone already are no error. Raises SqlTrouble.
 
-        In PostgreSQL without a COMMIT of its own: who is cut off before that would hold the rows until the server
-        misses him, in two hours.
+        In PostgreSQL without a COMMIT of its own: a streamer that is cut off before it would hold the rows until the
+        server misses it, in two hours.
         """
         if sent:
             with sql_trouble("removing what was sent", canceled=SqlBusy), self._single.begin() as connection:
@@ -112,14 +113,14 @@ class OutboxStore:
             self._remove(connection, [(row_id, None) for row_id, _ in refused])
 
     def waiting(self) -> tuple[int, int]:
-        """How many rows are staged, and how many were refused. Raises SqlTrouble."""
+        """Return how many rows are staged, and how many were refused. Raises SqlTrouble."""
         with sql_trouble("counting the outbox"), self._engine.connect() as connection:
             staged, refused = connection.execute(self._queries["waiting"]).one()
             return int(staged), int(refused)
 
     def interrupt(self) -> bool:
-        """From another thread: end a question that PostgreSQL does not answer, by ending its connection. Whoever waits
-        gets SqlTrouble. False: it has no connection that could be ended, or not any more."""
+        """End a question that PostgreSQL does not answer, from another thread, by ending its connection. The waiting
+        thread gets SqlTrouble. Returns False when there is no connection that could be ended."""
         with self._lock:
             ended, self._socket = self._socket, None
             if ended is None:
@@ -130,7 +131,7 @@ class OutboxStore:
             return True
 
     def bell(self) -> CommitNotifier | None:
-        """What tells of commits; None where nothing does (SQLite, other drivers)."""
+        """Return a notifier of commits; None where there is none (SQLite, other drivers)."""
         return CommitNotifier(self._engine) if self._is_postgres and self._engine.driver == "psycopg" else None
 
     def close(self) -> None:
@@ -138,8 +139,8 @@ class OutboxStore:
         self._keep_socket(None)
 
     def _ask(self, connection: sa.Connection) -> None:
-        """Note who is asked now. A descriptor of our own stays what it is when the connection is closed and its number
-        goes to another one."""
+        """Note which connection is asked. A descriptor of our own stays valid when the connection is closed and its
+        number goes to another one."""
         driver: Any = connection.connection.driver_connection
         if driver is not self._asked:
             self._keep_socket(driver)
@@ -164,8 +165,8 @@ class OutboxStore:
 
 
 class CommitNotifier:
-    """Rings at commits, by LISTEN/NOTIFY; used by one thread. A ring may be missed while it connects: look from time to
-    time all the same."""
+    """Tells of commits, by LISTEN/NOTIFY; used by one thread. A commit may be missed while it connects: look from time
+    to time all the same."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
@@ -173,8 +174,8 @@ class CommitNotifier:
         self._is_deaf = False
 
     def rings(self, wait_s: float) -> bool:
-        """Whether something was committed, waiting up to ``wait_s``. True also after it has connected. Raises
-        SqlTrouble."""
+        """Return True when something was committed, waiting up to ``wait_s`` seconds; True also after it has connected.
+        Raises SqlTrouble."""
         with sql_trouble("listening to the outbox"):
             try:
                 if self._connection is None and not self._is_deaf:
@@ -200,16 +201,15 @@ class CommitNotifier:
         self._connection = connection
         connection.autocommit = True
         [pid] = connection.execute("SELECT pg_backend_pid()").fetchone()
-        if (
-            pid != connection.info.backend_pid
-        ):  # a pooler: another client would get what is told to us, and psycopg keeps it there for ever
+        if pid != connection.info.backend_pid:
+            # A pooler: another client would get our notifications, and psycopg would keep them there for ever.
             self._is_deaf = True
             self.close()
             event(
                 log,
                 "no_bell",
                 level=logging.WARNING,
-                why="a connection pooler is in between, so commits are not told but looked for",
+                why="a connection pooler is in between, so commits are not notified but polled for",
             )
             return
         connection.execute(f"LISTEN {_CHANNEL}")

@@ -1,24 +1,25 @@
-"""What an application calls inside its own transaction::
+"""Write records to the outbox, inside the application's own transaction::
 
     from usher import write_to_outbox
 
-    with engine.begin() as connection:                                     # SQLAlchemy: connection or session
+    with engine.begin() as connection:  # SQLAlchemy: connection or session
         connection.execute(insert(rides).values(...))
         write_to_outbox(connection, ticket_id="42", action="create", object="ride", data={"id": 7, "distance": 12.5})
 
-    await connection.run_sync(lambda own: write_to_outbox(own, ticket_id=...))       # SQLAlchemy's asynchronous connection or session
+    # SQLAlchemy's asynchronous connection or session
+    await connection.run_sync(lambda own: write_to_outbox(own, ticket_id=...))
 
-    with sqlite3.connect("shop.db") as connection:                         # any DB-API connection: sqlite3, psycopg, psycopg2
+    with sqlite3.connect("shop.db") as connection:  # any DB-API connection: sqlite3, psycopg, psycopg2
         connection.execute("INSERT INTO rides ...")
         write_to_outbox(connection, ticket_id="42", action="create", object="ride", data={...})
 
 It begins, commits and rolls back nothing. Other languages: the INSERT at the top of queries.sql.
 
-Order of one ticket's records is that of the commits. PostgreSQL's trigger takes a lock per ticket until the end of the
-transaction for it. If a record tells the state of a row ("balance is now 5"), lock that row first (SELECT ... FOR
-UPDATE, or just UPDATE it): the outbox orders records, not what was read before they were written. Do it in this order
-everywhere, first the row, then its record: two transactions that take both locks in opposite order end in PostgreSQL's
-deadlock error, and one of them has to begin again.
+The order of one ticket's records is that of the commits. For that, PostgreSQL's trigger takes a lock per ticket until
+the end of the transaction. If a record tells the state of a row ("balance is now 5"), lock that row first (SELECT ...
+FOR UPDATE, or just UPDATE it): the outbox orders records, not what was read before they were written. Do it in this
+order everywhere, first the row, then its record: two transactions that take both locks in opposite order end in
+PostgreSQL's deadlock error, and one of them has to begin again.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from usher.common.sql.errors import commits_by_itself, driver_of
 
 
 class LogRecord(NamedTuple):
-    """A record to write. ``data`` is what orjson can encode, without NaN and Infinity, which JSON has not; ``uid`` ""
-    lets us choose one."""
+    """A record to write. ``data`` is what orjson can encode, without NaN and Infinity, which JSON does not have;
+    ``uid`` "" lets us choose one."""
 
     ticket_id: str
     action: str
@@ -52,17 +53,17 @@ class LogRecord(NamedTuple):
 def write_to_outbox(
     connection: Any, *, ticket_id: str, action: str, object: str, data: Any = None, uid: str = ""
 ) -> str:
-    """Stage one record in the transaction of ``connection`` (DB-API, SQLAlchemy Connection or Session); its uid.
+    """Stage one record in the transaction of ``connection`` (DB-API, SQLAlchemy Connection or Session); return its uid.
 
-    Raises OutboxMisused, before anything is written, for what could become no message, and for a connection in
-    AUTOCOMMIT mode.
+    Raises OutboxMisused, before anything is written, for a record that cannot become a message, and for a connection
+    in AUTOCOMMIT mode.
     """
     [written] = write_all_to_outbox(connection, [LogRecord(ticket_id, action, object, data, uid)])
     return written
 
 
 def write_all_to_outbox(connection: Any, records: Iterable[LogRecord]) -> list[str]:
-    """Stage several records, in this order; their uids."""
+    """Stage several records, in this order; return their uids."""
     rows = [_row(record) for record in records]
     if not rows:
         return []
@@ -85,9 +86,8 @@ def write_all_to_outbox(connection: Any, records: Iterable[LogRecord]) -> list[s
             "this connection is asynchronous: await connection.run_sync(lambda own: write_to_outbox(own,"
             " ticket_id=...))"
         )
-    elif inspect.iscoroutinefunction(
-        getattr(connection, "commit", None)
-    ):  # what it is asked would never be awaited, and nothing be written
+    elif inspect.iscoroutinefunction(getattr(connection, "commit", None)):
+        # Its coroutines would never be awaited, and nothing would be written.
         raise OutboxMisused(
             "this connection of a driver is asynchronous: await connection.execute(...) the INSERT of queries.sql"
             " yourself"
@@ -98,7 +98,7 @@ def write_all_to_outbox(connection: Any, records: Iterable[LogRecord]) -> list[s
 
 
 def _begun(connection: Any, statement: sa.TextClause) -> sa.Connection:
-    """The connection that ``statement`` will run on, in its transaction: that may be begun by what listens to
+    """Return the connection that ``statement`` will run on, in its transaction, which may be begun by a listener to
     ``begin``."""
     if not isinstance(connection, sa.Connection):
         found: sa.Connection = connection.connection(bind_arguments={"clause": statement})
@@ -118,7 +118,7 @@ def _check_transactional(driver: Any) -> None:
 
 
 def _plain_write(connection: Any, rows: list[dict[str, str]]) -> None:
-    """Over a DB-API connection, in the style of its driver."""
+    """Write over a DB-API connection, in the style of its driver."""
     style = _style(connection)
     if style is None:
         kind = f"{type(connection).__module__}.{type(connection).__name__}"
@@ -135,9 +135,9 @@ def _plain_write(connection: Any, rows: list[dict[str, str]]) -> None:
 
 
 def _style(connection: Any) -> str | None:
-    """How the driver writes a named value."""
+    """Return how the driver writes a named value."""
     module = type(connection).__module__.partition(".")[0]
-    if not hasattr(connection, "cursor"):  # a cursor, or nothing of the kind
+    if not hasattr(connection, "cursor"):  # a cursor, or something unrelated
         return None
     if module == "sqlite3" or any(base.__module__ == "sqlite3" for base in type(connection).__mro__):
         return ":{}"
@@ -153,7 +153,7 @@ def _row(record: LogRecord) -> dict[str, str]:
     ):
         if not isinstance(value, str):
             raise OutboxMisused(
-                f"this record can become no message: {name} is of type {type(value).__name__}: give a str"
+                f"this record cannot become a message: {name} is of type {type(value).__name__}: give a str"
             )
     try:
         check_ticket(record.ticket_id.encode())
@@ -163,7 +163,7 @@ def _row(record: LogRecord) -> dict[str, str]:
         record.object.encode()
         data = as_json("data", {} if record.data is None else record.data).decode()
     except MessageUndecodable as refused:
-        raise OutboxMisused(f"this record can become no message: {refused.reason}") from None
+        raise OutboxMisused(f"this record cannot become a message: {refused.reason}") from None
     except (TypeError, ValueError) as refused:
-        raise OutboxMisused(f"this record can become no message: {refused}") from None
+        raise OutboxMisused(f"this record cannot become a message: {refused}") from None
     return {"uid": uid, "ticket_id": record.ticket_id, "action": record.action, "object": record.object, "data": data}

@@ -110,7 +110,7 @@ class Keys:
 
     @property
     def tickets(self) -> str:
-        """Hash: ticket_id -> ``owner fence id id ...`` (see lua/includes/record.lua). For ever; a field lives while its
+        """Hash: ticket_id -> ``owner fence id id ...`` (see lua/includes/records.lua). For ever; a field lives while its
         ticket has unfinished entries."""
         return self.prefix + "tickets"
 
@@ -147,7 +147,7 @@ class Keys:
 
     @property
     def dead(self) -> str:
-        """Stream: dead letters (lua/includes/bury.lua). Written by dead_letter (owner), reject and end_tail (leader);
+        """Stream: dead letters (lua/includes/letter.lua). Written by dead_letter (owner), reject and end_tail (leader);
         redrive and drop remove entries."""
         return self.prefix + "dead"
 

@@ -1,8 +1,8 @@
-"""What a reading loop holds, between its threads: waiting, running, waiting for another try. One lock; it makes no
-calls.
+"""The messages that a reading loop holds, shared by its threads: waiting, running, waiting for another attempt. One
+lock; it makes no calls.
 
 A suspect (its former reader died with it) runs alone: nothing else runs beside it, and nothing starts before Redis has
-what became of it. So a message that kills its process is charged for that, and no neighbour is.
+its outcome. So a message that kills its process is charged for that, and no neighbour is.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from usher.common.readers.reliable_stream import StreamMessage
 
 
 class ReadingBoard:
-    """``most``: messages held at most. Nothing starts when the last touch is older than ``fresh_s``: others may have
-    taken over."""
+    """The board. ``most``: most messages held. Nothing starts when the last touch is older than ``fresh_s`` seconds:
+    other readers may have taken over."""
 
     def __init__(self, most: int, fresh_s: float) -> None:
         self._most = most
@@ -30,19 +30,19 @@ class ReadingBoard:
         self._due: list[tuple[float, int, StreamMessage]] = []
         self._order = 0
         self._running: set[bytes] = set()
-        self._alone: bytes | None = None  # the suspect that runs, or ended and is not written yet
+        self._alone: bytes | None = None  # the suspect that runs, or has ended and is not written yet
         self._closed = False
         self._touched_s = now_s()
 
-    # ---- reader and writer ---------------------------------------------------------------------------------------------------
+    # ---- reader and writer -----------------------------------------------------------------------
 
     @property
     def room(self) -> int:
-        """Messages that may be read now."""
+        """Return the number of messages that may be read now."""
         return 0 if self._closed else max(0, self._most - len(self._held))
 
     def add(self, messages: Iterable[StreamMessage]) -> int:
-        """Messages that came; those that are held already are not taken twice. Returns the number taken."""
+        """Take messages that came, except those that are held already. Returns the number taken."""
         with self._changed:
             fresh = [message for message in messages if message.stream_id not in self._held]
             for message in fresh:
@@ -56,13 +56,13 @@ class ReadingBoard:
             return list(self._held)
 
     def known_ids(self) -> set[bytes]:
-        """What is held, and what runs although it was dropped."""
+        """Return the ids of messages that are held, or run although they were dropped."""
         with self._changed:
             return {*self._held, *self._running}
 
     def drop(self, ids: Iterable[bytes]) -> None:
-        """Redis has these as done, or somebody else has them: nothing of them starts here any more. What runs, runs
-        on."""
+        """Drop messages that Redis has as done, or that another reader has: none of them starts here any more. A
+        running handler runs on."""
         with self._changed:
             gone = {entry_id for entry_id in ids if self._held.pop(entry_id, None) is not None}
             if gone:
@@ -75,15 +75,15 @@ class ReadingBoard:
                 self._changed.notify_all()
 
     def touched(self, at_s: float) -> None:
-        """Redis has touched all that is held; the call was sent at ``at_s``."""
+        """Note that Redis has touched all held messages; the call was sent at ``at_s``."""
         with self._changed:
             self._touched_s = at_s
             self._changed.notify_all()
 
-    # ---- runners -------------------------------------------------------------------------------------------------------------
+    # ---- runners ---------------------------------------------------------------------------------
 
     def take(self, timeout_s: float) -> StreamMessage | None:
-        """A message to start; None after ``timeout_s``, or when nothing starts any more."""
+        """Return a message to start; None after ``timeout_s``, or when nothing starts any more."""
         until_s = now_s() + timeout_s
         with self._changed:
             while not self._closed:
@@ -114,7 +114,7 @@ class ReadingBoard:
         return self._ready.popleft() if self._ready else None
 
     def ended(self, message: StreamMessage) -> None:
-        """It does not run any more; it is held until it is dropped."""
+        """Note that it no longer runs; it is held until it is dropped."""
         with self._changed:
             self._running.discard(message.stream_id)
             if message.stream_id == self._alone and message.stream_id not in self._held:
@@ -124,7 +124,7 @@ class ReadingBoard:
                 self._changed.notify()
 
     def again(self, message: StreamMessage, due_s: float) -> None:
-        """It does not run any more, and is ready again at ``due_s``, unless it was dropped meanwhile."""
+        """Note that it no longer runs, and is ready again at ``due_s``, unless it was dropped meanwhile."""
         with self._changed:
             self._running.discard(message.stream_id)
             if message.stream_id == self._alone:
@@ -134,16 +134,16 @@ class ReadingBoard:
                 heapq.heappush(self._due, (due_s, self._order, message))
             self._changed.notify_all()
 
-    # ---- the end -------------------------------------------------------------------------------------------------------------
+    # ---- the end ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Nothing starts any more."""
+        """Start nothing any more."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def quiet(self) -> list[StreamMessage]:
-        """What waits: it was not started, or waits for another try."""
+        """Return the waiting messages: not started, or waiting for another attempt."""
         with self._changed:
             return [*self._ready, *self._suspects, *(message for _, _, message in self._due)]
 

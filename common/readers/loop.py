@@ -1,4 +1,4 @@
-"""MessageReadingLoop: a reliable stream that only has to be configured and run.
+"""MessageReadingLoop: a reliable stream that only needs to be configured and run.
 
 ::
 
@@ -7,14 +7,14 @@
 
     MessageReadingLoop(url, "payments", "billing", handle, LoopOptions(threads=4)).run()
 
-It reads until Ctrl-C or SIGTERM; ``with MessageReadingLoop(...):`` reads beside what else the program does.
+It reads until Ctrl-C or SIGTERM; ``with MessageReadingLoop(...):`` reads beside the program's other work.
 
-Handlers are plain functions: one that is ``async def``, or a generator, is refused. To return is to be done; to raise
-is to be tried again with growing pauses; ``RetryLater`` and ``GiveUp`` steer that. After ``max_attempts`` failures a
-message becomes a dead letter. Everybody who runs such a loop on the same stream and group gets a share. When a process
-dies, what it had is taken over after ``idle_s``; these run one at a time, each start noted before, so that the one
-message that kills processes ends as a dead letter, and its neighbours do not. (Its first start, in the process that
-died, is not known to have happened, and does not count.) A delivery is never counted as an attempt.
+Handlers are plain functions: ``async def`` and generators are refused. A handler that returns is done; one that raises
+is tried again with growing pauses; ``RetryLater`` and ``GiveUp`` steer that. After ``max_attempts`` failures a message
+becomes a dead letter. All loops on the same stream and group share its messages. When a process dies, its messages are
+taken over after ``idle_s``; these run one at a time, each start noted before, so that the one message that kills
+processes ends as a dead letter, and its neighbours do not. (Its first start, in the process that died, is not known to
+have happened, and does not count.) A delivery is never counted as an attempt.
 """
 
 from __future__ import annotations
@@ -52,15 +52,16 @@ log = logging.getLogger(__name__)
 Handle = Callable[[StreamMessage], Any]
 _PLAIN = "a reading loop takes plain functions that do the work themselves: no `async def`, no generator, no class"
 _POLL_S = 0.02
-#: How soon `run` notices a signal: its handler must not wake a wait that it may have interrupted with the lock in hand.
+#: Seconds within which `run` notices a signal: its handler must not wake a wait that it may have interrupted with the
+#: lock in hand.
 _LOOK_S = 0.5
-#: Nothing starts in the last part of the idle time after a touch: the rest is for the clock's drift and for what lies
-#: between.
+#: Share of the idle time after a touch in which nothing starts: it is left for the clock's drift and for delays on the
+#: way.
 _FRESH_PART = 0.8
 
 
 class StreamRunner(Service):
-    """One slot: runs one handler at a time, for as long as it takes."""
+    """A slot: runs one handler at a time, for as long as the handler takes."""
 
     stalls_after_s = math.inf
 
@@ -97,9 +98,8 @@ class StreamRunner(Service):
         try:
             with ForkGuard():
                 _check_ran(self._handle(message))
-        except (
-            BaseException
-        ) as problem:  # sys.exit() in a handler must not end this thread with the message in its hands
+        except BaseException as problem:
+            # sys.exit() in a handler must not end this thread while it holds the message.
             self._failed(message, readable(problem))
         else:
             self._shared.metrics.handler_s += now_s() - began_s
@@ -108,7 +108,7 @@ class StreamRunner(Service):
         return 0.0
 
     def _noted(self, message: StreamMessage) -> bool:
-        """Write a suspect's start down before it happens. False when it must not happen now."""
+        """Write a suspect's start down before it happens. Returns False when it must not happen now."""
         board = self._shared.board
         try:
             if self._note(message):
@@ -164,7 +164,8 @@ class StreamRunner(Service):
 
 
 def _check_ran(result: object) -> None:
-    """Raise TypeError when what a handler returned shows that nothing of it ran: its message would count as done."""
+    """Raise TypeError when a handler's return value shows that none of its code ran: its message would count as
+    done."""
     if kind := unfinished_kind(result):
         raise TypeError(f"the handler returned {kind!r}, so nothing of the message was done: {_PLAIN}")
 
@@ -175,11 +176,11 @@ def _check_plain(handle: Handle) -> None:
 
 
 class MessageReadingLoop:
-    """Reads a stream as one of a group, and calls ``handle`` with every message, on ``options.threads`` threads.
+    """Reads a stream as a member of a group, and calls ``handle`` with every message, on ``options.threads`` threads.
 
-    ``url`` of Redis as USHER_REDIS_URL takes it. Begin it with ``with`` or ``start``; ``stop`` ends it once and for
-    all. ``name`` is the beginning of its name in the group. Raises ValueError for a URL that cannot be read, TypeError
-    for a handler that calling does not run.
+    ``url`` of Redis as USHER_REDIS_URL takes it. Begin it with ``with`` or ``start``; ``stop`` ends it for good.
+    ``name`` is the beginning of its name in the group. Raises ValueError for a URL that cannot be parsed, TypeError for
+    a handler that a call does not run.
     """
 
     def __init__(
@@ -204,18 +205,18 @@ class MessageReadingLoop:
         self._note_link, note_stream = part("note")
         self._end_link, self._end_stream = part("end")
 
-        def note(message: StreamMessage) -> bool:  # a suspect runs alone, so only one thread at a time is in here
+        def note(message: StreamMessage) -> bool:  # a suspect runs alone, so one thread at a time is here
             return not note_stream.charge({message.stream_id: message.failures + 1})
 
         self._runners = [
             StreamRunner(number, handle, self._shared, self._writer, note) for number in range(options.threads)
         ]
 
-    # ---- life ----------------------------------------------------------------------------------------------------------------
+    # ---- life ------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin. Returns at once; while Redis cannot be reached it is tried again and again."""
-        if os.getpid() != self._made_in:  # forked since: its siblings must not take its messages for theirs
+        """Begin reading. Returns at once; while Redis cannot be reached, connecting is tried again and again."""
+        if os.getpid() != self._made_in:  # forked since: siblings must not take its messages for theirs
             self.reader_name = reader_name(self._prefix)
             for stream in self._streams:
                 stream.reader = self.reader_name
@@ -224,10 +225,11 @@ class MessageReadingLoop:
         event(log, "reading_loop_starts", reader=self.reader_name)
 
     def stop(self) -> None:
-        """Start nothing more, let what runs finish (up to ``grace_s``), acknowledge it, and give the rest back: others
-        take it at once.
+        """Start nothing more, let running handlers finish (up to ``grace_s``), acknowledge them, and give the rest
+        back: other readers take it at once.
 
-        What still runs after that stays pending and is taken over when it is idle. Never raises; may be called twice.
+        A message that still runs after that stays pending and is taken over when idle. Never raises; may be called
+        twice.
         """
         if self._over.is_set():
             return
@@ -247,13 +249,12 @@ class MessageReadingLoop:
         event(log, "reading_loop_ends", reader=self.reader_name, still_running=board.running, trouble=left or "none")
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until ``stop`` is called somewhere; True when it was."""
+        """Wait until ``stop`` is called; return True when it was."""
         return self._over.wait(timeout_s)
 
     def run(self) -> None:
-        """Begin, and read until ``stop`` is called, or Ctrl-C or SIGTERM comes to the main thread, which ends as
-        ``stop`` does; the next one does not wait for handlers. A signal that the program handles itself stays its
-        own."""
+        """Read until ``stop`` is called, or Ctrl-C or SIGTERM reaches the main thread, which ends as ``stop`` does; the
+        next signal does not wait for handlers. A signal that the program handles itself stays its own."""
         looking = look_for_steps()
         try:
             with UntilSignal() as until, self:
@@ -272,25 +273,25 @@ class MessageReadingLoop:
     ) -> None:
         self.stop()
 
-    # ---- what is known -------------------------------------------------------------------------------------------------------
+    # ---- what is known ---------------------------------------------------------------------------
 
     def health(self) -> Health:
-        """Whether all its threads make progress."""
+        """Return the health of all threads: do they make progress."""
         return judge(self._services, now_s())
 
     def metrics(self) -> dict[str, float]:
-        """Counts since the start, and what is held and running now."""
+        """Return counts since the start, and the numbers of held and running messages."""
         return {**vars(self._shared.metrics), "held": self._shared.board.held, "running": self._shared.board.running}
 
-    # ---- inside --------------------------------------------------------------------------------------------------------------
+    # ---- inside ----------------------------------------------------------------------------------
 
     @property
     def _services(self) -> list[Service]:
         return [self._reader, self._writer, *self._runners]
 
     def _leave(self) -> str:
-        """Give back what waits, and leave the group. Returns what went wrong; whoever claims idle entries does the rest
-        then."""
+        """Give waiting messages back, and leave the group. Returns what went wrong; the readers that claim idle entries
+        then do the rest."""
         try:
             board, stream = self._shared.board, self._end_stream
             quiet = board.quiet()
@@ -298,7 +299,7 @@ class MessageReadingLoop:
                 stream.give_back(
                     [message.stream_id for message in quiet if message.is_suspect is is_suspect], is_suspect
                 )
-            # What a read brought that was broken off by the stop, nobody here has seen.
+            # Entries of a read that the stop broke off were not seen here.
             stream.give_back(stream.pending(board.known_ids()), self._reader.has_claimed_unseen)
             if not board.running:
                 stream.leave()

@@ -1,13 +1,13 @@
 """A reliable stream: messages without a ticket, read by the members of a plain consumer group. No master, no order.
 
 ``ReliableStream`` is the set of steps that survive a crash; ``usher.common.readers.loop.MessageReadingLoop`` repeats
-them, and is all that most need. Keys are those of ``usher.common.protocol.keys`` for this stream and group, and a dead
-letter looks like any other of Usher's. Do not let a master read the same group: it would take these readers for
-strangers.
+them, and is all that most programs need. Keys are those of ``usher.common.protocol.keys`` for this stream and group,
+and a dead letter looks like any other of Usher's. Do not let a master read the same group: it would take these readers
+for strangers.
 
-What a reader may believe: an entry is its own as long as the pending list says so, and every step asks that. There is
-no fence: a reader that was paused for longer than the idle time may still be in a handler while another one has the
-message. Make effects idempotent by ``message.uid``.
+A reader owns an entry as long as the pending list says so, and every step asks that. There is no fence: a reader that
+was paused for longer than the idle time may still be in a handler while another reader has the message. Make effects
+idempotent by ``message.uid``.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from usher.common.redis.client import Arg, Link
 from usher.common.redis.replies import Entry, TicketStream, pairs, parse_own, range_command
 from usher.common.redis.scripts import ScriptRunner
 
-#: The names in the group under which entries wait that a reader gave back; of the second one it did not know whether
-#: they are safe. Nobody reads as these.
+#: The names in the group under which entries wait that a reader gave back; for the second one it was not known whether
+#: they are safe. No reader uses these names.
 RETURNED, SUSPECT = "returned", "suspect"
-#: Idle time of what was given back: longer than anybody's least one.
+#: Idle time in ms of entries that were given back: longer than any reader's least idle time.
 _AT_ONCE_MS = 30 * 86_400_000
 _PAGE = 1000
 
@@ -42,9 +42,8 @@ class StreamMessage(EntryView):
     def __init__(self, stream_id: bytes, flat: list[bytes] | None, failures: int = 0, is_suspect: bool = False) -> None:
         super().__init__(stream_id, flat)
         self.failures = failures  # of former readers too
-        self.attempt = (
-            failures  # counted up at each start; those of former readers that asked to be called later are not known
-        )
+        # Counted up at each start. Starts of former readers that asked for a later call are not known.
+        self.attempt = failures
         self.is_suspect = is_suspect  # its former reader died with it, and may have died of it
         self.first_ms = self.last_ms = 0
 
@@ -53,8 +52,8 @@ class StreamMessage(EntryView):
 
 
 class Claimed(NamedTuple):
-    """What a look for idle entries found. ``cursor`` goes into the next look; ``gone`` lost their bodies and are dead
-    letters now."""
+    """The result of a search for idle entries. ``cursor`` goes into the next search; ``gone`` are ids without bodies,
+    which are dead letters now."""
 
     cursor: bytes
     messages: list[StreamMessage]
@@ -62,16 +61,15 @@ class Claimed(NamedTuple):
 
 
 def reader_name(prefix: str = "") -> str:
-    """A name for one start of a reader. A new one each time: a late acknowledgement of a former start must not look
-    like ours."""
+    """Make a name for one start of a reader, a new one each time: a late acknowledgement of a former start must not
+    look like ours."""
     return f"{prefix or socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
 
 
 class ReliableStream:
-    """One reader of a stream's group, over a link of the caller's thread. Every method raises what ``Link.call``
-    raises.
+    """A reader of a stream's group, over a link of the caller's thread. Every method raises what ``Link.call`` raises.
 
-    ``reader`` must be used by one start of one process only (``reader_name``).
+    ``reader`` must be used by only one start of one process (``reader_name``).
     """
 
     def __init__(self, link: Link, stream: str, group: str, reader: str) -> None:
@@ -82,31 +80,32 @@ class ReliableStream:
         self._plain = TicketStream(link, self._keys)
         self.reader = reader
 
-    # ---- group ---------------------------------------------------------------------------------------------------------------
+    # ---- group -----------------------------------------------------------------------------------
 
     def ensure_group(self, seen: bytes = ZERO) -> bytes | None:
-        """Make the group if it is not there; the id after which it reads then, None if it was there.
+        """Make the group if it is missing; return the id after which it then reads, None if it was there.
 
-        A new group begins with the oldest entry. One that was lost goes on where it was, as far as that was saved or is
-        known to this reader (``seen``: the highest id that it was given): what was pending comes again.
+        A new group begins with the oldest entry. A lost group goes on where it was, as far as that was saved or is
+        known to this reader (``seen``: the highest id that it was given): pending entries come again.
         """
         start = goes_on_at(self._plain.saved_position(), seen, self._plain.span())
         return start if self._plain.create_group(start) else None
 
     def save_position(self) -> None:
-        """Note how far the group is, for ``ensure_group`` after its loss, and for those who trim until then. First how
-        far it read, then what was pending: what is read in between is above the one and may be missing in the other."""
+        """Note the position of the group, for ``ensure_group`` after its loss, and for trimmers until then. First the
+        id up to which it has read, then what was pending: an entry read in between is above the first and may be
+        missing in the second."""
         delivered = self._plain.last_delivered()
         summary = self._link.call("XPENDING", self._keys.stream, self._keys.group)
         oldest = summary[1] or b""
         self._link.call("HSET", self._log_keys.groups, self._keys.group, min(delivered, oldest or delivered, key=rank))
         self._link.call("HSET", self._keys.position, "delivered", delivered, "oldest_pending", oldest)
 
-    # ---- reading -------------------------------------------------------------------------------------------------------------
+    # ---- reading ---------------------------------------------------------------------------------
 
     def read_new(self, count: int, block_ms: int | None) -> list[StreamMessage]:
-        """Up to ``count`` new messages; waits up to ``block_ms`` for the first one, and is empty after that. None does
-        not wait.
+        """Read up to ``count`` new messages; waits up to ``block_ms`` for the first one, and returns none after that.
+        None does not wait.
 
         After ReplyUnknown some may be pending for this reader unseen: ``read_pending`` brings them.
         """
@@ -116,8 +115,8 @@ class ReliableStream:
         return [StreamMessage(*entry) for entry in parse_own(self._link.call(*command, block_s=(block_ms or 0) / 1000))]
 
     def read_pending(self, count: int, exclude: Collection[bytes] = ()) -> list[StreamMessage]:
-        """Up to ``count`` messages that are pending for this reader, oldest first, but for those of ``exclude``. It
-        never waits.
+        """Read up to ``count`` messages that are pending for this reader, oldest first, without those of ``exclude``.
+        Never waits.
 
         The bodies are read from the stream: reading them from the pending list would count as a delivery.
         """
@@ -129,7 +128,7 @@ class ReliableStream:
         return self._with_bodies(wanted[:count])
 
     def pending(self, exclude: Collection[bytes] = ()) -> list[bytes]:
-        """The ids of all that is pending for this reader, oldest first, but for those of ``exclude``."""
+        """Return the ids of all that is pending for this reader, oldest first, without those of ``exclude``."""
         return [entry_id for page in self._pending() for entry_id in page if entry_id not in exclude]
 
     def _pending(self) -> Iterator[list[bytes]]:
@@ -158,8 +157,8 @@ class ReliableStream:
         """Take over up to ``count`` entries that were idle for at least ``min_idle_ms``: their reader died, or gave
         them back.
 
-        Begin with ``cursor`` 0-0 and go on with the one of the answer. What a dead reader had is suspect: nobody knows
-        what had been started, so its attempts are not charged; let it run alone, with ``charge`` before.
+        Begin with ``cursor`` 0-0 and go on with the one of the answer. A dead reader's message is suspect: it is
+        unknown whether it had been started, so its attempts are not charged; let it run alone, with ``charge`` before.
         """
         keys = self._keys
         args = (keys.group, self.reader, min_idle_ms, cursor, count)
@@ -175,11 +174,11 @@ class ReliableStream:
         ]
         return Claimed(cursor, messages, gone)
 
-    # ---- what becomes of messages --------------------------------------------------------------------------------------------
+    # ---- what becomes of messages ----------------------------------------------------------------
 
     def acknowledge(self, ids: Sequence[bytes], remove: bool = False) -> list[bytes]:
-        """These are done. Returns those that were this reader's to acknowledge: the others are somebody else's now, or
-        were done before.
+        """Acknowledge these as done. Returns those that were this reader's: the others have another reader now, or were
+        done before.
 
         With ``remove`` the entries leave the stream too, unless another group or a log consumer reads it.
         """
@@ -198,9 +197,9 @@ class ReliableStream:
         remove: bool = True,
     ) -> list[bytes]:
         """Give these up: each becomes a dead letter with ``reason`` and the error of its id, and leaves group and
-        stream, in one step. One with too many fields for a letter stays in the stream.
+        stream, in one step. A message with too many fields for a letter stays in the stream.
 
-        Returns the ids of which letters were written; the others are not this reader's (any more).
+        Returns the ids for which letters were written; the others are not, or no longer, this reader's.
         """
         if not messages:
             return []
@@ -221,8 +220,7 @@ class ReliableStream:
         )
 
     def charge(self, attempts: Mapping[bytes, int]) -> list[bytes]:
-        """Note attempts that failed, by id, for whoever has the message next. Returns ids that are not this
-        reader's."""
+        """Note failed attempts, by id, for the message's next reader. Returns ids that are not this reader's."""
         args = [part for pair in attempts.items() for part in pair]
         keys = (self._keys.stream, self._keys.attempts)
         return (
@@ -230,11 +228,12 @@ class ReliableStream:
         )
 
     def touch(self, ids: Iterable[bytes]) -> list[bytes]:
-        """They are being worked on: not idle. Returns ids that are not this reader's any more."""
+        """Mark these as being worked on: not idle. Returns ids that are no longer this reader's."""
         return self._pass(self.reader, 0, ids)
 
     def give_back(self, ids: Iterable[bytes], suspect: bool = False) -> list[bytes]:
-        """Others may take these at once; what was suspect must stay so. Returns ids that were not this reader's."""
+        """Give these back: other readers may take them at once; a suspect stays one. Returns ids that were not this
+        reader's."""
         return self._pass(SUSPECT if suspect else RETURNED, _AT_ONCE_MS, ids)
 
     def _pass(self, to: str, idle_ms: int, ids: Iterable[bytes]) -> list[bytes]:
@@ -249,15 +248,15 @@ class ReliableStream:
             else []
         )
 
-    # ---- names ---------------------------------------------------------------------------------------------------------------
+    # ---- names -----------------------------------------------------------------------------------
 
     def leave(self) -> bool:
         """Take this reader's name out of the group; False while something is pending for it."""
         return bool(self._scripts.run("stream_leave", (self._keys.stream,), (self._keys.group, self.reader)))
 
     def forget_readers(self, idle_ms: int) -> int:
-        """Take names out of the group that have done nothing for ``idle_ms`` and have nothing pending. One that lives
-        comes back by itself."""
+        """Take names out of the group that have done nothing for ``idle_ms`` and have nothing pending; returns their
+        number. A living reader comes back by itself."""
         rows = map(pairs, self._link.call("XINFO", "CONSUMERS", self._keys.stream, self._keys.group))
         idle = [
             row[b"name"]
@@ -268,8 +267,8 @@ class ReliableStream:
 
 
 def goes_on_at(saved: GroupPosition | None, seen: bytes, span: Span | None) -> bytes:
-    """The id after which a group that is made (again) reads. Pure: what was saved, the highest id this reader was
-    given, what the stream holds.
+    """Return the id after which a group that is made (again) reads. Pure: from the saved position, the highest id this
+    reader was given, and the ids in the stream.
 
     >>> goes_on_at(GroupPosition(b"9-0", b"5-0"), b"9-0", Span(b"1-0", b"9-0"))
     b'4-18446744073709551615'
@@ -277,7 +276,7 @@ def goes_on_at(saved: GroupPosition | None, seen: bytes, span: Span | None) -> b
     if span is None or rank(span.last_generated) < rank(seen):
         return ZERO  # another stream: its ids begin again
     if saved is None:
-        return ZERO  # nothing is known of what others had: better again than never
+        return ZERO  # what other readers had is unknown: better again than never
     reached = (
         saved.delivered
         if saved.oldest_pending is None
@@ -291,8 +290,8 @@ def _confirmed(ids: Sequence[bytes], replies: Sequence[int]) -> list[bytes]:
 
 
 def _failures(noted: bytes) -> int:
-    """Of the attempts that are noted: also as consumers note them, who may have had the group before; what cannot be
-    read stops no message."""
+    """Read the noted number of failures, also as consumers note it that may have had the group before; an unreadable
+    note stops no message."""
     return decode(noted).failures
 
 

@@ -1,5 +1,5 @@
-"""The two services of a reading loop that talk to Redis, each over a link of its own, and what all its threads
-share."""
+"""The two services of a reading loop that talk to Redis, each over a link of its own, and the state that all its
+threads share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True)
 class LoopOptions:
-    """Everything that can be set. Times in seconds."""
+    """Options of a reading loop. Times in seconds."""
 
     batch: int = 100  # messages of one read
     block_s: float = 2.0  # longest wait for new messages
@@ -38,10 +38,9 @@ class LoopOptions:
     max_attempts: int = 5  # failures of a message before it becomes a dead letter
     retry_s: float = 0.2  # wait before the second attempt; doubles with each further one
     retry_cap_s: float = 60.0
-    idle_s: float = 60.0  # entries that nobody touched for so long are taken over
-    claim_every_s: float = 5.0  # how often they are looked for
-    # acknowledged entries leave the stream too (unless another group reads it); dead letters always do, if they are
-    # whole
+    idle_s: float = 60.0  # entries that were not touched for so long are taken over
+    claim_every_s: float = 5.0  # pause between two searches for them
+    # acknowledged entries leave the stream too (unless another group reads it); dead letters always do, if complete
     remove: bool = False
     grace_s: float = 20.0  # at a stop: time for running handlers to finish
 
@@ -64,13 +63,13 @@ class LoopMetrics:
     done: int = 0
     failed: int = 0
     dead_letters: int = 0
-    stale: int = 0  # done here, but somebody else had it by then
+    stale: int = 0  # done here, but another reader had it by then
     handler_s: float = 0.0  # sum over all handlers that returned
 
 
 @dataclass
 class Shared:
-    """What the threads of one loop have in common."""
+    """The state that the threads of one loop share."""
 
     options: LoopOptions
     board: ReadingBoard
@@ -90,7 +89,7 @@ class StreamReader(Service):
         self._shared = shared
         self._has_group = False
         self._unsure = False  # a reply of a read was lost: something may be pending for us unseen
-        self._unsure_of_claim = False  # and it may be of a dead reader
+        self._unsure_of_claim = False  # and it may have been a dead reader's
         self._cursor = ZERO
         self._claim_s = 0.0
         self._position_s = 0.0
@@ -99,7 +98,7 @@ class StreamReader(Service):
 
     @property
     def has_claimed_unseen(self) -> bool:
-        """Whether what is pending for us unseen may be of a dead reader."""
+        """Return True when entries that are pending for us unseen may be a dead reader's."""
         return self._unsure_of_claim or self.alive
 
     def run_once(self) -> float:
@@ -156,7 +155,7 @@ class StreamReader(Service):
             self._unsure = self._unsure_of_claim = False
 
     def _claim(self, count: int) -> int:
-        """One step through what is idle; the next one comes at once while there may be more."""
+        """Take one step through idle entries; the next one comes at once while there may be more."""
         options = self._shared.options
         try:
             claimed = self._stream.claim_idle(count, int(options.idle_s * 1000), self._cursor)
@@ -180,7 +179,7 @@ class StreamReader(Service):
             self._position_is_old = False
         except GroupMissing:
             raise
-        except (RedisTrouble, CommandRefused) as trouble:  # memory is full, for one; reading goes on
+        except (RedisTrouble, CommandRefused) as trouble:  # for example full memory; reading goes on
             if not self._position_is_old:
                 event(log, "position_not_saved", level=logging.WARNING, why=str(trouble))
             self._position_is_old = True
@@ -193,8 +192,7 @@ class StreamReader(Service):
 
 
 class StreamWriter(Service):
-    """Writes what became of messages, and touches those that are held. One batch is repeated until Redis has answered
-    it."""
+    """Writes the outcomes of messages, and touches the held ones. A batch is repeated until Redis has answered it."""
 
     name = "stream-write"
 
@@ -234,8 +232,8 @@ class StreamWriter(Service):
         return min(1.0, max(0.0, self._touch_s - now_s())) if board.held else min(1.0, options.idle_s / 3)
 
     def flush(self) -> None:
-        """Write all that is there now. What is not answered stays, and is written again: the steps answer a repeat with
-        "not yours"."""
+        """Write all outcomes that are there now. Unanswered ones stay, and are written again: the steps answer a repeat
+        with "not yours"."""
         stream, shared = self._stream, self._shared
         try:
             while self._charges:
@@ -257,7 +255,7 @@ class StreamWriter(Service):
                 self._given_up.popleft()
                 shared.board.drop([message.stream_id])
         except GroupMissing:
-            # Nothing of it is pending for anybody: what comes again is judged again.
+            # No entry of it is pending: what comes again is judged again.
             shared.board.drop([*self._done, *(message.stream_id for message, _, _ in self._given_up)])
             for queue in (self._done, self._given_up, self._charges):
                 queue.clear()
@@ -268,7 +266,7 @@ class StreamWriter(Service):
         try:
             others = self._stream.touch(self._shared.board.held_ids())
         except GroupMissing:
-            others = []  # the reader makes it again; meanwhile nobody can take over
+            others = []  # the reader makes it again; meanwhile no reader can take over
         waiting = {*self._done, *(message.stream_id for message, _, _ in self._given_up)}
         lost = [entry_id for entry_id in others if entry_id not in waiting]
         if lost:

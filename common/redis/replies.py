@@ -11,7 +11,7 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.stream_id import GroupPosition, Span
 from usher.common.redis.client import CommandRefused, Link
 
-#: Stricter than lua/includes/record.lua: records that this accepts are accepted there too.
+#: Stricter than lua/includes/records.lua: records that this accepts are accepted there too.
 _RECORD = re.compile(rb"[^\s]+ (?:0|[1-9][0-9]{0,19})(?: [0-9]{1,20}-[0-9]{1,20})+")
 
 
@@ -39,7 +39,7 @@ class InboxRecord(NamedTuple):
 
 
 class TicketRecord(NamedTuple):
-    """A ticket's record in the index (lua/includes/record.lua)."""
+    """A ticket's record in the index (lua/includes/records.lua)."""
 
     owner: bytes
     fence: int

@@ -1,8 +1,7 @@
-"""The process that runs a handler in a rehearsal, seen from the command that asks for it.
+"""The process that runs a handler in a rehearsal, as the command that asks for it sees it.
 
-It is begun when the first message comes, and again for the next one after it was ended: a handler that hangs is killed,
-with all that it has started, and one that ends its process has done so itself. ``consumer/handlers/rehearsal.py`` is
-what runs in it.
+It is started for the first message, and again for the next one after it was ended: a handler that hangs is killed, with
+all that it has started, and a handler may end its process itself. The process runs ``consumer/handlers/rehearsal.py``.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from usher.common.base.errors import StartRefused
 from usher.common.rehearsal.values import DIED, HUNG, CallResult, Piece, RehearsalSpec, calls_of_handler
 from usher.common.runtime.own_command import usher_command
 
-#: The handler's prints go there: standard output is the report's.
+#: Receives the handler's prints: standard output is the report's.
 _STDERR = 2
-#: Where nobody has set a limit: somebody waits for the answer.
+#: The limit in seconds where none is set: a person waits for the answer.
 _USUAL_LIMIT_S = 60.0
-#: For the import of the handler's module; for what is told of a hang before the end; and for an end in peace.
+#: Seconds for the import of the handler's module, for the report of a hang before the end, and for a regular end.
 _IMPORT_S, _LAST_WORDS_S, _END_S = 120.0, 0.3, 2.0
 _LOOK_EVERY_S = 0.1
-#: The answer of one that is in time is on its way.
+#: Extra seconds: the answer of a handler that ended in time is on its way.
 _GRACE_S = 0.2
-#: On this signal it writes down where all of its threads are.
+#: On this signal the process writes down the calls of all its threads.
 TELL_WHERE = signal.SIGRTMAX
 _LONGEST_TRACE = 8000
 
@@ -47,14 +46,16 @@ class HandlerProcess:
         self._environ = dict(environ)
         self._check = check
         self._process: subprocess.Popen[bytes] | None = None
-        self._where = tempfile.TemporaryFile()  # noqa: SIM115 - closed at our own end; it is where a process that dies says at what
+        # A dying process writes here what it was doing.
+        self._where = tempfile.TemporaryFile()  # noqa: SIM115 - closed at our own end
         self._limit_s = 0.0
         self._rest = b""
-        #: What else happened, as sentences.
+        #: Other observations, as sentences.
         self.notes: list[str] = []
 
     def rehearse(self, piece: Piece) -> CallResult:
-        """How the call ends. Raises StartRefused when the handler cannot be had."""
+        """Run the handler on this message and return how the call ended. Raises StartRefused when the handler cannot be
+        loaded."""
         process = self._running()
         began_s = time.monotonic()
         limit_s = self._limit_s or _USUAL_LIMIT_S
@@ -90,7 +91,7 @@ class HandlerProcess:
         process = self._process
         if process is not None and kind is None:
             self._note_end(process)
-            self._socket.close()  # it reads the end, and what it still has to write (a log, a buffer) is written
+            self._socket.close()  # it reads the end, and writes what it still has to write (a log, a buffer)
             try:
                 process.wait(_END_S)
             except subprocess.TimeoutExpired:
@@ -106,7 +107,7 @@ class HandlerProcess:
         return self._process
 
     def _note_end(self, process: subprocess.Popen[bytes]) -> bool:
-        """Whether it has gone, although no call was running."""
+        """Note it and return True when the process has gone although no call was running."""
         code = process.poll()
         if code is not None:
             self.notes.append(
@@ -126,7 +127,7 @@ class HandlerProcess:
             stdout=_STDERR,
             env=self._environ,
             pass_fds=descriptors,
-            start_new_session=True,  # a Ctrl-C is ours to tell, and whatever a handler starts ends with it
+            start_new_session=True,  # a Ctrl-C is ours to pass on, and all that a handler starts ends with it
         )
         theirs.close()
         self._process, self._socket, self._rest = process, ours, b""
@@ -148,23 +149,22 @@ class HandlerProcess:
         return process
 
     def _hear(self, within_s: float) -> dict[str, Any] | None:
-        """The next answer; None when there was none in time, or there will be none."""
+        """Return the next answer; None when there was none in time, or there will be none."""
         until_s = time.monotonic() + within_s
         while b"\n" not in self._rest:
             self._check()
             left_s = until_s - time.monotonic()
             if left_s <= 0:
                 return None
-            is_over = (
-                self._process is None or self._process.poll() is not None
-            )  # before the look: what it said with its last breath counts
+            # Before the look: the output of its last moment counts.
+            is_over = self._process is None or self._process.poll() is not None
             if select.select([self._socket], [], [], 0 if is_over else min(left_s, _LOOK_EVERY_S))[0]:
                 chunk = self._socket.recv(65_536)
                 if not chunk:
                     return None
                 self._rest += chunk
             elif is_over:
-                return None  # and a child of its own still has the socket
+                return None  # a child of the process still holds the socket
         line, _, self._rest = self._rest.partition(b"\n")
         answer: dict[str, Any] = orjson.loads(line)
         return answer
@@ -177,7 +177,7 @@ class HandlerProcess:
         return True
 
     def _kill(self) -> None:
-        """End it with all that it has started."""
+        """End the process with all that it has started."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -189,13 +189,13 @@ class HandlerProcess:
         self._socket.close()
 
     def _last_words(self) -> str:
-        """What it told of where it was, if it could."""
+        """Return its report of where its threads were, if it could write one."""
         self._where.seek(0)
         return calls_of_handler(self._where.read().decode(errors="replace").strip())[:_LONGEST_TRACE]
 
 
 def _ending(code: int) -> str:
-    """How a process ended.
+    """Describe how a process ended.
 
     >>> _ending(-6), _ending(3)
     ('by SIGABRT', 'with exit code 3')

@@ -1,4 +1,4 @@
-"""A rehearsal as values: what the process that runs the handler is given, and what it answers. Pure.
+"""A rehearsal as values: the input and the answers of the process that runs the handler. Pure.
 
 A handler runs in a process of its own (``usher.common.rehearsal.process``), because it may hang, and may take its
 process with it. Both ends write one JSON object per line.
@@ -21,15 +21,15 @@ DONE, RAISED, LATER, GAVE_UP, HUNG, DIED, NOT_RUN = (
 )
 
 
-#: The frame that calls the handler; what lies below it is ours.
+#: The frame that calls the handler; the frames below it are ours.
 _OURS = re.compile(r'^ +File ".*[/\\]consumer[/\\]rehearsal\.py".*$', re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class RehearsalSpec:
-    """What is rehearsed. ``handler``: as module:function; ``stream``: the one that is worked on; ``handler_s``:
-    USHER_HANDLER_SECONDS, 0 is no limit; ``log``: level and format of what the handler logs; ``secrets``: what no log
-    may show."""
+    """The subject of a rehearsal. ``handler``: as module:function; ``stream``: its ticket stream; ``handler_s``:
+    USHER_HANDLER_SECONDS, 0 is no limit; ``log``: level and format of the handler's logging; ``secrets``: texts that no
+    log may show."""
 
     handler: str
     stream: str
@@ -39,7 +39,7 @@ class RehearsalSpec:
     secrets: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
-        """For the wire."""
+        """Return the spec as a document for the wire."""
         return asdict(self)
 
 
@@ -55,7 +55,7 @@ class Piece:
     flat: tuple[bytes, ...]
 
     def document(self) -> dict[str, Any]:
-        """For the wire: bytes as Latin-1, which has a letter for each.
+        """Return the message as a document for the wire: bytes as Latin-1, which has a letter for each.
 
         >>> one = Piece(b"42", b"5-1", 9, (1, 1, 0, 0), (b"a", b"\\xff"))
         >>> Piece.of(one.document()) == one
@@ -72,7 +72,7 @@ class Piece:
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> Piece:
-        """The other way round."""
+        """Read a message back from its document."""
         starts, failures, crashes, losses = document["known"]
         flat = tuple(part.encode("latin-1") for part in document["flat"])
         known = (starts, failures, crashes, losses)
@@ -87,11 +87,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class CallResult:
-    """How the call of a handler ended.
+    """The result of a handler's call.
 
     ``how``: done, raised, retry_later, gave_up, hung (it was ended), died (it ended its process), not_run. ``error``:
-    type and text of what it raised, else what there is to say; ``after_s``: seconds that a RetryLater asks for;
-    ``seconds``: it took.
+    type and text of the exception, else another remark; ``after_s``: seconds that a RetryLater asks for; ``seconds``:
+    duration of the call.
     """
 
     how: str
@@ -103,18 +103,20 @@ class CallResult:
 
     @property
     def is_taken(self) -> bool:
-        """Whether the message would be done."""
+        """Return True when the message would be done."""
         return self.how == DONE
 
     def document(self) -> dict[str, Any]:
-        """For the wire, and for programs."""
+        """Return the result as a document for the wire, and for programs."""
         return asdict(self)
 
     def told(self) -> str:
-        """In a few words.
+        """Describe the result in a few words.
 
-        >>> CallResult(RAISED, "KeyError: 'x'").told(), CallResult(LATER, after_s=30).told(), CallResult(DIED, "by SIGABRT").told()
-        ("raises KeyError: 'x'", 'RetryLater 30 s', 'ended its process by SIGABRT')
+        >>> CallResult(RAISED, "KeyError: 'x'").told(), CallResult(LATER, after_s=30).told()
+        ("raises KeyError: 'x'", 'RetryLater 30 s')
+        >>> CallResult(DIED, "by SIGABRT").told()
+        'ended its process by SIGABRT'
         """
         if self.how == LATER:
             return f"RetryLater {self.after_s:g} s"
@@ -130,10 +132,10 @@ class CallResult:
 
 
 def calls_of_handler(dump: str) -> str:
-    """Of a dump of all threads (faulthandler), the calls of the one that runs the handler, the innermost first; all of
-    it where that cannot be told.
+    """Return, from a dump of all threads (faulthandler), the calls of the one that runs the handler, innermost first;
+    the whole dump where that thread cannot be told.
 
-    >>> calls_of_handler('Thread 1:\\n  File "a.py"\\n  File "/x/consumer/rehearsal.py", line 1\\n\\nThread 2:\\n  File "b.py"')
+    >>> calls_of_handler('Thread 1:\\n  File "a.py"\\n  File "/x/consumer/rehearsal.py", line 1\\n\\nThread 2:\\n  ...')
     'Thread 1:\\n  File "a.py"'
     """
     for thread in dump.split("\n\n"):

@@ -2,9 +2,9 @@
 thread, one connection.
 
 One request is under way at a time; what changes meanwhile is read by the next one, so that the reads grow with the
-load. Changes that nobody was told of (a connection that broke, something in between that drops messages) are found by a
-sweep: of everything after every connect, and a slow one that never ends. That slow one also asks for an answer at least
-once a second, which is how a dead connection shows.
+load. Unannounced changes (a connection that broke, a proxy that drops messages) are found by a sweep: of everything
+after every connect, and by a slow one that never ends. The slow one also asks for an answer at least once a second,
+which reveals a dead connection.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ from usher.common.runtime.service import Service, ServiceEnded
 
 log = logging.getLogger(__name__)
 
-#: Changes that were found without having been announced, on one connection, after which announcements are not relied on
-#: any more.
+#: Changes that were found without an announcement, on one connection, after which announcements are not trusted any
+#: more.
 _MOST_UNANNOUNCED = 3
-#: Connections that ended at the question, one after the other, after which it is taken for the reason. They have pauses
-#: between them, so that a server that is restarted, or somebody who kills connections, is not.
+#: Consecutive connections that ended at the question, after which the question is taken for the reason. They have
+#: pauses between them, so that a restarting server, or an operator who kills connections, is not taken for it.
 _MOST_HUNG_UP = 5
 _REPLY_S = 5.0
 
 
 class ChangeDrivenReader(Service):
-    """``on_refused`` is called, once, when Redis cannot tell or does not tell reliably; the service has then ended."""
+    """Reads what Redis announces. ``on_refused`` is called, once, when Redis cannot announce changes or does not do so
+    reliably; the service has then ended."""
 
     name = "router"
 
@@ -59,11 +60,11 @@ class ChangeDrivenReader(Service):
         self._on_refused = on_refused
         self._bell: socket.socket | None = None
         self._rung = False
-        # Only of the service's own thread, as all below: opened by its first turn, so that nothing is left of one that
-        # was never started.
+        # Used only by the service's own thread, like all below; opened by its first turn, so that a service that was
+        # never started leaves nothing behind.
         self._selector: selectors.BaseSelector
         self._ear: socket.socket
-        # What was asked and is not answered yet.
+        # Requests that have no answer yet.
         self._asked: deque[Callable[[Any], None]] = deque()
         self._asked_at_s = 0.0
         self._checks: list[LastIdCheck] = []
@@ -78,14 +79,14 @@ class ChangeDrivenReader(Service):
         self._refused = ""
 
     def ring(self) -> None:
-        """There is something to do; from any thread, and cheap when it was said already."""
+        """Tell the reader that there is work; from any thread, and cheap when a ring is already pending."""
         bell = self._bell
         if bell is not None and not self._rung:
             self._rung = True
             try:
                 bell.send(b"!")
             except OSError:
-                pass  # it is full of rings, or closed
+                pass  # it is full of rings already, or closed
 
     def interrupt(self) -> None:
         self.ring()
@@ -93,7 +94,7 @@ class ChangeDrivenReader(Service):
     def run_once(self) -> float:
         if self._bell is None:
             self._open()
-            return 0.0  # who asked for the end meanwhile had no bell to ring
+            return 0.0  # a stop that was asked for meanwhile had no bell to ring
         if self._link.has_moved:
             self._forget()
         if not self._link.connected:
@@ -155,7 +156,7 @@ class ChangeDrivenReader(Service):
         raise ServiceEnded
 
     def _forget(self) -> None:
-        """What was asked will never be answered; it is asked again over the next connection."""
+        """Drop the unanswered requests; they are sent again over the next connection."""
         asked, self._asked = self._asked, deque()
         self._checks.clear()
         lost = ReplyUnknown("the connection broke")
@@ -181,14 +182,13 @@ class ChangeDrivenReader(Service):
         for key, _ in self._selector.select(wait_s):
             if key.fileobj is self._ear:
                 self._ear.recv(4096)
-                self._rung = (
-                    False  # not before: a ring that comes meanwhile is received too, and nobody would ring again
-                )
+                # Not earlier: a ring that comes meanwhile is received too, and no further one would follow.
+                self._rung = False
             else:
                 self._hear(self._link.receive())
         trouble, self._not_now = self._not_now, None
         if trouble is not None:
-            raise trouble  # behind all that was heard with it
+            raise trouble  # after all that was heard with it
 
     def _hear(self, messages: Sequence[Any]) -> None:
         for message in messages:
@@ -205,8 +205,8 @@ class ChangeDrivenReader(Service):
                 suspects.difference_update(keys or suspects.copy())
 
     def _sweep(self, now: float) -> None:
-        """The slow pass over all streams; and the verdict on what the last ones found: its announcement had a second to
-        come in."""
+        """Take one step of the slow pass over all streams, and judge what the last steps found: an announcement had a
+        second to arrive."""
         if now < self._next_sweep_s:
             return
         young, old = self._unannounced
@@ -229,8 +229,8 @@ class ChangeDrivenReader(Service):
     # -- requests
 
     def _ask(self, now: float) -> None:
-        """Send the next request, if there is any reason for one: what was refused in company, checks, places, then
-        reads."""
+        """Send the next request, if there is reason for one: first what was refused in company, then checks, positions
+        and reads."""
         commands = self._of_alone() or self._of_checks() or self._of_places() or self._of_reads()
         if commands:
             self._asked_at_s = now
@@ -245,7 +245,7 @@ class ChangeDrivenReader(Service):
 
     def _read(self, reads: list[Read], reply: Any) -> None:
         if isinstance(reply, CommandRefused):
-            self._alone = reads  # one of them spoils it for all: each is read for itself
+            self._alone = reads  # one of them makes all fail: read each by itself
         elif isinstance(reply, Exception):
             self._desk.failed(reads)
             self._not_now = reply if isinstance(reply, NotNow) else None

@@ -1,4 +1,4 @@
-"""The book behind its lock: what readers take from it, what they bring back, and what subscriptions get of that."""
+"""Guard the schedule with a lock: readers take their work here, bring entries back, and subscriptions get them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from usher.common.runtime.fork_guard import ForkGuard
 
 log = logging.getLogger(__name__)
 
-#: Entries that one reply may have, roughly: 500 streams that are read from their beginning could have any number.
+#: Approximate limit of entries in one reply: 500 streams that are read from their beginning could have any number.
 _MOST_ENTRIES = 10_000
 #: (key, entries) pairs of an XREAD reply, in either protocol.
 Found = dict[bytes, list[Any]]
@@ -28,13 +28,13 @@ _COUNTED = ("subscribed", "entries", "reads", "empty_reads", "announced", "unann
 
 
 class RouterCoordinator:
-    """Used by all threads of a router. Callbacks run without the lock, on the thread of the reader that brought their
-    entries."""
+    """The lock and the schedule, shared by all threads of a router. Callbacks run without the lock, on the thread of
+    the reader that brought their entries."""
 
     def __init__(self, count: int) -> None:
-        """``count``: most entries of one stream that one read brings."""
+        """Make an empty coordinator. ``count``: most entries of one stream that one read brings."""
         self.lock = threading.Lock()
-        self.book = ReadSchedule()  # guarded by self.lock, as all below
+        self.book = ReadSchedule()  # guarded by self.lock, like all below
         self.counters: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
         self.on_work: Callable[[], None] = lambda: None
         self._count = count
@@ -43,7 +43,7 @@ class RouterCoordinator:
     # -- subscribers
 
     def wait_until_placed(self, subscriptions: Sequence[Subscription], timeout_s: float) -> bool:
-        """Whether it is known where each of them begins."""
+        """Return True once the start of each subscription is known; False after ``timeout_s``."""
         with self.lock:
             return self._placed.wait_for(
                 lambda: all(one.last is not None or one.end is not None for one in subscriptions), timeout_s
@@ -78,7 +78,7 @@ class RouterCoordinator:
             return self.book.take(most)
 
     def read_command(self, reads: Sequence[Read], block_ms: int | None = None) -> tuple[Arg, ...]:
-        """XREAD of all of these."""
+        """Return the XREAD command for all of these."""
         block = () if block_ms is None else ("BLOCK", block_ms)
         self.counters["reads"] += 1
         return (
@@ -92,9 +92,9 @@ class RouterCoordinator:
         )
 
     def came(self, reads: Sequence[Read], found: Found, announced: bool) -> list[LastIdCheck]:
-        """Hand out what an XREAD brought. Returns what must be checked: where nothing was found though something was to
-        be expected (``announced``: the reads were for announced changes, but for those that are marked as swept), and
-        who is above all that was found."""
+        """Hand out the entries of an XREAD. Returns the checks that are due: of streams where nothing was found
+        although something was expected (``announced``: the reads were for announced changes, except those marked as
+        swept), and of positions above all that was found."""
         checks: list[LastIdCheck] = []
         called: list[tuple[Read, bool, list[tuple[Subscription, Sequence[Entry]]]]] = []
         with self.lock:
@@ -117,7 +117,7 @@ class RouterCoordinator:
         for read, more, calls in called:
             self._call(calls)
             with self.lock:
-                self.book.finish(read, more)  # not before: another reader would get ahead of the callbacks
+                self.book.finish(read, more)  # not earlier: another reader would get ahead of the callbacks
         return checks
 
     def check_all(self) -> None:
@@ -125,13 +125,13 @@ class RouterCoordinator:
             self.book.check_all()
 
     def failed(self, reads: Iterable[Read]) -> None:
-        """No reply came."""
+        """Queue these reads again: no reply came."""
         with self.lock:
             for read in reads:
                 self.book.failed(read)
 
     def came_alone(self, read: Read, reply: object) -> list[LastIdCheck]:
-        """The reply to the XREAD of one stream, after one of several was refused."""
+        """Handle the reply to the XREAD of one stream, after a read of several was refused."""
         if isinstance(reply, CommandRefused):
             self._refused(read.stream, reply)
             with self.lock:
@@ -143,7 +143,7 @@ class RouterCoordinator:
         return self.came([read], as_found(reply), announced=False)
 
     def checked(self, checks: Sequence[LastIdCheck], replies: Sequence[object]) -> None:
-        """``replies``: those to ``last_id_command`` of each stream."""
+        """Compare positions with the streams' last ids. ``replies``: those to ``last_id_command`` of each stream."""
         for check, reply in zip(checks, replies, strict=True):
             try:
                 last_generated = last_id_of(reply)
@@ -176,7 +176,7 @@ class RouterCoordinator:
             ]
 
     def placed(self, asked: Sequence[tuple[Stream, list[Subscription]]], replies: Sequence[object]) -> None:
-        """``replies``: those to ``last_id_command`` of each stream."""
+        """Place waiting positions at the end. ``replies``: those to ``last_id_command`` of each stream."""
         for (stream, waiting), reply in zip(asked, replies, strict=True):
             try:
                 last_generated = last_id_of(reply)
@@ -197,7 +197,7 @@ class RouterCoordinator:
     # -- inside
 
     def _count_of(self, reads: Sequence[Read]) -> int:
-        """Most entries of each stream: fewer of many, so that a reply has its bounds."""
+        """Return the most entries of each stream: fewer when there are many streams, so that the reply is bounded."""
         return max(1, min(self._count, _MOST_ENTRIES // len(reads)))
 
     def _share(self, read: Read, entries: Sequence[Entry], calls: list[tuple[Subscription, Sequence[Entry]]]) -> None:
@@ -220,7 +220,7 @@ class RouterCoordinator:
             if callback is None or subscription.end is not None:
                 continue
             try:
-                with ForkGuard():  # they would read on our connection
+                with ForkGuard():  # a forked child would read on our connection
                     callback(subscription, entries)
             except Exception as problem:
                 event(
@@ -233,7 +233,7 @@ class RouterCoordinator:
                 self.close(subscription, End.CALLBACK_FAILED, repr(problem))
 
     def _refused(self, stream: Stream, refused: CommandRefused) -> None:
-        """Redis answers that no read of this key can ever work."""
+        """Handle Redis' answer that no read of this key can ever work."""
         reason = End.NOT_A_STREAM if "WRONGTYPE" in str(refused) else End.REFUSED
         with self.lock:
             for place in stream.places:
@@ -248,12 +248,12 @@ class RouterCoordinator:
 
 
 def last_id_command(stream: Stream) -> tuple[Arg, ...]:
-    """What tells the last id that a stream gave out, or that there is no stream."""
+    """Return the command that tells the last id a stream gave out, or that there is no stream."""
     return ("XINFO", "STREAM", stream.key)
 
 
 def last_id_of(reply: object) -> bytes | None:
-    """None: there is no stream. Raises CommandRefused and RedisTrouble."""
+    """Return the last id in the reply; None when there is no stream. Raises CommandRefused and RedisTrouble."""
     if isinstance(reply, CommandRefused) and "no such key" in str(reply):
         return None
     if isinstance(reply, Exception):
@@ -263,7 +263,7 @@ def last_id_of(reply: object) -> bytes | None:
 
 
 def as_found(reply: object) -> Found:
-    """An XREAD reply of either protocol by key."""
+    """Return the entries of an XREAD reply, of either protocol, by key."""
     if not reply:
         return {}
     return reply if isinstance(reply, dict) else dict(_listed(reply))

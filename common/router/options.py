@@ -1,4 +1,4 @@
-"""How a stream router reads."""
+"""Options of a stream router's reading."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RouterOptions:
-    """``worker_count``: most readers, and connections, of the portable mode; it has at least ``min_workers``, and as
-    many as bring every stream's turn within ``round_millis``. ``xread_streams``: streams of one XREAD; ``xread_count``:
-    most entries of each of them. ``xread_block_millis``: how long a reader of the portable mode waits for entries of
-    its streams; None: not at all.
+    """Options of a router's reading.
 
-    ``sweep_seconds``: the change-driven mode looks at every stream once in this time, whatever it was told.
-    ``check_seconds``: every stream is looked at so often for having gone back (deleted and made again) without anybody
-    telling.
+    ``worker_count``: most readers, and connections, of the portable mode; it has at least ``min_workers``, and as many
+    as bring every stream's turn within ``round_millis``. ``xread_streams``: streams of one XREAD; ``xread_count``: most
+    entries of each of them. ``xread_block_millis``: how long a reader of the portable mode waits for entries of its
+    streams; None: not at all.
 
-    Raises ValueError for what makes no sense.
+    ``sweep_seconds``: the change-driven mode looks at every stream once in this time, announced or not.
+    ``check_seconds``: how often every stream is checked for having gone back (deleted and made again) without an
+    announcement.
+
+    Raises ValueError for values that make no sense.
     """
 
     worker_count: int = 4
@@ -42,5 +44,5 @@ class RouterOptions:
 
     @property
     def block_s(self) -> float:
-        """Longest a turn of the portable mode waits."""
+        """Return the longest wait of one turn of the portable mode, in seconds."""
         return (self.xread_block_millis or 0) / 1000

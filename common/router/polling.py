@@ -1,6 +1,6 @@
 """The portable mode: every reader takes the streams whose turn it is, asks for all of them with one XREAD, and puts
-them back behind the others. It needs nothing but XREAD; what it costs is that an entry waits until its stream's turn
-comes (``sizing.longest_wait_s``)."""
+them back at the end of the queue. It needs only XREAD; its price is that an entry waits until its stream's turn comes
+(``sizing.longest_wait_s``)."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from usher.common.runtime.service import Service
 log = logging.getLogger(__name__)
 
 _KEEPER_EVERY_S = 0.5
-#: Pause of a reader that does not block, or has nothing to read.
+#: Pause of a reader that does not block, or has nothing to read, in seconds.
 _IDLE_S = 0.05
 
 
 class PollingReader(Service):
-    """One connection, one turn after the other."""
+    """A reader of the portable mode: one connection, one turn after the other."""
 
     def __init__(self, name: str, link: Link, desk: RouterCoordinator, options: RouterOptions) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class PollingReader(Service):
     def run_once(self) -> float:
         if self._link.connections != self._connections:
             self._connections = self._link.connections
-            self._desk.check_all()  # it may be another server, with less in it
+            self._desk.check_all()  # it may be another server, with fewer entries
         self._place()
         reads = self._desk.take(self._options.xread_streams)
         if not reads:
@@ -69,7 +69,7 @@ class PollingReader(Service):
         self._link.close()
 
     def _alone(self, reads: Sequence[Read]) -> list[tuple[Read, Any]]:
-        """One of these streams spoils the reading of all: each for itself, in one request."""
+        """Read each of these streams by itself, in one request, because one of them makes the read of all fail."""
         try:
             replies = self._link.pipeline([self._desk.read_command([read]) for read in reads])
         except BaseException:
@@ -99,7 +99,7 @@ class PollingReader(Service):
 
 
 class PollingReaderPool(Service):
-    """Keeps as many readers as the number of streams asks for, between the bounds."""
+    """A pool that keeps as many readers as the number of streams asks for, between the bounds."""
 
     name = "router-pool"
 
@@ -108,18 +108,18 @@ class PollingReaderPool(Service):
         self._make_link = make_link
         self._desk = desk
         self._options = options
-        self._readers: list[PollingReader] = []  # guarded by the desk's lock
+        self._readers: list[PollingReader] = []  # guarded by the coordinator's lock
         self._made = 0
         self._check_at_s = 0.0
         self.most_readers = 0
 
     def ring(self) -> None:
-        """There is something to do."""
+        """Tell the readers that there is work."""
         for reader in self._readers:
             reader.wake()
 
     def begin(self) -> None:
-        """From now on every stream is read in turn. Before ``start``."""
+        """Make the schedule read every stream in turn from now on. Call before ``start``."""
         with self._desk.lock:
             self._desk.book.in_turn = True
             self._desk.book.want_all()

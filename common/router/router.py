@@ -4,7 +4,8 @@
 
     with StreamRouter("redis://localhost:6379/0") as router:
         router.subscribe("tickets:43", on_entries=lambda subscription, entries: ...)
-        for entry in router.subscribe("tickets:42"):        # from the beginning; or after an id; or from now on: last_id=NOW
+        # from the beginning; or after an id; or from now on: last_id=NOW
+        for entry in router.subscribe("tickets:42"):
             print(entry.id, entry.fields)
 
 Two modes. *change-driven*: one connection, on which Redis says which keys have changed (CLIENT TRACKING, BCAST); one
@@ -14,14 +15,16 @@ with a line in the log, where Redis does not know it, or where changes turn out 
 
 What a subscription may rely on
 -------------------------------
-* Every entry above its position, in id order, once: also when connections break. Subscriptions of one stream share its reads.
-* A stream that is deleted and made again, or whose ids went back (a failover that lost data), is read from its beginning: nothing of it is
-  missed. ``resets`` counts how often; where history was lost, entries may come again. It is noticed when Redis
-  announces a change (or within ``check_seconds``): ids that went back *and* passed the old position again before
-  anybody looked are not.
-* An id from the future (above the stream's last id) is taken for one of such an earlier stream: the same happens.
-* An entry that is trimmed or deleted before it was read is gone: Redis has it no more.
-* A key that is not a stream, or becomes something else, ends its subscriptions: NOT_A_STREAM. One that may not be read: REFUSED.
+* Every entry above its position, in id order, once: also when connections break. Subscriptions of one stream share
+  its reads.
+* A stream that is deleted and made again, or whose ids went back (a failover that lost data), is read from its
+  beginning: none of its entries is missed. ``resets`` counts how often; where history was lost, entries may come
+  again. It is noticed when Redis announces a change (or within ``check_seconds``): ids that went back *and* passed
+  the old position again before the router looked are not noticed.
+* An id from the future (above the stream's last id) counts as one of such an earlier stream: the same happens.
+* An entry that is trimmed or deleted before it was read is gone: Redis no longer has it.
+* A key that is not a stream, or becomes something else, ends its subscriptions: NOT_A_STREAM. A key that may not be
+  read ends them too: REFUSED.
 
 In a Redis Cluster a router reads the keys of one slot: that of the stream in ``usher.common.redis.endpoints.near(url,
 stream)``. Others are refused at once.
@@ -63,12 +66,12 @@ class _Now(Enum):
     NOW = "now"
 
 
-#: Instead of an id: from now on.
+#: Given instead of an id: begin from now on.
 NOW = _Now.NOW
 
 
 class Mode(Enum):
-    """How the router learns of entries."""
+    """Ways in which the router learns of new entries."""
 
     AUTOMATIC = "automatic"
     CHANGE_DRIVEN = "change-driven"
@@ -76,11 +79,11 @@ class Mode(Enum):
 
 
 class StreamRouter:
-    """May be used from any thread. ``start`` before anything is delivered, ``stop`` at the end (or ``with``);
-    subscribing is possible before ``start``.
+    """Reads many streams for many subscriptions; may be used from any thread. Call ``start`` before anything is
+    delivered and ``stop`` at the end (or use ``with``); subscribing is possible before ``start``.
 
     ``prefixes``: only keys that begin with one of these can be subscribed to, and Redis announces only their changes;
-    none: all keys, which on a server with much other traffic is work for nothing. None may be the beginning of another.
+    none: all keys, which on a server with much other traffic is wasted work. No prefix may be the beginning of another.
     """
 
     def __init__(
@@ -102,7 +105,7 @@ class StreamRouter:
         self._lock = threading.Lock()
         self._stopped = False
         self._wanted = mode
-        #: The mode in use, and why it is not the one that was asked for.
+        #: The mode in use, and the reason when it is not the requested one.
         self.mode = Mode.PORTABLE if mode is Mode.PORTABLE else Mode.CHANGE_DRIVEN
         self.why = ""
         self._reader: ChangeDrivenReader | PollingReaderPool = (
@@ -115,7 +118,7 @@ class StreamRouter:
             self._reader.start()
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """End all subscriptions and threads. Twice is fine."""
+        """End all subscriptions and threads. May be called twice."""
         with self._lock:
             self._stopped = True
             reader = self._reader
@@ -141,13 +144,13 @@ class StreamRouter:
         capacity: int = 1000,
         policy: SlowPolicy = SlowPolicy.WAIT,
     ) -> Subscription:
-        """Entries of the stream ``key`` above ``last_id``; None: from the beginning; NOW: those that are added after
-        this call.
+        """Subscribe to entries of the stream ``key`` above ``last_id``; None: from the beginning; NOW: entries that are
+        added after this call.
 
         The stream need not exist. ``on_entries`` is called with the subscription and its entries, instead of iteration.
-        ``capacity``: most entries in the channel, beyond which ``policy`` says what happens. Raises ValueError for an
-        id or key that cannot be, TypeError for an ``on_entries`` that calling does not run (``async def``), and with
-        NOW RedisTrouble when Redis does not say in 5 s what is now.
+        ``capacity``: most entries in the channel; ``policy`` decides what happens beyond that. Raises ValueError for an
+        impossible id or key, TypeError for an ``on_entries`` that a call does not run (``async def``), and with NOW
+        RedisTrouble when Redis does not tell the end of the stream within 5 s.
         """
         [subscription] = self.subscribe_all([key], last_id, on_entries=on_entries, capacity=capacity, policy=policy)
         return subscription
@@ -162,7 +165,7 @@ class StreamRouter:
         policy: SlowPolicy = SlowPolicy.WAIT,
         timeout_s: float = 5.0,
     ) -> list[Subscription]:
-        """``subscribe`` to many keys at once."""
+        """Subscribe to many keys at once; see ``subscribe``."""
         if capacity < 1:
             raise ValueError("capacity must be at least 1")
         if self._stopped:
@@ -172,7 +175,7 @@ class StreamRouter:
         last = self._position(last_id)
         names = [self._key(key) for key in keys]
         made: list[Subscription] = []
-        for at in range(0, len(names), _AT_ONCE):  # in parts: nothing is delivered while the book is open
+        for at in range(0, len(names), _AT_ONCE):  # in parts: nothing is delivered while the lock is held
             with self._desk.lock:
                 for name in names[at : at + _AT_ONCE]:
                     subscription = Subscription(
@@ -189,21 +192,21 @@ class StreamRouter:
         return made
 
     def counters(self) -> dict[str, int]:
-        """Sums since the start: ``subscribed``, ``entries`` (given to subscriptions), ``reads``, ``empty_reads``,
-        ``announced`` (changes of streams that somebody listens to), ``unannounced``, ``connects``, ``breaks``,
-        ``resets``, ``ended_...``; and now: ``streams``, ``queued``, ``connections``."""
+        """Return sums since the start: ``subscribed``, ``entries`` (given to subscriptions), ``reads``,
+        ``empty_reads``, ``announced`` (changes of subscribed streams), ``unannounced``, ``connects``, ``breaks``,
+        ``resets``, ``ended_...``; and current values: ``streams``, ``queued``, ``connections``."""
         with self._desk.lock:
             now = {"streams": len(self._desk.book.streams), "queued": self._desk.book.queued}
             return {**self._desk.counters, **now, "connections": self.connections}
 
     @property
     def connections(self) -> int:
-        """Connections in use."""
+        """Return the number of connections in use."""
         return self._reader.readers if isinstance(self._reader, PollingReaderPool) else 1
 
     @property
     def services(self) -> tuple[Any, ...]:
-        """What health looks at."""
+        """Return the services that health watches."""
         return (self._reader,)
 
     # -- inside
@@ -221,7 +224,7 @@ class StreamRouter:
 
     @staticmethod
     def _position(last_id: str | bytes | _Now | None) -> bytes | None:
-        """The position to begin above; None: the end, which is to be found out."""
+        """Return the position to begin above; None: the end, which is still to be found out."""
         if last_id is NOW:
             return None
         if last_id is None:
@@ -244,7 +247,7 @@ class StreamRouter:
         return pool
 
     def _fall_back(self, why: str) -> None:
-        """Called on the thread of the change reader, which has ended."""
+        """Switch to the portable mode. Called on the thread of the change-driven reader, which has ended."""
         with self._lock:
             if self._stopped:
                 return

@@ -1,4 +1,5 @@
-"""Which stream is read next, from where, and what a reply means. Pure: no clock, no connection, no lock.
+"""The schedule: it decides which stream is read next and from where, and interprets a reply. Pure: no clock, no
+connection, no lock.
 
 A stream is read for all of its subscriptions together, from the lowest of their positions, and by one reader at a time;
 each gets what lies above its own position. A position only moves when its subscription has taken the entries, so a
@@ -17,19 +18,18 @@ from usher.common.redis.replies import Entry
 
 
 class StreamMark(IntFlag):
-    """What is under way with a stream; the marks of one stream are one number, because there may be a million
-    streams."""
+    """States of a stream; the marks of one stream are one number, because there may be a million streams."""
 
     NONE = 0
     QUEUED = 1
-    #: Queued before all that is only looked at in passing.
+    #: Queued before the streams that are only looked at in passing.
     URGENT = 2
     READING = 4
-    #: It was announced, or got a subscription, while it was being read.
+    #: Announced, or got a subscription, while it was being read.
     AGAIN = 8
-    #: When nothing new is found, look whether the stream is still the one that the positions are of.
+    #: When nothing new is found, check that the stream is still the one that the positions belong to.
     CHECK = 16
-    #: Queued by the sweep: nobody has announced a change.
+    #: Queued by the sweep, without an announced change.
     SWEPT = 32
 
 
@@ -39,7 +39,7 @@ _AGAIN, _CHECK, _SWEPT = int(StreamMark.AGAIN), int(StreamMark.CHECK), int(Strea
 
 
 class Stream:
-    """A stream that somebody listens to."""
+    """A stream with at least one subscription."""
 
     __slots__ = ("key", "marks", "places")
 
@@ -50,11 +50,11 @@ class Stream:
 
 
 class ReadPosition:
-    """Where a subscription is in its stream: ``last`` is the id of the last entry it has; None: it begins at the end,
-    which is not known yet.
+    """The position of a subscription in its stream: ``last`` is the id of the last entry it has; None: it begins at the
+    end, which is not known yet.
 
-    ``held``: it has no room, nothing is read for it. ``resets``: how often it began anew because the stream was another
-    one than before.
+    ``held``: it has no room, so nothing is read for it. ``resets``: how often it began anew because the stream was
+    another one than before.
     """
 
     __slots__ = ("held", "last", "resets", "stream")
@@ -67,7 +67,7 @@ class ReadPosition:
 
 
 class Read(NamedTuple):
-    """Entries of ``stream`` above ``after`` are to be read. ``swept``: nobody has announced any; ``check``: see
+    """A read to do: entries of ``stream`` above ``after``. ``swept``: no change was announced; ``check``: see
     ``StreamMark.CHECK``."""
 
     stream: Stream
@@ -77,15 +77,15 @@ class Read(NamedTuple):
 
 
 class LastIdCheck(NamedTuple):
-    """The last id of ``stream`` is to be asked for; ``places`` are the positions that must not be above it."""
+    """A check to do: ask for the last id of ``stream``; ``places`` are the positions that must not be above it."""
 
     stream: Stream
     places: tuple[tuple[ReadPosition, bytes], ...]
 
 
 class ReadSchedule:
-    """All streams. ``in_turn``: every stream is read again and again (portable mode), else only those that are
-    announced."""
+    """The schedule of all streams. ``in_turn``: every stream is read again and again (portable mode), else only
+    announced ones."""
 
     def __init__(self) -> None:
         self.streams: dict[bytes, Stream] = {}
@@ -98,7 +98,7 @@ class ReadSchedule:
     # -- subscriptions
 
     def stream(self, key: bytes) -> Stream:
-        """The stream of that key, which the caller is about to ``add`` to."""
+        """Return the stream of that key, to which the caller is about to ``add`` a position."""
         found = self.streams.get(key)
         if found is None:
             found = self.streams[key] = Stream(key)
@@ -113,13 +113,14 @@ class ReadSchedule:
             self._want(stream, _CHECK)
 
     def remove(self, place: ReadPosition) -> None:
-        """The stream goes with its last place; one that is queued or being read goes when its turn comes."""
+        """Remove a position. The stream goes with its last position; a queued or busy stream goes when its turn
+        comes."""
         stream = place.stream
         stream.places = tuple(other for other in stream.places if other is not place)
         self._forget_unused(stream)
 
     def resume(self, place: ReadPosition) -> None:
-        """It has room again."""
+        """Read for this position again: it has room."""
         if place.held:
             place.held = False
             self._want(place.stream, _URGENT)
@@ -127,7 +128,8 @@ class ReadSchedule:
     # -- what is to be read
 
     def announced(self, keys: Iterable[bytes] | None) -> int:
-        """These keys have changed; None: anything may have. How many of them somebody listens to."""
+        """Queue the streams of these keys, which have changed; None: any may have. Returns how many of them have
+        subscriptions."""
         if keys is None:
             self.want_all()
             return len(self.streams)
@@ -137,17 +139,17 @@ class ReadSchedule:
         return len(known)
 
     def want_all(self) -> None:
-        """Read, and check, every stream: what was announced meanwhile is not known."""
+        """Read, and check, every stream: changes may have been announced unheard."""
         for stream in self.streams.values():
             self._want(stream, _CHECK)
 
     def check_all(self) -> None:
-        """LastIdCheck every stream when it is read next."""
+        """Check the last id of every stream when it is read next."""
         for stream in self.streams.values():
             stream.marks |= _CHECK
 
     def sweep(self, count: int, check: bool) -> bool:
-        """Queue the next ``count`` streams of a slow pass over all; whether that pass is at its end."""
+        """Queue the next ``count`` streams of a slow pass over all; returns True when that pass has ended."""
         if not self._pass:
             self._pass = list(self.streams.values())
         chosen = self._pass[-count:]
@@ -160,7 +162,7 @@ class ReadSchedule:
         return not self._pass
 
     def take(self, most: int) -> list[Read]:
-        """What is to be read now; each of these is given back with ``finish``."""
+        """Return the reads to do now, at most ``most``; each is given back with ``finish``."""
         reads: list[Read] = []
         while len(reads) < most and (stream := self._next()) is not None:
             marks = stream.marks
@@ -175,19 +177,19 @@ class ReadSchedule:
 
     @staticmethod
     def heard_of(read: Read) -> bool:
-        """Whether the stream was announced, or got a subscription, since it was taken."""
+        """Return True when the stream was announced, or got a subscription, since it was taken."""
         return bool(read.stream.marks & _AGAIN)
 
     @property
     def queued(self) -> int:
-        """Streams whose turn is to come; one may be counted twice."""
+        """Return the number of queued streams; one may be counted twice."""
         return len(self._urgent) + len(self._queue)
 
     # -- what a reply means
 
     def shares(self, read: Read, entries: Sequence[Entry]) -> list[tuple[ReadPosition, Sequence[Entry]]]:
-        """Who gets what. A place that came, or went back, while the read was under way is behind it and gets nothing
-        yet."""
+        """Return the entries for each position. A position that was added, or went back, while the read was under way
+        is behind it and gets nothing yet."""
         found: list[tuple[ReadPosition, Sequence[Entry]]] = []
         after = rank(read.after)
         for place in read.stream.places:
@@ -203,7 +205,7 @@ class ReadSchedule:
         return found
 
     def finish(self, read: Read, more: bool) -> None:
-        """The read has ended, well or not. ``more``: there is more to read at once."""
+        """End a read, successful or not. ``more``: there is more to read at once."""
         stream = read.stream
         again = more or stream.marks & _AGAIN
         stream.marks &= ~(_READING | _AGAIN)
@@ -215,16 +217,16 @@ class ReadSchedule:
             self._want(stream, 0)
 
     def failed(self, read: Read) -> None:
-        """No reply came: the same is read again."""
+        """Queue the same read again: no reply came."""
         stream = read.stream
         stream.marks &= ~(_READING | _AGAIN)
         self._want(stream, _CHECK if read.check else 0)
 
     def to_check(self, read: Read, found: bytes = ZERO, more: bool = False) -> LastIdCheck | None:
-        """What must be looked at to know that there was nothing to find for places above ``found``, the last entry that
-        was (ZERO: none). A place at the beginning can miss nothing. ``more``: the next read shows it."""
+        """Return the check that proves that there was nothing to find for positions above ``found``, the last entry
+        found (ZERO: none). A position at the beginning can miss nothing. ``more``: the next read proves it."""
         if found != ZERO and len(read.stream.places) < 2:
-            return None  # it was for the only one
+            return None  # the only position got it
         end = rank(found)
         places = tuple(
             (place, place.last) for place in read.stream.places if place.last is not None and rank(place.last) > end
@@ -234,9 +236,9 @@ class ReadSchedule:
         return LastIdCheck(read.stream, places) if places and not more else None
 
     def checked(self, check: LastIdCheck, last_generated: bytes | None) -> list[ReadPosition]:
-        """The places that were above the stream's last id (None: there is no stream): they are of an earlier stream of
-        that name, or of a history that Redis has lost, and begin anew, because nothing of what is there now may be
-        missed."""
+        """Return the positions that were above the stream's last id (None: there is no stream): they belong to an
+        earlier stream of that name, or to a history that Redis has lost, and begin anew, because no entry of the
+        present stream may be missed."""
         highest = rank(last_generated or ZERO)
         reset = [place for place, last in check.places if place.last == last and rank(last) > highest]
         for place in reset:
@@ -249,15 +251,15 @@ class ReadSchedule:
     # -- places that begin at the end
 
     def take_unplaced(self, most: int) -> list[Stream]:
-        """Streams whose last id must be asked for; each is given back with ``placed`` or ``not_placed``."""
+        """Return streams whose last id must be asked for; each is given back with ``placed`` or ``not_placed``."""
         return [self._unplaced.popleft() for _ in range(min(most, len(self._unplaced)))]
 
     def want_check(self, check: LastIdCheck) -> None:
-        """No answer came to it."""
+        """Repeat a check that got no answer."""
         self._want(check.stream, _CHECK)
 
     def placed(self, stream: Stream, waiting: Sequence[ReadPosition], last_generated: bytes | None) -> None:
-        """``waiting``: the places that were there when the stream's last id was asked for."""
+        """Place positions at the end. ``waiting``: those that were there when the stream's last id was asked for."""
         for place in waiting:
             if place.last is None:
                 place.last = last_generated or ZERO
@@ -269,17 +271,17 @@ class ReadSchedule:
     # -- inside
 
     def _want(self, stream: Stream, marks: int) -> None:
-        """``marks``: CHECK, URGENT, both or none."""
+        """Queue a stream. ``marks``: CHECK, URGENT, both or none."""
         stream.marks |= marks & _CHECK
         if stream.marks & _READING:
-            # In turn, everything comes again anyway; what was announced during the read comes at once.
+            # In turn, every stream comes again anyway; a change that was announced during the read comes at once.
             stream.marks |= _AGAIN
         elif not stream.marks & _QUEUED:
             stream.marks |= _QUEUED | (marks & _URGENT)
             (self._urgent if marks & _URGENT else self._queue).append(stream)
         elif marks & _URGENT and not stream.marks & _URGENT:
             stream.marks = (stream.marks | _URGENT) & ~_SWEPT
-            self._urgent.append(stream)  # its place in the other queue is passed over when it comes up
+            self._urgent.append(stream)  # its place in the other queue is skipped
 
     def _forget_unused(self, stream: Stream) -> None:
         if not stream.places and not stream.marks & (_QUEUED | _READING) and self.streams.get(stream.key) is stream:
@@ -298,7 +300,7 @@ class ReadSchedule:
 
 
 def _lowest(stream: Stream) -> bytes | None:
-    """The lowest position that is read for; None: nobody wants anything now."""
+    """Return the lowest position that is read for; None: no position wants entries now."""
     positions = [place.last for place in stream.places if place.last is not None and not place.held]
     if len(positions) < 2:
         return positions[0] if positions else None

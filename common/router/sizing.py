@@ -1,4 +1,4 @@
-"""How many readers the portable mode has, and how much a sweep looks at. Pure."""
+"""Compute the number of readers of the portable mode, and the size of a sweep. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _AT_ONCE, _SHORTEST_S = 250, 0.05
 
 
 class Slice(NamedTuple):
-    """``size`` streams are looked at, every ``every_s`` seconds."""
+    """A slice of a sweep: ``size`` streams are looked at, every ``every_s`` seconds."""
 
     size: int
     every_s: float
 
 
 def readers_wanted(streams: int, per_read: int, block_s: float, round_s: float, lowest: int, highest: int) -> int:
-    """Readers that bring every stream's turn within ``round_s``, as far as ``highest`` allows: a turn may take
-    ``block_s``.
+    """Return the number of readers that bring every stream's turn within ``round_s``, as far as ``highest`` allows: a
+    turn may take ``block_s``.
 
     >>> readers_wanted(streams=40_000, per_read=1000, block_s=0.1, round_s=1.0, lowest=1, highest=16)
     4
@@ -29,7 +29,7 @@ def readers_wanted(streams: int, per_read: int, block_s: float, round_s: float, 
 
 
 def longest_wait_s(streams: int, per_read: int, block_s: float, readers: int) -> float:
-    """The known weakness of the portable mode: an entry may wait until its stream's turn comes.
+    """Return the longest wait of an entry for its stream's turn, in seconds: the known weakness of the portable mode.
 
     >>> longest_wait_s(streams=40_000, per_read=100, block_s=5.0, readers=80)
     25.0
@@ -38,8 +38,8 @@ def longest_wait_s(streams: int, per_read: int, block_s: float, readers: int) ->
 
 
 def sweep_slice(streams: int, pass_s: float) -> Slice:
-    """A pass over all streams in ``pass_s``: a little once a second; of many, a few hundred at a time, because what has
-    changed waits meanwhile.
+    """Return the slice for a pass over all streams in ``pass_s``: a little once a second; of many streams, a few
+    hundred at a time, because changed ones wait meanwhile.
 
     >>> sweep_slice(600, 60.0), sweep_slice(60_000, 60.0)
     (Slice(size=10, every_s=1.0), Slice(size=250, every_s=0.25))

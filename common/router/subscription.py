@@ -1,7 +1,7 @@
 """A subscription: entries of one stream in id order, by iteration or by callback, with a stated policy for a reader
 that is too slow.
 
-An idle one is nothing but its position: its channel, and the means to wait, are made when they are first needed.
+An idle subscription is only its position: its channel, and the means to wait, are made when first needed.
 """
 
 from __future__ import annotations
@@ -22,19 +22,18 @@ if TYPE_CHECKING:
 
 
 class SlowPolicy(Enum):
-    """What happens when a subscription's channel is full."""
+    """Policies for a subscription whose channel is full."""
 
-    #: Nothing more is read for it until it has taken half of what it has. Redis keeps the rest (unless the stream is
-    #: trimmed).
+    #: Stop reading for it until it has taken half of its channel. Redis keeps the rest (unless the stream is trimmed).
     WAIT = "wait"
-    #: The oldest entry in the channel goes; ``dropped`` counts them.
+    #: Drop the oldest entry in the channel; ``dropped`` counts them.
     DROP_OLDEST = "drop oldest"
-    #: The subscription ends, with the reason SLOW, after the entries it has.
+    #: End the subscription, with the reason SLOW, after the entries it has.
     CLOSE = "close"
 
 
 class End(Enum):
-    """Why a subscription has ended."""
+    """Reasons for the end of a subscription."""
 
     CLOSED = "it was closed"
     ROUTER_STOPPED = "the router was stopped"
@@ -44,16 +43,15 @@ class End(Enum):
     CALLBACK_FAILED = "its callback raised an error"
 
 
-#: Those that its reader has asked for: iteration simply ends.
+#: Ends that the reader has asked for: iteration simply ends.
 _WANTED = (End.CLOSED, End.ROUTER_STOPPED)
-#: Called on the router's thread, for many subscriptions the same one: it must be quick, and may close or pause its
+#: Called on the router's thread, which serves many subscriptions: it must be quick, and may close or pause its
 #: subscription.
 Callback = Callable[["Subscription", Sequence[Entry]], None]
 
 
 class SubscriptionEnded(UsherError):
-    """The subscription has ended, and not because its reader wanted it. ``reason`` says why, ``detail`` what Redis
-    said."""
+    """The subscription has ended without its reader's request. ``reason`` says why, ``detail`` gives Redis' words."""
 
     def __init__(self, key: bytes, reason: End, detail: str) -> None:
         self.reason = reason
@@ -65,7 +63,7 @@ class SubscriptionEnded(UsherError):
 
 
 class Subscription(ReadPosition):
-    """Made by ``StreamRouter.subscribe``. Iterate over it, or call ``take``; with a callback neither.
+    """A subscription, made by ``StreamRouter.subscribe``. Iterate over it, or call ``take``; with a callback neither.
 
     ``last`` (bytes) is the id of the last entry that the subscription was given, ``resets`` how often it began anew
     because the stream is not the one it was: entries may then come again.
@@ -87,7 +85,7 @@ class Subscription(ReadPosition):
         self._callback = callback
         self._capacity = capacity
         self._policy = policy
-        self._channel: deque[Entry] | None = None  # guarded by the desk's lock, as all below
+        self._channel: deque[Entry] | None = None  # guarded by the coordinator's lock, like all below
         self._waiting: threading.Condition | None = None
         self.end: End | None = None
         self.detail = ""
@@ -98,12 +96,12 @@ class Subscription(ReadPosition):
         return self.stream.key
 
     def close(self) -> None:
-        """End it. Entries that were not taken are dropped with it; closing twice is fine."""
+        """End the subscription and drop entries that were not taken. May be called twice."""
         self._desk.close(self, End.CLOSED)
 
     def take(self, most: int = 100, timeout_s: float | None = None) -> list[Entry]:
-        """Up to ``most`` entries, waiting for the first; none when ``timeout_s`` is over, or after the end. Raises
-        SubscriptionEnded."""
+        """Return up to ``most`` entries, waiting for the first; none after ``timeout_s`` seconds, or after the end.
+        Raises SubscriptionEnded."""
         deadline_s = None if timeout_s is None else now_s() + timeout_s
         with self._desk.lock:
             while not self._channel:
@@ -123,12 +121,12 @@ class Subscription(ReadPosition):
             return taken
 
     def __iter__(self) -> Iterator[Entry]:
-        """Entries as they come, until the end. Raises SubscriptionEnded when that was not asked for."""
+        """Yield entries as they come, until the end. Raises SubscriptionEnded for an end that was not asked for."""
         while taken := self.take(1):
             yield taken[0]
 
     def pause(self) -> None:
-        """Nothing is read for it until ``resume``. For callbacks that hand entries on to somebody who is slow."""
+        """Stop reading for it until ``resume``. For callbacks that hand entries on to a slow receiver."""
         with self._desk.lock:
             self.held = True
 
@@ -136,14 +134,15 @@ class Subscription(ReadPosition):
         with self._desk.lock:
             self._desk.resume_locked(self)
 
-    # -- called by the desk, under its lock
+    # -- called by the coordinator, under its lock
 
     @property
     def callback(self) -> Callback | None:
         return self._callback
 
     def offer(self, entries: Sequence[Entry]) -> int:
-        """Put entries into the channel; how many of them, from the first, are dealt with. What is more comes again."""
+        """Put entries into the channel; returns how many of them, from the first, are dealt with. The others come
+        again."""
         if self._channel is None:
             self._channel = deque()
         channel = self._channel
@@ -164,7 +163,7 @@ class Subscription(ReadPosition):
 
     @property
     def overflows(self) -> bool:
-        """Whether entries that were not accepted end it."""
+        """Return True when entries that were not accepted end the subscription."""
         return self._policy is SlowPolicy.CLOSE
 
     def ended(self, reason: End, detail: str) -> None:

@@ -1,7 +1,7 @@
-"""Adding messages to a ticket stream: pipelined, in order, and honest about what is not known.
+"""Add messages to a ticket stream: pipelined, in order, and without hiding what is unknown.
 
-A batch is one round trip. An answer that got lost may have been a yes, so nothing is ever sent a second time here: the
-caller is told what was certainly accepted and what is unknown.
+A batch is one round trip. A lost answer may have been a yes, so nothing is ever sent a second time here: the caller
+learns what was certainly accepted and what is unknown.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from usher.common.redis.client import CommandRefused, Link
 from usher.common.sending.producer import Outgoing, Producer
 from usher.common.sending.workload import NewMessage
 
-#: Messages per round trip; more does not make it faster, and less would be lost from sight with the reply.
+#: Messages per round trip; more is no faster, and fewer leave less in doubt when the reply is lost.
 BATCH = 500
 _LONGEST_NAP_S = 0.1
 _SHORTEST_NAP_S = 0.001
 
 
 class SendingStopped(UsherError):
-    """Redis did not take all messages. ``Sender.accepted`` and ``Sender.unknown`` say how far it got."""
+    """Redis did not take all messages. ``Sender.accepted`` and ``Sender.unknown`` tell how many."""
 
 
 @dataclass
 class Sender:
-    """Adds messages to ``stream`` over one connection. ``accepted`` were certainly added, of ``unknown`` nobody
-    knows."""
+    """Adds messages to ``stream`` over one connection. ``accepted`` messages were certainly added; of ``unknown`` ones
+    it is not known."""
 
     link: Link
     stream: str
     ticket_field: str
     accepted: int = 0
     unknown: int = 0
-    due_ms: Callable[[], int | None] = lambda: None  # of the next batch, if it is for later
-    last_due_ms: int | None = None  # of the last one
+    due_ms: Callable[[], int | None] = lambda: None  # for the next batch, if it is for later
+    last_due_ms: int | None = None  # of the last batch
 
     def send(self, batch: Sequence[NewMessage]) -> list[bytes]:
-        """Add the messages in order; returns their stream ids.
+        """Add the messages in order; return their stream ids.
 
-        Raises SendingStopped when one was refused (later ones of the batch may have been added; they are counted),
+        Raises SendingStopped when a message was refused (later ones of the batch may have been added; they count),
         NotNow when Redis could not be reached (none was added).
         """
         self.unknown = len(batch)
@@ -72,10 +72,10 @@ class Sender:
 
 @dataclass
 class RecognisedSender(Sender):
-    """The same for messages that all have a uid: a batch whose answer got lost is sent again, and what was there is not
-    added again.
+    """A sender of messages that all have a uid: a batch whose answer was lost is sent again, and messages that arrived
+    are not added again.
 
-    ``repeated`` counts messages that were there; they are not among ``accepted``.
+    ``repeated`` counts messages that had arrived before; they are not among ``accepted``.
     """
 
     dedup_s: float = 0.0
@@ -85,8 +85,8 @@ class RecognisedSender(Sender):
         self._producer = Producer(self.link, self.stream, self.ticket_field, self.dedup_s)
 
     def send(self, batch: Sequence[NewMessage]) -> list[bytes]:
-        """Ids in order, those of first sends included. Raises SendingStopped, and NotNow when the last trial did not
-        happen."""
+        """Add the messages; return ids in order, those of first sends included. Raises SendingStopped, and NotNow when
+        the last trial did not happen."""
         self.unknown = len(batch)
         self.last_due_ms = self.due_ms()
         try:
@@ -94,7 +94,7 @@ class RecognisedSender(Sender):
                 (Outgoing(message.ticket_id, message.fields) for message in batch), self.last_due_ms
             )
         except (ValueError, MessageUndecodable) as wrong:
-            self.unknown = 0  # it was looked at before anything was sent
+            self.unknown = 0  # checked before anything was sent
             raise SendingStopped(str(wrong)) from wrong
         except (ReplyUnknown, CommandRefused) as trouble:
             raise SendingStopped(str(trouble)) from trouble
@@ -106,7 +106,7 @@ class RecognisedSender(Sender):
 
 
 def batches(messages: Iterable[NewMessage], size: int = BATCH) -> Iterator[list[NewMessage]]:
-    """The messages in lists of ``size``; the last one may be shorter."""
+    """Yield the messages in lists of ``size``; the last one may be shorter."""
     source = iter(messages)
     while batch := list(itertools.islice(source, size)):
         yield batch
@@ -119,8 +119,8 @@ def paced(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[list[NewMessage]]:
-    """The messages in batches on an open-loop schedule of ``rate`` per second: message i is due at i / rate, however
-    slow Redis is.
+    """Yield the messages in batches on an open-loop schedule of ``rate`` per second: message i is due at i / rate,
+    however slow Redis is.
 
     A late sender catches up in full batches instead of stretching the schedule (which would hide the delay it is meant
     to cause).

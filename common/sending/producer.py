@@ -1,23 +1,24 @@
-"""Sending messages with care: a message that has a uid may be sent again, and is added once.
+"""Send messages with care: a message that has a uid may be sent again, and is added once.
 
-No producer needs this (``XADD`` from any language is a valid message); it is for those who want to repeat a send whose reply they lost::
+No producer needs this (``XADD`` from any language is a valid message); it is for programs that repeat a send whose
+reply was lost::
 
     producer = Producer(Link(url, "shop"), dedup_s=3600)
     producer.send("42", {"text": "hello"}, uid="order-7")
 
 A uid is remembered for ``dedup_s`` seconds from its first send, for all producers of the stream, together with the id
-of its entry: a repeat adds nothing and answers that id. That costs a key per message: some 150 bytes and the uid. What
-is remembered is in Redis and shares its fate: after a failover that lost the last moments, a repeat of one of these may
-be added again. What must not happen twice is guarded where it takes effect (``message.uid``).
+of its entry: a repeat adds nothing and answers that id. That costs a key per message: some 150 bytes and the uid. The
+memory is in Redis and shares its fate: after a failover that lost the last moments, a repeat of one of these may be
+added again. An effect that must not happen twice is guarded where it takes place (``message.uid``).
 
 A message may also be for later: ``producer.send("42", {"text": "hello"}, due_ms=producer.ms_from_now(300))`` adds it
-among the delayed messages, from where the leading master takes it into the stream when it is due. A uid that was sent
-is known whether it was for now or for later (but for servers that drop repeats themselves, see below: they know those
-for now). Where several streams are gathered, that is ``Producer(link, "usher:{<group>}")``, and the field ``stream``
-names the one that the message is for.
+among the delayed messages, from where the leading master takes it into the stream when it is due. A sent uid is known
+whether it was for now or for later (servers that drop repeats themselves, see below, know only those for now). Where
+several streams are gathered, that is ``Producer(link, "usher:{<group>}")``, and the field ``stream`` names the one
+that the message is for.
 
 Where the server drops repeats itself (IDMP, Redis 8.6) and the stream is set up for it (``XCFGSET stream IDMP-DURATION
-dedup_s IDMP-MAXSIZE 10000``), that is used, but for delayed messages; else one script per batch.
+dedup_s IDMP-MAXSIZE 10000``), that is used, except for delayed messages; else one script per batch.
 """
 
 from __future__ import annotations
@@ -43,30 +44,30 @@ from usher.common.redis.scripts import ScriptRunner
 
 T = TypeVar("T")
 Value = str | bytes | int | float
-#: uid, and names and values, as they go to Redis.
+#: The uid, and names and values, as they go to Redis.
 Prepared = tuple[bytes | None, list[bytes]]
 
-#: Messages of one round trip, and bytes from which on there is no further one in it; more does not make it faster.
-#: Large ones go out few at a time: of a batch that is cut off nobody knows anything, it is sent again as a whole, and
-#: Redis stands still while it takes it.
+#: Messages of one round trip, and bytes after which no further one joins it; more is no faster. Large ones go out few
+#: at a time: a batch that is cut off is in doubt as a whole and is sent again, and Redis stands still while it takes
+#: it.
 BATCH, BATCH_BYTES = 500, 262_144
 #: Lua's stack ends at about 8,000 values.
 _MOST_FIELDS = 3500
 _LONGEST_UID = 512
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
-#: A time behind this is no time in milliseconds (lua/sending/due_delayed.lua).
+#: Latest due time: later ones are no time in milliseconds (lua/sending/due_delayed.lua).
 LATEST_MS = 10**15
-#: IDMP remembers so many uids of a producer id at most, whatever the time; by their hash uids are spread over these
-#: producer ids.
+#: IDMP remembers a limited number of uids per producer id, whatever the time; uids are spread over this many producer
+#: ids by their hash.
 _IDMP_SIZE, _IDMP_PRODUCERS = 10_000, 256
-#: Whether the stream is set up for IDMP is asked no more often than this.
+#: Seconds between two questions whether the stream is set up for IDMP.
 _ASK_S = 10.0
 
 
 class Outgoing(NamedTuple):
     """A message on its way into a stream. ``uid`` None: the field ``uid``, if there is one.
 
-    ``ticket_id`` None: without a ticket (USHER_UNKEYED says what becomes of it).
+    ``ticket_id`` None: without a ticket (USHER_UNKEYED decides what happens to it).
     """
 
     ticket_id: str | None
@@ -75,17 +76,17 @@ class Outgoing(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """``repeated``: the uid was known; by an earlier send, also by one of this call whose reply was lost. None: the
-    server does not say."""
+    """The result of a send. ``repeated``: the uid was known, from an earlier send or from an attempt of this call whose
+    reply was lost. None: the server does not say."""
 
     id: str
     repeated: bool | None
 
 
 class Producer:
-    """Adds messages to one ticket stream, over a link that nobody else uses.
+    """Adds messages to one ticket stream, over a link that is its own.
 
-    Threads may share it, one batch at a time goes out; so may forked children: each has a connection of its own.
+    Threads may share it: one batch at a time goes out. So may forked children: each has a connection of its own.
     ``send`` waits for Redis, so on an event loop: ``await asyncio.to_thread(producer.send, "42", {...})``.
 
     ``dedup_s`` 0 (the default) remembers nothing: a uid is then only a field. A call that Redis does not answer is
@@ -110,34 +111,30 @@ class Producer:
         self._dedup_s = dedup_s
         self._patience_s = patience_s
         self._rng = random.Random()
-        self._locks: dict[
-            int, threading.Lock
-        ] = {}  # by process: in a forked child another thread's lock is never let go
-        self._native: tuple[int, float, bool] = (
-            0,
-            0.0,
-            False,
-        )  # connection, asked at, and whether its server drops repeats itself
+        # By process: in a forked child another thread's lock is never released.
+        self._locks: dict[int, threading.Lock] = {}
+        # The connection, when it was asked, and the answer: does its server drop repeats itself.
+        self._native: tuple[int, float, bool] = (0, 0.0, False)
 
     def send(
         self, ticket_id: str | None, fields: Mapping[str, Value], uid: str | None = None, due_ms: int | None = None
     ) -> str:
-        """Add one message; the id of its entry, also when it is a repeat. Raises what ``send_many`` raises."""
+        """Add one message; return the id of its entry, also when it is a repeat. Raises what ``send_many`` raises."""
         return self.send_many([Outgoing(ticket_id, fields, uid)], due_ms)[0].id
 
     @staticmethod
     def ms_from_now(seconds: float) -> int:
-        """The ``due_ms`` of a message that is to be sent in so many seconds, by the clock of this machine."""
+        """Return the ``due_ms`` of a message that is to be sent in so many seconds, by the clock of this machine."""
         return time.time_ns() // 1_000_000 + int(seconds * 1000)
 
     def send_many(self, messages: Iterable[Outgoing], due_ms: int | None = None) -> list[Sent]:
-        """Add messages in their order, in batches of up to 500, or of 256 KiB. One happens as a whole, or (refused in
-        its middle) up to a message. With ``due_ms`` (since the epoch) they wait until then, and get their place in the
-        stream, and another id, when they are due.
+        """Add messages in their order, in batches of up to 500, or of 256 KiB. A batch happens as a whole, or (refused
+        in its middle) up to a message. With ``due_ms`` (since the epoch) they wait until then, and get their place in
+        the stream, and another id, when they are due.
 
-        Raises ValueError and MessageUndecodable for what could never be handled (nothing was sent), NotNow (the last
-        batch did not happen), ReplyUnknown (nobody knows, and not every message has a uid), CommandRefused. To call
-        again with the same messages is safe where all have uids, within ``dedup_s``.
+        Raises ValueError and MessageUndecodable for messages that could never be handled (nothing was sent), NotNow
+        (the last batch did not happen), ReplyUnknown (the outcome is unknown, and not every message has a uid),
+        CommandRefused. Calling again with the same messages is safe where all have uids, within ``dedup_s``.
         """
         context = [_raw(part) for field in context_fields().items() for part in field]
         stream = self._stream if due_ms is None else LogKeys(self._stream).delayed
@@ -153,7 +150,8 @@ class Producer:
         return sent
 
     def _prepared(self, message: Outgoing, context: list[bytes], due_ms: int | None) -> Prepared:
-        """``context``: the fields of the current span, for a message that has none of its own."""
+        """Check and encode a message. ``context``: the fields of the current span, for a message that has none of its
+        own."""
         flat: list[bytes] = []
         if due_ms is not None:
             flat += (DUE_FIELD, b"%d" % due_ms)
@@ -182,7 +180,7 @@ class Producer:
         return uid, flat
 
     def _patiently(self, call: Callable[[], T], recognisable: bool) -> T:
-        # Two sends of a repeat must lie within the window; half of it leaves room for clocks and for what lies between.
+        # Both sends of a repeat must lie within the window; half of it leaves room for clocks and delays.
         until_s = now_s() + (min(self._patience_s, self._dedup_s / 2) if self._dedup_s else self._patience_s)
         failures = 0
         while True:
@@ -196,8 +194,8 @@ class Producer:
                 time.sleep(pause_s)
 
     def _add(self, stream: str, batch: Sequence[Prepared]) -> list[Sent]:
-        """To the stream, or to its delayed messages. Replies come in the order of the commands, so one thread at a time
-        waits for its own."""
+        """Add a batch to the stream, or to its delayed messages. Replies come in the order of the commands, so one
+        thread at a time waits for its own."""
         lock = self._locks.get(os.getpid()) or self._locks.setdefault(os.getpid(), threading.Lock())
         with lock:
             return self._added(stream, batch)
@@ -224,21 +222,21 @@ class Producer:
         replies = self._link.pipeline(commands)
         for reply in replies:
             if isinstance(reply, NotNow) and not all(isinstance(other, NotNow) for other in replies):
-                # Others of the batch may have been added: as a whole it is not true that it did not happen.
+                # Others of the batch may have been added: the batch as a whole is not undone.
                 raise ReplyUnknown(f"a part of the batch was refused: {reply}") from reply
             if isinstance(reply, Exception):
                 raise reply
         return [bytes(reply).decode() for reply in replies]
 
     def _server_drops_repeats(self) -> bool:
-        """Asked anew with each connection and now and then, so that all producers of a stream do the same: a uid that
-        one way knows the other does not. A stream that is deleted loses its setting, and what comes after it has that
-        of the server: 100 uids, for 100 s."""
+        """Return True when the server drops repeats itself. Asked with each new connection and now and then, so that
+        all producers of a stream do the same: the one way does not know the uids of the other. A deleted stream loses
+        its setting, and its successor has the server's: 100 uids, for 100 s."""
         connection, asked_s, native = self._native
         if connection != self._link.connections or not connection or now_s() - asked_s > _ASK_S:
             try:
                 facts = pairs(self._link.call("XINFO", "STREAM", self._stream))
-            except CommandRefused:  # the stream is not there yet, or we may not ask
+            except CommandRefused:  # the stream does not exist yet, or we may not ask
                 facts = {}
             native = _is_set_up(facts, self._dedup_s)
             self._native = (self._link.connections, now_s(), native)
@@ -259,12 +257,12 @@ def _batches(prepared: Iterable[Prepared]) -> Iterator[list[Prepared]]:
 
 
 def _is_set_up(facts: Mapping[bytes, Any], dedup_s: float) -> bool:
-    """Whether XINFO STREAM shows that the server remembers uids for as long as we are asked to."""
+    """Return True when XINFO STREAM shows that the server remembers uids for at least ``dedup_s`` seconds."""
     return facts.get(b"idmp-duration", 0) >= dedup_s and facts.get(b"idmp-maxsize", 0) >= _IDMP_SIZE
 
 
 def idmp_command(stream: str, uid: bytes | None, flat: Sequence[bytes]) -> tuple[Arg, ...]:
-    """XADD that adds nothing when the server knows the uid, and answers the first id.
+    """Return the XADD that adds nothing when the server knows the uid, and answers the first id.
 
     >>> idmp_command("s", b"order-7", [b"a", b"b"])
     ('XADD', 's', 'IDMP', 'usher-218', b'order-7', '*', b'a', b'b')
@@ -274,8 +272,8 @@ def idmp_command(stream: str, uid: bytes | None, flat: Sequence[bytes]) -> tuple
 
 
 def _value(name: str, value: Any) -> bytes:
-    """The value of a field. Raises TypeError for what has no text of its own: nobody could read what Python calls
-    it."""
+    """Encode the value of a field. Raises TypeError for a value without a text of its own: no reader could use Python's
+    name for it."""
     if isinstance(value, (str, bytes, int, float)):
         return _raw(value)
     raise TypeError(
@@ -285,13 +283,12 @@ def _value(name: str, value: Any) -> bytes:
 
 
 def _raw(value: Value) -> bytes:
-    """Bytes of a source that are not UTF-8 go out as they came in.
+    """Encode text; bytes of a source that are not UTF-8 go out as they came in.
 
     >>> _raw("a"), _raw(1.5), _raw(enum.IntEnum("Colour", "RED").RED)
     (b'a', b'1.5', b'1')
     """
-    if isinstance(
-        value, enum.Enum
-    ):  # of a text or number: its str() is its name, or not, as the version of Python wants
+    # The str() of an enum of texts or numbers is its name or its value, depending on the version of Python.
+    if isinstance(value, enum.Enum):
         value = value.value
     return value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogateescape")

@@ -1,4 +1,4 @@
-"""Messages to send: a made-up incident workload, or the rows of a CSV file.
+"""Make messages to send: a made-up incident workload, or the rows of a CSV file.
 
 Both yield ``NewMessage``; neither knows Redis. The made-up one is a pure function of its arguments: the same seed gives
 the same messages on every machine, so that two runs can be compared.
@@ -24,7 +24,7 @@ from usher.common.base.errors import MessageUndecodable, StartRefused, UsherErro
 from usher.common.protocol.message import LONGEST_TICKET, check_ticket
 
 _GZIP_MAGIC = b"\x1f\x8b"
-#: What may follow a state, and how likely (out of 10). A closed incident can be opened again: hot tickets never end.
+#: Possible next states, and their likelihood (out of 10). A closed incident can be opened again: hot tickets never end.
 _NEXT_STATES: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
     "New": (("Active", "Awaiting User Info"), (8, 2)),
     "Active": (("Active", "Awaiting User Info", "Resolved"), (6, 2, 2)),
@@ -45,7 +45,7 @@ _TEXTS = {
 
 
 class WorkloadUnusable(UsherError):
-    """This input cannot be sent."""
+    """The input cannot be sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class NewMessage:
     fields: dict[str, str]
 
     def xadd(self, stream: str, ticket_field: str) -> list[str | bytes]:
-        """The Redis command that adds it. Bytes of a source that are not UTF-8 go out as they came in."""
+        """Return the Redis command that adds it. Bytes of a source that are not UTF-8 go out as they came in."""
         command: list[str | bytes] = [
             "XADD",
             stream,
@@ -70,7 +70,8 @@ class NewMessage:
 
 
 def incidents(count: int, tickets: int, seed: int) -> Iterator[NewMessage]:
-    """``count`` updates of ``tickets`` made-up incidents; how often a ticket comes is Zipf distributed with exponent 1.
+    """Yield ``count`` updates of ``tickets`` made-up incidents; the frequency of tickets is Zipf distributed with
+    exponent 1.
 
     The n-th most frequent ticket comes with probability 1 / (n * H), H = 1 + 1/2 + ... + 1/tickets: few tickets are
     hot, most are rare. ``number`` counts the updates of a ticket from 1, so that a reader sees the order.
@@ -96,13 +97,13 @@ def incidents(count: int, tickets: int, seed: int) -> Iterator[NewMessage]:
 
 
 def numbered(messages: Iterable[NewMessage], name: str) -> Iterator[NewMessage]:
-    """The messages, each with a uid: ``name`` and its number."""
+    """Yield the messages, each with a uid: ``name`` and its number."""
     for number, message in enumerate(messages, 1):
         yield NewMessage(message.ticket_id, {**message.fields, "uid": f"{name}-{number}"})
 
 
 class CsvSource:
-    """The rows of a CSV file as messages: column ``key`` names the ticket, every column becomes a field.
+    """A CSV file whose rows are messages: column ``key`` names the ticket, every column becomes a field.
 
     ``path`` may be ``-`` for standard input; gzip is recognised by its first bytes. Text is UTF-8; other bytes travel
     through unchanged except in the key column, where they are an error. ``with CsvSource(...) as rows: for message in
@@ -123,12 +124,12 @@ class CsvSource:
 
     @property
     def columns(self) -> list[str]:
-        """The names in the header."""
+        """Return the names in the header."""
         return list(self._header)
 
     @property
     def size(self) -> int | None:
-        """Bytes of the file as it lies on disk; None when that is not known (a pipe)."""
+        """Return the bytes of the file on disk; None when that is not known (a pipe)."""
         try:
             status = os.fstat(self._raw.fileno())
         except (OSError, ValueError):
@@ -137,7 +138,7 @@ class CsvSource:
 
     @property
     def position(self) -> int:
-        """Bytes of ``size`` that have been read so far."""
+        """Return the bytes of ``size`` that have been read so far."""
         try:
             return self._raw.tell()
         except (OSError, ValueError):
@@ -168,7 +169,7 @@ class CsvSource:
             yield NewMessage(ticket, {header[index]: row[index] for index in others})
 
     def _check_ticket(self, ticket: str) -> None:
-        """Refuse here what would only become a dead letter there."""
+        """Raise WorkloadUnusable for a ticket that would only become a dead letter."""
         raw = ticket.encode("utf-8", "surrogateescape")
         try:
             check_ticket(raw)
@@ -204,7 +205,7 @@ class CsvSource:
             raise StartRefused(f"--csv: {self._shown} is empty; its first line must name the columns")
         twice = sorted({name for name in header if header.count(name) > 1})
         if twice:
-            raise StartRefused(f"--csv: {self._shown}:1: column {twice[0]!r} is there twice")
+            raise StartRefused(f"--csv: {self._shown}:1: column {twice[0]!r} appears twice")
         if self._key not in header:
             raise StartRefused(f"--key: {self._shown} has no column {self._key!r}; it has: {', '.join(header)}")
         if ticket_field in header and ticket_field != self._key:
@@ -216,7 +217,7 @@ class CsvSource:
         return header
 
     def _guarded(self) -> Iterator[list[str]]:
-        """Rows, with what can go wrong in reading them told as place and reason."""
+        """Yield rows; turn reading errors into WorkloadUnusable with place and reason."""
         row: list[str] | None = []
         while row is not None:
             try:

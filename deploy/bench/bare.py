@@ -1,8 +1,8 @@
-"""One process of the yardstick of ``usher bench latency``: a bare consumer, without order, leases or fences.
+"""A process of the yardstick of ``usher bench latency``: a bare consumer, without order, leases or fences.
 
 ``python bare.py URL STREAM NAME FILE``: connects, prints "ready", reads with XREADGROUP BLOCK and acknowledges each
-batch until a signal ends it. FILE gets the waits, from when a message was due to when it was read, in ns. Plain
-redis-py (with hiredis) as anybody would write it.
+batch until a signal ends it. FILE gets the waits in ns, from a message's due time to its reading. Plain redis-py (with
+hiredis) in its usual form.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ def bench() -> None:
 
 @bench.command(
     help=(
-        "Messages per second with a handler that does nothing, and the raw floor (2 processes, XREADGROUP + XACK, no"
-        " order) beside it."
+        "Measure messages per second with a handler that does nothing, and the raw floor (2 processes, XREADGROUP +"
+        " XACK, no order) beside it."
     )
 )
 @click.option("--messages", type=click.IntRange(min=1000), default=200_000, show_default=True, help="Messages per run.")
@@ -69,7 +69,7 @@ def bench() -> None:
     type=click.IntRange(1, 100_000),
     default=1,
     show_default=True,
-    help="Ticket streams; with more than one beside one.",
+    help="Ticket streams; with more than one, compared with one.",
 )
 @JSON
 def throughput(
@@ -103,8 +103,8 @@ def throughput(
 
 @bench.command(
     help=(
-        "Time from XADD (when it was due) to the start of the handler, at a fixed rate, and beside it the time to bare"
-        " consumers (XREADGROUP BLOCK, no order) of the same Redis."
+        "Measure the time from XADD (when it was due) to the start of the handler, at a fixed rate, and beside it the"
+        " time to bare consumers (XREADGROUP BLOCK, no order) of the same Redis."
     )
 )
 @click.option("--rate", type=click.FloatRange(min=1), default=1000.0, show_default=True, help="Messages per second.")

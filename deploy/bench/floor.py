@@ -1,7 +1,7 @@
-"""One process of the raw floor: what the same Redis and client library do without order, leases or fences.
+"""A process of the raw floor: the same Redis and client library without order, leases or fences.
 
 ``python floor.py URL STREAM NAME``: connects, prints "ready", waits for a line, reads and acknowledges until the stream
-is empty, prints how many. Plain redis-py (with hiredis) as anybody would write it.
+is empty, prints how many. Plain redis-py (with hiredis) in its usual form.
 """
 
 from __future__ import annotations

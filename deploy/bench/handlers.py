@@ -1,4 +1,4 @@
-"""Handlers of `usher bench`, and what they note."""
+"""Handlers of `usher bench`, and the times they note."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ FOLDER_VARIABLE = "USHER_BENCH_FOLDER"
 #: nothing).
 DUE_FIELD = "due_ns"
 
-#: What the tickets of messages begin with that are not measured: while those come, the master begins to lead and all is
-#: done a first time.
+#: Prefix of tickets whose messages are not measured: while those come, the master begins to lead and everything runs a
+#: first time.
 WARM = b"warm"
 
 _waits = array.array("q")
@@ -28,8 +28,8 @@ def noop(_message: Any) -> None:
 
 
 def timed(message: Any) -> None:
-    """Note how long the message took from when it was due to the start of its handler; every ``_FLUSH`` messages to the
-    file of this process."""
+    """Note the time from the message's due time to the start of its handler; every ``_FLUSH`` messages to the file of
+    this process."""
     if message.ticket.startswith(WARM):
         return
     note_wait(int(message.fields[DUE_FIELD]))
@@ -50,7 +50,7 @@ def _write() -> None:
 
 
 def read_waits(folder: Path, seen: Mapping[str, int] | None = None) -> list[int]:
-    """All waits in ns, of all processes; of a file only what lies behind the bytes already ``seen``."""
+    """Return all waits in ns, of all processes; from a file only those after the bytes already ``seen``."""
     waits = array.array("q")
     for path in folder.iterdir():
         new = path.read_bytes()[(seen or {}).get(path.name, 0) :]

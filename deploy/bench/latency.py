@@ -1,5 +1,4 @@
-"""How long a message takes from when it was due to be sent to the start of its handler, and to a bare consumer of the
-same Redis."""
+"""Measure the time from a message's due time to the start of its handler, and to a bare consumer of the same Redis."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ _BARE = Path(__file__).with_name("bare.py")
 def latency(
     rate: float, seconds: float, tickets: int, payload: int, consumers: int, durable: bool, environ: Mapping[str, str]
 ) -> dict[str, Any]:
-    """One run: messages on an open-loop schedule; the wait counts from when a message was due to be sent to the start
-    of its handler. Then, the system having ended, the same schedule once more to as many bare consumers
+    """Run once: messages on an open-loop schedule; the wait counts from a message's due time to the start of its
+    handler. Then, the system having ended, the same schedule once more to as many bare consumers
     (``usher.deploy.bench.bare``)."""
     count = int(rate * seconds)
     names = zipf_tickets(count, tickets, _SEED)
@@ -62,7 +61,7 @@ def latency(
 
 
 def _figures(folder: Path, count: int) -> dict[str, float]:
-    """What was timed in ``folder``; some may be left in the buffers of a process."""
+    """Return the figures of the times in ``folder``; some may be left in the buffers of a process."""
     waits = sorted(read_waits(folder))
     if len(waits) < count * 0.9:
         raise BenchFailed(f"only {len(waits)} of {count} messages were timed")

@@ -1,4 +1,4 @@
-"""What a figure was measured on, and what processes cost."""
+"""Describe the machine behind a figure, and measure the cost of processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import psutil
 
 
 def facts(redis_version: str) -> dict[str, Any]:
-    """The machine, for the ``machine`` object of every bench document."""
+    """Describe the machine, for the ``machine`` object of every bench document."""
     model = ""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -36,7 +36,7 @@ def facts(redis_version: str) -> dict[str, Any]:
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """A process and all its descendants, of which any may end meanwhile; none where it has ended."""
+    """Return a process and all its descendants, of which any may end meanwhile; none where it has ended."""
     try:
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]
@@ -45,17 +45,18 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a process and its living descendants so far."""
+    """Return the CPU time of a process and its living descendants so far, in seconds."""
     return sum(_of_each(pid, lambda member: sum(member.cpu_times()[:2])))
 
 
 def pss_mib(pid: int) -> float:
-    """Memory of the whole family, each shared page divided by the number of processes that share it."""
+    """Return the memory of the whole family in MiB, each shared page divided by the number of processes that share
+    it."""
     return sum(_of_each(pid, lambda member: member.memory_full_info().pss)) / 2**20
 
 
 def rss_mib(pid: int) -> float:
-    """Resident memory of the largest process of the family."""
+    """Return the resident memory of the largest process of the family in MiB."""
     return max(_of_each(pid, lambda member: member.memory_info().rss), default=0) / 2**20
 
 

@@ -1,5 +1,5 @@
-"""The system under measurement: a Redis of its own, one master, some consumers, all as real processes that end with
-it."""
+"""The system under measurement: its own Redis, one master, some consumers, all as real processes that end with the
+rig."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from usher.common.runtime.own_command import usher_command
 from usher.deploy.bench import machine
 
 STREAM, GROUP = "bench", "bench_group"
-#: How often it is asked whether the first entry was read, and whether all are done: the latter takes cores from what is
-#: measured (every 5 ms: 2 %).
+#: Seconds between two questions: was the first entry read, and are all done. The latter takes cores from the measured
+#: system (every 5 ms: 2 %).
 _BEGUN_S, _DONE_S = 0.001, 0.02
 _READY_S = 60.0
-#: The leader key of nobody: masters stand by until it is deleted, so that all consumers are there when the clock
+#: A leader key without a leader: masters stand by until it is deleted, so that all consumers are there when the clock
 #: starts.
 _HOLD = "1 bench nobody"
 
@@ -39,17 +39,18 @@ class BenchFailed(UsherError):
 
 
 def zipf_tickets(count: int, tickets: int, seed: int) -> list[bytes]:
-    """``count`` ticket ids out of ``tickets``, Zipf 1.0: the n-th most frequent comes with probability 1 / (n * H)."""
+    """Return ``count`` ticket ids out of ``tickets``, Zipf 1.0: the n-th most frequent comes with probability 1 / (n *
+    H)."""
     rng = random.Random(seed)
     weights = list(itertools.accumulate(1.0 / rank for rank in range(1, tickets + 1)))
     return [b"T%d" % rank for rank in rng.choices(range(tickets), cum_weights=weights, k=count)]
 
 
 class Rig:
-    """``with Rig(folder, ...) as rig``. Processes are started by the methods and ended at the exit."""
+    """The system under measurement, as a context: its methods start processes, the exit ends them."""
 
     def __init__(self, folder: Path, durable: bool, environ: Mapping[str, str], streams: int = 1) -> None:
-        """``streams``: ticket streams; of more than one the messages are gathered."""
+        """Prepare a rig. ``streams``: ticket streams; the messages of more than one are gathered."""
         self.folder = folder
         self.environ = {name: value for name, value in environ.items() if not name.startswith("USHER_")}
         self._redis = EmbeddedRedis(folder, durable=durable)
@@ -73,18 +74,18 @@ class Rig:
         self.link.close()
         self._redis.stop()
 
-    # ---- programs ------------------------------------------------------------------------------------------------------------
+    # ---- programs --------------------------------------------------------------------------------
 
     def start_programs(self, consumers: int, handler: str, environ: dict[str, str]) -> list[str]:
-        """Start a master and the consumers, and wait until all are registered; nobody leads before ``release``. Returns
-        the master's URL."""
+        """Start a master and the consumers, and wait until all are registered; no master leads before ``release``.
+        Returns the master's URL."""
         self.hold()
         urls = self.begin(1, consumers, handler, environ, pause_s=0.5)
         self.wait_until_registered()
         return urls
 
     def wait_until_registered(self) -> None:
-        """Until all consumers are."""
+        """Wait until all consumers are registered."""
         names = {name for name in self._programs if name.startswith("consumer")}
         deadline_s = time.monotonic() + _READY_S
         while not living_consumers(self._urls) >= names:
@@ -107,7 +108,7 @@ class Rig:
         return self._urls
 
     def begin_consumers(self, consumers: int, handler: str, environ: dict[str, str]) -> None:
-        """Start consumers of the masters that run."""
+        """Start consumers of the running masters."""
         for number in range(1, consumers + 1):
             self._start(
                 f"consumer-{number}",
@@ -116,11 +117,11 @@ class Rig:
             )
 
     def hold(self) -> None:
-        """Let no master lead; one that does loses the lead."""
+        """Let no master lead; a leading one loses the lead."""
         self.link.call("SET", self.keys.leader, _HOLD)
 
     def send_meanwhile(self, rate: float) -> None:
-        """Made-up incidents, ``rate`` a second, from a process of its own until the end."""
+        """Send made-up incidents, ``rate`` a second, from a process of its own until the end."""
         self._start("sender", ["send", "--simulate", "1000000000", "--rate", str(rate)], {})
 
     def release(self) -> None:
@@ -128,7 +129,7 @@ class Rig:
         self.link.call("DEL", self.keys.leader)
 
     def end_programs(self) -> None:
-        """Consumers first: they say goodbye to the master."""
+        """End the programs, consumers first: they deregister at the master."""
         consumers = [program for name, program in self._programs.items() if not name.startswith("master")]
         for group in (consumers, list(self._programs.values())):
             for program in group:
@@ -150,15 +151,15 @@ class Rig:
         )
 
     def check(self) -> None:
-        """Raises BenchFailed when a program has ended."""
+        """Raise BenchFailed when a program has ended."""
         for name, program in self._programs.items():
             if program.poll() is not None:
                 raise BenchFailed(f"{name} ended with exit code {program.returncode}")
 
-    # ---- figures -------------------------------------------------------------------------------------------------------------
+    # ---- figures ---------------------------------------------------------------------------------
 
     def wait_until_begun(self, after: bytes = b"0-0") -> None:
-        """Until the first entries were read, or the first ones behind ``after``."""
+        """Wait until the first entries were read, or the first ones after ``after``."""
         deadline_s = time.monotonic() + _READY_S
         while self.stream.last_delivered() == after:
             if time.monotonic() > deadline_s:
@@ -166,8 +167,8 @@ class Rig:
             time.sleep(_BEGUN_S)
 
     def wait_until_done(self, last_id: bytes, patience_s: float, held: int = 0) -> None:
-        """Until everything up to ``last_id`` (or, of gathered messages, to an id that ends so) was read and, all but
-        ``held``, acknowledged."""
+        """Wait until everything up to ``last_id`` (or, of gathered messages, to an id with that end) was read and,
+        except ``held``, acknowledged."""
         deadline_s = time.monotonic() + patience_s
         while True:
             facts = self.stream.group_facts()
@@ -182,7 +183,7 @@ class Rig:
         return int(self.stream.group_facts()[b"pending"])
 
     def cpu(self) -> dict[str, float]:
-        """CPU seconds so far of master, consumers (sum) and Redis."""
+        """Return the CPU seconds so far of master, consumers (sum) and Redis."""
         seconds = {"master": 0.0, "consumers": 0.0, "redis": machine.cpu_seconds(self._redis.pid)}
         for name, program in self._programs.items():
             if name != "sender":
@@ -193,19 +194,19 @@ class Rig:
         return {name: round(machine.rss_mib(program.pid), 1) for name, program in self._programs.items()}
 
     def memory(self) -> dict[str, float]:
-        """Resident MiB of all programs and of Redis."""
+        """Return the resident MiB of all programs and of Redis."""
         return self.rss() | {"redis": round(machine.rss_mib(self._redis.pid), 1)}
 
     def shares(self) -> dict[str, float]:
-        """MiB that each program has, its processes together, when each shared page is divided among those that share
-        it."""
+        """Return the MiB of each program, its processes together, with each shared page divided among the processes
+        that share it."""
         return {name: round(machine.pss_mib(program.pid), 1) for name, program in self._programs.items()}
 
     def redis_version(self) -> str:
         return redis_version(self.link)
 
     def fill(self, tickets: Sequence[bytes], payload: bytes) -> bytes:
-        """Add one message per ticket, to all streams in turn; returns the last id, or how it ends when it is
+        """Add one message per ticket, to all streams in turn; return the last id, or its end when messages are
         gathered."""
         last, names = b"", itertools.cycle(self._names)
         for at in range(0, len(tickets), 1000):
@@ -218,24 +219,23 @@ class Rig:
                 if isinstance(reply, Exception):
                     raise reply
                 last = reply
-        return (
-            last if len(self._names) == 1 else b"-%d" % len(tickets)
-        )  # the second part of its id counts them (lua/sources/gather.lua)
+        # The second part of a gathered message's id is its number (lua/sources/gather.lua).
+        return last if len(self._names) == 1 else b"-%d" % len(tickets)
 
     def fresh(self) -> None:
-        """Forget everything: only ever called on the Redis that this rig started."""
+        """Delete everything: only ever called on the Redis that this rig started."""
         self.link.call("FLUSHALL")
 
 
 def redis_version(link: Link) -> str:
-    """What Redis, or Valkey, says that it is."""
+    """Return the version of Redis, or Valkey, as it reports it."""
     info = link.call("INFO", "server").decode()
     return str(version_of(dict(line.split(":", 1) for line in info.splitlines() if ":" in line)))
 
 
 def floor_seconds(rig: Rig, processes: int, count: int) -> float:
-    """The raw floor: ``processes`` processes, XREADGROUP > COUNT 500, one XACK per batch, no order at all. Seconds for
-    ``count`` entries.
+    """Measure the raw floor: ``processes`` processes, XREADGROUP > COUNT 500, one XACK per batch, no order at all.
+    Returns the seconds for ``count`` entries.
 
     The clock runs from when all processes are connected until the last one has acknowledged its last batch.
     """

@@ -1,4 +1,4 @@
-"""The measurements: each runs real processes and returns a plain document."""
+"""Measure throughput: each measurement runs real processes and returns a plain document."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def throughput(
     environ: Mapping[str, str],
     run_log: bool = True,
 ) -> dict[str, Any]:
-    """One run: the raw floor, then the system, on the same stream of ``messages`` that is there before the clock
+    """Run once: the raw floor, then the system, on the same stream of ``messages`` that is there before the clock
     starts.
 
     The clock runs from the first entry read to the last one acknowledged (the pending list is empty).
@@ -68,8 +68,8 @@ def many_streams(
     environ: Mapping[str, str],
     run_log: bool = True,
 ) -> dict[str, Any]:
-    """One run: the same messages of the same tickets, first in one ticket stream, then in ``streams``, all there before
-    the clock starts."""
+    """Run once: the same messages of the same tickets, first in one ticket stream, then in ``streams``, all there
+    before the clock starts."""
     names = zipf_tickets(messages, tickets, _SEED)
     given = {"USHER_RUN_LOG_LENGTH": "1000" if run_log else "0", "USHER_TICKET_SCOPE": "group"}
     one = _drained(1, names, payload, consumers, durable, environ, given)
@@ -99,7 +99,7 @@ def _drained(
     environ: Mapping[str, str],
     given: dict[str, str],
 ) -> dict[str, Any]:
-    """How long, and with what, the system takes for messages that are there, in so many streams."""
+    """Return the time and CPU that the system takes for messages that are there, in so many streams."""
     with new_rig(durable, environ, streams) as (rig, _):
         last_id = rig.fill(names, b"x" * payload)
         rig.stream.create_group(b"0-0")
@@ -109,8 +109,8 @@ def _drained(
 
 
 def seconds_for(rig: Rig, last_id: bytes, first: bytes = b"0-0", held: int = 0) -> tuple[float, dict[str, float]]:
-    """Let the programs begin: the seconds until all above ``first`` up to ``last_id`` is done, but for ``held``, and
-    the CPU seconds that it took."""
+    """Release the programs; return the seconds until all above ``first`` up to ``last_id`` is done, except ``held``,
+    and the CPU seconds that it took."""
     before = rig.cpu()
     rig.release()
     rig.wait_until_begun(first)
@@ -123,21 +123,21 @@ def seconds_for(rig: Rig, last_id: bytes, first: bytes = b"0-0", held: int = 0) 
 
 
 def warm_up(rig: Rig, payload: int) -> None:
-    """Messages that are not measured, until all of them are done: to all consumers, by the way that those go which
-    are."""
+    """Send messages that are not measured, until all of them are done: to all consumers, by the same way as the
+    measured ones."""
     tickets = [b"%s-%d" % (WARM, number % 40) for number in range(200)]
     rig.wait_until_done(send_on_schedule(rig, tickets, b"x" * payload, 200.0), 60.0)
 
 
 class Between(Protocol):
-    """Something to send whenever nothing is due."""
+    """Messages to send whenever none is due."""
 
     def send(self) -> bool: ...
 
 
 def send_on_schedule(rig: Rig, names: list[bytes], payload: bytes, rate: float, flood: Between | None = None) -> bytes:
-    """Message i is due at i / rate, however slow anything is; what is late is sent at once, with the time it was due.
-    The ``flood`` is sent in the time between, and to its end."""
+    """Send message i at i / rate, however slow the system is; a late message is sent at once, with its due time. The
+    ``flood`` is sent in between, and to its end."""
     began_ns = time.time_ns()
     sent, last = 0, b""
     while sent < len(names):
@@ -173,5 +173,5 @@ def new_rig(durable: bool, environ: Mapping[str, str], streams: int = 1) -> Iter
 
 
 def medians(runs: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, float]:
-    """The median over the runs of each of these figures."""
+    """Return the median over the runs of each of these figures."""
     return {name: statistics.median(run[name] for run in runs) for name in names}

@@ -1,4 +1,4 @@
-"""Sending the demo's messages and following them until the last one is handled."""
+"""Send the demo's messages and follow them until the last one is handled."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from usher.common.sending.workload import NewMessage
 from usher.deploy.demo.records import RecordReader
 from usher.deploy.demo.verdict import DemoVerdict, judge
 
-#: The run ends when nothing was handled for this long.
+#: Seconds without a handled message after which the run ends.
 PATIENCE_S = 60.0
 _POLL_S = 0.1
-#: Acknowledgements follow the handlers by milliseconds; this long they may take before they count as missing.
+#: Seconds after which acknowledgements count as missing; they follow the handlers by milliseconds.
 _ACKNOWLEDGED_WITHIN_S = 15.0
 
 
 @dataclass
 class Flow:
-    """One demo run. ``progress`` is told (sent, ended executions); ``check`` is called all the time and may raise.
+    """A demo run. ``progress`` gets (sent, ended executions); ``check`` is called all the time and may raise.
 
     ``kill_at``: after this many messages, kill -9 the process of one consumer; None: never.
     """
@@ -47,7 +47,7 @@ class Flow:
         self._reader = RecordReader(self.records)
 
     def run(self, messages: Iterable[NewMessage]) -> DemoVerdict:
-        """Send everything, wait for it, and judge."""
+        """Send everything, wait for its end, and judge."""
         began_ns = time.monotonic_ns()
         sender = Sender(self.link, self.keys.stream, self.ticket_field)
         for batch in batches(messages):
@@ -78,7 +78,7 @@ class Flow:
             self._kill_one()
 
     def _wait_for_handlers(self) -> None:
-        """Until every message was handled, or nothing happens any more."""
+        """Wait until every message was handled, or nothing happens any more."""
         moved_s, seen = time.monotonic(), -1
         while not self._all_ended() and time.monotonic() - moved_s < PATIENCE_S:
             self._look()
@@ -96,8 +96,8 @@ class Flow:
         )
 
     def _wait_for_acknowledgements(self) -> int:
-        """Entries still pending in the group, after giving them time to be acknowledged; all of them if there is no
-        group to ask."""
+        """Return the number of entries still pending in the group, after time for their acknowledgement; all of them if
+        there is no group to ask."""
         deadline_s = time.monotonic() + _ACKNOWLEDGED_WITHIN_S
         try:
             while (pending := self._pending()) and time.monotonic() < deadline_s:
@@ -111,7 +111,7 @@ class Flow:
         return int(self.link.call("XPENDING", self.keys.stream, self.keys.group)[0])
 
     def _dead_letters(self) -> dict[str, str]:
-        """Stream id and reason of the messages that became dead letters."""
+        """Return stream id and reason of the messages that became dead letters."""
         dead = {}
         for letter_id, fields in self.link.call("XRANGE", self.keys.dead, "-", "+", "COUNT", len(self.sent) + 1):
             named = dict(zip(fields[::2], fields[1::2], strict=False))
@@ -123,7 +123,7 @@ class Flow:
         return dead
 
     def _kill_one(self) -> None:
-        """kill -9 the process that runs the handler of one consumer: the first by name that has handled anything."""
+        """Kill (-9) the process that runs the handler of one consumer: the first by name that has handled a message."""
         self.kill_at = None
         pids = self._reader.pids()
         if not pids:

@@ -17,7 +17,7 @@ from usher.deploy.demo.records import Handled, RecordFile
 
 log = logging.getLogger(__name__)
 
-#: Environment of the demo's consumers; `usher demo` sets them.
+#: Environment of the demo's consumers; `usher demo` sets it.
 FOLDER_VARIABLE = "USHER_DEMO_FOLDER"
 WORK_VARIABLE = "USHER_DEMO_WORK_MS"
 _LONGEST_SHOWN = 60
@@ -25,7 +25,7 @@ _MOST_SHOWN = 6
 
 
 class Shown(Handled, Protocol):
-    """What ``show`` needs of a message."""
+    """The part of a message that ``show`` needs."""
 
     @property
     def fields(self) -> dict[str, str]: ...
@@ -60,7 +60,7 @@ def _cut(value: str) -> str:
 
 
 class _Setup:
-    """This process' file and the time to work, made at the first message: nothing happens at import."""
+    """The file of this process and the time to work, made at the first message: an import does nothing."""
 
     _lock = threading.Lock()
     _made: tuple[RecordFile, float] | None = None  # guarded by _lock

@@ -1,4 +1,4 @@
-"""What the demo's handler writes down: one file per process, one line when it starts a message and one when it ends it.
+"""The demo handler's records: one file per process, one line when it starts a message and one when it ends it.
 
 A line is one ``write`` to a file opened with O_APPEND: once it returned, the line is with the kernel and survives
 ``kill -9`` of the process. Nothing is buffered, because a buffer is exactly what a killed process loses.
@@ -25,7 +25,7 @@ _SUFFIX = ".records"
 
 
 class Handled(Protocol):
-    """What is written down of a message."""
+    """The part of a message that is recorded."""
 
     @property
     def id(self) -> str: ...
@@ -42,7 +42,7 @@ class Handled(Protocol):
 
 @dataclass(slots=True)
 class Execution:
-    """One run of the handler on one message. Times in nanoseconds of CLOCK_MONOTONIC; ``end_ns`` None: it has not
+    """An execution of the handler on a message. Times in nanoseconds of CLOCK_MONOTONIC; ``end_ns`` None: it has not
     ended."""
 
     consumer: str
@@ -56,7 +56,7 @@ class Execution:
 
 
 class RecordFile:
-    """The file of one process; its methods may be called by many threads at once."""
+    """The records of one process; its methods may be called by many threads at once."""
 
     def __init__(self, folder: Path, consumer: str) -> None:
         self.pid = os.getpid()
@@ -65,7 +65,7 @@ class RecordFile:
         self._serials = itertools.count()  # next() on it is one step of the interpreter
 
     def started(self, message: Handled) -> int:
-        """Write that the handler starts on ``message``, now; returns the serial for ``ended``."""
+        """Write that the handler starts on ``message``, now; return the serial for ``ended``."""
         start_ns = time.monotonic_ns()
         serial = next(self._serials)
         ticket = message.ticket_id.encode("unicode_escape").decode("ascii")
@@ -80,7 +80,7 @@ class RecordFile:
 
 @dataclass
 class _Tail:
-    """How far one file has been read, and its executions by serial."""
+    """The position up to which a file has been read, and its executions by serial."""
 
     consumer: str
     pid: int
@@ -106,11 +106,11 @@ class RecordReader:
             self._read(path, self._tails[path])
 
     def executions(self) -> Iterator[Execution]:
-        """All executions so far, in no particular order."""
+        """Yield all executions so far, in no particular order."""
         return itertools.chain.from_iterable(tail.executions.values() for tail in self._tails.values())
 
     def pids(self) -> dict[str, int]:
-        """The process that wrote last, per consumer name."""
+        """Return the process that wrote last, per consumer name."""
         latest: dict[str, tuple[int, int]] = {}
         for tail in self._tails.values():
             if tail.executions:
@@ -124,7 +124,7 @@ class RecordReader:
             grown = file.read()
         whole, newline, _ = grown.rpartition(b"\n")
         if not newline:
-            return  # a line that is being written; it is read when it is whole
+            return  # the line is still being written; it is read when complete
         tail.offset += len(whole) + 1
         for line in whole.decode("ascii").split("\n"):
             if line.startswith("S"):

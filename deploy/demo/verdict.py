@@ -1,18 +1,18 @@
-"""The judge of a demo run: a pure function of what was sent and what the handlers wrote down.
+"""The judge of a demo run: a pure function of the sent messages and the handlers' records.
 
-What counts, per ticket, with its executions in the order of their start:
+It counts, per ticket, with its executions in the order of their start:
 
-================  ==================================================================================================================
-order violation   the first start of a message after the first start of a later one;
-                  under one fence, a repeat of a message older than the one that started before it (a repeat after a
-                  hand-over may begin further back: at least once, in order); a start under a lower fence than one that
-                  was there before; a message under another ticket's name
-overlap           an execution that starts before an earlier one of its ticket ended. One that was cut off by a kill ended then; one
-                  that simply never ended overlaps everything after it
-duplicate         every execution of a message after its first one
-lost              sent, never handled to its end, and not among the dead letters
-unexpected        an execution of something that was never sent
-================  ==================================================================================================================
+===============  ======================================================================================================
+order violation  the first start of a message after the first start of a later one; under one fence, a repeat of a
+                 message older than the one that started before it (a repeat after a hand-over may begin further back:
+                 at least once, in order); a start under a lower fence than an earlier one; a message under another
+                 ticket's name
+overlap          an execution that starts before an earlier one of its ticket ended. An execution that was cut off by a
+                 kill ended then; one that simply never ended overlaps all later ones
+duplicate        every execution of a message after its first one
+lost             sent, never handled to its end, and not among the dead letters
+unexpected       an execution of a message that was never sent
+===============  ======================================================================================================
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NEVER_NS = 1 << 63
 
 @dataclass(frozen=True)
 class ConsumerShare:
-    """What one consumer did: messages that it was the first to finish, and tickets it ran anything of."""
+    """The share of one consumer: messages that it was the first to finish, and tickets of which it ran a message."""
 
     name: str
     handled: int
@@ -40,7 +40,7 @@ class ConsumerShare:
 
 @dataclass(frozen=True)
 class DemoVerdict:
-    """The outcome of a demo run. ``examples`` are sentences about the first few things that were wrong."""
+    """The outcome of a demo run. ``examples`` are sentences about the first few problems."""
 
     sent: int
     handled: int
@@ -63,7 +63,7 @@ class DemoVerdict:
 
     @property
     def clean(self) -> bool:
-        """Whether the promise held. Repeats are part of it when a consumer was killed, and only then."""
+        """Return True when the promise held. Repeats are part of it when a consumer was killed, and only then."""
         wrong = (
             self.lost
             + self.order_violations
@@ -75,7 +75,7 @@ class DemoVerdict:
         return wrong == 0 and self.handled == self.sent and (self.repeats_allowed or self.duplicates == 0)
 
     def document(self) -> dict[str, Any]:
-        """The JSON document of ``usher demo --json``."""
+        """Return the JSON document of ``usher demo --json``."""
         names = (
             "sent",
             "handled",
@@ -120,10 +120,10 @@ def judge(
     killed_ns: Mapping[int, int] | None = None,
     unacknowledged: int = 0,
 ) -> DemoVerdict:
-    """The verdict on a run.
+    """Judge a run.
 
     ``sent``: (stream id, ticket) in the order of the stream. ``dead``: stream id and reason of each dead letter.
-    ``killed_ns``: when each process that was killed on purpose was killed (CLOCK_MONOTONIC), by process id.
+    ``killed_ns``: times of deliberate kills (CLOCK_MONOTONIC), by process id.
     ``unacknowledged``: entries still pending at the end.
     """
     killed_ns, dead = killed_ns or {}, dead or {}
@@ -173,7 +173,7 @@ def _was_sent(run: Execution, place: Mapping[str, int], found: _Findings) -> boo
 def _by_ticket(
     runs: Iterable[Execution], sent: Sequence[tuple[str, str]], place: Mapping[str, int], found: _Findings
 ) -> dict[str, list[Execution]]:
-    """The executions of each ticket, as it was sent."""
+    """Return the executions of each ticket, as it was sent."""
     by_ticket: dict[str, list[Execution]] = defaultdict(list)
     for run in runs:
         ticket = sent[place[run.stream_id]][1]
@@ -218,7 +218,7 @@ def _judge_overlaps(ticket: str, history: Sequence[Execution], killed_ns: Mappin
 
 
 def _shares(runs: Iterable[Execution]) -> tuple[ConsumerShare, ...]:
-    """What each consumer did. A message counts for the consumer that finished it first, so that the sum is
+    """Return the consumers' shares. A message counts for the consumer that finished it first, so that the sum is
     ``handled``."""
     tickets: dict[str, set[str]] = defaultdict(set)
     first_end: dict[str, tuple[int, str]] = {}

@@ -1,4 +1,5 @@
-"""``usher demo``: everything on this machine for a moment, a workload through it, and a verdict on every message."""
+"""``usher demo``: start everything on this machine for a moment, send a workload through it, and judge every
+message."""
 
 from __future__ import annotations
 
@@ -34,13 +35,13 @@ from usher.deploy.local.supervision import Supervision
 
 _HANDLER = "usher.deploy.demo.handlers:record"
 _MASTERS = 2
-#: supervisord takes some 0.1 s to answer; asked per batch it would set the pace of the whole demo.
+#: Seconds between two checks: supervisord takes some 0.1 s to answer; asked per batch it would slow the whole demo.
 _WATCH_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)
 class Input:
-    """What will be sent: ``count`` messages, from a CSV file or made up."""
+    """The messages to send: ``count`` of them, from a CSV file or made up."""
 
     count: int
     csv_path: str | None
@@ -112,7 +113,7 @@ def demo(
             try:
                 verdict, killed = _run(folder, given, consumers, work_ms, flags["kill"], stop)
             except (StopAsked, UsherError, CommandRefused) as problem:
-                if stop.asked:  # whatever else it may have been, it is a consequence
+                if stop.asked:  # any other problem is a consequence of the stop
                     click.echo("usher: demo stopped", err=True)
                     sys.exit(stop.exit_code)
                 if isinstance(problem, StartRefused):
@@ -139,7 +140,8 @@ def _temporary_folder(keep: bool) -> Iterator[Path]:
 
 
 def _input(folder: Path, csv_path: str | None, key: str, messages: int | None, tickets: int, seed: int) -> Input:
-    """The input, read through once if it is a file: a bad row is found before anything starts. Raises StartRefused."""
+    """Return the input; a file is read through once, so a bad row is found before anything starts. Raises
+    StartRefused."""
     if csv_path is None:
         return Input(messages or 20_000, None, key, tickets, seed)
     if csv_path == "-":
@@ -156,7 +158,7 @@ def _input(folder: Path, csv_path: str | None, key: str, messages: int | None, t
 def _run(
     folder: Path, given: Input, consumers: int, work_ms: float, kill: bool, stop: StopRequest
 ) -> tuple[DemoVerdict, str]:
-    """Start, send, follow, stop. Returns the verdict and the name of the consumer that was killed, if any."""
+    """Start, send, follow, stop. Returns the verdict and the name of the killed consumer, if any."""
     records = folder / "records"
     records.mkdir()
     clean = {name: value for name, value in os.environ.items() if not name.startswith("USHER_")}
@@ -183,7 +185,7 @@ def _run(
             stop.check()
             running.start()
             start(made, running, stop.check, display.said)
-            display.said(f"what goes on can be seen at {settings.urls[0]}/ while it lasts")
+            display.said(f"watch it at {settings.urls[0]}/ while it lasts")
             flow = _flow(made, records, display, kill, given.count)
             flow.check = check
             try:

@@ -1,7 +1,7 @@
-"""The folder that runs Usher on one host: which programs, with which settings, and the files that say so. Rendering
-only; nothing is written.
+"""The folder that runs Usher on one host: its programs, their settings, and the files that say so. Rendering only;
+nothing is written.
 
-Everything is spelled out, one section per program: whoever is on call reads what runs, not how it was computed.
+Everything is spelled out, one section per program: the engineer on call reads what runs, not how it was computed.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ DEPLOY = Path(__file__).resolve().parents[1]
 ROLES = ("redis", "master", "consumer")
 #: The user of Redis for masters and operators' commands.
 MASTER = "master"
-#: What the programs need around the drain, which they are given on top of it; more than
-#: ``usher.common.http.server.server`` takes (8 s).
+#: Seconds that the programs need around the drain, in addition to it; more than ``usher.common.http.server.server``
+#: takes (8 s).
 AROUND_DRAIN_S = 12
 _OTHERS_STOP_S = 20
 _SECRET, _PLAIN, _RUN = 0o600, 0o644, 0o755
-#: Variable of usher.env with the URL of Redis for a user of its ACL file; that of masters and of operators' commands is
+#: Variable of usher.env with the URL of Redis for a user of its ACL file; masters and operators' commands use
 #: USHER_REDIS_URL.
 REDIS_URL_OF = "REDIS_URL_{}"
-#: Copied as they are.
+#: Files that are copied unchanged.
 _COPIES = ("runbook.md", "alerts.yml", "grafana.json")
 
 
@@ -53,11 +53,11 @@ class SupervisedProgram:
 
 @dataclass(frozen=True)
 class Host:
-    """What runs on one host. ``master_urls``: of the whole system; those whose host is ``address`` run here.
+    """A host and its programs. ``master_urls``: of the whole system; those whose host is ``address`` run here.
 
     ``settings``: of all programs, by their environment names, secrets included. ``redis_url`` is one of them, for the
-    redis-server here. ``redis_users``: URLs of Redis by the names of its users, but for that of masters; empty where
-    one URL is for all. ``project``: where consumers run; None: in ``folder``.
+    redis-server here. ``redis_users``: URLs of Redis by the names of its users, without that of masters; empty where
+    all use one URL. ``project``: where consumers run; None: in ``folder``.
     """
 
     folder: Path
@@ -93,7 +93,7 @@ class Host:
         return int(self.drain_seconds) + AROUND_DRAIN_S
 
     def own_masters(self) -> list[str]:
-        """URLs of the masters that run here. Raises StartRefused when there are none."""
+        """Return the URLs of the masters that run here. Raises StartRefused when there are none."""
         own = [url for url in self.master_urls if urlsplit(url).hostname == self.address]
         if not own:
             raise StartRefused(
@@ -108,7 +108,7 @@ class Host:
         return own
 
     def programs(self) -> list[SupervisedProgram]:
-        """All that runs here, in the order in which it starts."""
+        """Return all programs that run here, in the order in which they start."""
         secrets = [REDIS_URL_OF.format(name.upper()) for name in self.redis_users]
         usher = _without(secrets, _words(*usher_command()))
         made = []
@@ -153,7 +153,7 @@ class Host:
         return made
 
     def files(self) -> dict[str, tuple[str, int]]:
-        """Text and mode of every file, by its name. Raises StartRefused."""
+        """Return text and mode of every file, by its name. Raises StartRefused."""
         programs = self.programs()
         facts = self._facts(programs)
         made = {
@@ -170,7 +170,7 @@ class Host:
         return made
 
     def again(self) -> str:
-        """The command that writes this folder, without what it takes from usher.env."""
+        """Return the command that writes this folder again, without the settings in usher.env."""
         words = [
             "usher",
             "init-deploy",
@@ -244,18 +244,18 @@ class Host:
 
 
 def scheme_of(settings: Mapping[str, str]) -> str:
-    """What masters and consumers with these settings speak."""
+    """Return the scheme that masters and consumers with these settings speak."""
     return "https" if settings.get("USHER_TLS_CERT") else "http"
 
 
 def own_redis_url(user: str, address: str, port: int, password: str) -> str:
-    """URL of the Redis that runs here, for one of its users."""
+    """Return the URL of the Redis that runs here, for one of its users."""
     return f"redis://{user}:{quote(password, safe='')}@{_bind(address, port)}/0"
 
 
 def _without(secrets: Sequence[str], command: str) -> str:
-    """A command that does not see these variables: who breaks into a handler finds no other user's password in its
-    environment."""
+    """Return a command that does not see these variables: an attacker in a handler finds no other user's password in
+    its environment."""
     return f"env {' '.join(f'-u {name}' for name in secrets)} {command}" if secrets else command
 
 
@@ -264,7 +264,7 @@ def _bind(address: str, port: int) -> str:
 
 
 def _words(*words: str, escape: bool = True) -> str:
-    """A command line; supervisord replaces what begins with a per cent sign."""
+    """Return a command line; supervisord expands words with a per cent sign, so it is escaped."""
     line = shlex.join(words)
     return line.replace("%", "%%") if escape else line
 

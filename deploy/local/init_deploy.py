@@ -1,4 +1,4 @@
-"""``usher init-deploy``: a folder from which supervisord, or systemd through it, runs Usher on one host."""
+"""``usher init-deploy``: write a folder from which supervisord, or systemd through it, runs Usher on one host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from usher.deploy.local.plan import EXAMPLE_HANDLER
 from usher.deploy.local.preflight import PassesOn, check_programs
 
 _ALL = "all"
-#: Said for each program in its section, or by this command's flags.
+#: Settings given for each program in its section, or by this command's flags.
 _NOT_SHARED = frozenset(
     PREFIX + name
     for name in (
@@ -39,16 +39,17 @@ _NOT_SHARED = frozenset(
     )
 )
 _TOKENS = ("USHER_API_TOKEN", "USHER_OPERATOR_TOKEN", "USHER_VIEWER_TOKEN")
-#: Files, which programs look for from other folders than this one.
+#: Settings that name files, which programs look for from other folders than this one.
 _FILES = ("USHER_TLS_CERT", "USHER_TLS_KEY", "USHER_TLS_CA", "USHER_TOKENS_FILE")
-#: A socket below it must fit into 108 bytes, with what supervisord adds to its name.
+#: Longest path in bytes: a socket below it must fit into 108 bytes, with what supervisord adds to its name.
 _LONGEST_FOLDER = 70
 #: Characters that mean something to a shell, systemd or supervisord.
 _ODD = re.compile(r"[\s'\"\\%;#$`]")
 
 _HELP = """Write a folder that runs Usher on this host: supervisord.conf, settings and secrets, systemd unit, runbook.
 
-Settings are taken from the environment (USHER_*) and the flags below, and stand in usher.env afterwards. Secrets that are not set are made.
+Settings are taken from the environment (USHER_*) and the flags below, and stand in usher.env afterwards.
+Secrets that are not set are made.
 Where the handler cannot be used yet, the folder is written all the same, and the exit code is 1.
 
 \b
@@ -59,7 +60,7 @@ Where the handler cannot be used yet, the folder is written all the same, and th
 
 
 class _Written(CommonSettings):
-    """What stands in usher.env afterwards: whatever a program reads."""
+    """The settings in usher.env: all that any program reads."""
 
     UNREAD: ClassVar[frozenset[str]] = frozenset()
 
@@ -140,7 +141,7 @@ def init_deploy(folder: Path, roles: tuple[str, ...], force: bool, flags: dict[s
 def plan(
     folder: Path, roles: tuple[str, ...], asked: Mapping[str, Any], environ: Mapping[str, str], flags: Mapping[str, Any]
 ) -> Host:
-    """What will run, after all checks. Raises StartRefused or SettingsError naming the setting or flag."""
+    """Return what will run, after all checks. Raises StartRefused or SettingsError naming the setting or flag."""
     settings = load(CommonSettings, environ, {name: value for name, value in flags.items() if name != "state_dir"})
     address = asked["host"].strip("[]")
     _check_folder(folder)
@@ -161,7 +162,7 @@ def plan(
     shared["PYTHONPATH"] = _python_path(environ)
     _check_health_hosts(chosen, address, shared)
     shared |= {name: str(Path(shared[name]).expanduser().absolute()) for name in _FILES if shared.get(name)}
-    if "redis" in chosen:  # what it writes no older one can read: whoever restores a backup must start the same
+    if "redis" in chosen:  # no older server reads its files: a restored backup needs the same one
         shared[SERVER_VARIABLE] = str(find_redis_server(settings.redis_server))
     shared = {name: value for name, value in shared.items() if value}
     drain_seconds = _check_programs(shared)
@@ -186,7 +187,7 @@ def plan(
 
 
 def write(host: Host, files: Mapping[str, tuple[str, int]]) -> None:
-    """Write them, each whole or not at all, secrets never readable for others; and make the state folder."""
+    """Write the files, each whole or not at all, secrets never readable for others; and make the state folder."""
     try:
         for made in (
             host.folder,
@@ -206,7 +207,7 @@ def write(host: Host, files: Mapping[str, tuple[str, int]]) -> None:
 
 
 def _roles(asked: tuple[str, ...], redis_url: str, address: str, redis_port: int) -> list[str]:
-    """In the order in which they start. A Redis elsewhere is nobody's role here."""
+    """Return the roles in the order in which they start. A Redis elsewhere is no role here."""
     url = urlsplit(redis_url)
     is_ours = not redis_url or (
         url.scheme == "redis" and url.hostname == address and url.username == MASTER and url.port == redis_port
@@ -218,19 +219,21 @@ def _roles(asked: tuple[str, ...], redis_url: str, address: str, redis_port: int
 
 
 def _masters(roles: list[str], asked: str, address: str, scheme: str) -> list[str]:
-    """URLs of all masters of the system."""
+    """Return the URLs of all masters of the system."""
     if asked:
         return [url.strip().rstrip("/") for url in asked.split(",")]
     if "consumer" in roles and "master" not in roles:
-        raise StartRefused("--masters (or USHER_MASTER_URLS): where are the masters that these consumers work for?")
+        raise StartRefused(
+            "--masters (or USHER_MASTER_URLS) is not set: name the masters that these consumers work for"
+        )
     return [f"{scheme}://{_in_url(address)}:{port}" for port in (8700, 8701)]
 
 
 def _redis_urls(
     roles: list[str], redis_url: str, environ: Mapping[str, str], address: str, port: int
 ) -> tuple[str, dict[str, str]]:
-    """That of the programs here, and those of the other users of Redis: made for a new Redis, else as they are in the
-    environment. Consumers alone are told no other one than theirs."""
+    """Return the programs' URL of Redis, and those of its other users: made for a new Redis, else as in the
+    environment. A host with consumers alone gets only their own URL."""
     given = {user: url for user in USERS if (url := environ.get(REDIS_URL_OF.format(user.upper()), ""))}
     if roles == ["consumer"]:
         redis_url, given = given.get("consumer", redis_url), {}
@@ -239,13 +242,13 @@ def _redis_urls(
         given = {user: given.get(user, url) for user, url in made.items() if user != MASTER}
         redis_url = redis_url or made[MASTER]
     if not redis_url:
-        raise StartRefused("USHER_REDIS_URL is not set, and --role redis is not asked for: which Redis is to be used?")
+        raise StartRefused("USHER_REDIS_URL is not set: set it to the Redis to use, or add --role redis")
     return redis_url, given
 
 
 def _tokens(roles: list[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """One for programs, one for operators, one for viewers: as they are in the environment, else new ones. Consumers
-    alone make none, and are not told that of operators."""
+    """Return tokens for programs, operators and viewers: those in the environment, else new ones. A host with consumers
+    alone makes none, and does not get the operators' token."""
     given = {name: environ.get(name, "") for name in _TOKENS}
     if roles != ["consumer"]:
         return {name: token or secrets.token_urlsafe(32) for name, token in given.items()}
@@ -276,7 +279,7 @@ def _check_address(address: str) -> None:
 
 
 def _check_health_hosts(roles: list[str], address: str, shared: dict[str, str]) -> None:
-    """A master asks consumers at the hosts of USHER_HEALTH_HOSTS only; others could not register."""
+    """Set or demand USHER_HEALTH_HOSTS: a master asks consumers only at these hosts; others could not register."""
     if "USHER_HEALTH_HOSTS" in shared or is_loopback(f"{_in_url(address)}:1"):
         return
     if "master" in roles and "consumer" not in roles:
@@ -288,26 +291,25 @@ def _check_health_hosts(roles: list[str], address: str, shared: dict[str, str]) 
 
 
 def _check_programs(shared: Mapping[str, str]) -> float:
-    """Raise StartRefused unless master and consumer accept all of the settings; the drain seconds."""
+    """Raise StartRefused unless master and consumer accept all of the settings; return the drain seconds."""
     without_handler = {name: value for name, value in shared.items() if name != "USHER_HANDLER"}
     check_programs({**_plain_environ(), **without_handler})
     return float(shared.get("USHER_DRAIN_SECONDS", 20))
 
 
 def _python_path(environ: Mapping[str, str]) -> str:
-    """That of the environment, whichever folder is current later."""
+    """Return PYTHONPATH with absolute paths: another folder will be current later."""
     return os.pathsep.join(
         str(Path(part).absolute()) for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part
     )
 
 
 def _project(folder: Path, settings: Mapping[str, str]) -> Path | None:
-    """The current folder if it has the handler's module and consumers do not find it without that; else None.
-    ``folder`` need not be there yet.
+    """Return the current folder if it has the handler's module and consumers do not find it without that; else None.
+    ``folder`` need not exist yet.
 
     It becomes the folder they run in, as in `usher up`, and not a part of PYTHONPATH, which comes before Python's own
-    modules: a project's ``queue.py`` would break every program, and its ``common`` the ``usher`` of whoever has read
-    usher.env.
+    modules: a project's ``queue.py`` would break every program, also ``usher`` in a shell that has read usher.env.
     """
     here, module = Path.cwd(), settings.get("USHER_HANDLER", "").partition(":")[0].partition(".")[0]
     if not module or _ODD.search(str(here)) or not ((here / module).exists() or (here / f"{module}.py").exists()):
@@ -316,8 +318,8 @@ def _project(folder: Path, settings: Mapping[str, str]) -> Path | None:
 
 
 def _tell_of_handler(host: Host) -> bool:
-    """Whether consumers can use it. The folder is written in any case: a host may be prepared before the handler's
-    project is on it."""
+    """Print where the handler runs or why it cannot be used; return True when consumers can use it. The folder is
+    written in any case: a host may be prepared before the handler's project is on it."""
     if host.project is not None:
         click.echo(f"Consumers run in {host.project}, where the module of their handler is.")
     trouble = _handler_trouble(host.settings, host.consumer_folder)
@@ -332,8 +334,7 @@ def _tell_of_handler(host: Host) -> bool:
 
 
 def _handler_trouble(settings: Mapping[str, str], folder: Path) -> str:
-    """Why a consumer that runs in ``folder`` with these settings, and nothing else of ours, cannot use its handler; ""
-    when it can."""
+    """Return why a consumer that runs in ``folder`` with only these settings cannot use its handler; "" when it can."""
     try:
         check_programs({**_plain_environ(), **settings}, folder)
     except StartRefused as unusable:
@@ -342,13 +343,12 @@ def _handler_trouble(settings: Mapping[str, str], folder: Path) -> str:
 
 
 def _plain_environ() -> dict[str, str]:
-    """Without what usher.env alone says to the programs."""
+    """Return our environment without the settings that programs read from usher.env alone."""
     return {name: value for name, value in os.environ.items() if not name.startswith(PREFIX) and name != "PYTHONPATH"}
 
 
 def _check_secrets(there: Path, environ: Mapping[str, str]) -> None:
-    """Raise StartRefused if writing ``there`` anew would put other secrets, and whatever else it says, in the place of
-    those that all hosts have."""
+    """Raise StartRefused if writing ``there`` anew would replace secrets and settings that all hosts share."""
     if there.is_file() and "USHER_API_TOKEN='" in there.read_text("utf-8") and not environ.get("USHER_API_TOKEN"):
         do = f"in a shell:  {_with_settings(there.parent)}   (or remove the file, and all secrets are made anew)"
         raise StartRefused(
@@ -361,7 +361,8 @@ def _with_settings(folder: Path) -> str:
 
 
 def _check_quotes(shared: Mapping[str, str]) -> None:
-    """What a shell and systemd read alike between single quotes; and supervisord, what it puts between double ones."""
+    """Refuse values that a shell and systemd read differently between single quotes, or supervisord between double
+    ones."""
     odd = [
         name
         for name, value in shared.items()

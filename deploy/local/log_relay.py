@@ -1,7 +1,7 @@
-"""Shows what the programs log, line by line, with the program's name in front.
+"""Show what the programs log, line by line, with the program's name in front.
 
-The programs log into files (supervisord rotates them); this follows the files, so a terminal that is slow or gone holds
-nobody up.
+The programs log into files (supervisord rotates them); the relay follows the files, so a slow or closed terminal holds
+no program up.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-#: One colour per program, by the order in which they turn up; red is left for supervisord's own news.
+#: Colours of programs, in the order in which they appear; red is left for supervisord's own news.
 _COLOURS = (
     "cyan",
     "green",
@@ -26,7 +26,7 @@ _COLOURS = (
     "bright_magenta",
 )
 _WIDTH = 12
-#: Bytes read per file and turn; more waits for the next turn, so that one noisy program does not hide the others.
+#: Bytes read per file and turn; the rest waits for the next turn, so that one noisy program does not hide the others.
 _TURN_BYTES = 256 * 1024
 
 
@@ -52,7 +52,7 @@ class Relay:
                 os.lseek(followed.descriptor, 0, os.SEEK_END)
 
     def lines(self) -> list[str]:
-        """What was logged since the last call, ready to print."""
+        """Return the lines logged since the last call, ready to print."""
         shown = []
         for path in sorted(self._folder.glob("*.log")):
             name = path.name.removesuffix(".log")
@@ -70,7 +70,7 @@ class Relay:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            return None  # rotated away this very moment; the next turn finds the new one
+            return None  # rotated away at this moment; the next turn finds the new one
         followed = _OpenLog(descriptor, os.fstat(descriptor).st_ino)
         self._followed[path.name.removesuffix(".log")] = followed
         return followed
@@ -96,11 +96,11 @@ class Relay:
 
     @staticmethod
     def _is_news(line: str) -> bool:
-        """Of supervisord's own log only what a person wants to know while it runs well."""
+        """Select from supervisord's own log the lines that a person wants to see while it runs well."""
         return any(word in line for word in (" exited: ", "gave up: ", "killing ", "spawnerr", "FATAL"))
 
     def _dressed(self, name: str, line: str) -> str:
-        # Logs may hold what came from the network: no control character of it reaches the terminal.
+        # Logs may hold text from the network: none of its control characters reaches the terminal.
         plain = "".join(
             letter if letter.isprintable() or letter == "\t" else "\N{REPLACEMENT CHARACTER}" for letter in line
         )

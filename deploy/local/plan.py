@@ -1,5 +1,5 @@
-"""Everything on this machine, as `usher up` and `usher demo` run it: what to run, the checks before, and waiting until
-all is well."""
+"""Run everything on this machine, for `usher up` and `usher demo`: plan what to run, check it, and wait until all is
+well."""
 
 from __future__ import annotations
 
@@ -28,21 +28,20 @@ from usher.deploy.local.preflight import check_programs, problems_of_programs
 from usher.deploy.local.supervision import Supervision, SupervisionHangs, SupervisionLost, environment, master_urls
 
 EXAMPLE_HANDLER = "usher.deploy.demo.handlers:show"
-#: Below the range from which systems give out ports by themselves, so that nobody gets ours between our look and our
+#: Ports below the range from which systems assign ports, so that no other program gets ours between our look and our
 #: bind.
 _QUIET_PORTS = range(18_000, 30_000)
-#: What means something in a command line or a value of supervisord, wherever it comes from.
+#: Characters with a meaning in a command line or a value of supervisord, wherever they come from.
 _NOT_IN_A_FOLDER = frozenset('%"\\\n')
 _PORT_TRIES = 200
 _POLL_S = 0.1
 
 
 class LocalSettings(CommonSettings):
-    """What `usher up` runs; every other setting of the programs is taken from the environment."""
+    """The settings of `usher up`; every other setting of the programs is taken from the environment."""
 
-    UNREAD: ClassVar[frozenset[str]] = frozenset(
-        {"tls_cert", "tls_key", "insecure"}
-    )  # it speaks plain HTTP on loopback
+    # It speaks plain HTTP on loopback.
+    UNREAD: ClassVar[frozenset[str]] = frozenset({"tls_cert", "tls_key", "insecure"})
 
     consumers: int = Field(2, ge=1, le=64, description="Number of consumers.")
     masters: int = Field(2, ge=1, le=8, description="Number of masters: one leads, the others stand by.")
@@ -60,8 +59,8 @@ class LocalSettings(CommonSettings):
 
     @property
     def stop_seconds(self) -> int:
-        """Time a consumer gets for its drain before supervisord kills it; the program itself needs some seconds around
-        the drain."""
+        """Return the time a consumer gets for its drain before supervisord kills it; the program itself needs some
+        seconds around the drain."""
         return int(self.drain_seconds) + 12
 
     @property
@@ -71,8 +70,7 @@ class LocalSettings(CommonSettings):
 
 @dataclass(frozen=True)
 class Plan:
-    """What will run, after all checks: nothing in here can be wrong any more, short of somebody taking a port
-    meanwhile."""
+    """A checked plan: nothing in it can be wrong any more, unless another program takes a port meanwhile."""
 
     settings: LocalSettings
     state_folder: Path
@@ -111,10 +109,10 @@ def claimed(state_folder: Path) -> Iterator[None]:
 
 
 def local_settings(environ: Mapping[str, str], flags: Mapping[str, Any]) -> LocalSettings:
-    """The settings of ``usher up``. Raises SettingsError naming what is wrong with them and with those of its programs,
-    in one message.
+    """Return the settings of ``usher up``. Raises SettingsError naming what is wrong with them and with those of its
+    programs, in one message.
 
-    Where all of them are right, those of the programs are checked by ``plan``.
+    When its own settings are right, those of the programs are checked by ``plan``.
     """
     try:
         return load(LocalSettings, environ, flags)
@@ -123,13 +121,13 @@ def local_settings(environ: Mapping[str, str], flags: Mapping[str, Any]) -> Loca
 
 
 def _of_programs(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what ``usher up`` reads itself, and tells its programs anew."""
+    """Return the environment without the settings that ``usher up`` reads itself and gives its programs anew."""
     own = {name_of(field) for field in LocalSettings.model_fields} | {"USHER_BIND"}
     return {name: value for name, value in environ.items() if name not in own}
 
 
 def plan(settings: LocalSettings, environ: Mapping[str, str], check: Callable[[], None] = lambda: None) -> Plan:
-    """Look at everything that can be wrong. Raises StartRefused or SettingsError naming the setting; nothing runs yet.
+    """Check everything that can be wrong. Raises StartRefused or SettingsError naming the setting; nothing runs yet.
 
     ``check`` is called while it takes long, and may raise.
     """
@@ -147,7 +145,7 @@ def plan(settings: LocalSettings, environ: Mapping[str, str], check: Callable[[]
     else:
         redis_port = _redis_port(settings, folder)
         prepared = prepare(folder, redis_port, server=settings.redis_server)
-        os.close(prepared.lock_fd)  # only looked: the server takes the lock itself
+        os.close(prepared.lock_fd)  # only a check: the server takes the lock itself
         redis_url = prepared.url
     base = _of_programs(environ) | changed_settings(settings)
     base["USHER_HANDLER"] = settings.handler
@@ -164,7 +162,7 @@ def plan(settings: LocalSettings, environ: Mapping[str, str], check: Callable[[]
 
 
 def quiet_port(count: int, rng: random.Random) -> int:
-    """A port that is free at this moment together with the ``count`` - 1 after it."""
+    """Return a port that is free at this moment together with the ``count`` - 1 after it."""
     for _ in range(_PORT_TRIES):
         first = rng.choice(_QUIET_PORTS)
         try:
@@ -177,10 +175,10 @@ def quiet_port(count: int, rng: random.Random) -> int:
 
 
 def start(made: Plan, running: Supervision, check: Callable[[], None], told: Callable[[str], None]) -> None:
-    """Start Redis, masters, consumers and, for an outbox, the streamer, each when the one before is well; returns when
+    """Start Redis, masters, consumers and, for an outbox, the streamer, each when the one before is well; return when
     all are.
 
-    ``check`` is called all the time and may raise; ``told`` gets a word on what is being waited for. Raises
+    ``check`` is called all the time and may raise; ``told`` gets a text on what is being waited for. Raises
     StartRefused when a program cannot start.
     """
     settings = made.settings
@@ -205,17 +203,18 @@ def start(made: Plan, running: Supervision, check: Callable[[], None], told: Cal
 
 
 def watch(running: Supervision, redis_is_ours: bool) -> None:
-    """Raise SupervisionLost when something is gone that nothing works without."""
+    """Raise SupervisionLost when a program is gone without which nothing works."""
     try:
         states = running.states()
     except SupervisionHangs:
-        return  # nothing needs it at this moment
+        return  # supervisord is not needed at this moment
     if redis_is_ours and any(state.group == "redis" and state.state == "FATAL" for state in states):
         raise SupervisionLost(f"Redis does not start any more; its last words:\n{running.last_words('redis')}")
 
 
 def _redis_port(settings: LocalSettings, folder: Path) -> int:
-    """The port that was asked for, else the one of the last time if it is free, else a free one (and remembered)."""
+    """Return the port that was asked for, else the one of the last time if it is free, else a free one (and remember
+    it)."""
     masters = range(settings.port, settings.port + settings.masters)
     if settings.redis_port in masters:
         raise StartRefused(

@@ -1,7 +1,7 @@
-"""The check of settings and handler before anything starts, made in a process of its own.
+"""Check settings and handler before anything starts, in a process of its own.
 
 A handler's module may do anything at its import, so `usher up` does not import it. It runs ``usher preflight`` in the
-very environment that the programs will get: what is found there is what they would find.
+very environment that the programs will get: they would find the same problems.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _SETTINGS = (
     "usher.master.settings:StreamerSettings",
     "usher.consumer.settings:ConsumerSettings",
 )
-#: What is only known of each program at its start, or checked below.
+#: Stand-ins for settings that are only known at each program's start, or checked below.
 _ANY = {"consumer_name": "preflight", "handler": "any:handler"}
-#: How often it is looked whether the check has ended, or shall end.
+#: Seconds between two looks whether the check has ended, or must end.
 _STEP_S = 0.1
-#: Who runs several programs sets these for each of them.
+#: Settings that a supervisor of several programs gives to each of them.
 _OF_ONE_PROGRAM = frozenset({"bind", "advertise_url", "consumer_name", "health_url", "master_urls"})
 
 
 class PassesOn(click.Command):
-    """A command whose programs take their settings from its environment. Of a flag that is one of these settings it
-    says so."""
+    """A command whose programs take their settings from its environment. It says so of a flag that is such a
+    setting."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -53,14 +53,15 @@ class PassesOn(click.Command):
 
 
 def _classes() -> Iterator[type[CommonSettings]]:
-    """Settings of the programs, which know this package and not the other way round."""
+    """Yield the settings of the programs, which know this package and not the other way round."""
     for target in _SETTINGS:
         module, _, name = target.partition(":")
         yield getattr(importlib.import_module(module), name)
 
 
 def problems_of_programs(environ: Mapping[str, str]) -> list[str]:
-    """What is wrong with the settings of master, streamer and consumer in this environment, each problem once."""
+    """Return what is wrong with the settings of master, streamer and consumer in this environment, each problem
+    once."""
     problems: list[str] = []
     for cls in _classes():
         try:
@@ -88,7 +89,7 @@ def check_programs(
     with process:
         try:
             out, err = _said(process, check)
-        finally:  # and what the handler's module has started with it
+        finally:  # also what the handler's module has started
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     code = process.returncode
@@ -102,11 +103,11 @@ def check_programs(
 
 
 def _said(process: subprocess.Popen[bytes], check: Callable[[], None]) -> tuple[str, str]:
-    """What it wrote until its end. Not until nobody can write any more: a handler's module may have started what lives
-    on, with these pipes."""
+    """Return its output until its end, not until the pipes close: a handler's module may have started processes that
+    live on with these pipes."""
     said: tuple[bytes | None, bytes | None] = (None, None)
     while True:
-        ended = process.poll() is not None  # asked first: what it wrote is there then
+        ended = process.poll() is not None  # asked first: all its output is there then
         try:
             said = process.communicate(timeout=_STEP_S)
             break

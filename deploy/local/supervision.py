@@ -1,9 +1,9 @@
-"""supervisord as a child process: start it, start its programs in order, ask for their states, and leave nothing
+"""Run supervisord as a child process: start it, start its programs in order, ask for their states, and leave nothing
 behind.
 
 supervisord gets a session of its own and its programs stay in that session, each in a process group of its own. So a
 Ctrl-C at the terminal reaches only us, and whatever happens to supervisord, "all processes of that session" is the
-exact list of what is left to end. On Linux the kernel tells supervisord to stop when we are killed outright.
+exact list of processes left to end. On Linux the kernel tells supervisord to stop when we are killed outright.
 """
 
 from __future__ import annotations
@@ -37,20 +37,21 @@ from usher.common.base.errors import StartRefused, UsherError
 from usher.common.runtime.own_command import usher_command
 
 CONFIGURATION = Path(__file__).resolve().parents[1] / "supervisord.conf"
-#: sun_path has 108 bytes on Linux and 104 elsewhere; supervisord binds a temporary name with ".<pid>" behind it first.
+#: Longest socket path: sun_path has 108 bytes on Linux and 104 elsewhere; supervisord binds a temporary name with
+#: ".<pid>" after it first.
 _LONGEST_SOCKET = 96
 _POLL_S = 0.1
 _ANSWERS_IN_S = 5.0
-#: After the consumers' own time to stop: masters and Redis have 20 s each, and supervisord some.
+#: Seconds after the consumers' own time to stop: masters and Redis have 20 s each, and supervisord some.
 _OTHERS_STOP_S = 2 * 20 + 5
 _TERM_WAIT_S = 5.0
-#: What is shown of what it said when it did not start.
+#: Amount that is shown of supervisord's output when it did not start.
 _LAST_LINES, _LONGEST_WORDS = 5, 2000
 _PR_SET_PDEATHSIG = 1
 
 
 class SupervisionLost(UsherError):
-    """supervisord is gone, or a program that nothing works without."""
+    """supervisord is gone, or a program without which nothing works."""
 
 
 class SupervisionHangs(SupervisionLost):
@@ -69,7 +70,7 @@ class ProgramState:
 
     @property
     def fell(self) -> bool:
-        """Whether it ended right after its start (and may be tried again), or was given up."""
+        """Return True when it ended right after its start (and may be tried again), or was given up."""
         return self.state in ("BACKOFF", "FATAL")
 
 
@@ -83,8 +84,8 @@ def environment(
     redis_port: int | None,
     stop_seconds: int,
 ) -> dict[str, str]:
-    """What ``deploy/supervisord.conf`` asks for (see its header), on top of ``base``. ``redis_port`` None: no embedded
-    Redis."""
+    """Return what ``deploy/supervisord.conf`` asks for (see its header), on top of ``base``. ``redis_port`` None: no
+    embedded Redis."""
     return {
         **base,
         "USHER_COMMAND": shlex.join(usher_command()),
@@ -103,7 +104,7 @@ def environment(
 
 
 def master_urls(port: int, masters: int) -> str:
-    """URLs of the masters that run on ``port`` and the ports after it, comma separated."""
+    """Return the URLs of the masters that run on ``port`` and the ports after it, comma separated."""
     return ",".join(f"http://127.0.0.1:{port + index}" for index in range(masters))
 
 
@@ -116,7 +117,7 @@ class Supervision:
         self._socket = Path(environ["USHER_CONTROL_SOCKET"])
         self._process: subprocess.Popen[bytes] | None = None
         self._redis_pid = 0
-        self._logs_before: dict[str, tuple[int, int]] = {}  # inode and size of each when this run began
+        self._logs_before: dict[str, tuple[int, int]] = {}  # inode and size of each log when this run began
         self.logs = state_folder / "logs"
 
     def start(self, ready_within_s: float = 20.0) -> None:
@@ -153,14 +154,15 @@ class Supervision:
             raise self._lost(gone) from gone
 
     def states(self) -> list[ProgramState]:
-        """All programs. Raises SupervisionLost when supervisord is gone, SupervisionHangs when it takes its time."""
+        """Return the states of all programs. Raises SupervisionLost when supervisord is gone, SupervisionHangs when it
+        takes too long."""
         try:
             return self._ask()
         except (OSError, xmlrpc.client.Error) as gone:
             raise self._lost(gone) from gone
 
     def states_or_none(self) -> list[ProgramState] | None:
-        """All programs, or None when supervisord does not answer."""
+        """Return the states of all programs, or None when supervisord does not answer."""
         try:
             return self._ask()
         except (OSError, xmlrpc.client.Error):
@@ -169,9 +171,8 @@ class Supervision:
     def _lost(self, trouble: Exception) -> SupervisionLost:
         if self._process is None or self._process.poll() is not None:
             return SupervisionLost(f"supervisord has ended unexpectedly; its last words are in {self.logs}")
-        hangs = isinstance(
-            trouble, (TimeoutError, BlockingIOError)
-        )  # the latter when too many calls wait for it already
+        # BlockingIOError: too many calls wait for it already.
+        hangs = isinstance(trouble, (TimeoutError, BlockingIOError))
         kind = SupervisionHangs if hangs else SupervisionLost
         return kind("supervisord lives but does not answer")
 
@@ -183,7 +184,7 @@ class Supervision:
         return states
 
     def last_words(self, name: str, lines: int = 5) -> str:
-        """The end of a program's log, of this run."""
+        """Return the end of a program's log, of this run."""
         path = self.logs / f"{name}.log"
         try:
             inode, size = self._logs_before.get(path.name, (0, 0))
@@ -196,16 +197,16 @@ class Supervision:
         return "\n".join(text.splitlines()[-lines:]) or "it logged nothing"
 
     def stop(self, hurry: Callable[[], bool] = lambda: False) -> None:
-        """Drain and end everything: consumers first, then masters, then Redis. Doing it twice is fine.
+        """Drain and end everything: consumers first, then masters, then Redis. May be called twice.
 
-        ``hurry`` is asked again and again; once it says yes, what is left is killed at once.
+        ``hurry`` is called again and again; once it returns True, the rest is killed at once.
         """
         process, self._process = self._process, None
         if process is None:
             return
         if process.poll() is None:
             process.terminate()
-        # Each of the three groups has its own time to stop; supervisord kills what does not keep to it.
+        # Each of the three groups has its own time to stop; supervisord kills a program that exceeds it.
         deadline_s = time.monotonic() + longest_stop_s(self._stop_seconds)
         while process.poll() is None and time.monotonic() < deadline_s and not hurry():
             self._knock()
@@ -232,14 +233,14 @@ class Supervision:
         return _Rpc(xmlrpc.client.ServerProxy("http://127.0.0.1", transport=_Transport(self._socket)))
 
     def _knock(self) -> None:
-        """supervisord looks once a second whether a program has ended, or when somebody calls: then the next group need
-        not wait for that second."""
+        """Wake supervisord, which looks once a second whether a program has ended, or when called: the next group then
+        need not wait for that second."""
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as caller:
             caller.setblocking(False)  # it may hang
             caller.connect(str(self._socket))
 
     def _end_leftovers(self, session: int, hurry: Callable[[], bool]) -> None:
-        """End what supervisord did not: Redis last, so that the others can still give back what they have."""
+        """End the processes that supervisord did not: Redis last, so that the others can still give back their work."""
         for keep, wait_s in ((self._redis_pid, self._stop_seconds), (0, _TERM_WAIT_S)):
             for pid in _members(session):
                 if pid not in (keep, session):
@@ -263,8 +264,8 @@ class _Connection(http.client.HTTPConnection):
 
 
 class _Transport(xmlrpc.client.Transport):
-    """To a unix socket, with a limit of time: supervisor's own waits as long as supervisord hangs, and Ctrl-C with
-    it."""
+    """A transport to a unix socket, with a time limit: supervisor's own waits as long as supervisord hangs, and Ctrl-C
+    with it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -288,7 +289,8 @@ class _Rpc:
 
 
 def _control_socket(state_folder: Path) -> Path:
-    """In the state folder if the path is short enough, else in a folder of the same user under the temporary folder."""
+    """Return its path: in the state folder if that is short enough, else in the same user's folder under the temporary
+    folder."""
     path = state_folder / "supervisor.sock"
     if len(os.fsencode(path)) <= _LONGEST_SOCKET:
         return path
@@ -297,7 +299,7 @@ def _control_socket(state_folder: Path) -> Path:
 
 
 def _why(said: str) -> str:
-    """Why supervisord did not start, of what it said."""
+    """Return why supervisord did not start, from its output."""
     if "minfds" in said:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return (
@@ -309,16 +311,17 @@ def _why(said: str) -> str:
 
 
 def longest_stop_s(stop_seconds: float) -> float:
-    """Time in which supervisord has ended all of its programs, of which consumers have ``stop_seconds``."""
+    """Return the time in which supervisord has ended all of its programs, of which consumers have ``stop_seconds``."""
     return stop_seconds + _OTHERS_STOP_S
 
 
 def leftover(state_folder: Path) -> int | None:
-    """The supervisord of a run in this folder whose `usher up` was killed, as long as it drains and ends its programs;
-    None: there is none. For who holds the folder: no other run has it then."""
+    """Return the process id of the supervisord of a run in this folder whose `usher up` was killed, as long as it
+    drains and ends its programs; None when there is none. Call it while holding the folder: then no other run has
+    it."""
     try:
         process = psutil.Process(int((state_folder / "supervisord.pid").read_text("ascii")))
-        return process.pid if "supervisord" in process.cmdline() else None  # a zombie has no words
+        return process.pid if "supervisord" in process.cmdline() else None  # a zombie has no command line
     except (OSError, ValueError, psutil.Error):
         return None
 
@@ -332,14 +335,14 @@ def supervisord(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != parent:  # gone before we asked
             sys.exit(1)
-    warnings.simplefilter("ignore")  # PYTHONWARNINGS=error is for the handlers; supervisord would answer nobody
+    warnings.simplefilter("ignore")  # PYTHONWARNINGS=error is for the handlers; supervisord would stop answering
     sys.stderr = _Unfailing(sys.stderr)
     supervisord_main(["--silent", "-c", str(CONFIGURATION)])
 
 
 class _Unfailing(io.TextIOBase):
-    """A stderr to which writing never fails: supervisord tells there that it cannot write a log. It lies on the same
-    disk, and supervisord would end, and everything with it, because the disk is full."""
+    """A stderr to which writing never fails: supervisord reports there that it cannot write a log. A full disk may hold
+    both, and supervisord would end, and everything with it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -355,12 +358,12 @@ class _Unfailing(io.TextIOBase):
 
 
 def _members(session: int) -> list[int]:
-    """Process ids of a session. Its leader's id is not used again while any member lives, so these are ours for
-    certain."""
+    """Return the process ids of a session. Its leader's id is not used again while any member lives, so these are
+    certainly ours."""
     members = []
     for pid in psutil.pids():
         with contextlib.suppress(OSError, psutil.Error):
-            # A zombie has ended; only its parent has not looked yet.
+            # A zombie has ended; its parent has not collected it yet.
             if os.getsid(pid) == session and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
                 members.append(pid)
     return members

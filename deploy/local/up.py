@@ -1,4 +1,4 @@
-"""``usher up``: Redis, masters and consumers on this machine under supervisord, in the foreground."""
+"""``usher up``: run Redis, masters and consumers on this machine under supervisord, in the foreground."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ def up(flags: dict[str, Any]) -> None:
             _let_end(settings, stop)
             made = plan(settings, os.environ, stop.check)
         except (StartRefused, StopAsked):
-            if stop.asked:  # the checks end early because of it
+            if stop.asked:  # the checks ended early because of it
                 sys.exit(_asked_code(stop))
             raise
         sys.exit(_run(made, stop))
 
 
 def _let_end(settings: LocalSettings, stop: StopRequest) -> None:
-    """Wait for what a killed run has left: it drains, and has the ports until then. Raises StartRefused when it does
-    not end."""
+    """Wait for the rest of a killed run: it drains, and has the ports until then. Raises StartRefused when it does not
+    end."""
     deadline_s = time.monotonic() + longest_stop_s(settings.stop_seconds)
     told = False
     while not stop.asked and (pid := leftover(settings.state_folder.absolute())) is not None:
@@ -78,7 +78,7 @@ def _let_end(settings: LocalSettings, stop: StopRequest) -> None:
 
 
 def _run(made: Plan, stop: StopRequest) -> int:
-    """Run everything until asked to stop (``_asked_code``) or until something is gone for good (1)."""
+    """Run everything until asked to stop (``_asked_code``) or until a program is gone for good (1)."""
     running = Supervision(made.state_folder, made.environ, made.stop_seconds)
     running.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
     relay = Relay(running.logs, coloured=sys.stdout.isatty() and not made.environ.get("NO_COLOR"))
@@ -102,9 +102,9 @@ def _run(made: Plan, stop: StopRequest) -> int:
 
 
 def _asked_code(stop: StopRequest) -> int:
-    """The exit code when it was asked to stop. Ctrl-C: 130 (cli.py), whenever it comes; Python ends with it too before
-    it is heard here. SIGTERM and a closed terminal, the usual end under a supervisor: 0, unless it was asked again and
-    all was killed."""
+    """Return the exit code of a requested stop. Ctrl-C: 130 (cli.py), whenever it comes; Python ends with it too before
+    it is noticed here. SIGTERM and a closed terminal, the usual end under a supervisor: 0, unless it was asked again
+    and all was killed."""
     return stop.exit_code if stop.insists or stop.signal == signal.SIGINT else 0
 
 
@@ -139,7 +139,7 @@ def _print_log_lines(relay: Relay) -> None:
 
 
 def _print_line(line: str) -> None:
-    """Nothing stops because the disk is full on which this output lies: the logs are files too."""
+    """Print a line; a full disk under this output must stop nothing: the logs are files too."""
     try:
         click.echo(line)
     except OSError as problem:
@@ -175,8 +175,8 @@ def _summary(made: Plan) -> str:
 
 
 def _example(made: Plan) -> str:
-    """A line that sends a message, with redis-cli where that can read the URL. The password stays in its file, out of
-    the process list and of the terminal."""
+    """Return a line that sends a message, with redis-cli where that can read the URL. The password stays in its file,
+    out of the process list and off the terminal."""
     sources = made.settings.sources
     stream = (
         made.settings.work_stream

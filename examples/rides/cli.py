@@ -28,7 +28,7 @@ from usher.master.settings import StreamerSettings
 from usher.master.streamer.cli import run as run_streamer
 from usher.master.streamer.program import StreamerProgram
 
-#: How the programs are started: in the root of a checkout, as this one was.
+#: Command that starts the programs: in the root of a checkout, like this one.
 _OWN = [sys.executable, "-m", "examples.rides"]
 _STREAM = "rides"
 _BATCH = 40
@@ -100,13 +100,13 @@ def _run(folder: Path, sql_url: str, count: int, seed: int, stop: StopRequest) -
 
 
 def _rng(name: str, notes: FaultNotes) -> random.Random:
-    """Goes on after a crash with other numbers than before it."""
+    """Make random numbers that differ after a crash from those before it."""
     return random.Random(f"{os.environ[_SEED]} {name} {notes.count}")
 
 
 @rides.command(name="streamer", hidden=True)
 def rides_streamer() -> None:
-    """The streamer of the rides demo: it sends every tenth batch twice."""
+    """Run the streamer of the rides: it sends every tenth batch twice."""
     settings = load(StreamerSettings, os.environ)
     configure("streamer", settings.log_level, settings.log_format)
     notes = FaultNotes(Path(os.environ[_FOLDER]), "streamer")
@@ -117,7 +117,7 @@ def rides_streamer() -> None:
 @rides.command(name="consumer", hidden=True)
 @click.argument("name")
 def rides_consumer(name: str) -> None:
-    """A consumer of the rides demo: it crashes before every tenth commit."""
+    """Run a consumer of the rides: it crashes before every tenth commit."""
     settings = load(StreamerSettings, os.environ)
     configure(name, settings.log_level, settings.log_format)
     notes = FaultNotes(Path(os.environ[_FOLDER]), name)

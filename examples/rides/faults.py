@@ -1,4 +1,4 @@
-"""The programs of the rides demo: what you would write, and the mistakes."""
+"""The programs of the rides: what you would write, and the mistakes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class FaultNotes:
 
 
 def double_sending(share: float, notes: FaultNotes, rng: random.Random) -> type[Streamer]:
-    """A streamer that sends this share of its batches twice."""
+    """Make a streamer that sends this share of its batches twice."""
 
     class DoubleSendingStreamer(Streamer):
         def emit(self, epoch: int, values: list[bytes]) -> bool:
@@ -59,4 +59,4 @@ class RideCounter:
         sql.execute(sa.text("INSERT INTO counted_rides (consumer, ride_id) VALUES (:consumer, :ride)"), rows)
         if self._rng.random() < self._crash_share:
             self._notes.add()
-            os._exit(1)  # all done, nothing committed
+            os._exit(1)  # everything done, nothing committed

@@ -1,5 +1,5 @@
-"""One run of the rides demo: the API in here, streamer and consumers as processes that are killed and come back, a
-verdict."""
+"""Run the rides once: the API in this process, streamer and consumers as processes that are killed and come back, then
+a verdict."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RidesFailed(UsherError):
 
 @dataclass(frozen=True)
 class RidesVerdict:
-    """What came out. ``clean``: every consumer has every ride of the source table exactly once, and says the same
+    """The outcome. ``clean``: every consumer has every ride of the source table exactly once, and reports the same
     total."""
 
     sent: int
@@ -52,7 +52,7 @@ class RidesVerdict:
         )
 
     def document(self) -> dict[str, Any]:
-        """For --json."""
+        """Return the document for --json."""
         return {
             "sent": self.sent,
             "handled": min(one.rides for one in self.consumers),
@@ -97,7 +97,7 @@ class Programs:
                 program.wait()
 
     def look(self) -> None:
-        """Start again what has ended. Raises RidesFailed when a program cannot start."""
+        """Start again programs that have ended. Raises RidesFailed when a program cannot start."""
         for name, program in list(self._running.items()):
             code = program.poll()
             if code == 2:

@@ -1,4 +1,4 @@
-"""The application of the rides demo: its tables, its API, and what they say in the end."""
+"""The application of the rides: its tables, its API, and its final figures."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _RIDERS = 40
 
 
 class _RideFailed(Exception):
-    """What makes a transaction of the API roll back."""
+    """A fault that makes a transaction of the API roll back."""
 
 
 @dataclass(frozen=True)
 class Counted:
-    """What one consumer has counted, beside the source table. ``lost`` and ``duplicates`` are rides; ``told`` is its
-    own running total."""
+    """The count of one consumer, beside the source table. ``lost`` and ``duplicates`` are rides; ``told`` is its own
+    running total."""
 
     name: str
     rides: int
@@ -46,16 +46,15 @@ class Source:
         self._engine = open_engine(url, "--sql")
         if self._engine.dialect.name == "sqlite":
             with self._engine.connect() as connection:
-                connection.execute(
-                    sa.text("PRAGMA journal_mode = WAL")
-                )  # readers and the writer do not wait for each other
+                # Readers and the writer do not wait for each other.
+                connection.execute(sa.text("PRAGMA journal_mode = WAL"))
         with self._engine.begin() as connection:
             for table in _TABLES:
                 connection.execute(sa.text(table))
         self.rolled_back = 0
 
     def add_ride(self, number: int, rng: random.Random) -> bool:
-        """One call of the API; False when it was rolled back."""
+        """Make one call of the API; return False when it was rolled back."""
         rider, distance = f"rider-{rng.randrange(_RIDERS)}", rng.randrange(1, 100_000)
         fails = rng.random() < _ROLLED_BACK
         try:
@@ -79,7 +78,7 @@ class Source:
         return True
 
     def totals(self) -> tuple[int, int]:
-        """(rides, distance) of the source table."""
+        """Return (rides, distance) of the source table."""
         with self._engine.connect() as connection:
             rides, distance = connection.execute(
                 sa.text("SELECT count(*), coalesce(sum(distance), 0) FROM rides")
@@ -87,11 +86,11 @@ class Source:
         return int(rides), int(distance)
 
     def staged(self) -> int:
-        """Rows that are not sent yet."""
+        """Return the number of rows that are not sent yet."""
         return self._store.waiting()[0]
 
     def checkpoint(self, name: str, stream: str) -> bytes:
-        """The last entry that a consumer has stored; b"" before its first start."""
+        """Return the last entry that a consumer has stored; b"" before its first start."""
         with self._engine.connect() as connection:
             row = connection.execute(
                 sa.text(queries(self._engine.dialect.name)["checkpoint"]), {"name": name, "stream": stream}
@@ -99,11 +98,14 @@ class Source:
         return row[0].encode() if row else b""
 
     def counted(self, name: str, stream: str) -> Counted:
-        """What a consumer has counted, against the source table."""
+        """Compare a consumer's count with the source table."""
         query = """
-            SELECT count(counted_rides.ride_id), coalesce(sum(CASE WHEN counted_rides.ride_id IS NULL THEN 0 ELSE rides.distance END), 0),
-                   count(*) - count(counted_rides.ride_id), count(counted_rides.ride_id) - count(DISTINCT counted_rides.ride_id)
-            FROM rides LEFT JOIN counted_rides ON counted_rides.ride_id = rides.id AND counted_rides.consumer = :consumer"""
+            SELECT count(counted_rides.ride_id),
+                   coalesce(sum(CASE WHEN counted_rides.ride_id IS NULL THEN 0 ELSE rides.distance END), 0),
+                   count(*) - count(counted_rides.ride_id),
+                   count(counted_rides.ride_id) - count(DISTINCT counted_rides.ride_id)
+            FROM rides LEFT JOIN counted_rides
+                 ON counted_rides.ride_id = rides.id AND counted_rides.consumer = :consumer"""
         with self._engine.connect() as connection:
             rides, distance, lost, duplicates = connection.execute(sa.text(query), {"consumer": name}).one()
             strays = (
@@ -113,9 +115,8 @@ class Source:
             state = connection.scalar(
                 sa.text(queries(self._engine.dialect.name)["state"]), {"name": name, "stream": stream}
             )
-            never = int(
-                connection.scalar(sa.text(strays), {"consumer": name}) or 0
-            )  # rolled back, and emitted all the same
+            # Rolled back, and emitted all the same.
+            never = int(connection.scalar(sa.text(strays), {"consumer": name}) or 0)
         return Counted(
             name, int(rides) + never, int(distance), int(lost), int(duplicates) + never, json.loads(state or "{}")
         )

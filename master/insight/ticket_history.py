@@ -185,7 +185,7 @@ def _ran(run: Any) -> dict[str, Any]:
 
 
 def _hand_overs(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return when each owner was given the ticket: a fence tells the millisecond (lua/includes/next_number.lua), unless
+    """Return when each owner was given the ticket: a fence tells the millisecond (lua/includes/numbers.lua), unless
     a clock went back."""
     first: dict[int, dict[str, Any]] = {}
     for run in runs:

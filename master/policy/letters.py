@@ -18,7 +18,7 @@ _HUNG = "most likely hung"
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """What a letter says of its message, without the message's fields (lua/includes/bury.lua). Times in milliseconds
+    """What a letter says of its message, without the message's fields (lua/includes/letter.lua). Times in milliseconds
     since the epoch.
 
     ``id`` is the letter's own; its milliseconds are when it was written. ``cut``: fields or parts of them are missing.

@@ -94,7 +94,7 @@ def test_plain_sql_gets_a_uid_from_the_database(outbox: Outbox) -> None:
     ],
 )
 def test_what_could_become_no_message_is_refused_before_it_is_written(sqlite_outbox: Outbox, record: LogRecord) -> None:
-    with sqlite_outbox.engine.begin() as connection, pytest.raises(OutboxMisused, match="can become no message"):
+    with sqlite_outbox.engine.begin() as connection, pytest.raises(OutboxMisused, match="cannot become a message"):
         write_all_to_outbox(connection, [LogRecord("1", "a", "o"), record])
     assert _staged(sqlite_outbox) == []
 

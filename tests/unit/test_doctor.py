@@ -349,7 +349,7 @@ def test_rights_that_are_enough_for_another_program_are_told_with_its_name() -> 
     facts = replace(WELL, rights=Rights("shop", ("XCLAIM",), "MULTI", ("auditor", "sender")))
     found = {finding.check: finding for finding in examine(facts)}["rights"]
     assert found.means == "no master and no consumer can do all of its work under it; an auditor or a sender can"
-    assert "called after its program" in found.do
+    assert "named after its program" in found.do
 
 
 def test_every_command_of_every_script_is_among_the_rights() -> None:

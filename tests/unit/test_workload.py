@@ -117,7 +117,7 @@ class TestCsv:
         [
             ("", r"--csv: .*in\.csv is empty"),
             ("a,b\n1,2\n", r"--key: .*in\.csv has no column 'number'; it has: a, b"),
-            ("number,t,t\n1,2,3\n", r"in\.csv:1: column 't' is there twice"),
+            ("number,t,t\n1,2,3\n", r"in\.csv:1: column 't' appears twice"),
             ("number,ticket_id\n1,2\n", r"has a column 'ticket_id', the ticket field"),
         ],
     )

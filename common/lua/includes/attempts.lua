@@ -1,5 +1,5 @@
--- The attempts of a message: "starts failures crashes losses" (common/protocol/attempts.py). A plain number, as former versions wrote it, is that
--- many starts which all failed; what cannot be read is as if nothing were noted.
+-- The attempts of a message: "starts failures crashes losses" (common/protocol/attempts.py). A plain number, as former
+-- versions wrote it, means that many starts which all failed; an unreadable value counts as nothing noted.
 local function read_attempts(value)
   local starts, failures, crashes, losses = string.match(value or '', '^(%d+) (%d+) (%d+) (%d+)$')
   if starts then return tonumber(starts), tonumber(failures), tonumber(crashes), tonumber(losses) end

@@ -1,4 +1,53 @@
--- A dead letter, read back: {head = values by name, fields = flat list of the original fields}, or nil when it is not there. See bury.
+-- Write a dead letter: what happened, under names that begin with "usher-", then the original fields unchanged. The
+-- last of our names is "usher-fields", the number of original fields that follow: a producer may use our names too.
+-- `fields` is the flat list of the entry, or nil when its body is gone. `more` may have: policy (skip, park, tail),
+-- fence, error_type, traceback; and cut, true for an entry that is too large: the letter then keeps its first 100
+-- fields, and of each name and value 1,024 bytes.
+-- Returns true when the letter has all of the fields.
+-- Bury first, then acknowledge: Redis does not roll a script back, and a letter that cannot be written must not cost
+-- the message.
+local function bury(dead_key, id, ticket, reason, error, attempts, owner, first_ms, last_ms, fields, more)
+  fields, more = fields or {}, more or {}
+  if ticket == '\255' .. id then ticket = '' end -- no ticket id (common/protocol/message.py: unkeyed_ticket)
+  local letter = {
+    'usher-id', id, 'usher-ticket', ticket, 'usher-reason', reason, 'usher-error', error, 'usher-attempts', attempts,
+    'usher-owner', owner, 'usher-first-ms', first_ms, 'usher-last-ms', last_ms, 'usher-policy', more.policy or 'skip',
+    'usher-fence', more.fence or '0', 'usher-error-type', more.error_type or '',
+    'usher-traceback', more.traceback or '',
+  }
+  -- The Lua stack ends at about 7,000 values; the letter then keeps the first fields and says so.
+  local kept = math.min(#fields, more.cut and 200 or 6000)
+  local longest, bytes, shortened = more.cut and 1024 or math.huge, 0, 0
+  for at = 1, #fields do
+    bytes = bytes + #fields[at]
+    if at <= kept and #fields[at] > longest then shortened = shortened + 1 end
+  end
+  local function say(name, value)
+    letter[#letter + 1] = name
+    letter[#letter + 1] = tostring(value)
+  end
+  if kept < #fields then say('usher-fields-cut', (#fields - kept) / 2) end
+  if shortened > 0 then say('usher-values-cut', shortened) end
+  if kept < #fields or shortened > 0 then say('usher-bytes', bytes) end
+  say('usher-fields', kept / 2)
+  local head = #letter
+  for at = 1, kept do letter[head + at] = shortened > 0 and string.sub(fields[at], 1, 1024) or fields[at] end
+  redis.call('XDEL', dead_key, '0-0') -- deletes nothing: a write that needs no memory goes first (see at_full_memory)
+  redis.call('XADD', dead_key, '*', unpack(letter))
+  return kept == #fields and shortened == 0
+end
+
+local function body_of(stream, id)
+  local found = redis.call('XRANGE', stream, id, id)
+  return found[1] and found[1][2]
+end
+
+local function now_ms()
+  local time = redis.call('TIME')
+  return string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
+end
+
+-- Read a dead letter back: {head = values by name, fields = flat list of the original fields}; nil when it is missing.
 local function read_letter(dead_key, letter_id)
   local found = redis.call('XRANGE', dead_key, letter_id, letter_id)
   if not found[1] then return nil end
@@ -14,17 +63,19 @@ local function read_letter(dead_key, letter_id)
   return {head = head, fields = fields}
 end
 
--- Where the message of a letter is: "halted" (pending under `halted`, or its ticket's record says so: the ticket waits for it), "elsewhere"
--- (under `halted`, while the record names another owner: nobody may touch it now), or "out" (in no list). With it, what the record says.
+-- Return where the message of a letter is: "halted" (pending under `halted`, or its ticket's record says so: the ticket
+-- waits for it), "elsewhere" (under `halted`, while the record names another owner: no script may touch it now), or
+-- "out" (in no list). With "halted" come the fence and the other ids of the record. Needs records, included before.
 local function place_of(stream, group, tickets_key, head)
-  -- Somebody may write into the stream of letters by hand: that is no message of a ticket, and must not stop what is done to the others.
+  -- An entry that was added to the dead letters by hand is no message of a ticket, and must not stop the others.
   if not head['usher-ticket'] or not string.match(head['usher-id'] or '', '^%d+%-%d+$') then return 'out' end
   local record = redis.call('HGET', tickets_key, head['usher-ticket'])
   local owner, fence, ids
   if record then owner, fence, ids = read_record(record) end
   local id = head['usher-id']
   if owner == 'halted' and string.match(ids, '^%S+') == id then return 'halted', fence, without(ids, {[id] = true}) end
-  if head['usher-policy'] ~= 'park' or #redis.call('XPENDING', stream, group, id, id, 1, 'halted') == 0 then return 'out' end
+  local is_halted = #redis.call('XPENDING', stream, group, id, id, 1, 'halted') > 0
+  if head['usher-policy'] ~= 'park' or not is_halted then return 'out' end
   if record then return 'elsewhere' end
   return 'halted', string.match(head['usher-fence'] or '', '^%d+$') or '0', ''
 end

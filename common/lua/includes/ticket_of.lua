@@ -1,6 +1,7 @@
--- The ticket of an entry: the first field of that name, cut to `longest` + 1 bytes so that a megabyte of id never travels; false when
--- there is none. `fields` is the flat list of names and values. Of an entry of more than `most` bytes (0: no limit), names and values
--- together, it is a list: {ticket or "", bytes}. Its second value is the size in bytes.
+-- Return the ticket of an entry: the first field of that name, cut to `longest` + 1 bytes so that a megabyte of id
+-- never travels; false when there is none. `fields` is the flat list of names and values. For an entry of more than
+-- `most` bytes (0: no limit), names and values together, return a list: {ticket or "", bytes}. The second value is the
+-- size in bytes.
 local function ticket_of(fields, field, longest, most)
   local ticket = false
   for at = 1, #fields, 2 do

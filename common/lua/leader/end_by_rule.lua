@@ -1,14 +1,16 @@
--- end_by_rule: what the leader has parked of tickets becomes dead letters, because a live rule says so.
+-- end_by_rule: entries that the leader has parked become dead letters, because a live rule says so.
 -- KEYS: 1 stream, 2 leader, 3 tickets, 4 dead, 5 attempts, 6 counters
--- ARGV: 1 group, 2 epoch, 3 version of the rules that the leader knows, then for each ticket: ticket, the record's head as memory has it
---       ("" = no record, else "returned <fence>"), what the letters say, its ids in id order, separated by spaces
--- Returns: {"FENCED"}, {"RULES", ""} (they have changed: nothing happened), or {"OK", {tickets whose record is another: nothing of them happened}}
--- Why Lua: letter, XACK and index are one step; and a rule that was lifted a moment ago ends nothing any more. Repeating the call writes nothing
---          more: what is not pending under `master` is left alone.
+-- ARGV: 1 group, 2 epoch, 3 version of the rules that the leader knows, then for each ticket: ticket, the record's head
+--       as memory has it ("" = no record, else "returned <fence>"), the error text of the letters, its ids in id order,
+--       separated by spaces
+-- Returns: {"FENCED"}, {"RULES", ""} (they have changed: nothing happened), or {"OK", {tickets whose record is another
+--          one: nothing happened to them}}
+-- Why Lua: letter, XACK and index are one step; and a rule that was lifted a moment ago ends nothing any more.
+--          Repeating the call writes nothing more: entries that are not pending under `master` are left alone.
 -- Memory: works when full
 --- @include leads
---- @include record
---- @include bury
+--- @include records
+--- @include letter
 --- @include at_full_memory
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 if (redis.call('HGET', KEYS[6], 'rules') or '') ~= ARGV[3] then return {'RULES', ''} end
@@ -32,7 +34,8 @@ local function end_ticket(ticket, believed, error, ids)
     if #redis.call('XPENDING', stream, group, id, id, 1, 'master') == 1 then
       local body = body_of(stream, id)
       local starts = string.match(redis.call('HGET', KEYS[5], id) or '', '^%d+') or '0'
-      bury(KEYS[4], id, ticket, body and 'rule' or 'body_gone', error, starts, 'master', now, now, body or nil, {fence = fence})
+      local reason = body and 'rule' or 'body_gone'
+      bury(KEYS[4], id, ticket, reason, error, starts, 'master', now, now, body or nil, {fence = fence})
       redis.call('XACK', stream, group, id)
       redis.call('HDEL', KEYS[5], id)
     end

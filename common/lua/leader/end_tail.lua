@@ -1,13 +1,15 @@
 -- end_tail: entries that the leader has parked behind a dead letter of policy `tail` become dead letters too.
 -- KEYS: 1 stream, 2 leader, 3 tickets, 4 dead
--- ARGV: 1 group, 2 epoch, 3 ticket, 4 the record's head as memory has it ("tail <fence>"), 5 "1" when these are the last ones, then ids
--- Returns: {"FENCED"}, {"OK", number of letters written}, or {"OTHER", 0}: the record is another one, and nothing happened
--- Why Lua: letter and XACK are one step; the record goes with the last of them, so that a leader that dies in between leaves its successor
---          what is to be done. Repeating the call writes nothing more.
+-- ARGV: 1 group, 2 epoch, 3 ticket, 4 the record's head as memory has it ("tail <fence>"), 5 "1" when these are the
+--       last ones, then ids
+-- Returns: {"FENCED"}, {"OK", number of letters written}, or {"OTHER", 0}: the record is another one, and nothing
+--          happened
+-- Why Lua: letter and XACK are one step; the record goes with the last of them, so that a leader that dies in between
+--          leaves the rest to its successor. Repeating the call writes nothing more.
 -- Memory: works when full
 --- @include leads
---- @include record
---- @include bury
+--- @include records
+--- @include letter
 --- @include at_full_memory
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 redis.call('XLEN', KEYS[4]) -- what is no stream fails here, before anything has changed

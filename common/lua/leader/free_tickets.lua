@@ -2,15 +2,17 @@
 -- KEYS: 1 stream, 2 leader, 3 lease of the incarnation, 4 tickets, 5 dead
 -- ARGV: 1 group, 2 epoch, 3 incarnation, then tickets
 -- Returns: {"FENCED"}, {"ALIVE"}, {"PENDING"} (its list is not empty), or
---          {"OK", {tickets that another owner or word has}, {id, ticket, ...: entries of freed records that are under `master` already}}
--- Why Lua: a record may only go while the pending list shows that nothing stands behind it. What it still names may be under `master`
---          without the leader having seen it (an operator's XCLAIM); it must be known before anything later of the ticket is planned.
---          Or it is pending for nobody and has no body: Redis >= 7 drops such an entry when somebody claims (renew, sweep), and counts on
---          its owner; the owner is dead, so its letter is written here, unless take_back or sweep has just written it.
+--          {"OK", {tickets that another owner or word has}, {id, ticket, ...: entries of freed records that are under
+--          `master` already}}
+-- Why Lua: a record may only go while the pending list shows that nothing stands behind it. An entry that it still
+--          names may be under `master` without the leader having seen it (an operator's XCLAIM); it must be known
+--          before anything later of the ticket is planned. Or it is not pending and has no body: Redis >= 7 drops such
+--          an entry at a claim (renew, sweep), and relies on its owner; the owner is dead, so its letter is written
+--          here, unless take_back or sweep has just written it.
 -- Memory: works when full
 --- @include leads
---- @include record
---- @include bury
+--- @include records
+--- @include letter
 --- @include at_full_memory
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 if redis.call('EXISTS', KEYS[3]) == 1 then return {'ALIVE'} end
@@ -20,7 +22,8 @@ local letters
 local function has_letter(id)
   if not letters then
     letters = {}
-    for _, letter in ipairs(redis.call('XREVRANGE', KEYS[5], '+', '-', 'COUNT', 200)) do letters[letter[2][2]] = true end
+    local newest = redis.call('XREVRANGE', KEYS[5], '+', '-', 'COUNT', 200)
+    for _, letter in ipairs(newest) do letters[letter[2][2]] = true end
   end
   return letters[id]
 end
@@ -35,7 +38,9 @@ for at = 4, #ARGV do
         if #redis.call('XPENDING', KEYS[1], ARGV[1], id, id, 1, 'master') == 1 then
           parked[#parked + 1] = id
           parked[#parked + 1] = ticket
-        elseif not body_of(KEYS[1], id) and #redis.call('XPENDING', KEYS[1], ARGV[1], id, id, 1) == 0 and not has_letter(id) then
+        elseif not body_of(KEYS[1], id)
+          and #redis.call('XPENDING', KEYS[1], ARGV[1], id, id, 1) == 0
+          and not has_letter(id) then
           bury(KEYS[5], id, ticket, 'body_gone', '', '0', ARGV[3], now_ms(), now_ms(), nil)
         end
       end

@@ -1,40 +1,44 @@
--- hand_over: the one way to an owner: entries change owner, the index and the inboxes of the new owners say so. Entries that the group was
---            not given yet (the news of a peek) come from the stream itself: all of them are taken here, those that get no owner by `master`.
+-- hand_over: the one way to an owner: entries change owner, the index and the inboxes of the new owners say so. Entries
+--            that the group was not given yet (the news of a peek) come from the stream itself: all of them are taken
+--            here, those that get no owner by `master`.
 -- KEYS: 1 stream, 2 leader, 3 tickets, 4 counters, 5 dead, 6 attempts, then for each target: its lease, its inbox
 -- ARGV: 1 group, 2 epoch, 3 lowest id of the call, 4 highest id
 --       5 the version of the live rules that the plan was made by
 --       6 what separates tickets in an inbox record (common/redis/replies.py: separator)
---       7 the ids of all tickets, of each in id order, 8 how many of them each ticket has (JSON: one long argument costs less than many)
---       9 where the group was when the news were seen: the last id that it was given; "" if there are no news
---       10 the last id of the news, 11 those of the news that are not in the plan, 12 those of the plan that are not in the news (both JSON)
---       13 the digest of the news, if they were heard over another connection (master/leader/peeked.py: digest_of); "" if a peek saw them
+--       7 the ids of all tickets, of each in id order, 8 how many of them each ticket has (JSON: one long argument
+--       costs less than many)
+--       9 position of the group when the news were seen: the last id that it was given; "" if there are no news
+--       10 the last id of the news, 11 those of the news that are not in the plan, 12 those of the plan that are not in
+--       the news (both JSON)
+--       13 the digest of the news, if they were heard over another connection (master/leader/peeked.py: digest_of); ""
+--       if a peek saw them
 --       then the tickets, all target by target
---       then for each target: its incarnation; how many of its tickets have no record, as the plan believes; how many have one (they stand
---       behind the former); and for each of these the head of its record, as the plan believes: "<owner> <fence>"
--- Inbox: one record per target: fence (of the call, or ""), between (what separates the tickets), tickets, and ids: for each ticket a line with
---        its ids, separated by spaces; before them the ticket's fence, if it is not that of the call. If all of its ids were heard, are
---        small together and were not tried before, it brings the bodies too: id, number of names and values, then these; the next id, ...
--- Returns: {"FENCED"}, {"RULES", ""} (they have changed: nothing happened), {"MOVED", the last id that the group was given} (it is not what it
---          was when the news were seen, or what was heard is not what comes next: nothing happened), or {"OK", fence of this call or "", then
+--       then for each target: its incarnation; how many of its tickets have no record, as the plan believes; how many
+--       have one (they stand behind the former); and for each of these the head of its record, as the plan believes:
+--       "<owner> <fence>"
+-- Inbox: one record per target: fence (of the call, or ""), between (what separates the tickets), tickets, and ids: for
+--        each ticket a line with its ids, separated by spaces; before them the ticket's fence, if it is not that of the
+--        call. If all of its ids were heard, are small together and were not tried before, it brings the bodies too:
+--        id, number of names and values, then these; the next id, ...
+-- Returns: {"FENCED"}, {"RULES", ""} (they have changed: nothing happened), {"MOVED", the last id that the group was
+--          given} (it is not what it was when the news were seen, or what was heard is not what comes next: nothing
+--          happened), or {"OK", fence of this call or "", then
 --          for each target:
---          {state, {refused tickets}, {ids that are over: their body is gone, or they are pending for nobody},
+--          {state, {refused tickets}, {ids that are over: their body is gone, or they are not pending},
 --           {tickets believed owned that had no record any more: they got the call's fence}}}
---          state: OK | LOST (no lease) | DRAINING | REVOKED | STRAY (an id is pending for somebody else than `master`);
---          all but OK refuse the target's whole part. What is refused of the news is pending under `master` then.
--- Deleted since the look: of the plan it becomes a dead letter; of the others nothing comes, as of what was deleted before.
--- Why Lua: who owns an entry (pending list), who owns a ticket (index) and what an owner will run (inbox) change together or not at
---          all. Checks first, writes last: a script is not rolled back.
+--          state: OK | LOST (no lease) | DRAINING | REVOKED | STRAY (an id is pending for another name than `master`);
+--          all but OK refuse the target's whole part. Refused news are then pending under `master`.
+-- An entry that was deleted since the peek becomes a dead letter if it is in the plan; else it leaves nothing, like one
+-- that was deleted before.
+-- Why Lua: the owner of an entry (pending list), the owner of a ticket (index) and an owner's work (inbox) change
+--          together or not at all. Checks first, writes last: a script is not rolled back.
 -- Memory: refused when full
 --- @include leads
---- @include next_number
---- @include record
---- @include in_chunks
---- @include records_of
---- @include facts_of
---- @include group_facts
---- @include move_group
---- @include bury
---- @include is_above
+--- @include util
+--- @include group
+--- @include records
+--- @include letter
+--- @include numbers
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 if (redis.call('HGET', KEYS[4], 'rules') or '') ~= ARGV[5] then return {'RULES', ''} end
 local stream, group, tickets_key, args, between, position = KEYS[1], ARGV[1], KEYS[3], ARGV, ARGV[6], ARGV[9]
@@ -44,8 +48,9 @@ if has_news and facts['last-delivered-id'] ~= position then return {'MOVED', fac
 local concat, gmatch, match = table.concat, string.gmatch, string.match
 local STATES = {live = 'OK', draining = 'DRAINING', revoked = 'REVOKED'}
 
--- 1. What the index says of every ticket, and what is pending under `master` between the lowest and the highest id. Of the news nothing is
---    pending for anybody, unless somebody set the group back or claimed ahead of it; then it is taken from whoever has it, as by XREADGROUP.
+-- 1. Read the index record of every ticket, and the entries pending under `master` between the lowest and the highest
+--    id. No news are pending, unless the group was set back by hand or an entry claimed ahead of it; then the entry is
+--    taken from its holder, as by XREADGROUP.
 local ids, sizes = cjson.decode(ARGV[7]), cjson.decode(ARGV[8])
 local for_master, old = cjson.decode(ARGV[11]), {} -- of the news, what `master` gets; ids of the plan that are not news
 local heard = ARGV[13] ~= '' and {} -- bodies by id
@@ -56,8 +61,8 @@ local complete = false
 local seen = #ids + #for_master -- entries of the news
 for _, id in ipairs(cjson.decode(ARGV[12])) do old[id], seen = true, seen - 1 end
 if heard then
-  -- Another connection may have been to another server, with other entries, or others of the same ids. Here they must be just what follows, up
-  -- to the last of them.
+  -- Another connection may have been to another server, with other entries, or others of the same ids. Here they must
+  -- be exactly the next entries, up to the last of them.
   local next_ids, parts = {}, {}
   local function digest(part) parts[#parts + 1] = #part .. ':' .. part end
   for n, entry in ipairs(redis.call('XRANGE', stream, '(' .. position, args[10], 'COUNT', seen + 1)) do
@@ -66,7 +71,7 @@ if heard then
     for _, part in ipairs(entry[2]) do digest(part) end
   end
   if redis.sha1hex(concat(parts)) ~= args[13] then return {'MOVED', position} end
-  -- How often they were tried is known of those that come again after the group was lost; that their owner must ask.
+  -- Entries that come again after the group was lost may have known attempts; their owner must ask for these.
   for n, tried in ipairs(redis.call('HMGET', KEYS[6], unpack(next_ids))) do
     if tried then heard[next_ids[n]] = nil end
   end
@@ -78,12 +83,14 @@ if not has_news or next(old) then
   complete = #rows < limit
 end
 local function is_parked(id, elsewhere)
-  -- Many more may be parked in between than are handed over now; then ask for each of the ids. So too for an id from elsewhere.
-  return parked[id] or ((elsewhere or not complete) and #redis.call('XPENDING', stream, group, id, id, 1, 'master') == 1)
+  -- Many more may be parked in between than are handed over now; then ask for each id, as for an id from elsewhere.
+  return parked[id]
+    or ((elsewhere or not complete) and #redis.call('XPENDING', stream, group, id, id, 1, 'master') == 1)
 end
 
 -- 2. Per target and ticket: may it be handed over?
--- Of a ticket that has a record: whether the target may have it, under which fence if it keeps one, and what of it was given back.
+-- For a ticket that has a record, return: may the target have it, the fence that it keeps (if any), and the ids that
+-- were given back.
 local function may_have(name, record, believed)
   local owner, fence, ids = read_record(record)
   if not owner or believed ~= owner .. ' ' .. fence then return false end
@@ -91,7 +98,7 @@ local function may_have(name, record, believed)
   return owner == 'returned', false, ids
 end
 
--- Given back by a drain: whoever gets the ticket must begin with its lowest entry that is still pending, or below it.
+-- Given back by a drain: the next owner must begin with the lowest entry that is still pending, or below it.
 local function begins_late(returned, first)
   for id in gmatch(returned, '%S+') do
     if is_parked(id, true) then return first and is_above(first, id) end
@@ -99,7 +106,7 @@ local function begins_late(returned, first)
   return false
 end
 
--- What becomes of an id: it is claimed, or over, or the target's part ends here.
+-- Decide about an id: it is claimed, or over, or the target's part ends here.
 local function take(target, id)
   if has_news and not old[id] or is_parked(id) then
     target.size = target.size + 1
@@ -123,15 +130,19 @@ local targets, planned, wants_fence, i, last, at = {}, {}, false, 0, 0, names_at
 redis.call('XLEN', KEYS[5]) -- what is no stream fails here, before anything has changed; so for each inbox below
 for t = 1, (#KEYS - 6) / 2 do
   local name, unowned, others = args[at], tonumber(args[at + 1]), tonumber(args[at + 2])
-  -- ids: what is claimed. Of what is given: numbers of tickets, their ids as one line, and their fences or false
-  local target = {name = name, inbox = KEYS[6 + 2 * t], ids = {}, size = 0, given = {}, lines = {}, fences = {}, refused = {}, fresh = {}}
+  -- ids: the claimed ones. For the given tickets: their numbers, their ids as one line, and their fences or false
+  local target = {
+    name = name, inbox = KEYS[6 + 2 * t], ids = {}, size = 0,
+    given = {}, lines = {}, fences = {}, refused = {}, fresh = {},
+  }
   targets[t], target.first = target, last + 1
   target.state = STATES[redis.call('GET', KEYS[5 + 2 * t]) or ''] or 'LOST'
   if target.state == 'OK' then
     redis.call('XLEN', target.inbox)
     local n, wants = 0, false
     for p = 1, unowned + others do
-      local ticket, record, believed = args[names_at + i + p], records[i + p], p > unowned and args[at + 2 + p - unowned]
+      local ticket, record = args[names_at + i + p], records[i + p]
+      local believed = p > unowned and args[at + 2 + p - unowned]
       local first = last + 1
       last = last + sizes[i + p]
       local granted, fence, returned = not planned[ticket], false, nil -- twice in one plan would be two owners
@@ -170,10 +181,13 @@ for t = 1, (#KEYS - 6) / 2 do
   i, at = i + unowned + others, at + 3 + others
 end
 
--- 3. Write, in this order. First what may be refused (for lack of memory, or of the right to set a position) and changes nothing that matters:
---    the group is set to where it is, a fence is drawn. So a call is refused before anything has changed. The group moves last: should the script
---    break off before, what is pending above the group's position is seen twice; had it moved first, what is not pending below it would be lost.
--- Claim `size` ids for `name`; those that it got, unless it got all. What nobody has yet it gets by FORCE, if its body is there.
+-- 3. Write, in this order. First the writes that may be refused (for lack of memory, or of the right to set a
+--    position) and change nothing that matters: the group is set to where it is, a fence is drawn. So a call is refused
+--    before anything has changed. The group moves last: should the script break off before, what is pending above the
+--    group's position is seen twice; had it moved first, what is not pending below it would be lost.
+
+-- Claim `size` ids for `name`; return those that it got, unless it got all. An entry that has no owner yet is claimed
+-- with FORCE, if its body is there.
 local function claim(name, ids, size)
   local claimed, has = 0, {}
   in_chunks(size, function(from, to)
@@ -189,8 +203,8 @@ local function claim(name, ids, size)
   return claimed < size and has
 end
 
--- A ticket's ids without those that are over. Redis >= 7 drops an entry whose body is gone from the pending list instead of claiming it, and
--- nobody gets one that was not given to anybody: it ends as a dead letter here.
+-- Return a ticket's ids without those that are over. Redis >= 7 drops an entry whose body is gone from the pending list
+-- instead of claiming it, and an entry that was never given out cannot be claimed: it ends as a dead letter here.
 local function those_there(target, ticket, ids, over, has, gone)
   for id in gmatch(ids, '%S+') do
     if over[id] then
@@ -204,7 +218,7 @@ local function those_there(target, ticket, ids, over, has, gone)
   return without(ids, over)
 end
 
--- What spares the owner to fetch it. Some bodies without the others would spare it nothing.
+-- The bodies, which spare the owner a fetch; some without the others would spare it nothing.
 local SMALL = 8192
 local function add_bodies(record, target_ids, over)
   local bytes = over and SMALL + 1 or 0
@@ -247,7 +261,9 @@ for _, target in ipairs(targets) do
     end
     in_chunks(2 * n, function(from, to) redis.call('HSET', tickets_key, unpack(record_args, from, to)) end)
     if n > 0 then
-      local record = {'fence', fence, 'between', between, 'tickets', concat(tickets, between), 'ids', concat(lines, '\n')}
+      local record = {
+        'fence', fence, 'between', between, 'tickets', concat(tickets, between), 'ids', concat(lines, '\n'),
+      }
       if heard then add_bodies(record, target.ids, over) end
       redis.call('XADD', target.inbox, '*', unpack(record))
     end

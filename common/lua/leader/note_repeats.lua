@@ -1,12 +1,14 @@
--- note_repeats: note up to where the group, made again after it was lost, is given what it was given before; or that it is past that.
+-- note_repeats: note the id up to which a group, made again after it was lost, is given entries a second time; or that
+--               it is past that.
 -- KEYS: 1 leader, 2 position
 -- ARGV: 1 epoch, 2 id, or "" when it is past that
 -- Returns: {"FENCED"} or {"OK", the id that is noted now, or ""}
--- Why Lua: a late call of a deposed master would take away what its successor has noted, and what was done before would run behind later
---          messages. A higher note stays: the group may be lost once more while it is given what it had lost before.
+-- Why Lua: a late call of a deposed master would take away what its successor has noted, and finished entries would run
+--          again after later messages. A higher note stays: the group may be lost once more while it is given what it
+--          had lost before.
 -- Memory: works when full
 --- @include leads
---- @include is_above
+--- @include util
 --- @include at_full_memory
 if not leads(KEYS[1], ARGV[1]) then return {'FENCED'} end
 if ARGV[2] == '' then

@@ -1,12 +1,14 @@
--- read_parked: one page of what is pending under `master`, in id order; what a new epoch starts from.
+-- read_parked: one page of the entries pending under `master`, in id order; a new epoch starts from it.
 -- KEYS: 1 stream, 2 leader, 3 dead
--- ARGV: 1 group, 2 epoch, 3 start ("-" or "(<id>"), 4 count, 5 ticket field, 6 longest ticket in bytes, 7 longest message in bytes (0: any)
+-- ARGV: 1 group, 2 epoch, 3 start ("-" or "(<id>"), 4 count, 5 ticket field, 6 longest ticket in bytes, 7 longest
+--       message in bytes (0: any)
 -- Returns: {"FENCED"} or {"OK", last id of the page or "", {id, ticket (see peek), ...}, {ids whose body was gone}}
--- Why Lua: the page and the bodies must be of one moment, and an entry whose body is gone becomes a dead letter in the same step.
+-- Why Lua: the page and the bodies must be of one moment, and an entry whose body is gone becomes a dead letter in the
+--          same step.
 -- Memory: works when full
 --- @include leads
 --- @include ticket_of
---- @include bury
+--- @include letter
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local rows = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], '+', ARGV[4], 'master')
 local field, longest, most, last = ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7]), ''

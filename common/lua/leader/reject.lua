@@ -1,11 +1,12 @@
--- reject: entries that can be handed to nobody become dead letters.
+-- reject: entries that cannot be handed to any owner become dead letters.
 -- KEYS: 1 stream, 2 leader, 3 dead
 -- ARGV: 1 group, 2 epoch, then for each entry: id, ticket (shown, may be ""), reason
 -- Returns: {"FENCED"} or {"OK", number of letters written}
--- Why Lua: letter and XACK are one step, so that a message is neither lost nor there twice. Repeating the call writes nothing more.
+-- Why Lua: letter and XACK are one step, so that a message is neither lost nor doubled. Repeating the call writes
+--          nothing more.
 -- Memory: works when full
 --- @include leads
---- @include bury
+--- @include letter
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local written, now = 0, now_ms()
 for at = 3, #ARGV, 3 do

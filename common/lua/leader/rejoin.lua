@@ -1,15 +1,17 @@
--- rejoin: after the group was lost and made again, entries that it was given before come as new, under `master`. What an owner still has
---         in processing goes back to it: neither index nor inbox changes, because both still name it. What is below all that the owner has
---         was done before, because a ticket is handed over and acknowledged in order: it is acknowledged again, and not run behind later ones.
---         But a record may be older than the stream, if that was deleted and came back with lower ids: then it tells nothing of them.
+-- rejoin: after the group was lost and made again, entries that it was given before come as new, under `master`.
+--         Entries that an owner still has in processing go back to it: neither index nor inbox changes, because both
+--         still name them. An entry below all of its owner's was done before, because a ticket is handed over and
+--         acknowledged in order: it is acknowledged again, and not run after later ones. But a record may be older than
+--         the stream, if that was deleted and came back with lower ids: then it says nothing about them.
 -- KEYS: 1 stream, 2 leader, 3 tickets
 -- ARGV: 1 group, 2 epoch, then for each entry: ticket, id
--- Returns: {"FENCED"} or {"OK", {ids of which the index does not tell: they stay under `master`}, {ids that were done before}}
+-- Returns: {"FENCED"} or {"OK", {ids that the index does not decide: they stay under `master`}, {ids that were done
+--          before}}
 -- Why Lua: an owner may acknowledge between our look at the index and the claim.
 -- Memory: works when full
 --- @include leads
---- @include record
---- @include is_above
+--- @include util
+--- @include records
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local over, done = {}, {}
 local function is_below_all(id, ids)
@@ -34,9 +36,10 @@ for at = 3, #ARGV, 2 do
   local owner, fence, ids
   if record then owner, fence, ids = read_record(record) end
   local names_it = owner and string.find(' ' .. ids .. ' ', ' ' .. id .. ' ', 1, true)
-  if owner == 'halted' then names_it = string.match(ids, '^%S+') == id end -- the others of its record are under `master`
+  -- The other ids of a halted ticket's record are under `master`.
+  if owner == 'halted' then names_it = string.match(ids, '^%S+') == id end
   if not owner or owner == 'returned' or owner == 'tail' then
-    over[#over + 1] = id -- nobody has the ticket: all that comes of it runs again in order, under a new fence
+    over[#over + 1] = id -- the ticket has no owner: all its entries run again in order, under a new fence
   elseif names_it then
     redis.call('XCLAIM', KEYS[1], ARGV[1], owner, '0', id, 'JUSTID')
   elseif is_below_all(id, ids) and is_of_this_stream(ids) then

@@ -1,12 +1,13 @@
--- save_position: note how far the group is, outside of the group, for the day it is lost; also for those who trim, whatever group they serve.
+-- save_position: note the group's position outside of the group, for the day it is lost; also for trimmers of any
+--                group.
 -- KEYS: 1 stream, 2 leader, 3 position, 4 groups of the stream
 -- ARGV: 1 group, 2 epoch
 -- Returns: {"FENCED"} or {"OK", last delivered id, oldest pending id or ""}
 -- Why Lua: both ids must be of one moment: a floor above an entry that is still pending would lose that entry.
 -- Memory: works when full
 --- @include leads
+--- @include util
 --- @include at_full_memory
---- @include is_above
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local oldest = redis.call('XPENDING', KEYS[1], ARGV[1])[2] or ''
 local delivered

@@ -1,16 +1,17 @@
--- sweep: find idle entries that nobody looks after, with XAUTOCLAIM, and bring them to `master`.
+-- sweep: find idle entries that have no living owner, with XAUTOCLAIM, and bring them to `master`.
 -- KEYS: 1 stream, 2 leader, 3 dead, then the leases of the known incarnations
--- ARGV: 1 group, 2 epoch, 3 least idle time in ms, 4 cursor ("0-0" at first), 5 count, 6 ticket field, 7 longest ticket in bytes,
---       8 longest message in bytes (0: any), then the known incarnations, in the order of their leases
+-- ARGV: 1 group, 2 epoch, 3 least idle time in ms, 4 cursor ("0-0" at first), 5 count, 6 ticket field, 7 longest ticket
+--       in bytes, 8 longest message in bytes (0: any), then the known incarnations, in the order of their leases
 -- Returns: {"FENCED"} or {"OK", next cursor, {id, ticket (see peek), former owner, ...}, {ids whose body was gone}}
--- Why Lua: XAUTOCLAIM asks nobody's leave. The owners are read before, and what a living lease or a reserved name (`halted`, `master`)
---          owns goes back in the same step. XAUTOCLAIM scans 10 x COUNT entries per call: without the cursor, whatever lies behind is never found.
---          Where somebody looks after all of these it claims none: a million parked entries would be as many lines in the append-only file at each
---          pass, and nobody could tell any more for how long they wait.
+-- Why Lua: XAUTOCLAIM takes an entry from any owner. The owners are read before, and entries of a living lease or a
+--          reserved name (`halted`, `master`) go back in the same step. XAUTOCLAIM scans 10 x COUNT entries per call:
+--          without the cursor, entries beyond that are never found. Where all of these have an owner it claims none:
+--          a million parked entries would be as many lines in the append-only file at each pass, and their
+--          waiting time would be lost.
 -- Memory: works when full
 --- @include leads
 --- @include ticket_of
---- @include bury
+--- @include letter
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 redis.call('XLEN', KEYS[3]) -- what is no stream fails here, before anything has changed
 local stream, group = KEYS[1], ARGV[1]
@@ -31,11 +32,13 @@ local function body_is_gone(id)
   gone[#gone + 1] = id
 end
 look()
--- Idle for 0 ms is also what was delivered at a time that is still to come, because the clock was set back: nobody would find it for as long as the
--- step. Touched, it is idle from now on. What Redis >= 7 does not claim it has dropped, because its body is gone.
+-- An idle time of 0 ms also marks an entry that was delivered at a time still to come, because the clock was set back:
+-- it would not be found for as long as the step. Touched, it counts as idle from now on. An entry that Redis >= 7 does
+-- not claim it has dropped, because its body is gone.
 for _, row in ipairs(rows) do
   local id, owner, idle_ms = unpack(row)
-  if idle_ms == 0 and not is_looked_after(owner) and #redis.call('XCLAIM', stream, group, owner, '0', id, 'JUSTID') == 0 then body_is_gone(id) end
+  local is_stray = idle_ms == 0 and not is_looked_after(owner)
+  if is_stray and #redis.call('XCLAIM', stream, group, owner, '0', id, 'JUSTID') == 0 then body_is_gone(id) end
 end
 if #gone > 0 then look() end -- XAUTOCLAIM reaches as many entries further now: whose are these?
 local least_ms = '9007199254740992'
@@ -57,7 +60,8 @@ for _, id in ipairs(found[2]) do
     end
   end
 end
--- From 7.0 on Redis has dropped these, whoever had them and however fresh they were. A living owner ends its own: the index names them.
+-- From 7.0 on Redis has dropped these, also those of a living owner and fresh ones. A living owner ends its own: the
+-- index names them.
 for _, id in ipairs(found[3] or {}) do
   if not living[owners[id] or ''] then body_is_gone(id) end
 end

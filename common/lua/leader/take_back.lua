@@ -1,19 +1,22 @@
--- take_back: one page of what a dead incarnation still has pending goes to `master`, in id order.
---            What it had not acknowledged of each ticket first, it may have been running: that counts as a loss, unless its journal spoke.
--- KEYS: 1 stream, 2 leader, 3 lease of the incarnation, 4 tickets, 5 dead, 6 attempts, 7 noted and 8 inbox (of the incarnation)
--- ARGV: 1 group, 2 epoch, 3 incarnation, 4 count, 5 ticket field, 6 longest ticket in bytes, 7 longest message in bytes (0: any)
+-- take_back: one page of a dead incarnation's pending entries goes to `master`, in id order. The first unacknowledged
+--            entry of each ticket may have been running: that counts as a loss, unless its journal says otherwise.
+-- KEYS: 1 stream, 2 leader, 3 lease of the incarnation, 4 tickets, 5 dead, 6 attempts, 7 noted and 8 inbox (of the
+--       incarnation)
+-- ARGV: 1 group, 2 epoch, 3 incarnation, 4 count, 5 ticket field, 6 longest ticket in bytes, 7 longest message in bytes
+--       (0: any)
 -- Returns: {"FENCED"}, {"ALIVE"} (its lease still runs; nothing happened), or
---          {"OK", number of entries of the page, {id, ticket (see peek), ...}, {ids whose body was gone}}; a page of 0 entries says that its list is empty
---          (and that its inbox is gone: without a lease nothing can be added to it any more)
--- Why Lua: that the lease has ended, that the entries are its own, and that index and pending list change together, must be true at one moment;
---          so must a loss and its entry, or a page that comes twice would count it twice.
+--          {"OK", number of entries of the page, {id, ticket (see peek), ...}, {ids whose body was gone}}; a page of 0
+--          entries means that its list is empty (and that its inbox is gone: without a lease nothing can be added to it
+--          any more)
+-- Why Lua: that the lease has ended, that the entries are its own, and that index and pending list change together,
+--          must be true at one moment; so must a loss and its entry, or a page that comes twice would count it twice.
 -- Memory: works when full
 --- @include leads
+--- @include util
 --- @include ticket_of
---- @include record
---- @include bury
+--- @include records
+--- @include letter
 --- @include attempts
---- @include in_chunks
 --- @include at_full_memory
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 if redis.call('EXISTS', KEYS[3]) == 1 then return {'ALIVE'} end
@@ -56,12 +59,13 @@ for ticket, ids in pairs(leaving) do
   end
 end
 if #rows == 0 then
-  -- Not left to reap: if the group is lost before that comes by, and a successor has its registration, nobody knows of the inbox any more.
+  -- Not left to reap: if the group is lost before that, and a successor has its registration, the inbox would be
+  -- forgotten.
   redis.call('DEL', KEYS[7], KEYS[8])
 elseif not is_told then
   local has_more = #rows == tonumber(ARGV[4])
   in_chunks(#names, function(from, to)
-    local earlier = redis.call('HMGET', KEYS[7], unpack(names, from, to)) -- tickets whose first entry was on an earlier page
+    local earlier = redis.call('HMGET', KEYS[7], unpack(names, from, to)) -- their first entry was on an earlier page
     local known = redis.call('HMGET', KEYS[6], unpack(first_of, from, to))
     for i = from, to do
       if not earlier[i - from + 1] then

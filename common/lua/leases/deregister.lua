@@ -2,7 +2,8 @@
 -- KEYS: 1 stream, 2 lease, 3 inbox, 4 consumers
 -- ARGV: 1 group, 2 incarnation, 3 consumer name, 4 its stored registration
 -- Returns: "OK", "LOST" (no lease: the leader recovers it) or "PENDING" (it still has entries; nothing happened)
--- Why Lua: XGROUP DELCONSUMER deletes pending entries too, so "nothing left" must be true at the moment of the deletion.
+-- Why Lua: XGROUP DELCONSUMER deletes pending entries too, so "nothing left" must be true at the moment of the
+--          deletion.
 -- Memory: works when full
 if redis.call('EXISTS', KEYS[2]) == 0 then return 'LOST' end
 if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2]) > 0 then return 'PENDING' end

@@ -2,10 +2,12 @@
 -- KEYS: 1 lease
 -- ARGV: 1 lease in ms
 -- Returns: "OK" or "LOST"
--- Why Lua: the mark is set only on a lease that lives (a revoked one stays revoked); after it, hand_over refuses this target.
+-- Why Lua: the mark is set only on a lease that lives (a revoked one stays revoked); after it, hand_over refuses this
+--          target.
 -- Memory: works when full
 local state = redis.call('GET', KEYS[1])
 if not state then return 'LOST' end
-redis.call('PEXPIRE', KEYS[1], state == 'revoked' and redis.call('PTTL', KEYS[1]) or ARGV[1]) -- a write that needs no memory goes first
+-- A write that needs no memory goes first.
+redis.call('PEXPIRE', KEYS[1], state == 'revoked' and redis.call('PTTL', KEYS[1]) or ARGV[1])
 if state == 'revoked' then return 'OK' end
 return redis.call('SET', KEYS[1], 'draining', 'XX', 'KEEPTTL') and 'OK' or 'LOST' -- XX: see revoke

@@ -1,11 +1,12 @@
 -- elect: become the leader of a stream, or take a new epoch as its leader.
 -- KEYS: 1 leader, 2 counters
--- ARGV: 1 url of this master, 2 lease in ms, 3 the epoch to succeed ("" = only if nobody leads)
+-- ARGV: 1 url of this master, 2 lease in ms, 3 the epoch to succeed ("" = only if there is no leader)
 -- Returns: {"ELECTED", epoch} or {"HELD", "<epoch> <url>"}
--- Why Lua: read, compare, number and write are one step; two masters, or one master's delayed call, must never both win.
+-- Why Lua: read, compare, number and write are one step; two masters, or one master's delayed call, must never both
+--          win.
 -- Memory: works when full (without a leader nothing is ever freed)
 --- @include leads
---- @include next_number
+--- @include numbers
 --- @include at_full_memory
 local held = redis.call('GET', KEYS[1])
 if held and not (ARGV[3] ~= '' and leads(KEYS[1], ARGV[3])) then

@@ -2,7 +2,8 @@
 -- KEYS: 1 leader
 -- ARGV: 1 epoch, 2 lease in ms
 -- Returns: "OK" or "FENCED"
--- Why Lua: the key must still hold our epoch at the moment it is extended. PEXPIRE, unlike SET, works when memory is full.
+-- Why Lua: the key must still hold our epoch at the moment it is extended. PEXPIRE, unlike SET, works when memory is
+--          full.
 -- Memory: works when full
 --- @include leads
 if not leads(KEYS[1], ARGV[1]) then return 'FENCED' end

@@ -1,9 +1,11 @@
 -- reap: forget a dead incarnation once nothing is pending for it.
--- KEYS: 1 stream, 2 leader, 3 lease, 4 inbox, 5 consumers, 6 noted (of the incarnation): it stays when the last page's reply was lost
+-- KEYS: 1 stream, 2 leader, 3 lease, 4 inbox, 5 consumers, 6 noted (of the incarnation): it stays when the last page's
+--       reply was lost
 -- ARGV: 1 group, 2 epoch, 3 incarnation, 4 consumer name, 5 its stored registration ("" = it has none any more)
 -- Returns: "OK", "FENCED", "ALIVE" or "PENDING"
--- Why Lua: XGROUP DELCONSUMER deletes the consumer's pending entries too, and they would never be delivered again: "empty" must be true
---          at the moment of the deletion. The registration goes only if no successor has written its own.
+-- Why Lua: XGROUP DELCONSUMER deletes the consumer's pending entries too, and they would never be delivered again:
+--          "empty" must be true at the moment of the deletion. The registration goes only if no successor has written
+--          its own.
 -- Memory: works when full
 --- @include leads
 if not leads(KEYS[2], ARGV[2]) then return 'FENCED' end

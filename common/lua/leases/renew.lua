@@ -1,11 +1,12 @@
 -- renew: a living incarnation extends its lease and touches what it has pending, a thousand entries at a time.
 -- KEYS: 1 lease, 2 stream
 -- ARGV: 1 group, 2 incarnation, 3 lease in ms, 4 where to begin: "-", or what the call before returned
--- Returns: {state, number of entries touched, where to go on, "" at the end}; state: live | draining | revoked | LOST (there is no lease; nothing
---          happened). A revoked lease is not extended.
--- Why Lua: lease and entries are renewed together, so that an entry of a living incarnation is never idle for longer than one lease
---          and the sweep cannot meet it. Not more at once: for 50,000 Redis did nothing else
---          for 0.2 s. JUSTID: any other form would raise the delivery count. PEXPIRE and XCLAIM work when memory is full.
+-- Returns: {state, number of entries touched, where to go on, "" at the end}; state: live | draining | revoked | LOST
+--          (there is no lease; nothing happened). A revoked lease is not extended.
+-- Why Lua: lease and entries are renewed together, so that an entry of a living incarnation is never idle for longer
+--          than one lease and the sweep cannot meet it. Not more at once: for 50,000 entries Redis did
+--          nothing else for 0.2 s. JUSTID: any other form would raise the delivery count. PEXPIRE and XCLAIM work when
+--          memory is full.
 -- Memory: works when full
 local state = redis.call('GET', KEYS[1])
 if not state then return {'LOST', 0, ''} end
@@ -13,7 +14,8 @@ if state == 'revoked' then return {state, 0, ''} end
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
 local older_than = math.floor(tonumber(ARGV[3]) / 3)
 local rows = redis.pcall('XPENDING', KEYS[2], ARGV[1], 'IDLE', older_than, ARGV[4], '+', 1000, ARGV[2])
-if rows.err or #rows == 0 then return {state, 0, ''} end -- an error: no group, which is the leader's business; the lease is extended all the same
+-- An error means that the group is missing, which is the leader's business; the lease is extended all the same.
+if rows.err or #rows == 0 then return {state, 0, ''} end
 local command = {'XCLAIM', KEYS[2], ARGV[1], ARGV[2], '0'}
 for i = 1, #rows do command[#command + 1] = rows[i][1] end
 command[#command + 1] = 'JUSTID'

@@ -1,15 +1,17 @@
--- change_rules: an operator sets or lifts a rule. Nothing is handed over by the former rules from then on: hand_over compares the version.
+-- change_rules: an operator sets or lifts a rule. Nothing is handed over by the former rules from then on: hand_over
+--               compares the version.
 -- KEYS: 1 rules, 2 counters, 3 changed, 4 actions, 5 consumers
 -- ARGV: 1 id of the rule, 2 the rule ("" lifts it), 3 most rules there may be, 4 length of the action log,
---       5 id of the drain that gives way when there are too many ("": none), 6 how it was stored, 7 its consumer: it stays if it is another one by
---       now, or if a consumer of that name is registered; then names and values for the action log
--- Returns: {"SET", version}, {"REPLACED", version, the former one}, {"LIFTED", version, the former one}, {"NONE"} (there is no such rule to
---          lift) or {"FULL"} (too many rules). NONE and FULL change nothing.
--- Why Lua: rule, version and the line of the action log are one step, so that nobody can see one without the others.
+--       5 id of the drain that gives way when there are too many ("": none), 6 how it was stored, 7 its consumer: it
+--       stays if it is another one by now, or if a consumer of that name is registered; then names and values for the
+--       action log
+-- Returns: {"SET", version}, {"REPLACED", version, the former one}, {"LIFTED", version, the former one}, {"NONE"}
+--          (there is no such rule to lift) or {"FULL"} (too many rules). NONE and FULL change nothing.
+-- Why Lua: rule, version and the line of the action log are one step, so that no reader can see one without the others.
 -- Memory: works when full
---- @include next_number
+--- @include letter
+--- @include numbers
 --- @include at_full_memory
---- @include bury
 redis.call('XLEN', KEYS[3]) -- what is no stream fails here, before anything has changed
 redis.call('XLEN', KEYS[4])
 redis.call('HLEN', KEYS[2])
@@ -18,14 +20,17 @@ local former = redis.call('HGET', KEYS[1], id)
 if rule == '' and not former then return {'NONE'} end
 local is_full = not former and redis.call('HLEN', KEYS[1]) >= tonumber(ARGV[3])
 if is_full then
-  local is_over = ARGV[5] ~= '' and redis.call('HGET', KEYS[1], ARGV[5]) == ARGV[6] and not redis.call('HGET', KEYS[5], ARGV[7])
+  local is_over = ARGV[5] ~= ''
+    and redis.call('HGET', KEYS[1], ARGV[5]) == ARGV[6]
+    and not redis.call('HGET', KEYS[5], ARGV[7])
   if not is_over then return {'FULL'} end
 end
 at_full_memory(KEYS[1])
 local version = next_number(KEYS[2], 'rules')
 if is_full then
   redis.call('HDEL', KEYS[1], ARGV[5])
-  redis.call('XADD', KEYS[4], '*', 'outcome', 'lifted', 'version', version, 'who', 'usher', 'what', 'lift', 'on', 'consumer ' .. ARGV[7],
+  redis.call('XADD', KEYS[4], '*', 'outcome', 'lifted', 'version', version, 'who', 'usher', 'what', 'lift',
+    'on', 'consumer ' .. ARGV[7],
     'why', 'it gave way to a new rule: there were too many, and no consumer of that name is registered')
 end
 if rule == '' then
@@ -35,5 +40,6 @@ else
 end
 local outcome = rule == '' and 'LIFTED' or former and 'REPLACED' or 'SET'
 redis.call('XADD', KEYS[3], 'MAXLEN', '~', '10000', '*', 'rules', version)
-redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[4], '*', 'outcome', string.lower(outcome), 'version', version, unpack(ARGV, 8))
+local line = {'outcome', string.lower(outcome), 'version', version, unpack(ARGV, 8)}
+redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[4], '*', unpack(line))
 return {outcome, version, former or ''}

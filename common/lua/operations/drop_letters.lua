@@ -1,12 +1,12 @@
 -- drop_letters: dead letters are thrown away for good; a ticket that waited for one goes on without it.
 -- KEYS: 1 stream, 2 tickets, 3 dead, 4 attempts, 5 changed, 6 leader
 -- ARGV: 1 group, then ids of letters
--- Returns: {what the leader key holds, or "", then for each letter: {"DROPPED"}, {"RELEASED"}: its ticket goes on with its next message,
---          {"GONE"}: there is no such letter (any more), or {"HELD"}: its ticket has an owner, try again later}. GONE and HELD change nothing.
--- Why Lua: letter, entry and the ticket's record go together, whoever asks and whoever leads.
+-- Returns: {what the leader key holds, or "", then for each letter: {"DROPPED"}, {"RELEASED"}: its ticket goes on with
+--          its next message, {"GONE"}: there is no such letter (any more), or {"HELD"}: its ticket has an owner, try
+--          again later}. GONE and HELD change nothing.
+-- Why Lua: letter, entry and the ticket's record go together, for any caller and under any leader.
 -- Memory: works when full
---- @include record
---- @include bury
+--- @include records
 --- @include letter
 --- @include tell_leader
 --- @include at_full_memory

@@ -1,16 +1,16 @@
--- forget_attempts: a page of noted attempts; those of messages that are pending for nobody any more go. What is to be given to the group yet is
---                  pending for nobody too: after the group was lost it comes a second time, and keeps the attempts that it had.
+-- forget_attempts: delete, in one page of noted attempts, those of messages that are no longer pending. A message that
+--                  the group is still to be given is not pending either: after the group was lost it comes a second
+--                  time, and keeps its attempts.
 -- KEYS: 1 stream, 2 leader, 3 attempts
 -- ARGV: 1 group, 2 epoch, 3 cursor ("0" at first), 4 count
 -- Returns: {"FENCED"} or {"OK", next cursor ("0": that was all), {ids whose attempts went}}
--- Why Lua: an acknowledgement takes its message's attempts with it, and a dead letter too; but a message may also end by its body being
---          deleted, in many a place. Between our look and the deletion it must not be noted anew.
+-- Why Lua: an acknowledgement takes its message's attempts with it, and a dead letter too; but a message may also end
+--          by the deletion of its body, in several places. Between our look and the deletion it must not be noted anew.
 -- Memory: works when full
 --- @include leads
---- @include facts_of
---- @include group_facts
---- @include is_above
---- @include bury
+--- @include util
+--- @include group
+--- @include letter
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local delivered = group_facts(KEYS[1], ARGV[1])['last-delivered-id']
 local function comes(id) return is_above(id, delivered) and body_of(KEYS[1], id) end
@@ -18,7 +18,8 @@ local page = redis.call('HSCAN', KEYS[3], ARGV[3], 'COUNT', ARGV[4])
 local gone = {}
 for at = 1, #page[2], 2 do
   local id = page[2][at]
-  if not string.find(id, '^%d+%-%d+$') or (#redis.call('XPENDING', KEYS[1], ARGV[1], id, id, 1) == 0 and not comes(id)) then
+  local is_id = string.find(id, '^%d+%-%d+$')
+  if not is_id or (#redis.call('XPENDING', KEYS[1], ARGV[1], id, id, 1) == 0 and not comes(id)) then
     redis.call('HDEL', KEYS[3], id)
     gone[#gone + 1] = id
   end

@@ -1,19 +1,20 @@
 -- redrive: dead letters become messages again, each exactly once: its letter goes in the same step.
 -- KEYS: 1 stream, 2 tickets, 3 dead, 4 attempts, 5 changed, 6 leader
 -- ARGV: 1 group, then ids of letters
--- Returns: {what the leader key holds, or "", then for each letter: {"RESUMED"}: the ticket waited for it; it goes on with this very message,
---          at its place in the stream, and then with its later ones; {"ADDED", new id}: it is a new message at the end of the stream, with its
---          uid as it was; {"GONE"}: there is no such letter (any more); {"CUT"}: fields of it are missing, and the stream has the entry no
---          more; {"HELD"}: its ticket has an owner, try again later}. GONE, CUT and HELD change nothing.
--- Why Lua: the entry leaves `halted`, its ticket's record and the letter change together, whoever asks and whoever leads: hand_over compares
---          with the record, and `returned` lets it begin with the lowest entry only. A crash between XADD and XDEL would make two of one.
+-- Returns: {what the leader key holds, or "", then for each letter: {"RESUMED"}: the ticket waited for it; it goes on
+--          with this very message, at its place in the stream, and then with its later ones; {"ADDED", new id}: it is a
+--          new message at the end of the stream, with its uid as it was; {"GONE"}: there is no such letter (any more);
+--          {"CUT"}: fields of it are missing, and the stream has the entry no more; {"HELD"}: its ticket has an owner,
+--          try again later}. GONE, CUT and HELD change nothing.
+-- Why Lua: the entry leaves `halted`, its ticket's record and the letter change together, for any caller and under
+--          any leader: hand_over compares with the record, and `returned` lets it begin with the lowest entry only. A
+--          crash between XADD and XDEL would make two of one.
 -- Memory: refused when full
---- @include record
---- @include bury
---- @include is_above
---- @include facts_of
---- @include numbered
+--- @include util
+--- @include group
+--- @include records
 --- @include letter
+--- @include numbers
 --- @include tell_leader
 local stream, group, tickets_key = KEYS[1], ARGV[1], KEYS[2]
 redis.call('XLEN', stream) -- what is no stream fails here, before anything has changed
@@ -33,8 +34,9 @@ local function give_uid(fields, uid)
   fields[#fields + 1] = uid
 end
 
--- The message at the end of the stream. Without a uid of its own it gets its former id as uid: sinks know it by that. A gathered message has the
--- id under which sinks know it in its first field, and a number in its id, which gather counts by.
+-- The message at the end of the stream. Without a uid of its own it gets its former id as uid: sinks know it by that. A
+-- gathered message has the id under which sinks know it in its first field, and a number in its id, which gather counts
+-- by.
 local function add_again(head, fields)
   local id = string.match(head['usher-id'] or '', '^%d+%-%d+$')
   if id and (head['usher-fields-cut'] or head['usher-values-cut']) then fields = body_of(stream, id) end
@@ -49,11 +51,12 @@ local function add_again(head, fields)
   return {'ADDED', redis.call('XADD', stream, id_now, unpack(fields))}
 end
 
--- The ticket may move again: first what of it is under `master` already and was held by the former owner. A hash write goes first: it needs
--- memory, so a full server refuses the call before anything has changed.
+-- The ticket may move again: first what of it is under `master` already and was held by the former owner. A hash write
+-- goes first: it needs memory, so a full server refuses the call before anything has changed.
 local function resume(head, fence, tail)
   local id = head['usher-id']
-  redis.call('HSET', tickets_key, head['usher-ticket'], 'returned ' .. fence .. ' ' .. (tail == '' and id or id .. ' ' .. tail))
+  local ids = tail == '' and id or id .. ' ' .. tail
+  redis.call('HSET', tickets_key, head['usher-ticket'], 'returned ' .. fence .. ' ' .. ids)
   redis.call('XCLAIM', stream, group, 'master', '0', id, 'FORCE', 'JUSTID')
   redis.call('HDEL', KEYS[4], id)
 end

@@ -1,18 +1,21 @@
--- trim: cut a stream below an id, if really nobody needs what lies there.
+-- trim: cut a stream below an id, if no reader needs what lies there.
 -- KEYS: 1 stream, 2 checkpoints, 3 archived, 4 groups (saved positions)
--- ARGV: 1 id (it and all above is kept), 2 most entries to cut in this call, 3 "1": cut only what is archived, else "", 4 of a source, its
---       gather group, else "". While that is gone, or ahead of the stream, nobody knows that what lies there was gathered, nor while gather has noted
---       nothing under this name: a copy, or what was renamed, brings its group along, but not what others have noted of what they need.
+-- ARGV: 1 id (it and all above is kept), 2 most entries to cut in this call, 3 "1": cut only what is archived, else "",
+--       4 of a source, its gather group, else "". While that is gone, or ahead of the stream, it is not known that what
+--       lies there was gathered, nor while gather has noted nothing under this name: a copy, or what was renamed,
+--       brings its group along, but not what others have noted of what they need.
 -- Returns: {"CUT", number of entries} or {"NEEDED", who needs entries below the id}
--- Why Lua: looking and cutting are one step, so that a group or a log consumer that appears, goes back, or is lost in between loses nothing.
+-- Why Lua: looking and cutting are one step, so that a group or a log consumer that appears, goes back, or is lost in
+--          between loses nothing.
 -- Memory: works when full
---- @include is_above
---- @include facts_of
+--- @include util
+--- @include group
 local floor, is_in_it, is_noted = ARGV[1], ARGV[4] == '', ARGV[4] == ''
 for _, group in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
   local facts = facts_of(group)
   if facts['name'] == ARGV[4] then
-    is_in_it = not is_above(facts['last-delivered-id'], facts_of(redis.call('XINFO', 'STREAM', KEYS[1]))['last-generated-id'])
+    local last_id = facts_of(redis.call('XINFO', 'STREAM', KEYS[1]))['last-generated-id']
+    is_in_it = not is_above(facts['last-delivered-id'], last_id)
   end
   local oldest = redis.call('XPENDING', KEYS[1], facts['name'], '-', '+', 1)[1]
   if is_above(floor, facts['last-delivered-id']) or (oldest and is_above(floor, oldest[1])) then

@@ -1,16 +1,17 @@
 -- ack: an owner's finished messages leave the pending list and the index; the run log gets their record.
 -- KEYS: 1 stream, 2 lease of the incarnation under which the entries were fetched, 3 tickets, 4 attempts, 5 runs
--- ARGV: 1 group, 2 incarnation, 3 run-log record ("" = none), 4 length of the run log, 5 the finished ids of all tickets, of each in id
---       order, 6 the number of them of each ticket (both JSON: one long argument costs less than many), then the tickets
--- Returns: {"LOST"} (no lease: all is stale, nothing happened) or {"OK", then of each ticket of which not all was done now: its number among
---          the tickets, and "STALE" (another owner has it) or a list of "OK" / "GONE" per id}
---          The record has the outcome "stale" where another owner has the ticket; without it, that message would be known to be done.
--- Why Lua: XACK asks nobody's name; anybody's late call would acknowledge somebody else's delivery. While the lease lives its entries
---          cannot have been taken back, so one look at it covers the batch.
+-- ARGV: 1 group, 2 incarnation, 3 run-log record ("" = none), 4 length of the run log, 5 the finished ids of all
+--       tickets, of each in id order, 6 the number of them of each ticket (both JSON: one long argument costs less than
+--       many), then the tickets
+-- Returns: {"LOST"} (no lease: all is stale, nothing happened) or {"OK", then of each ticket of which not all was done
+--          now: its number among the tickets, and "STALE" (another owner has it) or a list of "OK" / "GONE" per id}
+--          The record has the outcome "stale" where another owner has the ticket; without it, that message would be
+--          known to be done.
+-- Why Lua: XACK does not check the owner; a late call would acknowledge another owner's delivery. While the lease
+--          lives its entries cannot have been taken back, so one look at it covers the batch.
 -- Memory: works when full
---- @include record
---- @include in_chunks
---- @include records_of
+--- @include util
+--- @include records
 --- @include at_full_memory
 if redis.call('EXISTS', KEYS[2]) == 0 then return {'LOST'} end
 at_full_memory(KEYS[3])
@@ -20,8 +21,9 @@ local finished, sizes = cjson.decode(ARGV[5]), cjson.decode(ARGV[6])
 local records = records_of(tickets_key, args, 7, #sizes)
 local reply, done, changed, freed = {'OK'}, {}, {}, {}
 local n, last = 0, 0 -- of what is done; of `finished`, the last id of the ticket
-local refused, theirs = {}, 0 -- of the refused: the number of those that the other owner has, so that we have never acknowledged them
--- A record of ours. One that nobody can read is not ours either.
+-- `theirs`: how many of the refused ids the other owner holds; those we have never acknowledged.
+local refused, theirs = {}, 0
+-- The pattern of a record of ours. An unreadable record is not ours either.
 local OURS = '^' .. string.gsub(ARGV[2], '%W', '%%%0') .. ' %d+ (.*)$'
 
 local function keep(ticket, record, ids, left)
@@ -33,7 +35,8 @@ local function keep(ticket, record, ids, left)
   end
 end
 
--- The record is in the order in which the handlers ended. Its numbers are longer than cjson writes them, so only a column is added.
+-- The record is in the order in which the handlers ended. Its numbers are longer than cjson writes them, so only a
+-- column is added.
 local function with_refusals(run_record)
   local outcomes = {}
   for at, id in ipairs(cjson.decode(run_record).ids) do outcomes[at] = refused[id] and 'stale' or 'done' end
@@ -83,8 +86,8 @@ in_chunks(#changed, function(from, to) redis.call('HSET', tickets_key, unpack(ch
 if n > 0 and redis.call('EXISTS', KEYS[4]) == 1 then
   in_chunks(n, function(from, to) redis.call('HDEL', KEYS[4], unpack(done, from, to)) end)
 end
--- A batch that comes again, because our reply was lost, has nothing that is done now, but what is GONE, or of a ticket that somebody else has
--- by now for what came later: its record is there.
+-- A batch that comes again, because our reply was lost, has nothing that is done now: its entries are GONE, or of a
+-- ticket that another owner has by now for later entries. Its record is there.
 if ARGV[3] ~= '' and (n > 0 or (theirs > 0 and theirs == #finished)) then
   redis.call('XADD', KEYS[5], 'MAXLEN', '~', ARGV[4], '*', 'batch', next(refused) and with_refusals(ARGV[3]) or ARGV[3])
 end

@@ -1,12 +1,16 @@
--- charge: note the attempts of messages whose handler failed, is about to be killed with its process, or is about to be started alone.
+-- charge: note the attempts of messages whose handler has failed, is about to be killed with its process, or is about
+--         to be started alone.
 -- KEYS: 1 stream, 2 lease, 3 attempts, 4 runs
--- ARGV: 1 group, 2 incarnation, 3 run-log record ("" = none), 4 length of the run log, then for each message: id, its attempts (common/protocol/attempts.py)
--- Returns: {"LOST"} or {"OK", {ids that are pending for this incarnation: their attempts are noted}, {ids that may come back to it: the
---          group was lost, and has not got them again, or they are under `master` still}}; the record goes with a change only
--- Why Lua: only the owner may charge; after its lease the next owner counts. What is not pending any more would stay here for ever.
+-- ARGV: 1 group, 2 incarnation, 3 run-log record ("" = none), 4 length of the run log, then for each message: id, its
+--       attempts (common/protocol/attempts.py)
+-- Returns: {"LOST"} or {"OK", {ids that are pending for this incarnation: their attempts are noted}, {ids that may come
+--          back to it: the group was lost, and has not got them again, or they are under `master` still}}; the record
+--          goes with a change only
+-- Why Lua: only the owner may charge; after its lease the next owner counts. The attempts of an entry that is no
+--          longer pending would stay for ever.
 -- Memory: works when full
+--- @include util
 --- @include at_full_memory
---- @include is_above
 if redis.call('EXISTS', KEYS[2]) == 0 then return {'LOST'} end
 redis.call('HLEN', KEYS[3]) -- what is no hash fails here
 at_full_memory(KEYS[3])

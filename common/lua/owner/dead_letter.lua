@@ -1,19 +1,21 @@
--- dead_letter: an owner gives up on a message; its ticket goes on (skip), halts (park), or ends with it what is pending of it (tail).
+-- dead_letter: an owner gives up on a message; its ticket goes on (skip), halts (park), or ends with all its
+--              pending entries (tail).
 -- KEYS: 1 stream, 2 lease, 3 tickets, 4 dead, 5 attempts, 6 changed
--- ARGV: 1 group, 2 incarnation, 3 ticket, 4 id, 5 reason, 6 error, 7 attempts, 8 first start in ms, 9 last start in ms, 10 fence,
---       11 error type, 12 traceback, 13 policy: skip | park | tail
--- Returns: "OK", "HALTED" (park), "ENDED" (tail), "RETURNED" (park or tail, but there was nothing to park: what the owner held of the ticket is
---          under `master`), "LOST" (no lease), "STALE" (another owner has the ticket) or "GONE" (it is not in processing any more).
---          Unless the policy is skip, nothing of the ticket under this fence is the caller's after any of them.
--- Why Lua: letter, XACK and index are one step: a crash in between would lose the message or keep it in two places. A parked message stays
---          pending, under `halted`: its id is its place in the ticket's order. What its owner held of the ticket after it goes to `master`
---          in the same step, and `halted <fence> <id> <those ids>` is what the index says. `tail <fence> <last delivered id>` asks the leader
---          to end what it has parked of the ticket up to that id.
+-- ARGV: 1 group, 2 incarnation, 3 ticket, 4 id, 5 reason, 6 error, 7 attempts, 8 first start in ms, 9 last start in ms,
+--       10 fence, 11 error type, 12 traceback, 13 policy: skip | park | tail
+-- Returns: "OK", "HALTED" (park), "ENDED" (tail), "RETURNED" (park or tail, but there was nothing to park: what the
+--          owner held of the ticket is under `master`), "LOST" (no lease), "STALE" (another owner has the ticket) or
+--          "GONE" (it is not in processing any more). Unless the policy is skip, nothing of the ticket under this fence
+--          is the caller's after any of them.
+-- Why Lua: letter, XACK and index are one step: a crash in between would lose the message or keep it in two places. A
+--          parked message stays pending, under `halted`: its id is its place in the ticket's order. The ticket's later
+--          entries of its owner go to `master` in the same step, and the index says `halted <fence> <id> <those ids>`.
+--          `tail <fence> <last delivered id>` asks the leader to end the ticket's parked entries up to that id.
 -- Memory: works when full
---- @include record
---- @include bury
---- @include at_full_memory
+--- @include records
+--- @include letter
 --- @include tell_leader
+--- @include at_full_memory
 if redis.call('EXISTS', KEYS[2]) == 0 then return 'LOST' end
 local stream, group, me, ticket, id, policy = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[13]
 local record = redis.call('HGET', KEYS[3], ticket)
@@ -25,12 +27,13 @@ if policy ~= 'skip' and owner and fence == ARGV[10] then -- the call is repeated
 end
 if owner ~= me or (policy ~= 'skip' and fence ~= ARGV[10]) then return 'STALE' end
 local left = without(ids, {[id] = true})
-local is_there = left ~= ids and not (ARGV[5] == 'body_gone' and body_of(stream, id)) -- somebody acknowledged or claimed that one by hand
+-- A body that is reported gone but exists: an operator has acknowledged or claimed the entry by hand.
+local is_there = left ~= ids and not (ARGV[5] == 'body_gone' and body_of(stream, id))
 if policy == 'skip' and not is_there then return 'GONE' end
 if policy ~= 'skip' then -- what is of another type fails here, before anything has changed
   redis.call('HLEN', KEYS[5])
   redis.call('XLEN', KEYS[6])
-  redis.call('XPENDING', KEYS[1], ARGV[1]) -- and so does a missing group: after the letter it would cost one letter more per try
+  redis.call('XPENDING', KEYS[1], ARGV[1]) -- so does a missing group: later, each try would write one more letter
 end
 at_full_memory(KEYS[3])
 
@@ -39,7 +42,8 @@ if not fields and policy ~= 'skip' then policy = 'return' end
 if is_there then
   local kept_as = (policy == 'park' or policy == 'tail') and policy or 'skip'
   local more = {policy = kept_as, fence = fence, error_type = ARGV[11], traceback = ARGV[12]}
-  bury(KEYS[4], id, ticket, fields and ARGV[5] or 'body_gone', ARGV[6], ARGV[7], me, ARGV[8], ARGV[9], fields or nil, more)
+  local reason = fields and ARGV[5] or 'body_gone'
+  bury(KEYS[4], id, ticket, reason, ARGV[6], ARGV[7], me, ARGV[8], ARGV[9], fields or nil, more)
   if policy == 'park' then
     redis.call('XCLAIM', stream, group, 'halted', '0', id, 'FORCE', 'JUSTID')
   else
@@ -54,7 +58,8 @@ if policy == 'tail' then
   for behind in string.gmatch(left, '%S+') do
     local body = body_of(stream, behind)
     local more = {policy = 'tail', fence = fence}
-    bury(KEYS[4], behind, ticket, body and 'behind_dead_letter' or 'body_gone', 'behind ' .. id, '0', me, now_ms(), now_ms(), body, more)
+    local reason, now = body and 'behind_dead_letter' or 'body_gone', now_ms()
+    bury(KEYS[4], behind, ticket, reason, 'behind ' .. id, '0', me, now, now, body, more)
     redis.call('XACK', stream, group, behind)
     redis.call('HDEL', KEYS[5], behind)
   end
@@ -72,8 +77,11 @@ end
 local over = {}
 for behind in string.gmatch(left, '%S+') do
   if #redis.call('XCLAIM', stream, group, 'master', '0', behind, 'JUSTID') == 0 then
-    -- Redis >= 7 drops an entry whose body is gone when it is claimed; the record names what is under `master`, and nothing else.
-    if not body_of(stream, behind) then bury(KEYS[4], behind, ticket, 'body_gone', '', '0', me, now_ms(), now_ms(), nil) end
+    -- Redis >= 7 drops an entry whose body is gone when it is claimed; the record names what is under `master`, and
+    -- nothing else.
+    if not body_of(stream, behind) then
+      bury(KEYS[4], behind, ticket, 'body_gone', '', '0', me, now_ms(), now_ms(), nil)
+    end
     over[behind] = true
   end
 end

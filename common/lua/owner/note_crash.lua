@@ -1,11 +1,13 @@
--- note_crash: a successor that holds its predecessor's name lock tells what that one's journal says, before anything of it runs again.
+-- note_crash: a successor that holds its predecessor's name lock notes what the predecessor's journal says, before any
+--             of its messages runs again.
 -- KEYS: 1 stream, 2 attempts, 3 runs, 4 noted (of the predecessor)
 -- ARGV: 1 group, 2 predecessor, 3 run-log record ("" = none), 4 length of the run log, 5 ms for which `noted` may stay,
 --       then for each message: id, starts, failures, crashes
 -- Returns: {"OK", {ids whose attempts are noted}}
--- Why Lua: only what is still pending is noted, so that no field stays for ever; and a start is counted once, however often it is told:
---          a number of starts that is not above the known one says nothing new, but for fewer failures of the same start: it was charged
---          before it happened, and is not to blame. Unless another one has the message by now: then it is that one that charged its own start.
+-- Why Lua: only what is still pending is noted, so that no field stays for ever; and a start is counted once, however
+--          often it is reported: a number of starts that is not above the known one says nothing new, except fewer
+--          failures of the same start: that failure was charged before it happened, and did not happen. Unless another
+--          incarnation has the message by now: then that one has charged its own start.
 -- Memory: works when full
 --- @include attempts
 --- @include at_full_memory

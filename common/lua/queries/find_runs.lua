@@ -8,7 +8,8 @@ local rows = redis.call('XREVRANGE', KEYS[1], ARGV[2], '-', 'COUNT', ARGV[3])
 local found = {}
 for _, row in ipairs(rows) do
   for at = 1, #row[2], 2 do
-    if row[2][at] == 'batch' and string.find(row[2][at + 1], ARGV[1], 1, true) then found[#found + 1] = row[2][at + 1] end
+    local record = row[2][at + 1]
+    if row[2][at] == 'batch' and string.find(record, ARGV[1], 1, true) then found[#found + 1] = record end
   end
 end
 return {#rows, #rows > 0 and rows[#rows][1] or '', found}

@@ -1,8 +1,9 @@
--- look_again: what one moment says of a suspect of the audit.
+-- look_again: read the state of one suspect of the audit at one moment.
 -- KEYS: 1 stream, 2 tickets, 3 lease of the owner, 4 attempts
 -- ARGV: 1 group, 2 id, 3 the ticket's field in the index, 4 id of the entry that it is compared with
--- Returns: {owner of the entry or nil, idle in milliseconds, deliveries, record of the ticket or nil, 1 when the lease lives or 0, 1 when the
---          entry is in the stream or 0, its attempts or nil, owner of the other entry or nil}; an owner is nil where the entry is not pending
+-- Returns: {owner of the entry or nil, idle in milliseconds, deliveries, record of the ticket or nil, 1 when the lease
+--          lives or 0, 1 when the entry is in the stream or 0, its attempts or nil, owner of the other entry or nil};
+--          an owner is nil where the entry is not pending
 -- Why Lua: all of it is of one moment, also when memory is full, when Redis takes no MULTI; and the body stays here.
 -- Memory: works when full, as nothing is written
 local function pending(id) return redis.call('XPENDING', KEYS[1], ARGV[1], id, id, 1)[1] or {false, false, 0, 0} end

@@ -1,6 +1,8 @@
--- ticket_entries: which entries of one ticket are in a stretch of the stream, or among what is pending for a name. Changes nothing.
+-- ticket_entries: find the entries of one ticket in a stretch of the stream, or among the entries pending for a name.
+--                 Changes nothing.
 -- KEYS: 1 stream
--- ARGV: 1 ticket field, 2 ticket, 3 start (as XRANGE has it), 4 most entries looked at, 5 group ("" looks at the stream), 6 the name in the group
+-- ARGV: 1 ticket field, 2 ticket, 3 start (as XRANGE has it), 4 most entries looked at, 5 group ("" looks at the
+--       stream), 6 the name in the group
 -- Returns: {last id looked at, or "" at the end, {ids of the ticket}}
 -- Why Lua: an operator's question about one ticket must not bring the bodies of thousands of others over the wire.
 local stream, field, ticket, count = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[4])

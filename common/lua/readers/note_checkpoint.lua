@@ -1,8 +1,9 @@
--- note_checkpoint: tell those who trim how far a log consumer is.
+-- note_checkpoint: tell the trimmers how far a log consumer is.
 -- KEYS: 1 checkpoints
 -- ARGV: 1 name, 2 version, 3 id, 4 "1" at the start of a consumer: what is noted is replaced, else ""
 -- Returns: 1 noted, 0 a later version is noted
--- Why Lua: compare and write. A late note of a process that is slow, or was reset meanwhile, must not put the checkpoint ahead of its SQL.
+-- Why Lua: compare and write. A late note of a process that is slow, or was reset meanwhile, must not put the
+--          checkpoint ahead of its SQL.
 -- Memory: works when full (else nothing could be trimmed then)
 --- @include at_full_memory
 local noted = redis.call('HGET', KEYS[1], ARGV[1])

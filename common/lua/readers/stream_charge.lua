@@ -2,7 +2,7 @@
 -- KEYS: 1 stream, 2 attempts
 -- ARGV: 1 group, 2 reader, then for each: id, attempts that failed so far
 -- Returns: ids that were not pending for this reader (nothing was noted of them)
--- Why Lua: only who has an entry may charge it; and what is over must not leave a number behind.
+-- Why Lua: only the reader that has an entry may charge it; and a finished entry must not leave a number behind.
 -- Memory: works when full
 --- @include at_full_memory
 at_full_memory(KEYS[2])

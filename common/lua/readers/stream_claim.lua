@@ -1,11 +1,12 @@
--- stream_claim: a plain reader takes entries that have been idle, because whoever had them died or gave them back.
+-- stream_claim: a plain reader takes entries that have been idle, because their reader died or gave them back.
 -- KEYS: 1 stream, 2 dead, 3 attempts
 -- ARGV: 1 group, 2 reader, 3 least idle time in ms, 4 cursor ("0-0" at first), 5 count
--- Returns: {next cursor, {id, fields, former reader, failed attempts so far, ...}, {ids whose body was gone: they are dead letters now}}
--- Why Lua: XAUTOCLAIM does not say whose the entries were. JUSTID: taking over is no delivery. Without the cursor, whatever lies behind
---          10 x COUNT young entries is never found.
+-- Returns: {next cursor, {id, fields, former reader, failed attempts so far, ...}, {ids whose body was gone: they are
+--          dead letters now}}
+-- Why Lua: XAUTOCLAIM does not say whose the entries were. JUSTID: taking over is no delivery. Without the cursor,
+--          what lies behind 10 x COUNT young entries is never found.
 -- Memory: works when full
---- @include bury
+--- @include letter
 --- @include at_full_memory
 local stream, group = KEYS[1], ARGV[1]
 local count = tonumber(ARGV[5])
@@ -21,10 +22,13 @@ local function body_is_gone(id)
   redis.call('HDEL', KEYS[3], id)
   gone[#gone + 1] = id
 end
--- Idle for 0 ms is also what was delivered at a time that is still to come, because the clock was set back: it would be found by nobody for as long
--- as the step. Touched, it is idle from now on. What Redis >= 7 does not claim it has dropped, because its body is gone.
+-- An idle time of 0 ms also marks an entry that was delivered at a time still to come, because the clock was set back:
+-- it would not be found for as long as the step. Touched, it counts as idle from now on. An entry that Redis >= 7 does
+-- not claim it has dropped, because its body is gone.
 for _, row in ipairs(rows) do
-  if row[3] == 0 and #redis.call('XCLAIM', stream, group, row[2], '0', row[1], 'JUSTID') == 0 then body_is_gone(row[1]) end
+  if row[3] == 0 and #redis.call('XCLAIM', stream, group, row[2], '0', row[1], 'JUSTID') == 0 then
+    body_is_gone(row[1])
+  end
 end
 local found = redis.call('XAUTOCLAIM', stream, group, ARGV[2], ARGV[3], ARGV[4], 'COUNT', count, 'JUSTID')
 for _, id in ipairs(found[2]) do

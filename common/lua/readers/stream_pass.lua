@@ -1,8 +1,10 @@
--- stream_pass: a plain reader touches entries of its own (they are not idle), or gives them back (they are idle at once, for everybody).
+-- stream_pass: a plain reader touches entries of its own (they are not idle), or gives them back (they are idle at
+--              once, for all readers).
 -- KEYS: 1 stream
 -- ARGV: 1 group, 2 reader, 3 who has them afterwards, 4 idle time in ms, then ids
 -- Returns: ids that were not pending for this reader
--- Why Lua: XCLAIM asks nobody's leave: what somebody else has taken over meanwhile must stay there. JUSTID: no delivery.
+-- Why Lua: XCLAIM takes an entry from any owner: what another reader has taken over must stay there. JUSTID: no
+--          delivery.
 -- Memory: works when full
 local others = {}
 for at = 5, #ARGV do

@@ -1,31 +1,36 @@
--- due_delayed: put delayed messages in the order of their times, and name those that are due. Nothing is sent by it.
+-- due_delayed: put delayed messages in the order of their times, and name those that are due. It sends nothing.
 -- KEYS: 1 delayed, 2 due, 3 due_until, 4 leader
 -- ARGV: 1 epoch, 2 most entries
--- Returns: {"FENCED"} or {"OK", the last id of `delayed` that is in `due`, ms until the next one is due ("0" also when there is more to put in
---          order; "-1": none waits), then of each that is due, the earliest first: its member of `due`, and its field `stream` or ""}. Fewer than
---          asked for when these are large, and none while there is more to put in order: it may be due earlier.
--- Why Lua: entry and place in `due` are of one moment, and so is the time: Redis' clock, whoever leads. A lost reply costs nothing.
+-- Returns: {"FENCED"} or {"OK", the last id of `delayed` that is in `due`, ms until the next one is due ("0" also when
+--          there is more to put in order; "-1": none waits), then of each that is due, the earliest first: its member
+--          of `due`, and its field `stream` or ""}. Fewer than asked for when these are large, and none while there is
+--          more to put in order: it may be due earlier.
+-- Why Lua: entry and place in `due` are of one moment, and so is the time: Redis' clock, under any leader. A lost reply
+--          costs nothing.
 -- Memory: refused when full
 --- @include leads
---- @include is_above
---- @include facts_of
---- @include bury
+--- @include util
+--- @include group
+--- @include letter
 if not leads(KEYS[4], ARGV[1]) then return {'FENCED'} end
--- A page has more entries than producers add until the next look, also many of them in a hurry: none is named before all are in order.
+-- A page has more entries than even many busy producers add until the next look: none is named before all are in
+-- order.
 local most, ENOUGH, PAGE = tonumber(ARGV[2]), 8 * 1024 * 1024, 1000
 local stream = redis.call('EXISTS', KEYS[1]) == 1 and facts_of(redis.call('XINFO', 'STREAM', KEYS[1])) or {}
 local ends_at, first = stream['last-generated-id'] or '0-0', stream['first-entry'] and stream['first-entry'][1]
 local known = redis.call('GET', KEYS[3]) or '0-0'
 
--- Padded, so that those that are due at one time, which Redis sorts as text, are in the order of their ids. XRANGE and XDEL take it as it is.
+-- Padded, so that messages that are due at the same time, which Redis sorts as text, are in the order of their ids.
+-- XRANGE and XDEL accept the padded form.
 local function member_of(id)
   local ms, sequence = string.match(id, '^(%d+)-(%d+)$')
   return string.rep('0', 20 - #ms) .. ms .. '-' .. string.rep('0', 20 - #sequence) .. sequence
 end
 
--- Somebody has deleted the stream, and perhaps others have begun it anew, or has brought an old one back, or has deleted `due`: what is in the
--- stream now is not in `due`. Those that are missing are its first ones.
-if is_above(known, ends_at) or (first and not is_above(first, known) and not redis.call('ZSCORE', KEYS[2], member_of(first))) then
+-- The stream was deleted by hand, and perhaps begun anew, or an old one was brought back, or `due` was deleted: the
+-- entries of the stream are not in `due`. The missing ones are its first ones.
+local is_unknown = first and not is_above(first, known) and not redis.call('ZSCORE', KEYS[2], member_of(first))
+if is_above(known, ends_at) or is_unknown then
   redis.call('DEL', KEYS[2], KEYS[3])
   known = '0-0'
 end
@@ -43,15 +48,16 @@ local function size_of(fields)
   return bytes
 end
 
--- What is no time (of up to 15 digits: ms, until the year 33658) is due now: it was sent, so it must not be lost, nor wait for ever; nor come before
--- those that are late, since when the first is due is told.
+-- A value that is no time (up to 15 digits of ms, until the year 33658) is due now: the message was sent, so it must
+-- not be lost, nor wait for ever; nor come before late ones, because the reply tells when the first is due.
 local now = now_ms()
 local function due_ms(fields)
-  return string.match(value_of(fields, 'due_ms'), '^%d+$') and #value_of(fields, 'due_ms') <= 15 and value_of(fields, 'due_ms') or now
+  local due = value_of(fields, 'due_ms')
+  return string.match(due, '^%d+$') and #due <= 15 and due or now
 end
 
--- One by one, and not all of them: Redis does nothing else meanwhile, and a page of large ones would be copied as a whole. Not behind the end: behind
--- the highest id of all there is no range, and the call would fail for ever.
+-- One by one, and not all of them: Redis does nothing else meanwhile, and a page of large entries would be copied as a
+-- whole. Never past the end: after the highest possible id there is no range, and the call would fail for ever.
 local sorted, bytes = 0, 0
 while known ~= ends_at and sorted < PAGE and bytes < ENOUGH do
   local entry = redis.call('XRANGE', KEYS[1], '(' .. known, '+', 'COUNT', 1)[1]
@@ -59,7 +65,7 @@ while known ~= ends_at and sorted < PAGE and bytes < ENOUGH do
     redis.call('ZADD', KEYS[2], due_ms(entry[2]), member_of(entry[1]))
     sorted, bytes = sorted + 1, bytes + size_of(entry[2])
   end
-  -- Up to the end also if the last ones were deleted: else we would be told of the stream's end again and again.
+  -- Up to the end also if the last entries were deleted: else the stream's end would be reported again and again.
   known = entry and entry[1] or ends_at
 end
 if redis.call('GET', KEYS[3]) ~= known and ends_at ~= '0-0' then redis.call('SET', KEYS[3], known) end
@@ -71,7 +77,7 @@ bytes = 0
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, most)) do
   local entry = redis.call('XRANGE', KEYS[1], member, member)[1]
   if not entry then
-    redis.call('ZREM', KEYS[2], member) -- somebody has deleted it
+    redis.call('ZREM', KEYS[2], member) -- deleted by hand
   else
     bytes = bytes + size_of(entry[2])
     reply[#reply + 1] = member

@@ -1,8 +1,10 @@
--- emit: a batch of outbox rows becomes entries of the stream, all of them or none. Without entries: may we still?
+-- emit: a batch of outbox rows becomes entries of the stream, all of them or none. Without entries it only checks that
+--       we still lead.
 -- KEYS: 1 stream, 2 leader (of the streamers)
 -- ARGV: 1 epoch, 2 number of fields, then the names of the fields, then for each entry its values in that order
 -- Returns: "FENCED" or the id of the last entry (nil: there was none)
--- Why Lua: a streamer that lost its lease must add nothing, and another one's batch must not come between these entries.
+-- Why Lua: a streamer that lost its lease must add nothing, and another one's batch must not come between these
+--          entries.
 -- Memory: refused when full
 --- @include leads
 if not leads(KEYS[2], ARGV[1]) then return 'FENCED' end

@@ -2,11 +2,13 @@
 -- KEYS: 1 stream, then for each message the key of its uid, or the stream again for one without a uid
 -- ARGV: 1 window in ms, then for each message: the number of its names and values, and these in turn
 -- Returns: for each message {id of its entry, 1 if it was there before this call (or earlier in it), else 0}
--- Why Lua: a uid that is noted without its entry would lose the message, and an entry without its uid would be there twice.
+-- Why Lua: a uid that is noted without its entry would lose the message, and an entry without its uid would come
+--          twice.
 -- Memory: refused when full
 local known, at = {}, 2
 for n = 2, #KEYS do
-  if KEYS[n] ~= KEYS[1] then known[KEYS[n]] = redis.call('GET', KEYS[n]) end -- what is no string fails here, before anything has changed
+  -- A key that is no string fails here, before anything has changed.
+  if KEYS[n] ~= KEYS[1] then known[KEYS[n]] = redis.call('GET', KEYS[n]) end
 end
 local reply = {}
 for n = 2, #KEYS do

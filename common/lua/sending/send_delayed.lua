@@ -1,15 +1,18 @@
--- send_delayed: add delayed messages that are due to the streams that they are for, in this order. Each is added once, whoever asks how often.
+-- send_delayed: add delayed messages that are due to their streams, in this order. Each is added once,
+--               however often it is asked for.
 -- KEYS: 1 delayed, 2 due, 3 leader, then the streams
--- ARGV: 1 epoch, 2 ms after which one that cannot be sent now is due again, then for each: its member of `due`, and which of the streams
---       (1, 2, ...) it is for, or 0: for none that is taken in
+-- ARGV: 1 epoch, 2 ms after which one that cannot be sent now is due again, then for each: its member of `due`, and
+--       which of the streams (1, 2, ...) it is for, or 0: for none that is gathered
 -- Returns: {"FENCED"} or {"OK", then for each: its new id, "" if it is not there any more, or {why it was not sent}}
--- Why Lua: the entry is in its stream exactly if it waits no more, so that a lost reply, a second leader or a crash neither lose nor double it.
+-- Why Lua: the entry is in its stream exactly if it no longer waits, so that a lost reply, a second leader or a crash
+--          neither lose nor double it.
 -- Memory: refused when full
 --- @include leads
---- @include bury
+--- @include letter
 if not leads(KEYS[3], ARGV[1]) then return {'FENCED'} end
 local MOST_VALUES = 7000 -- more do not fit on Lua's stack
-redis.call('ZADD', KEYS[2], 'XX', 0, '') -- of nothing: what is no sorted set, and full memory, fail here, before anything has changed
+-- Adds nothing: a key that is no sorted set, and full memory, fail here, before anything has changed.
+redis.call('ZADD', KEYS[2], 'XX', 0, '')
 
 local function send(member, stream)
   local entry = redis.call('ZSCORE', KEYS[2], member) and redis.call('XRANGE', KEYS[1], member, member)[1]

@@ -1,13 +1,17 @@
 -- guard: the commands of a handler's effect, once per uid, refused under an old fence.
 -- KEYS: 1 fence of the ticket, 2 uids of the ticket, 3 and on: keys of the commands
--- ARGV: 1 fence ("": the message has no ticket, so it is compared with none), 2 uid, 3 ms for which fence and uid are kept, 4 most uids kept,
+-- ARGV: 1 fence ("": the message has no ticket, so it is compared with none), 2 uid, 3 ms for which fence and uid are
+--       kept, 4 most uids kept,
 --       5 and on: each command: number of its words, words
--- Returns: {"APPLIED", replies...} | {"DUPLICATE"} | {"STALE", the higher fence} | {"REFUSED", number of the command, error} | {"PARTLY", number, error}
--- Why Lua: fence, uid and effect in one step. A script that fails is not undone: when the first command is refused nothing has happened and
---          nothing is kept; when a later one is, the uid is kept as partly applied, and no repeat adds to the half.
+-- Returns: {"APPLIED", replies...} | {"DUPLICATE"} | {"STALE", the higher fence} | {"REFUSED", number of the command,
+--          error} | {"PARTLY", number, error}
+-- Why Lua: fence, uid and effect in one step. A script that fails is not undone: when the first command is refused
+--          nothing has happened and nothing is kept; when a later one is, the uid is kept as partly applied, and no
+--          repeat adds to the half.
 -- Memory: refused when full (OOM), a repeat too: DUPLICATE and PARTLY write the fence
 local fence, uid = ARGV[1], ARGV[2]
-local function above(a, b) return #a > #b or (#a == #b and a > b) end -- decimals without leading zeros; as numbers they would be rounded
+-- Compare decimals without leading zeros as text; as numbers they would be rounded.
+local function above(a, b) return #a > #b or (#a == #b and a > b) end
 local seen = fence ~= '' and redis.call('GET', KEYS[1])
 local function take_fence() if fence ~= '' then redis.call('SET', KEYS[1], fence, 'PX', ARGV[3]) end end
 if seen and above(seen, fence) then return {'STALE', seen} end
@@ -17,7 +21,8 @@ if is_done or redis.call('ZSCORE', KEYS[2], 'half:' .. uid) then
   if is_done then return {'DUPLICATE'} end
   return {'PARTLY', '0', 'by an earlier try'}
 end
-local newest = redis.call('ZREVRANGE', KEYS[2], 0, 0, 'WITHSCORES')[2] -- before the effect: a user who may not ask must not have it either
+-- Before the effect: a user that may not run this command must not get the effect either.
+local newest = redis.call('ZREVRANGE', KEYS[2], 0, 0, 'WITHSCORES')[2]
 local answer, at, number = {'APPLIED'}, 5, 0
 local mark = 'done:'
 while at <= #ARGV do
@@ -35,7 +40,8 @@ end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 take_fence()
--- Above all others, also when the clock went back (a failover) or stands still: else this very uid could be the first that is one too many.
+-- Above all others, also when the clock went back (a failover) or stands still: else this very uid could be the first
+-- that is one too many.
 redis.call('ZADD', KEYS[2], string.format('%.0f', math.max(now, newest and tonumber(newest) + 1 or 0)), mark .. uid)
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('(%.0f', now - tonumber(ARGV[3])))
 redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -1 - tonumber(ARGV[4]))

@@ -1,25 +1,30 @@
--- gather: move what is new in source streams, in order, to the end of the work stream; each entry exactly once.
--- KEYS: 1 work stream, 2 shares, 3 gathered (source -> the last id moved), 4 dead, then the sources, then of each the saved positions of its groups
--- ARGV: 1 group, 2 holder, 3 ticket field, 4 longest ticket in bytes, 5 scope (stream or group), 6 most entries in the work stream that its
---       group has not been given, 7 most entries of one source, then the shard of each source
--- Returns: {1 if the work stream was full, else 0, the last id that its group was given, then for each source: outcome, number of entries moved, what to tell}. Outcomes:
---          OVER (nothing is left), MORE (something may be left), FULL (not looked at: the work stream is full), NOT_MINE (another holder has its
---          shard), GONE (there is no such stream), NOT_A_STREAM, BEFORE (the group has pending entries of the time before the source was
---          gathered), AHEAD (the group is beyond the stream's last id), REFUSED (Redis' words). What to tell: "made <id>" when the group was
---          not there and was made to go on behind that id, with the id before which entries may have been trimmed that were never moved, if any;
---          "cut <n>" when n entries had too many fields and became dead letters; both, with ", " between them; or "".
+-- gather: move new entries of source streams, in order, to the end of the work stream; each entry exactly once.
+-- KEYS: 1 work stream, 2 shares, 3 gathered (source -> the last id moved), 4 dead, then the sources, then of each the
+--       saved positions of its groups
+-- ARGV: 1 group, 2 holder, 3 ticket field, 4 longest ticket in bytes, 5 scope (stream or group), 6 most entries in the
+--       work stream that its group has not been given, 7 most entries of one source, then the shard of each source
+-- Returns: {1 if the work stream was full, else 0, the last id that its group was given, then for each source: outcome,
+--          number of entries moved, remark}. Outcomes: OVER (nothing is left), MORE (something may be left), FULL
+--          (not looked at: the work stream is full), NOT_MINE (another holder has its shard), GONE (there is no such
+--          stream), NOT_A_STREAM, BEFORE (the group has pending entries of the time before the source was gathered),
+--          AHEAD (the group is beyond the stream's last id), REFUSED (Redis' words). Remark: "made <id>" when the
+--          group was not there and was made to go on behind that id, with the id before which entries may have been
+--          trimmed that were never moved, if any; "cut <n>" when n entries had too many fields and became dead letters;
+--          both, with ", " between them; or "".
 -- Why Lua: an entry must be in the work stream exactly if the source's group is past it, whatever happens to us.
---          XREADGROUP NOACK moves the group, XADD follows. What could refuse XADD is found before anything moves: memory (HSETNX needs some), a
---          key of another type, an id that is not the highest. Should it be refused all the same, the group is set back to just below what was
---          not added. A lost reply costs nothing: what was moved is not new any more.
+--          XREADGROUP NOACK moves the group, XADD follows. Everything that could refuse XADD is found before anything
+--          moves: memory (HSETNX needs some), a key of another type, an id that is not the highest. Should it be
+--          refused all the same, the group is set back to just below what was not added. A lost reply costs nothing:
+--          moved entries are no longer new.
 -- Memory: refused when full
---- @include bury
---- @include is_above
---- @include facts_of
---- @include numbered
+--- @include util
+--- @include group
+--- @include letter
+--- @include numbers
 local work, group, holder, field, longest = KEYS[1], ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local is_scoped, most, quantum = ARGV[5] == 'stream', tonumber(ARGV[6]), tonumber(ARGV[7])
--- Redis stands still meanwhile: a call ends with about ENOUGH bytes. More values than MOST_VALUES do not fit on Lua's stack.
+-- Redis stands still meanwhile: a call ends with about ENOUGH bytes. More values than MOST_VALUES do not fit on Lua's
+-- stack.
 local ENOUGH, MOST_VALUES, OURS = 8 * 1024 * 1024, 7000, {usher_from = true, usher_ticket = true}
 redis.call('HSETNX', KEYS[3], '', '')
 redis.call('XLEN', KEYS[4])
@@ -33,7 +38,7 @@ local function delivered(stream)
   end
 end
 
--- Where the work stream ends, and how much may be added.
+-- Find the end of the work stream, and how much may be added.
 local ms, seq = end_of(work)
 local now, given = now_ms(), delivered(work) or '0-0'
 
@@ -56,7 +61,8 @@ local function just_below(id)
   return less_one(high) .. '-18446744073709551615'
 end
 
--- The entry as it is in the work stream: our two fields first, and none of these names among the producer's. Its size in bytes.
+-- Return the entry as it is in the work stream (our two fields first, and none of these names among the producer's) and
+-- its size in bytes.
 local function gathered(source, id, fields)
   local ticket, size = nil, 0
   for at = 1, #fields, 2 do
@@ -75,7 +81,7 @@ local function gathered(source, id, fields)
   return entry, size
 end
 
--- This far it is moved. Also for those who trim the source, should its group be gone for a moment.
+-- Note how far the source is moved; trimmers need it too, should its group be gone for a moment.
 local function note(source, groups, id)
   redis.call('HSET', KEYS[3], source, id)
   redis.call('HSET', groups, group, id)
@@ -98,7 +104,8 @@ local function add(source, groups, entries)
     local added
     if #entry > MOST_VALUES then
       added = {}
-      bury(KEYS[4], id, entry[3] == 'usher_ticket' and entry[4] or '', 'too_many_fields', '', '0', 'master', now, now, entry)
+      local ticket = entry[3] == 'usher_ticket' and entry[4] or ''
+      bury(KEYS[4], id, ticket, 'too_many_fields', '', '0', 'master', now, now, entry)
       use_up(id)
       cut = cut + 1
     else
@@ -115,13 +122,14 @@ local function add(source, groups, entries)
   return #entries, cut
 end
 
--- Whether another stream took its place unseen (RENAME, RESTORE, DEL and XADD in one transaction): it begins no later, and has not the entry that
--- was moved last. So looks one, too, of which just that entry was deleted; then what is left before it comes again, which is better than never.
+-- Return true when another stream took the place of this one unseen (RENAME, RESTORE, DEL and XADD in one transaction):
+-- it begins no later, and lacks the entry that was moved last. A stream of which just that entry was deleted looks the
+-- same; what is left before it then comes again, which is better than never.
 local function is_another(source, moved)
   return #redis.call('XRANGE', source, '-', moved, 'COUNT', 1) > 0 and #redis.call('XRANGE', source, moved, moved) == 0
 end
 
--- The group is not there: the first time, or somebody destroyed it, or the stream was deleted and came back.
+-- The group is not there: the first time, or it was destroyed, or the stream was deleted and came back.
 local function make_group(source, groups)
   local start, moved, last = '0-0', redis.call('HGET', KEYS[3], source), last_id(source)
   if moved and not is_above(moved, last) and not is_another(source, moved) then start = moved end
@@ -152,7 +160,8 @@ local function take(source, groups)
   if is_of_before(source) then return 'BEFORE', 0, '' end
   local moved, told, made, cut_in_all = 0, '', '', 0
   while true do
-    local each = moved_in_all > 0 and math.max(1, math.floor((ENOUGH - bytes) / math.max(1, 2 * bytes / moved_in_all))) or 8
+    local double_mean = moved_in_all > 0 and math.max(1, 2 * bytes / moved_in_all)
+    local each = double_mean and math.max(1, math.floor((ENOUGH - bytes) / double_mean)) or 8
     local count = math.min(quantum - moved, room - moved_in_all, each)
     if count <= 0 or bytes >= ENOUGH then return 'MORE', moved, told end
     local found = redis.pcall('XREADGROUP', 'GROUP', group, 'gather', 'COUNT', count, 'NOACK', 'STREAMS', source, '>')

@@ -1,12 +1,12 @@
 -- look_at_sources: how far each of these sources is gathered; only numbers travel.
 -- KEYS: the sources
 -- ARGV: 1 group, 2 most entries that are counted of one source where Redis has not counted them (before 7.0)
--- Returns: for each source: {state, entries not gathered yet, 1 if there may be more of them, else 0}; states: ok, gone, not_a_stream, no_group (it
---          was not looked at yet), ahead (its group is beyond its last id)
+-- Returns: for each source: {state, entries not gathered yet, 1 if there may be more of them, else 0}; states: ok,
+--          gone, not_a_stream, no_group (it was not looked at yet), ahead (its group is beyond its last id)
 -- Why Lua: one round trip for hundreds of sources, and XRANGE alone would send every body.
 -- Memory: works when full, as nothing is written
---- @include is_above
---- @include facts_of
+--- @include util
+--- @include group
 
 local function look(source)
   local kind = redis.call('TYPE', source).ok
@@ -21,7 +21,9 @@ local function look(source)
   if type(group['lag']) == 'number' and group['lag'] > 0 then return 'ok', group['lag'], 0 end
   local given = group['last-delivered-id']
   local found = #redis.call('XRANGE', source, '(' .. given, '+', 'COUNT', ARGV[2])
-  if found == 0 and is_above(given, facts_of(redis.call('XINFO', 'STREAM', source))['last-generated-id']) then return 'ahead', 0, 0 end
+  if found == 0 and is_above(given, facts_of(redis.call('XINFO', 'STREAM', source))['last-generated-id']) then
+    return 'ahead', 0, 0
+  end
   return 'ok', found, found == tonumber(ARGV[2]) and 1 or 0
 end
 

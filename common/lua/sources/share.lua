@@ -1,16 +1,18 @@
 -- share: a master says that it runs, and gets its part of the shards of sources. Each shard has one holder at a time.
 -- KEYS: 1 shares
--- ARGV: 1 holder, 2 how long it counts as running, in ms (0: it stops), 3 number of shards, 4 what it says of itself, 5 longest that anybody counts
---       as running, in ms
+-- ARGV: 1 holder, 2 how long it counts as running, in ms (0: it stops), 3 number of shards, 4 what it says of itself,
+--       5 longest time for which any holder counts as running, in ms
 -- Returns: {1 if more shards are due to it, which others will give up, else 0, then the shards that it holds}
--- Why Lua: who runs, what is free, and taking it are one step; two masters must not take the same shard, nor both leave one.
+-- Why Lua: finding a free shard and taking it are one step; two masters must not take the same shard, nor both leave
+--          one.
 -- Memory: works when full
 --- @include at_full_memory
 local key, me, lease, count = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 at_full_memory(key)
--- Who seems to run for longer said so before the clock was set back, and may be dead; one that is not says it again within a second.
+-- A holder that seems to run for longer noted that before the clock was set back, and may be dead; a living one notes
+-- it again within a second.
 local longest = tonumber(ARGV[5])
 local running, holders, names = {}, {}, {}
 local stored = redis.call('HGETALL', key)

@@ -459,7 +459,7 @@ def _why(letter: DeadLetter) -> str:
 
 
 def _since_fence(facts: TicketFacts) -> str:
-    """When the ticket got its owner: fences are made from the clock (lua/includes/next_number.lua)."""
+    """When the ticket got its owner: fences are made from the clock (lua/includes/numbers.lua)."""
     handed_ms = facts.fence // 1024
     return f" {_ago(facts, handed_ms)}" if 0 <= facts.now_ms - handed_ms < 10 * 365 * 86_400_000 else ""
 

@@ -18,7 +18,7 @@ from usher.master.policy.rules import Rule, RuleAction, Rulebook
 #: A head that has stood still for less is not told: at full speed there is always an oldest one.
 STUCK_MS = 5_000
 #: A fence is the milliseconds of its hand-over times this, unless numbers were given faster
-#: (lua/includes/next_number.lua).
+#: (lua/includes/numbers.lua).
 _FENCES_PER_MS = 1024
 
 
@@ -49,7 +49,7 @@ class StuckContext(NamedTuple):
 
 
 def parse_head(ticket: bytes, value: bytes) -> Head | None:
-    """The head of a record (lua/includes/record.lua); None when it has no messages, or cannot be read. Short, for it is
+    """The head of a record (lua/includes/records.lua); None when it has no messages, or cannot be read. Short, for it is
     done by the thousand."""
     parts = value.split(b" ", 3)
     if len(parts) < 3 or not parts[1].isdigit() or not parts[2].partition(b"-")[0].isdigit():

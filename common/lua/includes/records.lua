@@ -1,0 +1,46 @@
+-- The index record of a ticket in processing: "<owner> <fence> <id> <id> ...", ids in the order of their hand-over.
+-- The owner is an incarnation, or one of the words `returned` (given back by a drain, or redriven), `halted` (its first
+-- id waits for an operator, pending under `halted`; the others are under `master`) and `tail` (its id is the last one
+-- that is to be ended, see dead_letter).
+local function read_record(record)
+  return string.match(record, '^(%S+) (%d+) (.*)$')
+end
+
+local function split_ids(ids)
+  local list = {}
+  for id in string.gmatch(ids, '%S+') do list[#list + 1] = id end
+  return list
+end
+
+-- Store what is left of a ticket's record; a ticket with no id in processing has no record.
+local function write_record(tickets_key, ticket, owner, fence, ids)
+  if ids == '' then
+    redis.call('HDEL', tickets_key, ticket)
+  else
+    redis.call('HSET', tickets_key, ticket, owner .. ' ' .. fence .. ' ' .. ids)
+  end
+end
+
+-- Return `ids` without those that are keys of `gone`.
+local function without(ids, gone)
+  local left = {}
+  for id in string.gmatch(ids, '%S+') do
+    if not gone[id] then left[#left + 1] = id end
+  end
+  return table.concat(left, ' ')
+end
+
+-- Return the records of the `n` tickets that stand in `args` from `first` on: for each its record, or false. Needs util
+-- (in_chunks), included before this file.
+local function records_of(tickets_key, args, first, n)
+  local records = {}
+  in_chunks(n, function(from, to)
+    local found = redis.call('HMGET', tickets_key, unpack(args, first + from - 1, first + to - 1))
+    if n == #found then
+      records = found
+    else
+      for i = 1, #found do records[from + i - 1] = found[i] end
+    end
+  end)
+  return records
+end

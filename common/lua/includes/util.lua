@@ -1,0 +1,13 @@
+-- Call `step(from, to)` over 1..n in pieces: unpack() puts every value on Lua's C stack, which ends at about 8,000.
+local function in_chunks(n, step)
+  for from = 1, n, 4000 do step(from, math.min(from + 3999, n)) end
+end
+
+-- Compare two ids as numbers. 64 bits do not fit into Lua's numbers, but of two numbers without leading zeros the
+-- longer one is higher.
+local function is_above(id, other)
+  local high, low = string.match(id, '^%d+'), string.match(other, '^%d+')
+  if high == low then high, low = string.match(id, '%d+$'), string.match(other, '%d+$') end
+  if #high ~= #low then return #high > #low end
+  return high > low
+end
