@@ -49,7 +49,7 @@ def _explained(facts: TicketFacts) -> TicketExplanation:
     return _nothing(facts)
 
 
-# ---- an owner has it ---------------------------------------------------------------------------------------------------------
+# ---- an owner has it -------------------------------------------------------------------------------------------------
 
 
 def _owned(facts: TicketFacts, owner: OwnerFacts) -> TicketExplanation:
@@ -164,7 +164,7 @@ def _lost(facts: TicketFacts, owner: OwnerFacts) -> TicketExplanation:
     )
 
 
-# ---- nobody has it -----------------------------------------------------------------------------------------------------------
+# ---- nobody has it ---------------------------------------------------------------------------------------------------
 
 
 def _waiting(facts: TicketFacts, where: str) -> TicketExplanation:
@@ -267,7 +267,7 @@ def _stuck(facts: TicketFacts, state: str, *reasons: Reason) -> TicketExplanatio
     return TicketExplanation(facts, state, reasons, tuple(_rows(facts, None)), "a master that leads")
 
 
-# ---- an operator's business --------------------------------------------------------------------------------------------------
+# ---- an operator's business ------------------------------------------------------------------------------------------
 
 
 def _halted(facts: TicketFacts) -> TicketExplanation:
@@ -381,7 +381,7 @@ def _nothing(facts: TicketFacts) -> TicketExplanation:
     return TicketExplanation(facts, "idle" if sure else "not_found", tuple(reasons), (), "", 0, commands)
 
 
-# ---- words -------------------------------------------------------------------------------------------------------------------
+# ---- words -----------------------------------------------------------------------------------------------------------
 
 
 def _later(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
