@@ -1,4 +1,4 @@
-"""Explain: what a ticket waits for, and until when. A pure function: facts in, named reasons and sentences out.
+"""Explain what a ticket waits for, and until when. A pure function: facts in, named reasons and sentences out.
 
 Every state of the protocol has its words here; the first reason is the one that decides. What cannot be known is said
 to be unknown.
@@ -17,15 +17,15 @@ from usher.master.policy.explain.facts import EntryRow, OwnEntry, OwnerFacts, Re
 from usher.master.policy.letters import DeadLetter
 from usher.master.policy.rules import Rule, RuleAction, Target
 
-#: A leader's lease, and the time to adopt, within which a dead leader has a successor; for words, not for decisions.
+#: Words for a leader's lease plus the time to take over, within which a dead leader has a successor; not for decisions.
 _SOON = "within moments"
-#: States that end with a write to Redis, and not with a handler, a time, or what somebody does.
+#: States that end with a write to Redis, and not with a handler, a time, or an operator's action.
 _NEED_WRITES = frozenset({"unread", "parked", "returned", "recovering", "ending"})
 
 
 def explain(facts: TicketFacts) -> TicketExplanation:
-    """What the ticket waits for. Never raises, whatever the facts are: they come from Redis, where anybody may have
-    written."""
+    """Return what the ticket waits for. Never raises, whatever the facts are: they come from Redis, where anybody may
+    have written."""
     found = _explained(facts)
     if not facts.refuses_writes or found.state not in _NEED_WRITES:
         return found
@@ -88,9 +88,8 @@ def _doing(facts: TicketFacts, owner: OwnerFacts, run: OwnEntry | None) -> tuple
         silent = f"{name} did not say whether it runs: if it is dead, others get the ticket once its lease has ended"
         return "handed_over", Reason("owner_silent", f"{text}; {silent}"), name, 0
     most = facts.told.max_attempts if facts.told is not None else 0
-    attempt = f"attempt {run.attempt}" + (
-        f" of {most}" if run.attempt <= most else ""
-    )  # those that asked to be called later are in no limit
+    # Attempts that asked to be called later have no limit.
+    attempt = f"attempt {run.attempt}" + (f" of {most}" if run.attempt <= most else "")
     if run.state == "running":
         text = f"{_id(run.id)} started {_ago(facts, run.started_ms)} on {name}, {attempt}, {fence}"
         return "running", Reason("handler_runs", text), f"the handler on {name}", 0
@@ -168,7 +167,7 @@ def _lost(facts: TicketFacts, owner: OwnerFacts) -> TicketExplanation:
 
 
 def _waiting(facts: TicketFacts, where: str) -> TicketExplanation:
-    """Parked, returned or not read yet: the leader is to move it."""
+    """Explain a ticket that is parked, returned or not read yet: the leader is to move it."""
     rule = facts.rules[0] if facts.rules else None
     first = next(iter((*facts.ids, *facts.parked, *facts.unread)), b"")
     what = _id(first) if first else "what is parked of it"
@@ -195,7 +194,7 @@ def _place(facts: TicketFacts, what: str, where: str) -> Iterator[Reason]:
 
 
 def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> tuple[Reason, str, int]:
-    """The first thing in its way, what it waits for, and until when."""
+    """Return the first obstacle in its way, what it waits for, and until when."""
     crowd = facts.crowd
     if facts.leader is None:
         return _no_leader(), "a master that leads", 0
@@ -236,7 +235,8 @@ def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> t
     if crowd.room <= 0:
         text = (
             f"{what} waits for room: the"
-            f" {pluralize(crowd.live, 'consumer that takes work has', 'consumers that take work have')} all they may have"
+            f" {pluralize(crowd.live, 'consumer that takes work has', 'consumers that take work have')} all they may"
+            " have"
         )
         return Reason("consumers_full", text), "room on a consumer", 0
     if facts.board is not None and facts.board.standing not in ("", "open"):
@@ -343,7 +343,10 @@ def _nothing(facts: TicketFacts) -> TicketExplanation:
     sure = facts.unread_is_exact and facts.parked_is_exact and not facts.not_gathered and facts.gathered_is_exact
     if facts.not_gathered:
         at_least = "" if facts.gathered_is_exact else "at least "
-        waits = f"{at_least}{pluralize(facts.not_gathered, 'entry waits', 'entries wait')} in the ticket streams to be gathered"
+        waits = (
+            f"{at_least}{pluralize(facts.not_gathered, 'entry waits', 'entries wait')} in the ticket streams to be"
+            " gathered"
+        )
         reasons = [Reason("not_gathered", f"nothing of it is in the work stream; {waits}, and some may be of it")]
     elif sure:
         ends = "" if facts.last_letter is not None else ": all that ever came is finished, or nothing ever came"
@@ -385,7 +388,7 @@ def _nothing(facts: TicketFacts) -> TicketExplanation:
 
 
 def _later(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
-    """What keeps later entries from following their ticket's owner."""
+    """Explain what keeps later entries from following their ticket's owner."""
     rule = facts.rules[0] if facts.rules else None
     if rule is not None:
         yield Reason(
@@ -394,8 +397,8 @@ def _later(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
     elif facts.board is not None and facts.board.window_is_full:
         yield Reason(
             "window_full",
-            f"{pluralize(facts.all_parked, 'more is', 'more are')} parked: so many of one ticket are not handed over at a"
-            " time",
+            f"{pluralize(facts.all_parked, 'more is', 'more are')} parked: so many of one ticket are not handed over"
+            " at a time",
         )
     elif owner.state != "live" or owner.paused is not None:
         yield Reason(
@@ -405,13 +408,13 @@ def _later(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
 
 
 def _behind(facts: TicketFacts, first: bytes) -> Iterator[Reason]:
-    """How many wait behind the first one; all of them when that is not known, because only the leader's memory has
-    them."""
+    """Say how many entries wait behind the first one; or how many wait in all, when the first is unknown because only
+    the leader's memory has them."""
     waiting = [entry_id for entry_id in (*facts.ids, *facts.parked, *facts.unread) if entry_id != first]
     count = len(waiting) + facts.hidden
     if not count:
         return
-    # What Redis was asked for is all there is, unless memory knows of more.
+    # The entries read from Redis are all there are, unless memory knows of more.
     parked_is_exact = facts.parked_is_exact if not facts.hidden else facts.board is not None and facts.board.has_all
     exact = "" if parked_is_exact and facts.unread_is_exact else "at least "
     if not first:
@@ -424,7 +427,7 @@ def _behind(facts: TicketFacts, first: bytes) -> Iterator[Reason]:
 
 
 def _rows(facts: TicketFacts, run: OwnEntry | None) -> Iterator[EntryRow]:
-    """Every known entry, in the order in which they will run."""
+    """Yield a row for every known entry, in the order in which they will run."""
     told = {entry.id: entry for entry in facts.told.entries} if facts.told is not None else {}
     words = {"running": "running", "waiting": "retrying"}
     before = b""
@@ -459,7 +462,7 @@ def _why(letter: DeadLetter) -> str:
 
 
 def _since_fence(facts: TicketFacts) -> str:
-    """When the ticket got its owner: fences are made from the clock (lua/includes/next_number.lua)."""
+    """Say when the ticket got its owner: fences are made from the clock (lua/includes/next_number.lua)."""
     handed_ms = facts.fence // 1024
     return f" {_ago(facts, handed_ms)}" if 0 <= facts.now_ms - handed_ms < 10 * 365 * 86_400_000 else ""
 
@@ -469,7 +472,7 @@ def _ago(facts: TicketFacts, at_ms: int) -> str:
 
 
 def span(milliseconds: int) -> str:
-    """A length of time for people.
+    """Format a length of time for people.
 
     >>> span(41_300), span(400), span(200_000), span(7_500_000), span(-5)
     ('41 s', '0.4 s', '3 min 20 s', '2 h 5 min', '0 s')
