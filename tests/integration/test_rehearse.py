@@ -289,7 +289,7 @@ def test_what_nobody_has_or_nobody_is_given_is_not_run(world: World, capfd: pyte
         (("--ticket", "nobody", "--yes"), ["of ticket 'nobody' nothing is in ticket_stream"]),
         (("--all", "--yes"), ["no dead letter matches"]),
         (("--all",), ["stdin is not a terminal: pass --yes", "REAL"]),
-        (("--all", "--json"), ["give --yes too"]),
+        (("--all", "--json"), ["pass --yes too"]),
         (("--letter", "5-5", "--error", "x", "--yes"), ["do not go with them"]),
         (("--yes",), ["say which messages"]),
     ],

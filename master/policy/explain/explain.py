@@ -29,7 +29,7 @@ def explain(facts: TicketFacts) -> TicketExplanation:
     found = _explained(facts)
     if not facts.refuses_writes or found.state not in _NEED_WRITES:
         return found
-    refused = Reason("redis_refuses_writes", f"nothing of it moves: {facts.refuses_writes}")
+    refused = Reason("redis_refuses_writes", f"the ticket does not move: {facts.refuses_writes}")
     return replace(found, reasons=(refused, *found.reasons), waits_for="Redis to take writes again", until_ms=0)
 
 
@@ -117,8 +117,8 @@ def _lease(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
     ends = span(owner.lease_ms)
     if owner.state == "draining":
         text = (
-            f"consumer {owner.name} is draining: it starts nothing more of it and gives back what does not run; its"
-            f" lease ends in {ends} otherwise"
+            f"consumer {owner.name} is draining: it starts no more messages of the ticket and gives back those that"
+            f" do not run; otherwise its lease ends in {ends}"
         )
         yield Reason("owner_draining", text)
     elif owner.state == "revoked":
@@ -132,8 +132,8 @@ def _lease(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
     if owner.paused is not None:
         why = f": {owner.paused.reason}" if owner.paused.reason else ""
         text = (
-            f"consumer {owner.name} was drained by {owner.paused.who or 'somebody'}{why}: it finishes what it has, what"
-            " comes later goes to others"
+            f"consumer {owner.name} was drained by {owner.paused.who or 'somebody'}{why}: it finishes what it has,"
+            " what comes later goes to others"
         )
         yield Reason("owner_paused", text)
 
@@ -184,10 +184,10 @@ def _waiting(facts: TicketFacts, where: str) -> TicketExplanation:
 
 def _place(facts: TicketFacts, what: str, where: str) -> Iterator[Reason]:
     if where == "returned":
-        how = f"whoever gets the ticket begins with it, under a fence above {facts.fence}"
+        how = f"the ticket's next owner begins with it, under a fence above {facts.fence}"
         yield Reason("returned", f"{what} was given back, by a drain or a redrive: {how}")
     elif where == "parked":
-        yield Reason("parked", f"{what} was read by the leader and is parked: nobody has it")
+        yield Reason("parked", f"{what} was read by the leader and is parked: no consumer has it")
     else:
         lag = f"{pluralize(facts.lag, 'entry', 'entries')} of all tickets {'is' if facts.lag == 1 else 'are'} unread"
         yield Reason("unread", f"{what} is in the stream and was not read yet; {lag}")
@@ -304,8 +304,8 @@ def _halted(facts: TicketFacts) -> TicketExplanation:
 def _ending(facts: TicketFacts) -> TicketExplanation:
     until = f" up to {_id(facts.ids[0])}" if facts.ids else ""
     text = (
-        f"a message of it was given up with the policy `tail`: what is parked{until} becomes dead letters too, then the"
-        " ticket is free"
+        f"a message of the ticket was given up with the policy `tail`: those parked{until} become dead letters too,"
+        " then the ticket is free"
     )
     reasons = [Reason("tail_ends", text)] + ([_no_leader()] if facts.leader is None else [])
     rows = tuple(
@@ -318,12 +318,12 @@ def _ending(facts: TicketFacts) -> TicketExplanation:
 
 def _unreadable(facts: TicketFacts) -> TicketExplanation:
     text = (
-        "the record of the ticket in the index cannot be read (somebody wrote it by hand?): nothing of it moves until"
-        " it is repaired or deleted"
+        "the record of the ticket in the index cannot be read (was it written by hand?): the ticket does not move"
+        " until the record is repaired or deleted"
     )
     reasons = (Reason("record_unreadable", text),)
     command = f"redis-cli HDEL <prefix>:tickets {shlex.quote(facts.ticket_id)}"
-    ways = (("forgets the record; what is pending is found again by the sweep", command),)
+    ways = (("forgets the record; the sweep finds its pending entries again", command),)
     return TicketExplanation(facts, "unreadable", reasons, tuple(_rows(facts, None)), "an operator", 0, ways)
 
 
@@ -332,7 +332,7 @@ def _delayed(facts: TicketFacts) -> Iterator[Reason]:
     due = f"due in {span(facts.due_ms - facts.now_ms)}" if facts.due_ms > facts.now_ms else "due now"
     yield Reason(
         "delayed",
-        f"{at_least}{pluralize(facts.delayed, 'message')} of it {are} delayed,"
+        f"{at_least}{pluralize(facts.delayed, 'message')} of the ticket {are} delayed,"
         f" {'' if facts.delayed == 1 else 'the first is '}{due}",
     )
     if facts.leader is None:
@@ -347,18 +347,23 @@ def _nothing(facts: TicketFacts) -> TicketExplanation:
             f"{at_least}{pluralize(facts.not_gathered, 'entry waits', 'entries wait')} in the ticket streams to be"
             " gathered"
         )
-        reasons = [Reason("not_gathered", f"nothing of it is in the work stream; {waits}, and some may be of it")]
+        reasons = [
+            Reason("not_gathered", f"the ticket has nothing in the work stream; {waits}, and some may belong to it")
+        ]
     elif sure:
         ends = "" if facts.last_letter is not None else ": all that ever came is finished, or nothing ever came"
         if not facts.letters_are_all:
-            ends = "; whether it has a dead letter is not known: not all were looked at"
-        reasons = [Reason("nothing_to_do", f"nothing of it is unread, parked or in processing{ends}")]
+            ends = "; whether it has a dead letter is unknown: not all were searched"
+        reasons = [Reason("nothing_to_do", f"the ticket has nothing unread, parked or in processing{ends}")]
     elif facts.unread_is_exact and facts.parked_is_exact:
-        text = "nothing of it was found; not all ticket streams were looked at, so it may wait in one to be gathered"
+        text = (
+            "nothing of the ticket was found; not all ticket streams were searched, so it may wait in one to be"
+            " gathered"
+        )
         reasons = [Reason("not_looked_through", text)]
     else:
         text = (
-            "nothing of it is in processing; more is unread or parked than was looked through, so it may be further"
+            "the ticket has nothing in processing; more is unread or parked than was searched, so it may be further"
             " behind"
         )
         reasons = [Reason("not_looked_through", text)]
@@ -397,8 +402,8 @@ def _later(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
     elif facts.board is not None and facts.board.window_is_full:
         yield Reason(
             "window_full",
-            f"{pluralize(facts.all_parked, 'more is', 'more are')} parked: so many of one ticket are not handed over"
-            " at a time",
+            f"{pluralize(facts.all_parked, 'more is', 'more are')} parked: the owner has as many of the ticket's"
+            " messages as it may have at a time",
         )
     elif owner.state != "live" or owner.paused is not None:
         yield Reason(
