@@ -31,7 +31,7 @@ _REMEMBERED, _NAMED = 20, 200
 _IDLE_S = 5.0
 COUNTING, READY, RUNNING, DONE, STOPPED = "counting", "ready", "running", "done", "stopped"
 REDRIVE, DROP = "redrive", "drop"
-#: Outcomes after which the letter is not where it was.
+#: Outcomes after which the letter is no longer where it was.
 _GOOD = frozenset({"resumed", "added", "released", "dropped"})
 
 

@@ -31,22 +31,22 @@ _SAID_WITHIN_S, _MOST_UNSAID = 1.0, 3
 
 
 class SourceWatch(Service):
-    """Service that tells the gatherer which sources change. ``make_poll_ear``: makes the listener for a server that
-    does not announce changes."""
+    """Service that tells the gatherer which sources change. ``make_poll_listener``: makes the listener for a server
+    that does not announce changes."""
 
     name = "watch"
 
     def __init__(
         self,
-        ear: ChangeListener,
-        make_poll_ear: Callable[[], ChangeListener],
+        listener: ChangeListener,
+        make_poll_listener: Callable[[], ChangeListener],
         sources: SourceSelection,
         gatherer: Gatherer,
         scan: Callable[[], None],
     ) -> None:
         super().__init__()
-        self._ear = ear
-        self._make_poll_ear = make_poll_ear
+        self._listener = listener
+        self._make_poll_listener = make_poll_listener
         self._sources = sources
         self._gatherer = gatherer
         self._scan = scan
@@ -62,7 +62,7 @@ class SourceWatch(Service):
 
     def run_once(self) -> float:
         try:
-            changed = self._ear.listen()
+            changed = self._listener.listen()
             # Before ``_judge``: from here on no sweep takes these for unannounced, and one that did so before is
             # forgiven.
             if changed is None:
@@ -73,8 +73,8 @@ class SourceWatch(Service):
         except TrackingRefused as refused:
             if not self.stopping:
                 event(log, "sources_polled", level=logging.WARNING, why=str(refused))
-                self._ear.close()
-                self._ear, self.mode = self._make_poll_ear(), "polling"
+                self._listener.close()
+                self._listener, self.mode = self._make_poll_listener(), "polling"
             return 0.0
         if changed is None:
             self._scan()
@@ -99,10 +99,10 @@ class SourceWatch(Service):
             raise TrackingRefused(f"{self._lost.total()} changes were not announced")
 
     def interrupt(self) -> None:
-        self._ear.interrupt()
+        self._listener.interrupt()
 
     def on_end(self) -> None:
-        self._ear.close()
+        self._listener.close()
 
 
 class Discovery(Service):

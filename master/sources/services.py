@@ -52,9 +52,9 @@ class SourceServices:
         lease_ms = int(settings.leader_lease_seconds * 1000)
         sharer = ShardAssigner(make_link("share"), keys, holder, self.says, lease_ms, gatherer.hold)
         discovery = Discovery(make_link("discover"), keys, sources, gatherer, settings.discover_seconds)
-        ear = PushListener(TrackingLink(redis_url, "master:watch", _TIMEOUT_S), sources.prefixes())
+        listener = PushListener(TrackingLink(redis_url, "master:watch", _TIMEOUT_S), sources.prefixes())
         self._watch = SourceWatch(
-            ear, lambda: PollListener(make_link("watch"), gatherer.mine), sources, gatherer, discovery.scan_now
+            listener, lambda: PollListener(make_link("watch"), gatherer.mine), sources, gatherer, discovery.scan_now
         )
         self._trimmers = []
         if settings.trim_seconds:

@@ -134,7 +134,7 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
     ),
     "parked, all full": (
         *(ticket(parked=(A,), crowd=ConsumerTotals(live=2)), "parked", "consumers_full"),
-        "12-0 waits for room: the 2 consumers that take work have all they may have",
+        "12-0 waits for room: the 2 consumers that take work are full",
     ),
     "parked, paused": (
         *(ticket(parked=(A,), rules=(PAUSE,)), "paused", "rule_pause"),

@@ -235,8 +235,7 @@ def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> t
     if crowd.room <= 0:
         text = (
             f"{what} waits for room: the"
-            f" {pluralize(crowd.live, 'consumer that takes work has', 'consumers that take work have')} all they may"
-            " have"
+            f" {pluralize(crowd.live, 'consumer that takes work is full', 'consumers that take work are full')}"
         )
         return Reason("consumers_full", text), "room on a consumer", 0
     if facts.board is not None and facts.board.standing not in ("", "open"):

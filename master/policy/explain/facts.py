@@ -119,7 +119,7 @@ class TicketFacts:
 
     ticket_id: str
     now_ms: int
-    kind: str = ""  # of its record: "" none, owned, returned, halted, tail, unreadable
+    kind: str = ""  # kind of its record: "" none, owned, returned, halted, tail, unreadable
     fence: int = 0
     ids: tuple[bytes, ...] = ()
     owner: OwnerFacts | None = None
@@ -134,12 +134,12 @@ class TicketFacts:
     leader: LeaderFacts | None = None
     board: BoardFacts | None = None
     crowd: ConsumerTotals = ConsumerTotals()
-    rules: tuple[Rule, ...] = ()  # those that fit, the one that holds first
-    letter: DeadLetter | None = None  # what the halted ticket waits for
-    last_letter: DeadLetter | None = None  # its newest one
+    rules: tuple[Rule, ...] = ()  # rules that match the ticket, the one that holds first
+    letter: DeadLetter | None = None  # the letter that a halted ticket waits for
+    last_letter: DeadLetter | None = None  # the ticket's newest letter
     lease_ms: int = 10_000  # the life of a consumer's lease
     letters_are_all: bool = True  # all letters were searched for those of the ticket, or one was found
-    not_gathered: int = 0  # entries of all sources, of a work stream
+    not_gathered: int = 0  # entries of all sources that are not in the work stream yet
     gathered_is_exact: bool = True  # all sources were looked at, and to their end
     by_stream: bool = False  # tickets of a work stream are called STREAM/ID
     refuses_writes: str = ""  # why Redis refuses writes, for people
