@@ -4,67 +4,79 @@ Threads and what they own
 -------------------------
 ::
 
-    elect     elector.py         the leader lease: takes it, extends it, takes a new epoch when the dispatcher is in doubt
-    dispatch  dispatcher.py      the only owner of the board (policy/dispatch.py): adopts, reads, plans, hands over, recovers; between its
-                                 turns it waits on the stream notifier (doorbell.py), which Redis notifies of new
-                                 entries, and which other threads here set; the stream cursor (reader.py) says whether
-                                 they must be peeked at (looks.py)
-    roster    roster.py          looks at registrations and leases
-    health    health_checker.py  asks every consumer's health URL
-    reap      janitor.py         forgets dead incarnations
-    delayed   delayed.py         adds delayed messages to the stream when they are due
-    changes   change_watch.py    hears of tickets and rules that others have changed, and of new consumers
-    trim      trimming.py        cuts what no reader needs (off by default)
-    gather    gatherer.py        with several ticket streams: moves what is new in them to the work stream; and its helpers watch,
-                                 discover (source_watch.py), share (sharing.py) and trim-sources (source_trimmer.py),
-                                 which cuts what was gathered and no reader needs (off by default)
-    pulse     pulse.py           looks at the whole system for the page, once for all who look
-    feed      ticket_feed.py     tells followers what happens to their tickets (over common/http/server/push_sockets.py)
-    bulk      bulk_letters.py    redrives or drops all dead letters of a filter, as a person asked on the page
-    (web)     web/               gunicorn's threads: registrations, reports of what consumers have acknowledged in Redis, look-ups
+    elect     leader/elector.py             the leader lease: takes and extends it; takes a new epoch when the
+                                            dispatcher is in doubt
+    dispatch  dispatch/dispatcher.py        the only owner of the board (policy/board/): takes over, reads, plans, hands
+                                            over, recovers; between its turns it waits on the stream notifier
+                                            (stream_notifier.py), which Redis notifies of new entries and other threads
+                                            set; the stream cursor (stream_cursor.py) decides when it peeks at new
+                                            entries (leader/peeked.py)
+    roster    membership/registry.py        reads registrations and leases
+    health    membership/health_checker.py  asks every consumer's health URL
+    reap      recovery/janitor.py           forgets dead incarnations
+    delayed   operations/delayed_sender.py  adds delayed messages to the stream when they are due
+    changes   dispatch/change_watch.py      learns of tickets and rules that others have changed, and of new consumers
+    trim      operations/trimming.py        cuts entries that no reader needs (off by default)
+    gather    sources/gatherer.py           with several ticket streams: moves their new entries to the work stream
+    watch     sources/discovery.py          helps ``gather``: learns which sources have changed
+    discover  sources/discovery.py          helps ``gather``: finds sources that match a pattern
+    share     sources/shards.py             helps ``gather``: shares the sources among the masters
+    trim-sources  sources/trimmer.py        cuts gathered entries that no reader needs (off by default)
+    pulse     insight/live_overview.py      looks at the whole system for the page, once for all who look
+    feed      insight/ticket_feed.py        tells followers what happens to their tickets
+                                            (over common/http/server/push_sockets.py)
+    bulk      operations/bulk_letters.py    redrives or drops all dead letters of a filter, as asked for on the page
+    (web)     web/                          gunicorn's threads: registrations, look-ups, reports of what consumers have
+                                            acknowledged in Redis
 
-Nobody but ``dispatch`` touches the board; the others post events to it (mailbox.py). What it does in its turns is in
-files without a thread: adoption.py, reader.py, intake.py (validates what was read), recoverer.py, idle_sweep.py,
-halts.py, rule_work.py, position_saver.py and quiet_tickets.py; leader_steps.py calls the scripts. Every thread has a
-connection of its own. Every step that changes anything carries the epoch, so a thread that acts on old knowledge is
-refused by Redis, not by hope.
+Only ``dispatch`` touches the board; the others post events to it (dispatch/events.py). The work of its turns is in
+files without a thread: stream_cursor.py, halted_tickets.py, rules.py and position_saver.py in dispatch/, takeover.py,
+recoverer.py, idle_sweep.py and reconciler.py in recovery/, and leader/validation.py, which checks entries that were
+read; leader/leader_scripts.py calls the scripts. Every thread has a connection of its own. Every step that changes
+anything carries the epoch, so a thread that acts on old knowledge is refused by Redis, not by hope.
 
 Several ticket streams
 ----------------------
-A lead, an index and inboxes for each of a thousand streams would cost a thousand times as much, and split the consumers' slots. So the
-entries of all of them are gathered into one work stream (gathering.py), and one leader delegates from that. Every master gathers its share,
-also a standby; what it does needs no lead, because each step is one script that adds the entries and moves the source's group past them:
-done twice, or by two at a time, it moves nothing twice. Fairness is in the turns (policy/rounds.py), and in that the work stream takes no
-more than the leader reads next: a flood waits in its own stream. A ticket is its source's (USHER_TICKET_SCOPE), and handlers see the
-producer's own ids.
+A lead, an index and inboxes for each of a thousand streams would cost a thousand times as much, and split the
+consumers' slots. So the entries of all of them are gathered into one work stream (sources/), and one leader delegates
+from that. Every master gathers its share, also a standby; gathering needs no lead, because each step is one script that
+adds the entries and moves the source's group past them: done twice, or by two at a time, it moves nothing twice.
+Fairness is in the turns (policy/fair_queue.py), and in that the work stream takes no more than the leader reads next: a
+flood waits in its own stream. A ticket belongs to its source (USHER_TICKET_SCOPE), and handlers see the producer's own
+ids.
 
 One epoch
 ---------
 ::
 
-    elected -> adopt: living owners' tickets from the index, dead incarnations taken back, all of `master` read in id
-    order
+    elected -> take over: living owners' tickets from the index, dead incarnations taken back, all of `master` read in
+               id order
             -> peek at new entries, plan, hand over, free what is reported ...
-            -> a reply that is not sure: new epoch, memory dropped, adopt again
-            -> FENCED: somebody else leads; memory dropped, standby
+            -> a reply that is not sure: new epoch, memory dropped, take over again
+            -> FENCED: another master leads; memory dropped, standby
 
 What goes wrong, and what then
 ------------------------------
-==================================  ===============================================================================================
-a consumer's lease ends             its entries go to ``master`` page by page, then to others, oldest first, with a new fence
+==================================  ===================================================================================
+a consumer's lease ends             its entries go to ``master`` page by page, then to others, oldest first, with a new
+                                    fence
 a consumer's health URL is silent   its lease is revoked after k failures (it cannot renew), and ends by itself
-the leader dies                     a standby is elected when the leader lease ends, and adopts
+the leader dies                     a standby is elected when the leader lease ends, and takes over
 the leader is paused                its first call after waking is answered FENCED
 a reply of Redis is lost            a new epoch refuses the late command; everything is read again
-a report over HTTP is lost          the reconciling look at quiet tickets frees them
-a master that gathers dies          its shards are free when its time in the shares ends (the leader lease), and are taken by the others
-a source's group is destroyed       it is made again exactly where it was (the hash ``gathered``); nothing is lost or repeated
+a report over HTTP is lost          the reconciler reads the records of quiet tickets, and frees them
+a master that gathers dies          its shards are free when its time in the shares ends (the leader lease), and are
+                                    taken by the others
+a source's group is destroyed       it is made again exactly where it was (the hash ``gathered``); nothing is lost or
+                                    repeated
 a source is deleted                 it is forgotten; when it comes back, it is taken in from its beginning
 a source's reader is lost           nothing is cut off that source (not_trimmed); it is gathered, and the others are cut
-a source cannot be taken in         it has a trouble (not_a_stream, ahead, before, refused) in log, status and doctor; the others go on
-a gathered ticket stays halted      what is done above it stays in the work stream; from 100,000 entries on that is a trouble (held_back)
+a source cannot be taken in         it has a trouble (not_a_stream, ahead, before, refused) in log, status and doctor;
+                                    the others go on
+a gathered ticket stays halted      what is done above it stays in the work stream; from 100,000 entries on that is a
+                                    trouble (held_back)
 Redis' memory is full               nothing is gathered; the sources keep it
-==================================  ===============================================================================================
+==================================  ===================================================================================
 """
 
 from __future__ import annotations

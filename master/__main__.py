@@ -1,4 +1,4 @@
-"""``python -m master`` / ``usher master``: run one master."""
+"""``python -m usher.master`` / ``usher master``: run one master."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def main(flags: dict[str, Any]) -> None:
 
 
 def log_doctor_findings(redis_url: str) -> None:
-    """Log what ``usher doctor`` would call bad about this Redis. Nothing is refused for it: the operator may know
+    """Log what ``usher doctor`` reports as bad about this Redis. Nothing is refused for it: the operator may know
     better, and a system that works badly is of more use than one that does not start."""
     link = Link(redis_url, "master:doctor", timeout_s=3.0)
     try:

@@ -9,13 +9,13 @@ from pydantic import Field
 
 from usher.common.runtime.settings import Address, CommonSettings, MaybeAddress
 
-#: Longest life of a lead, in seconds. What lasts longer in Redis is of a clock that was set back (elector,
-#: lua/sources/share.lua).
+#: Longest life of a lead, in seconds. A lease that lasts longer in Redis dates from before the clock of Redis was set
+#: back (elector, lua/sources/share.lua).
 LONGEST_LEASE_S = 600
 
 
 class MasterSettings(CommonSettings):
-    """Everything that can be set on a master."""
+    """Settings of a master."""
 
     UNREAD: ClassVar[frozenset[str]] = frozenset({"redis_server"})
 
@@ -27,7 +27,7 @@ class MasterSettings(CommonSettings):
         5.0,
         ge=0.5,
         le=LONGEST_LEASE_S,
-        description="Life of the leader lease: so long after a leader died a standby leads.",
+        description="Life of the leader lease: a standby takes over this long after the leader died.",
     )
     batch_size: int = Field(1000, ge=1, le=2000, description="Most entries read, and handed over, by one script call.")
     ticket_window: int = Field(
@@ -40,9 +40,9 @@ class MasterSettings(CommonSettings):
         16 * 1024 * 1024,
         ge=0,
         le=2**31,
-        description="Size of an entry, all fields together, above which it becomes a dead letter unread; 0: any.",
+        description="Size of an entry, all fields together, above which it becomes a dead letter unread; 0: no limit.",
     )
-    roster_seconds: float = Field(0.5, ge=0.05, le=60, description="How often leases are looked at.")
+    roster_seconds: float = Field(0.5, ge=0.05, le=60, description="How often leases are read.")
     health_seconds: float = Field(
         2.0, ge=0.1, le=600, description="How often each consumer's health URL is asked; in all at most 100 a second."
     )
@@ -52,7 +52,7 @@ class MasterSettings(CommonSettings):
     health_hosts: str = Field(
         "127.0.0.1,::1", description="Hosts that health URLs may point to: addresses, networks, names; comma separated."
     )
-    sweep_seconds: float = Field(5.0, ge=0.2, le=3600, description="How often idle messages are looked for.")
+    sweep_seconds: float = Field(5.0, ge=0.2, le=3600, description="How often the leader looks for idle messages.")
     reconcile_seconds: float = Field(
         5.0, ge=0.2, le=3600, description="How often memory is compared with the index in Redis."
     )
@@ -62,16 +62,19 @@ class MasterSettings(CommonSettings):
         description="Messages without a ticket id. reject: dead letters. spread: any consumer gets them, in no order.",
     )
     trim_seconds: float = Field(
-        0.0, ge=0, le=86_400, description="How often what no reader needs is cut off each ticket stream. 0: never."
+        0.0,
+        ge=0,
+        le=86_400,
+        description="How often entries that no reader needs are cut off each ticket stream. 0: never.",
     )
     discover_seconds: float = Field(
-        30.0, ge=0.5, le=86_400, description="How often streams that match a pattern are looked for by SCAN."
+        30.0, ge=0.5, le=86_400, description="How often SCAN looks for streams that match a pattern."
     )
     trim_archived: bool = Field(
-        False, description="Cut only what is archived too (see `usher trim`); not for a work stream."
+        False, description="Cut only entries that are archived too (see `usher trim`); not for a work stream."
     )
     operator_token: str = Field(
-        "", description="Bearer token with which one may look and act, but not speak for consumers. Empty: none."
+        "", description="Bearer token that may look and act, but not speak for consumers. Empty: none."
     )
     tokens_file: Path | None = Field(
         None, description="File with further tokens, one per line (`usher token new`); mode 0600; read again on change."
@@ -79,7 +82,7 @@ class MasterSettings(CommonSettings):
     hosts: str = Field(
         "",
         description=(
-            "Host names and addresses under which requests may come, comma separated. Empty: any where tokens are asked"
+            "Host names and addresses that requests may name, comma separated. Empty: any where tokens are asked"
             " for, else those of this machine (on loopback)."
         ),
     )
@@ -90,10 +93,10 @@ class MasterSettings(CommonSettings):
         600, ge=1, le=10**6, description="Most registrations of one token from one address; 429 beyond."
     )
     requests_in_flight: int = Field(
-        256, ge=1, le=100_000, description="Most HTTP requests that are or wait to be answered; 503 beyond."
+        256, ge=1, le=100_000, description="Most HTTP requests that are being answered or wait for it; 503 beyond."
     )
     connections: int = Field(
-        1024, ge=16, le=100_000, description="Most HTTP connections open at a time, but for live subscriptions."
+        1024, ge=16, le=100_000, description="Most HTTP connections open at a time, live subscriptions not counted."
     )
     connections_per_address: int = Field(
         256,
@@ -107,12 +110,12 @@ class MasterSettings(CommonSettings):
 
     @property
     def archived_only(self) -> bool:
-        """Whether only what is archived is cut. A work stream nobody archives for certain."""
+        """Return whether only archived entries are cut: never for a work stream, which nobody is sure to archive."""
         return self.trim_archived and self.sources is None
 
 
 class StreamerSettings(CommonSettings):
-    """Everything that can be set on a streamer."""
+    """Settings of a streamer."""
 
     UNREAD: ClassVar[frozenset[str]] = (
         CommonSettings.UNREAD - {"log_level", "log_format", "tls_cert", "tls_key", "insecure"}
@@ -122,10 +125,10 @@ class StreamerSettings(CommonSettings):
         "", description="Database with the outbox, e.g. postgresql+psycopg://user@host/shop or sqlite:////srv/shop.db."
     )
     outbox_bind: MaybeAddress = Field(
-        "", description="Where the streamer tells its health and metrics (HTTP), e.g. 127.0.0.1:8740. Empty: nowhere."
+        "", description="Where the streamer serves its health and metrics (HTTP), e.g. 127.0.0.1:8740. Empty: nowhere."
     )
     outbox_name: str = Field(
-        "outbox", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="Names the outbox where several feed one stream."
+        "outbox", pattern=r"^[A-Za-z0-9._-]{1,64}$", description="Name of the outbox, where several feed one stream."
     )
     outbox_batch: int = Field(1000, ge=1, le=5000, description="Most rows sent by one script call.")
     outbox_row_kib: int = Field(
@@ -135,16 +138,16 @@ class StreamerSettings(CommonSettings):
         0.5,
         ge=0.005,
         le=60,
-        description="Longest wait between two looks at an outbox that was empty; at most a quarter of the lease.",
+        description="Longest wait before an empty outbox is read again; at most a quarter of the lease.",
     )
     outbox_lease_seconds: float = Field(
         5.0,
         ge=0.5,
         le=LONGEST_LEASE_S,
-        description="Life of the streamers' lease: so long after one died another one streams.",
+        description="Life of the streamers' lease: a standby takes over this long after the streamer died.",
     )
     outbox_wait_replicas: int = Field(
-        0, ge=0, le=16, description="Rows are kept until so many replicas have their entries (WAIT)."
+        0, ge=0, le=16, description="Rows are kept until this many replicas have their entries (WAIT)."
     )
     outbox_wait_aof: bool = Field(
         False, description="Rows are kept until Redis has their entries on disk (WAITAOF, Redis 7.2 or later)."

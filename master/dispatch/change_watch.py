@@ -1,9 +1,9 @@
-"""Change watch: hears what others have changed, in the stream ``changed``.
+"""Change watch: learns from the stream ``changed`` what others have changed.
 
-A consumer that parks a message, and whoever redrives or drops one, writes the ticket's name there; so does whoever
-changes a rule or registers a consumer. ``ChangeWatch`` waits with a plain XREAD (nothing is consumed) and posts the
-names to the dispatcher, which reads their records in its next turn. So the leader knows after one round trip; should a
-name get lost, after USHER_RECONCILE_SECONDS.
+A consumer that halts its ticket, and an operator who redrives or drops a dead letter, write the ticket's name there; so
+do changes of rules and registrations of consumers. ``ChangeWatch`` waits with a plain XREAD (nothing is consumed) and
+posts the names to the dispatcher, which reads their records in its next turn. So the leader knows after one round trip;
+if a name gets lost, after USHER_RECONCILE_SECONDS.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _NAMES = 1000
 
 
 class ChangeWatch(Service):
-    """Waits for names of tickets whose records others have changed, for news of the rules, and of consumers that came
-    by another master."""
+    """Service that waits for the names of tickets whose records others have changed, and for word of changed rules and
+    of consumers that registered with another master."""
 
     name = "changes"
     _BLOCK_MS = 2000
@@ -39,16 +39,15 @@ class ChangeWatch(Service):
         self._key = changed_key
         self._tell = tell
         self._on_registered = on_registered
-        self._after = (
-            ZERO  # names of before: reading a record once more costs next to nothing, not hearing of one costs time
-        )
+        # Start with old names: reading a record once more costs next to nothing, missing a name costs time.
+        self._after = ZERO
 
     def run_once(self) -> float:
         self.look(self._BLOCK_MS)
         return 0.0
 
     def look(self, block_ms: int | None) -> None:
-        """Tell what has changed since the last look; ``block_ms`` None does not wait."""
+        """Post what has changed since the last look. ``block_ms`` is how long to wait for it; None does not wait."""
         command = read_inbox_command(self._key, self._after, block_ms, _NAMES)
         reply = self._link.call(*command, block_s=(block_ms or 0) / 1000)
         if reply:

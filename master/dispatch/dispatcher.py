@@ -1,12 +1,12 @@
 """Dispatcher: the one thread that owns the board. It peeks at new entries, plans, hands over, frees what is reported,
 recovers.
 
-New entries are taken from the stream by the hand-over of the plan that they are in; until then they are only seen, and
-nothing has happened.
+New entries are taken from the stream by the hand-over of the plan that contains them; until then they are only peeked
+at, and nothing has happened.
 
-Others never touch the board; they post events. A reply that is not sure (a broken connection, an entry that was not
-where memory had it) ends the epoch: the elector takes a new one, which refuses any late command, and everything is read
-again.
+Other threads never touch the board; they post events. A reply that is not sure (a broken connection, an entry that was
+not where memory had it) ends the epoch: the elector takes a new one, which refuses any late command, and everything is
+read again.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ from usher.master.recovery.takeover import rejoin, sort_again, take_over
 
 log = logging.getLogger(__name__)
 
-#: hand_over calls per turn, so that reports are freed in between.
+#: Most hand_over calls per turn, so that reports are freed in between.
 _PLANS_PER_TURN = 4
 
 
 class SortedEntries(NamedTuple):
-    """New entries by what is to become of them once the group has been given them.
+    """New entries, sorted by what becomes of them once the group has been given them.
 
     ``new``: on the board, and in this plan or a later one. ``known``: (ticket, id) of entries that were given before
-    and may be in processing: they rejoin their owners. ``in_processing``: of these, the ones that somebody set the
-    group back over. ``late``: entries that it was set back over too, and nobody has. ``rejected``: dead letters.
-    ``may_plan``: False when some were given before: nothing is handed over before it is clear who has those, for they
-    may belong before others of their ticket.
+    and may be in processing: they rejoin their owners. ``in_processing``: those of ``known`` that are in processing and
+    come again because the group was set back. ``late``: entries that come again for the same reason and that nobody
+    has. ``rejected``: dead letters. ``may_plan``: False when some were given before: nothing is handed over before it
+    is clear who has those, for they may belong before others of their ticket.
     """
 
     new: Sequence[Entry]
@@ -72,14 +72,14 @@ class SortedEntries(NamedTuple):
 
 
 class Dispatcher(Service):
-    """Own the board. All fields below ``_events`` belong to this thread."""
+    """Service that owns the board. All fields below ``_events`` belong to this thread."""
 
     name = "dispatch"
 
     def __init__(
         self, link: Link, keys: Keys, lead: Lead, limits: LeaderLimits, notifier: StreamNotifier | None = None
     ) -> None:
-        """Without a ``notifier`` the stream is read at every turn."""
+        """Make a dispatcher that waits on ``notifier``; without one it reads the stream at every turn."""
         super().__init__(notifier)
         self._link = link
         self._scripts = ScriptRunner(link)
@@ -92,7 +92,7 @@ class Dispatcher(Service):
         self._events: deque[DispatcherEvent] = deque()
         self._members: dict[str, RegisteredConsumer] = {}
         self._steps: LeaderScripts | None = None
-        self._connection = 0  # of the link, in this epoch
+        self._connection = 0  # number of the link's connection in this epoch
         self.board = Board(limits.ticket_window)
         self.counts = LeaderCounters()
         self._recoverer = Recoverer(self.counts)
@@ -100,8 +100,8 @@ class Dispatcher(Service):
         self._rule_work = RuleWork(link, keys)
         self._idle_sweep = IdleSweep(limits.min_idle_ms, limits.sweep_s)
         self._cursor = StreamCursor(limits, notifier)
-        self._unsure: set[bytes] = set()  # tickets whose records are to be read again
-        self._rules_due = False  # they may have changed, and were not read since
+        self._unsure: set[bytes] = set()  # tickets whose records must be read again
+        self._rules_due = False  # the rules may have changed since they were read
         self._rejected: list[Rejected] = []  # dead letters to be written
         self._quiet = Reconciler(limits.reconcile_s)
         self._position_saver = PositionSaver(self._stream)
@@ -110,31 +110,32 @@ class Dispatcher(Service):
     # ---- from other threads ------------------------------------------------------------------------------------------
 
     def post(self, posted: DispatcherEvent) -> int:
-        """Give the dispatcher an event for its next turn. Return how many it has not taken yet."""
+        """Post an event for the dispatcher's next turn. Return how many events it has not taken yet."""
         self._events.append(posted)
         self.wake()
         return len(self._events)
 
     @property
     def leads(self) -> bool:
-        """Return whether this master leads and has adopted."""
+        """Return whether this master leads and has taken over."""
         steps = self._steps
         return steps is not None and self._lead.epoch == steps.epoch
 
     @property
     def trouble(self) -> str | None:
-        """Tell trouble also between two epochs: a leader that cannot adopt is not well just because it waits to be
-        elected again."""
+        """Return the current trouble, also between two epochs: a leader that cannot adopt is not well just because it
+        waits to be elected again."""
         of_notifier = self._notifier.trouble if self._notifier is not None else None
         return super().trouble or (self._unwell or of_notifier if self._lead.is_ours else None)
 
     def glance(self, ticket: bytes) -> BoardFacts | None:
-        """Return what memory has of a ticket, while this master leads; None: nothing. It may be a moment old."""
+        """Return what memory has of a ticket, while this master leads; None otherwise, and when it has nothing. It may
+        be a moment old."""
         return self.board.glance(ticket, now_s(), wall_ms()) if self.leads else None
 
     def parked_of(self, ticket: bytes) -> Parked | None:
-        """Return how much of it memory has parked, while this master leads; None: nothing is known. It may be a moment
-        old."""
+        """Return how much of the ticket memory has parked, while this master leads; None when nothing is known. It may
+        be a moment old."""
         return self.board.parked_of(ticket) if self.leads else None
 
     # ---- epochs ------------------------------------------------------------------------------------------------------
@@ -159,7 +160,7 @@ class Dispatcher(Service):
             self._lead.lost(epoch)
         except NotNow as refused:
             if refused.kind not in SAME_MEMORY:
-                # The next server may have a part of this one's history only; memory is of one connection.
+                # The next server may have only part of this one's history, and memory belongs to one connection.
                 self._in_doubt(epoch, str(refused))
             raise
         except ReplyUnknown as unknown:
@@ -211,37 +212,37 @@ class Dispatcher(Service):
     # ---- the turn ----------------------------------------------------------------------------------------------------
 
     def _turn(self) -> float:
-        """Take every step once; return for how long there is nothing to do.
+        """Take every step once. Return for how many seconds there is nothing to do.
 
-        The order of the steps keeps each ticket in order. What finds *older* entries stands before what hands over, so
-        that no plan gives out a newer message of a ticket while an older one is under ``master`` unseen; new entries,
-        the newest of all, come last. Only speed hangs on when the records of unsure tickets are read: a plan that
-        believes a record wrongly the script refuses. Tickets that become unsure after step 4 have their turn in the
-        next turn, which then follows at once.
+        The order of the steps keeps each ticket in order. A step that finds *older* entries comes before one that hands
+        over, so that no plan gives out a newer message of a ticket while an older one is under ``master`` unseen; new
+        entries, the newest of all, come last. When the records of unsure tickets are read matters only for speed: a
+        plan that believes a wrong record is refused by the script. Tickets that become unsure after step 4 are read in
+        the next turn, which then follows at once.
         """
         assert self._steps is not None
-        # 1. What others did: reports free slots, rosters tell who died, rules are read before anything is planned.
+        # 1. Events of other threads: reports free slots, rosters tell who died, rules must be read before planning.
         self._take_events()
-        # 2. Older entries: what dead incarnations hold. Some of their tickets may have moved on: these are unsure.
+        # 2. Older entries: those of dead incarnations. Some of their tickets may have moved on: these are unsure.
         self._recoverer.turn(self.board, self._steps, self._rejected)
         self._unsure.update(self._recoverer.take_unsure())
-        # 3. Older entries: what is pending and nobody looked for.
+        # 3. Older entries: pending ones that the idle sweep finds.
         sweeping = self._idle_sweep.turn(self.board, self._steps, list(self._members), now_s(), self._rejected)
-        # 4. Records of unsure tickets: after 1 and 2, which tell of most of them, and before they are planned.
+        # 4. Records of unsure tickets: after 1 and 2, which name most of them, and before they are planned.
         self._read_records()
-        # 5. Older entries: what memory did not keep of tickets that go on.
+        # 5. Older entries: those that memory did not keep of tickets that go on.
         reopening = self._halted_tickets.turn(self.board, self._steps, self._unsure)
-        # 6. What is on the board gets the free slots before what is new.
+        # 6. Entries on the board get the free slots before new ones.
         handed = self._hand_over()
-        # 7. Make room by dead letters that a rule asks for, and by leaving to Redis what may leave memory: after 6,
-        #    since what was handed over needs no room, and before 8, which peeks at nothing while too much is parked.
+        # 7. Make room: write the dead letters that a rule asks for, and drop from memory what Redis alone can keep.
+        #    After 6, since what was handed over needs no room; before 8, which peeks at nothing when memory is full.
         ruling = self._rule_work.turn(self.board, self._steps, self._unsure, self.on_rejected, self._follow_rules)
         self._unload()
-        # 8. New entries. What is older is on the board by now, or the board knows that it is yet to be read.
+        # 8. New entries. Older ones are on the board by now, or the board knows that they are yet to be read.
         more = self._take_new_entries()
-        # 9. Dead letters of what 2, 3 and 8 could not use: after 8, since only what was taken can be rejected.
+        # 9. Dead letters of entries that 2, 3 and 8 could not use: after 8, since only taken entries can be rejected.
         self._reject()
-        # 10. How far the group is now, with what 8 took.
+        # 10. The group's position, with what 8 took.
         self._position_saver.turn(self.board, self._steps, self._cursor.last_read)
         found_more = more or handed or ruling or sweeping or reopening
         if found_more or self._recoverer.is_busy or self._events or self._unsure or self._rules_due:
@@ -289,9 +290,9 @@ class Dispatcher(Service):
         self._members = members | kept
 
     def _follow_rules(self) -> None:
-        """Read the rules, which may have changed. Consumers that an operator has drained are a part of them."""
+        """Read the rules, which may have changed. They include the consumers that an operator has drained."""
         assert self._steps is not None
-        self._rules_due = True  # until it has worked: word of them comes once
+        self._rules_due = True  # stays True until it has worked: the change is announced once
         self._rule_work.read(self.board, self._steps)
         self._follow_roster(self._members)
         self._rules_due = False
@@ -299,7 +300,7 @@ class Dispatcher(Service):
     def _lose(self, incarnation: str) -> bool:
         """Begin to recover a consumer whose lease was seen to have ended.
 
-        False: it has not ended; the roster was read before the consumer came, and so it shows no lease.
+        Return False when it has not ended: the roster was read before the consumer came, and so it shows no lease.
         """
         if not self._recoverer.has(incarnation) and incarnation in self.board.consumers:
             questions = [("GET", self._keys.lease(incarnation)), ("HGET", self._keys.consumers, name_of(incarnation))]
@@ -308,7 +309,7 @@ class Dispatcher(Service):
                 return False
             if isinstance(lease, NotNow) and lease.kind not in SAME_MEMORY:
                 raise lease
-            left = registered is None  # after a clean drain; this is only to tell it
+            left = registered is None  # after a clean drain; only the log needs this
             self.board.mark_lost(incarnation)
             tickets = len(self.board.consumers[incarnation].tickets)
             event(log, "consumer_left" if left else "consumer_lost", consumer=incarnation, tickets=tickets)
@@ -319,8 +320,8 @@ class Dispatcher(Service):
     # ---- 4: records --------------------------------------------------------------------------------------------------
 
     def _read_records(self) -> None:
-        """Read again the records of unsure tickets; when there are none, from time to time those of tickets that nobody
-        reported on, and then also whether the rules are those that we know."""
+        """Read again the records of unsure tickets. When there are none, read from time to time those of tickets that
+        nobody reported on, and then also check whether the rules have changed."""
         assert self._steps is not None
         now = now_s()
         names = list(self._unsure)[:PAGE]
@@ -365,8 +366,8 @@ class Dispatcher(Service):
         return handed
 
     def _carry_out(self, plan: HandOverPlan, new: NewEntries = NO_NEW_ENTRIES) -> HandOverReply:
-        """Have a plan done. When it is refused as a whole, nothing was done: the board forgets it, and the refusal is
-        raised."""
+        """Carry out a plan. When it is refused as a whole, nothing was done: the board forgets the plan, and the
+        refusal is raised."""
         assert self._steps is not None
         try:
             return self._steps.hand_over(
@@ -377,7 +378,7 @@ class Dispatcher(Service):
             raise
 
     def _learn(self, plan: HandOverPlan, reply: HandOverReply) -> None:
-        """Bring memory in line with what became of a plan."""
+        """Update memory with the outcome of a plan."""
         verdict = self.board.confirm(plan, reply)
         over = [entry_id for answer in reply.targets for entry_id in answer.gone]
         if over:
@@ -403,7 +404,7 @@ class Dispatcher(Service):
             self.board.unload()
 
     def _take_new_entries(self) -> bool:
-        """Peek at new entries, and take them from the stream by a hand-over. Return whether more is to be done at
+        """Peek at new entries, and take them from the stream by a hand-over. Return whether more can be done at
         once."""
         assert self._steps is not None
         new = self._cursor.peek(self.board, self._steps, now_s())
@@ -417,8 +418,8 @@ class Dispatcher(Service):
         return bool(new.found) and (not new.is_all or self.board.parked > 0)
 
     def _take(self, new: NewEntries) -> bool:
-        """Take the entries by the hand-over of a plan, which they are in. False: it was refused, and they are as if
-        never seen."""
+        """Take the entries by the hand-over of a plan that contains them. Return False when it was refused; the entries
+        then count as never seen."""
         entries = self._sort(new)
         plan = (self.board.plan(self._limits.batch, now_s()) if entries.may_plan else None) or NOTHING
         reply = self._carry_out_or_forget(plan, new, entries)
@@ -435,7 +436,7 @@ class Dispatcher(Service):
         return True
 
     def _sort(self, new: NewEntries) -> SortedEntries:
-        """Sort new entries by what is known of them. Those that nobody knows are on the board then."""
+        """Sort new entries by what is known of them, and put the unknown ones on the board."""
         assert self._steps is not None
         usable, rejected = partition_entries(new.found, self._steps.spread)
         repeated, redelivered, unseen = self._cursor.split(usable)
@@ -445,19 +446,19 @@ class Dispatcher(Service):
         return SortedEntries(unseen, known, in_processing, late, rejected, may_plan=not known and not redelivered)
 
     def _carry_out_or_forget(self, plan: HandOverPlan, new: NewEntries, entries: SortedEntries) -> HandOverReply | None:
-        """Have the plan done that takes the entries. None: it was refused, the board has forgotten them, and they are
-        peeked at again."""
+        """Carry out the plan that takes the entries. Return None when it was refused: the board has forgotten them, and
+        they are peeked at again."""
         try:
             return self._carry_out(plan, new)
         except NotNow:  # Redis refuses every command for now: the turn ends
             self._forget(entries)
             raise
-        except RulesMoved:  # they are read before the next plan
+        except RulesMoved:  # the rules are read before the next plan
             self._rules_due = True
             self._forget(entries, why="the rules have changed")
-        except NotificationMismatch:  # what comes next is another entry than the notification said
+        except NotificationMismatch:  # the next entry is not the one that the notification brought
             self._forget(entries, is_mismatch=True, why="the group has moved")
-        except GroupMoved:  # somebody else read from the group, or set its position
+        except GroupMoved:  # another client read from the group, or set its position
             self._forget(entries, why="the group has moved")
         return None
 

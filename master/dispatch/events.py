@@ -14,7 +14,8 @@ from usher.master.policy.board.board import Board
 class Report:
     """Acknowledgements of one incarnation, posted by an HTTP thread, which may wait for ``answered``.
 
-    ``answers``: None until the dispatcher took it; empty when none are wanted. ``fenced``: the incarnation has ended.
+    ``answers``: None until the dispatcher has taken the report; empty when none are wanted. ``fenced``: the incarnation
+    has ended.
     """
 
     incarnation: str
@@ -25,7 +26,7 @@ class Report:
     answered: threading.Event = field(default_factory=threading.Event)
 
     def answer(self, board: Board) -> None:
-        """Free what is done, and say so to whoever waits."""
+        """Free the messages that are done, and answer the waiting thread."""
         if self.wants_answers:
             self.answers = [board.acknowledged(self.incarnation, ticket, ids) for ticket, ids in self.items]
         else:
@@ -37,7 +38,7 @@ class Report:
 
 @dataclass(frozen=True)
 class ChangedElsewhere:
-    """Tickets whose records somebody else has changed; ``rules``: the rules have changed."""
+    """Tickets whose records another client has changed; ``rules``: the rules have changed."""
 
     tickets: frozenset[bytes]
     rules: bool = False

@@ -1,6 +1,7 @@
-"""Halted tickets: ends the tails of tickets that end, and reads again what memory did not keep of tickets that go on.
+"""Halted tickets: writes the tails of given-up tickets to the dead letters, and reads again the entries that memory did
+not keep of tickets that go on.
 
-It has no thread: the dispatcher gives it turns, because it changes the board. ``change_watch`` is told of such tickets.
+It has no thread: the dispatcher gives it turns, because it changes the board. ``change_watch`` names such tickets.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ _PAGE = 500
 
 
 class HaltedTickets:
-    """Used by the dispatcher's thread."""
+    """Work on halted tickets, done on the dispatcher's thread."""
 
     def turn(self, board: Board, steps: LeaderScripts, unsure: set[bytes]) -> bool:
-        """Do one page of a ticket that ends, and one of what tickets that go on have in Redis; False when there is
-        nothing to do.
+        """Do one page of a ticket that ends, and read one page of the entries that tickets that go on have in Redis.
+        Return False when there was nothing to do.
 
         Tickets to read again are added to ``unsure``. Raises ReplyUnknown when memory is not what the index says.
         """
@@ -28,13 +29,15 @@ class HaltedTickets:
         if ending is not None:
             ticket, ids, is_last = ending
             if not steps.end_tail(ticket.name, ticket.believed, ids, is_last):
-                raise ReplyUnknown("the record of a ticket that ends is another one: memory and the index differ")
+                raise ReplyUnknown(
+                    "the record of a ticket that ends is not the one believed: memory and the index differ"
+                )
             board.ended(ticket, ids, is_last)
             busy = True
         start = board.to_read()
         if start is not None:
             page = steps.read_parked(start, _PAGE)
-            usable, _ = partition_entries(page.found, steps.spread)  # what is not usable was rejected when it came
+            usable, _ = partition_entries(page.found, steps.spread)  # unusable entries were rejected when they came
             unsure.update(board.was_read(usable, page.last))
             busy = True
         return busy

@@ -1,4 +1,4 @@
-"""Position saver: notes how far the group is outside of the group, so that a group that is lost begins again where it
+"""Position saver: saves the group's position outside of the group, so that a group that is lost begins again where it
 was.
 
 It has no thread: the dispatcher gives it turns.
@@ -13,12 +13,13 @@ from usher.master.leader.peeked import NewEntries
 from usher.master.policy.board.board import Board
 from usher.master.policy.group_loss import Memory
 
-#: At most so much comes again when the group is lost.
+#: Seconds between saves: at most this much comes again when the group is lost.
 _SAVE_POSITION_S = 1.0
 
 
 class PositionSaver:
-    """Used by the dispatcher's thread. ``memory`` is what this master knows of the group, also between two epochs."""
+    """Saver of the group's position, on the dispatcher's thread. ``memory``: what this master knows of the group, also
+    between two epochs."""
 
     def __init__(self, stream: TicketStream) -> None:
         self._stream = stream
@@ -27,14 +28,14 @@ class PositionSaver:
         self._saved_s = 0.0
 
     def follow(self) -> None:
-        """On a standby, learn what the leader saved last, should that be lost together with all the rest of Redis'
-        data."""
+        """On a standby, learn what the leader saved last, in case that is lost together with all the other data in
+        Redis."""
         saved = self._stream.saved_position()
         if saved is not None and saved != self.memory.noted:
             self.memory = Memory(saved)
 
     def begin(self, last_delivered: bytes) -> None:
-        """Begin to lead: the group has been given what is up to ``last_delivered``."""
+        """Begin to lead: the group has been given everything up to ``last_delivered``."""
         self.memory = self.memory.found(last_delivered)
 
     def remember(self, new: NewEntries) -> None:

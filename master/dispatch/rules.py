@@ -1,4 +1,4 @@
-"""Rule work: what the leader does about live rules: it reads them, and ends what they condemn. It has no thread: the
+"""Rule work: reads the live rules for the leader, and ends the messages that they condemn. It has no thread: the
 dispatcher gives it turns, because it changes the board."""
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ RULE = "rule"
 
 
 class RuleWork:
-    """Used by the dispatcher's thread, over its link."""
+    """Work on live rules, done on the dispatcher's thread over its link."""
 
     def __init__(self, link: Link, keys: Keys) -> None:
         self._link = link
         self._keys = keys
 
     def read(self, board: Board, steps: LeaderScripts) -> None:
-        """Let the board follow the rules as they are now."""
+        """Read the rules and have the board follow them."""
         rules = read_rules(self._link, self._keys)
         if rules.version != steps.rules_version:
             event(log, "rules_read", count=len(rules.rules), version=rules.version)
@@ -46,8 +46,8 @@ class RuleWork:
         steps.rules_version = rules.version
 
     def has_moved(self, steps: LeaderScripts) -> bool:
-        """Whether the rules are others than those that were read. Their news may get lost; this is asked from time to
-        time."""
+        """Return whether the rules have changed since they were read. An announcement may get lost, so this is checked
+        from time to time."""
         return (self._link.call("HGET", self._keys.counters, "rules") or b"") != steps.rules_version
 
     def turn(
@@ -58,8 +58,9 @@ class RuleWork:
         ended: Callable[[Sequence[Rejected]], None],
         follow: Callable[[], None],
     ) -> bool:
-        """One page of dead letters by rule; False when there are none. Tickets to read again are added to ``unsure``.
-        ``follow`` is called when the rules are others by now: it reads them, and has consumers follow them too."""
+        """Write one page of dead letters by rule. Return False when there are none. Tickets to read again are added to
+        ``unsure``. ``follow`` is called when the rules have changed meanwhile: it reads them, and applies them to
+        consumers too."""
         condemned = board.condemned(_PAGE)
         if not condemned:
             return False

@@ -1,4 +1,4 @@
-"""Stream cursor: how far the leader is in the stream, and when it peeks at what comes next."""
+"""Stream cursor: keeps how far the leader is in the stream, and decides when it peeks at the next entries."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from usher.master.policy.board.board import Board
 
 log = logging.getLogger(__name__)
 
-#: Idle time after which the stream is read although no notification came: of a stream that was deleted and came back
-#: with lower ids none ever comes.
+#: Idle time after which the stream is read although no notification came: a stream that was deleted and came back with
+#: lower ids sends none.
 IDLE_READ_S = 2.0
 
 #: (id, ticket)
@@ -30,10 +30,10 @@ def _rank_of(entry: Entry) -> int:
 
 
 class SplitEntries(NamedTuple):
-    """Entries by whether the group was given them before.
+    """Entries, split by whether the group was given them before.
 
     ``repeated``: a group that was lost was given them. ``redelivered``: this group was given them, before somebody set
-    it back. ``new``: nobody was.
+    it back. ``new``: no group was given them.
     """
 
     repeated: Sequence[Entry]
@@ -42,24 +42,22 @@ class SplitEntries(NamedTuple):
 
 
 class StreamCursor:
-    """How far the group is, in this epoch, and whether there may be more in the stream. Used by the dispatcher's
-    thread.
+    """The group's position in this epoch, and whether the stream may have more. Used by the dispatcher's thread.
 
-    To peek changes nothing; entries count as read with the hand-over that takes them (``advance``). If that did
-    nothing, they are peeked at again (``retry``).
+    Peeking changes nothing; entries count as read with the hand-over that takes them (``advance``). If it is refused,
+    they are peeked at again (``retry``).
     """
 
     def __init__(self, limits: LeaderLimits, notifier: StreamNotifier | None) -> None:
         self._limits = limits
         self._notifier = notifier
         self._dry_since_s = 0.0
-        self._may_have_more = True  # in the stream, as far as we know
-        self._notification_limit = 1  # entries that a notification may bring
+        self._may_have_more = True  # the stream, as far as we know
+        self._notification_limit = 1  # most entries that a notification may bring
         self.last_read = ZERO
-        self.repeats_until: bytes | None = None  # after a group loss: what comes up to here was read before
-        self._given = (
-            0  # rank of the highest id that the group was given: it comes again when somebody sets the group back
-        )
+        self.repeats_until: bytes | None = None  # after a group loss: entries up to here were read before
+        # Rank of the highest id that the group was given: it comes again when somebody sets the group back.
+        self._given = 0
 
     def begin(self, last_delivered: bytes, repeats_until: bytes | None, highest_pending: bytes = ZERO) -> None:
         """Begin a new epoch."""
@@ -69,12 +67,12 @@ class StreamCursor:
         self._notification_limit = 1
         self._may_have_more = True
         if self._notifier is not None:
-            self._notifier.poll()  # it may be of long ago
+            self._notifier.poll()  # it may be old
             self._notifier.accept()
 
     def peek(self, board: Board, steps: LeaderScripts, now_s: float) -> NewEntries | None:
-        """Peek at new entries; None when there is no reason to: no consumer has room, or nobody said that there are
-        any."""
+        """Peek at new entries. Return None when there is no reason to: no consumer has room, or nothing says that there
+        are any."""
         count = self._room(board)
         notification = self._notifier.poll() if self._notifier is not None else None
         if self._notifier is None or notification is not None:
@@ -87,17 +85,18 @@ class StreamCursor:
             new = steps.peek(count)
         if new.found:
             self._notification_limit = notification_limit(len(new.found), new.size)
-        self._may_have_more = not new.is_all  # if so, no need to wait for a notification
+        self._may_have_more = not new.is_all  # if there is more, it need not wait for a notification
         if new.is_all:
             self._dry_since_s = now_s
-        if not new.found:  # somebody else may have read from the group, and must not be a reason to wake up for ever
+        # Another client may have read from the group; that must not wake us up for ever.
+        if not new.found:
             self.last_read = new.position
             if notification is not None and notification.after == new.position:
                 self._reject_notification()
         return new
 
     def retry(self, is_mismatch: bool) -> None:
-        """Peek again at what was not taken. ``is_mismatch``: the notification that brought it did not tell what is in
+        """Peek again at entries that were not taken. ``is_mismatch``: the notification that brought them did not match
         the stream."""
         self._may_have_more = True
         if is_mismatch:
@@ -119,21 +118,21 @@ class StreamCursor:
         return SplitEntries(entries[:repeated], entries[repeated:given], entries[given:])
 
     def is_past_repeats(self, new: NewEntries) -> bool:
-        """Return whether the group is given nothing more a second time, once these have come.
+        """Return whether these entries end the ones that the group is given a second time.
 
-        What a notification says to be all may be so on another server only.
+        A notification may say "all" about another server only, so it proves nothing here.
         """
         return self.repeats_until is not None and (
             (new.is_all and not new.digest) or rank(self.last_read) >= rank(self.repeats_until)
         )
 
     def arm(self, board: Board) -> None:
-        """Ask for a notification of what comes next, if there is room for it."""
+        """Ask for a notification of the next entry, if there is room for it."""
         self._arm(board, self.last_read)
 
     def arm_early(self, board: Board, new: NewEntries) -> None:
-        """Do the same while ``new`` entries are being taken: to ask costs less while Redis is awake, and nobody waits
-        for it.
+        """Ask for a notification while ``new`` entries are being taken: that costs less while Redis is awake, and
+        nobody waits for it.
 
         If they are not taken after all, ``arm`` asks anew.
         """

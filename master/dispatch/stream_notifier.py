@@ -1,9 +1,9 @@
-"""Stream notifier: what the dispatcher waits on. Other threads can set it, as a threading.Event, and Redis notifies it
+"""Stream notifier: the dispatcher waits on it. Other threads can set it, like a threading.Event, and Redis notifies it
 of new entries.
 
 So a new entry wakes the thread that will take it, and no other: between ``XADD`` and hand-over no thread waits for
-another one. The question is a plain blocking XREAD: nothing is consumed, and one whose answer is lost is simply asked
-again. The answer brings what has come, so that where that is not much nobody needs to peek.
+another one. The question is a plain blocking XREAD: nothing is consumed, and a question whose answer is lost is simply
+asked again. The answer brings the new entries when they are small and few, so that nobody needs to peek.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ log = logging.getLogger(__name__)
 _BLOCK_S = 2.0
 #: An answer that has not come this long after the block time never comes.
 _LATE_S = 5.0
-#: After trouble the stream is read so often, as if a notification had come, and Redis is asked again after a growing
-#: pause: to connect may take a while (the timeout of the link), in which nothing is handed over.
+#: After trouble the stream is read this often, as if a notification had come, and Redis is asked again after a growing
+#: pause: connecting may take a while (the timeout of the link), in which nothing is handed over.
 _AGAIN_S, _LONGEST_PAUSE_S = 0.5, 10.0
-#: Shortest pause when waiting itself goes wrong.
+#: Pause when waiting itself fails.
 _PAUSE_S = 0.05
 #: Bytes of entries above which a notification does not bring them.
 _MUCH = 32_768
-#: Notifications in a row that may be rejected until the connection is distrusted. One may be chance: an entry was
+#: Notifications in a row that may be rejected before the connection is distrusted. One may be chance: an entry was
 #: deleted meanwhile.
 _MOST_REJECTED = 3
 
 
 class Notification(NamedTuple):
-    """The stream has something above ``after`` (empty: nobody knows). ``entries``: all of it, if that is not much, else
-    nothing."""
+    """News that the stream has something above ``after`` (empty: that is unknown). ``entries``: all of it, if that is
+    not much, else nothing."""
 
     after: bytes
     entries: list[Entry]
@@ -50,29 +50,28 @@ _MAY_HAVE_ENTRIES = Notification(b"", [])
 
 
 class StreamNotifier:
-    """Wake the dispatcher. ``set`` may be called from any thread; all else is the dispatcher's.
+    """Waker of the dispatcher. ``set`` may be called from any thread; everything else belongs to the dispatcher.
 
-    One ``arm`` brings one notification: under load nobody waits for any.
+    One ``arm`` brings one notification: under load none is waited for.
     """
 
     def __init__(self, link: Link, stream: str) -> None:
         self._link = link
         self._stream = stream
         self._is_set = False
-        self._pair: tuple[socket.socket, socket.socket] | None = (
-            None  # (written by ``set``, waited on), while there is a thread
-        )
-        self._asked_until_s: float | None = None  # an answer is under way, and must be here by then
-        self._asked = (b"", 0)  # above which id, for how many
+        # (written by ``set``, waited on), while there is a thread
+        self._pair: tuple[socket.socket, socket.socket] | None = None
+        self._asked_until_s: float | None = None  # while an answer is under way: when it must be here
+        self._asked = (b"", 0)  # above which id, for how many entries
         self._failures = 0
-        self._failed = ("", 0.0)  # last: why, and when
+        self._failed = ("", 0.0)  # the last failure: why, and when
         self._again_s = 0.0
         self._notification: Notification | None = None
-        self._rejected = 0  # notifications in a row that did not tell what is in the stream
+        self._rejected = 0  # notifications in a row that did not match the stream
 
     @property
     def trouble(self) -> str | None:
-        """Say why no notification comes. Under load Redis is not asked, so this is not known for long."""
+        """Return why no notification comes, or None. Under load Redis is not asked, so this is not known for long."""
         why, failed_s = self._failed
         return (
             f"doorbell: {why}"
@@ -88,23 +87,23 @@ class StreamNotifier:
         self._is_set = True
         pair = self._pair
         if pair is not None:
-            with contextlib.suppress(OSError):  # full: it is set as it is; closed: nobody waits any more
+            with contextlib.suppress(OSError):  # full: it is set already; closed: nobody waits any more
                 pair[0].send(b"\0")
 
     def clear(self) -> None:
         self._is_set = False
 
     def wait(self, timeout: float) -> None:
-        """Wait until it is set, or a notification comes, or ``timeout`` seconds are over."""
+        """Wait until the notifier is set, a notification comes, or ``timeout`` seconds are over."""
         try:
             self._wait(timeout)
-        except Exception as trouble:  # whatever it is: without notifications the stream is read every so often
+        except Exception as trouble:  # whatever it is, without notifications the stream is read every so often
             self._fail(f"{type(trouble).__name__}: {trouble}")
             time.sleep(_PAUSE_S)
 
     def _wait(self, timeout: float) -> None:
         _, wake_end = self._pair = self._pair or _pair()
-        if self._is_set:  # asked after ``set`` has somewhere to write to
+        if self._is_set:  # checked after ``set`` has somewhere to write to
             _empty(wake_end)
             return
         now = now_s()
@@ -133,7 +132,7 @@ class StreamNotifier:
         entries."""
         now = now_s()
         if self._asked_until_s is not None and rank(after) < rank(self._asked[0]):
-            self.reset()  # it was asked for what follows entries that were not taken after all
+            self.reset()  # the question was about entries that were not taken after all
         if self._asked_until_s is not None or now < self._again_s:
             return
         try:
@@ -150,15 +149,15 @@ class StreamNotifier:
         return notification
 
     def accept(self) -> None:
-        """Trust the connection: what the leader found, or begins with, is right."""
+        """Trust the connection again: what the leader found, or begins with, is right."""
         self._rejected = 0
 
     def reject(self) -> None:
-        """The last notification did not tell what is in the stream: ask anew, or distrust the connection when that goes
-        on."""
+        """Reject the last notification, which did not match the stream: ask anew, or distrust the connection when that
+        goes on."""
         self._rejected += 1
         if self._rejected < _MOST_REJECTED:
-            self.reset()  # it may have been another server, which has nothing more to tell
+            self.reset()  # it may have come from another server, which has nothing more to tell
         else:
             self._rejected = 0
             self.distrust()
@@ -190,7 +189,7 @@ class StreamNotifier:
         return Notification(after, entries if len(entries) < count and size <= _MUCH else [])
 
     def _fail(self, why: str) -> None:
-        """Nobody knows what is in the stream: act as if a notification had come, and ask again after a pause."""
+        """Act as if a notification had come, since the state of the stream is unknown, and ask again after a pause."""
         if not self._failures:
             event(log, "doorbell_broken", level=logging.WARNING, why=why)
         now = now_s()

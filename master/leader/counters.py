@@ -1,5 +1,5 @@
-"""What a leader did, as numbers for /metrics. Kept by the dispatcher's thread, a few additions per batch; read by
-whoever is asked."""
+"""Counters of what a leader did, for /metrics. The dispatcher's thread keeps them, at a few additions per batch; any
+thread may read them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable
 from usher.common.runtime.histograms import LONG_US, DurationHistogram
 from usher.master.policy.board.plans import HandOverPlan, HandOverReply
 
-#: Messages of a batch whose waiting time is looked at, so that a batch of a thousand costs no more than one of ten.
+#: Messages per batch whose waiting time is measured, so that a batch of a thousand costs no more than one of ten.
 _SAMPLED = 16
 
 
 class LeaderCounters:
-    """Counts since the start of the process, whichever epochs it led in."""
+    """Counts since the start of the process, over all epochs in which it led."""
 
     def __init__(self) -> None:
         self.adoptions = 0
@@ -24,12 +24,12 @@ class LeaderCounters:
         self.calls = DurationHistogram()
         self.waits = DurationHistogram(LONG_US)
         self.recoveries = DurationHistogram(LONG_US)
-        #: Called with what was handed over, and when the call began (nanoseconds since the epoch): for tracing, if
-        #: there is any.
+        #: Called with the plan that was handed over and the time at which the call began (nanoseconds since the epoch):
+        #: for tracing, if it is on.
         self.on_handed_over: Callable[[HandOverPlan, int], None] | None = None
 
     def hand_over(self, plan: HandOverPlan, reply: HandOverReply, began_ns: int) -> None:
-        """A hand_over call was answered."""
+        """Count a hand_over call that was answered."""
         now_ns = time.time_ns()
         parts = [
             part
@@ -46,5 +46,5 @@ class LeaderCounters:
             self.on_handed_over(plan, began_ns)
 
     def recovered(self, seconds: float) -> None:
-        """A lost consumer's entries are back, that many seconds after its loss was noticed."""
+        """Count a lost consumer whose entries are back, this many seconds after its loss was noticed."""
         self.recoveries.add([int(seconds * 1_000_000)])

@@ -1,4 +1,6 @@
-"""Elector: holds the leader lease, so that one master acts at a time; everything it holds is an epoch, not a belief.
+"""Elector: holds the leader lease, so that one master acts at a time. What it holds is an epoch that Redis checks, not
+a belief. The lease and the work share their fate: when the dispatcher makes no progress, the lease is not extended and
+a standby takes over.
 
 Renewal and work share their fate: when the dispatcher makes no progress, the lease is not extended and a standby takes
 over.
@@ -24,19 +26,19 @@ from usher.master.settings import LONGEST_LEASE_S
 
 log = logging.getLogger(__name__)
 
-#: How often a standby looks whether the lead is free.
+#: How often a standby checks whether the lead is free.
 _STANDBY_LOOK_S = 0.5
-#: An election sooner than this after the last one is one in a row, and waits.
+#: An election sooner than this after the last one counts as one in a row, and waits.
 _CALM_S = 5.0
-#: How often a standby looks whether the lease lasts longer than any may: then it is of a clock of Redis that was set
-#: back since, and its holder may be dead. One that lives extends it soon, and finds that it was succeeded.
+#: How often a standby checks whether the lease lasts longer than any lease may: then the clock of Redis was set back
+#: since it was taken, and its holder may be dead. A living holder extends it soon, and finds that it was succeeded.
 _LEFT_EVERY_S = 5.0
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 
 
 class Lead:
-    """What this process knows of the leadership. Shared by threads; guarded by its lock."""
+    """This process's knowledge of the leadership. Shared by threads; guarded by its lock."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -44,36 +46,37 @@ class Lead:
         self._doubted = False
         self._until_s = 0.0
         self._leader_url: str | None = None
-        self.on_change: Callable[[], None] = lambda: None  # what we know has changed
-        self.on_doubt: Callable[[], None] = lambda: None  # an election is due
+        self.on_change: Callable[[], None] = lambda: None  # called when this knowledge has changed
+        self.on_doubt: Callable[[], None] = lambda: None  # called when an election is due
 
     @property
     def epoch(self) -> int | None:
-        """Our epoch, or None when we do not lead or doubt what we know."""
+        """Return our epoch, or None when we do not lead or doubt what we know."""
         with self._lock:
             return None if self._doubted else self._epoch
 
     @property
     def is_ours(self) -> bool:
-        """Whether we hold the lead, doubted or not."""
+        """Return whether we hold the lead, doubted or not."""
         with self._lock:
             return self._epoch is not None
 
     @property
     def holds(self) -> bool:
-        """Whether we hold the lead and its lease still runs, by our clock and from the moment at which it was asked
-        for: if not, another one may lead of whom we have not heard."""
+        """Return whether we hold the lead and its lease still runs, by our clock and counted from the moment we asked
+        for it. If not, another master may lead that we have not heard of."""
         with self._lock:
             return self._epoch is not None and now_s() < self._until_s
 
     @property
     def leader_url(self) -> str | None:
-        """Where the leader is reached, as last seen; ours when we lead."""
+        """Return the leader's URL, as last seen; ours when we lead."""
         with self._lock:
             return self._leader_url
 
     def doubt(self, epoch: int) -> None:
-        """A reply under ``epoch`` is not sure: a new epoch is needed before anything else happens."""
+        """Doubt ``epoch``: the outcome of a command under it is unknown, so a new epoch is needed before anything else
+        happens."""
         with self._lock:
             if self._epoch == epoch:
                 self._doubted = True
@@ -81,7 +84,7 @@ class Lead:
         self.on_change()
 
     def lost(self, epoch: int) -> None:
-        """Redis answered FENCED to ``epoch``."""
+        """Give up the lead: Redis answered FENCED to ``epoch``."""
         with self._lock:
             if self._epoch == epoch:
                 self._epoch, self._doubted = None, False
@@ -105,20 +108,20 @@ class Lead:
 
 
 class LeaderRecord(NamedTuple):
-    """What is in the leader key: None where nobody leads."""
+    """Content of the leader key; both fields are None when nobody leads."""
 
     epoch: int | None
     url: str | None
 
 
 def parse_held(stored: bytes | None) -> LeaderRecord:
-    """The value of the leader key."""
+    """Parse the value of the leader key."""
     epoch, _, holder = (stored or b"").decode(errors="replace").partition(" ")
     return LeaderRecord(int(epoch) if epoch.isdecimal() else None, holder.partition(" ")[2] or None)
 
 
 class Elector(Service):
-    """Takes, extends and renews the leader lease."""
+    """Service that takes, extends and gives up the leader lease."""
 
     name = "elect"
 
@@ -130,7 +133,7 @@ class Elector(Service):
         self._scripts = ScriptRunner(link)
         self._keys = keys
         self._lead = lead
-        # The word between epoch and URL tells two masters apart that were given the same URL, and our own lost reply
+        # The word between epoch and URL tells apart two masters that were given the same URL, and our own lost reply
         # from theirs.
         self._holder = f"{uuid.uuid4().hex[:12]} {url}"
         self._url = url
@@ -141,8 +144,8 @@ class Elector(Service):
         self._in_a_row = 0
         self._next_election_s = 0.0
         self._left_s = now_s()
-        self._not_extended: int | None = None  # the epoch of which the log tells so
-        self._told_of = ""  # the leader of whom the log tells that we stand by
+        self._not_extended: int | None = None  # the epoch for which that is logged
+        self._told_of = ""  # the leader for which our standing by is logged
         self.elections = 0
 
     def run_once(self) -> float:
@@ -173,13 +176,12 @@ class Elector(Service):
                     why="the work that it is held for makes no progress",
                 )
             self._not_extended = epoch
-        return (
-            min(self._lease_ms, 1000 * self.stalls_after_s) / 3000
-        )  # a lease may be longer than health waits for a turn
+        # A lease may be longer than the health check waits for a turn.
+        return min(self._lease_ms, 1000 * self.stalls_after_s) / 3000
 
     def _free(self) -> str | None:
-        """None: somebody else holds the lead. Else the epoch to succeed, "" for none. One plain look, because a standby
-        looks twice a second for as long as it lives."""
+        """Return the epoch to succeed ("" for none), or None when another master holds the lead. It is one plain GET,
+        because a standby does this twice a second for as long as it lives."""
         epoch, _, holder = (self._link.call("GET", self._keys.leader) or b"").decode(errors="replace").partition(" ")
         if holder in ("", self._holder):
             return ""
@@ -201,12 +203,12 @@ class Elector(Service):
         self._left_s = now_s()
         try:
             return bool(self._link.call("PTTL", self._keys.leader) > 1000 * LONGEST_LEASE_S)
-        except CommandRefused:  # a user without the right, which is newer than many a user
+        except CommandRefused:  # this user lacks the right, which is newer than many an ACL
             return False
 
     def _stand_by(self, holder: str) -> None:
-        """Somebody else leads: told once of each, so that who starts a master by hand beside others learns what it
-        does."""
+        """Note that another master leads. Log it once per leader, so that an operator who starts a master by hand
+        beside others learns what it does."""
         url = holder.partition(" ")[2]
         self._lead._set(None, url)
         if self._told_of != holder:
@@ -227,8 +229,8 @@ class Elector(Service):
             if holder != self._holder:
                 self._stand_by(holder)
                 return
-            # Our own lease: the reply to an earlier call was lost, or our epoch was dropped. Take a new one, so that a
-            # late command is refused.
+            # It is our own lease: the reply to an earlier call was lost, or our epoch was dropped. Take a new one, so
+            # that a late command is refused.
             reply = self._scripts.run(
                 "elect", (self._keys.leader, self._keys.counters), (self._holder, self._lease_ms, epoch)
             )
@@ -243,8 +245,8 @@ class Elector(Service):
         self._lead._set(epoch, self._url)
 
     def _damp(self) -> None:
-        """The first doubt is settled at once; when doubts follow each other, something lasting is wrong, and elections
-        get rarer."""
+        """Space out elections. The first doubt is settled at once; when doubts follow each other, something lasting is
+        wrong, and elections become rarer."""
         now = now_s()
         self._in_a_row = self._in_a_row + 1 if now - self._elected_s < _CALM_S else 0
         self._elected_s = now

@@ -25,20 +25,20 @@ from usher.master.policy.board.rule_gate import Condemned
 
 
 class RulesMoved(UsherError):
-    """The live rules have changed since the leader read them: nothing was done by the former ones."""
+    """The live rules have changed since the leader read them: nothing was done under the old ones."""
 
 
 class GroupMoved(UsherError):
-    """Somebody else read from the group, or set its position, since the new entries were seen: nothing was done with
-    them."""
+    """Another client read from the group, or set its position, since the new entries were peeked at: nothing was done
+    with them."""
 
 
 class NotificationMismatch(GroupMoved):
-    """The entries that a notification brought do not come next, or not any more: nothing was done with them."""
+    """The entries that a notification brought are not, or no longer, the next ones: nothing was done with them."""
 
 
 class ParkedPage(NamedTuple):
-    """A page of what is pending under ``master``. ``last`` is None after the end."""
+    """A page of the entries pending under ``master``. ``last`` is None after the end."""
 
     last: bytes | None
     found: list[PeekedEntry]
@@ -46,7 +46,8 @@ class ParkedPage(NamedTuple):
 
 
 class TakenPage(NamedTuple):
-    """A page taken back from a dead incarnation. ``alive`` means that nothing was taken: its lease still runs."""
+    """A page of entries taken back from a dead incarnation. ``alive`` means that nothing was taken: its lease still
+    runs."""
 
     alive: bool
     size: int
@@ -55,7 +56,7 @@ class TakenPage(NamedTuple):
 
 
 class Freed(NamedTuple):
-    """The end of a recovery: tickets that others have, and (id, ticket) of entries that were under ``master``
+    """The end of a recovery: tickets that other consumers own, and (id, ticket) of entries that were under ``master``
     unseen."""
 
     others: list[bytes]
@@ -63,7 +64,7 @@ class Freed(NamedTuple):
 
 
 class Swept(NamedTuple):
-    """What one call of the idle sweep found: strays with their former owner."""
+    """The result of one call of the idle sweep: strays with their former owners."""
 
     cursor: bytes
     strays: list[tuple[PeekedEntry, bytes]]
@@ -71,7 +72,7 @@ class Swept(NamedTuple):
 
 
 class Rejoined(NamedTuple):
-    """Entries that did not go back to an owner: ``over`` stay under ``master``, ``done`` were done before and are
+    """Entries that did not go back to an owner: ``over`` stay under ``master``; ``done`` were done before and are
     acknowledged."""
 
     over: list[bytes]
@@ -79,15 +80,16 @@ class Rejoined(NamedTuple):
 
 
 class Due(NamedTuple):
-    """A delayed message that is due: its member of ``LogKeys.due``, and what it says of the stream that it is for."""
+    """A delayed message that is due: its member of ``LogKeys.due``, and the name of its target stream as the message
+    gives it."""
 
     member: bytes
     named: bytes
 
 
 class DueLook(NamedTuple):
-    """``until``: the last id of ``LogKeys.delayed`` that was put in order. ``wait_ms`` until the next is due, if
-    nothing comes; None: none waits."""
+    """Delayed messages that are due. ``until``: the last id of ``LogKeys.delayed`` that was put in order. ``wait_ms``:
+    until the next is due, if nothing new comes; None: none waits."""
 
     until: bytes
     wait_ms: int | None
@@ -95,7 +97,7 @@ class DueLook(NamedTuple):
 
 
 class Rejected(NamedTuple):
-    """An entry that can be handed to nobody. ``shown`` is what may be shown of its ticket."""
+    """An entry that can be handed to no consumer. ``shown``: the part of its ticket id that may be shown."""
 
     id: bytes
     shown: bytes
@@ -103,7 +105,7 @@ class Rejected(NamedTuple):
 
 
 def _found(flat: Sequence[Any], step: int = 2) -> list[PeekedEntry]:
-    """Entries of a flat list of id, ticket (see lua/leader/peek.lua), and perhaps more."""
+    """Parse a flat list of id, ticket (see lua/leader/peek.lua), and perhaps more."""
     found = []
     for at in range(0, len(flat), step):
         ticket = flat[at + 1]
@@ -112,10 +114,10 @@ def _found(flat: Sequence[Any], step: int = 2) -> list[PeekedEntry]:
 
 
 class TakeArguments(NamedTuple):
-    """How hand_over.lua takes new entries besides carrying out a plan: its arguments in its order.
+    """Arguments of hand_over.lua, in its order, by which it takes new entries besides carrying out a plan.
 
-    ``unplanned``: ids of those that get no owner yet. ``parked``: ids of the plan that are not among the new entries.
-    All are empty when there are no new entries, and ``digest`` also when they come from a peek.
+    ``unplanned``: ids of new entries that get no owner yet. ``parked``: ids of the plan that are not among the new
+    entries. All are empty when there are no new entries, and ``digest`` also when they come from a peek.
     """
 
     position: bytes = b""
@@ -137,8 +139,8 @@ def _take_arguments(new: NewEntries, planned: Sequence[Sequence[bytes]]) -> Take
 
 
 class LeaderScripts:
-    """The steps of one leader in one epoch. ``spread``: entries without a ticket id may be handed over
-    (``intake.partition_entries``)."""
+    """The scripts of one leader in one epoch. ``spread``: entries without a ticket id may be handed over
+    (``validation.partition_entries``)."""
 
     def __init__(
         self,
@@ -157,15 +159,15 @@ class LeaderScripts:
         self._counts = counts or LeaderCounters()
         self.epoch = epoch
         self.spread = spread
-        self.rules_version = b""  # of the rules that plans were made by
+        self.rules_version = b""  # the rules that plans were made under
 
     def check(self) -> None:
         """Raise Fenced unless the leader key holds our epoch."""
-        self.reject(())  # every script looks at that first; this one does nothing else then
+        self.reject(())  # every script checks that first; without entries this one does nothing else
 
     def peek(self, count: int) -> NewEntries:
-        """Look at up to ``count`` new entries, which stay where they are until a hand-over takes them; so do their
-        bodies. Raises GroupMissing."""
+        """Peek at up to ``count`` new entries, which stay where they are, bodies included, until a hand-over takes
+        them. Raises GroupMissing."""
         keys = self._keys
         _, position, is_all, size, *flat = self._run(
             "peek", (keys.stream, keys.leader), (count, *self._parse_arguments)
@@ -173,13 +175,13 @@ class LeaderScripts:
         return NewEntries(position, _found(flat), bool(is_all), size)
 
     def notified(self, position: bytes, entries: Sequence[Entry], count: int) -> NewEntries:
-        """Return up to ``count`` of the entries that a notification brought: all above ``position``, as another
-        connection told."""
+        """Return up to ``count`` of the entries that a notification brought over another connection; all are above
+        ``position``."""
         taken = entries[:count]
         return self._parser.parse(position, taken, len(taken) == len(entries), digest_of(taken))
 
     def read_parked(self, after: bytes | None, count: int) -> ParkedPage:
-        """The next page of what is pending under ``master``, above id ``after``."""
+        """Read the next page of entries pending under ``master``, above id ``after``."""
         keys = self._keys
         start = b"-" if after is None else b"(" + after
         _, last, found, gone = self._run(
@@ -188,14 +190,14 @@ class LeaderScripts:
         return ParkedPage(last or None, _found(found), gone)
 
     def reject(self, entries: Iterable[Rejected]) -> int:
-        """Make dead letters of these entries; the number written."""
+        """Make dead letters of these entries. Return the number written."""
         keys = self._keys
         args = [part for entry in entries for part in entry]
         return int(self._run("reject", (keys.stream, keys.leader, keys.dead), args)[1])
 
     def end_tail(self, ticket: bytes, believed: bytes, ids: Sequence[bytes], is_last: bool) -> bool:
-        """Make dead letters of what is parked behind one; the ticket is free again after the last. False: its record is
-        another one."""
+        """Make dead letters of the entries parked behind a given-up one; the ticket is free again after the last.
+        Return False when its record is not the one believed."""
         keys = self._keys
         args = (ticket, believed, int(is_last), *ids)
         return bool(self._run("end_tail", (keys.stream, keys.leader, keys.tickets, keys.dead), args)[0] == b"OK")
@@ -203,8 +205,8 @@ class LeaderScripts:
     def hand_over(
         self, plan: HandOverPlan, new: NewEntries = NO_NEW_ENTRIES, meanwhile: Meanwhile | None = None
     ) -> HandOverReply:
-        """Carry out a plan; what was refused is in the reply. It takes all of the ``new`` entries: those that get no
-        owner are under ``master`` then. ``meanwhile``: see Link.call. Raises RulesMoved, and GroupMoved."""
+        """Carry out a plan; the reply says what was refused. All of the ``new`` entries are taken: those that get no
+        owner are pending under ``master`` then. ``meanwhile``: see Link.call. Raises RulesMoved and GroupMoved."""
         keys = self._keys
         script_keys = [keys.stream, keys.leader, keys.tickets, keys.counters, keys.dead, keys.attempts]
         parts: list[TicketPlan] = []
@@ -218,14 +220,12 @@ class LeaderScripts:
             parts += others
         tickets, ids = [part.ticket for part in parts], [part.ids for part in parts]
         args = (
-            *(
-                plan.lowest,
-                plan.highest,
-                self.rules_version,
-                separator(tickets),
-                ids_argument(ids),
-                sizes_argument(ids),
-            ),
+            plan.lowest,
+            plan.highest,
+            self.rules_version,
+            separator(tickets),
+            ids_argument(ids),
+            sizes_argument(ids),
             *_take_arguments(new, ids),
             *tickets,
             *targets,
@@ -245,8 +245,8 @@ class LeaderScripts:
         return reply
 
     def end_by_rule(self, condemned: Sequence[Condemned]) -> list[bytes]:
-        """Make dead letters of what a rule condemns; the tickets whose records are not as believed. Raises
-        RulesMoved."""
+        """Make dead letters of the messages that a rule condemns. Return the tickets whose records are not as believed.
+        Raises RulesMoved."""
         keys = self._keys
         args: list[Any] = [self.rules_version]
         for doomed in condemned:
@@ -263,8 +263,14 @@ class LeaderScripts:
         """Bring one page of a dead incarnation's entries to ``master``."""
         keys = self._keys
         script_keys = (
-            *(keys.stream, keys.leader, keys.lease(incarnation), keys.tickets, keys.dead),
-            *(keys.attempts, keys.noted(incarnation), keys.inbox(incarnation)),
+            keys.stream,
+            keys.leader,
+            keys.lease(incarnation),
+            keys.tickets,
+            keys.dead,
+            keys.attempts,
+            keys.noted(incarnation),
+            keys.inbox(incarnation),
         )
         reply = self._run("take_back", script_keys, (incarnation, count, *self._parse_arguments))
         if reply[0] == b"ALIVE":
@@ -273,7 +279,7 @@ class LeaderScripts:
         return TakenPage(False, size, _found(found), gone)
 
     def free_tickets(self, incarnation: str, tickets: Sequence[bytes]) -> Freed | None:
-        """Free the records of a dead incarnation's tickets; None when it is not over with it."""
+        """Free the records of a dead incarnation's tickets. Return None when it still has entries."""
         keys = self._keys
         script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.tickets, keys.dead)
         reply = self._run("free_tickets", script_keys, (incarnation, *tickets))
@@ -284,7 +290,8 @@ class LeaderScripts:
         )
 
     def sweep(self, known: Sequence[str], min_idle_ms: int, cursor: bytes, count: int) -> Swept:
-        """One step of the idle sweep; what ``known`` incarnations with a living lease own is left alone."""
+        """Take one step of the idle sweep; entries owned by ``known`` incarnations with a living lease are left
+        alone."""
         keys = self._keys
         script_keys = [keys.stream, keys.leader, keys.dead, *map(keys.lease, known)]
         args = (min_idle_ms, cursor, count, *self._parse_arguments, *known)
@@ -292,7 +299,7 @@ class LeaderScripts:
         return Swept(cursor, list(zip(_found(flat, 3), flat[2::3], strict=True)), gone)
 
     def save_position(self) -> GroupPosition:
-        """Note how far the group is; what was noted. Raises GroupMissing."""
+        """Save the group's position and return what was saved. Raises GroupMissing."""
         keys = self._keys
         _, delivered, oldest = self._run(
             "save_position", (keys.stream, keys.leader, keys.position, LogKeys(keys.stream).groups), ()
@@ -300,22 +307,22 @@ class LeaderScripts:
         return GroupPosition(delivered, oldest or None)
 
     def note_repeats(self, until: bytes | None) -> None:
-        """Note that what the group is given up to ``until`` it was given before (a higher note stays); None: it is past
-        that."""
+        """Note that the group is given entries up to ``until`` a second time (a higher note stays); None: it is past
+        them."""
         self._unfenced(
             self._scripts.run("note_repeats", (self._keys.leader, self._keys.position), (str(self.epoch), until or b""))
         )
 
     def rejoin(self, entries: Iterable[tuple[bytes, bytes]]) -> Rejoined:
-        """(ticket, id) of entries that came as new although the group was given them before: to their owners, if they
-        are in processing."""
+        """Give entries, as (ticket, id), that came as new although the group was given them before, back to their
+        owners, if they are in processing."""
         keys = self._keys
         args = [part for entry in entries for part in entry]
         _, over, done = self._run("rejoin", (keys.stream, keys.leader, keys.tickets), args)
         return Rejoined(over, done)
 
     def due_delayed(self, most: int) -> DueLook:
-        """Put delayed messages in the order of their times; up to ``most`` that are due."""
+        """Put delayed messages in the order of their times. Return up to ``most`` that are due."""
         log = LogKeys(self._keys.stream)
         script_keys = (log.delayed, log.due, log.due_until, self._keys.leader)
         _, until, wait_ms, *flat = self._unfenced(
@@ -324,8 +331,8 @@ class LeaderScripts:
         return DueLook(until, None if wait_ms == b"-1" else int(wait_ms), list(map(Due, flat[::2], flat[1::2])))
 
     def send_delayed(self, due: Sequence[tuple[Due, str | None]], again_ms: int) -> list[bytes | str]:
-        """Add messages to the streams that they are for, None: for none of ours. Of each its new id, b"" if it waits no
-        more, or as text why it was not sent: it is due again in ``again_ms``."""
+        """Add messages to their target streams; None: not one of ours. Return, for each, its new id, b"" if it no
+        longer waits, or the reason, as text, why it was not sent: then it is due again in ``again_ms``."""
         log = LogKeys(self._keys.stream)
         streams = list(dict.fromkeys(stream for _, stream in due if stream is not None))
         numbers = {stream: number for number, stream in enumerate(streams, 1)}
@@ -335,13 +342,13 @@ class LeaderScripts:
         return [one[0].decode(errors="replace") if isinstance(one, list) else one for one in told]
 
     def revoke(self, incarnation: str) -> bool:
-        """Forbid an incarnation to renew its lease; False when it has none."""
+        """Forbid an incarnation to renew its lease. Return False when it has none."""
         args = (str(self.epoch),)
         reply = self._scripts.run("revoke", (self._keys.leader, self._keys.lease(incarnation)), args)
         return bool(self._unfenced(reply) == b"OK")
 
     def reap(self, incarnation: str, name: str, stored: bytes) -> bool:
-        """Forget a dead incarnation; False when it lives or still has entries."""
+        """Forget a dead incarnation. Return False when it lives or still has entries."""
         keys = self._keys
         script_keys = (
             keys.stream,
@@ -354,8 +361,8 @@ class LeaderScripts:
         return bool(self._run("reap", script_keys, (incarnation, name, stored)) == b"OK")
 
     def forget_attempts(self, cursor: bytes, count: int) -> tuple[bytes, list[bytes]]:
-        """Forget the attempts of messages that are over: a page from ``cursor``. Returns the next cursor, and whose
-        went. Raises GroupMissing."""
+        """Forget the attempts of messages that are over, one page from ``cursor``. Return the next cursor and the ids
+        that were forgotten. Raises GroupMissing."""
         keys = self._keys
         _, following, gone = self._run("forget_attempts", (keys.stream, keys.leader, keys.attempts), (cursor, count))
         return following, list(gone)

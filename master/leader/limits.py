@@ -1,4 +1,4 @@
-"""How much the leader takes at a time, from its settings."""
+"""Limits of how much the leader takes at a time, from its settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from usher.master.settings import MasterSettings
 
 @dataclass(frozen=True)
 class LeaderLimits:
-    """How much the leader takes at a time."""
+    """Limits of how much the leader takes at a time."""
 
     batch: int
     ticket_window: int

@@ -1,5 +1,5 @@
-"""Peeked entries: what comes next in a ticket stream above the group's position. To peek changes nothing; ``hand_over``
-takes what was seen."""
+"""Peeked entries: those that come next in a ticket stream above the group's position. Peeking changes nothing;
+``hand_over`` takes them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-#: Mean bytes of entries that are small: a notification may bring a few of them, bodies and all.
+#: Mean size of small entries, in bytes: a notification may bring a few of them, bodies included.
 _SMALL = 1024
-#: How many times as many the next notification may bring, and how many at most.
+#: Factor by which the next notification may bring more, and the most it may bring.
 _GROWTH, _MOST = 8, 32
 
 
 class PeekedEntry(NamedTuple):
-    """An entry: ``ticket`` is None when it names none. ``size`` is its bytes when it is too large, else 0."""
+    """An entry that was peeked at. ``ticket`` is None when it names none; ``size`` is its bytes when it is too large,
+    else 0."""
 
     id: bytes
     ticket: bytes | None
@@ -24,12 +25,12 @@ class PeekedEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NewEntries:
-    """Entries that the group was not given yet: those that come next above its ``position``. ``is_all``: there are no
-    more.
+    """Entries that the group has not been given yet: those that come next above its ``position``. ``is_all``: there are
+    no more.
 
-    ``size``: bytes of all. ``digest``: empty after a peek; their digest when a notification brought them. It comes over
-    another connection, which may be to another server, so the script that takes them checks that they are what is
-    there.
+    ``size``: bytes of all. ``digest``: empty after a peek; for entries that a notification brought, their digest. A
+    notification comes over another connection, perhaps to another server, so the script that takes the entries checks
+    that they are really there.
     """
 
     position: bytes
@@ -43,7 +44,7 @@ NO_NEW_ENTRIES = NewEntries(b"", [], True)
 
 
 class EntryParser(NamedTuple):
-    """Parse entries: ``field`` names the ticket; ``longest_message`` is the most bytes of a message (0: any)."""
+    """Parser of entries. ``field`` names the ticket; ``longest_message`` is the most bytes of a message (0: any)."""
 
     field: bytes
     longest_message: int = 0
@@ -75,7 +76,7 @@ def digest_of(entries: Sequence[Any]) -> str:
 def notification_limit(seen: int, size: int) -> int:
     """Return how many entries a notification may bring, after ``seen`` of ``size`` bytes together were seen.
 
-    What comes next is likely to be of the same size; but a few small ones prove little, so the number grows step by
-    step. Where they are large a notification brings none, and says only that there is something.
+    The next entries are likely to be of the same size, but a few small ones prove little, so the number grows step by
+    step. Where entries are large, a notification brings none and only says that there are some.
     """
     return max(1, min(_GROWTH * seen, _MOST)) if size <= _SMALL * seen else 1

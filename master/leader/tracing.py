@@ -1,8 +1,7 @@
-"""A span per hand_over call, linked to the messages that were handed over. Only where OpenTelemetry is set up
-(``usher.common.observability.tracing``).
+"""Tracing of hand-overs: a span per hand_over call, linked to the messages that were handed over. Only where
+OpenTelemetry is set up (``usher.common.observability.tracing``).
 
-The master knows ids and tickets, not bodies: the messages' trace contexts are read by one more call per batch that is
-recorded.
+The master knows ids and tickets, not bodies: one more call per recorded batch reads the messages' trace contexts.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: As many as OpenTelemetry keeps of a span unless it is told otherwise.
+#: As many links as OpenTelemetry keeps per span by default.
 _MOST_LINKS = 128
 
 
 class HandOverSpans:
-    """For ``LeaderCounts.on_handed_over``; used by the dispatcher's thread, with a link of its own."""
+    """Callback for ``LeaderCounters.on_handed_over``; used by the dispatcher's thread, with a link of its own."""
 
     def __init__(self, tracer: Tracer, link: Link, keys: Keys) -> None:
         self._tracer = tracer

@@ -1,4 +1,4 @@
-"""Validation of what was read: what can be handed over, and what cannot."""
+"""Validation of entries that were read: which can be handed over, and which cannot."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from usher.common.protocol.message import LONGEST_TICKET, check_ticket, unkeyed_
 from usher.master.leader.leader_scripts import Rejected
 from usher.master.leader.peeked import PeekedEntry
 
-#: What may be shown of a ticket id that nobody can use.
+#: Most bytes shown of a ticket id that cannot be used.
 _SHOWN = 64
 #: The reason of entries above USHER_LONGEST_MESSAGE_BYTES.
 TOO_LARGE = "too_large"
@@ -18,9 +18,10 @@ TOO_LARGE = "too_large"
 def partition_entries(
     found: Iterable[PeekedEntry], spread: bool = False
 ) -> tuple[list[tuple[bytes, bytes]], list[Rejected]]:
-    """Return (id, ticket) of what can be handed over, and what must become a dead letter, with the reason.
+    """Return (id, ticket) of the entries that can be handed over, and those that must become dead letters, each with
+    its reason.
 
-    With ``spread`` a message without a ticket id is a ticket of its own, so it waits for no other, and any consumer may
+    With ``spread`` a message without a ticket id is a ticket of its own, so it waits for no other and any consumer may
     get it.
     """
     usable: list[tuple[bytes, bytes]] = []

@@ -1,8 +1,8 @@
-"""ConsumerHttpClient: asks consumers over HTTP. The one place from which a master sends a request to a URL that somebody else has
+"""HTTP client that asks consumers: the only place from which a master sends a request to a URL that somebody else has
 registered.
 
-Such a URL is looked at before each question, its name is looked up once and that address is asked, without redirects,
-proxies or credentials; time and bytes of an answer are bounded, however it trickles in.
+Such a URL is checked before each request. Its name is resolved once and that address is asked, without redirects,
+proxies or credentials; time and bytes of an answer are bounded, however slowly it trickles in.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from usher.common.base.clock import now_s
 from usher.common.http.tls import ClientTls
 from usher.master.membership.health_url import HealthHosts, UnfitUrl
 
-#: How often it is looked at whether a question takes too long in all.
+#: How often requests that take too long in all are looked for.
 _LOOK_S = 0.5
 _AT_ONCE = 16
-#: Consumers to which a connection is kept; and seconds, at least, after the last question. Each start of a consumer is
-#: another port: without an end there would be a descriptor for every incarnation that ever answered.
+#: Most consumers to which a connection is kept, and for how long, at least, after the last request. Each start of a
+#: consumer is another port: without an end there would be a descriptor for every incarnation that ever answered.
 _MOST_KEPT, _KEPT_S = 5000, 60.0
 
 
 class RequestBounds(NamedTuple):
-    """Of a question: seconds to connect, for each piece of the answer, and in all; and bytes that are looked at. The
+    """Bounds of a request: seconds to connect, for each piece of the answer, and in all; and the most bytes read. The
     rest is never read."""
 
     connect_s: float
@@ -41,7 +41,7 @@ class RequestBounds(NamedTuple):
 
 
 class ConsumerAnswer(NamedTuple):
-    """``status`` 0: none came. ``unfit``: why the URL may not be asked, or ""."""
+    """Answer of a consumer. ``status``: of HTTP, 0 when none came. ``unfit``: why the URL may not be asked, or ""."""
 
     status: int = 0
     body: bytes = b""
@@ -49,8 +49,8 @@ class ConsumerAnswer(NamedTuple):
 
 
 class ConsumerHttpClient:
-    """May be used by many threads. ``ca``: authorities of the consumers' certificates, where they are not those of the
-    system."""
+    """HTTP client for consumers, safe for many threads. ``ca``: file with the authorities of the consumers'
+    certificates, where they are not those of the system."""
 
     def __init__(self, hosts: HealthHosts, bounds: RequestBounds, ca: Path | None = None) -> None:
         self._hosts = hosts
@@ -59,8 +59,8 @@ class ConsumerHttpClient:
         self._asking = _Asking(ca)
 
     def ask(self, health_urls: Mapping[str, str], end: str = "", instead: str = "") -> dict[str, ConsumerAnswer]:
-        """What each of these health URLs answers, side by side; ``instead`` is asked in place of the ``end`` of
-        each."""
+        """Ask these health URLs (by name) side by side, and return their answers by name. ``instead`` replaces the
+        ``end`` of each URL."""
         asked = {name: self._pool.submit(self._ask, url, end, instead) for name, url in health_urls.items()}
         while wait(asked.values(), timeout=_LOOK_S).not_done:
             self._asking.cut_late(self._bounds.whole_s)
@@ -88,27 +88,26 @@ class ConsumerHttpClient:
 
 
 class _PendingRequest:
-    """One that is under way."""
+    """A request that is under way."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock  # its own: urllib3 takes it from the connection where that is not to be kept
+        self.sock = sock  # kept here too: urllib3 takes it from a connection that is not to be kept
         self.since_s = now_s()
         self.is_cut = False
 
 
 class _Asking(urllib3.PoolManager):
-    """Asks an address, and checks the certificate for the name in the Host header. ``cut_late`` ends what takes too
-    long in all: the limits of urllib3 are for each piece of an answer, and a server may send one byte at a time. It
-    knows no proxy: the address that was registered is the one that is asked."""
+    """Connection pools that ask an address, and check the certificate for the name in the Host header. ``cut_late``
+    ends requests that take too long in all: the limits of urllib3 are for each piece of an answer, and a server may
+    send one byte at a time. No proxy is used: the registered address is the one that is asked."""
 
     def __init__(self, ca: Path | None) -> None:
         self._under_way: dict[int, _PendingRequest] = {}  # by thread
         self._tls = ClientTls(ca)
         self._looked_s = now_s()
         super().__init__(_MOST_KEPT, maxsize=_AT_ONCE, retries=False)
-        self.pools.dispose_func = lambda pool: (
-            pool.close()
-        )  # by itself a pool closes when it is collected: late, after a question that failed
+        # A pool by itself closes when it is collected, which is late after a failed request.
+        self.pools.dispose_func = lambda pool: pool.close()
         kinds = {"http": urllib3.HTTPConnectionPool, "https": urllib3.HTTPSConnectionPool}
         self.pool_classes_by_scheme = {scheme: self._noted(kind) for scheme, kind in kinds.items()}
 
@@ -128,39 +127,39 @@ class _Asking(urllib3.PoolManager):
         return type("_Pool", (pool,), {"ConnectionCls": noted, "asked_s": 0.0})
 
     def get(self, url: str, host: str, timeout: urllib3.Timeout, most_bytes: int) -> ConsumerAnswer:
-        """What is answered there; nothing where it was cut: headers that end early are whole ones to urllib3. Raises
-        HTTPError, OSError."""
+        """Ask a URL and return its answer; an empty one when the request was cut: to urllib3, headers that end early
+        are complete. Raises HTTPError, OSError."""
         at = parse_url(url)
         name = re.sub(r":[0-9]+$", "", host).strip("[]")
         tls = {"server_hostname": name, "assert_hostname": name} if at.scheme == "https" else {}
         with self.pools.lock:
             pool: Any = self.connection_from_host(at.host, at.port, at.scheme, tls)
-            pool.asked_s = now_s()  # it is not forgotten under our hands
+            pool.asked_s = now_s()  # now it is not forgotten while we use it
         asked = {"headers": {"Host": host}, "timeout": timeout, "redirect": False, "preload_content": False}
         try:
             response = pool.urlopen("GET", at.request_uri, **asked)
-        except urllib3.exceptions.ProtocolError:  # a kept connection may be closed at the moment at which it is used
+        except urllib3.exceptions.ProtocolError:  # a kept connection may be closed just when it is used
             if self._is_cut():
                 raise
             response = pool.urlopen("GET", at.request_uri, **asked)
         try:
-            answer = ConsumerAnswer(
-                response.status, response.read(most_bytes, decode_content=False)
-            )  # as it came: what is packed is not unpacked
+            # The body is read as it came: compressed data stay compressed.
+            answer = ConsumerAnswer(response.status, response.read(most_bytes, decode_content=False))
             return ConsumerAnswer() if self._is_cut() else answer
         finally:
-            response.close()  # unless all of it was read: then the connection is kept
+            response.close()  # after a body that was read to its end, this keeps the connection
 
     def _is_cut(self) -> bool:
         question = self._under_way.get(threading.get_ident())
         return question is not None and question.is_cut
 
     def answered(self) -> None:
-        """This thread's question is over."""
+        """Note that this thread's request is over."""
         self._under_way.pop(threading.get_ident(), None)
 
     def cut_late(self, whole_s: float) -> None:
-        """Break the connections of questions that are older than ``whole_s``; their readers then find them closed."""
+        """Break the connections of requests that are older than ``whole_s`` seconds; their readers then find them
+        closed."""
         for question in list(self._under_way.values()):
             if now_s() - question.since_s > whole_s:
                 question.is_cut = True
@@ -170,7 +169,7 @@ class _Asking(urllib3.PoolManager):
                     pass  # it is closed already
 
     def forget_unasked(self) -> None:
-        """Close the connections to those that are not asked any more."""
+        """Close the connections to consumers that are no longer asked."""
         with self.pools.lock:
             if now_s() - self._looked_s < _KEPT_S:
                 return

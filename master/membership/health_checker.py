@@ -1,6 +1,6 @@
 """Health checker: asks every consumer's health URL, and revokes the lease of one that stays silent.
 
-Revoking is not killing: the lease cannot be renewed any more and ends by itself; recovery begins when it has ended, as
+Revoking is not killing: the lease can no longer be renewed and ends by itself. Recovery begins when it has ended, as
 after any death, so that a consumer that still works in the meantime is never overlapped.
 """
 
@@ -27,14 +27,14 @@ log = logging.getLogger(__name__)
 #: Consumers asked in one turn, and in a second: a thousand are not all asked at once, nor all within
 #: USHER_HEALTH_SECONDS.
 _SLICE, _PER_SECOND = 40, 100
-#: That most are silent is logged again only after this long.
+#: Least time between two log lines that most consumers are silent.
 _TELL_AGAIN_S = 300.0
-#: Of a health question.
+#: Bounds of a health request.
 BOUNDS = RequestBounds(connect_s=1.0, read_s=2.0, whole_s=3.0, most_bytes=1024)
 
 
 class HealthChecker(Service):
-    """Asks all living consumers in rounds while this master leads, many side by side."""
+    """Service that asks all living consumers in rounds while this master leads, many side by side."""
 
     name = "health"
 
@@ -48,7 +48,7 @@ class HealthChecker(Service):
         asker: ConsumerHttpClient,
         roster: Callable[[], Mapping[str, RegisteredConsumer]],
     ) -> None:
-        """``roster``: everybody who is registered, as the roster reader saw them last."""
+        """Make a health checker. ``roster``: all registered consumers, as the roster reader last saw them."""
         super().__init__()
         self._link = link
         self._scripts = ScriptRunner(link)
@@ -56,15 +56,16 @@ class HealthChecker(Service):
         self._lead = lead
         self._every_s = every_s
         self._limit = limit
-        self._asker = asker  # ours
+        self._asker = asker  # ours to close
         self._roster = roster
         self._silences: dict[str, int] = {}
-        self._unasked: dict[str, RegisteredConsumer] = {}  # of this round
+        self._unasked: dict[str, RegisteredConsumer] = {}  # not asked yet in this round
         self._began_s = 0.0
-        self._silent_since_s = self._told_s = 0.0  # since when most are, and when that was logged last; 0: they are not
+        # since when most are silent, and when that was last logged; 0: they are not
+        self._silent_since_s = self._told_s = 0.0
         self.stalls_after_s = max(10.0, 4 * every_s + 60)
         self.revoked = 0
-        #: Consumers that keep their leases although they are silent, since most are.
+        #: Number of silent consumers that keep their leases because most are silent.
         self.silent = 0
 
     def run_once(self) -> float:
@@ -88,7 +89,7 @@ class HealthChecker(Service):
         return max(self._every_s - (now_s() - self._began_s), len(asked) / _PER_SECOND)
 
     def _judge(self, epoch: int) -> None:
-        """At the end of a round, when everybody was asked."""
+        """Decide at the end of a round, when every consumer was asked."""
         verdict = judge(self._silences, self._limit)
         self.silent = sum(count >= self._limit for count in self._silences.values()) if verdict.own_network else 0
         self._tell()
@@ -108,7 +109,7 @@ class HealthChecker(Service):
             self._lead.lost(epoch)
 
     def _tell(self) -> None:
-        """That most are silent: when it begins, now and then while it lasts, and when it is over."""
+        """Log that most are silent: when it begins, now and then while it lasts, and when it is over."""
         now = now_s()
         if self.silent and (not self._silent_since_s or now - self._told_s >= _TELL_AGAIN_S):
             self._silent_since_s, self._told_s = self._silent_since_s or now, now
@@ -121,7 +122,7 @@ class HealthChecker(Service):
             self._silent_since_s = 0.0
 
     def _ask_all(self, members: Mapping[str, RegisteredConsumer]) -> dict[str, bool]:
-        """Whether each says that it is well."""
+        """Ask these consumers and return, for each, whether it says that it is well."""
         answers = self._asker.ask(
             {incarnation: member.registration.health_url for incarnation, member in members.items()}
         )

@@ -1,10 +1,10 @@
-"""Where a consumer's health URL may point: the master asks it, so whoever can register could make the master call
-anything (SSRF).
+"""Allow-list of where a consumer's health URL may point: the master asks it, so anyone who can register could make the
+master call anything (SSRF).
 
-An allow-list of literal hosts, never flags like ``ipaddress.is_private``: ``::ffff:127.0.0.1`` is not loopback and
-``64:ff9b::7f00:1`` is global to Python 3.11. A URL is taken only in a form that all parsers read in the same way; the
-forms that resolvers of C libraries understand besides (``127.1``, ``0x7f.0.0.1``, ``2130706433``, full-width digits)
-are refused.
+The list names literal hosts and never uses flags like ``ipaddress.is_private``: ``::ffff:127.0.0.1`` is not loopback
+and ``64:ff9b::7f00:1`` is global to Python 3.11. A URL is accepted only in a form that all parsers read the same way;
+other forms that resolvers of C libraries understand (``127.1``, ``0x7f.0.0.1``, ``2130706433``, full-width digits) are
+refused.
 """
 
 from __future__ import annotations
@@ -17,41 +17,43 @@ from dataclasses import dataclass
 from usher.common.base.errors import SettingsError
 
 _LONGEST_URL = 512
-#: No userinfo, no fragment, no backslash, nothing that is not ASCII: none of them has a place in this.
+#: No userinfo, no fragment, no backslash, nothing outside ASCII: none of them has a place in a health URL.
 _URL = re.compile(
     r"(?:http|https)://(?P<host>\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::(?P<port>[0-9]{1,5}))?"
     r"(?:/[A-Za-z0-9._~!$&'()*+,;=:%/-]*)?(?:\?[A-Za-z0-9._~!$&'()*+,;=:%/?-]*)?"
 )
 _NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(?:\.(?!-)[a-z0-9_-]{1,63}(?<!-))*")
-#: What C libraries and browsers take for an IPv4 address: the last label is a number, decimal or hexadecimal.
+#: Hosts that C libraries and browsers take for an IPv4 address: the last label is a number, decimal or hexadecimal.
 _ENDS_IN_NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0[xX][0-9a-fA-F]*)\.?")
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-#: Not even when a network of the allow-list contains them: this host, link-local (cloud metadata), multicast, metadata
-#: at other addresses, and IPv6 forms that lead to IPv4 addresses by another way.
+#: Refused even when a network of the allow-list contains them: this host, link-local (cloud metadata), multicast,
+#: metadata at other addresses, and IPv6 forms that lead to IPv4 addresses by another way.
 _NEVER: tuple[Network, ...] = tuple(
     ipaddress.ip_network(network)
     for network in (
-        *("0.0.0.0/8", "100.100.100.200/32", "169.254.0.0/16", "192.0.0.0/24", "224.0.0.0/3"),
-        *(
-            "::/128",
-            "::ffff:0:0/96",
-            "64:ff9b::/96",
-            "64:ff9b:1::/48",
-            "2001::/32",
-            "2002::/16",
-            "fd00:ec2::254/128",
-            "fe80::/10",
-            "ff00::/8",
-        ),
+        "0.0.0.0/8",
+        "100.100.100.200/32",
+        "169.254.0.0/16",
+        "192.0.0.0/24",
+        "224.0.0.0/3",
+        "::/128",
+        "::ffff:0:0/96",
+        "64:ff9b::/96",
+        "64:ff9b:1::/48",
+        "2001::/32",
+        "2002::/16",
+        "fd00:ec2::254/128",
+        "fe80::/10",
+        "ff00::/8",
     )
 )
 
 
 class UnfitUrl(ValueError):
-    """A health URL that is not taken; the message says why and repeats nothing of it."""
+    """A health URL that is refused; the message says why and repeats nothing of it."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,11 @@ class HealthHosts:
             raise UnfitUrl("must point to an address that USHER_HEALTH_HOSTS of the master names")
 
     def pin(self, url: str, resolve: Callable[[str, int], Sequence[str]]) -> tuple[str, str]:
-        """``url`` with an address in place of its name, and what the Host header says.
+        """Return ``url`` with an address in place of its name, and the value of the Host header.
 
-        ``resolve`` gives the addresses of a name: asked once, all looked at, and the first is where the connection
-        goes, so that a name which leads elsewhere at the second look leads nowhere. Raises UnfitUrl, and what
-        ``resolve`` raises.
+        ``resolve`` returns the addresses of a name. It is asked once, all addresses are checked, and the connection
+        goes to the first, so that a name that resolves differently at a second look leads nowhere. Raises UnfitUrl, and
+        what ``resolve`` raises.
         """
         self.check(url)
         host, port = host_of(url), port_of(url)
@@ -96,8 +98,8 @@ class HealthHosts:
 
 
 def parse_hosts(text: str, closed_ports: Iterable[int] = ()) -> HealthHosts:
-    """The allow-list of a comma-separated text of addresses, networks and names. Raises SettingsError that names every
-    bad part."""
+    """Parse the allow-list, a comma-separated text of addresses, networks and names. Raises SettingsError that names
+    every bad part."""
     networks: list[Network] = []
     names = set()
     problems = []
@@ -117,8 +119,8 @@ def parse_hosts(text: str, closed_ports: Iterable[int] = ()) -> HealthHosts:
 
 
 def host_of(url: str) -> Address | str:
-    """The host of a health URL: an address, or a name in lower case. Raises UnfitUrl for every URL that could be read
-    in two ways."""
+    """Return the host of a health URL: an address, or a name in lower case. Raises UnfitUrl for every URL that could be
+    read in two ways."""
     found = _URL.fullmatch(url) if len(url) <= _LONGEST_URL else None
     if found is None:
         raise UnfitUrl(
@@ -142,17 +144,17 @@ def host_of(url: str) -> Address | str:
 
 
 def port_of(url: str) -> int:
-    """The port of a URL that ``host_of`` takes."""
+    """Return the port of a URL that ``host_of`` accepts."""
     found = _URL.fullmatch(url)
     return int(found["port"]) if found and found["port"] else 443 if url.startswith("https") else 80
 
 
 def redis_ports(redis_url: str) -> list[int]:
-    """The ports in the URL of Redis, of whatever kind."""
+    """Return the ports in the URL of Redis, of any kind."""
     return [int(port) for port in re.findall(r":([0-9]{1,5})(?=[/,?#]|$)", redis_url.rpartition("@")[2])] or [6379]
 
 
 def never(address: Address) -> bool:
-    """Whether no allow-list can open this address. For the health checker too, which must look at what a *name*
-    resolves to."""
+    """Return whether no allow-list can open this address. The health checker uses it too, for the addresses that a
+    *name* resolves to."""
     return any(address in network for network in _NEVER)

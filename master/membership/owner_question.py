@@ -1,7 +1,8 @@
-"""Asks a consumer over HTTP what it does with a ticket: the one thing about it that nobody writes down.
+"""Owner question: asks a consumer over HTTP what it does with a ticket, the one fact about it that is written down
+nowhere.
 
-The question goes where health questions go (``usher.master.membership.consumer_http``), beside the health endpoint.
-What comes back is read strictly; anything odd is no answer.
+The request goes where health requests go (``usher.master.membership.consumer_http``), beside the health endpoint. The
+answer is parsed strictly; anything odd counts as no answer.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ _HEALTH, _TICKETS = "/api/health", "/api/tickets/"
 
 
 class OwnerQuestion:
-    """To be called by many threads."""
+    """Question to a ticket's owner; many threads may call it."""
 
     def __init__(self, hosts: HealthHosts, ca: Path | None = None) -> None:
         self._asker = ConsumerHttpClient(hosts, _BOUNDS, ca)
 
     def __call__(self, health_url: str, ticket_id: str) -> OwnerTold | None:
-        """What the owner with this health URL does with the ticket; None: it did not say, or its health URL is none
-        that we ask."""
+        """Ask the owner with this health URL what it does with the ticket. Return None when it did not say, or when its
+        health URL is not one that we ask."""
         if not health_url.endswith(_HEALTH):
             return None
-        # Dots too: clients and proxies take a part of a path that is "." or ".." out.
+        # Dots are quoted too: clients and proxies remove a part of a path that is "." or "..".
         path = _TICKETS + quote(ticket_id.encode("utf-8", "surrogateescape"), safe="").replace(".", "%2E")
         answer = self._asker.ask({"owner": health_url}, end=_HEALTH, instead=path)["owner"]
         return read_answer(answer.body, wall_ms()) if answer.status == 200 else None
@@ -42,7 +43,8 @@ class OwnerQuestion:
 
 
 def read_answer(body: bytes, now_ms: int) -> OwnerTold | None:
-    """The answer in a body. Its times are moved to our clock: ``time_ms`` says when it was made on the other one."""
+    """Parse the answer in a body; None when it is none. Its times are moved to our clock: ``time_ms`` says when it was
+    made by the other one."""
     try:
         document: dict[str, Any] = orjson.loads(body)
         ahead_ms = int(document["time_ms"]) - now_ms

@@ -1,5 +1,5 @@
-"""Membership: a consumer's process takes its name. Any master may do this; the register script compares and sets, so no
-epoch is needed."""
+"""Registration: a consumer's process takes its name. Any master may do this; the register script compares and sets, so
+no epoch is needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TRIES = 5
 
 
 class NameInUse(UsherError):
-    """A living process elsewhere has this consumer name."""
+    """A living process elsewhere has this consumer name. ``retry_after_ms``: what is left of its lease."""
 
     def __init__(self, retry_after_ms: int) -> None:
         self.retry_after_ms = retry_after_ms
@@ -25,14 +25,14 @@ class NameInUse(UsherError):
 
 
 class RegistrationOver(UsherError):
-    """It was registered under this uuid, and that has ended; or its process is dead, as its successor's lock shows. One
-    that lives asks under a new uuid."""
+    """The registration under this uuid has ended, or its process is dead, as its successor's lock shows. A process that
+    lives asks again under a new uuid."""
 
 
 @dataclass(frozen=True)
 class RegistrationResult:
-    """``created`` is False when the same process registered before: nothing changed. ``left_ms`` is what is left of its
-    lease of ``lease_ms``."""
+    """Outcome of a registration. ``created`` is False when the same process registered before: nothing changed.
+    ``left_ms`` is what is left of its lease of ``lease_ms``."""
 
     registration: Registration
     created: bool
@@ -41,7 +41,7 @@ class RegistrationResult:
 
 
 class Membership:
-    """Registers and looks up consumers. Used by the HTTP threads, one at a time."""
+    """Registration of consumers. Used by the HTTP threads, one at a time."""
 
     def __init__(self, link: Link, keys: Keys, lease_ms: int) -> None:
         self._link = link  # guarded by self._lock
@@ -56,7 +56,7 @@ class Membership:
 
         A predecessor whose name lock the new process held later (same boot, same file) is proven dead: nobody waits for
         its lease. It also works the other way: requests may lie in a master that was stopped, and the process that sent
-        this one may be dead since long.
+        this one may be long dead.
         """
         with self._lock:
             for _ in range(_TRIES):
@@ -72,10 +72,10 @@ class Membership:
         raise RedisTrouble(f"the name {asked.name} is being registered again and again")
 
     def _again(self, mine: Registration) -> RegistrationResult:
-        """The same process asks again, or its request comes a second time when it is dead already: so its lease is not
-        made longer, and one that has ended never begins again. Another master, with other settings, may have given the
-        lease: the process is told no more than the longest that is noted. Nor is it told more than that of what is
-        left: after the clock of Redis was set back, PTTL is too high by the step."""
+        """Answer a process that asks again, or whose request arrives a second time when it is already dead: so its
+        lease is not made longer, and one that has ended never begins again. Another master, with other settings, may
+        have given the lease: the process is told no more than the longest that is noted. Nor is it told that more is
+        left: after the clock of Redis was set back, PTTL is too high by that step."""
         lease = self._keys.lease(mine.incarnation)
         state, left_ms, longest = self._link.all_of(
             [("GET", lease), ("PTTL", lease), ("HGET", self._keys.counters, "lease")]
@@ -91,10 +91,10 @@ class Membership:
         try:
             return parse(name.encode(), stored) if stored else None
         except ValueError:
-            return None  # unreadable: replaced whole
+            return None  # unreadable: it is replaced as a whole
 
     def _try(self, asked: Registration, former: Registration | None, stored: bytes) -> RegistrationResult | None:
-        """One attempt; None when somebody else's registration came in between."""
+        """Make one attempt. Return None when another process's registration came in between."""
         keys = self._keys
         generation = int(self._scripts.run("next_generation", (keys.counters,), ()))
         new = asked.with_generation(generation)

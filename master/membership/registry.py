@@ -1,5 +1,5 @@
-"""Roster: which consumers are registered, and whether their leases live. The lease in Redis is the authority, nothing
-else."""
+"""Registry of consumers: reads which are registered and whether their leases live. The lease in Redis is the only
+authority."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from usher.master.policy.rules import Rulebook
 
 log = logging.getLogger(__name__)
 
-#: How often all registrations are read, if nobody tells of a new one.
+#: How often all registrations are read when no new one is announced.
 _ALL_EVERY_S = 5.0
-#: How often it is looked whether a lease lasts too long.
+#: How often leases that last too long are looked for.
 _LONG_EVERY_S = 10.0
-#: What ``state_of`` tells.
+#: States that ``state_of`` returns.
 STATES = ("live", "paused", "draining", "revoked", "lost")
 
 
@@ -47,12 +47,12 @@ class RegisteredConsumer:
 
 
 def read_registry(link: Link, keys: Keys) -> dict[str, RegisteredConsumer]:
-    """All registered incarnations by their names in the group."""
+    """Read all registered incarnations, by their names in the group."""
     return members_of(link, keys, link.call("HGETALL", keys.consumers))
 
 
 def members_of(link: Link, keys: Keys, registered: Any) -> dict[str, RegisteredConsumer]:
-    """The same, of a reply of HGETALL."""
+    """Parse the registrations in a reply of HGETALL, and read their leases."""
     registrations = []
     for name, stored in pairs(registered).items():
         try:
@@ -69,29 +69,30 @@ def members_of(link: Link, keys: Keys, registered: Any) -> dict[str, RegisteredC
 
 
 def read_left_ms(link: Link, keys: Keys, incarnations: Iterable[str]) -> dict[str, int]:
-    """What is left of the leases of these, in ms; 0: nothing."""
+    """Read what is left of the leases of these incarnations, in ms; 0: nothing."""
     names = list(incarnations)
     left = link.pipeline([("PTTL", keys.lease(name)) for name in names])
     return {name: max(0, ms) if isinstance(ms, int) else 0 for name, ms in zip(names, left, strict=True)}
 
 
 def state_of(member: RegisteredConsumer, rules: Rulebook) -> str:
-    """How people are told it: live, paused (drained by an operator, and alive), draining, revoked or lost."""
+    """Return the state as people see it: live, paused (drained by an operator, and alive), draining, revoked or
+    lost."""
     if member.accepts and rules.of_consumer(member.registration.name) is not None:
         return "paused"
     return member.state or "lost"
 
 
 def strangers(pending: Mapping[str, int], members: Container[str]) -> dict[str, int]:
-    """Names in the group that hold entries and are not on the roster, with the number; of all that are ``pending``, by
-    name."""
+    """Return the names in the group that hold entries and are not on the roster, with the number of entries.
+    ``pending``: all names in the group."""
     return {name: count for name, count in pending.items() if count and name not in members and ":" in name}
 
 
 class ConsumerRegistry(Service):
-    """While this master leads: looks at the leases again and again, and tells the roster when one has changed. ``wake``
-    it after a registration and when the lead has changed. A registration of which it did not hear is found when all of
-    them are read again (``_ALL_EVERY_S``)."""
+    """Service that reads the leases again and again while this master leads, and posts the roster when one has changed.
+    ``wake`` it after a registration and when the lead has changed. A registration that it does not hear of is found
+    when all of them are read again (``_ALL_EVERY_S``)."""
 
     name = "roster"
 
@@ -111,9 +112,10 @@ class ConsumerRegistry(Service):
         self._every_s = every_s
         self._tell = tell
         self._members: dict[str, RegisteredConsumer] = {}
-        self._leases: list[str] = []  # the keys of theirs, and what these held: a thousand are compared twice a second
+        # their keys, whose values are in ``_states``: a thousand are compared twice a second
+        self._leases: list[str] = []
         self._states: list[bytes | None] = []
-        self._epoch: int | None = None  # under which they were read
+        self._epoch: int | None = None  # the epoch under which they were read
         self._read_s = -math.inf
         self._lease_ms = lease_ms
         self._long_s = now_s()
@@ -122,7 +124,7 @@ class ConsumerRegistry(Service):
 
     @property
     def members(self) -> Mapping[str, RegisteredConsumer]:
-        """The roster as last seen; nobody while this master does not lead."""
+        """The roster as last seen; empty while this master does not lead."""
         return self._members
 
     def wake(self) -> None:
@@ -130,12 +132,12 @@ class ConsumerRegistry(Service):
         super().wake()
 
     def run_once(self) -> float:
-        if not self._lead.is_ours:  # a standby reads it when it adopts
+        if not self._lead.is_ours:  # a standby reads it when it takes over
             self._members, self._epoch = {}, None
-            return self.stalls_after_s / 3  # who makes us the leader wakes us
+            return self.stalls_after_s / 3  # an election wakes us
         if self._is_due() or self._leases_changed():
             epoch = self._lead.epoch
-            self._news = False  # before the read: what comes meanwhile is news again
+            self._news = False  # before the read: an announcement that comes meanwhile counts again
             try:
                 self._members = members = read_registry(self._link, self._keys)
             except BaseException:

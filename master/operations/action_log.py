@@ -1,8 +1,8 @@
-"""The action log: what operators did, when, to what and why, and what came of it. A capped stream, the newest of which
-any master shows.
+"""Action log: records what operators did, when, to what and why, and the outcome. It is a capped stream, the newest
+lines of which any master shows.
 
-A change of the rules writes its line in the step that makes the change (change_rules.lua). What redrives or drops
-letters is logged when it has been done, one line for a command or a request.
+A change of the rules writes its line in the step that makes the change (change_rules.lua). Redrives and drops of
+letters are logged when they have been done, one line per command or request.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from usher.common.redis.replies import pairs
 
 log = logging.getLogger(__name__)
 
-#: Lines kept, about.
+#: Lines kept, roughly.
 KEPT = 10_000
-#: Said behind the outcome of what was done by then; what became of the last step, nobody knows.
+#: Appended to the outcome of what was done by then; the outcome of the last step is unknown.
 FAILED = ", then Redis failed"
 
 
 class By(NamedTuple):
-    """Who acts: a name, the way it came (``http``, ``cli``), and the reason given."""
+    """The actor: a name, the way it came (``http``, ``cli``), and the reason given."""
 
     who: str
     via: str
@@ -40,29 +40,30 @@ class By(NamedTuple):
 
 @dataclass(frozen=True)
 class OperatorAction:
-    """``what``: a word like ``pause``, ``lift``, ``drain``, ``redrive``; ``on``: what it was done to, for people."""
+    """An action. ``what``: a word like ``pause``, ``lift``, ``drain``, ``redrive``; ``on``: what it was done to, for
+    people."""
 
     by: By
     what: str
     on: str
 
     def line(self) -> tuple[str, ...]:
-        """Names and values of its entry, without the outcome."""
+        """Return names and values of its entry, without the outcome."""
         return ("who", self.by.who, "via", self.by.via, "what", self.what, "on", self.on, "why", self.by.why)
 
 
 def counted(words: Iterable[str]) -> str:
-    """An outcome, of one word for each that was meant: ``added 2, gone 1``."""
+    """Sum up an outcome, given one word per letter: ``added 2, gone 1``."""
     return ", ".join(f"{word} {count}" for word, count in Counter(words).most_common()) or "nothing"
 
 
 def chosen_letters(ids: Sequence[bytes]) -> str:
-    """What an action was done to: ``3 dead letters, from 5-1``."""
+    """Describe the letters that an action was done to: ``3 dead letters, from 5-1``."""
     return pluralize(len(ids), "dead letter") + (f", from {ids[0].decode()}" if ids else "")
 
 
 class ActionLog:
-    """Reads and writes the action log. May be used by many threads, one at a time."""
+    """The action log of one ticket stream. May be used by many threads, one at a time."""
 
     def __init__(self, link: Link, keys: Keys) -> None:
         self._link = link  # guarded by self._lock
@@ -89,7 +90,7 @@ class ActionLog:
             event(log, "action_not_logged", level=logging.WARNING, what=action.what, on=action.on, why=str(trouble))
 
     def page(self, before: bytes | None, limit: int) -> tuple[list[dict[str, Any]], str | None]:
-        """Up to ``limit`` lines below id ``before``, the newest first, and where to go on; None at the end."""
+        """Return up to ``limit`` lines below id ``before``, newest first, and the id to go on from; None at the end."""
         if before is not None and not rank(before):
             return [], None  # nothing is below 0-0, and Redis would refuse to look
         end = b"+" if before is None else b"(" + before

@@ -1,9 +1,9 @@
-"""Redriving or dropping all dead letters that a filter means: counted first, done when somebody says so, page by page,
-to be stopped at any time.
+"""Bulk actions: redrive or drop all dead letters that match a filter. They are counted first; the action begins on
+request, goes page by page, and can be stopped at any time.
 
 Letters written after the count are not touched. What was done stays done when this master ends in between; the rest can
 be asked for again. When a reply is lost, or Redis refuses, the letters are read again from the first one: those that
-were changed are not there any more, and what became of them is not counted.
+were changed are gone, and their outcome is not counted.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from usher.master.policy.letters import DeadLetter, LetterFilter, Preview
 
 log = logging.getLogger(__name__)
 
-#: Jobs that are remembered, and letters that are named for which nothing was done.
+#: Most jobs that are remembered, and most letters that are named because nothing was done for them.
 _REMEMBERED, _NAMED = 20, 200
 _IDLE_S = 5.0
 COUNTING, READY, RUNNING, DONE, STOPPED = "counting", "ready", "running", "done", "stopped"
 REDRIVE, DROP = "redrive", "drop"
-#: Outcomes after which the letter is not where it was.
+#: Outcomes after which the letter is no longer where it was.
 _GOOD = frozenset({"resumed", "added", "released", "dropped"})
 
 
 @dataclass
 class BulkJob:
-    """One bulk action. Written by the service's thread, read by pages; ``told`` is the filter in words."""
+    """A bulk action. Written by the service's thread, read by pages; ``told`` is the filter in words."""
 
     what: str
     wanted: LetterFilter
@@ -61,7 +61,8 @@ class BulkJob:
 
 
 class BulkLetters(Service):
-    """The jobs of one master, one page at a time, oldest first; but one that fails lets the others pass."""
+    """Service that runs the jobs of one master, one page at a time, oldest first; but a job that fails lets the others
+    pass."""
 
     name = "bulk"
 
@@ -75,7 +76,7 @@ class BulkLetters(Service):
 
     @property
     def jobs(self) -> list[BulkJob]:
-        """The newest first."""
+        """The jobs, newest first."""
         with self._lock:
             return list(reversed(self._jobs))
 
@@ -83,7 +84,7 @@ class BulkLetters(Service):
         return next((one for one in self.jobs if one.id == job_id), None)
 
     def prepare(self, what: str, wanted: LetterFilter, told: str, who: str) -> BulkJob:
-        """A job that counts what it would do, and then waits to be run."""
+        """Add a job that counts what it would do, and then waits to be run."""
         job = BulkJob(what, wanted, told, who)
         with self._lock:
             forgotten = next((one for one in self._jobs if one.state != RUNNING), None)
@@ -94,7 +95,7 @@ class BulkLetters(Service):
         return job
 
     def run(self, job: BulkJob, who: str, why: str) -> bool:
-        """Begin; False when it is not ready, or was begun before."""
+        """Begin a job. Return False when it is not ready, or was begun before."""
         with self._lock:
             if job.state != READY:
                 return False
@@ -126,14 +127,14 @@ class BulkLetters(Service):
         return 0.0
 
     def _go_on(self, job: BulkJob) -> None:
-        """One page."""
+        """Do one page of a job."""
         if not job.until:
             job.until = self._letters.last_id()
         if job.pages is None:
             job.pages = self._letters.all(job.wanted, job.until)
         page = next(job.pages, None)
         with self._lock:
-            state = job.state  # it may have been stopped while the page was read
+            state = job.state  # the job may have been stopped while the page was read
         if page is None:
             self._ends(job, state)
         elif state == COUNTING:

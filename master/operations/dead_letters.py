@@ -1,9 +1,9 @@
-"""Dead letters in Redis: read page by page, redriven and dropped in batches. Any master can, and the commands: it needs
-no leader.
+"""Dead letters in Redis: reads them page by page, redrives and drops them in batches. Any master can, and so can the
+commands: it needs no leader.
 
-Every step is one script (``redrive.lua``, ``drop_letters.lua``) that takes the letter out with what it does, so a call
-whose reply was lost may be repeated: what was done is ``gone`` then. A leader hears of a ticket that may move from
-Redis (``usher.master.dispatch.change_watch``).
+Every step is one script (``redrive.lua``, ``drop_letters.lua``) that takes the letter out together with its effect, so
+a call whose reply was lost may be repeated: letters that were done are ``gone`` then. A leader learns from Redis of a
+ticket that may move (``usher.master.dispatch.change_watch``).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from usher.master.policy.letters import PARK, DeadLetter, LetterFilter, parse_le
 #: Letters read, redriven or dropped by one script call.
 PAGE = 200
 AT_ONCE = 100
-#: Letters looked at for one page of an answer; there may be few that fit among many.
+#: Most letters looked at for one page of an answer; few among many may match.
 _MOST_LOOKED_AT = 10_000
-#: Letters that one script call looks at for those of a ticket, and letters of one ticket among which the one is that it
-#: waits for.
+#: Letters that one script call searches for those of a ticket; and the newest letters of a ticket among which the one
+#: that it waits for is looked for.
 _FIND_AT_ONCE, _OF_A_TICKET = 1_000, 20
 
 
 class LetterResult(NamedTuple):
-    """What became of a letter: resumed, added (``message_id`` is the new message's), released, dropped; or gone, cut,
-    held: nothing."""
+    """The outcome for a letter: resumed, added (``message_id`` is the new message's), released, dropped; or gone, cut,
+    held: nothing was done."""
 
     id: bytes
     word: str
@@ -40,7 +40,7 @@ class LetterResult(NamedTuple):
 
 
 class LetterPage(NamedTuple):
-    """Letters that fit, and where to go on; None at the end."""
+    """Letters that match, and the id to go on from; None at the end."""
 
     letters: list[DeadLetter]
     cursor: bytes | None
@@ -54,19 +54,18 @@ class DeadLetters:
         self._keys = keys
         self._scripts = ScriptRunner(link)
         self._lock = threading.Lock()
-        #: Who led at the last redrive or drop; "": nobody, so nothing moves before somebody does.
+        #: URL of the leader at the last redrive or drop; "": nobody led, so nothing moves before somebody does.
         self.leader_url = ""
 
     def last_id(self) -> bytes:
-        """The id of the newest letter, ``0-0`` when there never was one: a bound for what is meant by "all there are
-        now"."""
+        """Return the id of the newest letter, ``0-0`` when there never was one: a bound for "all there are now"."""
         with self._lock:
             newest = self._link.call("XREVRANGE", self._keys.dead, "+", "-", "COUNT", 1)
         return bytes(newest[0][0]) if newest else b"0-0"
 
     def page(self, wanted: LetterFilter, after: bytes | None, limit: int, until: bytes | None = None) -> LetterPage:
-        """Up to ``limit`` letters that fit, oldest first, above id ``after`` and not above ``until``; fewer when many
-        do not fit."""
+        """Return up to ``limit`` letters that match, oldest first, above id ``after`` and not above ``until``; fewer
+        when many do not match."""
         found: list[DeadLetter] = []
         looked_at = 0
         while looked_at < _MOST_LOOKED_AT:
@@ -83,8 +82,8 @@ class DeadLetters:
         return LetterPage(found, after)
 
     def newest(self, wanted: LetterFilter, below: bytes | None, limit: int, within_s: float) -> LetterPage:
-        """Up to ``limit`` letters that fit, the newest first, below id ``below``; fewer when many do not fit and time
-        is over."""
+        """Return up to ``limit`` letters that match, newest first, below id ``below``; fewer when many do not match and
+        ``within_s`` seconds are over."""
         found: list[DeadLetter] = []
         end, ends_s = wanted.end if below is None else b"(" + below, now_s() + within_s
         while True:
@@ -101,8 +100,8 @@ class DeadLetters:
                 return LetterPage(found, end[1:])
 
     def where(self, field: str, value: bytes, most: int, within_s: float) -> LetterPage:
-        """Up to ``most`` letters, the newest first, whose ``ticket`` or (message's) ``id`` is ``value``. Looked for in
-        Redis: only they travel."""
+        """Return up to ``most`` letters, newest first, whose ``ticket`` or (message's) ``id`` is ``value``. The search
+        runs in Redis: only matches travel."""
         found: list[bytes] = []
         start, ends_s = "+", now_s() + within_s
         while len(found) < most:
@@ -134,7 +133,8 @@ class DeadLetters:
         return [parse_letter(letter_id, head) for letter_id, head in rows]
 
     def all(self, wanted: LetterFilter, until: bytes) -> Iterator[list[DeadLetter]]:
-        """Pages of all that fit, up to the letter ``until``; what is written meanwhile is not met."""
+        """Yield pages of all letters that match, up to the letter ``until``; letters written meanwhile are not
+        included."""
         cursor: bytes | None = None
         while True:
             letters, cursor = self.page(wanted, cursor, AT_ONCE, until)
@@ -144,7 +144,7 @@ class DeadLetters:
                 return
 
     def get(self, letter_id: bytes) -> tuple[DeadLetter, list[bytes]] | None:
-        """A letter and its message's fields, as a flat list of names and values."""
+        """Return a letter and its message's fields, as a flat list of names and values; None when it is not there."""
         with self._lock:
             found = self._link.call("XRANGE", self._keys.dead, letter_id, letter_id)
         if not found:
@@ -153,7 +153,8 @@ class DeadLetters:
         return parse_letter(letter_id, head), fields
 
     def parked_for(self, tickets: Iterable[bytes]) -> dict[bytes, DeadLetter]:
-        """The letters that these halted tickets wait for, as far as they are among the newest of all."""
+        """Return the letters that these halted tickets wait for, by ticket, as far as they are among the newest of
+        all."""
         missing, found = set(tickets), {}
         end = b"+"
         for _ in range(_MOST_LOOKED_AT // PAGE if missing else 0):
@@ -168,16 +169,17 @@ class DeadLetters:
         return found
 
     def parked_of(self, ticket: bytes, within_s: float) -> DeadLetter | None:
-        """The letter that one halted ticket waits for, if it is found in time."""
+        """Return the letter that one halted ticket waits for, if it is found within ``within_s`` seconds."""
         letters = self.where("ticket", ticket, _OF_A_TICKET, within_s).letters
         return next((letter for letter in letters if letter.policy == PARK), None)
 
     def redrive(self, ids: Sequence[bytes]) -> list[LetterResult]:
-        """Make messages of these letters again, in this order. At most ``AT_ONCE``, which is one script call."""
+        """Make messages of these letters again, in this order. At most ``AT_ONCE`` letters, which is one script
+        call."""
         return self._run("redrive", ids)
 
     def drop(self, ids: Sequence[bytes]) -> list[LetterResult]:
-        """Throw these letters away; a ticket that waits for one goes on without it."""
+        """Delete these letters; a ticket that waits for one goes on without it. At most ``AT_ONCE`` letters."""
         return self._run("drop_letters", ids)
 
     def _run(self, step: str, ids: Sequence[bytes]) -> list[LetterResult]:

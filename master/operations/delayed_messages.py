@@ -1,4 +1,4 @@
-"""Delayed messages as people see them: which wait, for when; and some are dropped. It needs no leader."""
+"""Delayed messages for people: lists which wait and for when, and drops some. It needs no leader."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _PAGE = 200
 
 
 class Waiting(NamedTuple):
-    """How many delayed messages wait, and when the first of them is due, in ms since the epoch; None: nobody knows, or
-    none waits."""
+    """Count of the delayed messages that wait, and when the first of them is due, in ms since the epoch; None: that is
+    unknown, or none waits."""
 
     messages: int
     first_ms: int | None
@@ -32,20 +32,21 @@ class Delayed(NamedTuple):
 
 
 def waiting_commands(keys: Keys) -> list[tuple[str | int, ...]]:
-    """Whose replies ``waiting_of`` reads."""
+    """Return the commands whose replies ``waiting_of`` parses."""
     log = LogKeys(keys.stream)
     return [("XLEN", log.delayed), ("ZRANGE", log.due, 0, 0, "WITHSCORES")]
 
 
 def waiting_of(count: Any, first: Any) -> Waiting:
-    """Nothing, where Redis does not let us look: the rights are newer than many a user."""
+    """Parse the replies of ``waiting_commands``. None wait where Redis does not let us look: the rights are newer than
+    many an ACL."""
     if isinstance(count, Exception) or isinstance(first, Exception):
         return Waiting(0, None)
     return Waiting(count, int(float(first[1])) if first else None)
 
 
 class DelayedView:
-    """Those of one ticket stream. Used by one thread."""
+    """The delayed messages of one ticket stream. Used by one thread."""
 
     def __init__(self, link: Link, keys: Keys, ticket_field: str) -> None:
         self._link = link
@@ -57,13 +58,13 @@ class DelayedView:
         return waiting_of(*self._link.all_of(waiting_commands(self._keys)))
 
     def unsorted(self) -> int:
-        """How many of them the leader has not put in order yet."""
+        """Count the messages that the leader has not put in order yet."""
         count, known = self._link.all_of([("XLEN", self._log.delayed), ("ZCARD", self._log.due)])
         return max(0, count - known)
 
     def all(self, ticket: str | None = None) -> Iterator[Delayed]:
-        """Those that are in order, the earliest first. While others are sent, one that stays is told once, or not at
-        all."""
+        """Yield the messages that are in order, earliest first. While others are sent, a message that stays is yielded
+        once, or not at all."""
         seen = 0
         while page := self._link.call("ZRANGE", self._log.due, seen, seen + _PAGE - 1, "WITHSCORES"):
             members, scores = page[::2], page[1::2]
@@ -76,28 +77,29 @@ class DelayedView:
                     yield Delayed(entry.id, int(float(score)), shown, entry.fields)
 
     def ids(self, ticket: str | None = None) -> Iterator[str]:
-        """Of all that wait, also of those that are not in order yet."""
+        """Yield the ids of all messages that wait, including those that are not in order yet."""
         start = "-"
         while page := self._link.call("XRANGE", self._log.delayed, start, "+", "COUNT", _PAGE):
             yield from (
                 entry_id.decode() for entry_id, flat in page if ticket is None or self._ticket_of(flat) == ticket
             )
             if len(page) < _PAGE:
-                return  # behind the highest id of all there is no range
+                return  # above the highest possible id there is no range
             start = f"({page[-1][0].decode()}"
 
     def _ticket_of(self, flat: Sequence[bytes]) -> str:
         return (first_value(flat, self._field) or b"").decode("utf-8", "surrogateescape")
 
     def drop(self, ids: Sequence[str]) -> int:
-        """Throw these away, at least one; how many there were. One that is sent at this moment is not among them: it is
-        taken out once. Should only the first of the two commands happen, due_delayed does the other one."""
+        """Delete these messages (at least one). Return how many there were; a message that is being sent at this moment
+        is not among them: it is taken out once. Should only the first of the two commands happen, due_delayed does the
+        other one."""
         gone, _ = self._link.all_of([("XDEL", self._log.delayed, *ids), ("ZREM", self._log.due, *map(member_of, ids))])
         return int(gone)
 
 
 def member_of(entry_id: str) -> str:
-    """The member of ``LogKeys.due`` for an entry of ``LogKeys.delayed`` (lua/sending/due_delayed.lua).
+    """Return the member of ``LogKeys.due`` for an entry of ``LogKeys.delayed`` (lua/sending/due_delayed.lua).
 
     >>> member_of("1700000000000-7")
     '00000001700000000000-00000000000000000007'

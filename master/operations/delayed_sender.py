@@ -1,8 +1,8 @@
-"""Delayed messages: what was sent for later is added to its stream when it is due, while this master leads.
+"""Delayed sender: adds messages that were sent for later to their streams when they are due, while this master leads.
 
 A producer adds such a message to ``LogKeys.delayed``, with the field ``due_ms``; from there two scripts take it, one by
-one, into the stream that it is for. It has no place in the order of its ticket before that: it comes behind all that
-was sent until then. A look that is late, lost or doubled changes nothing, so every doubt is answered by another look.
+one, to its stream. Before that it has no place in the order of its ticket: it comes after everything sent until then. A
+look that is late, lost or doubled changes nothing, so every doubt is answered by another look.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from usher.master.leader.leader_scripts import Due, DueLook, LeaderScripts
 
 log = logging.getLogger(__name__)
 
-#: Messages sent by one call, at most.
+#: Most messages sent by one call.
 _AT_ONCE = 200
-#: One that cannot be sent is tried again after this time; and so are we, when Redis refuses to let us look (a user
+#: Seconds until a message that cannot be sent is tried again, and until we look again when Redis refuses us (a user
 #: without the rights).
 _AGAIN_S = 60.0
 _AGAIN_MS = int(_AGAIN_S * 1000)
-#: A wait for the next message, at most; and after this time we look although none was told: a stream that was deleted
-#: and came back with lower ids wakes nobody.
+#: Longest wait for the next message; and after how long we look although nothing was announced: a stream that was
+#: deleted and came back with lower ids wakes nobody.
 _BLOCK_S, _LOOK_S = 5.0, 60.0
 
 
 class DelayedMessages(Service):
-    """Sends what is due. ``sources``: the streams that are gathered, of which a message names the one that it is for;
-    None: there is one stream."""
+    """Service that sends due messages. ``sources``: the gathered streams, of which a message names its own; None: there
+    is one stream."""
 
     name = "delayed"
     stalls_after_s = 2 * _AGAIN_S
@@ -51,9 +51,8 @@ class DelayedMessages(Service):
         self._delayed = LogKeys(keys.stream).delayed
         self._lead = lead
         self._sources = sources
-        self._unsent: dict[
-            str, tuple[int, float]
-        ] = {}  # by reason, of which there are few: how many since it was told, and when that was
+        # By reason, of which there are few: how many failed since the last log line, and when that was written.
+        self._unsent: dict[str, tuple[int, float]] = {}
         self.sent = 0
 
     def run_once(self) -> float:
@@ -66,7 +65,8 @@ class DelayedMessages(Service):
             if look.due:
                 self._send(steps, look.due)
             else:
-                self.works_again()  # else the trouble of the last turn is told until this one ends, and a wait is long
+                # else the trouble of the last turn is reported until this one ends, and a wait is long
+                self.works_again()
                 self._await(look, epoch)
         except Fenced:
             self._lead.lost(epoch)
@@ -88,8 +88,8 @@ class DelayedMessages(Service):
         self._tell(refused)
 
     def _tell(self, refused: Sequence[tuple[Due, str]]) -> None:
-        """Each reason once in the time after which they are tried again, with how many there were since: a mistake is
-        made a thousand times."""
+        """Log each reason once per retry interval, with the count since the last line: a mistake is made a thousand
+        times."""
         by_reason: dict[str, list[Due]] = {}
         for one, why in refused:
             by_reason.setdefault(why, []).append(one)
@@ -106,17 +106,16 @@ class DelayedMessages(Service):
 
     @staticmethod
     def _sent_apart(steps: LeaderScripts, asked: Sequence[tuple[Due, str | None]]) -> list[tuple[Due, bytes | str]]:
-        """Redis refuses a script as a whole when we may not write to one of the streams, or it is in another slot of a
-        cluster: each on its own."""
+        """Send to each stream on its own. Redis refuses a script as a whole when we may not write to one of the
+        streams, or when one is in another slot of a cluster."""
         told: list[tuple[Due, bytes | str]] = []
         for stream in dict.fromkeys(stream for _, stream in asked):
             share = [one for one, named in asked if named == stream]
             try:
                 outcomes = steps.send_delayed([(one, stream) for one in share], _AGAIN_MS)
             except CommandRefused as refused:
-                steps.send_delayed(
-                    [(one, None) for one in share], _AGAIN_MS
-                )  # due again later, so that they are not the first ones for ever
+                # They become due again later, so that they are not the first ones for ever.
+                steps.send_delayed([(one, None) for one in share], _AGAIN_MS)
                 outcomes = [str(refused)] * len(share)
             told += zip(share, outcomes, strict=True)
         return told
@@ -127,7 +126,7 @@ class DelayedMessages(Service):
         return one.named.decode() if one.named and self._sources.takes(one.named) else None
 
     def _await(self, look: DueLook, epoch: int) -> None:
-        """Until something is due or has come."""
+        """Wait until something is due or has come."""
         looked_s = now_s()
         until_s = looked_s + (_LOOK_S if look.wait_ms is None else min(_LOOK_S, look.wait_ms / 1000))
         while (left_s := min(_BLOCK_S, until_s - now_s())) > 0 and self._lead.epoch == epoch and not self.stopping:

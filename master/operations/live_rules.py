@@ -1,8 +1,8 @@
-"""Live rules in Redis: read, set, lifted. Any master can, and the commands: it needs no leader.
+"""Live rules in Redis: reads, sets and lifts them. Any master can, and so can the commands: it needs no leader.
 
-The leader hears of a change from the stream ``changed``; until it has read the new rules it hands nothing over, because
-hand_over compares the version. So when ``set`` has returned, nothing more is handed over by the former rules; what was
-handed over before goes on to its end.
+The leader learns of a change from the stream ``changed``; until it has read the new rules it hands nothing over,
+because hand_over compares the version. So when ``set`` has returned, nothing more is handed over under the old rules;
+messages that were handed over before go on to their end.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from usher.common.redis.scripts import ScriptRunner
 from usher.master.operations.action_log import KEPT, By, OperatorAction
 from usher.master.policy.rules import MOST_RULES, Rule, Rulebook, Target, dump, parse, rule_id, text_of
 
-#: How old a drain is that may give way to a new rule, if its consumer is gone; and how many are tried.
+#: Age in ms from which a drain may give way to a new rule, if its consumer is gone; and how many such drains are tried.
 _GIVES_WAY_MS, _TRIED = 86_400_000, 3
-#: Records of the index looked at to count what a pattern fits.
+#: Most records of the index looked at to count the messages that a pattern matches.
 _MOST_COUNTED = 100_000
 
 
 class TooManyRules(UsherError):
-    """There are as many rules as there may be."""
+    """The limit on rules is reached."""
 
 
 class RuleSetChange(NamedTuple):
@@ -44,7 +44,7 @@ class RuleSetChange(NamedTuple):
 
     @property
     def note(self) -> str:
-        """For people."""
+        """Describe the change for people."""
         at_least = "" if self.is_exact else "at least "
         running = (
             f"; {at_least}{self.handed_over:,} already handed over will finish"
@@ -55,7 +55,7 @@ class RuleSetChange(NamedTuple):
 
     @property
     def told(self) -> str:
-        """For people who see nothing else of it."""
+        """Describe the change, its rule included, for people who see nothing else of it."""
         rule = self.rule or self.former
         if rule is None:
             return self.note
@@ -63,7 +63,7 @@ class RuleSetChange(NamedTuple):
         return f"{f'{what} {rule.target.value} {escape_control(rule.value)}'.rstrip()}: {self.note}"
 
     def shown(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the change for programs."""
         return {
             "outcome": self.outcome,
             "version": self.version,
@@ -76,7 +76,7 @@ class RuleSetChange(NamedTuple):
 
 
 def read_rules(link: Link, keys: Keys) -> Rulebook:
-    """All rules. The version is read first: should they change in between, hand_over refuses it, and they are read
+    """Read all rules. The version is read first: should they change in between, hand_over refuses it, and they are read
     again."""
     version, stored = link.pipeline([("HGET", keys.counters, "rules"), ("HGETALL", keys.rules)])
     for reply in (version, stored):
@@ -86,7 +86,7 @@ def read_rules(link: Link, keys: Keys) -> Rulebook:
 
 
 def rulebook(stored: Any, version: bytes = b"") -> Rulebook:
-    """The rules in a reply of HGETALL."""
+    """Parse the rules in a reply of HGETALL."""
     return Rulebook((parse(field, value) for field, value in pairs(stored).items()), version)
 
 
@@ -107,7 +107,7 @@ class LiveRules:
     def set(self, rule: Rule, by: By, what: str = "") -> RuleSetChange:
         """Make this the rule for its target. When there are too many, the oldest drain gives way that is more than a
         day old and whose consumer is not registered. Raises TooManyRules, and what ``Link.call`` raises; after
-        ReplyUnknown the same may be asked again."""
+        ReplyUnknown it is safe to ask again."""
         chosen = rule_id(rule.target, rule.value)
         on = f"{rule.target.value} {rule.value}".rstrip() + (
             f" at {rule.rate_per_second:g}/s" if rule.rate_per_second else ""
@@ -125,15 +125,14 @@ class LiveRules:
         with self._lock:
             held, is_exact = self._handed_over(rule)
             stored = self._link.call("HGET", self._keys.rules, chosen)
-        now = (
-            parse(chosen.encode(), stored) if stored is not None else None
-        )  # somebody may have lifted it at this moment
+        # Somebody may have lifted it at this moment.
+        now = parse(chosen.encode(), stored) if stored is not None else None
         return RuleSetChange(
             reply[0].decode().lower(), int(reply[1]), now or rule, self._former(chosen, reply), held, is_exact
         )
 
     def lift(self, chosen: str, by: By, what: str = "lift") -> RuleSetChange | None:
-        """Take a rule away. None: there is none with this id."""
+        """Take a rule away. Return None when there is none with this id."""
         former = self._one(chosen)
         on = f"{former.target.value} {former.value}".rstrip() if former is not None else chosen
         reply = self._change(chosen, b"", OperatorAction(by, what, on))
@@ -150,7 +149,7 @@ class LiveRules:
         return parse(chosen.encode(), reply[2]) if len(reply) > 2 and reply[2] else None
 
     def _gone(self) -> list[tuple[bytes, bytes, bytes]]:
-        """Drains of more than a day ago whose consumers are not registered, the oldest first: id, what is stored,
+        """Return drains of more than a day ago whose consumers are not registered, oldest first: id, stored value,
         consumer."""
         before_ms = wall_ms() - _GIVES_WAY_MS
         with self._lock:
@@ -179,7 +178,7 @@ class LiveRules:
             )
 
     def _handed_over(self, rule: Rule) -> tuple[int, bool]:
-        """Messages in processing that the rule is about, and whether that is all."""
+        """Count the messages in processing that the rule is about; and whether that is all of them."""
         if rule.target is Target.TICKET:
             [record] = self._stream.records_of([rule.value.encode("utf-8", "surrogateescape")])
             return (len(record.ids) if record is not None and b":" in record.owner else 0), True

@@ -1,4 +1,5 @@
-"""Trimming: asks Redis who needs what, lets policy/trim.py decide, and cuts with a script that looks again.
+"""Trimming: asks Redis which entries each reader needs, lets policy/trim.py decide, and cuts with a script that checks
+again.
 
 ``Trimmer`` does it from time to time in the leading master (USHER_TRIM_SECONDS, off by default); ``usher trim`` does it
 by hand.
@@ -24,7 +25,7 @@ from usher.master.policy.trim import CheckpointNeeds, Cut, GroupNeeds, Refused, 
 
 log = logging.getLogger(__name__)
 
-#: Most entries that one call of the script cuts: some milliseconds.
+#: Most entries that one call of the script cuts: that takes some milliseconds.
 AT_ONCE = 20_000
 #: Most entries that are counted to say how many would go.
 COUNTED = 1_000_000
@@ -35,7 +36,7 @@ _ID = re.compile(rb"[0-9]+-[0-9]+")
 
 
 class StillNeeded(RedisTrouble):
-    """Somebody has begun to need what was to be cut; nothing of it was. Decide again."""
+    """A reader has begun to need what was to be cut; nothing of it was cut. Decide again."""
 
 
 class Trimming:
@@ -48,17 +49,17 @@ class Trimming:
         self._log_keys = LogKeys(keys.stream)
 
     def facts(self) -> RetentionFacts:
-        """Who needs what, now."""
+        """Return what each reader needs now. Raises CommandRefused, GroupMissing, and what ``Link.call`` raises."""
         [facts] = look_at(self._link, [self._keys.stream])
         if isinstance(facts, Exception):
             raise facts
         return facts
 
     def cut(self, floor: bytes, *, archived_only: bool = False) -> Iterator[int]:
-        """Cut below ``floor``, page by page; yields how many went. Whole nodes of the stream only: up to some hundred
-        entries stay.
+        """Cut below ``floor``, page by page; yield the number of entries cut. Only whole nodes of the stream go: up to
+        some hundred entries stay.
 
-        Raises StillNeeded; what was cut before then was needed by nobody.
+        Raises StillNeeded; no reader needed what was cut before that.
         """
         at_once = AT_ONCE
         while True:
@@ -71,12 +72,12 @@ class Trimming:
             if told:
                 yield int(told)
             elif at_once < self._link.call("XLEN", self._keys.stream):
-                at_once *= 10  # a node that holds more (stream-node-max-entries) goes as a whole or not at all
+                at_once *= 10  # a larger node (stream-node-max-entries) goes as a whole or not at all
             else:
                 return
 
     def count_below(self, floor: bytes) -> int:
-        """Entries below ``floor``, counted up to COUNTED."""
+        """Count the entries below ``floor``, up to COUNTED."""
         total, last = 0, b"0-0"
         while total < COUNTED:
             found, last = self._scripts.run("count_between", (self._keys.stream,), (last, floor, _PAGE))
@@ -86,22 +87,22 @@ class Trimming:
         return total
 
     def forget(self, name: str) -> bool:
-        """Remove the checkpoint of a log consumer that is no more; whether there was one."""
+        """Remove the checkpoint of a log consumer that no longer exists. Return whether there was one."""
         return bool(self._link.call("HDEL", self._log_keys.checkpoints, name))
 
     def forget_group(self, name: str) -> bool:
-        """Remove the saved position of a group that is no more; whether there was one. One that lives notes it
-        again."""
+        """Remove the saved position of a group that no longer exists. Return whether there was one. A living group
+        saves it again."""
         return bool(self._link.call("HDEL", self._log_keys.groups, name))
 
     def forget_archive(self) -> bool:
-        """Remove what the archive has noted; whether there was something. The next `usher audit archive` notes it
-        again."""
+        """Remove the archive's note. Return whether there was one. The next `usher audit archive` writes it again."""
         return bool(self._link.call("DEL", self._log_keys.archived, self._keys.archived))
 
 
 def look_at(link: Link, streams: Sequence[str]) -> list[RetentionFacts | CommandRefused | GroupMissing]:
-    """Who needs what of each of these streams, now, in two round trips. Of one that cannot be looked at, why not."""
+    """Return what each reader needs of these streams now, in two round trips; for a stream that cannot be read, the
+    reason."""
     questions: list[tuple[str, ...]] = []
     for stream, log_keys in ((stream, LogKeys(stream)) for stream in streams):
         questions += [("XINFO", "STREAM", stream), ("XINFO", "GROUPS", stream)]
@@ -117,7 +118,7 @@ def look_at(link: Link, streams: Sequence[str]) -> list[RetentionFacts | Command
 
 
 def _answers(replies: list[Any]) -> list[Any] | CommandRefused | GroupMissing:
-    """The replies about one stream, None for what is not there; or the refusal among them. Raises NotNow."""
+    """Return the replies about one stream, None for what is not there; or the refusal among them. Raises NotNow."""
     for at, reply in enumerate(replies):
         if isinstance(reply, (CommandRefused, GroupMissing)):
             if "no such key" not in str(reply):
@@ -152,14 +153,14 @@ def _facts(
 def cut_call(
     stream: str, floor: bytes, at_once: int, archived_only: bool, gathered_by: str = ""
 ) -> tuple[tuple[str, ...], tuple[Arg, ...]]:
-    """Keys and arguments of trim.lua. ``gathered_by``: of a source, its gather group."""
+    """Return keys and arguments of trim.lua. ``gathered_by``: the gather group, for a source."""
     log_keys = LogKeys(stream)
     keys = (stream, log_keys.checkpoints, log_keys.archived, log_keys.groups)
     return keys, (floor, at_once, "1" if archived_only else "", gathered_by)
 
 
 class Trimmer(Service):
-    """Trims from time to time while this master leads."""
+    """Service that trims from time to time while this master leads."""
 
     name = "trim"
 
@@ -214,12 +215,12 @@ def _decode_reader_name(name: bytes) -> str:
 
 
 def _id_or_zero(value: bytes) -> bytes:
-    """What cannot be read keeps everything."""
+    """Return the id, or ``0-0``, which keeps everything, when it cannot be read."""
     return value if _ID.fullmatch(value) else ZERO
 
 
 def _checkpoint(name: str, value: bytes) -> CheckpointNeeds:
-    """``version id ms`` as note_checkpoint.lua writes it."""
+    """Parse ``version id ms`` as note_checkpoint.lua writes it."""
     words = value.split(b" ")
     try:
         int(words[0])

@@ -1,9 +1,9 @@
-"""Whose turn it is among the sources that are gathered. Pure.
+"""Fair queue: decides which of the gathered sources have the next turn. Pure.
 
-Every source that may have something new has a turn, one after the other, and in a turn as many entries as all others: a
-flood in one waits in its own stream. A source has news when Redis said that it changed, or when its last turn did not
-bring all; it is only *looked at* when nobody said anything (it was just found, its shard was just taken over, or it is
-time for a sweep).
+Every source that may have new entries has a turn, one after the other, and in a turn as many entries as all others: a
+flood in one waits in its own stream. A source has news when Redis announced a change, or when its last turn did not
+bring everything; it is only *looked at* when nothing was announced (it was just found, its shard was just taken over,
+or it is time for a sweep).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from usher.common.protocol.sources import shard_of
 
 #: Most sources of one call, and most entries of one source in a call, while few have news.
 _MOST_SOURCES, _LARGEST_QUANTUM = 64, 500
-#: Fewest: of less, a call would cost more than it moves.
+#: Fewest entries of one source in a call: with fewer, a call would cost more than it moves.
 _SMALLEST_QUANTUM = 8
-#: Sources that are only looked at have this part of a call, at least, so that a flood does not keep them from being
-#: seen.
+#: Sources that are only looked at get at least this many places in a call, so that a flood does not keep them from
+#: being seen.
 _LOOKS = 8
-#: Troubles that are remembered.
+#: Most troubles that are remembered.
 _MOST_TROUBLES = 1000
 
 
 class TurnOutcome(Enum):
-    """What became of a source's turn (lua/sources/gather.lua)."""
+    """Outcome of a source's turn (lua/sources/gather.lua)."""
 
     OVER = "OVER"
     MORE = "MORE"
@@ -41,9 +41,9 @@ class TurnOutcome(Enum):
     REFUSED = "REFUSED"
 
 
-#: What a person must look at.
+#: Outcomes that a person must look at.
 _TROUBLES = frozenset({TurnOutcome.NOT_A_STREAM, TurnOutcome.BEFORE, TurnOutcome.AHEAD, TurnOutcome.REFUSED})
-#: What is no source, unless it is listed.
+#: Outcomes of a key that is not a source, unless it is listed.
 _NO_SOURCE = frozenset({TurnOutcome.GONE, TurnOutcome.NOT_A_STREAM})
 
 
@@ -56,20 +56,21 @@ class TurnResult(NamedTuple):
 
 
 def is_trouble(source: bytes, told: TurnResult, listed: frozenset[bytes]) -> bool:
-    """Whether a person must look at it. A key that a pattern meets, and that is no stream, is just no source."""
+    """Return whether a person must look at the result. A key that matches a pattern and is not a stream is simply no
+    source."""
     return told.outcome in _TROUBLES and (told.outcome is not TurnOutcome.NOT_A_STREAM or source in listed)
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One call: these sources, and at most ``quantum`` entries of each."""
+    """A call: these sources, and at most ``quantum`` entries of each."""
 
     sources: tuple[bytes, ...]
     quantum: int
 
 
 class _Queue:
-    """First in, first out, and nobody twice."""
+    """Queue of sources, first in, first out, that holds none twice."""
 
     def __init__(self) -> None:
         self._order: deque[bytes] = deque()
@@ -87,7 +88,7 @@ class _Queue:
             self._order.append(source)
 
     def add_first(self, sources: Sequence[bytes]) -> None:
-        """In front of all that wait, in this order."""
+        """Add sources in front of all that wait, in this order."""
         fresh = [source for source in sources if source not in self._there]
         self._there.update(fresh)
         self._order.extendleft(reversed(fresh))
@@ -99,42 +100,42 @@ class _Queue:
 
 
 class Rounds:
-    """All sources that are known, and those of our shards that wait for a turn."""
+    """All known sources, and those of our shards that wait for a turn."""
 
     def __init__(self, batch: int) -> None:
-        """``batch``: about so many entries are moved by one call."""
+        """Make empty rounds. ``batch``: about this many entries are moved by one call."""
         self._batch = batch
         self._shards: frozenset[int] = frozenset()
         self._known: dict[bytes, int] = {}
         self._doubted: set[bytes] = set()  # see ``doubt``
         self._news = _Queue()
         self._looks = _Queue()
-        self._swept: set[bytes] = set()  # those in ``_looks`` that nobody had a reason to look at
-        self._grown: set[bytes] = set()  # see ``grown``; only what is known
+        self._swept: set[bytes] = set()  # those in ``_looks`` only because of a sweep
+        self._grown: set[bytes] = set()  # see ``grown``; only known sources
         self.troubles: dict[bytes, TurnResult] = {}
 
     @property
     def known(self) -> int:
-        """Number of sources."""
+        """Number of known sources."""
         return len(self._known)
 
     @property
     def mine(self) -> list[bytes]:
-        """The sources of our shards."""
+        """Sources of our shards."""
         return [source for source, shard in self._known.items() if shard in self._shards]
 
     def holds(self, source: bytes) -> bool:
-        """Whether it is a source of our shards."""
+        """Return whether the source belongs to our shards."""
         return self._known.get(source) in self._shards
 
     def grown(self) -> list[bytes]:
-        """Those of our shards from which something was moved since this was asked last, or may have been: also what was
-        just found or taken over."""
+        """Return the sources of our shards from which entries were moved since the last call, or may have been: also
+        those that were just found or taken over."""
         grown, self._grown = self._grown, set()
         return list(filter(self.holds, grown))
 
     def found(self, sources: Iterable[bytes]) -> int:
-        """These are there. Returns how many of them were not known."""
+        """Add sources that exist. Return how many of them were not known."""
         before = len(self._known)
         for source in sources:
             self._doubted.discard(source)
@@ -145,7 +146,7 @@ class Rounds:
         return len(self._known) - before
 
     def changed(self, sources: Iterable[bytes]) -> None:
-        """Redis says that these have changed."""
+        """Queue the sources that Redis says have changed."""
         for source in sources:
             self._doubted.discard(source)
             if self._known.setdefault(source, shard_of(source)) in self._shards:
@@ -153,21 +154,21 @@ class Rounds:
                 self._news.add(source)
 
     def doubt(self, listed: frozenset[bytes]) -> None:
-        """All that is there will now be ``found``. Ours have turns, which tell what is gone; of other shards nobody
-        would ever tell us."""
+        """Doubt the sources of other shards: all that exist are now reported to ``found``. Ours have turns, which tell
+        when they are gone; of other shards nothing else would tell us."""
         self._doubted = {
             source for source, shard in self._known.items() if shard not in self._shards and source not in listed
         }
 
     def forget_doubted(self) -> None:
-        """It was: what was neither found nor changed since is gone."""
+        """Forget the doubted sources that were neither found nor changed since: they are gone."""
         for source in self._doubted:
             if self._known[source] not in self._shards:
                 self._forget(source)
         self._doubted.clear()
 
     def hold(self, shards: frozenset[int]) -> bool:
-        """These shards are ours now; what is in new ones is looked at. Whether there are any."""
+        """Take over these shards as ours; sources of new ones are looked at. Return whether there are new ones."""
         taken, self._shards = shards - self._shards, shards
         self.troubles = {source: told for source, told in self.troubles.items() if shard_of(source) in shards}
         if taken:
@@ -179,33 +180,33 @@ class Rounds:
         return bool(taken)
 
     def look_at_all(self) -> None:
-        """Look at everything once: something was said that we did not hear."""
+        """Look at every source once: an announcement may have been missed."""
         self._swept.clear()
         self._look_at_known()
 
     def sweep(self) -> None:
-        """The same without any reason: what it finds was not said."""
+        """Look at every source once without a reason: changes that this finds were not announced."""
         self._swept.update(source for source in self.mine if source not in self._looks and source not in self._news)
         self._look_at_known()
 
     def take(self) -> Turn | None:
-        """The next call; None when nothing waits."""
+        """Take the next call; None when nothing waits."""
         while self._news or self._looks:
             waiting = len(self._news) + len(self._looks)
             looks = self._looks.pop(max(_MOST_SOURCES - len(self._news), _LOOKS))
             news = self._news.pop(_MOST_SOURCES - len(looks))
             popped = dict.fromkeys((*news, *looks))
             sources = [source for source in popped if self._known.get(source) in self._shards]
-            self._swept.difference_update(popped.keys() - sources)  # another master's by now, or gone
+            self._swept.difference_update(popped.keys() - sources)  # these are another master's by now, or gone
             if sources:
                 quantum = max(_SMALLEST_QUANTUM, min(_LARGEST_QUANTUM, self._batch // waiting))
                 return Turn(tuple(sources), quantum)
         return None
 
     def answered(self, turn: Turn, told: Sequence[TurnResult], listed: frozenset[bytes] = frozenset()) -> list[bytes]:
-        """What came of it. Who did not get to its turn is the first in the next one; what is no stream (any more) is
-        forgotten, unless it is listed. Returns those that had news, as a sweep found, of which nobody has said anything
-        (yet)."""
+        """Note the results of a turn. Sources that were not served come first in the next one; those that are not (or
+        no longer) streams are forgotten, unless they are listed. Return the sources in which a sweep found new entries
+        that were not announced (yet)."""
         unserved = []
         unsaid = [source for source, one in zip(turn.sources, told, strict=True) if one.moved and source in self._swept]
         self._swept.difference_update(turn.sources)
@@ -222,7 +223,7 @@ class Rounds:
             elif one.outcome is TurnOutcome.FULL:
                 unserved.append(source)
             elif one.outcome is TurnOutcome.NOT_MINE:
-                self._shards -= {shard_of(source)}  # should we get it again, we look at what it has
+                self._shards -= {shard_of(source)}  # should we get the shard again, we look at its sources
             elif one.outcome in _NO_SOURCE and source not in listed and source not in self._news:
                 self._forget(source)
                 self._doubted.discard(source)
@@ -230,11 +231,10 @@ class Rounds:
         return unsaid
 
     def again(self, turn: Turn) -> None:
-        """Nobody knows what came of it: all of it is looked at again, first of all."""
+        """Put back a turn whose outcome is unknown: all of it is looked at again, before everything else."""
         self._swept.difference_update(turn.sources)
-        self._grown.update(
-            source for source in turn.sources if source in self._known
-        )  # the next call moves nothing of what this one has moved
+        # The next call moves nothing of what this one may have moved.
+        self._grown.update(source for source in turn.sources if source in self._known)
         self._news.add_first(turn.sources)
 
     def _forget(self, source: bytes) -> None:

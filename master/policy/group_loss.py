@@ -1,7 +1,8 @@
-"""The consumer group is gone (FLUSHALL, DEL, XGROUP DESTROY, a failover that lost it): where does it begin again? Pure.
+"""Loss of the consumer group (FLUSHALL, DEL, XGROUP DESTROY, a failover that lost it): decide where the group begins
+again. Pure.
 
-Not at ``0``: that would repeat everything. Not at ``$``: that would lose everything since. At the saved position, and
-the exact ids that may come again, or are lost, are told.
+Not at ``0``: that would repeat everything. Not at ``$``: that would lose everything since. At the saved position; the
+exact ids that may come again, or are lost, are reported.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from usher.common.protocol.stream_id import ZERO, GroupPosition, Span, after, be
 
 
 class IndexedIdRange:
-    """The ``lowest`` and the ``highest`` id that the index has, of those between the ends of the stream. A record may
-    be older than what there is of the stream (deleted, trimmed): such ids do not come again. None: there is none."""
+    """The ``lowest`` and the ``highest`` id in the index, of those between the ends of the stream. A record may be
+    older than what is left of the stream (deleted, trimmed): such ids do not come again. None: there is none."""
 
     def __init__(self, span: Span | None) -> None:
         self._ends = (
@@ -23,7 +24,7 @@ class IndexedIdRange:
         self._held: tuple[int, int] | None = None
 
     def add(self, ids: Iterable[bytes]) -> None:
-        """The index has these."""
+        """Add ids of the index."""
         first, last = self._ends
         there = [value for value in map(rank, ids) if first <= value <= last]
         if there:
@@ -41,9 +42,9 @@ class IndexedIdRange:
 
 @dataclass(frozen=True)
 class Restart:
-    """Make the group at ``start``. ``repeat``: first and last id that may be delivered again; ``lost``: ids between
-    which entries that were not done are not in the stream any more. None: nothing of the kind. ``first_time``: there
-    never was a group."""
+    """Order to make the group at ``start``. ``repeat``: first and last id that may be delivered again; ``lost``: ids
+    between which unfinished entries are no longer in the stream. None: there are none. ``first_time``: there never was
+    a group."""
 
     start: bytes
     repeat: tuple[bytes, bytes] | None = None
@@ -53,20 +54,21 @@ class Restart:
 
 @dataclass(frozen=True)
 class Memory:
-    """What a master remembers of the group: the position that it noted last, and the first and last id that it has read
-    since (None: nothing, or it never noted any)."""
+    """Memory that a master has of the group: the position that it saved last, and the first and last id that it has
+    read since (None: nothing, or it never saved a position)."""
 
     noted: GroupPosition | None = None
     first_since: bytes | None = None
     last_since: bytes | None = None
 
     def read(self, first: bytes, last: bytes) -> Memory:
-        """It has read these, and what is between."""
+        """Return the memory after reading the entries from ``first`` to ``last``."""
         return Memory(self.noted, self.first_since or first, last)
 
     def found(self, delivered: bytes) -> Memory:
-        """It leads anew, and the group has been given ``delivered``. What it has not read itself another master has,
-        which led meanwhile, if only for a moment: that may be all that is above what was noted."""
+        """Return the memory of a master that leads anew, when the group has been given ``delivered``. Entries that it
+        has not read itself were read by another master, which led meanwhile, if only for a moment: that may be all
+        above the saved position."""
         if self.noted is None or rank(delivered) <= rank(self.last_since or self.noted.delivered):
             return self
         first = after(self.noted.delivered)
@@ -76,8 +78,8 @@ class Memory:
 
 
 def reached(saved: GroupPosition | None, memory: Memory) -> GroupPosition | None:
-    """How far the group was, from what Redis has saved and what this master remembers. Memory counts only if nobody
-    else has saved since; what was read after the position was noted counts as not done."""
+    """Return how far the group was, from the position saved in Redis and what this master remembers. Memory counts only
+    if nobody else has saved since; entries read after the position was saved count as not done."""
     noted = memory.noted
     if noted is None or (saved is not None and saved != noted):
         return saved
@@ -87,9 +89,9 @@ def reached(saved: GroupPosition | None, memory: Memory) -> GroupPosition | None
 
 
 def repeats(noted: bytes | None, highest_held: bytes | None, delivered: bytes) -> bytes | None:
-    """Up to where a group that has been given ``delivered`` is given what it was given before, from what is noted and
-    the highest id in the index, which only what was handed over has. A note stays also when the group is past it: what
-    it was given may not have rejoined its owners yet."""
+    """Return the id up to which a group that has been given ``delivered`` is given entries a second time, from the note
+    in Redis and the highest id in the index (which only entries that were handed over have). A note stays also when the
+    group is past it: the entries may not have rejoined their owners yet."""
     if highest_held is None or rank(highest_held) <= rank(delivered):
         return noted
     return _highest(noted, highest_held)
@@ -102,28 +104,28 @@ def restart(
     lowest_held: bytes | None = None,
     known: Iterable[bytes | None] = (),
 ) -> Restart:
-    """From how far the group was (None: not known), what there is of the stream (None: it is gone), the lowest id in
-    the index, and what else is ``known`` to have been given to the group (the highest id in the index, repeats of a
-    loss before), because the position is older than that.
+    """Decide where the group begins again, from how far it was (None: not known), the span of the stream (None: it is
+    gone), the lowest id in the index, and other ids ``known`` to have been given to the group (the highest id in the
+    index, repeats of an earlier loss), because the position is older than those.
 
-    =============================================  =============  ==========================  =======================
-    case                                           start          repeat                      lost
-    =============================================  =============  ==========================  =======================
-    no position                                    0-0            -                           -
-    not ``saved``: the position is gone from       0-0            first .. given              oldest pending .. delivered
+    =============================================  =======  ===================  ===========================
+    case                                           start    repeat               lost
+    =============================================  =======  ===================  ===========================
+    no position                                    0-0      -                    -
+    not ``saved``: the position is gone from       0-0      first .. given       oldest pending .. delivered
     Redis too, and so is all that it had
-    the stream is gone, or it is a new one, whose  0-0            first .. known              oldest pending .. delivered
+    the stream is gone, or it is a new one, whose  0-0      first .. known       oldest pending .. delivered
     ids are below what was delivered
-    the stream begins above the floor              floor          first .. given              floor + 1 .. below first
-    nothing of the stream is gone                  floor          floor + 1 .. given          -
-    =============================================  =============  ==========================  =======================
+    the stream begins above the floor              floor    first .. given       floor + 1 .. below first
+    nothing of the stream is gone                  floor    floor + 1 .. given   -
+    =============================================  =======  ===================  ===========================
 
-    Given is what was delivered or is known. What is known and above the last id of the stream is of another stream that
-    was there before.
+    "Given" is the highest id that was delivered or is known. A known id above the last id of the stream belongs to
+    another stream that was there before.
 
     The floor is just below the oldest pending entry, or the last delivered id when nothing was pending, and never above
-    what the index has in processing. A stream that is gone may come back with any ids, also with lower ones: its group
-    begins at 0-0.
+    an entry that the index has in processing. A stream that is gone may come back with any ids, also lower ones: its
+    group begins at 0-0.
     """
     if position is None:
         return Restart(ZERO, first_time=True)
@@ -153,5 +155,5 @@ def _highest(known_id: bytes | None, other: bytes) -> bytes:
 
 
 def _range(first: bytes | None, last: bytes | None) -> tuple[bytes, bytes] | None:
-    """From ``first`` to ``last``; None when there is nothing between."""
+    """Return (``first``, ``last``); None when the range is empty."""
     return (first, last) if first is not None and last is not None and rank(first) <= rank(last) else None

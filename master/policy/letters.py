@@ -1,4 +1,4 @@
-"""Dead letters as values: what one says, which ones are meant, and what they have in common. Pure."""
+"""Dead letters as values: their facts, filters for them, and counts of them. Pure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 from usher.common.protocol.attempts import CUT_OFF, RAN_PAST
 from usher.common.protocol.stream_id import milliseconds
 
-#: The policy of a letter whose ticket waits for it.
+#: Policy of a letter whose ticket waits for it.
 PARK = "park"
-#: Nobody saw how its last start ended, and no crash was noted (consumer/policy/outcome.py).
+#: Name of an error when nothing shows how the last start ended, and no crash was noted (consumer/policy/outcome.py).
 _HUNG = "most likely hung"
 
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """What a letter says of its message, without the message's fields (lua/includes/letter.lua). Times in milliseconds
-    since the epoch.
+    """A dead letter: its facts about the message, without the message's fields (lua/includes/letter.lua). Times are in
+    milliseconds since the epoch.
 
     ``id`` is the letter's own; its milliseconds are when it was written. ``cut``: fields or parts of them are missing.
     """
@@ -46,20 +46,20 @@ class DeadLetter:
 
     @property
     def error_name(self) -> str:
-        """What its error is called: its type; of what hung or took its process with it, and so raised nothing, words
-        for that."""
+        """Return the name of its error: its type; for a message that hung or took its process with it, and so raised
+        nothing, words for that."""
         if self.error_type:
             return self.error_type
         return CUT_OFF if self.error.startswith(CUT_OFF) else _HUNG if self.error.startswith(RAN_PAST) else ""
 
     @property
     def group(self) -> tuple[str, str, str]:
-        """What letters are counted by: reason, name of the error, policy."""
+        """Return the key that letters are counted by: reason, name of the error, policy."""
         return self.reason, self.error_name, self.policy
 
     def whole(self, fields: Sequence[bytes]) -> dict[str, Any]:
-        """With its traceback and its message's fields, as pairs: a name may come twice. What is not UTF-8 is shown as
-        ``\\xff``."""
+        """Return the letter with its traceback and its message's fields, as pairs: a name may come twice. Bytes that
+        are not UTF-8 are shown as ``\\xff``."""
         text = [part.decode("utf-8", "backslashreplace") for part in fields]
         return self.row() | {
             "traceback": self.traceback,
@@ -67,7 +67,7 @@ class DeadLetter:
         }
 
     def row(self) -> dict[str, Any]:
-        """For programs: bytes that are not UTF-8 are shown, not kept."""
+        """Return the letter for programs: bytes that are not UTF-8 are shown, not kept."""
         return {
             "id": self.id.decode(errors="replace"),
             "message_id": self.message_id.decode(errors="replace"),
@@ -88,8 +88,8 @@ class DeadLetter:
 
 
 def parse_letter(letter_id: bytes, head: Sequence[bytes]) -> DeadLetter:
-    """A letter of the flat list of our names and values. What is missing or no number reads as empty or 0: an operator
-    must see every letter."""
+    """Parse the flat list of our names and values. A value that is missing or not a number reads as empty or 0: an
+    operator must see every letter."""
     known: dict[bytes, bytes] = {}
     for at in range(0, len(head) - 1, 2):
         known.setdefault(head[at], head[at + 1])
@@ -121,7 +121,7 @@ def parse_letter(letter_id: bytes, head: Sequence[bytes]) -> DeadLetter:
 
 
 def split_letter(flat: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
-    """(ours, the message's own fields) of a whole letter; the last of ours says how many follow."""
+    """Split a whole letter into our fields and the message's own; the last of ours says how many follow."""
     for at in range(0, len(flat) - 1, 2):
         if flat[at] == b"usher-fields":
             return list(flat[: at + 2]), list(flat[at + 2 :])
@@ -130,9 +130,9 @@ def split_letter(flat: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
 
 @dataclass(frozen=True)
 class LetterFilter:
-    """Which letters are meant: those for which all that is given is so. ``reason`` and ``error`` are parts of the
-    texts; ``error`` is looked for in its name too. ``id`` is a letter's or its message's. Ages in milliseconds since
-    the epoch, of the writing of the letter."""
+    """Filter for letters: one matches when every condition given holds. ``reason`` and ``error`` are parts of the
+    texts; ``error`` is looked for in the error's name too. ``id`` is a letter's or its message's. ``after_ms`` and
+    ``before_ms``: when the letter was written, in milliseconds since the epoch."""
 
     ticket: bytes | None = None
     reason: str = ""
@@ -143,16 +143,17 @@ class LetterFilter:
 
     @property
     def start(self) -> bytes:
-        """The lowest id that a letter in question can have, for XRANGE."""
+        """Lowest id that a matching letter can have, for XRANGE."""
         return b"-" if self.after_ms is None else b"%d-0" % max(0, self.after_ms)
 
     @property
     def end(self) -> bytes:
-        """The highest one."""
+        """Highest id that a matching letter can have, for XRANGE."""
         return b"+" if self.before_ms is None else b"%d" % max(0, self.before_ms)
 
     def fits(self, letter: DeadLetter) -> bool:
-        """Whether the letter is meant; its time is in the range that is read."""
+        """Return whether the letter matches; its time is not checked, for only the range between ``start`` and ``end``
+        is read."""
         return (
             (self.ticket is None or letter.ticket == self.ticket)
             and self.reason.lower() in letter.reason.lower()
@@ -172,7 +173,7 @@ class Group:
 
 
 class Preview:
-    """What would be touched: counted letter by letter, so that none need be kept."""
+    """Preview of a bulk action: counts letter by letter, so that none need be kept."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str, str]] = Counter()
@@ -185,5 +186,5 @@ class Preview:
 
     @property
     def groups(self) -> list[Group]:
-        """The largest first."""
+        """Groups of letters, largest first."""
         return [Group(*group, count) for group, count in self._counts.most_common()]

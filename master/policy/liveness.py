@@ -1,8 +1,8 @@
-"""What silence on a health URL means. Pure.
+"""Liveness: decides what silence on health URLs means. Pure.
 
-The lease in Redis is the authority on life; the health ping finds processes that live but do not work or cannot be
-reached. It can be wrong in one big way: when the master's own network is the trouble, everybody looks dead. So most are
-never revoked at once.
+The lease in Redis is the authority on life; the health check finds processes that live but do not work or cannot be
+reached. It can be wrong in one big way: when the master's own network is the trouble, every consumer looks dead. So
+most are never revoked at once.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class HealthVerdict:
-    """Incarnations whose lease is to be revoked now, and whether silence of most was put down to our own network."""
+    """Incarnations whose lease is to be revoked now, and whether the silence of most was put down to our own
+    network."""
 
     revoke: tuple[str, ...]
     own_network: bool
 
 
 def judge(failures: Mapping[str, int], limit: int) -> HealthVerdict:
-    """From the number of health answers in a row that each living incarnation failed to give.
+    """Decide from the number of health answers in a row that each living incarnation failed to give.
 
-    ==============================  ==============================
+    ==============================  =======================================
     silent (failures >= limit)      verdict
-    ==============================  ==============================
+    ==============================  =======================================
     none                            nothing
     at most half of all             revoke them
-    the only consumer there is      revoke it (nobody to compare)
+    the only consumer there is      revoke it (nothing to compare with)
     more than half                  nothing; our own network is the suspect
-    ==============================  ==============================
+    ==============================  =======================================
 
     >>> judge({"a:1": 5, "b:1": 0}, 5).revoke
     ('a:1',)

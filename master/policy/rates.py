@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 
 class Sample(NamedTuple):
-    """What was counted at a moment. ``lag`` None: not known exactly. ``read``: entries that the group was ever given,
-    from Redis 7.0 on."""
+    """Counts at a moment. ``lag`` None: not known exactly. ``read``: entries that the group was ever given, from Redis
+    7.0 on."""
 
     time_ms: int
     entries: int
@@ -29,7 +29,7 @@ class Sample(NamedTuple):
 
 
 def rates(samples: Sequence[Sample]) -> tuple[float | None, float | None]:
-    """(sent, done) per second over these samples; None where it cannot be told.
+    """Return (sent, done) per second over these samples; None where it is unknown.
 
     >>> rates([Sample(0, 100, 10, 5, None), Sample(2000, 300, 10, 5, None)])
     (100.0, 100.0)
@@ -38,13 +38,13 @@ def rates(samples: Sequence[Sample]) -> tuple[float | None, float | None]:
         return None, None
     first, last = samples[0], samples[-1]
     if (first.read is None, first.lag is None) != (last.read is None, last.lag is None):
-        return None, None  # one counts all that ever was, the other what is there
+        return None, None  # one counts all entries ever, the other those that are there
     seconds = max(0.001, (last.time_ms - first.time_ms) / 1000)
     return _per_second(first.sent, last.sent, seconds), _per_second(first.done, last.done, seconds)
 
 
 def is_still(samples: Sequence[Sample]) -> bool:
-    """Whether nothing came, moved or ended between the last two of these.
+    """Return whether nothing came, moved or ended between the last two of these.
 
     >>> still = Sample(0, 100, 0, 0, None)
     >>> is_still([still]), is_still([still, still._replace(time_ms=2000)]), is_still([still, still._replace(pending=1)])
@@ -54,11 +54,11 @@ def is_still(samples: Sequence[Sample]) -> bool:
 
 
 def _per_second(first: int | None, last: int | None, seconds: float) -> float | None:
-    """None too when it went back: the stream was trimmed or made anew."""
+    """Return the difference per second; None also when the count went down: the stream was trimmed or made anew."""
     return None if first is None or last is None or last < first else round((last - first) / seconds, 1)
 
 
 def point(time_ms: int, sent: float | None, done: float | None, lag: int, oldest_ms: int | None) -> list[float | None]:
-    """A point of the history: milliseconds, sent/s, done/s, lag, age of the oldest unfinished message in s."""
+    """Return a point of the history: milliseconds, sent/s, done/s, lag, age of the oldest unfinished message in s."""
     age_s = 0.0 if oldest_ms is None else max(0.0, (time_ms - oldest_ms) / 1000)
     return [time_ms, sent, done, lag, round(age_s, 1)]

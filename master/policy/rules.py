@@ -1,19 +1,20 @@
-"""Live rules: what an operator wants of tickets now, without a deploy. Pure: the time is an argument.
+"""Live rules: an operator's orders for tickets, in force at once, without a deploy. Pure: the time is an argument.
 
-================  =======================================================================================================================
-rule              what it does
-================  =======================================================================================================================
-pause             nothing more of the ticket is handed over; what its owner has already goes on to its end
-slow              at most ``rate_per_second`` messages of each ticket are handed over per second
-dead_letter       what is parked of the ticket becomes dead letters (reason ``rule``), in order, once its owner is done with what it has
-================  =======================================================================================================================
+===========  =======================================================================================================
+rule         effect
+===========  =======================================================================================================
+pause        nothing more of the ticket is handed over; what its owner has already goes on to its end
+slow         at most ``rate_per_second`` messages of each ticket are handed over per second
+dead_letter  what is parked of the ticket becomes dead letters (reason ``rule``), in order, once its owner is done
+             with what it has
+===========  =======================================================================================================
 
-A rule is for one ticket, for those whose ids fit a pattern (``*``, ``?``, ``[a-z]``), for the stream, or for
-everything. There is one rule for a target: a second one replaces it. Of several that fit a ticket the strongest holds:
-pause, then dead_letter, then the slowest. A rule for a ``consumer`` pauses it: it is handed nothing more, also after a
-restart under the same name.
+A rule is for one ticket, for those whose ids match a pattern (``*``, ``?``, ``[a-z]``), for the stream, or for
+everything. There is one rule for a target: a second one replaces it. Of several that match a ticket the strongest
+holds: pause, then dead_letter, then the slowest. A rule for a ``consumer`` pauses it: it is handed nothing more, also
+after a restart under the same name.
 
-Messages without a ticket id are no pattern's business; rules for the stream and for everything hold for them too.
+Messages without a ticket id match no pattern; rules for the stream and for everything hold for them too.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Any
 
 from usher.common.protocol.message import ticket_text
 
-#: Rules that there may be at a time: each pattern is tried for every ticket that is planned.
+#: Most rules at a time: each pattern is tried for every ticket that is planned.
 MOST_RULES = 1000
 LONGEST_REASON = 500
 _FIELDS = ("target", "value", "action", "rate_per_second", "reason", "who")
@@ -54,8 +55,9 @@ _STRENGTH = {RuleAction.PAUSE: 2, RuleAction.DEAD_LETTER: 1, RuleAction.SLOW: 0}
 
 @dataclass(frozen=True)
 class Rule:
-    """``value``: the ticket id, pattern, stream or consumer name; "" for everything. ``rate_per_second``: of slow, else
-    None. ``version``: the number of the change that set it; ``set_ms``: when, in milliseconds since the epoch."""
+    """A live rule. ``value``: the ticket id, pattern, stream or consumer name; "" for everything. ``rate_per_second``:
+    for slow, else None. ``version``: the number of the change that set it; ``set_ms``: when, in milliseconds since the
+    epoch."""
 
     target: Target
     value: str
@@ -69,11 +71,11 @@ class Rule:
 
     @property
     def strength(self) -> tuple[int, float]:
-        """The higher one holds."""
+        """Strength of the rule: of two, the higher one holds."""
         return _STRENGTH[self.action], -(self.rate_per_second or 0.0)
 
     def fits(self, ticket: str) -> bool:
-        """Whether the rule is about the ticket; "" is one without an id."""
+        """Return whether the rule is about the ticket; "" is one without an id."""
         if self.target is Target.TICKET:
             return self.value == ticket
         if self.target is Target.PATTERN:
@@ -81,7 +83,7 @@ class Rule:
         return self.target is not Target.CONSUMER
 
     def shown(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the rule for programs."""
         facts = {name: getattr(self, name) for name in _FIELDS}
         return {
             "id": self.id,
@@ -93,7 +95,7 @@ class Rule:
         }
 
     def told(self) -> str:
-        """For people: ``paused by alice: the customer asked (rule 3f2a, everything)``."""
+        """Describe the rule for people: ``paused by alice: the customer asked (rule 3f2a, everything)``."""
         does = {RuleAction.PAUSE: "paused", RuleAction.DEAD_LETTER: "made dead letters"}.get(
             self.action
         ) or f"slowed to {self.rate_per_second or 0:g}/s"
@@ -103,7 +105,7 @@ class Rule:
 
 
 def rule_id(target: Target, value: str) -> str:
-    """The id of the rule for a target: always the same one.
+    """Return the id of the rule for a target: always the same one.
 
     >>> rule_id(Target.EVERYTHING, "")
     '71f1ef5259c5'
@@ -112,12 +114,12 @@ def rule_id(target: Target, value: str) -> str:
 
 
 def dump(rule: Rule) -> bytes:
-    """What change_rules.lua stores behind version and time."""
+    """Encode a rule as change_rules.lua stores it behind version and time."""
     return json.dumps({name: rule.shown()[name] for name in _FIELDS}).encode()
 
 
 def parse(field: bytes, stored: bytes) -> Rule:
-    """The rule in a field of the ``rules`` hash. What cannot be read pauses everything: nobody knows what it was to
+    """Parse a field of the ``rules`` hash. A rule that cannot be read pauses everything: nobody knows what it was to
     stop, and waiting loses nothing. Its reason says how to get rid of it."""
     shown_id = field.decode(errors="backslashreplace")
     try:
@@ -137,7 +139,7 @@ def parse(field: bytes, stored: bytes) -> Rule:
 
 
 class Rulebook:
-    """All rules of a stream, ready to be asked. ``version``: what hand_over compares with Redis; "" while there never
+    """All rules of a stream, ready for look-ups. ``version``: what hand_over compares with Redis; "" while there never
     was a rule."""
 
     def __init__(self, rules: Iterable[Rule] = (), version: bytes = b"") -> None:
@@ -159,7 +161,7 @@ class Rulebook:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no rule is about tickets."""
+        """Return whether no rule is about tickets."""
         return not (self._exact or self._patterns or self._broad)
 
     @property
@@ -167,7 +169,7 @@ class Rulebook:
         return self._broad is not None and self._broad.action is RuleAction.PAUSE
 
     def of(self, ticket: bytes) -> Rule | None:
-        """The rule that holds for a ticket."""
+        """Return the rule that holds for a ticket, or None."""
         found = _stronger(self._broad, self._exact.get(ticket))
         if self._patterns and (text := text_of(ticket)):
             for pattern, rule in self._patterns:
@@ -176,20 +178,20 @@ class Rulebook:
         return found
 
     def all_of(self, ticket: bytes) -> list[Rule]:
-        """Every rule that fits a ticket, the one that holds first."""
+        """Return every rule that matches a ticket, the one that holds first."""
         text = text_of(ticket)
         return sorted((rule for rule in self.rules if rule.fits(text)), key=lambda rule: rule.strength, reverse=True)
 
     def of_consumer(self, name: str) -> Rule | None:
-        """The rule that keeps a consumer from being handed anything."""
+        """Return the rule that pauses a consumer, or None."""
         return self._consumers.get(name)
 
 
 def text_of(ticket: bytes) -> str:
-    """The ticket id as rules know it; "" for a message without one."""
+    """Return the ticket id as rules know it; "" for a message without one."""
     try:
         return ticket_text(ticket)
-    except UnicodeDecodeError:  # somebody else's field in the index
+    except UnicodeDecodeError:  # a foreign field in the index
         return ticket.decode("utf-8", "surrogateescape")
 
 
@@ -200,10 +202,10 @@ def _stronger(one: Rule | None, other: Rule | None) -> Rule | None:
 
 
 class TicketTokenBuckets:
-    """Token buckets of slowed tickets. One begins with a single token and holds those of a second at most, but at least
+    """Token buckets of slowed tickets. A bucket begins with one token and holds at most those of a second, but at least
     one."""
 
-    #: TicketTokenBuckets above which those that have a token are forgotten.
+    #: Number of buckets above which those that have a token are forgotten.
     _MANY = 1000
 
     def __init__(self) -> None:
@@ -211,7 +213,7 @@ class TicketTokenBuckets:
         self._most = self._MANY
 
     def tokens(self, ticket: bytes, rate: float, now_s: float) -> int:
-        """Messages of the ticket that may be handed over now."""
+        """Return how many messages of the ticket may be handed over now."""
         tokens, at_s, _ = self._buckets.get(ticket, (1.0, now_s, rate))
         tokens = min(max(1.0, rate), tokens + rate * max(0.0, now_s - at_s))
         if len(self._buckets) >= self._most:
@@ -220,22 +222,23 @@ class TicketTokenBuckets:
         return int(tokens)
 
     def spend(self, ticket: bytes, count: int) -> None:
-        """So many were handed over."""
+        """Take tokens for messages that were handed over."""
         tokens, at_s, rate = self._buckets[ticket]
         self._buckets[ticket] = (tokens - count, at_s, rate)
 
     def give_back(self, ticket: bytes, count: int) -> None:
-        """So many were not handed over after all. A bucket that was forgotten meanwhile begins anew anyway."""
+        """Give back tokens of messages that were not handed over after all. A bucket that was forgotten meanwhile
+        begins anew anyway."""
         if ticket in self._buckets:
             self.spend(ticket, -count)
 
     def due_s(self, ticket: bytes, rate: float) -> float:
-        """When to ask again: with the next token, but not more often than ten times a second."""
+        """Return when to ask again: with the next token, but not more often than ten times a second."""
         tokens, at_s, _ = self._buckets[ticket]
         return at_s + max(0.1 if rate > 10 else 0.0, (1.0 - tokens) / rate)
 
     def _forget(self, now_s: float) -> None:
-        """One that has a token again begins anew when it is asked for: with less, never with more."""
+        """Forget the buckets that have a token again: they begin anew when asked for, with less, never with more."""
         buckets = self._buckets.items()
         self._buckets = {
             ticket: (has, at_s, rate) for ticket, (has, at_s, rate) in buckets if has + rate * (now_s - at_s) < 1

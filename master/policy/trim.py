@@ -1,9 +1,9 @@
-"""What may be cut off the beginning of a stream, and why. Pure: facts in, a named decision out.
+"""Trim decisions: what may be cut off the beginning of a stream, and why. Pure: facts in, a named decision out.
 
 An entry goes only when nobody needs it: no group (neither unread nor pending, nor what it would read again if it were
-lost now), no log consumer (its checkpoint's own entry is kept, as the proof that nothing behind it was cut), and, if
-that is asked for, only what is archived. A reader that is lost stops everything until somebody has looked: a group is
-made again by its readers, a checkpoint is reset, or it is forgotten.
+lost now), no log consumer (its checkpoint's own entry is kept, as the proof that nothing behind it was cut), and, if so
+asked, only archived entries. A reader that is lost stops everything until somebody has looked: a group is made again by
+its readers, a checkpoint is reset, or it is forgotten.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class GroupNeeds(NamedTuple):
 
 
 class CheckpointNeeds(NamedTuple):
-    """A log consumer's registered checkpoint; ``noted_ms`` is when it said so. ``last_id`` None: what is noted cannot
+    """A log consumer's registered checkpoint; ``noted_ms``: when it was registered. ``last_id`` None: the note cannot
     be read."""
 
     name: str
@@ -40,8 +40,8 @@ class SavedPosition(NamedTuple):
 
 
 class RetentionFacts(NamedTuple):
-    """A stream and all who read it. ``archived`` None: nobody archives. ``saved``: of all groups whose readers save it,
-    also of those that are gone."""
+    """A stream and all its readers. ``archived`` None: there is no archive. ``saved``: of all groups whose readers save
+    it, including groups that are gone."""
 
     span: Span | None
     groups: Sequence[GroupNeeds]
@@ -51,7 +51,7 @@ class RetentionFacts(NamedTuple):
 
 
 class RetentionRow(NamedTuple):
-    """One line of the table: who, the lowest id that is kept for it, and why."""
+    """A line of the table: a reader, the lowest id that is kept for it, and why."""
 
     kind: str
     name: str
@@ -60,26 +60,26 @@ class RetentionRow(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """Everything below ``floor`` may go; ``because`` is who keeps the rest."""
+    """Decision to cut everything below ``floor``; ``because``: the reader for which the rest is kept."""
 
     floor: bytes
     because: RetentionRow
 
 
 class Nothing(NamedTuple):
-    """Nothing may go, and that is fine."""
+    """Decision that nothing may go, and that this is fine."""
 
     why: str
 
 
 class Refused(NamedTuple):
-    """Nothing is cut because somebody is lost; a person must look."""
+    """Decision that nothing is cut because a reader is lost; a person must look."""
 
     problems: tuple[str, ...]
 
 
 def readers(facts: RetentionFacts, *, archived_only: bool = False) -> list[RetentionRow]:
-    """Everybody whom the stream is kept for, the neediest first; with ``archived_only`` the archive too."""
+    """Return the readers that the stream is kept for, the neediest first; with ``archived_only`` the archive too."""
     found = [_group(group) for group in facts.groups]
     found += [_checkpoint(one.name, one.last_id, facts.span) for one in facts.checkpoints if one.last_id is not None]
     found += [
@@ -94,8 +94,8 @@ def readers(facts: RetentionFacts, *, archived_only: bool = False) -> list[Reten
 def decide(
     facts: RetentionFacts, *, archived_only: bool = False, before: bytes | None = None
 ) -> Cut | Nothing | Refused:
-    """``archived_only``: cut only what is archived, so nothing without an archive. ``before``: an id from which on all
-    is kept in any case."""
+    """Decide what may be cut. ``archived_only``: cut only archived entries, so nothing without an archive. ``before``:
+    an id from which on everything is kept in any case."""
     if facts.span is None or facts.span.first is None:
         return Nothing("the stream is empty")
     problems = _lost(facts, facts.span, archived_only)
@@ -121,8 +121,9 @@ def decide(
 
 
 def decide_gathered(facts: RetentionFacts, group: str, *, archived_only: bool = False) -> Cut | Nothing | Refused:
-    """The same for a source: only what was gathered, so nothing before its gather ``group`` has gathered under this
-    name, nor while that is ahead of the stream: then nothing below it was gathered for certain."""
+    """Decide what may be cut off a source: only gathered entries, so nothing before its gather ``group`` has
+    gathered under this name, nor while that is ahead of the stream: then it is not certain that anything below it
+    was gathered."""
     gathered = _gathered(facts, group)
     if gathered is None or (facts.span is not None and rank(gathered) > rank(facts.span.last_generated)):
         return Nothing("it is not gathered")
@@ -130,8 +131,8 @@ def decide_gathered(facts: RetentionFacts, group: str, *, archived_only: bool = 
 
 
 def is_held_back(facts: RetentionFacts, group: str, *, archived_only: bool = False) -> bool:
-    """Whether of what was gathered of a source something is kept for others who are not lost: it may go later, although
-    nothing more is gathered."""
+    """Return whether gathered entries of a source are kept for other readers that are not lost: they may go later,
+    although nothing more is gathered."""
     gathered = _gathered(facts, group)
     if gathered is None or facts.span is None or facts.span.first is None:
         return False
@@ -141,8 +142,8 @@ def is_held_back(facts: RetentionFacts, group: str, *, archived_only: bool = Fal
 
 
 def _gathered(facts: RetentionFacts, group: str) -> bytes | None:
-    """A copy, or a stream that was renamed, brings its groups along, but neither their saved positions nor what log
-    consumers have noted."""
+    """Return the id up to which the source was gathered, or None. A copied or renamed stream brings its groups along,
+    but neither their saved positions nor what log consumers have noted."""
     if group not in [one.group for one in facts.saved]:
         return None
     return next((one.delivered for one in facts.groups if one.name == group), None)
@@ -171,7 +172,7 @@ def _lost(facts: RetentionFacts, span: Span, archived_only: bool) -> list[str]:
     problems = [
         f"group {one.group} is gone, and would read again from {one.keeps_from.decode()}: start its readers (a master),"
         f" which make it again, and look for `group_lost`, or `usher trim --forget-group {shlex.quote(one.group)}` if"
-        " it is no more"
+        " it no longer exists"
         for one in facts.saved
         if one.group not in there
     ]
@@ -185,15 +186,14 @@ def _lost(facts: RetentionFacts, span: Span, archived_only: bool) -> list[str]:
             problems.append(
                 f"checkpoint {one.name} is at {one.last_id.decode()}, above the stream's last id"
                 f" {span.last_generated.decode()}: the stream was lost or made anew; reset this log consumer, or `usher"
-                f" trim --forget {shlex.quote(one.name)}` if it is no more"
+                f" trim --forget {shlex.quote(one.name)}` if it no longer exists"
             )
-        elif (
-            one.last_id != ZERO and span.first is not None and rank(one.last_id) + 1 < rank(span.first)
-        ):  # just below it: all is there
+        # A checkpoint just below the first entry has missed nothing.
+        elif one.last_id != ZERO and span.first is not None and rank(one.last_id) + 1 < rank(span.first):
             problems.append(
                 f"checkpoint {one.name} is at {one.last_id.decode()}, below the first entry {span.first.decode()}:"
                 " somebody else has cut what it had not read; reset this log consumer, or `usher trim --forget"
-                f" {shlex.quote(one.name)}` if it is no more"
+                f" {shlex.quote(one.name)}` if it no longer exists"
             )
     if archived_only and facts.archived is not None and rank(facts.archived) > rank(span.last_generated):
         last = span.last_generated.decode()

@@ -1,4 +1,4 @@
-"""Idle sweep: finds pending entries that nobody looked for, with XAUTOCLAIM, and takes them in.
+"""Idle sweep: finds pending entries that no living consumer works on, with XAUTOCLAIM, and takes them in.
 
 It has no thread: the dispatcher gives it turns, because it changes the board. A sweep on a thread of its own could
 bring a ticket's older entries to ``master`` unseen, while the dispatcher hands over a newer one.
@@ -16,15 +16,15 @@ from usher.master.policy.board.board import Board
 
 log = logging.getLogger(__name__)
 
-#: COUNT of XAUTOCLAIM; it looks at ten times as many entries per call, so the dispatcher stops for a millisecond, not
-#: for a second.
+#: COUNT of XAUTOCLAIM, which looks at ten times as many entries per call; so the dispatcher stops for a millisecond,
+#: not for a second.
 _COUNT = 100
-#: Least time between two steps: a million parked entries must not keep the dispatcher busy with looking at them.
+#: Least time between two steps: a million parked entries must not keep the dispatcher busy looking at them.
 _STEP_S = 0.02
 
 
 class IdleSweep:
-    """Goes through the pending list with a cursor, one step per turn; a pass begins every ``every_s`` seconds."""
+    """Sweep through the pending list with a cursor, one step per turn; a pass begins every ``every_s`` seconds."""
 
     def __init__(self, min_idle_ms: int, every_s: float) -> None:
         self._min_idle_ms = min_idle_ms
@@ -35,8 +35,8 @@ class IdleSweep:
     def turn(
         self, board: Board, steps: LeaderScripts, known: Sequence[str], now_s: float, rejected: list[Rejected]
     ) -> bool:
-        """One step, if one is due. True when it found something to plan. What can be handed to nobody is added to
-        ``rejected``."""
+        """Take one step, if one is due. Return True when it found something to plan. Entries that can be handed to no
+        consumer are added to ``rejected``."""
         if now_s < self._next_s:
             return False
         swept = steps.sweep(known, self._min_idle_ms, self._cursor, _COUNT)
@@ -53,5 +53,5 @@ class IdleSweep:
         return bool(swept.strays)
 
     def wait_s(self, now_s: float) -> float:
-        """Seconds until the next step is due."""
+        """Return the seconds until the next step is due."""
         return max(0.0, self._next_s - now_s)

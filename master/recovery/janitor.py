@@ -1,6 +1,6 @@
-"""Janitor: forgets dead incarnations once nothing is pending for them, and attempts of messages that are over without
-having been ended by their owner. Redis would keep a name in the group for every restart there ever was, and a field for
-every such message."""
+"""Janitor: forgets dead incarnations once nothing is pending for them, and the attempts of messages that ended without
+their owner. Otherwise Redis would keep a name in the group for every restart there ever was, and a field for every such
+message."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from usher.master.membership.registry import read_registry
 
 log = logging.getLogger(__name__)
 
-#: Attempts looked at in one turn, or about as many.
+#: Attempts looked at in one turn, roughly.
 _PAGE = 500
 
 
 class Janitor(Service):
-    """Reaps while this master leads. Its step carries the epoch, and a lost reply is no doubt: asking again gives the
-    same."""
+    """Service that reaps while this master leads. Its step carries the epoch, and a lost reply raises no doubt: asking
+    again gives the same answer."""
 
     name = "reap"
 
@@ -39,8 +39,8 @@ class Janitor(Service):
         every_s: float,
         in_use: Callable[[str], bool] = lambda incarnation: False,
     ) -> None:
-        """``in_use``: whether the dispatcher still goes by that incarnation; its registration tells a loss from a
-        drain."""
+        """Make a janitor. ``in_use``: whether the dispatcher still works with an incarnation; its registration tells a
+        loss from a drain."""
         super().__init__()
         self._in_use = in_use
         self._link = link
@@ -62,12 +62,12 @@ class Janitor(Service):
             except Fenced:
                 self._lead.lost(epoch)
             except GroupMissing:
-                pass  # the dispatcher finds out and makes it again
+                pass  # the dispatcher notices and makes it again
         return self._every_s
 
     def _reap(self, steps: LeaderScripts) -> None:
-        """Names that are no incarnation of ours are left to their owners; one that died before its first message is in
-        no group."""
+        """Forget the incarnations that are over. Names that are no incarnation of ours are left to their owners; an
+        incarnation that died before its first message is in no group."""
         members = read_registry(self._link, self._keys)
         group = {consumer.name: consumer.pending for consumer in self._stream.group_consumers()}
         names = {

@@ -1,5 +1,5 @@
-"""Recoverer: brings what dead incarnations had pending back to ``master``, a page per turn, so that the living go on
-meanwhile.
+"""Recoverer: brings the pending entries of dead incarnations back to ``master``, a page per turn, so that the living go
+on meanwhile.
 
 It has no thread: the dispatcher gives it a turn, because it changes the board.
 """
@@ -23,7 +23,7 @@ PAGE = 500
 
 
 class Recoverer:
-    """The dead incarnations that are being recovered, first come first."""
+    """Queue of the dead incarnations that are being recovered, first come first."""
 
     def __init__(self, counts: LeaderCounters | None = None) -> None:
         self._counts = counts or LeaderCounters()
@@ -34,8 +34,8 @@ class Recoverer:
         self._quiet: set[str] = set()
 
     def add(self, incarnation: str, *, quietly: bool = False) -> None:
-        """``quietly``: it left after a clean drain, so nothing is pending, and its recovery is neither logged nor
-        counted."""
+        """Begin to recover an incarnation. ``quietly``: it left after a clean drain, so nothing is pending, and its
+        recovery is neither logged nor counted."""
         if incarnation not in self._taken:
             self._queue.append(incarnation)
             self._taken[incarnation] = 0
@@ -48,16 +48,17 @@ class Recoverer:
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is somebody to recover."""
+        """Return whether an incarnation is to be recovered."""
         return bool(self._queue)
 
     def take_unsure(self) -> list[bytes]:
-        """Tickets whose records must be read again; asked for once."""
+        """Return the tickets whose records must be read again, each only once."""
         unsure, self._unsure = self._unsure, []
         return unsure
 
     def turn(self, board: Board, steps: LeaderScripts, rejected: list[Rejected]) -> None:
-        """One page of the first incarnation. What can be handed to nobody is added to ``rejected``."""
+        """Recover one page of the first incarnation. Entries that can be handed to no consumer are added to
+        ``rejected``."""
         if not self._queue:
             return
         incarnation = self._queue[0]
@@ -74,11 +75,12 @@ class Recoverer:
             self._end(incarnation, board, steps)
 
     def _end(self, incarnation: str, board: Board, steps: LeaderScripts) -> None:
-        """Its list is empty: its tickets are free, except those that a drain or a successor has."""
+        """End a recovery, when the incarnation's list is empty: its tickets are free, except those that a drain or a
+        successor has."""
         consumer = board.consumers.get(incarnation)
         freed = steps.free_tickets(incarnation, list(consumer.tickets) if consumer is not None else [])
         if freed is None:
-            return  # something was handed to it after all; the next turn takes it back
+            return  # it was handed something after all; the next turn takes it back
         board.take_in(freed.parked)
         if incarnation not in self._quiet:
             seconds = now_s() - self._began_s[incarnation]

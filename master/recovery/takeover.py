@@ -1,8 +1,8 @@
-"""Adoption: what a new leader must know before it reads anything new; otherwise a ticket's second message may go out
-before its first.
+"""Takeover: reads what a new leader must know before it reads anything new; otherwise a ticket's second message might
+go out before its first.
 
-Memory starts empty. The tickets of living owners come from the index; what dead incarnations hold is taken back until
-their lists are empty; then all that is pending under ``master`` is taken in, in id order.
+Memory starts empty. The tickets of living owners come from the index; the entries of dead incarnations are taken back
+until their lists are empty; then all entries pending under ``master`` are taken in, in id order.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Takeover:
     taken_back: int
 
     def facts(self) -> dict[str, Any]:
-        """For the log."""
+        """Return the facts for the log."""
         board = self.board
         return {
             "consumers": len(board.consumers),
@@ -64,8 +64,8 @@ def take_over(
     memory: Memory,
     made_progress: Callable[[], None],
 ) -> Takeover:
-    """Read everything from Redis; ``memory`` of the time before only makes more exact what is told of a group that was
-    lost.
+    """Read everything from Redis. ``memory``, from before this epoch, only makes the report about a lost group more
+    exact.
 
     Raises Fenced, and what Link.call raises.
     """
@@ -79,8 +79,8 @@ def take_over(
             registration = member.registration
             board.join(incarnation, registration.name, registration.slots, registration.capacity, member.accepts)
     held = IndexedIdRange(span)
-    # What the group has not been given, though the stream has had it, was lost with the group: it comes as new, unless
-    # it is gone.
+    # Entries that the stream has had and the group has not been given were lost with the group: they come as new,
+    # unless they are gone.
     dead = _load_index(stream, board, held, max(delivered, _below(span), key=rank), made_progress)
     noted = stream.repeats_until()
     repeats_until = repeats(noted, held.highest, delivered)
@@ -88,7 +88,7 @@ def take_over(
         steps.note_repeats(repeats_until)
     living = set(board.consumers) - dead
     for name, pending in stream.group_consumers():
-        # A name that no incarnation can have is not ours to end; what it holds is found by the idle sweep.
+        # A name that no incarnation can have is not ours to end; the idle sweep finds what it holds.
         incarnation = name.decode(errors="replace")
         if pending and name not in (MASTER, HALTED) and ":" in incarnation and incarnation not in living:
             dead.add(incarnation)
@@ -102,7 +102,7 @@ def take_over(
 def _ensure_group(
     stream: TicketStream, keys: Keys, steps: LeaderScripts, memory: Memory, made_progress: Callable[[], None]
 ) -> None:
-    """Make the group if it is not there, where it was; what may repeat or is lost is said, in exact ids."""
+    """Make the group where it was, if it is missing, and log in exact ids what may repeat or is lost."""
     try:
         stream.group_facts()
         return
@@ -142,7 +142,7 @@ def _look_at_index(stream: TicketStream, span: Span | None, made_progress: Calla
 
 
 def _below(span: Span) -> bytes:
-    """What is up to here is gone from the stream."""
+    """Return the id up to which entries are gone from the stream."""
     return before(span.first) if span.first is not None else span.last_generated
 
 
@@ -153,7 +153,7 @@ def _format_id_range(ids: tuple[bytes, bytes] | None) -> str:
 def _load_index(
     stream: TicketStream, board: Board, held: IndexedIdRange, read_up_to: bytes, made_progress: Callable[[], None]
 ) -> set[str]:
-    """Put every record on the board; nothing that comes as new is up to ``read_up_to``. Returns owners that do not
+    """Put every record on the board; no entry that comes as new is up to ``read_up_to``. Return the owners that do not
     live."""
     dead = set()
     now, last_read = now_s(), rank(read_up_to)
@@ -167,8 +167,8 @@ def _load_index(
         ids = record.ids
         held.add(ids)
         if record.owner == RETURNED:
-            # What comes as new is not parked under ``master``. What is neither is found to be over when it is handed
-            # over.
+            # Entries that come as new are not parked under ``master``. Those that are neither are found to be over when
+            # they are handed over.
             ids = [entry_id for entry_id in ids if rank(entry_id) <= last_read]
         owner = board.set_record(ticket, record.owner, record.fence, ids, now)
         if owner is not None:
@@ -177,8 +177,8 @@ def _load_index(
 
 
 def _take_back_all(dead: set[str], board: Board, steps: LeaderScripts, made_progress: Callable[[], None]) -> int:
-    """Bring all that dead incarnations hold to ``master``; the pages are not looked at, because all of ``master`` is
-    read afterwards."""
+    """Bring all entries of dead incarnations to ``master`` and return their number. The pages are not looked at,
+    because all of ``master`` is read afterwards."""
     taken_back = 0
     for incarnation in sorted(dead):
         while True:
@@ -194,8 +194,8 @@ def _take_back_all(dead: set[str], board: Board, steps: LeaderScripts, made_prog
 
 
 def _is_freed(incarnation: str, board: Board, steps: LeaderScripts) -> bool:
-    """Its list was empty: so are its tickets now. False when it is not over with it, and its list must be looked at
-    again."""
+    """Free the tickets of an incarnation whose list was empty. Return False when it got more meanwhile, and its list
+    must be read again."""
     consumer = board.consumers.get(incarnation)
     if consumer is None:
         return True
@@ -209,8 +209,8 @@ def _is_freed(incarnation: str, board: Board, steps: LeaderScripts) -> bool:
 
 
 def _keep(incarnation: str, board: Board) -> None:
-    """Its lease lives, but it is not on the roster (somebody deleted its registration): its tickets stay with it, and
-    it gets no others. With every new roster the dispatcher looks again, until the lease has ended."""
+    """Keep the tickets of an incarnation whose lease lives but which is not on the roster (somebody deleted its
+    registration); it gets no others. With every new roster the dispatcher checks again, until the lease has ended."""
     event(log, "unregistered_consumer", level=logging.WARNING, consumer=incarnation)
     if incarnation in board.consumers:
         board.keep(incarnation)
@@ -242,15 +242,16 @@ def _take_in_parked(
 
 
 def rejoin(known: list[tuple[bytes, bytes]], board: Board, steps: LeaderScripts) -> None:
-    """(ticket, id) of entries under ``master`` that the group was given before it was lost and made again. What an
-    owner has in processing, as index and inbox say, goes back to it, and what is below that was done before and is
-    over. All else is planned like anything under ``master``: of a ticket that nobody has, everything from there on runs
-    again, in order and under a new fence.
+    """Let entries under ``master``, as (ticket, id), that the group was given before it was lost and made again rejoin
+    their owners. Entries that an owner has in processing, according to index and inbox, go back to it; those below them
+    were done before and are over. All others are planned like anything under ``master``: of a ticket that nobody has,
+    everything from there on runs again, in order and under a new fence.
 
-    Only what was lost with the group is known to repeat. When somebody sets a group back by hand (XGROUP SETID),
-    repeats of a ticket that is in processing are handed to its owner like late ones: they run behind what runs there,
-    under the same fence. And an entry that somebody had taken out of its ticket's order by hand, and that was not done
-    when the group was lost, counts as done: only the lost pending list knew."""
+    Only entries that were lost with the group are known to repeat. When somebody sets a group back by hand (XGROUP
+    SETID), repeats of a ticket that is in processing are handed to its owner like late ones: they run behind what runs
+    there, under the same fence. And an entry that somebody had taken out of its ticket's order by hand, and that was
+    not done when the group was lost, counts as done: only the lost pending list knew.
+    """
     rejoined = steps.rejoin(known)
     over = set(rejoined.over)
     count = len(known) - len(over) - len(rejoined.done)
@@ -269,10 +270,10 @@ def rejoin(known: list[tuple[bytes, bytes]], board: Board, steps: LeaderScripts)
 def sort_again(
     again: Sequence[tuple[bytes, bytes]], board: Board, stream: TicketStream
 ) -> tuple[list[tuple[bytes, bytes]], list[tuple[bytes, bytes]]]:
-    """Sort (id, ticket) that the group is given again because somebody has set it back: first (ticket, id) of those
-    that are in processing, then (id, ticket) of the others. Memory alone cannot tell: a late report of the first time
-    may have freed them there, so the index is asked too. What is in processing must not be handed over again: it would
-    be in its ticket's record twice, and its owner, who has it, would pass it over."""
+    """Sort entries, as (id, ticket), that the group is given again because somebody has set it back: first (ticket, id)
+    of those in processing, then (id, ticket) of the others. Memory alone cannot tell: a late report of the first time
+    may have freed them there, so the index is read too. An entry in processing must not be handed over again: it would
+    be in its ticket's record twice, and its owner, who has it, would skip it."""
     if not again:
         return [], []
     tickets = list(dict.fromkeys(ticket for _, ticket in again))

@@ -1,3 +1,3 @@
-"""`usher rehearse`: try a handler on messages that are there; nothing comes of it."""
+"""`usher rehearse`: a dry run of a handler on existing messages; it changes nothing."""
 
 from __future__ import annotations

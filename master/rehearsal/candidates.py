@@ -1,7 +1,8 @@
-"""Finds messages that can be rehearsed: dead letters, and entries that are still in the stream. It only reads.
+"""Candidates: finds messages that can be rehearsed: dead letters, and entries that are still in the stream. It only
+reads.
 
-What is looked through for one ticket is looked through in Redis, newest first, a bounded page at a time, and not for
-ever; who asked hears how far.
+A search for one ticket runs in Redis, newest first, a bounded page at a time, and not for ever; the caller is told how
+far it went.
 """
 
 from __future__ import annotations
@@ -39,21 +40,22 @@ from usher.master.rehearsal.selection import (
     unfit_of,
 )
 
-#: One call looks at so many entries, or records of executions: a millisecond or so of Redis.
+#: Most entries, or records of executions, looked at by one call: about a millisecond of Redis.
 _ENTRIES_AT_ONCE, _RUNS_AT_ONCE = 1_000, 50
-#: Longest that one stream is looked through for a ticket; the run log; and the dead letters for that of one message.
+#: Longest search, in seconds, of one stream for a ticket; of the run log; and of the dead letters for that of one
+#: message.
 _SEARCH_S, _RUNS_S, _LETTER_S = 60.0, 5.0, 2.0
 
 
 class Named(NamedTuple):
-    """What was found of what somebody named, and the ids of which there is nothing."""
+    """Messages found by their ids, and the ids for which there is none."""
 
     found: list[Candidate]
     missing: list[bytes]
 
 
 class _Known(NamedTuple):
-    """What Redis knows of entries: how far the group was given the stream, and for each entry its attempts, owner and
+    """Redis' knowledge of entries: how far the group was given the stream, and for each entry its attempts, owner and
     ticket's record."""
 
     delivered: bytes | None
@@ -63,7 +65,8 @@ class _Known(NamedTuple):
 
 
 class Candidates:
-    """``on_page`` is told what is looked through and how much of it has been, and may raise. For one thread."""
+    """Finder of candidates, for one thread. ``on_page`` is called with what is being searched and how much of it has
+    been, and may raise."""
 
     def __init__(self, link: Link, keys: Keys, ticket_field: str, on_page: Callable[[str, int], None]) -> None:
         self._link = link
@@ -72,11 +75,11 @@ class Candidates:
         self._scripts = ScriptRunner(link)
         self._letters = DeadLetters(link, keys)
         self._on_page = on_page
-        #: What was not looked through, as sentences.
+        #: What was not searched, as sentences.
         self.notes: list[str] = []
 
     def letters(self, ids: Sequence[bytes]) -> Named:
-        """The letters with these ids, or of the messages with these ids."""
+        """Find the letters with these ids, or of the messages with these ids."""
         found, missing = [], []
         for letter_id, letter in zip(ids, self._heads(ids), strict=True):
             for one in [letter] if letter is not None else self._letters.where("id", letter_id, 1, _LETTER_S).letters:
@@ -87,7 +90,7 @@ class Candidates:
         return Named(found, missing)
 
     def matching(self, wanted: LetterFilter, most: int) -> list[Candidate]:
-        """The newest letters that a filter lets through."""
+        """Find the newest ``most`` letters that match a filter."""
         found: list[DeadLetter] = []
         below: bytes | None = None
         while len(found) < most:
@@ -99,7 +102,7 @@ class Candidates:
         return in_order(map(_of_letter, found))
 
     def messages(self, ids: Sequence[bytes]) -> Named:
-        """The entries of the stream with these ids; those that became dead letters say so."""
+        """Find the entries of the stream with these ids; those that became dead letters say so."""
         entries, missing = [], []
         for entry_id in ids:
             flat = self._entry(entry_id)
@@ -113,7 +116,8 @@ class Candidates:
         )
 
     def of_ticket(self, ticket: bytes, most: int) -> list[Candidate]:
-        """The newest messages of a ticket, in the order of the stream: its entries, and its dead letters."""
+        """Find the newest ``most`` messages of a ticket, in the order of the stream: its entries, and its dead
+        letters."""
         ids = self._search("entries looked at", self._keys.stream, self._field, ticket, most)
         letter_ids = self._search("dead letters looked at", self._keys.dead, "usher-ticket", ticket, most)
         letters = [_of_letter(letter) for letter in self._heads(letter_ids) if letter is not None]
@@ -121,7 +125,7 @@ class Candidates:
         return in_order([*letters, *self._of_entries([(one, ticket) for one in ids if one not in dead])], most)
 
     def body(self, one: Candidate) -> list[bytes] | None:
-        """The message's fields; None when nobody has all of them (any more)."""
+        """Return the message's fields; None when they are not (or no longer) complete anywhere."""
         if one.letter is None:
             return self._entry(one.message_id)
         found = self._letters.get(one.letter.id)
@@ -130,7 +134,7 @@ class Candidates:
         letter, fields = found
         return fields if fields and not letter.cut else self._entry(one.message_id)
 
-    # ---- letters -------------------------------------------------------------------------------------------------------------
+    # ---- letters -----------------------------------------------------------------------------------------------------
 
     def _heads(self, ids: Sequence[bytes]) -> list[DeadLetter | None]:
         rows = self._scripts.run_each("read_letters", (self._keys.dead,), [(one, one, 1, "") for one in ids])
@@ -140,14 +144,14 @@ class Candidates:
         letters = self._letters.where("id", one.message_id, 1, _LETTER_S).letters
         return _of_letter(letters[0]) if letters else one
 
-    # ---- entries -------------------------------------------------------------------------------------------------------------
+    # ---- entries -----------------------------------------------------------------------------------------------------
 
     def _entry(self, entry_id: bytes) -> list[bytes] | None:
         found = self._link.call("XRANGE", self._keys.stream, entry_id, entry_id)
         return found[0][1] if found else None
 
     def _search(self, what: str, key: str, field: str, value: bytes, most: int) -> list[bytes]:
-        """Ids of the newest ``most`` entries of a stream whose ``field`` is ``value``."""
+        """Return the ids of the newest ``most`` entries of a stream whose ``field`` is ``value``."""
         found: list[bytes] = []
         start, looked_at, ends_s = "+", 0, now_s() + _SEARCH_S
         while True:
@@ -160,13 +164,13 @@ class Candidates:
             start = f"({last.decode()}"
             if now_s() > ends_s:
                 self.notes.append(
-                    f"{key} was looked through from its end down to {last.decode()}, which took {_SEARCH_S:g} s; not"
-                    " what is older"
+                    f"{key} was searched from its end down to {last.decode()}, which took {_SEARCH_S:g} s; older"
+                    " entries were not"
                 )
                 return found
 
     def _of_entries(self, entries: Sequence[tuple[bytes, bytes | None]]) -> list[Candidate]:
-        """(id, ticket id as it is in the entry) as candidates."""
+        """Make candidates of (id, ticket id as it is in the entry)."""
         if not entries:
             return []
         named = [(one, unkeyed_ticket(one) if ticket is None else ticket, unfit_of(ticket)) for one, ticket in entries]
@@ -210,7 +214,7 @@ class Candidates:
         )
 
     def _runs_of(self, entries: Iterable[tuple[bytes, bytes]]) -> dict[bytes, RunRecord]:
-        """The last run of each of these (id, ticket), as far as the run log is looked through in time."""
+        """Return the last run of each of these (id, ticket), as far as the run log is searched in time."""
         found: dict[bytes, RunRecord] = {}
         missing: dict[str, set[bytes]] = {}
         for one, ticket in entries:
@@ -223,7 +227,7 @@ class Candidates:
                     "find_runs", (self._keys.runs,), (orjson.dumps(text), start, _RUNS_AT_ONCE)
                 )
                 for run in (run for record in records for run in reversed(list(decode_runs(record)))):
-                    if run.id.encode() in ids and run.outcome != STALE:  # that was not the last word
+                    if run.id.encode() in ids and run.outcome != STALE:  # a stale run was not the last word
                         found.setdefault(run.id.encode(), run)
                 looked_at += count
                 self._on_page("records of executions looked at", looked_at)
@@ -238,7 +242,7 @@ def _of_letter(letter: DeadLetter) -> Candidate:
 
 
 def _state(entry_id: bytes, known: _Known) -> Before | None:
-    """Of an entry that is not over; None: it is."""
+    """Return the state of an entry that is not over; None when it is."""
     owner = known.owners.get(entry_id)
     if owner == HALTED:
         return Before(HALT, "halted: its ticket waits for an operator")

@@ -1,5 +1,5 @@
-"""``usher rehearse``: a handler is called with messages that are there, before one redrives them or deploys it; nothing
-is to come of it."""
+"""``usher rehearse``: a dry run that calls a handler with existing messages, before they are redriven or the handler is
+deployed; it changes nothing."""
 
 from __future__ import annotations
 
@@ -33,25 +33,26 @@ from usher.master.rehearsal.selection import Candidate, Rehearsed, exit_code, in
 _LAST = 100
 _NOTHING_SAID = 2
 _FILTERS = ("reason", "error", "older_than", "younger_than")
-#: Flags with which a command that follows finds the same letters.
+#: Flags with which a following command finds the same letters.
 _WHERE = ("redis_url", "state_dir", "ticket_stream", "ticket_scope", "group")
-_HELP = """Call HANDLER (module:function) with messages that are there, and say how each call ends. Redis is only read: nothing is acknowledged,
-counted or redriven, no master is needed, and whatever runs goes on.
+_HELP = """Call HANDLER (module:function) with existing messages, and say how each call ends: a dry run. Redis is only
+read: nothing is acknowledged, counted or redriven, no master is needed, and whatever runs goes on.
 
 \b
   usher rehearse shop:handle --letter 1700000000000-0    does the mended handler take this dead letter?
   usher rehearse shop:handle --error KeyError            ... and all that were given up with a KeyError?
-  usher rehearse shop:handle --ticket 42                 all of a ticket's messages: letters, and entries of the stream
+  usher rehearse shop:handle --ticket 42                 all messages of a ticket: letters, and entries of the stream
   usher rehearse shop:handle --message 1700000000000-0   one entry of the stream, whatever became of it
 
-What the handler does through SqlSink and AsyncSqlSink is run and rolled back, whatever fences and uids are stored;
-until then it holds its locks. RedisGuard does nothing, and the headers of the HTTP sink tell the service.
+SQL statements that the handler runs through SqlSink and AsyncSqlSink are rolled back, whatever fences and uids are
+stored; until then they hold their locks. RedisGuard does nothing, and the headers of the HTTP sink tell the service.
 EVERYTHING ELSE THAT THE HANDLER DOES IS REAL, unless it asks `message.is_rehearsal`; so the command asks first.
-Messages come one by one, a batch handler gets lists of one, and each meets what is stored now: of the one before it
-nothing has come either.
+Messages come one by one, a batch handler gets lists of one, and each message meets the data as stored now, without the
+effects of the messages before it.
 
-The handler runs in a process of its own, in this folder and environment. What it prints goes to stderr. One that runs past its deadline
-(@handler(deadline_s=...), else USHER_HANDLER_SECONDS, else 60 s) is ended and told as hung; one that ends its process is told too.
+The handler runs in a process of its own, in this folder and environment. What it prints goes to stderr. A call that
+runs past its deadline (@handler(deadline_s=...), else USHER_HANDLER_SECONDS, else 60 s) is ended and reported as hung;
+one that ends its process is reported too.
 
 Exit code 0: all were taken. 1: some were not. 2: nothing can be said, and why. 130: Ctrl-C.
 """
@@ -62,7 +63,7 @@ _WARNING = (
 
 
 class RehearseSettings(CommonSettings):
-    """What a rehearsal needs."""
+    """Settings of a rehearsal."""
 
     UNREAD: ClassVar[frozenset[str]] = CommonSettings.UNREAD - {"log_level", "log_format"} | {"lease_seconds"}
 
@@ -72,7 +73,7 @@ class RehearseSettings(CommonSettings):
 
 
 class _Selection(NamedTuple):
-    """Which messages: those with these ids, or of this ticket, or letters that fit."""
+    """Selection of messages: those with these ids, or of this ticket, or letters that match."""
 
     letter_ids: list[bytes]
     message_ids: list[bytes]
@@ -121,9 +122,9 @@ def rehearse(flags: dict[str, Any], handler: str, yes: bool, as_json: bool, **gi
         raise StartRefused(f"HANDLER must look like module:function (it is {handler!r})")
     asked = _asked(given)
     if as_json and not yes:
-        raise click.UsageError("--json does not ask: give --yes too")
+        raise click.UsageError("--json does not ask: pass --yes too")
     if not yes and not sys.stdin.isatty():
-        raise click.UsageError(f"nobody can be asked here: give --yes. {_WARNING}")
+        raise click.UsageError(f"stdin is not a terminal: pass --yes. {_WARNING}")
     settings = load(RehearseSettings, os.environ, flags)
     with configured({field: flags[field] for field in CommonSettings.model_fields}, "rehearse") as at:
         with StopRequest() as stop, _bar() as bar:
@@ -152,7 +153,7 @@ def rehearse(flags: dict[str, Any], handler: str, yes: bool, as_json: bool, **gi
 
 
 def _asked(given: dict[str, Any]) -> _Selection:
-    """Raises click.UsageError when it is not clear which messages are meant."""
+    """Parse the selection. Raises click.UsageError when it is not clear which messages are meant."""
     letter_ids, message_ids = (list(map(_id_of, dict.fromkeys(given[name]))) for name in ("letter_ids", "message_ids"))
     ticket = None if given["ticket"] is None else given["ticket"].encode("utf-8", "surrogateescape")
     is_filtered = given["everything"] or any(given[name] not in (None, "") for name in _FILTERS)
@@ -170,13 +171,13 @@ def _asked(given: dict[str, Any]) -> _Selection:
 
 def _id_of(text: str) -> bytes:
     if not is_id(text):
-        raise click.UsageError(f"{text!r} is no id: it looks like 1526919030474-55")
+        raise click.UsageError(f"{text!r} is not an id: an id looks like 1526919030474-55")
     return text.encode()
 
 
 def _found(finder: Candidates, asked: _Selection, at: CommandContext) -> list[Candidate]:
-    """What is asked for, in the order of the stream. Raises StartRefused when something named is not there, or nothing
-    is."""
+    """Find the selected messages, in the order of the stream. Raises StartRefused when a named one does not exist, or
+    none matches."""
     if asked.wanted is not None:
         found = finder.matching(asked.wanted, asked.most)
         nothing = "no dead letter matches (usher dead list)"
@@ -220,7 +221,8 @@ def _agreed(handler: str, candidates: Sequence[Candidate]) -> bool:
 
 
 def _rehearse(finder: Candidates, candidates: Sequence[Candidate], play: RehearsalSpec, done: list[Rehearsed]) -> int:
-    """Call the handler with one after another; the exit code. ``done`` is filled, and told whatever comes later."""
+    """Call the handler with one message after another, and return the exit code. ``done`` is filled as it goes, so that
+    it can be shown whatever happens later."""
     with StopRequest() as stop, _bar(len(candidates)) as bar:
         process = HandlerProcess(play, os.environ, stop.check)
         try:
@@ -231,7 +233,7 @@ def _rehearse(finder: Candidates, candidates: Sequence[Candidate], play: Rehears
                     done.append(Rehearsed(one, _run(finder, one, process)))
         except StopAsked:
             return stop.exit_code
-        except StartRefused as refused:  # its module could be imported before, and now cannot
+        except StartRefused as refused:  # its module could be imported before, and no longer can
             if not done:
                 raise
             process.notes.append(str(refused))
@@ -246,17 +248,17 @@ def _run(finder: Candidates, one: Candidate, process: HandlerProcess) -> CallRes
         return CallResult(NOT_RUN, one.unfit)
     try:
         body = _body(finder, one)
-    except (RedisTrouble, CommandRefused) as trouble:  # what is known of others is told all the same
+    except (RedisTrouble, CommandRefused) as trouble:  # the results of the others are shown all the same
         return CallResult(NOT_RUN, f"Redis: {trouble}")
     if body is None:
-        return CallResult(NOT_RUN, "nobody has all of its fields any more")
+        return CallResult(NOT_RUN, "its fields are no longer complete anywhere")
     return process.rehearse(one.piece(body))
 
 
 def _body(finder: Candidates, one: Candidate) -> list[bytes] | None:
     try:
         return finder.body(one)
-    except RedisTrouble:  # Redis may have closed a connection on which nothing was said while a handler ran
+    except RedisTrouble:  # Redis may have closed a connection that was idle while a handler ran
         return finder.body(one)
 
 
@@ -291,8 +293,8 @@ def _styled(one: Rehearsed) -> list[object]:
 
 @contextlib.contextmanager
 def _bar(total: int | None = None) -> Iterator[Callable[[str], object]]:
-    """A function that draws what is told on a terminal, with how far it is (each is told before its turn); nowhere
-    else."""
+    """Yield a function that shows its text and the progress on a terminal (it is called before each turn), and does
+    nothing elsewhere."""
     screen = Console(stderr=True)
     if not screen.is_terminal:
         yield lambda told: None

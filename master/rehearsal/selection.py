@@ -1,4 +1,5 @@
-"""What is rehearsed, what became of it before, and what follows from how it went. Pure: values in, words out."""
+"""Selection of messages to rehearse: what became of them before, and what follows from how it went. Pure: values in,
+words out."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from usher.common.protocol.stream_id import is_id, rank
 from usher.common.rehearsal.values import CallResult, Piece
 from usher.master.policy.letters import PARK, DeadLetter
 
-#: Reasons of letters whose message no handler has ever been given, and would not be given if it were redriven.
+#: Reasons of letters whose message no handler was ever given, nor would be if it were redriven.
 _FOR_NOBODY = frozenset({"no_ticket_id", "empty_ticket_id", "ticket_id_too_long", "ticket_id_not_utf8"})
 _NOBODY = "no handler is ever given it ({})"
 DEAD, DONE, HELD, HALT, WAITING, ENDED, UNKNOWN = (
@@ -29,13 +30,13 @@ DEAD, DONE, HELD, HALT, WAITING, ENDED, UNKNOWN = (
 
 
 class Before(NamedTuple):
-    """What became of a message until now. ``state``: one of the words above; ``told``: more of it, for people."""
+    """The fate of a message until now. ``state``: one of the words above; ``told``: details, for people."""
 
     state: str
     told: str = ""
 
     def text(self) -> str:
-        """In a few words.
+        """Describe it in a few words.
 
         >>> Before(DONE).text(), Before(DEAD, "gave up: it is broken").text()
         ('done', 'gave up: it is broken')
@@ -45,8 +46,8 @@ class Before(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A message that can be rehearsed, without its body. ``fence``: the highest one that is known of it, else 0;
-    ``known``: its attempts, as a next start would find them; ``unfit``: why no handler can be given it, or ""."""
+    """A message that can be rehearsed, without its body. ``fence``: the highest one known of it, else 0; ``known``: its
+    attempts, as its next start would find them; ``unfit``: why no handler can be given it, or ""."""
 
     message_id: bytes
     ticket: bytes
@@ -58,23 +59,23 @@ class Candidate:
 
     @property
     def id(self) -> str:
-        """What commands call it by: the id of its letter, if it has one."""
+        """Return the id that commands use: that of its letter, if it has one."""
         return (self.letter.id if self.letter is not None else self.message_id).decode(errors="replace")
 
     @property
     def place(self) -> int:
-        """Where it stands in the order of the stream; the letter of something that never was an entry where the letter
-        stands."""
+        """Return its place in the order of the stream; for the letter of something that never was an entry, the
+        letter's place."""
         own = self.message_id.decode(errors="replace")
         return rank(self.message_id) if is_id(own) or self.letter is None else rank(self.letter.id)
 
     def piece(self, flat: Sequence[bytes]) -> Piece:
-        """What the handler's process is given."""
+        """Return what the handler's process is given."""
         return Piece(self.ticket, self.message_id, self.fence, (*self.known,), tuple(flat))
 
 
 def of_letter(letter: DeadLetter, ticket: bytes) -> Candidate:
-    """The message of a dead letter. It would be redriven with attempts that begin anew."""
+    """Make a candidate of a dead letter. It would be redriven with attempts that begin anew."""
     reason = letter.reason.replace("_", " ")
     why = f"{reason}: {letter.error}" if letter.error else reason
     before = Before(DEAD, f"{why} (halted)" if letter.policy == PARK else why)
@@ -83,8 +84,8 @@ def of_letter(letter: DeadLetter, ticket: bytes) -> Candidate:
 
 
 def unfit_of(ticket: bytes | None) -> str:
-    """Why no handler can be given a message of this ticket, or "". Without any (None) one can be, with
-    USHER_UNKEYED=spread."""
+    """Return why no handler can be given a message of this ticket, or "". A message without a ticket (None) can be
+    given to one, with USHER_UNKEYED=spread."""
     if ticket is None:
         return ""
     try:
@@ -95,7 +96,8 @@ def unfit_of(ticket: bytes | None) -> str:
 
 
 def in_order(candidates: Iterable[Candidate], most: int | None = None) -> list[Candidate]:
-    """In the order of the stream, each message once (its letter says more than its entry), the newest ``most``."""
+    """Put candidates in the order of the stream, each message once (its letter says more than its entry); only the
+    newest ``most``."""
     found: dict[bytes, Candidate] = {}
     for one in candidates:
         if one.message_id not in found or found[one.message_id].letter is None:
@@ -111,7 +113,7 @@ class Rehearsed(NamedTuple):
     now: CallResult
 
     def document(self) -> dict[str, Any]:
-        """For programs. What is not UTF-8 is shown, not kept."""
+        """Return the document for programs. Bytes that are not UTF-8 are shown, not kept."""
         one = self.candidate
         return {
             "letter_id": None if one.letter is None else one.letter.id.decode(errors="replace"),
@@ -126,7 +128,7 @@ class Rehearsed(NamedTuple):
         }
 
     def row(self) -> tuple[str, str, str, str, str, str]:
-        """For people: kind, id, ticket, before, now, seconds."""
+        """Return a row for people: kind, id, ticket, before, now, seconds."""
         one, now = self.candidate, self.now
         kind = "message" if one.letter is None else "letter"
         return kind, one.id, _display_ticket(one.ticket), one.before.text()[:80], now.told()[:160], f"{now.seconds:.3f}"
@@ -137,8 +139,8 @@ def _display_ticket(ticket: bytes) -> str:
 
 
 def redrive_command(done: Sequence[Rehearsed], given: Mapping[str, str | None]) -> str | None:
-    """The command line that redrives the letters that are taken now; None without any. ``given``: the flags with which
-    Usher was found.
+    """Return the command line that redrives the letters that are taken now; None when there are none. ``given``: the
+    flags with which Usher was found.
 
     >>> redrive_command([], {}) is None
     True
@@ -151,5 +153,5 @@ def redrive_command(done: Sequence[Rehearsed], given: Mapping[str, str | None]) 
 
 
 def exit_code(done: Sequence[Rehearsed]) -> int:
-    """0: all were taken, 1: some were not."""
+    """Return 0 when all were taken, 1 when some were not."""
     return 0 if all(one.now.is_taken for one in done) else 1

@@ -1,8 +1,8 @@
-"""How a master hears which sources have changed, without asking each of them.
+"""Change listeners: tell a master which sources have changed, without asking each of them.
 
-``PushListener``: Redis says it (CLIENT TRACKING BCAST PREFIX), over one connection, whatever the number of sources.
-``PollListener``: for a server that cannot, one XREAD that waits on all sources of our shards. Both only say where to look;
-nothing is read, so nothing is lost that was not heard.
+``PushListener``: Redis announces changes (CLIENT TRACKING BCAST PREFIX) over one connection, for any number of sources.
+``PollListener``: for a server that cannot do that, one XREAD that waits on all sources of our shards. Both only say
+where to look; nothing is read, so nothing is lost when an announcement is.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from usher.common.router.coordinator import as_found, last_id_of
 
 #: Longest wait of one turn.
 _WAIT_S = 2.0
-#: A connection on which nothing came for this long is asked whether it is there.
+#: A connection on which nothing came for this long is checked with PING.
 _QUIET_S = 5.0
-#: Connections in a row that ended at the question, after which it is taken for the reason (as
-#: common/router/change_driven.py does).
+#: Connections in a row that ended while tracking was asked for, after which tracking is taken for the reason (as in
+#: common/router/change_driven.py).
 _MOST_HUNG_UP = 5
-#: How often the polling ear forgets how far it was: a stream that was deleted and made again may have lower ids.
+#: How often the poll listener forgets how far it was: a stream that was deleted and made again may have lower ids.
 _FORGET_S = 30.0
 _PAGE = 1000
 
 
 class ChangeListener(Protocol):
-    """Used by one thread, but for ``interrupt``."""
+    """Listener for changes of sources. Used by one thread, except for ``interrupt``."""
 
     def listen(self) -> list[bytes] | None:
-        """Wait a little for changes. None: anything may have changed. Raises NotNow, ReplyUnknown, TrackingRefused."""
+        """Wait a little for changes, and return the changed sources. None: anything may have changed. Raises NotNow,
+        ReplyUnknown, TrackingRefused."""
 
     def interrupt(self) -> None: ...
 
@@ -42,18 +43,18 @@ class ChangeListener(Protocol):
 
 
 class PushListener:
-    """Redis says which keys under ``prefixes`` change."""
+    """Listener to which Redis announces the keys under ``prefixes`` that change."""
 
     def __init__(self, link: TrackingLink, prefixes: Sequence[bytes]) -> None:
         self._link = link
-        # An empty prefix means every key, and that is how Redis is asked for every key: with none.
+        # An empty prefix means every key, and Redis is asked for every key by giving no prefix.
         self._prefixes = [prefix for prefix in prefixes if prefix]
         self._hung_up = 0
         self._heard_s = 0.0
         self._asked = False
 
     def listen(self) -> list[bytes] | None:
-        if self._link.has_moved:  # a former master is silent, and answers PING
+        if self._link.has_moved:  # a former master of Redis sends no changes, and yet answers PING
             self._link.disconnect()
         if not self._link.connected:
             self._connect()
@@ -84,7 +85,7 @@ class PushListener:
         self._heard_s, self._asked = now_s(), False
 
     def _ask(self, now: float) -> None:
-        """Is anybody there? Raises ReplyUnknown when the last question was not answered."""
+        """Check with PING that Redis is there. Raises ReplyUnknown when the last PING was not answered."""
         if now - self._heard_s < _QUIET_S:
             return
         if self._asked:
@@ -101,7 +102,7 @@ class PushListener:
 
 
 class PollListener:
-    """Waits on all sources that ``mine`` names."""
+    """Listener that waits on all sources that ``mine`` returns."""
 
     def __init__(self, link: Link, mine: Callable[[], list[bytes]]) -> None:
         self._link = link
@@ -120,7 +121,7 @@ class PollListener:
             try:
                 self._look(fresh)
             except BaseException:
-                self._after.clear()  # of those that were looked at before it failed, nobody would ever be told
+                self._after.clear()  # else those that were looked at before the failure would never be reported
                 raise
             return fresh
         waited = [source for source in mine if self._after[source]]
@@ -139,7 +140,7 @@ class PollListener:
         )
         try:
             found = as_found(self._link.call(*words, block_s=_WAIT_S))
-        except CommandRefused:  # one of them is no stream any more, or may not be read
+        except CommandRefused:  # one of them is no longer a stream, or may not be read
             self._after.clear()
             return None
         for source in found:
@@ -147,7 +148,7 @@ class PollListener:
         return list(found)
 
     def _look(self, sources: Sequence[bytes]) -> None:
-        """Note how far they are; b"": no stream, nothing to wait for."""
+        """Note the last ids of these sources; b"": not a stream, nothing to wait for."""
         for at in range(0, len(sources), _PAGE):
             page = sources[at : at + _PAGE]
             for source, reply in zip(

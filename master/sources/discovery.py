@@ -1,8 +1,8 @@
-"""Which sources there are, and which have news: what a master tells its gatherer.
+"""Discovery: tells the gatherer which sources exist and which have changed.
 
 ``SourceWatch`` listens (master/sources/change_listeners.py): a stream that matches a pattern is a source from its first
-entry on. ``Discovery`` scans for what was there before, at the start, when something may have been missed, and from
-time to time; and for what is not there any more.
+entry on. ``Discovery`` scans for sources that were there before, at the start, when something may have been missed, and
+from time to time; and for sources that are gone.
 """
 
 from __future__ import annotations
@@ -25,33 +25,35 @@ from usher.master.sources.gatherer import Gatherer
 log = logging.getLogger(__name__)
 
 _SCAN_COUNT = 1000
-#: What a sweep found without its having been said must be said so soon, or it counts as lost; and so many lost ones
-#: show that something in between does not tell (as in common/router/change_driven.py).
+#: Seconds within which a change that a sweep found must be announced, or it counts as lost; and the number of lost ones
+#: that shows that something in between does not announce changes (as in common/router/change_driven.py).
 _SAID_WITHIN_S, _MOST_UNSAID = 1.0, 3
 
 
 class SourceWatch(Service):
-    """Tells the gatherer what changes. ``make_poll_ear`` is for a server that does not say it."""
+    """Service that tells the gatherer which sources change. ``make_poll_listener``: makes the listener for a server
+    that does not announce changes."""
 
     name = "watch"
 
     def __init__(
         self,
-        ear: ChangeListener,
-        make_poll_ear: Callable[[], ChangeListener],
+        listener: ChangeListener,
+        make_poll_listener: Callable[[], ChangeListener],
         sources: SourceSelection,
         gatherer: Gatherer,
         scan: Callable[[], None],
     ) -> None:
         super().__init__()
-        self._ear = ear
-        self._make_poll_ear = make_poll_ear
+        self._listener = listener
+        self._make_poll_listener = make_poll_listener
         self._sources = sources
         self._gatherer = gatherer
         self._scan = scan
         self.mode = "change-driven"
-        self._unsaid: dict[bytes, float] = {}  # source -> when a sweep found it; set by the gatherer's thread
-        self._lost: Counter[bytes] = Counter()  # how often each source was not said
+        # source -> when a sweep found it unannounced; set by the gatherer's thread
+        self._unsaid: dict[bytes, float] = {}
+        self._lost: Counter[bytes] = Counter()  # how many changes of each source were not announced
         gatherer.on_unsaid = self._found_unsaid
 
     def _found_unsaid(self, sources: list[bytes]) -> None:
@@ -60,34 +62,35 @@ class SourceWatch(Service):
 
     def run_once(self) -> float:
         try:
-            changed = self._ear.listen()
+            changed = self._listener.listen()
+            # Before ``_judge``: from here on no sweep takes these for unannounced, and one that did so before is
+            # forgiven.
             if changed is None:
                 self._gatherer.look_at_all()
-            else:  # before the verdict: from here on no sweep takes these for unsaid, and what one did before is forgiven by it
+            else:
                 self._gatherer.changed([key for key in changed if self._sources.takes(key)])
             self._judge(changed)
         except TrackingRefused as refused:
             if not self.stopping:
                 event(log, "sources_polled", level=logging.WARNING, why=str(refused))
-                self._ear.close()
-                self._ear, self.mode = self._make_poll_ear(), "polling"
+                self._listener.close()
+                self._listener, self.mode = self._make_poll_listener(), "polling"
             return 0.0
         if changed is None:
             self._scan()
         return 0.0
 
     def _judge(self, changed: list[bytes] | None) -> None:
-        """Are we told of changes? Raises TrackingRefused when too many were not. After a new connection, that is asked
-        anew."""
+        """Judge whether changes are announced. Raises TrackingRefused when too many were not. After a new connection,
+        the count begins anew."""
         if changed is None or self.mode == "polling":
             self._unsaid.clear()
             self._lost.clear()
             return
         for source in changed:
             self._unsaid.pop(source, None)
-            self._lost.pop(
-                source, None
-            )  # we are told of it: what came too late, or was moved by another one, is no loss
+            # It is announced: a change that came too late, or was moved by another master, is no loss.
+            self._lost.pop(source, None)
         late = [source for source, found_s in list(self._unsaid.items()) if now_s() - found_s > _SAID_WITHIN_S]
         for source in late:
             self._unsaid.pop(source, None)
@@ -96,14 +99,15 @@ class SourceWatch(Service):
             raise TrackingRefused(f"{self._lost.total()} changes were not announced")
 
     def interrupt(self) -> None:
-        self._ear.interrupt()
+        self._listener.interrupt()
 
     def on_end(self) -> None:
-        self._ear.close()
+        self._listener.close()
 
 
 class Discovery(Service):
-    """Finds streams that match the patterns. With names alone there is nothing to find, and it is not started."""
+    """Service that finds streams that match the patterns. With names alone there is nothing to find, and it is not
+    started."""
 
     name = "discover"
 
@@ -118,14 +122,14 @@ class Discovery(Service):
         self._asked = threading.Event()
 
     def scan_now(self) -> None:
-        """Something may have been missed."""
+        """Ask for a scan: something may have been missed."""
         self._asked.set()
         self.wake()
 
     def run_once(self) -> float:
         if self._asked.is_set() or now_s() >= self._due_s:
-            self._asked.clear()  # who asks from here on wants another scan
-            self._due_s = 0.0  # one that fails is made again
+            self._asked.clear()  # a request from here on wants another scan
+            self._due_s = 0.0  # a scan that fails is made again
             self._gatherer.doubt()
             fresh = sum(map(self._scan, self._sources.patterns))
             self._recall()
@@ -147,8 +151,8 @@ class Discovery(Service):
         return fresh
 
     def _recall(self) -> None:
-        """What was gathered once is looked at too: a stream that was deleted while nobody gathered is forgotten by that
-        (lua/sources/gather.lua)."""
+        """Have sources that were gathered once looked at too: so a stream that was deleted while nobody gathered is
+        forgotten (lua/sources/gather.lua)."""
         cursor = b"0"
         while not self.stopping:
             cursor, flat = self._link.call("HSCAN", self._gathered, cursor, "COUNT", _SCAN_COUNT)

@@ -1,8 +1,8 @@
-"""Gatherer: moves what is new in the sources of our shards into the work stream, turn by turn (policy/rounds.py,
+"""Gatherer: moves the new entries of our shards' sources into the work stream, turn by turn (policy/fair_queue.py,
 lua/sources/gather.lua).
 
 Each call is one atomic step that leaves each source's group where the moved entries end. So a call whose reply was lost
-is simply made again, two masters that believe to have the same shard break nothing, and a master that dies in the
+is simply made again, two masters that believe they have the same shard break nothing, and a master that dies in the
 middle leaves nothing half done.
 """
 
@@ -25,10 +25,10 @@ from usher.master.policy.fair_queue import Rounds, Turn, TurnOutcome, TurnResult
 
 log = logging.getLogger(__name__)
 
-#: How often everything is looked at although nobody said anything.
+#: How often every source is looked at although nothing was announced.
 _SWEEP_S = 30.0
-#: Pauses while the work stream is full and its group does not move. Each is about as long as it stood still already, so
-#: when it goes on, and nothing says so, that lasts twice as long at most.
+#: Pauses while the work stream is full and its group does not move. Each is about as long as the standstill so far, so
+#: when the group moves again, which nothing announces, the standstill lasts at most twice as long.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 1.5
 #: The work stream takes this many times what the leader reads at once: one part is read while the next one comes.
 _BATCHES_AHEAD = 2
@@ -38,7 +38,7 @@ _MADE = "made "
 
 @dataclass(frozen=True)
 class GatherPlan:
-    """How entries are moved: ``batch`` is what the leader reads at once."""
+    """Parameters of a gather call. ``batch`` is the number of entries that the leader reads at once."""
 
     ticket_field: str
     scope: str
@@ -46,8 +46,8 @@ class GatherPlan:
 
 
 class Gatherer(Service):
-    """Owner of the rounds. What others tell it comes through ``found``, ``doubt``, ``changed``, ``hold``; any thread
-    may call these."""
+    """Service that owns the rounds. Other threads talk to it through ``found``, ``doubt``, ``changed``, ``hold``, which
+    any thread may call."""
 
     name = "gather"
 
@@ -66,15 +66,14 @@ class Gatherer(Service):
         self._swept_s = now_s()
         self._pause_s = 0.0
         self._given = b""
-        self.on_unsaid: Callable[[list[bytes]], None] = lambda sources: (
-            None
-        )  # a sweep found news of which nobody had said anything
+        # Called when a sweep found new entries that were not announced.
+        self.on_unsaid: Callable[[list[bytes]], None] = lambda sources: None
         self.moved = 0
 
-    # ---- from other threads --------------------------------------------------------------------------------------------------
+    # ---- from other threads ------------------------------------------------------------------------------------------
 
     def found(self, sources: Iterable[bytes]) -> int:
-        """These streams are there. Returns how many of them were not known."""
+        """Add streams that exist. Return how many of them were not known."""
         with self._lock:
             fresh = self._rounds.found(sources)
         if fresh:
@@ -82,56 +81,57 @@ class Gatherer(Service):
         return fresh
 
     def doubt(self) -> None:
-        """All streams that are there will now be found; then comes ``forget_doubted``."""
+        """Doubt every known stream: all that exist are now reported to ``found``, and then ``forget_doubted`` is
+        called."""
         with self._lock:
             self._rounds.doubt(self._listed)
 
     def forget_doubted(self) -> None:
-        """What was not found is not there any more."""
+        """Forget the streams that were not found since ``doubt``."""
         with self._lock:
             self._rounds.forget_doubted()
 
     def changed(self, sources: Collection[bytes]) -> None:
-        """Redis says that these have changed."""
+        """Give turns to sources that Redis says have changed."""
         if sources:
             with self._lock:
                 self._rounds.changed(sources)
             self.wake()
 
     def look_at_all(self) -> None:
-        """Anything may have changed."""
+        """Look at every source: anything may have changed."""
         with self._lock:
             self._rounds.look_at_all()
         self.wake()
 
     def hold(self, shards: frozenset[int]) -> None:
-        """These shards are ours."""
+        """Take over these shards as ours, instead of the former ones."""
         with self._lock:
             has_more = self._rounds.hold(shards)
         if has_more:
             self.wake()
 
     def mine(self) -> list[bytes]:
-        """The sources of our shards."""
+        """Return the sources of our shards."""
         with self._lock:
             return self._rounds.mine
 
     def seen(self) -> tuple[int, list[tuple[bytes, TurnResult]]]:
-        """The number of sources that it knows, and troubles by source."""
+        """Return the number of known sources, and the troubles by source."""
         with self._lock:
             return self._rounds.known, list(self._rounds.troubles.items())
 
     def holds(self, source: bytes) -> bool:
-        """Whether it is a source of our shards."""
+        """Return whether the source belongs to our shards."""
         with self._lock:
             return self._rounds.holds(source)
 
     def grown(self) -> list[bytes]:
-        """Those of our shards that have more to cut, maybe, than when this was asked last."""
+        """Return the sources of our shards that may have more to cut than at the last call."""
         with self._lock:
             return self._rounds.grown()
 
-    # ---- the turn ------------------------------------------------------------------------------------------------------------
+    # ---- the turn ----------------------------------------------------------------------------------------------------
 
     def run_once(self) -> float:
         with self._lock:
@@ -151,21 +151,20 @@ class Gatherer(Service):
             news = self._news(turn, told)
             unsaid = self._rounds.answered(turn, told, self._listed)
             if unsaid:
-                self.on_unsaid(unsaid)  # here, so that after look_at_all() nothing of before it is told any more
+                self.on_unsaid(unsaid)  # here, so that after look_at_all() nothing older is reported
         self._say(news)
         self.moved += sum(one.moved for one in told)
         return self._next_pause_s(is_full, given)
 
     def _gather(self, turn: Turn) -> tuple[bool, bytes, list[TurnResult]]:
-        """One source that Redis refuses (ACL, another slot) refuses the whole call: it is made again in halves, until
-        that one is alone."""
+        """Gather a turn. One source that Redis refuses (ACL, another slot) refuses the whole call, so it is made again
+        in halves, until that source is alone."""
         try:
             return self._call(turn)
         except CommandRefused as refused:
             if len(turn.sources) == 1:
-                is_full, given, _ = self._call(
-                    Turn((), turn.quantum)
-                )  # without any it is our own keys that are refused
+                # If this is refused too, it is our own keys that Redis refuses.
+                is_full, given, _ = self._call(Turn((), turn.quantum))
                 return is_full, given, [TurnResult(TurnOutcome.REFUSED, 0, str(refused))]
         half = len(turn.sources) // 2
         _, _, first = self._gather(Turn(turn.sources[:half], turn.quantum))
@@ -201,8 +200,8 @@ class Gatherer(Service):
         return bool(is_full), given, told
 
     def _next_pause_s(self, is_full: bool, given: bytes) -> float:
-        """A full work stream is asked again and again while its group moves, and more and more rarely when it stands
-        still."""
+        """Pause after a full work stream: shortly while its group moves, and longer and longer when it stands still.
+        Return 0, the wait until the next turn."""
         is_still, self._given = given == self._given, given
         if not is_full:
             self._pause_s = 0.0
@@ -211,13 +210,13 @@ class Gatherer(Service):
         else:
             self._pause_s = _FIRST_PAUSE_S
         if self._pause_s:
-            self._stop.wait(self._pause_s)  # and not in Service's wait: what changes meanwhile must not cut it short
+            self._stop.wait(self._pause_s)  # not Service's wait: changes that come meanwhile must not cut it short
         return 0.0
 
-    # ---- what people are told --------------------------------------------------------------------------------------------------
+    # ---- what people are told ----------------------------------------------------------------------------------------
 
     def _news(self, turn: Turn, told: list[TurnResult]) -> list[tuple[bytes, TurnResult]]:
-        """What was not said before."""
+        """Return what was not logged before."""
         known = self._rounds.troubles
         return [
             (source, one)

@@ -1,11 +1,11 @@
-"""Intake over many ticket streams, put together: what a master runs besides when USHER_TICKET_STREAM names several, or
-a pattern.
+"""Intake over many ticket streams: the services that a master runs in addition when USHER_TICKET_STREAM names several
+streams, or a pattern.
 
-Each source has the same group as the work stream; masters share the sources (``sharing``), hear of news
-(``source_watch``), and move entries (``gatherer``) to the end of the work stream, which is the ticket stream for all
+Each source has the same group as the work stream. Masters share the sources (``shards``), learn of new entries
+(``discovery``), and move them (``gatherer``) to the end of the work stream, which is the ticket stream for everything
 that follows: one leader, one board, and consumers that read one inbox and one stream with one batched read, woken by
-Redis, whether there is one source or a hundred thousand. The leader cuts off the work stream what is done; who gathers
-a source cuts it too, if that is asked for (``source_trimmer``).
+Redis, whether there is one source or a hundred thousand. The leader cuts finished entries off the work stream; the
+master that gathers a source cuts it too, if asked to (``trimmer``).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from usher.master.sources.shards import ShardAssigner
 from usher.master.sources.trimmer import SourceTrimmer
 
 _TIMEOUT_S = 5.0
-#: Troubles that a master tells the others of.
+#: Most troubles that a master reports to the others.
 _SHOWN = 20
 
 
 class SourceServices:
-    """The services of gathering. ``url`` is where people reach this master; it is known when it listens."""
+    """The services of gathering. ``url``: where people reach this master; it is known when the master listens."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class SourceServices:
         lease_ms = int(settings.leader_lease_seconds * 1000)
         sharer = ShardAssigner(make_link("share"), keys, holder, self.says, lease_ms, gatherer.hold)
         discovery = Discovery(make_link("discover"), keys, sources, gatherer, settings.discover_seconds)
-        ear = PushListener(TrackingLink(redis_url, "master:watch", _TIMEOUT_S), sources.prefixes())
+        listener = PushListener(TrackingLink(redis_url, "master:watch", _TIMEOUT_S), sources.prefixes())
         self._watch = SourceWatch(
-            ear, lambda: PollListener(make_link("watch"), gatherer.mine), sources, gatherer, discovery.scan_now
+            listener, lambda: PollListener(make_link("watch"), gatherer.mine), sources, gatherer, discovery.scan_now
         )
         self._trimmers = []
         if settings.trim_seconds:
@@ -69,7 +69,7 @@ class SourceServices:
         ]
 
     def says(self) -> str:
-        """What this master says of itself in the shares, one JSON object; common/doctor/source_status.py reads it."""
+        """Return this master's report in the shares, one JSON object; common/doctor/source_status.py reads it."""
         known, troubles = self._gatherer.seen()
         found = {source: (told.outcome.value.lower(), told.words) for source, told in troubles}
         for trimmer in self._trimmers:

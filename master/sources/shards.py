@@ -1,8 +1,8 @@
-"""Sharing: which master gathers which shard of the sources (lua/sources/share.lua).
+"""Shards: decide which master gathers which shard of the sources (lua/sources/share.lua).
 
-Every running master has its even part, whether it leads or stands by. One that dies has its shards taken over within
-the lease; one that stops gives them up at once. Shares only spread the work: a call for a shard that is not ours any
-more moves nothing.
+Every running master has an even part, whether it leads or stands by. The shards of a master that dies are taken over
+within the lease; one that stops gives them up at once. Shares only spread the work: a call for a shard that is no
+longer ours moves nothing.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from usher.master.settings import LONGEST_LEASE_S
 log = logging.getLogger(__name__)
 
 _LONGEST_BEAT_S = 1.0
-#: Between beats while more is due to us than we have.
+#: Seconds between beats while we are due more shards than we have.
 _SHORT_BEAT_S = 0.1
 
 
 class ShardAssigner(Service):
-    """Says that this master runs, and tells ``on_shards`` what it holds."""
+    """Service that reports that this master runs, and tells ``on_shards`` which shards it holds."""
 
     name = "share"
 
@@ -64,7 +64,7 @@ class ShardAssigner(Service):
             self._on_shards(frozenset())
             try:
                 self._share(0)
-            except ReplyUnknown:  # a connection that broke while nothing was said is noticed only now
+            except ReplyUnknown:  # a connection that broke while it was idle is noticed only now
                 self._share(0)
         except RedisTrouble as trouble:  # the others find out when the lease ends
             event(log, "shares_not_given_up", level=logging.WARNING, problem=str(trouble))

@@ -1,13 +1,13 @@
-"""SourceTrimmer: cuts what was gathered off the sources of our shards, where nobody else needs it (policy/trim.py,
+"""Source trimmer: cuts gathered entries off the sources of our shards, where nobody else needs them (policy/trim.py,
 lua/operations/trim.lua).
 
-No lead and no fence: trim.lua asks Redis itself what may go, in the step that cuts. So a call whose reply was lost is
-simply made again, and two masters that believe to have the same shard, or one that has lost it, cut nothing that is
-needed.
+It needs no lead and no fence: trim.lua checks in Redis what may go, in the step that cuts. So a call whose reply was
+lost is simply made again, and two masters that believe they have the same shard, or one that has lost it, cut nothing
+that is needed.
 
-A source that is quiet costs nothing: it has its turn when something was gathered from it, or when it is new to this
-master. Only those of which somebody else keeps a part (a slow group, a checkpoint, the archive) are asked again without
-that, a page of them in each round.
+A quiet source costs nothing: a source has its turn when something was gathered from it, or when it is new to this
+master. Only sources of which another reader keeps a part (a slow group, a checkpoint, the archive) are asked again
+without that, a page of them in each round.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from usher.master.sources.gatherer import Gatherer
 
 log = logging.getLogger(__name__)
 
-#: Sources of a turn: of each, Redis sends the first and the last entry.
+#: Sources per turn: of each, Redis sends the first and the last entry.
 _PAGE = 50
-#: Fewest entries that a call cuts: several nodes of a stream, of which it cuts whole ones only.
+#: Fewest entries that a call cuts: several nodes of a stream, of which it cuts only whole ones.
 _LEAST_AT_ONCE = 400
-#: Troubles that are remembered.
+#: Most troubles that are remembered.
 _MOST_TROUBLES = 1000
 
 
 class SourceTrimmer(Service):
-    """Trims from time to time what ``gatherer`` gathers."""
+    """Service that trims the sources of ``gatherer`` from time to time."""
 
     name = "trim-sources"
 
@@ -50,20 +50,21 @@ class SourceTrimmer(Service):
         self._gatherer = gatherer
         self._every_s = every_s
         self._archived_only = archived_only
-        self._due: dict[bytes, None] = {}  # of this round
+        self._due: dict[bytes, None] = {}  # left to do in this round
         self._held_back: dict[bytes, None] = {}
         self._troubles: dict[bytes, str] = {}
         self._went: Counter[bytes] = Counter()  # entries of each source that were cut in this round
         self.stalls_after_s = max(10.0, 4 * every_s)
 
     def troubles(self) -> list[tuple[bytes, str]]:
-        """Sources of our shards of which nothing is cut until somebody has looked, and why. Any thread may ask."""
+        """Return the sources of our shards of which nothing is cut until somebody has looked, and why. Any thread may
+        ask."""
         return [(source, why) for source, why in list(self._troubles.items()) if self._gatherer.holds(source)]
 
     def run_once(self) -> float:
         if not self._due:
             self._due = dict.fromkeys((*self._gatherer.grown(), *islice(self._held_back, _PAGE)))
-        page = list(islice(self._due, _PAGE))  # due until it is done: a turn that fails is made again
+        page = list(islice(self._due, _PAGE))  # a source is due until it is done: a turn that fails is made again
         for source in page:
             self._held_back.pop(source, None)
             if not self._gatherer.holds(source):
@@ -79,13 +80,13 @@ class SourceTrimmer(Service):
         return self._every_s
 
     def _floors(self, sources: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Of which of them something may go, and below what."""
+        """Return the sources of which something may go, and the id below which it may."""
         floors: dict[bytes, bytes] = {}
         for source, facts in zip(sources, look_at(self._link, [source.decode() for source in sources]), strict=True):
             if isinstance(facts, CommandRefused):
                 self._tell(source, str(facts))
                 continue
-            if isinstance(facts, GroupMissing):  # destroyed in this moment
+            if isinstance(facts, GroupMissing):  # destroyed just now
                 self._held_back[source] = None
                 continue
             decision = decide_gathered(facts, self._group, archived_only=self._archived_only)
@@ -101,8 +102,8 @@ class SourceTrimmer(Service):
         return floors
 
     def _cut(self, floors: dict[bytes, bytes]) -> None:
-        """The calls of one flight together cut about as much as one of ``Trimming.cut``: Redis does all of them before
-        it does anything else."""
+        """Cut these sources below their floors. The calls of one flight together cut about as much as one of
+        ``Trimming.cut``: Redis does all of them before it does anything else."""
         most = dict.fromkeys(floors, max(_LEAST_AT_ONCE, AT_ONCE // max(1, len(floors))))
         while most and not self.stopping:
             calls = [
@@ -113,8 +114,8 @@ class SourceTrimmer(Service):
             nothing = [source for source, count in counts.items() if count == 0]
             lengths = dict(zip(nothing, self._link.all_of([("XLEN", source) for source in nothing]), strict=True))
             self.made_progress()
-            # Of what is longer a node may hold more than one call cuts (stream-node-max-entries): it goes as a whole or
-            # not at all.
+            # A node of a longer stream may hold more than one call cuts (stream-node-max-entries): it goes as a whole
+            # or not at all.
             most = {
                 source: at_once if counts[source] else 10 * at_once
                 for source, at_once in most.items()
@@ -122,7 +123,7 @@ class SourceTrimmer(Service):
             }
 
     def _count(self, source: bytes, reply: Any) -> int | None:
-        """How many entries went; None: no more now."""
+        """Return how many entries were cut; None: no more can be cut now."""
         if isinstance(reply, CommandRefused):
             if "no such key" not in str(reply):
                 self._tell(source, str(reply))
@@ -131,7 +132,7 @@ class SourceTrimmer(Service):
             raise reply
         self._troubles.pop(source, None)
         verdict, told = reply
-        if verdict != b"CUT":  # somebody has begun to need it, or the stream is another one by now
+        if verdict != b"CUT":  # a reader has begun to need it, or it is another stream by now
             self._held_back[source] = None
             return None
         if told:

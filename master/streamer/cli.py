@@ -1,6 +1,6 @@
 """``usher streamer``: run the streamer of an outbox, or make its tables.
 
-What needs SQLAlchemy, an extra, is imported where it is used: --help and --schema do without.
+Modules that need SQLAlchemy, an extra, are imported where they are used: --help and --schema do without.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.5
 _BIND = "USHER_OUTBOX_BIND"
-#: As long as its parts may take to end.
+#: Seconds that its parts may take to end.
 _STOP_S = 16.0
 
 
@@ -39,14 +39,17 @@ _STOP_S = 16.0
         " your own migrations."
     )
 )
-@click.option("--migrate", is_flag=True, help="Make or update the outbox' tables, and end.")
+@click.option("--migrate", is_flag=True, help="Create or update the outbox' tables, and exit.")
 @click.option(
-    "--schema", "dialect", type=click.Choice(DIALECTS), help="Print the tables' SQL, and end. Nothing is connected."
+    "--schema",
+    "dialect",
+    type=click.Choice(DIALECTS),
+    help="Print the tables' SQL, and exit, without connecting to anything.",
 )
 @click.option(
     "--waiting",
     is_flag=True,
-    help="Print how many rows are staged and how many were refused, and end (exit code 1 when some were).",
+    help="Print how many rows are staged and how many were refused, and exit (exit code 1 when some were refused).",
 )
 @options(StreamerSettings)
 def streamer(flags: dict[str, Any], migrate: bool, dialect: str | None, waiting: bool) -> None:
@@ -73,7 +76,7 @@ def streamer(flags: dict[str, Any], migrate: bool, dialect: str | None, waiting:
 
 
 def _serve(settings: StreamerSettings) -> None:
-    """Until a signal comes, with health and metrics over HTTP."""
+    """Run until a signal comes, with health and metrics over HTTP."""
     from usher.common.http.server.server import Certificate, check_address, leave, serve
     from usher.master.streamer.web import ServedStreamer
 
@@ -93,7 +96,7 @@ def _serve(settings: StreamerSettings) -> None:
 
 
 def run(program: StreamerProgram) -> int:
-    """Until a signal comes; the exit code."""
+    """Run until a signal comes, and return the exit code."""
     with StopRequest() as stop:
         look_for_steps()
         program.start()
@@ -108,7 +111,7 @@ def run(program: StreamerProgram) -> int:
 
 def _looked(settings: StreamerSettings, migrate: bool) -> int:
     if not settings.outbox_url:
-        raise StartRefused("USHER_OUTBOX_URL is not set: which database? (or give --outbox-url)")
+        raise StartRefused("USHER_OUTBOX_URL is not set: name the database there, or with --outbox-url")
     from usher.common.outbox.store import OutboxStore
     from usher.common.sql.alchemy import sa
     from usher.common.sql.errors import driver_message
@@ -123,7 +126,7 @@ def _looked(settings: StreamerSettings, migrate: bool) -> int:
         staged, refused = store.waiting()
         click.echo(f"{staged:,} staged, {refused:,} refused")
         return 1 if refused else 0
-    except (SqlTrouble, sa.exc.SQLAlchemyError) as trouble:  # the latter: it is not allowed, for one
+    except (SqlTrouble, sa.exc.SQLAlchemyError) as trouble:  # the latter: for example a missing right
         raise StartRefused(f"USHER_OUTBOX_URL: {driver_message(trouble)}") from trouble
     finally:
         store.close()

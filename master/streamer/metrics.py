@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def behind_s(program: StreamerProgram) -> float:
-    """Seconds since a look at the outbox last found no more than was sent then; 0 for who stands by, or cannot know
-    whether it leads."""
+    """Return the seconds since a look at the outbox last found no more than was sent then; 0 for a streamer that stands
+    by, or cannot know whether it leads."""
     return max(0.0, now_s() - program.streamer.caught_up_s) if program.lead.holds else 0.0
 
 
 def streamer_metrics(program: StreamerProgram, outbox: str) -> Iterable[Metric]:
-    """A source for ``usher.common.observability.metrics.Metrics``; ``outbox``: its name."""
+    """Yield the metrics of a streamer, for ``usher.common.observability.metrics.Metrics``. ``outbox``: its name."""
     streamer = program.streamer
 
     def told(value: float) -> dict[str, float]:

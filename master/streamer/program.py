@@ -1,4 +1,4 @@
-"""The streamer's parts, put together in one place."""
+"""The streamer program: its parts, put together in one place."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ from usher.master.streamer.streamer import CommitWatcher, Pace, Streamer, log
 
 _JOIN_S = 5.0
 _TURNS_PER_LEASE = 4
-#: When another connection is tried because the database has not answered. The lease ends long before; who is slow shall
-#: not be begun anew and anew.
+#: Seconds of silence after which another connection is tried because the database has not answered; at least as many
+#: leases. The lease ends long before; a slow database must not be begun anew again and again.
 _PATIENCE_S, _PATIENCE_LEASES = 15.0, 3
 
 
 class StreamerProgram:
-    """A streamer with its lease and its bell: start, stop. ``streamer_class`` lets the rides demo put in one that makes
-    mistakes."""
+    """A streamer with its lease and its commit notifier: start, stop. ``streamer_class`` lets the rides demo put in one
+    that makes mistakes."""
 
     def __init__(self, settings: StreamerSettings, redis_url: str, streamer_class: type[Streamer] = Streamer) -> None:
         if not settings.outbox_url:
-            raise StartRefused("USHER_OUTBOX_URL is not set: which database has the outbox? (or give --outbox-url)")
+            raise StartRefused(
+                "USHER_OUTBOX_URL is not set: name the database that has the outbox there, or with --outbox-url"
+            )
         self._settings = settings
         self._stopping = False
         store = OutboxStore(settings.outbox_url, row_bytes=settings.outbox_row_kib * 1024)
@@ -39,7 +41,7 @@ class StreamerProgram:
             store.check()
             if settings.outbox_wait_aof:
                 _check_waitaof(link)
-        except BaseException:  # nobody gets this program, so nobody else closes what it has opened
+        except BaseException:  # the caller gets no program that it could close
             link.close()
             store.close()
             raise
@@ -48,7 +50,7 @@ class StreamerProgram:
         self._identity = store.identity
         self._warned = False
         self._store = store
-        # An idle streamer makes a turn in time to hold its lease.
+        # An idle streamer takes a turn in time to hold its lease.
         poll_s = min(settings.outbox_poll_seconds, settings.outbox_lease_seconds / _TURNS_PER_LEASE)
         pace = Pace(settings.outbox_batch, poll_s, settings.outbox_wait_replicas, settings.outbox_wait_aof)
         self.streamer = streamer_class(link, keys, lead, store, settings.ticket_field, pace)
@@ -72,7 +74,7 @@ class StreamerProgram:
             service.start()
 
     def stop(self) -> None:
-        """The work first, then the lease, so that another streamer goes on at once."""
+        """Stop the work first, then give up the lease, so that another streamer goes on at once."""
         self._stopping = True
         for service in self.services[:-1]:
             service.stop()
@@ -84,12 +86,12 @@ class StreamerProgram:
 
     @property
     def alive(self) -> bool:
-        """Whether every thread runs; a supervisor starts a program anew whose thread has died."""
+        """Return whether every thread runs; a supervisor restarts a program whose thread has died."""
         return all(service.alive for service in self.services)
 
     @property
     def another_leads(self) -> bool:
-        """Whether a streamer of another database leads under our outbox' name, so that ours is never sent."""
+        """Return whether a streamer of another database leads under our outbox' name, so that ours is never sent."""
         leader = self.lead.leader_url
         return leader is not None and leader.rpartition(":")[2] != self._identity
 
@@ -108,8 +110,8 @@ class StreamerProgram:
             )
 
     def _works(self) -> bool:
-        """Whether the streamer makes progress: the lease is extended only then, so that where its database fails it
-        another one streams that has a better way there. While it stops, the last batch keeps the lease."""
+        """Return whether the streamer makes progress: only then is the lease extended, so that where its database fails
+        it another streamer takes over that may reach it better. While it stops, the last batch keeps the lease."""
         lease_s, now = self._settings.outbox_lease_seconds, now_s()
         silent_s = now - (self.streamer.last_turn_s or now)
         if silent_s > max(_PATIENCE_S, _PATIENCE_LEASES * lease_s) and self._store.interrupt():
@@ -129,5 +131,5 @@ def _check_waitaof(link: Link) -> None:
     except CommandRefused as refused:
         raise StartRefused(
             f"USHER_OUTBOX_WAIT_AOF: this Redis has no WAITAOF, or has its append-only file off ({refused}). Before"
-            " 7.2, `appendfsync always` does the same: Redis answers when it is on disk"
+            " 7.2, `appendfsync always` does the same: Redis answers when the entries are on disk"
         ) from refused

@@ -7,14 +7,14 @@
     kept    Redis, if asked for: WAIT, WAITAOF
     remove  SQL: exactly the rows of the batch, by primary key and uid
 
-Each arrow may break, and the rows are then still there. What Redis has confirmed is remembered until it is removed, so
-trouble with the database alone sends nothing twice, as long as the same Redis has it: after a restart or a failover it
-is sent again. So it is when an answer of Redis got lost, after a new epoch has made sure that the late command is
-refused. A second copy has the same uid.
+Any of these steps may fail, and the rows are then still there. What Redis has confirmed is remembered until it is
+removed, so trouble with the database alone sends nothing twice, as long as the same Redis has it: after a restart or a
+failover it is sent again. So it is when an answer of Redis got lost, after a new epoch has made sure that the late
+command is refused. A second copy has the same uid.
 
 Order: the rows of a ticket become visible in the order of their ids (common/outbox). A batch is sent again before
 anything behind it. After a lost answer it is sent in smaller ones: where Redis takes longer for a batch than we wait,
-the same one again would be in vain, and a copy more.
+sending the same one again would be in vain, and one more copy.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ log = logging.getLogger(__name__)
 
 _STANDBY_S = 1.0
 _FIRST_LOOK_S = 0.005
-#: One call of WAIT or WAITAOF; asked again until it is true.
+#: Longest wait of one call of WAIT or WAITAOF, which is repeated until it succeeds.
 _DURABLE_MS = 500
-#: So long a stop may have to wait for it.
+#: Longest that a stop may have to wait for the commit notifier.
 _BELL_S = 0.5
-#: So long after a turn that failed the next one has ended, if others use the database: the pause, and the wait for a
+#: Longest time from a failed turn to the end of the next one, if others use the database: the pause, and the wait for a
 #: row. A lease may be shorter.
 _NEXT_TRY_S = LONGEST_PAUSE_S + 1.0
 
 
 class Outbox(Protocol):
-    """What the streamer needs of usher.common.outbox.store.OutboxStore."""
+    """Interface that the streamer needs of usher.common.outbox.store.OutboxStore."""
 
     def batch(self, count: int) -> list[Row]: ...
     def remove(self, sent: list[tuple[int, str]]) -> None: ...
@@ -57,15 +57,15 @@ class Outbox(Protocol):
 
 
 class CommitSource(Protocol):
-    """Tells of commits (usher.common.outbox.store.CommitNotifier)."""
+    """Source of commit notifications (usher.common.outbox.store.CommitNotifier)."""
 
     def rings(self, wait_s: float) -> bool: ...
     def close(self) -> None: ...
 
 
 class Pace(NamedTuple):
-    """``batch``: most rows per batch. ``poll_s``: longest wait between looks. ``replicas``, ``on_disk``: what to wait
-    for before rows go."""
+    """Pace of a streamer. ``batch``: most rows per batch. ``poll_s``: longest wait between looks. ``replicas``,
+    ``on_disk``: what to wait for before rows are removed."""
 
     batch: int = 1000
     poll_s: float = 0.5
@@ -74,8 +74,8 @@ class Pace(NamedTuple):
 
 
 class _Sent(NamedTuple):
-    """Rows (id, uid) whose entries Redis has confirmed, under which epoch, and the connection over which: WAIT speaks
-    of what was sent over its own only, and behind another one may be another Redis."""
+    """Rows (id, uid) whose entries Redis has confirmed, the epoch, and the connection: WAIT speaks only of what was
+    sent over its own connection, and behind another one may be another Redis."""
 
     rows: list[tuple[int, str]]
     epoch: int
@@ -83,7 +83,7 @@ class _Sent(NamedTuple):
 
 
 class Streamer(Service):
-    """Streams while it leads. ``lead`` is held by an Elector on the streamers' keys."""
+    """Service that streams while it leads. ``lead`` is held by an Elector on the streamers' keys."""
 
     name = "stream"
 
@@ -101,13 +101,13 @@ class Streamer(Service):
         self._look_s = _FIRST_LOOK_S
         self._not_durable_logged = False
         self.sent = self.refused = 0  # rows
-        #: When a look last found no more than it sent; that of one who stands by is now.
+        #: When a look last found no more than it sent; now, for a streamer that stands by.
         self.caught_up_s = now_s()
-        #: When a turn last ended that failed in nothing, in Redis only, or because others use the database: the lease
-        #: is held for the sake of the way there, and a standby, who has none that is better then, would send the batch
-        #: once more.
+        #: When a turn last ended that did not fail, or failed only in Redis or because others use the database. The
+        #: lease is held for a working way to the database; a standby has no better one in those cases, and would send
+        #: the batch once more.
         self.worked_s = now_s()
-        self._trouble_s: float | None = None  # since when nothing could be streamed, as the log has told
+        self._trouble_s: float | None = None  # since when nothing could be streamed, as logged
 
     def run_once(self) -> float:
         try:
@@ -118,9 +118,8 @@ class Streamer(Service):
                 self.worked_s = now_s() + _NEXT_TRY_S
             raise
         self.worked_s = now_s()
-        if (
-            self._trouble_s is not None and self._lead.epoch is not None and self._sent is None
-        ):  # a standby's turns say nothing
+        # A standby's turns prove nothing.
+        if self._trouble_s is not None and self._lead.epoch is not None and self._sent is None:
             event(log, "streams_again", after_s=round(now_s() - self._trouble_s, 1))
             self._trouble_s = None
         return wait_s
@@ -131,7 +130,7 @@ class Streamer(Service):
             return 0.0
         epoch = self._lead.epoch
         if epoch is None:
-            if not self._lead.is_ours:  # who doubts its epoch has its rows still to send
+            if not self._lead.is_ours:  # a streamer that doubts its epoch still has rows to send
                 self.caught_up_s = now_s()
             return _STANDBY_S
         looked_s = now_s()
@@ -146,7 +145,7 @@ class Streamer(Service):
                 return 0.0
             self._most = min(self._most + self._most // 8 + 1, self._pace.batch)
             self._sent = _Sent(batch.names, epoch, self._link.connections)
-        if batch.refused:  # behind the others of their batch: if this fails it holds up nobody
+        if batch.refused:  # after the others of their batch: if this fails, it holds up no other row
             self._set_aside(batch.refused)
         if self._sent is not None:
             self._finish(self._sent)
@@ -155,7 +154,7 @@ class Streamer(Service):
         return 0.0
 
     def emit(self, epoch: int, values: list[bytes]) -> bool:
-        """Add the entries of a batch; False when somebody else streams. Raises what ``Link.call`` raises."""
+        """Add the entries of a batch. Return False when another streamer leads. Raises what ``Link.call`` raises."""
         try:
             return self._add(epoch, values)
         except ReplyUnknown:
@@ -179,11 +178,11 @@ class Streamer(Service):
             event(log, "row_refused", level=logging.ERROR, row=row_id, reason=reason, kept_in="refused_log_records")
 
     def _is_still_there(self, sent: _Sent) -> bool:
-        """Whether what was sent in an earlier turn is still there: the same Redis has been there all the time, takes
-        writes, and knows our epoch.
+        """Return whether the rows sent in an earlier turn are still in Redis: the same Redis has been there all the
+        time, takes writes, and knows our epoch.
 
-        Else nobody can say what became of it (a Redis that restarts, or is made a replica, may lose its last moments):
-        it is sent again.
+        Otherwise their fate is unknown (a Redis that restarts, or is made a replica, may lose its last moments), and
+        they are sent again.
         """
         with self._sent_again_after(RedisTrouble):
             is_there = self._add(sent.epoch, []) and self._link.connections == sent.connection
@@ -192,7 +191,7 @@ class Streamer(Service):
         return is_there
 
     def _finish(self, sent: _Sent) -> None:
-        """Wait until what was sent is durable, if that was asked for, and remove its rows."""
+        """Wait until the sent rows are durable, if that was asked for, and remove them."""
         if self._is_durable(sent):
             self._outbox.remove(sent.rows)
             self._sent = None
@@ -222,14 +221,14 @@ class Streamer(Service):
 
     @contextlib.contextmanager
     def _sent_again_after(self, *trouble: type[Exception]) -> Iterator[None]:
-        """After trouble that may have cost Redis its memory, what was sent counts for nothing."""
+        """Count the sent rows as not sent after trouble that may have cost Redis its memory."""
         try:
             yield
         except trouble as problem:
             if isinstance(problem, CommandRefused):
                 if "replica" not in str(problem):
-                    # its append-only file was switched off, for one: told until that is mended, and nothing is sent
-                    # meanwhile
+                    # for example, its append-only file was switched off: this is reported until it is mended, and
+                    # nothing is sent meanwhile
                     raise
                 problem = NotNow("READONLY", f"this Redis has become a replica: {problem}")
             if not isinstance(problem, NotNow) or problem.kind not in SAME_MEMORY:
@@ -237,7 +236,8 @@ class Streamer(Service):
             raise problem
 
     def _nothing(self) -> float:
-        """The outbox is empty: look again soon, then ever later; a bell, where there is one, cuts the wait short."""
+        """Return the wait after an empty outbox: look again soon, then less and less often; a commit notification,
+        where there is one, cuts the wait short."""
         self.caught_up_s = now_s()
         wait_s, self._look_s = self._look_s, min(2 * self._look_s, self._pace.poll_s)
         return min(wait_s, self._pace.poll_s)
@@ -248,7 +248,7 @@ class Streamer(Service):
 
 
 class CommitWatcher(Service):
-    """Wakes the streamer at commits."""
+    """Service that wakes the streamer at commits."""
 
     name = "bell"
 

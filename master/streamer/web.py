@@ -1,4 +1,4 @@
-"""What a streamer tells over HTTP, if it is asked to: its health and its metrics. The work does not depend on it."""
+"""Web interface of a streamer, if it is asked for: health and metrics. The work does not depend on it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ANOTHER = "an outbox of another database is streamed under this name: give each
 
 class ServedStreamer:
     """The streamer as usher.common.http.server.server runs it: web application, start, stop. ``leave`` ends the
-    process, for a new one to come."""
+    process, so that a new one is started."""
 
     def __init__(self, settings: StreamerSettings, redis_url: str, leave: Callable[[str], None]) -> None:
         self._settings = settings
@@ -46,8 +46,8 @@ class ServedStreamer:
         self._program.stop()
 
     def _health(self) -> Health:
-        """One that stands by is well. What a database says may name hosts and users; that is for the log, and this page
-        for everybody."""
+        """Return the health; a standby is healthy. A database's messages may name hosts and users; they are for the
+        log, and this page is for everybody."""
         program = self._program
         health = judge(map(_Discreet, program.services), now_s())
         return Health((*health.reasons, _ANOTHER)) if program.another_leads else health
@@ -65,12 +65,12 @@ class ServedStreamer:
         }
 
 
-#: What Redis answers is told by all programs.
+#: Kinds of trouble with Redis, whose texts all programs show.
 _OF_REDIS = frozenset(kind.__name__ for kind in (NotNow, ReplyUnknown, GroupMissing, CommandRefused))
 
 
 class _Discreet:
-    """A service as health sees it, without what its database said."""
+    """A service as health sees it, without the messages of its database."""
 
     def __init__(self, service: Service) -> None:
         self.name, self.stalls_after_s = service.name, service.stalls_after_s
@@ -81,7 +81,7 @@ class _Discreet:
 
 
 class _Watch(Service):
-    """Has the process begin anew when one of its threads has died."""
+    """Service that has the process restarted when one of its threads has died."""
 
     name = "watch"
 

@@ -281,7 +281,7 @@ def test_of_a_ticket_of_which_nothing_is_left_nobody_knows_whether_it_ever_came(
     told = " ".join(shown(world, "tickets", "explain", "nosuch").output.split())
     assert (
         told
-        == "nosuch: idle nothing of it is unread, parked or in processing: all that ever came is finished, or nothing"
+        == "nosuch: idle the ticket has nothing unread, parked or in processing: all that ever came is finished, or nothing"
         " ever came"
     )
 

@@ -221,7 +221,7 @@ def test_a_ticket_is_explained_by_what_is_delayed_of_it(run: Run, link: Link) ->
     world = _put_in_order(link)
     seen = _document(run, "tickets", "explain", "42")
     assert (seen["state"], seen["reasons"][0]["code"]) == ("delayed", "delayed")
-    assert seen["reasons"][0]["text"].startswith("2 messages of it are delayed, the first is due in 9 min")
+    assert seen["reasons"][0]["text"].startswith("2 messages of the ticket are delayed, the first is due in 9 min")
     assert "usher delayed list --ticket 42" in run("tickets", "explain", "42")[1]
     world.send(b"42", b"1-1")
     assert _document(run, "tickets", "explain", "42")["state"] == "unread", "that is what it waits for"
@@ -235,7 +235,7 @@ def test_what_is_delayed_is_explained_by_the_clock_of_redis(
     world = _put_in_order(link)
     monkeypatch.setattr("usher.master.insight.explainer.wall_ms", lambda: time.time_ns() // 1_000_000 + 1000 * ahead_s)
     told = Explainer(world.link, KEYS, "ticket_id", 10_000).explain("42")
-    assert told.reasons[0].text.startswith("1 message of it is delayed, due in 9 min")
+    assert told.reasons[0].text.startswith("1 message of the ticket is delayed, due in 9 min")
 
 
 def test_a_duration_is_counted_by_the_clock_of_redis(run: Run, link: Link, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,7 @@ def test_what_is_stuck_is_found_with_its_consumer_and_what_waits_behind(pulse: L
     look(pulse)
     assert (pulse.consumers()[0]["state"], pulse.last["stuck"][0]["why"]) == (
         "lost",
-        "its consumer is lost; is taken back",
+        "its consumer is lost; it is being taken back",
     )
 
 

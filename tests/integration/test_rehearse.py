@@ -285,11 +285,11 @@ def test_what_nobody_has_or_nobody_is_given_is_not_run(world: World, capfd: pyte
             ("--letter", "5-5", "--letter", "6-6", "--message", "7-7", "--yes"),
             ["no dead letter 5-5", "no dead letter 6-6", "no entry 7-7"],
         ),
-        (("--letter", "x", "--yes"), ["'x' is no id"]),
+        (("--letter", "x", "--yes"), ["'x' is not an id"]),
         (("--ticket", "nobody", "--yes"), ["of ticket 'nobody' nothing is in ticket_stream"]),
         (("--all", "--yes"), ["no dead letter matches"]),
-        (("--all",), ["nobody can be asked here: give --yes", "REAL"]),
-        (("--all", "--json"), ["give --yes too"]),
+        (("--all",), ["stdin is not a terminal: pass --yes", "REAL"]),
+        (("--all", "--json"), ["pass --yes too"]),
         (("--letter", "5-5", "--error", "x", "--yes"), ["do not go with them"]),
         (("--yes",), ["say which messages"]),
     ],
@@ -370,7 +370,7 @@ def test_a_long_stream_is_looked_through_page_by_page(
     assert usher("rehearse", "shop:mended", "--ticket", "T", "--yes") == 0
     told = capfd.readouterr()
     assert (
-        f"{Keys('ticket_stream', 'g').stream} was looked through from its end down to {sent[-3].decode()}" in told.err
+        f"{Keys('ticket_stream', 'g').stream} was searched from its end down to {sent[-3].decode()}" in told.err
     )
     assert "1 of 1 message taken" in told.out
 

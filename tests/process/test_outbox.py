@@ -173,7 +173,7 @@ def test_the_command_makes_the_tables_and_says_what_is_wrong(
     assert streamer("--outbox-url", url, "--waiting") == (0, "0 staged, 0 refused\n")
     assert streamer("--migrate") == (
         2,
-        "usher streamer: USHER_OUTBOX_URL is not set: which database? (or give --outbox-url)\n",
+        "usher streamer: USHER_OUTBOX_URL is not set: name the database there, or with --outbox-url\n",
     )
     code, told = streamer("--redis-url", "http://127.0.0.1:1")
     assert (code, "USHER_REDIS_URL" in told) == (2, True)

@@ -57,7 +57,7 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
     # name: facts, state, first reason, the first sentence
     "unread, and Redis takes no writes": (
         *(ticket(unread=(A,), refuses_writes=FULL), "unread", "redis_refuses_writes"),
-        f"nothing of it moves: {FULL}",
+        f"the ticket does not move: {FULL}",
     ),
     "runs, and Redis takes no writes": (
         *(owned(RUNS, refuses_writes=FULL), "running", "handler_runs"),
@@ -134,7 +134,7 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
     ),
     "parked, all full": (
         *(ticket(parked=(A,), crowd=ConsumerTotals(live=2)), "parked", "consumers_full"),
-        "12-0 waits for room: the 2 consumers that take work have all they may have",
+        "12-0 waits for room: the 2 consumers that take work are full",
     ),
     "parked, paused": (
         *(ticket(parked=(A,), rules=(PAUSE,)), "paused", "rule_pause"),
@@ -215,65 +215,65 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
     "ending": (
         *(ticket(kind="tail", fence=8, ids=(B,), parked=(A, C)), "ending", "tail_ends"),
         (
-            "a message of it was given up with the policy `tail`: what is parked up to 17-0 becomes dead letters too,"
-            " then the ticket is free"
+            "a message of the ticket was given up with the policy `tail`: those parked up to 17-0 become dead letters"
+            " too, then the ticket is free"
         ),
     ),
     "unreadable": (
         *(ticket(kind="unreadable"), "unreadable", "record_unreadable"),
         (
-            "the record of the ticket in the index cannot be read (somebody wrote it by hand?): nothing of it moves"
-            " until it is repaired or deleted"
+            "the record of the ticket in the index cannot be read (was it written by hand?): the ticket does not move"
+            " until the record is repaired or deleted"
         ),
     ),
     "delayed": (
         *(ticket(delayed=1, due_ms=NOW + 570_000), "delayed", "delayed"),
-        "1 message of it is delayed, due in 9 min 30 s",
+        "1 message of the ticket is delayed, due in 9 min 30 s",
     ),
     "more are delayed": (
         *(ticket(delayed=7, delayed_is_exact=False, due_ms=NOW - 5), "delayed", "delayed"),
-        "at least 7 messages of it are delayed, the first is due now",
+        "at least 7 messages of the ticket are delayed, the first is due now",
     ),
     "idle": (
         *(ticket(), "idle", "nothing_to_do"),
-        "nothing of it is unread, parked or in processing: all that ever came is finished, or nothing ever came",
+        "the ticket has nothing unread, parked or in processing: all that ever came is finished, or nothing ever came",
     ),
     "idle, and the leader remembers its name": (
         *(ticket(board=BoardFacts("unsure", 0, True)), "idle", "nothing_to_do"),
-        "nothing of it is unread, parked or in processing: all that ever came is finished, or nothing ever came",
+        "the ticket has nothing unread, parked or in processing: all that ever came is finished, or nothing ever came",
     ),
     "idle, but not all letters were looked at": (
         *(ticket(letters_are_all=False), "idle", "nothing_to_do"),
         (
-            "nothing of it is unread, parked or in processing; whether it has a dead letter is not known: not all were"
-            " looked at"
+            "the ticket has nothing unread, parked or in processing; whether it has a dead letter is unknown: not all"
+            " were searched"
         ),
     ),
     "not all streams were looked at": (
         *(ticket(gathered_is_exact=False, by_stream=True), "not_found", "not_looked_through"),
-        "nothing of it was found; not all ticket streams were looked at, so it may wait in one to be gathered",
+        "nothing of the ticket was found; not all ticket streams were searched, so it may wait in one to be gathered",
     ),
     "not gathered, and not all streams were looked at": (
         *(ticket(not_gathered=7, gathered_is_exact=False, by_stream=True), "not_found", "not_gathered"),
         (
-            "nothing of it is in the work stream; at least 7 entries wait in the ticket streams to be gathered, and"
-            " some may be of it"
+            "the ticket has nothing in the work stream; at least 7 entries wait in the ticket streams to be gathered,"
+            " and some may belong to it"
         ),
     ),
     "not gathered": (
         *(ticket(not_gathered=1, by_stream=True), "not_found", "not_gathered"),
         (
-            "nothing of it is in the work stream; 1 entry waits in the ticket streams to be gathered, and some may be"
-            " of it"
+            "the ticket has nothing in the work stream; 1 entry waits in the ticket streams to be gathered, and some"
+            " may belong to it"
         ),
     ),
     "not found, more is parked": (
         *(ticket(parked_is_exact=False), "not_found", "not_looked_through"),
-        "nothing of it is in processing; more is unread or parked than was looked through, so it may be further behind",
+        "the ticket has nothing in processing; more is unread or parked than was searched, so it may be further behind",
     ),
     "not found": (
         *(ticket(unread_is_exact=False), "not_found", "not_looked_through"),
-        "nothing of it is in processing; more is unread or parked than was looked through, so it may be further behind",
+        "the ticket has nothing in processing; more is unread or parked than was searched, so it may be further behind",
     ),
 }
 
@@ -317,10 +317,10 @@ class TestWhatElseIsSaid:
     def test_what_else_is_known_is_told_beside_what_is_delayed(self) -> None:
         told = self.sentences(ticket(delayed=1, due_ms=NOW + 9_000, unread_is_exact=False, rules=(PAUSE,), leader=None))
         assert told[:2] == [
-            "1 message of it is delayed, due in 9 s",
+            "1 message of the ticket is delayed, due in 9 s",
             self.sentences(ticket(parked=(A,), leader=None))[0],
         ]
-        assert told[2].endswith("more is unread or parked than was looked through, so it may be further behind")
+        assert told[2].endswith("more is unread or parked than was searched, so it may be further behind")
         assert told[3].startswith("a rule waits for it: the ticket is paused by alice")
 
     def test_who_waits_behind_whom(self) -> None:
@@ -340,7 +340,7 @@ class TestWhatElseIsSaid:
     @pytest.mark.parametrize(
         ("facts", "also"),
         [
-            (ticket(parked=(A,)), ["12-0 was read by the leader and is parked: nobody has it"]),
+            (ticket(parked=(A,)), ["12-0 was read by the leader and is parked: no consumer has it"]),
             (
                 ticket(unread=(A,), lag=1),
                 ["12-0 is in the stream and was not read yet; 1 entry of all tickets is unread"],
@@ -353,8 +353,8 @@ class TestWhatElseIsSaid:
                 ticket(kind="returned", fence=8, ids=(A, B)),
                 [
                     (
-                        "12-0 was given back, by a drain or a redrive: whoever gets the ticket begins with it, under a"
-                        " fence above 8"
+                        "12-0 was given back, by a drain or a redrive: the ticket's next owner begins with it, under"
+                        " a fence above 8"
                     ),
                     "17-0 waits behind 12-0",
                 ],
@@ -400,7 +400,10 @@ class TestWhatElseIsSaid:
 
     def test_why_the_rest_stays_parked(self) -> None:
         full = owned(RUNS, parked=(C,), board=BoardFacts("open", 5, True, True))
-        assert "5 more are parked: so many of one ticket are not handed over at a time" in self.sentences(full)
+        assert (
+            "5 more are parked: the owner has as many of the ticket's messages as it may have at a time"
+            in self.sentences(full)
+        )
         paused = owned(RUNS, parked=(C,), rules=(PAUSE,))
         expected = (
             "what is not handed over yet is paused by alice: maintenance (rule 71f1, everything); what c3 has goes on"

@@ -60,15 +60,15 @@ def test_an_id_from_the_future_is_no_time_since_when_something_stands() -> None:
 def test_a_message_that_failed_is_told_at_once() -> None:
     fails = head(sent_ms=_NOW - 10)
     [row] = rows(fails, seen=_SEEN._replace(attempts={fails.id: Attempts(3, 2, 1)}))
-    assert (row["state"], row["attempts"], row["why"]) == ("retrying", 3, "failed 3x; is tried again")
+    assert (row["state"], row["attempts"], row["why"]) == ("retrying", 3, "failed 3x; retrying")
     [row] = rows(fails, seen=_SEEN._replace(attempts={fails.id: Attempts(3)}))
     assert (row["state"], row["put_off"], row["why"]) == ("retrying", True, "asked to be called again later")
     [row] = rows(fails, seen=_SEEN._replace(attempts={fails.id: Attempts(1, losses=1)}))
-    assert (row["put_off"], row["why"]) == (False, "its consumer was lost with it; is tried again")
+    assert (row["put_off"], row["why"]) == (False, "its consumer was lost with it; retrying")
     [row] = rows(
         head(owner=b"c9:1"), seen=_SEEN._replace(attempts={fails.id: Attempts(3, 2, 1), head().id: Attempts(3, 3)})
     )
-    assert (row["state"], row["why"]) == ("retrying", "its consumer is lost; is taken back"), (
+    assert (row["state"], row["why"]) == ("retrying", "its consumer is lost; it is being taken back"), (
         "it tries nothing any more"
     )
 
@@ -188,7 +188,7 @@ def test_each_trouble_has_its_sentence_and_the_worst_comes_first() -> None:
         ]
     assert told(consumers={"lost": 1}, halted=2) == [
         ("bad", "2 tickets halted by a dead letter: redrive or drop it"),
-        ("warn", "1 consumer lost; what they had is taken back"),
+        ("warn", "1 consumer lost; their messages are being taken back"),
     ]
     assert told(lag=5000, oldest_ms=_NOW - 90_000) == [("warn", "The consumers are behind: 5,000 messages are unread")]
 
@@ -245,14 +245,14 @@ def test_what_is_known_in_part_is_told_so() -> None:
 
 def test_a_handler_may_take_its_time_before_somebody_has_to_act() -> None:
     assert told(stuck=[stuck()]) == [
-        ("warn", "1 ticket is stuck or being tried again; the oldest: INC-7 on c3, 4 behind")
+        ("warn", "1 ticket is stuck or retrying; the oldest: INC-7 on c3, 4 behind")
     ]
     assert told(stuck=[stuck(since_ms=_NOW - 60_000)])[0][0] == "bad"
     paused = stuck(state="paused", since_ms=_NOW - 900_000, attempts=5)
     waits = ("warn", "1 paused ticket with messages that wait; the oldest: INC-7")
     assert told(stuck=[paused]) == [waits], "an operator did that"
     assert told(stuck=[paused, stuck()]) == [
-        ("warn", "1 ticket is stuck or being tried again; the oldest: INC-7 on c3, 4 behind"),
+        ("warn", "1 ticket is stuck or retrying; the oldest: INC-7 on c3, 4 behind"),
         waits,
     ]
     assert told(stuck=[stuck(since_ms=_NOW - 900_000, attempts=9, put_off=True)])[0][0] == "warn", (
@@ -261,5 +261,5 @@ def test_a_handler_may_take_its_time_before_somebody_has_to_act() -> None:
     level, text = told(stuck=[stuck(attempts=3), stuck()])[0]
     assert (level, text) == (
         "bad",
-        "2 tickets are stuck or being tried again; the oldest: INC-7 on c3, 3 attempts, 4 behind",
+        "2 tickets are stuck or retrying; the oldest: INC-7 on c3, 3 attempts, 4 behind",
     )

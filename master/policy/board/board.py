@@ -1,4 +1,4 @@
-"""Plan what the leader hands over next, by who has what (``holdings``) and what rules hold back (``ruled``).
+"""Plan what the leader hands over next, given who owns what (``ownership``) and what rules hold back (``rule_gate``).
 
 Pure: no Redis, no clock; one thread owns a board. What a plan takes, it takes at once (``plan`` moves ids from parked
 to running); the script's reply then confirms or refuses it (``confirm``).
@@ -15,14 +15,15 @@ from usher.master.policy.board.tickets import RunQueue, Standing
 from usher.master.policy.board.views import BoardFacts, Parked
 from usher.master.policy.rules import Rulebook
 
-#: Parked entries beyond a plan from which on it pays to name the range of the plan's ids.
+#: Number of parked entries beyond a plan from which it pays to name the range of the plan's ids.
 _MUCH_MORE = 1000
 
 
 class Board:
-    """Plan hand-overs, and keep in step what a plan depends on: the ownership, the rule gate, and the queue of tickets.
+    """The board: plans hand-overs, and keeps in step what a plan depends on: the ownership, the rule gate, and the
+    queue of tickets.
 
-    The ownership and the gate do not know each other: a method here is about both.
+    The ownership and the gate do not know each other: each method here concerns both.
     """
 
     def __init__(self, ticket_window: int) -> None:
@@ -30,7 +31,8 @@ class Board:
         self._gate = RuleGate(ticket_window)
         self._ownership = owned = Ownership(ticket_window, self._queue, self._gate.worth_keeping)
         self.tickets, self.consumers = owned.tickets, owned.consumers
-        # The ownership's own, for rules have no say in them. Bound, not forwarded: ``arrive`` runs for every message.
+        # These are the ownership's own, for rules have no say in them. Bound, not forwarded: ``arrive`` runs for every
+        # message.
         self.join, self.mark_lost, self.recovered = owned.join, owned.mark_lost, owned.recovered
         self.arrive, self.take_in = owned.arrive, owned.take_in
         self.free, self.acknowledged = owned.free, owned.acknowledged
@@ -41,30 +43,31 @@ class Board:
 
     @property
     def in_flight(self) -> int:
-        """Count the messages that consumers have."""
+        """Number of messages that consumers have."""
         return self._ownership.in_flight
 
     @property
     def parked(self) -> int:
-        """Count the messages in memory that nobody has."""
+        """Number of messages in memory that no consumer has."""
         return self._ownership.parked
 
     # ---- plans -------------------------------------------------------------------------------------------------------
 
     @property
     def room(self) -> int:
-        """Count the entries that could be read now and handed over at once; 0 while anything waits for room."""
+        """Number of entries that could be read now and handed over at once; 0 while anything waits for room."""
         return 0 if self._queue.is_waiting or self._gate.rules.pauses_all else self._ownership.room
 
     def plan(self, limit: int, now_s: float) -> HandOverPlan | None:
-        """Take up to ``limit`` ids for one hand_over call; None when nothing can be handed over now."""
+        """Take up to ``limit`` ids for one hand_over call. Return None when nothing can be handed over now."""
         owned, gate, queue = self._ownership, self._gate, self._queue
         queue.retry(gate.take_due(now_s))
         if not queue.has_runnable:
             return None
         parked_before, size = owned.parked, 0
         parts: dict[str, list[TicketPlan]] = {}
-        # By the load as it will be after this plan: by that of now, all but the first ticket would be above the bound.
+        # The bound follows from the load after this plan: with the load before it, all but the first ticket would
+        # exceed it.
         bound = owned.load_bound(min(limit, parked_before))
         while size < limit and (ticket := queue.next_runnable()) is not None:
             most = limit - size
@@ -85,7 +88,7 @@ class Board:
         return HandOverPlan([TargetPlan(name, planned) for name, planned in parts.items()], size, lowest, highest)
 
     def confirm(self, plan: HandOverPlan, reply: HandOverReply) -> ReplyFollowUp:
-        """Bring memory in line with what the script did."""
+        """Update memory with the script's reply, and return what else it asks for."""
         lost: list[str] = []
         unsure: list[bytes] = []
         doubt = False
@@ -133,7 +136,7 @@ class Board:
 
     @property
     def rules(self) -> Rulebook:
-        """Return the rules that the board follows."""
+        """Rules that the board follows."""
         return self._gate.rules
 
     def follow(self, rules: Rulebook) -> None:
@@ -143,17 +146,17 @@ class Board:
         self._ownership.reread(released.unloaded)
 
     def next_due_s(self) -> float | None:
-        """Say when the next slowed ticket may go on; None: no ticket is slowed."""
+        """Return when the next slowed ticket may go on; None: no ticket is slowed."""
         return self._gate.next_due_s()
 
     def condemned(self, most: int) -> list[Condemned]:
-        """Name up to ``most`` ids that become dead letters by a rule, each ticket's from its lowest one on."""
+        """Return up to ``most`` ids that become dead letters by a rule, each ticket's from its lowest one on."""
         found, spared = self._gate.condemned(most)
         self._queue.retry(spared)
         return found
 
     def buried(self, written: Iterable[Condemned], refused: Iterable[bytes]) -> list[bytes]:
-        """Forget what is a dead letter now: all of ``written`` but for the tickets that were refused.
+        """Forget the messages that are dead letters now: all of ``written`` except for the tickets that were refused.
 
         Return the tickets whose records must be read again.
         """
@@ -173,13 +176,13 @@ class Board:
 
     @property
     def redis_has_more(self) -> bool:
-        """Tell whether there is much under ``master`` that memory does not know."""
+        """Return whether Redis has entries under ``master``, perhaps many, that memory does not know."""
         return self._ownership.has_hidden or self._gate.has_unloaded
 
     def unload(self) -> None:
-        """Let memory go of what rules hold back, for too much is parked: all of paused tickets, and of others what is
-        beyond what is worth having. Redis keeps account of it, as of a halted ticket, until the ticket may move
-        (``was_read``)."""
+        """Drop from memory what rules hold back, because too much is parked: all messages of paused tickets, and of
+        others those beyond what is worth having. Redis keeps account of them, as of a halted ticket, until the ticket
+        may move (``was_read``)."""
         for ticket in self._gate.paused():
             if self._ownership.unload(ticket):
                 self._gate.was_unloaded(ticket.name)
@@ -189,7 +192,7 @@ class Board:
     # ---- from other threads: what they see may be a moment old -------------------------------------------------------
 
     def glance(self, name: bytes, now_s: float, now_ms: int) -> BoardFacts | None:
-        """Show what memory has of a ticket; None: nothing."""
+        """Return what memory has of a ticket; None: nothing."""
         ticket = self.tickets.get(name)
         if ticket is None:
             return None
@@ -199,6 +202,6 @@ class Board:
         return BoardFacts(ticket.standing.value, len(ticket.parked), ticket.above is None, window_is_full, due_ms)
 
     def parked_of(self, name: bytes) -> Parked | None:
-        """Count what memory has parked of a ticket. It costs next to nothing: for those who ask about many tickets."""
+        """Count what memory has parked of a ticket. It costs next to nothing, so many tickets may be asked about."""
         ticket = self.tickets.get(name)
         return None if ticket is None else Parked(len(ticket.parked), ticket.above is None)

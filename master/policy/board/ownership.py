@@ -1,10 +1,9 @@
-"""Remember who has what: which consumer owns which ticket with which messages. Pure: no Redis, no clock; one thread
-owns it.
+"""Ownership: which consumer owns which ticket with which messages. Pure: no Redis, no clock; one thread owns it.
 
-Memory is an index of the pending list, never more: a new epoch starts with nothing. Of a halted ticket it holds nothing
-but the name and the message that the ticket waits for: what arrives meanwhile is under ``master`` in Redis, and is read
-again from there, in order and a page at a time, once the ticket may move (``was_read``). So a ticket that waits for an
-operator costs the others neither memory nor room.
+Memory is an index of the pending list, never more: a new epoch starts with nothing. Of a halted ticket it holds only
+the name and the message that the ticket waits for: entries that arrive meanwhile are under ``master`` in Redis, and are
+read again from there, in order and a page at a time, once the ticket may move (``was_read``). So a ticket that waits
+for an operator costs the others neither memory nor room.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from usher.master.policy.board.tickets import MOVING, OPEN, BoardTicket, Consume
 
 
 class Ownership:
-    """Keep all tickets in processing or parked, their owners, and the load of every consumer."""
+    """All tickets in processing or parked, their owners, and the load of every consumer."""
 
     def __init__(self, ticket_window: int, queue: RunQueue, worth_keeping: Callable[[BoardTicket], int]) -> None:
-        """``queue``: for tickets that may be planned. ``worth_keeping``: the messages of a ticket to have in memory
-        when Redis keeps account of the others."""
+        """Start with nothing. ``queue``: for tickets that may be planned. ``worth_keeping``: returns how many messages
+        of a ticket to have in memory when Redis keeps account of the others."""
         self.tickets: dict[bytes, BoardTicket] = {}
         self.consumers: dict[str, ConsumerLoad] = {}
         self.in_flight = 0
@@ -38,7 +37,7 @@ class Ownership:
     # ---- consumers ---------------------------------------------------------------------------------------------------
 
     def join(self, incarnation: str, name: str, slots: int, capacity: int, accepts: bool) -> ConsumerLoad:
-        """Add a living incarnation, or note that it accepts new work or does so no more."""
+        """Add a living incarnation, or note that it accepts new work or no longer does."""
         consumer = self.consumers.get(incarnation)
         if consumer is None:
             consumer = self.consumers[incarnation] = ConsumerLoad(incarnation, name, slots, capacity, accepts)
@@ -74,7 +73,7 @@ class Ownership:
         for name in list(consumer.tickets):
             self.tickets[name].standing = OPEN
             self._finish(self.tickets[name])
-        # One that only a record named has no capacity here: it gets nothing before the roster knows it.
+        # An incarnation that only a record named has no capacity here: it gets nothing before the roster knows it.
         self.join(incarnation, consumer.name, consumer.slots, consumer.capacity, consumer.capacity > 0)
 
     def recovered(self, incarnation: str, others: Iterable[bytes] = ()) -> tuple[bytes, ...]:
@@ -97,7 +96,7 @@ class Ownership:
         return tuple(name for name in unsure if name in self.tickets)
 
     def _rank(self) -> None:
-        """Rank consumers anew, for those that may be chosen have changed. Tickets that found none try again."""
+        """Rank consumers anew, because those that may be chosen have changed. Tickets that found none try again."""
         self._open = OpenConsumers(list(self.consumers.values()))
         self._queue.retry_unassigned()
 
@@ -122,12 +121,13 @@ class Ownership:
         return True
 
     def has(self, name: bytes, entry_id: bytes) -> bool:
-        """Tell whether memory has the entry in processing, or as what its ticket waits for."""
+        """Return whether memory has the entry in processing, or as the one that its ticket waits for."""
         ticket = self.tickets.get(name)
         return ticket is not None and (entry_id in ticket.running or entry_id == ticket.waits_for)
 
     def runs(self, name: bytes, entry_id: bytes) -> bool:
-        """Tell whether memory has the entry in processing with an owner that lives, or as what its ticket waits for."""
+        """Return whether memory has the entry in processing with a living owner, or as the one that its ticket waits
+        for."""
         ticket = self.tickets.get(name)
         if ticket is None:
             return False
@@ -137,7 +137,7 @@ class Ownership:
     def take_in(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
         """Park entries, (id, ticket), that came to ``master`` from elsewhere: taken back, given back, stray, adopted.
 
-        They come in id order; each goes to its place among what is parked of its ticket.
+        They come in id order; each goes to its place among the parked entries of its ticket.
         """
         by_ticket: dict[bytes, list[bytes]] = {}
         for entry_id, name in entries:
@@ -157,7 +157,7 @@ class Ownership:
         return self.tickets.get(name) or self.tickets.setdefault(name, BoardTicket(name))
 
     def _park(self, ticket: BoardTicket, ids: Sequence[bytes]) -> None:
-        """Put ids, in id order, to their places; usually all below or all above what is there."""
+        """Put ids, in id order, in their places; usually all below or all above those there."""
         if not ids:
             return
         parked, count = ticket.parked, len(ticket.parked)
@@ -170,10 +170,10 @@ class Ownership:
         self.parked += len(ticket.parked) - count
 
     def free(self, incarnation: str, items: Iterable[tuple[bytes, Sequence[bytes]]]) -> None:
-        """Free what a report says is done: these ids of these tickets.
+        """Free the messages that a report says are done: these ids of these tickets.
 
-        By id and incarnation, never by counting: doubled, late or reordered reports change nothing, nor does what
-        somebody else says who has the ticket no more.
+        By id and incarnation, never by counting: doubled, late or reordered reports change nothing, nor does the report
+        of a consumer that no longer has the ticket.
         """
         consumer = self.consumers.get(incarnation)
         if consumer is None:
@@ -196,9 +196,9 @@ class Ownership:
             self._finish(ticket)
 
     def acknowledged(self, incarnation: str, name: bytes, ids: Sequence[bytes]) -> list[str]:
-        """Free one ticket's ids, for somebody who wants to know.
+        """Free one ticket's ids, and answer for each.
 
-        Return for each id ``ok`` (freed), ``gone`` (not in processing: a repetition) or ``stale`` (somebody else has
+        Return for each id ``ok`` (freed), ``gone`` (not in processing: a repetition) or ``stale`` (another consumer has
         the ticket).
         """
         ticket = self.tickets.get(name)
@@ -226,7 +226,7 @@ class Ownership:
                     self._finish(ticket)
 
     def _release(self, consumer: ConsumerLoad, count: int) -> None:
-        """Take so many messages off a consumer. Tickets that waited for room try again."""
+        """Take ``count`` messages off a consumer. Tickets that waited for room try again."""
         if consumer.in_flight >= consumer.capacity:
             self._open.has_room_again(consumer)
         consumer.in_flight -= count
@@ -236,13 +236,13 @@ class Ownership:
         self._queue.retry_unassigned()
 
     def _finish(self, ticket: BoardTicket) -> None:
-        """Finish what ids that left began: free the ticket if nothing runs, queue it if something waits, forget it if
+        """Settle a ticket after ids have left it: free it if nothing runs, queue it if something waits, forget it if
         nothing is left."""
         owner = ticket.owner
         if not ticket.running and ticket.standing is OPEN and owner is not None:
             owner.tickets.pop(ticket.name, None)
             ticket.owner, ticket.believed = None, NOBODY
-            self._queue.retry(owner.waiting)  # it may wait there, and is not bound to that consumer any more
+            self._queue.retry(owner.waiting)  # it may wait there, and is no longer bound to that consumer
         if ticket.parked:
             if not ticket.queued:
                 self._queue.add(ticket)
@@ -257,12 +257,12 @@ class Ownership:
 
     @property
     def room(self) -> int:
-        """Count the messages that could be handed over now to all consumers together."""
+        """Number of messages that could be handed over now to all consumers together."""
         return self._open.room
 
     def load_bound(self, more: int) -> int:
-        """Limit the messages that a consumer may have in flight before tickets go to others, once ``more`` are handed
-        over."""
+        """Return the number of messages that a consumer may have in flight before tickets go to others, once ``more``
+        are handed over."""
         return self._open.bound(self.in_flight + more)
 
     def assign(self, ticket: BoardTicket, most: int, bound: int, now_s: float) -> tuple[str, TicketPlan] | None:
@@ -293,7 +293,7 @@ class Ownership:
 
     def _take(self, ticket: BoardTicket, consumer: ConsumerLoad, count: int, now_s: float) -> TicketPlan:
         """Move ids from parked to running."""
-        if count == len(ticket.parked):  # as a rule: this runs for every ticket of every plan
+        if count == len(ticket.parked):  # the usual case: this runs for every ticket of every plan
             ids = list(ticket.parked)
             ticket.parked.clear()
         else:
@@ -309,7 +309,7 @@ class Ownership:
         return part
 
     def put_back(self, part: TicketPlan) -> None:
-        """Park the ids of a part that did not happen again, before what came later."""
+        """Park again the ids of a part that was not carried out, before what came later."""
         ticket = self.tickets[part.ticket]
         for entry_id in part.ids:
             ticket.running.pop(entry_id, None)
@@ -325,7 +325,8 @@ class Ownership:
         self._queue.add(ticket)
 
     def granted(self, target: TargetPlan, answer: TargetReply, fence: int) -> list[TicketPlan]:
-        """Follow what the script did for a target. Return the parts that it refused: their records are to be read."""
+        """Update memory with the script's answer for a target. Return the parts that it refused: their records must be
+        read."""
         refused, fresh = set(answer.refused), set(answer.fresh)
         head = b"%s %d" % (target.incarnation.encode(), fence)
         undone = []
@@ -348,13 +349,13 @@ class Ownership:
         return undone
 
     def window_is_full(self, ticket: BoardTicket) -> bool:
-        """Tell whether the ticket's owner has as many of its entries as it may have at a time."""
+        """Return whether the ticket's owner has as many of its entries as it may have at a time."""
         return len(ticket.running) >= self._window
 
     # ---- reading again -----------------------------------------------------------------------------------------------
 
     def set_record(self, name: bytes, owner: bytes, fence: int, ids: Sequence[bytes], now_s: float) -> str | None:
-        """Follow what the index says of a ticket: at adoption, after a refusal, and when reports may have been lost.
+        """Follow the index record of a ticket: at takeover, after a refusal, and when reports may have been lost.
 
         Return the incarnation to recover when its owner is not among the living, else None.
         """
@@ -382,7 +383,7 @@ class Ownership:
             consumer = self.join(incarnation, incarnation.rpartition(":")[0], 0, 0, False)
         ticket.owner = consumer
         consumer.tickets[name] = None
-        # What is parked is under ``master`` for certain; of a stray the index still says that its dead owner has it.
+        # Parked entries are under ``master`` for certain; the index still ascribes strays to their dead owner.
         strays = set(ids).intersection(ticket.parked)
         ticket.running = dict.fromkeys(entry_id for entry_id in ids if entry_id not in strays)
         consumer.in_flight += len(ticket.running)
@@ -423,15 +424,15 @@ class Ownership:
             self._release(consumer, running)
 
     def quiet_since(self, limit_s: float) -> list[bytes]:
-        """Name tickets in processing or halted that were last compared with the index before ``limit_s``: reports and
-        news of theirs may have been lost."""
+        """Return the tickets in processing or halted that were last compared with the index before ``limit_s``: their
+        reports and announcements may have been lost."""
         old = [ticket for ticket in self.tickets.values() if ticket.compared_s < limit_s]
         return [one.name for one in old if one.standing is Standing.HALTED or (one.running and one.standing is OPEN)]
 
     # ---- tickets that wait for an operator, and after it -------------------------------------------------------------
 
     def _hide(self, ticket: BoardTicket, ids: Sequence[bytes]) -> None:
-        """Halt a ticket: of what is under ``master``, from the lowest of ``ids`` on, Redis alone keeps account."""
+        """Halt a ticket: from the lowest of ``ids`` on, only Redis keeps account of what is under ``master``."""
         ticket.standing = Standing.HALTED
         self._rereading.leave(ticket)
         lowest = min((*ids, *list(ticket.parked)[:1]), key=rank)
@@ -445,7 +446,7 @@ class Ownership:
         self._rereading.end(ticket)
 
     def unload(self, ticket: BoardTicket) -> bool:
-        """Leave all that is parked of a ticket to Redis' account until ``reread``. Return whether that is so."""
+        """Leave all parked messages of a ticket to Redis' account until ``reread``. Return whether that was done."""
         if not ticket.parked or ticket.standing is not OPEN:
             return False
         self._rereading.leave(ticket)
@@ -454,7 +455,7 @@ class Ownership:
         return True
 
     def shorten(self, ticket: BoardTicket) -> None:
-        """Leave to Redis' account what is parked of a ticket beyond what is worth keeping."""
+        """Leave to Redis' account the parked messages of a ticket beyond those worth keeping."""
         keeps = self._worth_keeping(ticket)
         beyond = len(ticket.parked) - keeps
         if beyond <= 0 or ticket.standing is not OPEN:
@@ -467,7 +468,7 @@ class Ownership:
         self._rereading.add(ticket)
 
     def reread(self, names: Iterable[bytes]) -> None:
-        """Read from Redis again what was unloaded of these tickets."""
+        """Have the unloaded messages of these tickets read from Redis again."""
         for name in names:
             ticket = self.tickets.get(name)
             if ticket is not None and ticket.above is not None and ticket.standing is not Standing.HALTED:
@@ -475,7 +476,7 @@ class Ownership:
 
     @property
     def has_hidden(self) -> bool:
-        """Tell whether Redis knows more than memory of tickets that may move."""
+        """Return whether Redis knows more than memory of tickets that may move."""
         return self._rereading.has_tickets
 
     def _not_hidden(self, ticket: BoardTicket, ids: list[bytes]) -> list[bytes]:
@@ -490,13 +491,13 @@ class Ownership:
         return [entry_id for entry_id in ids if rank(entry_id) <= limit]
 
     def _reopen(self, ticket: BoardTicket) -> None:
-        """End a halt: what memory does not know of the ticket is read again before it is planned."""
+        """End a halt: entries of the ticket that memory does not know are read again before it is planned."""
         self._ending.pop(ticket.name, None)
         if ticket.above is not None:
             self._rereading.add(ticket)
 
     def to_read(self) -> bytes | None:
-        """Say above which id to read on what is under ``master``; None: nothing is to be read.
+        """Return the id above which to go on reading the entries under ``master``; None: nothing is to be read.
 
         One reading is for all hidden tickets of which little is left in memory, however many they are.
         """
@@ -506,9 +507,10 @@ class Ownership:
         return ticket.standing in MOVING and 2 * len(ticket.parked) <= self._worth_keeping(ticket)
 
     def was_read(self, found: Iterable[tuple[bytes, bytes]], last: bytes | None) -> list[bytes]:
-        """Take in all that Redis has under ``master``, (id, ticket), from ``to_read`` up to ``last``; None: to the end.
+        """Take in all entries, (id, ticket), that Redis has under ``master`` from ``to_read`` up to ``last``; None: to
+        the end.
 
-        Return tickets of which nothing is there although their records say so: the records must be read again.
+        Return tickets that have nothing there although their records say so: the records must be read again.
         """
         by_ticket: dict[bytes, list[bytes]] = {}
         for entry_id, name in found:
@@ -543,7 +545,7 @@ class Ownership:
         self._finish(ticket)
 
     def ending_page(self, most: int) -> tuple[BoardTicket, list[bytes], bool] | None:
-        """Name an ending ticket, up to ``most`` of its ids that end, and whether they are the last; None: no ticket
+        """Return an ending ticket, up to ``most`` of its ids that end, and whether they are the last; None: no ticket
         ends."""
         for name in self._ending:
             ticket = self.tickets[name]

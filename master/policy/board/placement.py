@@ -1,4 +1,4 @@
-"""Choose the consumer of a ticket that nobody has: rendezvous hashing with bounded load. Pure.
+"""Placement: choose the consumer of a ticket without an owner by rendezvous hashing with bounded load. Pure.
 
 A ticket tends to come back to the same consumer (warm caches, connections), no consumer gets more than its share, and a
 consumer that joins or leaves moves only the tickets that rank it first.
@@ -21,11 +21,11 @@ from collections.abc import Iterable, Sequence
 from usher.master.policy.board.tickets import BoardTicket, ConsumerLoad
 
 _SLOTS = 4096
-#: Consumers ranked per slot; when all of these are over the bound, the least loaded one of all gets the ticket.
+#: Consumers ranked per slot; when all of these are over the bound, the least loaded of all consumers gets the ticket.
 _RANKED = 8
 #: Consumers on the ring that are looked at for a slot.
 _LOOKED_AT = 24
-#: The "1 + e" of bounded load: nobody is given more than a quarter above the mean.
+#: The "1 + e" of bounded load: no consumer is given more than a quarter above the mean.
 _OVER_MEAN = 1.25
 
 
@@ -39,8 +39,8 @@ def _place(name: str) -> bytes:
 
 
 class Affinity:
-    """Rank consumer names per ticket. Made anew whenever the roster changes. Names, not incarnations, are ranked, so
-    that a restarted consumer gets its tickets back."""
+    """Ranking of consumer names per ticket. Made anew whenever the roster changes. Names, not incarnations, are ranked,
+    so that a restarted consumer gets its tickets back."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = tuple(sorted(set(names)))
@@ -48,7 +48,7 @@ class Affinity:
         self._ranked: dict[int, Sequence[str]] = {}
 
     def ranking(self, ticket: bytes) -> Sequence[str]:
-        """Rank up to ``_RANKED`` names, best first.
+        """Return up to ``_RANKED`` names, best first.
 
         >>> Affinity(["c1"]).ranking(b"42")
         ['c1']
@@ -69,15 +69,16 @@ class Affinity:
 
 
 def load_bound(in_flight: int, consumers: int) -> int:
-    """Limit the messages that one consumer may have in flight before tickets go to others. ``in_flight``: of all
-    ``consumers``."""
+    """Return the number of messages that one consumer may have in flight before tickets go to others. ``in_flight``: of
+    all ``consumers``."""
     return int(_OVER_MEAN * (in_flight + 1) / consumers) + 1
 
 
 class OpenConsumers:
-    """Choose among the consumers that accept work at the moment. Made anew whenever that changes; loads are read live.
+    """The consumers that accept work at the moment, to choose from. Made anew whenever they change; loads are read
+    live.
 
-    Sorted at the first use: a thousand may join one after the other.
+    They are sorted at the first use: a thousand may join one after the other.
     """
 
     def __init__(self, consumers: Iterable[ConsumerLoad]) -> None:
@@ -85,7 +86,7 @@ class OpenConsumers:
 
     @functools.cached_property
     def _by_name(self) -> dict[str, ConsumerLoad]:
-        # An old look at the roster may bring a former incarnation back for a moment: the highest generation counts.
+        # An outdated roster may bring a former incarnation back for a moment: the highest generation counts.
         open_ones = (consumer for consumer in self._consumers if consumer.accepts)
         by_generation = sorted(open_ones, key=lambda consumer: (len(consumer.incarnation), consumer.incarnation))
         return {consumer.name: consumer for consumer in by_generation}
@@ -96,12 +97,12 @@ class OpenConsumers:
 
     @functools.cached_property
     def _unfilled(self) -> dict[str, ConsumerLoad]:
-        """Keep all that have room, and some that had it: few to look at, where a thousand are busy."""
+        """Consumers that have room, and some that had it: few to look at, where a thousand are busy."""
         return dict(self._by_name)
 
     @property
     def room(self) -> int:
-        """Count the messages that could be handed over to all of them together."""
+        """Number of messages that could be handed over to all of them together."""
         return sum(consumer.room for consumer in self._with_room())
 
     def has_room_again(self, consumer: ConsumerLoad) -> None:
@@ -115,13 +116,15 @@ class OpenConsumers:
         return self._unfilled.values()
 
     def bound(self, in_flight: int) -> int:
-        """Limit the messages that each may have in flight before tickets go to others. ``in_flight``: the sum."""
+        """Return the number of messages that each may have in flight before tickets go to others. ``in_flight``: the
+        sum."""
         return load_bound(in_flight, len(self._by_name)) if self._by_name else 0
 
     def choose(self, ticket: BoardTicket, bound: int) -> ConsumerLoad | None:
-        """Choose its former consumer after a crash, else the best ranked below the bound, else the least loaded.
+        """Choose the ticket's former consumer after a crash, else the best ranked below the bound, else the least
+        loaded.
 
-        Return None when nobody has room. A consumer with a free handler slot is never over the bound: at low load,
+        Return None when no consumer has room. A consumer with a free handler slot is never over the bound: at low load,
         tickets stay where they belong.
         """
         names, found = self._affinity.ranking(ticket.name), self._by_name.get

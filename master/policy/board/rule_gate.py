@@ -1,9 +1,8 @@
-"""Hold back the tickets that live rules (``rules``) are about. Pure.
+"""Rule gate: holds back the tickets that live rules (``rules``) are about. Pure.
 
 A ticket that a rule holds back is put aside here when its turn to be planned comes, and tries again when the rules
-change, its time has come, or its owner is done. Nothing is asked of tickets whose turn does not come, and nothing at
-all while there are no rules. The gate knows tickets only by what it holds of them; who owns them is not its business
-(``holdings``).
+change, its time has come, or its owner is done. Tickets whose turn does not come cost nothing, and without rules no
+ticket does. The gate knows tickets only by what it holds of them; who owns them is not its business (``ownership``).
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from typing import NamedTuple
 from usher.master.policy.board.tickets import BoardTicket, Standing
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, TicketTokenBuckets
 
-#: Seconds of a slowed ticket's rate that are kept in memory when memory is full.
+#: Seconds' worth of a slowed ticket's messages, at its rate, that are kept in memory when memory is full.
 _KEPT_S = 10.0
 
 
 class Condemned(NamedTuple):
-    """Name parked ids that become dead letters, and by which rule. ``believed``: the head of the ticket's record."""
+    """Parked ids that become dead letters, and the rule that says so. ``believed``: the head of the ticket's record."""
 
     ticket: bytes
     believed: bytes
@@ -30,32 +29,33 @@ class Condemned(NamedTuple):
 
 
 class Released(NamedTuple):
-    """Name what new rules let go: tickets that try again, and those that may be read into memory again."""
+    """Tickets that new rules let go: those that try again, and those that may be read into memory again."""
 
     tickets: list[BoardTicket]
     unloaded: list[bytes]
 
 
 class RuleGate:
-    """Decide how much of a ticket may be planned, and keep those that may not: paused, slowed, or condemned.
+    """Gate that decides how much of a ticket may be planned, and keeps the tickets that may not: paused, slowed, or
+    condemned.
 
-    A ticket is kept in one of these at most, and is ``queued`` while it is.
+    A ticket is kept in at most one of these places, and is ``queued`` while it is.
     """
 
     def __init__(self, ticket_window: int) -> None:
         self.rules = Rulebook()
-        self.has_rules = False  # about tickets; asked for every part of a plan
+        self.has_rules = False  # rules about tickets; asked for every part of a plan
         self._window = ticket_window
         self._paused: deque[BoardTicket] = deque()
-        self._slowed: list[tuple[float, int, BoardTicket]] = []  # a heap by the time at which the ticket may go on
+        self._slowed: list[tuple[float, int, BoardTicket]] = []  # a heap, by the time at which the ticket may go on
         self._order = 0
         self._condemned: dict[bytes, BoardTicket] = {}
-        self._unloaded: dict[bytes, None] = {}  # paused tickets of which Redis alone keeps account
+        self._unloaded: dict[bytes, None] = {}  # paused tickets of which only Redis keeps account
         self._buckets = TicketTokenBuckets()
         self._gave_back = False
 
     def follow(self, rules: Rulebook) -> Released:
-        """Take over the rules that hold from now on. Every ticket that was held back tries again."""
+        """Follow these rules from now on. Every ticket that was held back tries again."""
         self.rules = rules
         self.has_rules = not rules.is_empty
         held = [*self._paused, *self.slowed_or_condemned()]
@@ -74,7 +74,8 @@ class RuleGate:
     # ---- plans -------------------------------------------------------------------------------------------------------
 
     def allow(self, ticket: BoardTicket, most: int, now_s: float) -> int:
-        """Allow up to ``most`` messages of the ticket now. With 0, the ticket is put aside."""
+        """Return how many messages of the ticket, up to ``most``, may be planned now. With 0, the ticket is put
+        aside."""
         rule = self.rules.of(ticket.name)
         if rule is None:
             return most
@@ -94,13 +95,13 @@ class RuleGate:
         return 0
 
     def spend(self, name: bytes, count: int) -> None:
-        """Count so many messages of a ticket that were planned, by what ``allow`` said."""
+        """Spend tokens for messages of a ticket that were planned after ``allow``."""
         rule = self.rules.of(name)
         if rule is not None and rule.action is RuleAction.SLOW:
             self._buckets.spend(name, count)
 
     def give_back(self, name: bytes, count: int) -> None:
-        """Count so many messages that were planned and did not go out."""
+        """Give back the tokens of messages that were planned and did not go out."""
         if self.has_rules:
             self._buckets.give_back(name, count)
             self._gave_back = True
@@ -109,7 +110,7 @@ class RuleGate:
         """Take out the slowed tickets that may go on by now; all of them when tokens were given back."""
         if not self._slowed:
             return []
-        due_s = float("inf") if self._gave_back else now_s  # whoever got tokens back may go on before it was due
+        due_s = float("inf") if self._gave_back else now_s  # a ticket that got tokens back may go on before it was due
         self._gave_back = False
         due = []
         while self._slowed and self._slowed[0][0] <= due_s:
@@ -117,25 +118,25 @@ class RuleGate:
         return due
 
     def next_due_s(self) -> float | None:
-        """Say when the next slowed ticket may go on; None: no ticket is slowed."""
+        """Return when the next slowed ticket may go on; None: no ticket is slowed."""
         return self._slowed[0][0] if self._slowed else None
 
     def due_of(self, name: bytes) -> float | None:
-        """Say when this slowed ticket may go on; None: it is not slowed. For people: it looks through all."""
+        """Return when this slowed ticket may go on; None: it is not slowed. For people: it searches all of them."""
         return next((due_s for due_s, _, ticket in list(self._slowed) if ticket.name == name), None)
 
     # ---- dead letters by rule ----------------------------------------------------------------------------------------
 
     def condemn(self, ticket: BoardTicket) -> None:
-        """Keep a ticket of which all that is parked becomes dead letters."""
+        """Keep a ticket whose parked messages all become dead letters."""
         ticket.queued = True
         self._condemned[ticket.name] = ticket
 
     def condemned(self, most: int) -> tuple[list[Condemned], list[BoardTicket]]:
-        """Name up to ``most`` ids that become dead letters, each ticket's from its lowest one on.
+        """Return up to ``most`` ids that become dead letters, each ticket's from its lowest one on.
 
         Tickets of which an owner still has something wait until it is done: letters are written in order. Also returned
-        are the tickets that were condemned and are not any more: they are taken out, and try again.
+        are the tickets that are no longer condemned: they are taken out, and try again.
         """
         found: list[Condemned] = []
         spared: list[BoardTicket] = []
@@ -164,22 +165,22 @@ class RuleGate:
 
     @property
     def has_unloaded(self) -> bool:
-        """Tell whether Redis alone keeps account of some paused tickets."""
+        """Return whether only Redis keeps account of some paused tickets."""
         return bool(self._unloaded)
 
     def worth_keeping(self, ticket: BoardTicket) -> int:
-        """Count the messages of a ticket that are worth having in memory when Redis keeps account of the others."""
+        """Return how many messages of a ticket are worth having in memory when Redis keeps account of the others."""
         rule = self.rules.of(ticket.name) if self.has_rules else None
         if rule is None or rule.action is not RuleAction.SLOW:
             return self._window
         return min(self._window, 1 + int(_KEPT_S * (rule.rate_per_second or 0)))
 
     def paused(self) -> Sequence[BoardTicket]:
-        """Name the tickets of which nothing needs to be in memory."""
+        """Return the tickets of which nothing needs to be in memory."""
         return self._paused
 
     def slowed_or_condemned(self) -> list[BoardTicket]:
-        """Name the tickets of which only what is worth keeping needs to be in memory: slowed and condemned ones."""
+        """Return the tickets of which only messages worth keeping need to be in memory: slowed and condemned ones."""
         return [*(ticket for _, _, ticket in self._slowed), *self._condemned.values()]
 
     def was_unloaded(self, name: bytes) -> None:
@@ -187,7 +188,7 @@ class RuleGate:
         self._unloaded[name] = None
 
     def drop_empty(self) -> None:
-        """Drop tickets of which nothing is parked any more: a rule may hold for long, and they would pile up."""
+        """Drop tickets that have nothing parked any more: a rule may hold for long, and they would pile up."""
         for ticket in (*self._paused, *self.slowed_or_condemned()):
             ticket.queued = bool(ticket.parked)
         self._paused = deque(ticket for ticket in self._paused if ticket.parked)

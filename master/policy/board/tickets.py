@@ -1,17 +1,17 @@
-"""Remember tickets and consumers; keep the tickets whose turn comes next, and those to be read from Redis again.
+"""Tickets and consumers in memory; the tickets whose turn comes next, and those to be read from Redis again.
 
 A ticket is in memory only while something of it is in processing or parked:
 
 ==============  ====================================================  =====================================
-standing        means                                                 leaves it
+standing        meaning                                               ends with
 ==============  ====================================================  =====================================
 OPEN            may be planned: its parked ids go to its owner, or    -
                 to a chosen consumer if it has none
-RECOVERING      its owner is dead; all is parked                      the recovery of the owner ends
-UNSURE          a hand-over was refused: memory and index differ      its record has been read again
-HALTED          it waits for an operator: a parked dead letter, or     redrive, drop, or a record that can be
+RECOVERING      its owner is dead; all is parked                      the recovery of the owner
+UNSURE          a hand-over was refused: memory and index differ      a new read of its record
+HALTED          it waits for an operator: a parked dead letter, or    redrive, drop, or a record that can be
                 a record that cannot be read                          read: compared now and then
-ENDING          what is parked of it becomes dead letters             the last of them is written
+ENDING          what is parked of it becomes dead letters             the last of them being written
 ==============  ====================================================  =====================================
 """
 
@@ -34,31 +34,41 @@ class Standing(enum.Enum):
     ENDING = "ending"
 
 
-#: For what is asked with every message: a member of an enum costs a look-up in Python 3.11.
+#: For checks made with every message: a member of an enum costs a look-up in Python 3.11.
 OPEN = Standing.OPEN
-#: Those of tickets of which more may be read from Redis.
+#: Standings of tickets of which more may be read from Redis.
 MOVING = (Standing.OPEN, Standing.ENDING)
 
 
 class BoardTicket:
-    """Remember a ticket. ``running``: handed over (or planned) and not acknowledged. ``parked``: under ``master``, or
-    only seen yet, in id order.
+    """A ticket in memory. ``running``: handed over (or planned) and not acknowledged. ``parked``: under ``master``, or
+    only peeked at yet, in id order.
 
-    ``above``: what of it is above this id is under ``master`` too, and only Redis knows it; None: memory has
-    everything. ``waits_for``: the message under ``halted``. ``until``: of an ending ticket, the rank of the last id
-    that ends. ``queued``: it is runnable, or waits in one place, and in no other, until it is tried again.
+    ``above``: entries of the ticket above this id are under ``master`` too, and only Redis knows them; None: memory has
+    all. ``waits_for``: the message under ``halted``. ``until``: of an ending ticket, the rank of the last id that ends.
+    ``queued``: it is runnable, or waits in one place, and in no other, until it is tried again.
     """
 
     __slots__ = (
-        *("above", "believed", "compared_s", "home", "name", "owner"),
-        *("parked", "queued", "running", "standing", "until", "waits_for"),
+        "above",
+        "believed",
+        "compared_s",
+        "home",
+        "name",
+        "owner",
+        "parked",
+        "queued",
+        "running",
+        "standing",
+        "until",
+        "waits_for",
     )
 
     def __init__(self, name: bytes) -> None:
         self.name = name
         self.owner: ConsumerLoad | None = None
         self.believed = NOBODY
-        self.home = ""  # the name of its last owner, if that one died: it gets the ticket back
+        self.home = ""  # name of its last owner, if that one died: it gets the ticket back
         self.running: dict[bytes, None] = {}
         self.parked: deque[bytes] = deque()
         self.standing = OPEN
@@ -71,7 +81,7 @@ class BoardTicket:
 
 @dataclass(eq=False)
 class ConsumerLoad:
-    """Remember a consumer's incarnation. ``waiting``: tickets that it owns and has no room for."""
+    """A consumer's incarnation in memory. ``waiting``: tickets that it owns and has no room for."""
 
     incarnation: str
     name: str
@@ -79,19 +89,19 @@ class ConsumerLoad:
     capacity: int
     accepts: bool = True
     in_flight: int = 0
-    # In the order it got them: a set's order differs from process to process.
+    # In the order in which it got them: a set's order differs from process to process.
     tickets: dict[bytes, None] = field(default_factory=dict)
     waiting: deque[BoardTicket] = field(default_factory=deque)
 
     @property
     def room(self) -> int:
-        """Count the messages that it may yet be handed."""
+        """Number of messages that it may yet be handed."""
         return self.capacity - self.in_flight
 
 
 class RunQueue:
-    """Keep the tickets that may be planned: runnable ones in the order of their turns, and unassigned ones, for which
-    no consumer had room, until that changes."""
+    """Queue of the tickets that may be planned: runnable ones in the order of their turns, and unassigned ones, for
+    which no consumer had room, until that changes."""
 
     def __init__(self, ticket_window: int) -> None:
         # A ticket that fills its window is refilled in halves: each refill writes its record anew.
@@ -101,16 +111,16 @@ class RunQueue:
 
     @property
     def has_runnable(self) -> bool:
-        """Tell whether some ticket may be planned."""
+        """Return whether some ticket may be planned."""
         return bool(self._runnable)
 
     @property
     def is_waiting(self) -> bool:
-        """Tell whether something waits for its turn or for room."""
+        """Return whether something waits for its turn or for room."""
         return bool(self._runnable or self._unassigned)
 
     def add(self, ticket: BoardTicket) -> None:
-        """Make a ticket runnable if something of it may be planned, and it waits nowhere."""
+        """Make a ticket runnable if some of it may be planned and it does not wait elsewhere."""
         if ticket.queued or ticket.standing is not OPEN or not ticket.parked or len(ticket.running) > self._refill_at:
             return
         if ticket.owner is not None and not ticket.owner.accepts:
@@ -119,7 +129,7 @@ class RunQueue:
         self._runnable.append(ticket)
 
     def next_runnable(self) -> BoardTicket | None:
-        """Take out the next ticket that may be planned. Whoever puts it aside sets ``queued`` until ``retry``."""
+        """Take out the next ticket that may be planned. A caller that puts it aside sets ``queued`` until ``retry``."""
         while self._runnable:
             ticket = self._runnable.popleft()
             ticket.queued = False
@@ -133,12 +143,12 @@ class RunQueue:
         self._unassigned.append(ticket)
 
     def retry_unassigned(self) -> None:
-        """Make the tickets that found no consumer runnable: somebody has room, or accepts work."""
+        """Make the tickets that found no consumer runnable: one has room, or accepts work."""
         if self._unassigned:
             self.retry(self._unassigned)
 
     def retry(self, waiting: deque[BoardTicket] | list[BoardTicket]) -> None:
-        """Make tickets that waited runnable, as far as they still may be planned. They wait there no more."""
+        """Make tickets that waited runnable, as far as they may still be planned. They no longer wait there."""
         for ticket in waiting:
             ticket.queued = False
             self.add(ticket)
@@ -146,23 +156,24 @@ class RunQueue:
 
 
 class Rereading:
-    """Keep the tickets that may move and of which Redis knows more than memory, and how far they are read again.
+    """The tickets that may move and of which Redis knows more than memory, and how far they have been read again.
 
-    One reading of what is under ``master`` is for all of them that are worth it at its start, however many they are.
+    One reading of the entries under ``master`` serves all of them that are worth it at its start, however many they
+    are.
     """
 
     def __init__(self) -> None:
         self._hidden: dict[bytes, BoardTicket] = {}
-        self._being_read: dict[bytes, BoardTicket] = {}  # those of them that the reading is for, the lowest first
-        self._scanned = ZERO  # how far it is: what these have up to here, memory knows
+        self._being_read: dict[bytes, BoardTicket] = {}  # those that the reading is for, the lowest first
+        self._scanned = ZERO  # how far the reading is: memory knows what these have up to here
 
     @property
     def has_tickets(self) -> bool:
-        """Tell whether something is to be read, now or later."""
+        """Return whether something is to be read, now or later."""
         return bool(self._hidden)
 
     def has(self, name: bytes) -> bool:
-        """Tell whether the reading is for this ticket."""
+        """Return whether the reading is for this ticket."""
         return name in self._being_read
 
     def add(self, ticket: BoardTicket) -> None:
@@ -170,7 +181,7 @@ class Rereading:
         self._hidden[ticket.name] = ticket
 
     def end(self, ticket: BoardTicket) -> None:
-        """Have nothing more read of a ticket."""
+        """Stop reading a ticket."""
         self._hidden.pop(ticket.name, None)
 
     def leave(self, ticket: BoardTicket) -> None:
@@ -180,14 +191,14 @@ class Rereading:
             ticket.above = max(ticket.above or ZERO, self._scanned, key=rank)
 
     def start(self, wants_more: Callable[[BoardTicket], bool]) -> bytes | None:
-        """Say above which id to read on; begin a reading if there is none. None: no ticket wants more."""
+        """Return the id above which to read on; begin a reading if there is none. None: no ticket wants more."""
         if not self._being_read:
             wanting = [ticket for ticket in self._hidden.values() if wants_more(ticket)]
             if not wanting:
                 return None
             wanting.sort(key=lambda one: rank(one.above or ZERO))
             self._being_read, self._scanned = {one.name: one for one in wanting}, ZERO
-        # The first one began lowest: what is below it belongs to none of those that are left.
+        # The first ticket began lowest: entries below it belong to none of those that are left.
         first = next(iter(self._being_read.values()))
         self._scanned = max(self._scanned, first.above or ZERO, key=rank)
         return self._scanned
@@ -197,6 +208,6 @@ class Rereading:
         self._scanned = last
 
     def finish(self) -> list[BoardTicket]:
-        """End the reading, for there is nothing more. Return the tickets that it was for to its end."""
+        """End the reading, because there is nothing more. Return the tickets that it was for to its end."""
         tickets, self._being_read = list(self._being_read.values()), {}
         return tickets

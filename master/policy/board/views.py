@@ -1,4 +1,4 @@
-"""Say what the leader's memory has of a ticket, for those who ask from outside: plain values."""
+"""Views of the leader's memory of a ticket, for readers outside of it: plain values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Parked(NamedTuple):
-    """Count the messages of a ticket that are pending under ``master``. Not exact: at least so many."""
+    """Number of a ticket's messages that are pending under ``master``. Not exact: at least this many."""
 
     messages: int = 0
     is_exact: bool = False
@@ -15,8 +15,8 @@ class Parked(NamedTuple):
 
 @dataclass(frozen=True)
 class BoardFacts:
-    """Describe a ticket as the leader remembers it, when it is this master. ``standing``: see
-    master/policy/board/tickets.py. ``due_ms``: when a slowed ticket goes on."""
+    """A ticket as the leader remembers it, when it is this master. ``standing``: see master/policy/board/tickets.py.
+    ``due_ms``: when a slowed ticket goes on."""
 
     standing: str
     parked: int

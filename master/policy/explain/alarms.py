@@ -1,4 +1,4 @@
-"""What needs attention, in one sentence each, the worst first: what a person on call reads. Pure."""
+"""Alarms: the things that need attention, one sentence each, the worst first, for a person on call. Pure."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 
 from usher.common.base.text import pluralize
 
-#: Unread messages above which, and an age of the oldest one above which, it is said.
+#: Number of unread messages, and age of the oldest one, above which an alarm says that consumers are behind.
 _LAG, _OLD_MS = 1_000, 60_000
-#: A handler may take its time: only above this, or with so many attempts, somebody has to act.
+#: A handler may take its time: only above this age, or with this many attempts, somebody has to act.
 _STILL_MS, _ATTEMPTS = 60_000, 3
 BAD, WARN, OK = "bad", "warn", "ok"
-_WORDS = {BAD: "Act", WARN: "Look", OK: "Well"}
+_WORDS = {BAD: "Critical", WARN: "Warning", OK: "OK"}
 
 
 class Alarm(NamedTuple):
-    """``level``: bad, warn or ok; ``word`` is the same for people; ``href``: the page where more is, or "" ."""
+    """An alarm. ``level``: bad, warn or ok; ``word`` is the same for people; ``href``: the page with more, or ""."""
 
     level: str
     text: str
@@ -27,7 +27,7 @@ class Alarm(NamedTuple):
 
 
 def alarms(seen: Mapping[str, Any]) -> list[Alarm]:
-    """Of a snapshot of the pulse. One that says that all is well, when nothing else is to be said."""
+    """Return the alarms of a snapshot of the pulse; when there are none, one that says that all is well."""
     found = [*_of_programs(seen), *_of_tickets(seen), *_of_rules(seen), *_of_flow(seen)]
     return sorted(found, key=lambda one: one.level != BAD) or [
         Alarm(OK, _calm(seen), "/dead-letters" if seen["dead_letters"] else "")
@@ -37,9 +37,8 @@ def alarms(seen: Mapping[str, Any]) -> list[Alarm]:
 def _of_programs(seen: Mapping[str, Any]) -> list[Alarm]:
     states = seen["consumers"]
     found = []
-    if (
-        trouble := seen["write_trouble"]
-    ) is not None:  # first: leases cannot be renewed either, so the others follow from it
+    # This comes first: leases cannot be renewed either, so the others follow from it.
+    if (trouble := seen["write_trouble"]) is not None:
         found.append(
             Alarm(BAD if trouble["is_certain"] or seen["leader_url"] is None else WARN, trouble["text"], "/doctor")
         )
@@ -52,7 +51,7 @@ def _of_programs(seen: Mapping[str, Any]) -> list[Alarm]:
             else "nothing is handled"
         )
         found.append(Alarm(BAD, f"No consumer is live: {waits}", "/consumers"))
-    for state, says in (("lost", "lost; what they had is taken back"), ("revoked", "not answering over HTTP")):
+    for state, says in (("lost", "lost; their messages are being taken back"), ("revoked", "not answering over HTTP")):
         if states[state]:
             found.append(Alarm(WARN, f"{pluralize(states[state], 'consumer')} {says}", "/consumers"))
     return found
@@ -61,7 +60,7 @@ def _of_programs(seen: Mapping[str, Any]) -> list[Alarm]:
 def _of_tickets(seen: Mapping[str, Any]) -> list[Alarm]:
     found = []
     halted = [row for row in seen["stuck"] if row["state"] == "halted"]
-    # One that an operator has paused waits for him, and not for whoever reads this.
+    # A ticket that an operator has paused waits for that operator, not for the reader of this.
     paused = [row for row in seen["stuck"] if row["state"] == "paused"]
     still = [row for row in seen["stuck"] if row["state"] not in ("halted", "paused")]
     if halted or seen["halted"]:
@@ -85,19 +84,20 @@ def _of_tickets(seen: Mapping[str, Any]) -> list[Alarm]:
         behind = (
             f", {'' if first['behind_is_exact'] else 'at least '}{first['behind']:,} behind" if first["behind"] else ""
         )
-        # One that asked to be called later has not gone wrong.
+        # A message that asked to be called later has not gone wrong.
         acts = any(
             not row["put_off"] and (seen["time_ms"] - row["since_ms"] >= _STILL_MS or row["attempts"] >= _ATTEMPTS)
             for row in still
         )
-        text = f"{count} stuck or being tried again; the oldest: {first['shown']}{on}{tries}{behind}"
+        text = f"{count} stuck or retrying; the oldest: {first['shown']}{on}{tries}{behind}"
         found.append(Alarm(BAD if acts else WARN, text, first["href"]))
     if paused:
         first, more = paused[0], " or more" if len(seen["stuck"]) >= seen["stuck_most"] else ""
         found.append(
             Alarm(
                 WARN,
-                f"{pluralize(len(paused), 'paused ticket')}{more} with messages that wait; the oldest: {first['shown']}",
+                f"{pluralize(len(paused), 'paused ticket')}{more} with messages that wait; the oldest:"
+                f" {first['shown']}",
                 first["href"],
             )
         )
@@ -105,12 +105,13 @@ def _of_tickets(seen: Mapping[str, Any]) -> list[Alarm]:
 
 
 def _of_rules(seen: Mapping[str, Any]) -> list[Alarm]:
-    """A rule for all tickets is easily forgotten."""
+    """Warn of rules for all tickets, which are easily forgotten."""
     return [Alarm(WARN, f"All tickets are {told}", "/rules") for told in seen["broad_rules"]]
 
 
 def _of_flow(seen: Mapping[str, Any]) -> list[Alarm]:
-    oldest_ms = seen["oldest_ms"]  # of what is pending: None without a group too, where nobody knows what is unread
+    # of what is pending; also None without a group, where the number of unread entries is unknown
+    oldest_ms = seen["oldest_ms"]
     if seen["lag"] >= _LAG and oldest_ms and seen["time_ms"] - oldest_ms >= _OLD_MS:
         more = "" if seen["lag_is_exact"] else "more than "
         return [Alarm(WARN, f"The consumers are behind: {more}{seen['lag']:,} messages are unread", "/consumers")]

@@ -1,4 +1,4 @@
-"""Explain: what a ticket waits for, and until when. A pure function: facts in, named reasons and sentences out.
+"""Explain what a ticket waits for, and until when. A pure function: facts in, named reasons and sentences out.
 
 Every state of the protocol has its words here; the first reason is the one that decides. What cannot be known is said
 to be unknown.
@@ -17,19 +17,19 @@ from usher.master.policy.explain.facts import EntryRow, OwnEntry, OwnerFacts, Re
 from usher.master.policy.letters import DeadLetter
 from usher.master.policy.rules import Rule, RuleAction, Target
 
-#: A leader's lease, and the time to adopt, within which a dead leader has a successor; for words, not for decisions.
+#: Words for a leader's lease plus the time to take over, within which a dead leader has a successor; not for decisions.
 _SOON = "within moments"
-#: States that end with a write to Redis, and not with a handler, a time, or what somebody does.
+#: States that end with a write to Redis, and not with a handler, a time, or an operator's action.
 _NEED_WRITES = frozenset({"unread", "parked", "returned", "recovering", "ending"})
 
 
 def explain(facts: TicketFacts) -> TicketExplanation:
-    """What the ticket waits for. Never raises, whatever the facts are: they come from Redis, where anybody may have
-    written."""
+    """Return what the ticket waits for. Never raises, whatever the facts are: they come from Redis, where anybody may
+    have written."""
     found = _explained(facts)
     if not facts.refuses_writes or found.state not in _NEED_WRITES:
         return found
-    refused = Reason("redis_refuses_writes", f"nothing of it moves: {facts.refuses_writes}")
+    refused = Reason("redis_refuses_writes", f"the ticket does not move: {facts.refuses_writes}")
     return replace(found, reasons=(refused, *found.reasons), waits_for="Redis to take writes again", until_ms=0)
 
 
@@ -49,7 +49,7 @@ def _explained(facts: TicketFacts) -> TicketExplanation:
     return _nothing(facts)
 
 
-# ---- an owner has it ---------------------------------------------------------------------------------------------------------
+# ---- an owner has it -------------------------------------------------------------------------------------------------
 
 
 def _owned(facts: TicketFacts, owner: OwnerFacts) -> TicketExplanation:
@@ -88,9 +88,8 @@ def _doing(facts: TicketFacts, owner: OwnerFacts, run: OwnEntry | None) -> tuple
         silent = f"{name} did not say whether it runs: if it is dead, others get the ticket once its lease has ended"
         return "handed_over", Reason("owner_silent", f"{text}; {silent}"), name, 0
     most = facts.told.max_attempts if facts.told is not None else 0
-    attempt = f"attempt {run.attempt}" + (
-        f" of {most}" if run.attempt <= most else ""
-    )  # those that asked to be called later are in no limit
+    # Attempts that asked to be called later have no limit.
+    attempt = f"attempt {run.attempt}" + (f" of {most}" if run.attempt <= most else "")
     if run.state == "running":
         text = f"{_id(run.id)} started {_ago(facts, run.started_ms)} on {name}, {attempt}, {fence}"
         return "running", Reason("handler_runs", text), f"the handler on {name}", 0
@@ -118,8 +117,8 @@ def _lease(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
     ends = span(owner.lease_ms)
     if owner.state == "draining":
         text = (
-            f"consumer {owner.name} is draining: it starts nothing more of it and gives back what does not run; its"
-            f" lease ends in {ends} otherwise"
+            f"consumer {owner.name} is draining: it starts no more messages of the ticket and gives back those that"
+            f" do not run; otherwise its lease ends in {ends}"
         )
         yield Reason("owner_draining", text)
     elif owner.state == "revoked":
@@ -133,8 +132,8 @@ def _lease(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
     if owner.paused is not None:
         why = f": {owner.paused.reason}" if owner.paused.reason else ""
         text = (
-            f"consumer {owner.name} was drained by {owner.paused.who or 'somebody'}{why}: it finishes what it has, what"
-            " comes later goes to others"
+            f"consumer {owner.name} was drained by {owner.paused.who or 'somebody'}{why}: it finishes what it has,"
+            " what comes later goes to others"
         )
         yield Reason("owner_paused", text)
 
@@ -164,11 +163,11 @@ def _lost(facts: TicketFacts, owner: OwnerFacts) -> TicketExplanation:
     )
 
 
-# ---- nobody has it -----------------------------------------------------------------------------------------------------------
+# ---- nobody has it ---------------------------------------------------------------------------------------------------
 
 
 def _waiting(facts: TicketFacts, where: str) -> TicketExplanation:
-    """Parked, returned or not read yet: the leader is to move it."""
+    """Explain a ticket that is parked, returned or not read yet: the leader is to move it."""
     rule = facts.rules[0] if facts.rules else None
     first = next(iter((*facts.ids, *facts.parked, *facts.unread)), b"")
     what = _id(first) if first else "what is parked of it"
@@ -185,17 +184,17 @@ def _waiting(facts: TicketFacts, where: str) -> TicketExplanation:
 
 def _place(facts: TicketFacts, what: str, where: str) -> Iterator[Reason]:
     if where == "returned":
-        how = f"whoever gets the ticket begins with it, under a fence above {facts.fence}"
+        how = f"the ticket's next owner begins with it, under a fence above {facts.fence}"
         yield Reason("returned", f"{what} was given back, by a drain or a redrive: {how}")
     elif where == "parked":
-        yield Reason("parked", f"{what} was read by the leader and is parked: nobody has it")
+        yield Reason("parked", f"{what} was read by the leader and is parked: no consumer has it")
     else:
         lag = f"{pluralize(facts.lag, 'entry', 'entries')} of all tickets {'is' if facts.lag == 1 else 'are'} unread"
         yield Reason("unread", f"{what} is in the stream and was not read yet; {lag}")
 
 
 def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> tuple[Reason, str, int]:
-    """The first thing in its way, what it waits for, and until when."""
+    """Return the first obstacle in its way, what it waits for, and until when."""
     crowd = facts.crowd
     if facts.leader is None:
         return _no_leader(), "a master that leads", 0
@@ -236,7 +235,7 @@ def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> t
     if crowd.room <= 0:
         text = (
             f"{what} waits for room: the"
-            f" {pluralize(crowd.live, 'consumer that takes work has', 'consumers that take work have')} all they may have"
+            f" {pluralize(crowd.live, 'consumer that takes work is full', 'consumers that take work are full')}"
         )
         return Reason("consumers_full", text), "room on a consumer", 0
     if facts.board is not None and facts.board.standing not in ("", "open"):
@@ -267,7 +266,7 @@ def _stuck(facts: TicketFacts, state: str, *reasons: Reason) -> TicketExplanatio
     return TicketExplanation(facts, state, reasons, tuple(_rows(facts, None)), "a master that leads")
 
 
-# ---- an operator's business --------------------------------------------------------------------------------------------------
+# ---- an operator's business ------------------------------------------------------------------------------------------
 
 
 def _halted(facts: TicketFacts) -> TicketExplanation:
@@ -304,8 +303,8 @@ def _halted(facts: TicketFacts) -> TicketExplanation:
 def _ending(facts: TicketFacts) -> TicketExplanation:
     until = f" up to {_id(facts.ids[0])}" if facts.ids else ""
     text = (
-        f"a message of it was given up with the policy `tail`: what is parked{until} becomes dead letters too, then the"
-        " ticket is free"
+        f"a message of the ticket was given up with the policy `tail`: those parked{until} become dead letters too,"
+        " then the ticket is free"
     )
     reasons = [Reason("tail_ends", text)] + ([_no_leader()] if facts.leader is None else [])
     rows = tuple(
@@ -318,12 +317,12 @@ def _ending(facts: TicketFacts) -> TicketExplanation:
 
 def _unreadable(facts: TicketFacts) -> TicketExplanation:
     text = (
-        "the record of the ticket in the index cannot be read (somebody wrote it by hand?): nothing of it moves until"
-        " it is repaired or deleted"
+        "the record of the ticket in the index cannot be read (was it written by hand?): the ticket does not move"
+        " until the record is repaired or deleted"
     )
     reasons = (Reason("record_unreadable", text),)
     command = f"redis-cli HDEL <prefix>:tickets {shlex.quote(facts.ticket_id)}"
-    ways = (("forgets the record; what is pending is found again by the sweep", command),)
+    ways = (("forgets the record; the sweep finds its pending entries again", command),)
     return TicketExplanation(facts, "unreadable", reasons, tuple(_rows(facts, None)), "an operator", 0, ways)
 
 
@@ -332,7 +331,7 @@ def _delayed(facts: TicketFacts) -> Iterator[Reason]:
     due = f"due in {span(facts.due_ms - facts.now_ms)}" if facts.due_ms > facts.now_ms else "due now"
     yield Reason(
         "delayed",
-        f"{at_least}{pluralize(facts.delayed, 'message')} of it {are} delayed,"
+        f"{at_least}{pluralize(facts.delayed, 'message')} of the ticket {are} delayed,"
         f" {'' if facts.delayed == 1 else 'the first is '}{due}",
     )
     if facts.leader is None:
@@ -343,19 +342,27 @@ def _nothing(facts: TicketFacts) -> TicketExplanation:
     sure = facts.unread_is_exact and facts.parked_is_exact and not facts.not_gathered and facts.gathered_is_exact
     if facts.not_gathered:
         at_least = "" if facts.gathered_is_exact else "at least "
-        waits = f"{at_least}{pluralize(facts.not_gathered, 'entry waits', 'entries wait')} in the ticket streams to be gathered"
-        reasons = [Reason("not_gathered", f"nothing of it is in the work stream; {waits}, and some may be of it")]
+        waits = (
+            f"{at_least}{pluralize(facts.not_gathered, 'entry waits', 'entries wait')} in the ticket streams to be"
+            " gathered"
+        )
+        reasons = [
+            Reason("not_gathered", f"the ticket has nothing in the work stream; {waits}, and some may belong to it")
+        ]
     elif sure:
         ends = "" if facts.last_letter is not None else ": all that ever came is finished, or nothing ever came"
         if not facts.letters_are_all:
-            ends = "; whether it has a dead letter is not known: not all were looked at"
-        reasons = [Reason("nothing_to_do", f"nothing of it is unread, parked or in processing{ends}")]
+            ends = "; whether it has a dead letter is unknown: not all were searched"
+        reasons = [Reason("nothing_to_do", f"the ticket has nothing unread, parked or in processing{ends}")]
     elif facts.unread_is_exact and facts.parked_is_exact:
-        text = "nothing of it was found; not all ticket streams were looked at, so it may wait in one to be gathered"
+        text = (
+            "nothing of the ticket was found; not all ticket streams were searched, so it may wait in one to be"
+            " gathered"
+        )
         reasons = [Reason("not_looked_through", text)]
     else:
         text = (
-            "nothing of it is in processing; more is unread or parked than was looked through, so it may be further"
+            "the ticket has nothing in processing; more is unread or parked than was searched, so it may be further"
             " behind"
         )
         reasons = [Reason("not_looked_through", text)]
@@ -381,11 +388,11 @@ def _nothing(facts: TicketFacts) -> TicketExplanation:
     return TicketExplanation(facts, "idle" if sure else "not_found", tuple(reasons), (), "", 0, commands)
 
 
-# ---- words -------------------------------------------------------------------------------------------------------------------
+# ---- words -----------------------------------------------------------------------------------------------------------
 
 
 def _later(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
-    """What keeps later entries from following their ticket's owner."""
+    """Explain what keeps later entries from following their ticket's owner."""
     rule = facts.rules[0] if facts.rules else None
     if rule is not None:
         yield Reason(
@@ -394,8 +401,8 @@ def _later(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
     elif facts.board is not None and facts.board.window_is_full:
         yield Reason(
             "window_full",
-            f"{pluralize(facts.all_parked, 'more is', 'more are')} parked: so many of one ticket are not handed over at a"
-            " time",
+            f"{pluralize(facts.all_parked, 'more is', 'more are')} parked: the owner has as many of the ticket's"
+            " messages as it may have at a time",
         )
     elif owner.state != "live" or owner.paused is not None:
         yield Reason(
@@ -405,13 +412,13 @@ def _later(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
 
 
 def _behind(facts: TicketFacts, first: bytes) -> Iterator[Reason]:
-    """How many wait behind the first one; all of them when that is not known, because only the leader's memory has
-    them."""
+    """Say how many entries wait behind the first one; or how many wait in all, when the first is unknown because only
+    the leader's memory has them."""
     waiting = [entry_id for entry_id in (*facts.ids, *facts.parked, *facts.unread) if entry_id != first]
     count = len(waiting) + facts.hidden
     if not count:
         return
-    # What Redis was asked for is all there is, unless memory knows of more.
+    # The entries read from Redis are all there are, unless memory knows of more.
     parked_is_exact = facts.parked_is_exact if not facts.hidden else facts.board is not None and facts.board.has_all
     exact = "" if parked_is_exact and facts.unread_is_exact else "at least "
     if not first:
@@ -424,7 +431,7 @@ def _behind(facts: TicketFacts, first: bytes) -> Iterator[Reason]:
 
 
 def _rows(facts: TicketFacts, run: OwnEntry | None) -> Iterator[EntryRow]:
-    """Every known entry, in the order in which they will run."""
+    """Yield a row for every known entry, in the order in which they will run."""
     told = {entry.id: entry for entry in facts.told.entries} if facts.told is not None else {}
     words = {"running": "running", "waiting": "retrying"}
     before = b""
@@ -459,7 +466,7 @@ def _why(letter: DeadLetter) -> str:
 
 
 def _since_fence(facts: TicketFacts) -> str:
-    """When the ticket got its owner: fences are made from the clock (lua/includes/numbers.lua)."""
+    """Say when the ticket got its owner: fences are made from the clock (lua/includes/numbers.lua)."""
     handed_ms = facts.fence // 1024
     return f" {_ago(facts, handed_ms)}" if 0 <= facts.now_ms - handed_ms < 10 * 365 * 86_400_000 else ""
 
@@ -469,7 +476,7 @@ def _ago(facts: TicketFacts, at_ms: int) -> str:
 
 
 def span(milliseconds: int) -> str:
-    """A length of time for people.
+    """Format a length of time for people.
 
     >>> span(41_300), span(400), span(200_000), span(7_500_000), span(-5)
     ('41 s', '0.4 s', '3 min 20 s', '2 h 5 min', '0 s')

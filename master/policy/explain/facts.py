@@ -1,22 +1,23 @@
-"""What an explanation is made of, and what it says: plain values. Pure.
+"""Facts that an explanation is made of, and the explanation itself: plain values. Pure.
 
 The document of an explanation (``GET /api/tickets/{id}/explain``, ``usher tickets explain --json``)::
 
     {"ticket_id": "42", "time_ms": 1790000000000,
      "state": one of STATES, "summary": "one sentence", "sentences": ["...", ...],
-     "reasons": [{"code": "handler_runs", "text": "..."}, ...],      # the first one is what it waits for; texts as in sentences
-     "waits_for": "the handler on c3" | null, "until_ms": 1790000004000 | null,      # null: nobody can know
-     "entries": [{"id": "17-0", "state": "running" | "retrying" | "handed_over" | "halted" | "returned" | "ending" | "parked" | "unread",
-                  "attempt": 2 | null, "started_ms": ... | null, "due_ms": ... | null, "behind": "12-0" | null}, ...],   # 200 at most
+     "reasons": [{"code": "handler_runs", "text": "..."}, ...],  # the first is what it waits for; texts as in sentences
+     "waits_for": "the handler on c3" | null, "until_ms": 1790000004000 | null,      # null: unknown
+     "entries": [{"id": "17-0", "state": "running" | "retrying" | "handed_over" | "halted" | "returned" | "ending" |
+                  "parked" | "unread", "attempt": 2 | null, "started_ms": ... | null, "due_ms": ... | null,
+                  "behind": "12-0" | null}, ...],                                    # 200 at most
      "in_processing": 2, "parked": 5, "parked_is_exact": true, "unread": 0, "unread_is_exact": true,
-     "owner": {"name": "c3", "incarnation": "c3:7", "state": "live", "lease_ms": 4000, "paused": false} | null, "fence": 88 | null,
-     "max_attempts": 5 | null, "leader_url": "http://..." | null,
+     "owner": {"name": "c3", "incarnation": "c3:7", "state": "live", "lease_ms": 4000, "paused": false} | null,
+     "fence": 88 | null, "max_attempts": 5 | null, "leader_url": "http://..." | null,
      "rules": [rule, ...], "dead_letter": letter | null,      # the one that a halted ticket waits for
-     "last_dead_letter": letter | null,                      # the newest, of a ticket of which nothing is there
+     "last_dead_letter": letter | null,                       # the newest, of a ticket that has nothing else there
      "commands": [{"does": "runs it again", "command": "usher dead redrive ..."}, ...]}
 
-``until_ms`` is the moment when what it waits for ends, or must have ended; in milliseconds since the epoch, as all that
-end with ``_ms``.
+``until_ms`` is the moment when what it waits for ends, or must have ended; in milliseconds since the epoch, like all
+names that end with ``_ms``.
 """
 
 from __future__ import annotations
@@ -30,12 +31,24 @@ from usher.master.policy.board.views import BoardFacts
 from usher.master.policy.letters import DeadLetter
 from usher.master.policy.rules import Rule
 
-#: What a ticket can be doing.
+#: States of a ticket.
 STATES = (
-    *("idle", "not_found", "delayed", "unread", "parked", "paused", "handed_over", "running", "retrying"),
-    *("recovering", "halted", "ending", "returned", "unreadable"),
+    "idle",
+    "not_found",
+    "delayed",
+    "unread",
+    "parked",
+    "paused",
+    "handed_over",
+    "running",
+    "retrying",
+    "recovering",
+    "halted",
+    "ending",
+    "returned",
+    "unreadable",
 )
-#: Entries that a document names.
+#: Most entries that a document names.
 MOST_SHOWN = 200
 
 
@@ -70,7 +83,7 @@ class OwnEntry:
 
 @dataclass(frozen=True)
 class OwnerTold:
-    """What the owner answered when it was asked what it does with the ticket."""
+    """The owner's answer to the question what it does with the ticket."""
 
     entries: tuple[OwnEntry, ...]
     max_attempts: int = 0
@@ -94,7 +107,7 @@ class ConsumerTotals:
 
 @dataclass(frozen=True)
 class LeaderFacts:
-    """Who leads."""
+    """The leader."""
 
     url: str
 
@@ -102,11 +115,11 @@ class LeaderFacts:
 @dataclass(frozen=True)
 class TicketFacts:
     """All that is known of a ticket at a moment. Ids are in id order; ``ids`` are those that its record names,
-    ``parked`` and ``unread`` others."""
+    ``parked`` and ``unread`` the others."""
 
     ticket_id: str
     now_ms: int
-    kind: str = ""  # of its record: "" none, owned, returned, halted, tail, unreadable
+    kind: str = ""  # kind of its record: "" none, owned, returned, halted, tail, unreadable
     fence: int = 0
     ids: tuple[bytes, ...] = ()
     owner: OwnerFacts | None = None
@@ -121,29 +134,29 @@ class TicketFacts:
     leader: LeaderFacts | None = None
     board: BoardFacts | None = None
     crowd: ConsumerTotals = ConsumerTotals()
-    rules: tuple[Rule, ...] = ()  # those that fit, the one that holds first
-    letter: DeadLetter | None = None  # what the halted ticket waits for
-    last_letter: DeadLetter | None = None  # its newest one
+    rules: tuple[Rule, ...] = ()  # rules that match the ticket, the one that holds first
+    letter: DeadLetter | None = None  # the letter that a halted ticket waits for
+    last_letter: DeadLetter | None = None  # the ticket's newest letter
     lease_ms: int = 10_000  # the life of a consumer's lease
-    letters_are_all: bool = True  # all were looked at for those of the ticket, or one was found
-    not_gathered: int = 0  # entries of all sources, of a work stream
+    letters_are_all: bool = True  # all letters were searched for those of the ticket, or one was found
+    not_gathered: int = 0  # entries of all sources that are not in the work stream yet
     gathered_is_exact: bool = True  # all sources were looked at, and to their end
     by_stream: bool = False  # tickets of a work stream are called STREAM/ID
-    refuses_writes: str = ""  # why Redis does, for people
-    delayed: int = 0  # messages that wait for their time, where nothing else of the ticket is there
+    refuses_writes: str = ""  # why Redis refuses writes, for people
+    delayed: int = 0  # messages that wait for their time, when nothing else of the ticket is there
     delayed_is_exact: bool = True
     due_ms: int = 0  # when the first of them is due
 
     @property
     def of_record_parked(self) -> int:
-        """How many of its record's entries are under ``master``: all when they were given back, all but the first of a
-        halted ticket."""
+        """Number of its record's entries that are under ``master``: all when they were given back, all but the first of
+        a halted ticket."""
         return {"returned": len(self.ids), "halted": max(0, len(self.ids) - 1)}.get(self.kind, 0)
 
     @property
     def hidden(self) -> int:
-        """How many are parked that only the leader's memory knows of. While a lost owner is recovered, memory has
-        parked what it had, too."""
+        """Number of parked entries that only the leader's memory knows of. While a lost owner is recovered, memory has
+        also parked what that owner had."""
         if self.board is None:
             return 0
         taken_back = len(self.ids) if self.kind == "owned" and self.board.standing == "recovering" else 0
@@ -151,13 +164,13 @@ class TicketFacts:
 
     @property
     def all_parked(self) -> int:
-        """How many are parked, as far as Redis and the leader know."""
+        """Number of parked entries, as far as Redis and the leader know."""
         return self.of_record_parked + len(self.parked) + self.hidden
 
 
 @dataclass(frozen=True)
 class Reason:
-    """Why it is as it is: a word for programs, a sentence for people."""
+    """A reason for the state: a word for programs, a sentence for people."""
 
     code: str
     text: str
@@ -187,7 +200,7 @@ class EntryRow:
 
 @dataclass(frozen=True)
 class TicketExplanation:
-    """What ``explain`` found. ``waits_for``: "" when it waits for nothing; ``until_ms``: 0 when nobody can know."""
+    """The result of ``explain``. ``waits_for``: "" when it waits for nothing; ``until_ms``: 0 when that is unknown."""
 
     facts: TicketFacts
     state: str
@@ -198,7 +211,7 @@ class TicketExplanation:
     commands: tuple[tuple[str, str], ...] = ()
 
     def document(self) -> dict[str, Any]:
-        """For programs; its form is told on top of this module."""
+        """Return the document for programs; the top of this module describes its form."""
         facts, owner, texts = self.facts, self.facts.owner, [reason.text for reason in self.reasons]
         return {
             "ticket_id": facts.ticket_id,

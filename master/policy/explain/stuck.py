@@ -1,4 +1,4 @@
-"""Which tickets are stuck or retrying, and what is said of them. Pure: what was seen of the index in, rows for pages
+"""Stuck tickets: those that are stuck or retrying, described for people. Pure: facts of the index in, rows for pages
 out."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from usher.master.policy.board.plans import HALTED, RETURNED, TAIL
 from usher.master.policy.board.views import Parked
 from usher.master.policy.rules import Rule, RuleAction, Rulebook
 
-#: A head that has stood still for less is not told: at full speed there is always an oldest one.
+#: A head that has stood still for less, in ms, is not shown: at full speed there is always an oldest one.
 STUCK_MS = 5_000
 #: A fence is the milliseconds of its hand-over times this, unless numbers were given faster
 #: (lua/includes/numbers.lua).
@@ -38,8 +38,8 @@ class Head(NamedTuple):
 
 
 class StuckContext(NamedTuple):
-    """What is known besides: attempts by message, consumers' states by incarnation, when a head was seen to move,
-    parked by ticket, live rules."""
+    """Further facts: attempts by message, consumers' states by incarnation, when a head was seen to move, parked
+    messages by ticket, live rules."""
 
     attempts: Mapping[bytes, Attempts]
     states: Mapping[str, str]
@@ -49,8 +49,8 @@ class StuckContext(NamedTuple):
 
 
 def parse_head(ticket: bytes, value: bytes) -> Head | None:
-    """The head of a record (lua/includes/records.lua); None when it has no messages, or cannot be read. Short, for it is
-    done by the thousand."""
+    """Parse the head of a record (lua/includes/records.lua); None when it has no messages, or cannot be read. Kept
+    short, because it runs by the thousand."""
     parts = value.split(b" ", 3)
     if len(parts) < 3 or not parts[1].isdigit() or not parts[2].partition(b"-")[0].isdigit():
         return None
@@ -58,18 +58,19 @@ def parse_head(ticket: bytes, value: bytes) -> Head | None:
 
 
 def oldest(heads: Iterable[Head], most: int) -> list[Head]:
-    """The ``most`` oldest, oldest first."""
+    """Return the ``most`` oldest heads, oldest first."""
     return heapq.nsmallest(most, heads, key=lambda head: head.sent_ms)
 
 
 def fence_ms(fence: int) -> int:
-    """When the hand-over of that fence was."""
+    """Return when the hand-over of that fence was, in ms since the epoch."""
     return fence // _FENCES_PER_MS
 
 
 def since_ms(head: Head, moved_ms: int, now_ms: int) -> int:
-    """Since when the head has stood still: it was sent, it got its owner, or the one before it was finished. What is
-    said to be in the future tells nothing: an id need not be a time. Where nothing else is known, since now.
+    """Return since when the head has stood still: since it was sent, got its owner, or the message before it was
+    finished. Times in the future prove nothing, because an id need not be a time. When nothing else is known: since
+    now.
 
     >>> handed, parked = Head(b"T", b"c:1", 7000 * 1024, b"5000-0", 1), Head(b"T", b"", 0, b"5000-0", 1)
     >>> since_ms(handed, 0, 9500), since_ms(parked, 9000, 9500), since_ms(handed, 0, 6000), since_ms(parked, 0, 4000)
@@ -81,7 +82,7 @@ def since_ms(head: Head, moved_ms: int, now_ms: int) -> int:
 
 
 def stuck_rows(heads: Iterable[Head], seen: StuckContext, now_ms: int, most: int) -> list[dict[str, Any]]:
-    """Those that stand still or are being tried again, oldest first."""
+    """Return rows of the tickets that are stuck or retrying, oldest first."""
     rows = []
     for head in sorted(heads, key=lambda one: rank(one.id)):
         still_ms = now_ms - since_ms(head, seen.moved_ms.get(head.id, 0), now_ms)
@@ -108,8 +109,9 @@ def stuck_rows(heads: Iterable[Head], seen: StuckContext, now_ms: int, most: int
 
 
 def behind(head: Head, parked: int) -> int:
-    """How many messages wait behind the head, when ``parked`` of the ticket are pending under ``master``: of a ticket
-    that nobody has, those that its record names are among them, and of a halted one all of those but the head."""
+    """Count the messages that wait behind the head, when ``parked`` of the ticket are pending under ``master``: for a
+    ticket without an owner, those include the ones that its record names, and for a halted one all of those but the
+    head."""
     if head.owner == HALTED:
         return max(head.size - 1, parked)
     if head.owner in (b"", RETURNED):
@@ -118,7 +120,7 @@ def behind(head: Head, parked: int) -> int:
 
 
 def _describe_head(head: Head, states: Mapping[str, str], attempts: Attempts, rule: Rule | None) -> dict[str, str]:
-    """State, consumer and one sentence. A ticket's own page explains the rest."""
+    """Return state, consumer and one sentence. A ticket's own page explains the rest."""
     if not head.owner:
         if rule is not None and rule.action is RuleAction.PAUSE:
             return {"state": "paused", "consumer": "", "why": rule.told()}
@@ -140,7 +142,7 @@ def _describe_head(head: Head, states: Mapping[str, str], attempts: Attempts, ru
         "paused": "its consumer was drained by an operator; it finishes what it has",
         "draining": "its consumer drains",
         "revoked": "its consumer did not answer; taken back when the lease ends",
-        "lost": "its consumer is lost; is taken back",
+        "lost": "its consumer is lost; it is being taken back",
     }
     told = _tried(attempts) if attempts.starts and state in ("live", "paused") else why.get(state, state)
     return {"state": "retrying" if attempts.starts else "stuck", "consumer": name_of(owner), "why": told}
@@ -150,7 +152,7 @@ def _tried(attempts: Attempts) -> str:
     if attempts.put_off:
         return "asked to be called again later"
     failed = attempts.failures + attempts.crashes
-    return f"failed {failed}x; is tried again" if failed else "its consumer was lost with it; is tried again"
+    return f"failed {failed}x; retrying" if failed else "its consumer was lost with it; retrying"
 
 
 def _decode_ticket(ticket: bytes) -> str:

@@ -1,10 +1,10 @@
-"""What a follower of a ticket is told, as server-sent events. Pure: entries and records in, events out.
+"""Events that followers of a ticket get, as server-sent events. Pure: entries and records in, events out.
 
 ``entry`` (it was added to the ticket stream), ``hand_over`` (to a consumer, under a fence), ``attempt`` (one that
 failed, or attempts that a message is charged), ``completed`` (with times, from the run log), ``dead_letter``, ``state``
-(processing, returned, paused, halted, idle; with the ``rule`` that holds), ``gap`` (what happened in between is not
-there any more). ``time_ms`` of each: when it happened; of what only the index tells, when that was seen; of a gap, from
-when on something is missing.
+(processing, returned, paused, halted, idle; with the ``rule`` that holds), ``gap`` (events in between are no longer
+there). ``time_ms`` of each: when it happened; when it was seen, if only the index tells; for a gap, the time from which
+something is missing.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ SOURCES = ("entries", "runs", "dead")
 ENTRIES, RUNS, DEAD = range(len(SOURCES))
 #: Bytes of an entry's fields above which they are left out.
 _MOST_SHOWN = 65_536
-#: So many tickets are looked for in a record before it is decoded: most records have none of them.
+#: Most tickets that are searched for in a record before it is decoded: most records have none of them.
 _FEW = 16
 _POSITION = re.compile(r"[0-9]{1,20}-[0-9]{1,20}(?:_[0-9]{1,20}-[0-9]{1,20}){2}")
 _BEGINNING = "_".join([ZERO.decode()] * len(SOURCES))
 
 
 class Event(NamedTuple):
-    """``name`` and document; ``ticket`` whose followers it is for."""
+    """An event: ``name`` and document, for the followers of ``ticket``."""
 
     ticket: bytes
     name: str
@@ -40,12 +40,13 @@ class Event(NamedTuple):
 
 
 def without_fields(event: Event) -> Event:
-    """The event for those who may not know what messages say."""
+    """Return the event for followers who may not see what messages say."""
     return event._replace(data={name: value for name, value in event.data.items() if name != "fields"})
 
 
 def parse_position(text: str) -> list[bytes]:
-    """The ids of an event's ``id``: what of each source a follower has. ``0``: nothing. Raises ValueError.
+    """Parse an event's ``id`` into ids: how far, in each source, a follower has come. ``0``: nowhere yet. Raises
+    ValueError.
 
     >>> parse_position("5-1_7-0_0-0")
     [b'5-1', b'7-0', b'0-0']
@@ -57,13 +58,13 @@ def parse_position(text: str) -> list[bytes]:
 
 
 def position_text(ids: Sequence[bytes]) -> str:
-    """The ``id`` of an event."""
+    """Return the ``id`` of an event."""
     return b"_".join(ids).decode()
 
 
 def frame(event: Event, position: str = "") -> bytes:
-    """One event on the wire. Only the last event that comes of an entry has a position: who lost the others then gets
-    all of them again."""
+    """Encode an event for the wire. Only the last event of an entry has a position: a follower that lost the others
+    then gets all of them again."""
     head = f"id: {position}\n" if position else ""
     return f"{head}event: {event.name}\ndata: ".encode() + _dump(event.data) + b"\n\n"
 
@@ -80,7 +81,7 @@ def _dump(data: dict[str, Any]) -> bytes:
 def events_of(
     source: int, entry_id: bytes, fields: Sequence[bytes], ticket_field: bytes, wanted: Collection[bytes]
 ) -> Iterator[Event]:
-    """What an entry of a source tells the followers of the ``wanted`` tickets."""
+    """Yield the events of an entry of a source for the followers of the ``wanted`` tickets."""
     if source == RUNS:
         yield from _completed(entry_id, fields, wanted)
         return
@@ -109,9 +110,9 @@ def _completed(entry_id: bytes, fields: Sequence[bytes], wanted: Collection[byte
         ticket = run.ticket.encode()
         if ticket in wanted:
             facts = run._asdict()
-            # A run log that also has executions which failed says so in their outcome.
+            # A run log that also has executions that failed says so in their outcome.
             name = "completed" if facts.get("outcome", "done") == "done" else "attempt"
-            # What ended with its process could not say when.
+            # An execution that ended with its process could not say when.
             ended = {"time_ms": run.end_us // 1000 if run.end_us else milliseconds(entry_id)}
             yield Event(
                 ticket, name, {"ticket_id": facts.pop("ticket"), "message_id": facts.pop("id"), **ended, **facts}
@@ -119,26 +120,26 @@ def _completed(entry_id: bytes, fields: Sequence[bytes], wanted: Collection[byte
 
 
 def _as_json(ticket: bytes) -> bytes:
-    """The ticket id as it stands in a record."""
+    """Return the ticket id as it stands in a record."""
     return orjson.dumps(ticket.decode("utf-8", "replace"))
 
 
 class TicketSnapshot(NamedTuple):
-    """What was last seen of a ticket: its row (as pages show it), and the attempts of its messages."""
+    """The last view of a ticket: its row (as pages show it), and the attempts of its messages."""
 
     row: Mapping[str, Any]
     attempts: Mapping[str, int]
 
 
 def idle(ticket: bytes) -> dict[str, Any]:
-    """The row of a ticket of which nothing is in processing."""
+    """Return the row of a ticket of which nothing is in processing."""
     return {"ticket_id": ticket.decode(errors="replace"), "state": "idle", "message_ids": []}
 
 
 def ruled(row: dict[str, Any], rule: Rule | None) -> dict[str, Any]:
-    """The row with the rule that holds: what nobody has is ``paused`` by one, though the index, which has records of
-    what is handed over, may know nothing of it. Its parked messages are not looked for here, so it is told also when
-    none waits."""
+    """Return the row with the rule that holds: a ticket without an owner is ``paused`` by one, though the index, which
+    has records only of what is handed over, may know nothing of it. Its parked messages are not looked for here, so the
+    rule is shown also when none waits."""
     if rule is None:
         return row
     is_held = rule.action is RuleAction.PAUSE and row["state"] in ("idle", "returned")
@@ -146,7 +147,7 @@ def ruled(row: dict[str, Any], rule: Rule | None) -> dict[str, Any]:
 
 
 def changes(ticket: bytes, before: TicketSnapshot, now: TicketSnapshot) -> Iterator[Event]:
-    """What has happened to a ticket between two looks at it."""
+    """Yield what has happened to a ticket between two looks at it."""
     row = now.row
     handed = before.row["message_ids"] if before.row.get("fence") == row.get("fence") else ()
     if row["state"] == "processing" and (fresh := [one for one in row["message_ids"] if one not in handed]):
