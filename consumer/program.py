@@ -211,7 +211,7 @@ class Incarnation:
         try:
             self._goodbye.post("/api/consumers/deregister", orjson.dumps({"incarnation": self.name}))
         except MasterUnavailable as nobody:
-            event(log, "goodbye_not_heard", level=logging.WARNING, why=str(nobody))
+            event(log, "deregister_failed", level=logging.WARNING, why=str(nobody))
 
 
 class ConsumerProgram:
@@ -245,7 +245,9 @@ class ConsumerProgram:
         """Take the name lock and begin to register."""
         settings = self._settings
         health_url = settings.health_url or f"{url_of(host, port, settings.tls_cert is not None)}/api/health"
-        event(log, "consumer_starts", name=settings.consumer_name, handler=settings.handler, slots=settings.concurrency)
+        event(
+            log, "consumer_starting", name=settings.consumer_name, handler=settings.handler, slots=settings.concurrency
+        )
         self._registrar = Registrar(
             lambda: self._ask(health_url), _masters(settings, None), self._begin, self._tell_of_former
         )

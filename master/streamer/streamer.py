@@ -121,7 +121,7 @@ class Streamer(Service):
         if (
             self._trouble_s is not None and self._lead.epoch is not None and self._sent is None
         ):  # a standby's turns say nothing
-            event(log, "streams_again", after_s=round(now_s() - self._trouble_s, 1))
+            event(log, "streamer_recovered", after_s=round(now_s() - self._trouble_s, 1))
             self._trouble_s = None
         return wait_s
 
@@ -168,7 +168,7 @@ class Streamer(Service):
             "emit", (self._keys.stream, self._keys.leader), (str(epoch), len(self._fields), *self._fields, *values)
         )
         if reply == b"FENCED":
-            event(log, "fenced", epoch=epoch)
+            event(log, "leader_fenced", epoch=epoch)
             self._lead.lost(epoch)
         return bool(reply != b"FENCED")
 
@@ -176,7 +176,9 @@ class Streamer(Service):
         self._outbox.set_aside(refused)
         self.refused += len(refused)
         for row_id, reason in refused:
-            event(log, "row_refused", level=logging.ERROR, row=row_id, reason=reason, kept_in="refused_log_records")
+            event(
+                log, "outbox_row_refused", level=logging.ERROR, row=row_id, reason=reason, kept_in="refused_log_records"
+            )
 
     def _is_still_there(self, sent: _Sent) -> bool:
         """Whether what was sent in an earlier turn is still there: the same Redis has been there all the time, takes
@@ -211,7 +213,7 @@ class Streamer(Service):
         if not durable and not self._not_durable_logged:
             event(
                 log,
-                "not_durable_yet",
+                "replication_not_confirmed",
                 level=logging.WARNING,
                 rows=len(sent.rows),
                 replicas=copies,
