@@ -43,7 +43,8 @@ COMMANDS: dict[str, Listed] = {
     ),
     "dead": Listed("usher.master.cli.dead:dead", "Look at dead letters, redrive them, or drop them."),
     "rehearse": Listed(
-        "usher.master.rehearsal.cli:rehearse", "Try your handler on messages that are there; nothing comes of it."
+        "usher.master.rehearsal.cli:rehearse",
+        "Dry run: try your handler on messages that are there; nothing comes of it.",
     ),
     "delayed": Listed("usher.master.cli.delayed:delayed", "Look at messages that were sent for later, or drop them."),
     "pause": Listed("usher.master.cli.rules:pause", "Pause a ticket, a pattern, or everything."),

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from usher.common.base.errors import ReplyUnknown
+from usher.common.base.labels import label
 from usher.common.base.text import escape_control, pluralize
 from usher.common.protocol.stream_id import is_id
 from usher.common.runtime.settings import CommonSettings, options
@@ -84,7 +85,7 @@ def _table(letters: Sequence[DeadLetter]) -> Any:
             letter.message_id.decode(errors="replace"),
             f"{letter.reason}: {letter.error[:80]}" if letter.error else letter.reason,
             letter.attempts,
-            letter.policy,
+            label(letter.policy),
             _age(now_ms - letter.written_ms),
         )
         for letter in letters
@@ -214,7 +215,7 @@ def _change(
     if ids and wanted_of(given) != LetterFilter():
         raise click.UsageError("filters go with --all, not with ids of letters; why you do it is --why")
     if given["as_json"] and not given["yes"]:
-        raise click.UsageError("--json does not ask: give --yes too")
+        raise click.UsageError("--json does not ask: pass --yes too")
     by, wanted, until = caller(given["why"]), wanted_of(given), letters.last_id()
     preview = Preview()
     for page in _named(letters, ids) if ids else letters.all(wanted, until):
@@ -223,12 +224,12 @@ def _change(
         click.echo(_nothing(given))
         return 0
     if preview.count and not given["as_json"]:
-        rows = [(group.count, group.reason, group.error_type, group.policy) for group in preview.groups]
+        rows = [(group.count, group.reason, group.error_type, label(group.policy)) for group in preview.groups]
         title = f"{pluralize(preview.count, 'dead letter')} to {what}"
         console().print(table(title, ("letters", "reason", "error", "policy"), rows, numbers=("letters",)))
     if preview.count and not given["yes"]:
         if not sys.stdin.isatty():
-            raise click.UsageError("nobody can be asked here: give --yes")
+            raise click.UsageError("stdin is not a terminal: pass --yes")
         if not click.confirm(f"{what} {preview.count:,}?"):
             return 1
     done: Counter[str] = Counter()

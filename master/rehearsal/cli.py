@@ -35,8 +35,8 @@ _NOTHING_SAID = 2
 _FILTERS = ("reason", "error", "older_than", "younger_than")
 #: Flags with which a command that follows finds the same letters.
 _WHERE = ("redis_url", "state_dir", "ticket_stream", "ticket_scope", "group")
-_HELP = """Call HANDLER (module:function) with messages that are there, and say how each call ends. Redis is only read: nothing is acknowledged,
-counted or redriven, no master is needed, and whatever runs goes on.
+_HELP = """Dry run: call HANDLER (module:function) with messages that are there, and say how each call ends. Redis is only read: nothing is
+acknowledged, counted or redriven, no master is needed, and whatever runs goes on.
 
 \b
   usher rehearse shop:handle --letter 1700000000000-0    does the mended handler take this dead letter?
@@ -44,7 +44,7 @@ counted or redriven, no master is needed, and whatever runs goes on.
   usher rehearse shop:handle --ticket 42                 all of a ticket's messages: letters, and entries of the stream
   usher rehearse shop:handle --message 1700000000000-0   one entry of the stream, whatever became of it
 
-What the handler does through SqlSink and AsyncSqlSink is run and rolled back, whatever fences and uids are stored;
+What the handler does through SqlSink and AsyncSqlSink is run and rolled back, whatever fencing tokens and uids are stored;
 until then it holds its locks. RedisGuard does nothing, and the headers of the HTTP sink tell the service.
 EVERYTHING ELSE THAT THE HANDLER DOES IS REAL, unless it asks `message.is_rehearsal`; so the command asks first.
 Messages come one by one, a batch handler gets lists of one, and each meets what is stored now: of the one before it
@@ -121,9 +121,9 @@ def rehearse(flags: dict[str, Any], handler: str, yes: bool, as_json: bool, **gi
         raise StartRefused(f"HANDLER must look like module:function (it is {handler!r})")
     asked = _asked(given)
     if as_json and not yes:
-        raise click.UsageError("--json does not ask: give --yes too")
+        raise click.UsageError("--json does not ask: pass --yes too")
     if not yes and not sys.stdin.isatty():
-        raise click.UsageError(f"nobody can be asked here: give --yes. {_WARNING}")
+        raise click.UsageError(f"stdin is not a terminal: pass --yes. {_WARNING}")
     settings = load(RehearseSettings, os.environ, flags)
     with configured({field: flags[field] for field in CommonSettings.model_fields}, "rehearse") as at:
         with StopRequest() as stop, _bar() as bar:

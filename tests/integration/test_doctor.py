@@ -124,7 +124,7 @@ def test_what_is_set_badly_is_seen_and_the_exit_code_is_1(link: Link) -> None:
     done = usher_doctor(link.url)
     assert done.returncode == 1, done.stderr
     assert "allkeys-lru" in done.stdout
-    assert "Verdict: something is bad" in done.stdout
+    assert "Verdict: something is critical" in done.stdout
 
 
 def test_the_document_has_all_of_it_and_no_password(link: Link) -> None:

@@ -109,7 +109,7 @@ def test_what_a_rule_parks_is_told_with_the_rule() -> None:
     [row] = rows(head(owner=b""), seen=_SEEN._replace(rules=slow))
     assert (row["state"], row["why"]) == (
         "parked",
-        "is parked: no consumer has it; slowed to 2/s by alice: stop (rule r1, pattern T*)",
+        "waits: no consumer has it; slowed to 2/s by alice: stop (rule r1, pattern T*)",
     )
 
 

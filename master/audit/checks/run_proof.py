@@ -197,21 +197,25 @@ def _describe_runs(rows: DataFrame, check: str) -> DataFrame:
     """Rows for ``collect``: the execution, and the other one that makes it a finding."""
     ended = F.when(F.col("end_us") == 0, "the end of its process").otherwise(at(F.col("end_us")))
     ran = F.format_string(
-        "%s ran it from %s to %s (UTC) under fence %d", F.col("consumer"), at(F.col("start_us")), ended, F.col("fence")
+        "%s ran it from %s to %s (UTC) under fencing token %d",
+        F.col("consumer"),
+        at(F.col("start_us")),
+        ended,
+        F.col("fence"),
     )
     others = {
         "overlap": F.format_string("; %s ran until %s", F.col("beside.id"), at(F.col("beside.ended"))),
-        "owners_overlap": F.format_string("; %s ran %s until %s under fence %d", F.col("latest_end.consumer"), F.col("latest_end.id"),
+        "owners_overlap": F.format_string("; %s ran %s until %s under fencing token %d", F.col("latest_end.consumer"), F.col("latest_end.id"),
                                           at(F.col("latest_end.ended")), F.col("latest_end.fence")),
-        "fence_fell": F.format_string("; %s started %s at %s under fence %d", F.col("latest_start.consumer"), F.col("latest_start.id"),
+        "fence_fell": F.format_string("; %s started %s at %s under fencing token %d", F.col("latest_start.consumer"), F.col("latest_start.id"),
                                       at(F.col("latest_start.start_us")), F.col("latest_start.fence")),
         "fence_shared": F.format_string("; %s ran %s under it before, from %s on", F.col("last.consumer"), F.col("last.id"),
                                         at(F.col("last.start_us"))),
         "out_of_order": F.format_string("; %s had started %s at %s, before it", F.col("highest.consumer"), F.col("highest.id"),
                                         at(F.col("highest.start_us"))),
-        "effect_twice": F.format_string("; %s had done it from %s to %s under fence %d, as the run log noted at %s", F.col("first.consumer"),
+        "effect_twice": F.format_string("; %s had done it from %s to %s under fencing token %d, as the run log noted at %s", F.col("first.consumer"),
                                         at(F.col("first.start_us")), at(F.col("first.end_us")), F.col("first.fence"), at(F.col("noted") * 1000)),
-        "stale_counted": F.format_string("; it was noted as done at %s, when %s had the ticket: under fence %d it ran %s from %s on",
+        "stale_counted": F.format_string("; it was noted as done at %s, when %s had the ticket: under fencing token %d it ran %s from %s on",
                                          at(F.col("record_ms") * 1000), F.col("owner.consumer"), F.col("owner.fence"), F.col("owner.id"),
                                          at(F.col("owner.start_us"))),
     }  # fmt: skip

@@ -12,7 +12,7 @@ _LAG, _OLD_MS = 1_000, 60_000
 #: A handler may take its time: only above this, or with so many attempts, somebody has to act.
 _STILL_MS, _ATTEMPTS = 60_000, 3
 BAD, WARN, OK = "bad", "warn", "ok"
-_WORDS = {BAD: "Act", WARN: "Look", OK: "Well"}
+_WORDS = {BAD: "Critical", WARN: "Warning", OK: "OK"}
 
 
 class Alarm(NamedTuple):

@@ -72,7 +72,7 @@ def _owned(facts: TicketFacts, owner: OwnerFacts) -> TicketExplanation:
 
 
 def _doing(facts: TicketFacts, owner: OwnerFacts, run: OwnEntry | None) -> tuple[str, Reason, str, int]:
-    name, fence = owner.name, f"fence {facts.fence}"
+    name, fence = owner.name, f"fencing token {facts.fence}"
     if run is None:
         first = facts.ids[0] if facts.ids else b"?"
         before = facts.attempts.get(first, NEVER)
@@ -150,13 +150,13 @@ def _lost(facts: TicketFacts, owner: OwnerFacts) -> TicketExplanation:
         )
     by = (
         f"the leader {facts.leader.url} takes its entries back, oldest first, and hands them over anew under a new"
-        " fence"
+        " fencing token"
     )
     successor = f"; {owner.successor} has its name now and gets the ticket first" if owner.successor else ""
     until = facts.now_ms + facts.lease_ms
     text = (
-        f"consumer {owner.name} died with {_id(first)} (fence {facts.fence}): {by}, in {span(facts.lease_ms)} at the"
-        f" latest{successor}"
+        f"consumer {owner.name} died with {_id(first)} (fencing token {facts.fence}): {by}, in {span(facts.lease_ms)} at"
+        f" the latest{successor}"
     )
     reasons = (Reason("owner_lost", text), *_behind(facts, first))
     return TicketExplanation(
@@ -171,7 +171,7 @@ def _waiting(facts: TicketFacts, where: str) -> TicketExplanation:
     """Parked, returned or not read yet: the leader is to move it."""
     rule = facts.rules[0] if facts.rules else None
     first = next(iter((*facts.ids, *facts.parked, *facts.unread)), b"")
-    what = _id(first) if first else "what is parked of it"
+    what = _id(first) if first else "what waits of it"
     is_held = where != "unread" or (rule is not None and rule.target in (Target.STREAM, Target.EVERYTHING))
     obstacle, waits_for, until_ms = _obstacle(facts, rule, what, where)
     state = "paused" if obstacle.code == "rule_pause" and is_held else where
@@ -185,10 +185,10 @@ def _waiting(facts: TicketFacts, where: str) -> TicketExplanation:
 
 def _place(facts: TicketFacts, what: str, where: str) -> Iterator[Reason]:
     if where == "returned":
-        how = f"whoever gets the ticket begins with it, under a fence above {facts.fence}"
+        how = f"whoever gets the ticket begins with it, under a fencing token above {facts.fence}"
         yield Reason("returned", f"{what} was given back, by a drain or a redrive: {how}")
     elif where == "parked":
-        yield Reason("parked", f"{what} was read by the leader and is parked: nobody has it")
+        yield Reason("parked", f"{what} was read by the leader and waits: nobody has it")
     else:
         lag = f"{pluralize(facts.lag, 'entry', 'entries')} of all tickets {'is' if facts.lag == 1 else 'are'} unread"
         yield Reason("unread", f"{what} is in the stream and was not read yet; {lag}")
@@ -304,7 +304,7 @@ def _halted(facts: TicketFacts) -> TicketExplanation:
 def _ending(facts: TicketFacts) -> TicketExplanation:
     until = f" up to {_id(facts.ids[0])}" if facts.ids else ""
     text = (
-        f"a message of it was given up with the policy `tail`: what is parked{until} becomes dead letters too, then the"
+        f"a message of it was given up with the policy `tail`: what waits{until} becomes dead letters too, then the"
         " ticket is free"
     )
     reasons = [Reason("tail_ends", text)] + ([_no_leader()] if facts.leader is None else [])
@@ -349,13 +349,13 @@ def _nothing(facts: TicketFacts) -> TicketExplanation:
         ends = "" if facts.last_letter is not None else ": all that ever came is finished, or nothing ever came"
         if not facts.letters_are_all:
             ends = "; whether it has a dead letter is not known: not all were looked at"
-        reasons = [Reason("nothing_to_do", f"nothing of it is unread, parked or in processing{ends}")]
+        reasons = [Reason("nothing_to_do", f"nothing of it is unread, waiting or in processing{ends}")]
     elif facts.unread_is_exact and facts.parked_is_exact:
         text = "nothing of it was found; not all ticket streams were looked at, so it may wait in one to be gathered"
         reasons = [Reason("not_looked_through", text)]
     else:
         text = (
-            "nothing of it is in processing; more is unread or parked than was looked through, so it may be further"
+            "nothing of it is in processing; more is unread or waits than was looked through, so it may be further"
             " behind"
         )
         reasons = [Reason("not_looked_through", text)]
@@ -394,13 +394,13 @@ def _later(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
     elif facts.board is not None and facts.board.window_is_full:
         yield Reason(
             "window_full",
-            f"{pluralize(facts.all_parked, 'more is', 'more are')} parked: so many of one ticket are not handed over at a"
+            f"{pluralize(facts.all_parked, 'more waits', 'more wait')}: so many of one ticket are not handed over at a"
             " time",
         )
     elif owner.state != "live" or owner.paused is not None:
         yield Reason(
             "owner_takes_nothing",
-            f"what is parked waits until {owner.name} is done with what it has, then others get it",
+            f"the rest waits until {owner.name} is done with what it has, then others get it",
         )
 
 
