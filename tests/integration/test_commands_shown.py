@@ -96,7 +96,7 @@ def test_tickets_are_listed_with_what_they_are_doing(world: World) -> None:
         "runs": "processing",
         "tried-again": "retrying",
         "orphan": "recovering",
-        "blocked": "parked",
+        "blocked": "waiting",
         "held": "paused",
     }
     listed = shown(world, "tickets", "list").output

@@ -19,7 +19,7 @@ def names(node: ast.expr) -> list[str]:
         case ast.IfExp():
             return [*names(node.body), *names(node.orelse)]
         case ast.JoinedStr():
-            return ["".join(part.value if isinstance(part, ast.Constant) else "*" for part in node.values)]
+            return ["".join(str(part.value) if isinstance(part, ast.Constant) else "*" for part in node.values)]
     raise AssertionError(f"line {node.lineno}: an event's name must be found in the log's documentation: write it out")
 
 
