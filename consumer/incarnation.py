@@ -204,7 +204,7 @@ class Incarnation:
         try:
             self._goodbye.post("/api/consumers/deregister", orjson.dumps({"incarnation": self.name}))
         except MasterUnavailable as nobody:
-            event(log, "goodbye_not_heard", level=logging.WARNING, why=str(nobody))
+            event(log, "deregister_failed", level=logging.WARNING, why=str(nobody))
 
 
 def terms(settings: ConsumerSettings, asked: HandlerOptions) -> tuple[RetryPolicy, float]:

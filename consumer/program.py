@@ -64,7 +64,9 @@ class ConsumerProgram:
         """Start to register; the registrar's thread takes the name lock."""
         settings = self._settings
         health_url = settings.health_url or f"{url_of(host, port, settings.tls_cert is not None)}/api/health"
-        event(log, "consumer_starts", name=settings.consumer_name, handler=settings.handler, slots=settings.concurrency)
+        event(
+            log, "consumer_starting", name=settings.consumer_name, handler=settings.handler, slots=settings.concurrency
+        )
         self._registrar = Registrar(
             lambda: self._ask(health_url), master_client(settings, None), self._begin, self._tell_of_former
         )

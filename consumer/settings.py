@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from usher.common.runtime.settings import Address, CommonSettings, ConsumerName, HttpUrls
+
+
+def _stored_policy(value: str) -> str:
+    """Return the policy by the word that Redis keeps (lua/owner/dead_letter.lua)."""
+    return "park" if value == "halt" else value
 
 
 class ConsumerSettings(CommonSettings):
@@ -57,12 +62,12 @@ class ConsumerSettings(CommonSettings):
     max_attempts: int = Field(
         5, ge=1, le=1000, description="Starts of a handler for one message before it becomes a dead letter."
     )
-    dead_letter_policy: str = Field(
+    dead_letter_policy: Annotated[str, AfterValidator(_stored_policy)] = Field(
         "skip",
-        pattern=r"^(skip|park|tail)$",
+        pattern=r"^(skip|halt|park|tail)$",
         description=(
-            "After a dead letter its ticket goes on (skip), waits for `usher dead` (park), or loses its pending tail"
-            " (tail)."
+            "After a dead letter its ticket goes on (skip), waits for `usher dead` (halt; park is the same), or loses"
+            " its pending tail (tail)."
         ),
     )
     retry_seconds: float = Field(

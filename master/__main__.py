@@ -64,7 +64,7 @@ def log_doctor_findings(redis_url: str) -> None:
         for finding in startup_findings(link):
             event(
                 log,
-                "redis_is_unfit",
+                "redis_check_failed",
                 level=logging.ERROR,
                 check=finding.check,
                 seen=finding.seen,
@@ -72,7 +72,7 @@ def log_doctor_findings(redis_url: str) -> None:
                 do=finding.do,
             )
     except RedisTrouble as trouble:
-        event(log, "redis_not_checked", level=logging.WARNING, why=str(trouble))
+        event(log, "redis_check_skipped", level=logging.WARNING, why=str(trouble))
     finally:
         link.close()
 

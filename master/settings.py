@@ -31,10 +31,10 @@ class MasterSettings(CommonSettings):
     )
     batch_size: int = Field(1000, ge=1, le=2000, description="Most entries read, and handed over, by one script call.")
     ticket_window: int = Field(
-        512, ge=1, le=10_000, description="Most entries of one ticket handed over at a time; more are parked."
+        512, ge=1, le=10_000, description="Most entries of one ticket handed over at a time; more wait."
     )
-    parked_limit: int = Field(
-        2_000_000, ge=1, description="Most entries parked in all; at this many the master stops reading."
+    waiting_limit_reached: int = Field(
+        2_000_000, ge=1, description="Most entries that wait in all; at this many the master stops reading."
     )
     longest_message_bytes: int = Field(
         16 * 1024 * 1024,

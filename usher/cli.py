@@ -157,7 +157,9 @@ def usher() -> None:
 def run(argv: Sequence[str] | None = None, group: click.Group | None = None, name: str = "usher") -> int:
     """Run the command line and return its exit code; errors of Usher become one clear message on stderr."""
     try:
-        outcome = (group or usher).main(args=None if argv is None else list(argv), prog_name=name, standalone_mode=False)
+        outcome = (group or usher).main(
+            args=None if argv is None else list(argv), prog_name=name, standalone_mode=False
+        )
     except UsherError as refused:
         click.echo(f"usher: {refused}", err=True)
         return 2

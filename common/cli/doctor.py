@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from usher.common.base.errors import NotNow, RedisTrouble, SettingsError, StartRefused
+from usher.common.base.labels import label
 from usher.common.base.log import redacted
 from usher.common.base.text import escape_control
 from usher.common.doctor.collector import collect
@@ -35,15 +36,15 @@ _STYLES = {
 }
 _ENDS = {
     DoctorSeverity.OK: "all is well",
-    DoctorSeverity.UNKNOWN: "nothing bad was seen, but some questions could not be asked",
-    DoctorSeverity.WARN: "nothing bad was seen; the warnings say what costs something",
-    DoctorSeverity.BAD: "something is bad: the promise does not hold, or work stands still",
+    DoctorSeverity.UNKNOWN: "nothing critical was seen, but some questions could not be asked",
+    DoctorSeverity.WARN: "nothing critical was seen; the warnings say what costs something",
+    DoctorSeverity.BAD: "something is critical: the promise does not hold, or work stands still",
 }
 
 
 @click.command(
     help=(
-        "Check Redis and the ticket stream. Exit code 0 when nothing is bad, 1 when something is, 2 when it could not"
+        "Check Redis and the ticket stream. Exit code 0 when nothing is critical, 1 when something is, 2 when it could not"
         " be asked."
     )
 )
@@ -106,7 +107,8 @@ def _print_doctor_report(url: str, facts: DoctorFacts, findings: list[DoctorFind
     screen.print()
     verdict = worst(findings)
     counts = ", ".join(
-        f"{sum(finding.severity is severity for finding in findings)} {severity.value}" for severity in DoctorSeverity
+        f"{sum(finding.severity is severity for finding in findings)} {label(severity.value)}"
+        for severity in DoctorSeverity
     )
     screen.print(f"[{_STYLES[verdict]}]Verdict: {_ENDS[verdict]}[/] ({counts})")
 
@@ -118,7 +120,7 @@ def _findings_table(url: str, findings: Iterable[DoctorFinding]) -> Table:
             f"\n-> {finding.do}" if finding.do and finding.severity is not DoctorSeverity.OK else ""
         )
         made.add_row(
-            f"[{_STYLES[finding.severity]}]{finding.severity.value}[/]",
+            f"[{_STYLES[finding.severity]}]{label(finding.severity.value)}[/]",
             *map(_safe, (finding.check, finding.seen, means)),
         )
     return made

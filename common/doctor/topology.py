@@ -124,7 +124,7 @@ def _clock(facts: DoctorFacts) -> Iterator[DoctorFinding]:
         return
     if abs(clock.drift_ms) > _JUMP_MS:
         seen = f"in {clock.watched_ms} ms Redis' clock went {clock.watched_ms + clock.drift_ms} ms"
-        means = "leases end early or late; fences hold all the same"
+        means = "leases end early or late; fencing tokens hold all the same"
         yield DoctorFinding("clock", WARN, seen, means, "let the clock of Redis' host be slewed, not set")
     elif abs(clock.ahead_ms) > _SKEW_MS:
         seen = (
@@ -151,7 +151,7 @@ def _clock(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     back_ms = highest // _NUMBERS_PER_MS - clock.redis_ms
     if back_ms > _AHEAD_MS:
         means = (
-            "epochs and fences go on growing, and leases that were given before are shortened within seconds; new ids"
+            "epochs and fencing tokens go on growing, and leases that were given before are shortened within seconds; new ids"
             " stay at the old time"
         )
         do = "wait, or set the clock right; see that it is slewed, not set"

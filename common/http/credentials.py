@@ -145,7 +145,7 @@ class Credentials:
             self._looked_s = now_s()
             if self._files.are_new():
                 self._known = self._fixed | self._read(self._file)
-                event(log, "tokens_read_again", tokens=len(self._known))
+                event(log, "tokens_reloaded", tokens=len(self._known))
         except SettingsError as unfit:
             self._files.failed()
             event(

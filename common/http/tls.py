@@ -33,7 +33,7 @@ class ServerTls:
             if self._files.are_new():
                 try:
                     self._context = self._load()
-                    event(log, "certificate_read_again", file=str(self.cert))
+                    event(log, "certificate_reloaded", file=str(self.cert))
                 except SettingsError as unfit:
                     self._files.failed()
                     event(
@@ -84,7 +84,7 @@ class ClientTls:
                     self._files.failed()
                     event(
                         log,
-                        "authorities_unusable",
+                        "ca_certificates_unusable",
                         level=logging.ERROR,
                         why=str(unfit),
                         means="the former ones stay in use",

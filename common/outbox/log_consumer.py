@@ -169,7 +169,7 @@ class LogConsumer:
                 try:
                     self.step(handle, _WAIT_S)
                     if failures:
-                        event(log, "log_consumer_goes_on", name=self._name, failures=failures)
+                        event(log, "log_consumer_recovered", name=self._name, failures=failures)
                     failures = 0
                 except (RedisTrouble, SqlTrouble) as trouble:
                     failures += 1
@@ -177,7 +177,7 @@ class LogConsumer:
                         told_s = time.monotonic()
                         event(
                             log,
-                            "log_consumer_waits",
+                            "log_consumer_retrying",
                             level=logging.WARNING,
                             name=self._name,
                             failures=failures,
@@ -334,7 +334,7 @@ class LogConsumer:
             first = self._log.place(self._start)
             with sql_trouble("making the checkpoint"), self._engine.begin() as sql:
                 sql.execute(self._sql["add_checkpoint"], self._me | {"last_id": first.decode()})
-            event(log, "log_consumer_begins", name=self._name, stream=self._stream, last_id=first.decode())
+            event(log, "log_consumer_created", name=self._name, stream=self._stream, last_id=first.decode())
             at = self._noted_as_it_is()
         assert at is not None
         self._at = at

@@ -207,7 +207,7 @@ class CommitNotifier:
             self.close()
             event(
                 log,
-                "no_bell",
+                "commit_notifications_unavailable",
                 level=logging.WARNING,
                 why="a connection pooler is in between, so commits are not notified but polled for",
             )

@@ -117,7 +117,7 @@ class StreamRunner(Service):
             board.drop([message.stream_id])
         except (RedisTrouble, CommandRefused) as trouble:
             message.attempt -= 1
-            event(log, "attempt_not_charged", level=logging.WARNING, id=message.id, why=str(trouble))
+            event(log, "attempt_not_recorded", level=logging.WARNING, id=message.id, why=str(trouble))
             board.again(message, now_s() + self._shared.options.retry_s)
         return False
 
@@ -222,7 +222,7 @@ class MessageReadingLoop:
                 stream.reader = self.reader_name
         for service in self._services:
             service.start()
-        event(log, "reading_loop_starts", reader=self.reader_name)
+        event(log, "reading_loop_started", reader=self.reader_name)
 
     def stop(self) -> None:
         """Start nothing more, let running handlers finish (up to ``grace_s``), acknowledge them, and give the rest
@@ -246,7 +246,7 @@ class MessageReadingLoop:
         left = self._leave()
         for link in (self._note_link, self._end_link):
             link.close()
-        event(log, "reading_loop_ends", reader=self.reader_name, still_running=board.running, trouble=left or "none")
+        event(log, "reading_loop_stopped", reader=self.reader_name, still_running=board.running, trouble=left or "none")
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until ``stop`` is called; return True when it was."""

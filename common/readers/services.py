@@ -167,7 +167,7 @@ class StreamReader(Service):
             self._claim_s = now_s() + options.claim_every_s
             self._stream.forget_readers(int(max(60.0, 10 * options.idle_s) * 1000))
         if claimed.gone:
-            event(log, "bodies_gone", level=logging.WARNING, count=len(claimed.gone), first=claimed.gone[0])
+            event(log, "pending_entries_deleted", level=logging.WARNING, count=len(claimed.gone), first=claimed.gone[0])
         if claimed.messages:
             suspects = sum(message.is_suspect for message in claimed.messages)
             event(log, "messages_claimed", count=len(claimed.messages), suspects=suspects)

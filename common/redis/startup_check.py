@@ -23,4 +23,4 @@ def check_at_start(url: str) -> None:
         cause = refused.__cause__
         if not isinstance(cause, NotNow) or cause.kind in (AUTH, REFUSED):
             raise
-        event(log, "redis_is_away", level=logging.WARNING, why=str(refused), means="waiting for it")
+        event(log, "redis_unreachable", level=logging.WARNING, why=str(refused), means="waiting for it")

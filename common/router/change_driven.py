@@ -214,7 +214,7 @@ class ChangeDrivenReader(Service):
         if old:
             self._lost += len(old)
             self._desk.counters["unannounced"] += len(old)
-            event(log, "change_not_announced", level=logging.WARNING, streams=len(old))
+            event(log, "change_notification_missed", level=logging.WARNING, streams=len(old))
             if self._lost >= _MOST_UNANNOUNCED:
                 self._refused = f"{self._lost} changes were not announced"
         with self._desk.lock:

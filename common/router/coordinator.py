@@ -161,7 +161,7 @@ class RouterCoordinator:
                 seen = "there is none" if last_generated is None else last_generated.decode()
                 event(
                     log,
-                    "stream_went_back",
+                    "stream_reset",
                     level=logging.WARNING,
                     stream=check.stream.key.decode(errors="replace"),
                     last_id=seen,

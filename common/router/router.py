@@ -253,10 +253,10 @@ class StreamRouter:
                 return
             self.why = why
             if self._wanted is Mode.CHANGE_DRIVEN:
-                event(log, "router_cannot_work", level=logging.ERROR, why=why, way_out="mode AUTOMATIC or PORTABLE")
+                event(log, "router_failed", level=logging.ERROR, why=why, way_out="mode AUTOMATIC or PORTABLE")
                 self._desk.close_all(End.REFUSED)
                 return
-            event(log, "router_falls_back", level=logging.WARNING, mode=Mode.PORTABLE.value, why=why)
+            event(log, "router_fell_back_to_polling", level=logging.WARNING, mode=Mode.PORTABLE.value, why=why)
             pool = self._pool()
             self._reader, self.mode = pool, Mode.PORTABLE
             self._desk.on_work = pool.ring

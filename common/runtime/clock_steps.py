@@ -43,7 +43,7 @@ class ClockStepWatcher(Service):
         time.sleep(_LOOK_S)  # not Service's own wait, which counts by the wall clock too
         before_ms, self._ahead_ms = self._ahead_ms, _ahead_ms()
         if before_ms - self._ahead_ms > _STEP_MS:
-            event(log, "clock_set_back", level=logging.WARNING, seconds=(before_ms - self._ahead_ms) / 1000)
+            event(log, "clock_moved_backwards", level=logging.WARNING, seconds=(before_ms - self._ahead_ms) / 1000)
             self._end_waits()
         return 0.0
 

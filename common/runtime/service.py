@@ -154,7 +154,12 @@ class Service:
                 wait_s = self._after_failure(problem, rng)
             except BaseException as problem:
                 event(
-                    log, "service_died", level=logging.CRITICAL, service=self.name, problem=repr(problem), exc_info=True
+                    log,
+                    "service_crashed",
+                    level=logging.CRITICAL,
+                    service=self.name,
+                    problem=repr(problem),
+                    exc_info=True,
                 )
                 raise
             self._last_turn_s = now_s()
@@ -174,7 +179,7 @@ class Service:
             level = logging.WARNING if expected else logging.ERROR
             event(
                 log,
-                "turn_failed",
+                "service_retrying",
                 level=level,
                 service=self.name,
                 problem=self._trouble,

@@ -237,7 +237,7 @@ class Acker(Service):
                 {item.run.stream_id: item.attempts for item in self._noting}, record, self._run_log_length
             )
         except CommandRefused as refused:  # counts that Redis never accepts must not hold up acknowledgements
-            event(log, "attempts_not_noted", level=logging.ERROR, messages=len(self._noting), why=str(refused))
+            event(log, "attempts_not_recorded", level=logging.ERROR, messages=len(self._noting), why=str(refused))
         noted, self._noting = self._noting, []
         self.counts.failed(noted)
         for item in noted:
@@ -318,7 +318,7 @@ class Acker(Service):
         if answer in (Buried.HALTED, Buried.ENDED):
             event(
                 log,
-                "ticket_halted" if answer is Buried.HALTED else "tail_ended",
+                "ticket_halted" if answer is Buried.HALTED else "ticket_tail_ended",
                 level=logging.ERROR,
                 ticket=message.ticket,
                 id=message.id,

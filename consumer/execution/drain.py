@@ -86,7 +86,7 @@ class Drain:
         drained = Drained(clean, self._given_back, self._lanes.running)
         event(
             log,
-            "drained",
+            "consumer_drained",
             clean=clean,
             given_back=drained.given_back,
             still_running=drained.running,

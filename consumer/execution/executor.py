@@ -167,7 +167,7 @@ class Executor:
         try:
             is_ours = self._starts.charge(message, ahead)
         except (RedisTrouble, CommandRefused) as trouble:
-            event(log, "attempt_not_charged", level=logging.WARNING, **message.facts(), why=str(trouble))
+            event(log, "attempt_not_recorded", level=logging.WARNING, **message.facts(), why=str(trouble))
             self.lanes.retry(lane, message, now_s() + _AGAIN_S)
             return False
         if not is_ours:
@@ -177,7 +177,7 @@ class Executor:
             return False
         event(
             log,
-            "suspect_runs_alone",
+            "suspect_isolated",
             **message.facts(),
             starts=ahead.starts,
             crashes=known.crashes,
@@ -249,7 +249,7 @@ class Executor:
 
     def broken(self, problem: BaseException) -> None:
         """End this incarnation: our own code failed around a handler call, so its lanes cannot be trusted any more."""
-        event(log, "runner_broken", level=logging.CRITICAL, error=format_error(problem))
+        event(log, "executor_failed", level=logging.CRITICAL, error=format_error(problem))
         self._on_broken(f"{type(problem).__name__} around a handler call")
 
 

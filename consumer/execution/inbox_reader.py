@@ -259,7 +259,7 @@ class InboxReader(Service):
         if state != self._state:
             event(
                 log,
-                "inbox_held_up",
+                "inbox_blocked",
                 level=logging.WARNING,
                 consumer=self._incarnation,
                 record=state.record_id,
@@ -398,7 +398,7 @@ class InboxReader(Service):
         if over:
             event(
                 log,
-                "inbox_outdated",
+                "inbox_entries_stale",
                 level=logging.WARNING,
                 consumer=self._incarnation,
                 count=len(over),

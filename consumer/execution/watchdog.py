@@ -70,7 +70,7 @@ class Watchdog(Service):
         charged = {message.stream_id: _charge(message) for message in hung}
         self._journal.blame(message for message in hung if not message.shares_call)
         for message in hung:
-            event(log, "handler_hangs", level=logging.ERROR, **message.facts())
+            event(log, "handler_stuck", level=logging.ERROR, **message.facts())
         runs = [
             Finished(message.ticket, message.stream_id, message.fence, message.attempt, message.start_us, 0)
             for message in hung
@@ -81,7 +81,7 @@ class Watchdog(Service):
             for message in hung:
                 self._journal.forget(message)
         except (OwnershipLost, RedisTrouble, CommandRefused) as trouble:  # the process leaves whatever Redis answers
-            event(log, "attempt_not_charged", level=logging.WARNING, why=str(trouble))
+            event(log, "attempt_not_recorded", level=logging.WARNING, why=str(trouble))
         until_s = time.monotonic() + _FLUSH_S
         while not self._is_flushed() and time.monotonic() < until_s:
             time.sleep(_POLL_S)

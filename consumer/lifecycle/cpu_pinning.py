@@ -30,5 +30,5 @@ def pin_to_cpu(name: str) -> int:
         raise StartRefused(
             f"USHER_PIN_CPU: this process cannot be kept on CPU {cpu}: {problem}; leave it off"
         ) from problem
-    event(log, "kept_on_one_cpu", cpu=cpu)
+    event(log, "pinned_to_cpu", cpu=cpu)
     return cpu

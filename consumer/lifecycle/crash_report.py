@@ -34,7 +34,7 @@ def report_crash(url: str, keys: Keys, former: Former, run_log_length: int) -> N
     try:
         noted = note_crash(ScriptRunner(link), keys, former, run_log_length)
     except CommandRefused as refused:  # Redis will not accept it later either, and we have work to do
-        event(log, "attempts_not_noted", level=logging.ERROR, messages=len(former.left), why=str(refused))
+        event(log, "attempts_not_recorded", level=logging.ERROR, messages=len(former.left), why=str(refused))
         noted = []
     finally:
         link.close()

@@ -132,7 +132,7 @@ def _mapped(path: Path | None, size: int) -> mmap.mmap:
             finally:
                 os.close(descriptor)
         except OSError as problem:
-            event(log, "journal_not_kept", level=logging.WARNING, path=str(path), why=str(problem))
+            event(log, "journal_unavailable", level=logging.WARNING, path=str(path), why=str(problem))
     return mmap.mmap(-1, size)
 
 

@@ -95,7 +95,7 @@ class Registrar(Service):
         if answer.status == 410:
             # An earlier request was heard, its answer was lost, and the lease ended before this request. Nothing was
             # started under that uuid.
-            event(log, "registration_over", level=logging.WARNING, consumer=asked.name, master=answer.url)
+            event(log, "registration_expired", level=logging.WARNING, consumer=asked.name, master=answer.url)
             self._asked = self._ask()
             return _WHEN_HELD_S if was_over else 0.0
         raise MasterUnavailable(
@@ -109,7 +109,7 @@ class Registrar(Service):
         window = int(answer.get("ticket_window", _UNTOLD_WINDOW))
         taken = Taken(registration, lease_s, answer.get("leader_url"), sent_s - (lease_s - left_s), window)
         # Only now: an answer that cannot be read leaves everything as it was, and the masters are asked again.
-        event(log, "registered", consumer=registration.incarnation, lease_ms=answer["lease_ms"])
+        event(log, "consumer_registered", consumer=registration.incarnation, lease_ms=answer["lease_ms"])
         self._on_taken(taken)
 
     def on_end(self) -> None:

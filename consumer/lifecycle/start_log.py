@@ -50,7 +50,7 @@ class StartLog:
         try:
             steps.charge(unsure)
         except CommandRefused as refused:
-            event(log, "charge_not_given_back", level=logging.WARNING, messages=len(unsure), why=str(refused))
+            event(log, "attempt_not_refunded", level=logging.WARNING, messages=len(unsure), why=str(refused))
         for entry_id in unsure:
             del self._unsure[entry_id]
 
@@ -64,7 +64,7 @@ class StartLog:
         try:
             steps.charge({message.stream_id: message.known})
         except (RedisTrouble, OwnershipLost, ServerChanged, CommandRefused) as trouble:
-            event(log, "charge_not_given_back", level=logging.WARNING, **message.facts(), why=str(trouble))
+            event(log, "attempt_not_refunded", level=logging.WARNING, **message.facts(), why=str(trouble))
 
     def close(self) -> None:
         self._link.close()

@@ -48,15 +48,15 @@ def unended(known: Attempts) -> Bury:
     A loss is not a crash: the owner is gone, and it is not known whether the handler ran then.
 
     >>> unended(Attempts(starts=4, failures=4, crashes=2)).error
-    'its process ended while its handler ran (handler_crashed or handler_hangs in the logs)'
+    'its process ended while its handler ran (handler_crashed or handler_stuck in the logs)'
     """
     if known.crashes:
-        error = f"{CUT_OFF} (handler_crashed or handler_hangs in the logs)"
+        error = f"{CUT_OFF} (handler_crashed or handler_stuck in the logs)"
     else:
         # A message that hung alone is charged as a plain failure. One that raised would have left its own dead letter,
         # had its process lived a moment longer.
         error = (
-            f"{RAN_PAST} (handler_hangs in the logs), or its process ended before the end of its last start was stored"
+            f"{RAN_PAST} (handler_stuck in the logs), or its process ended before the end of its last start was stored"
         )
     return Bury("attempts_exhausted", error)
 

@@ -51,7 +51,7 @@ class StaleFence(OwnershipLost):
 
     def __init__(self, message: Marked) -> None:
         super().__init__(
-            f"ticket {fenced_ticket(message)!r} has an owner with a higher fence than {message.fence}; nothing was"
+            f"ticket {fenced_ticket(message)!r} has an owner with a higher fencing token than {message.fence}; nothing was"
             " stored"
         )
 

@@ -211,7 +211,7 @@ class SqlSink:
         try:
             self.prune()
         except Exception as problem:
-            event(log, "sink_not_pruned", level=logging.WARNING, error=f"{type(problem).__name__}: {problem}"[:500])
+            event(log, "sink_prune_failed", level=logging.WARNING, error=f"{type(problem).__name__}: {problem}"[:500])
 
 
 ENDED_INSIDE = (

@@ -130,4 +130,4 @@ class AsyncSqlSink:
             async with self.engine.begin() as connection:
                 await connection.run_sync(self._tables.prune, self._keep_s, self._keep_most, PRUNE_AT_ONCE)
         except Exception as problem:
-            event(log, "sink_not_pruned", level=logging.WARNING, error=f"{type(problem).__name__}: {problem}"[:500])
+            event(log, "sink_prune_failed", level=logging.WARNING, error=f"{type(problem).__name__}: {problem}"[:500])

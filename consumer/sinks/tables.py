@@ -141,7 +141,7 @@ class SinkTables:
         transaction."""
         if is_autocommit(connection):
             raise SinkMisused(
-                "the engine is in AUTOCOMMIT mode, in which fence, uid and effect are three transactions; leave"
+                "the engine is in AUTOCOMMIT mode, in which fencing token, uid and effect are three transactions; leave"
                 " isolation_level out"
             )
 

@@ -167,9 +167,9 @@ SCENARIOS = (
     ),
     Scenario(
         "zombie",
-        "a zombie wakes up with an old fence",
+        "a zombie wakes up with an old fencing token",
         "A process stands still before it starts the handler for message 2; the ticket goes on elsewhere with messages"
-        " 2 and 3; then it wakes up and runs message 2 under its old fence.",
+        " 2 and 3; then it wakes up and runs message 2 under its old fencing token.",
         _FENCE,
         _zombie,
     ),

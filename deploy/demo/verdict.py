@@ -193,9 +193,9 @@ def _judge_order(ticket: str, history: Sequence[Execution], place: Mapping[str, 
         if run.stream_id not in started and at < furthest:
             wrong = "started for the first time after a later message of its ticket"
         elif run.stream_id in started and run.fence == fence_before and at < previous:
-            wrong = "was repeated after a later message under the same fence"
+            wrong = "was repeated after a later message under the same fencing token"
         elif run.fence < highest_fence:
-            wrong = f"started under fence {run.fence} when {highest_fence} had been there"
+            wrong = f"started under fencing token {run.fence} when {highest_fence} had been there"
         if wrong:
             found.order_violations += 1
             found.example(f"{run.stream_id} of ticket {ticket!r} on {run.consumer} {wrong}")

@@ -48,7 +48,7 @@ class MasterProgram:
         if self._gathering is not None:
             self._gathering.url = url
         self._services.append(self._leading.elector(url))
-        event(log, "master_starts", url=url, stream=self._place.keys.stream, group=self._place.keys.group)
+        event(log, "master_starting", url=url, stream=self._place.keys.stream, group=self._place.keys.group)
         for service in self._services:
             service.start()
 

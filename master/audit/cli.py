@@ -16,6 +16,7 @@ import click
 import orjson
 
 from usher.common.base.errors import RedisTrouble, StartRefused
+from usher.common.base.labels import label
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import name_of
 from usher.common.redis.client import CommandRefused, Link, check_reachable
@@ -182,7 +183,7 @@ def checks(as_json: bool) -> None:
     if as_json:
         print_json({"checks": [dict(zip(names, row, strict=True)) for row in rows]})
     else:
-        console().print(table("Findings", names, rows))
+        console().print(table("Findings", names, [(name, label(severity), *words) for name, severity, *words in rows]))
 
 
 @audit.command(

@@ -32,7 +32,7 @@ class AuditSettings(CommonSettings):
         0.0, ge=0, le=86_400, description="Longest an entry of an incarnation may be idle. 0: three leases."
     )
     audit_parked_seconds: float = Field(
-        300.0, ge=1, le=604_800, description="Longest an entry may be parked with nothing of its ticket running."
+        300.0, ge=1, le=604_800, description="Longest an entry may wait with nothing of its ticket running."
     )
     audit_deliveries: int = Field(
         20, ge=1, le=100_000, description="More deliveries of an entry than this are a finding."

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from usher.common.base.errors import ReplyUnknown
+from usher.common.base.labels import label
 from usher.common.base.text import escape_control, pluralize
 from usher.common.protocol.stream_id import is_id
 from usher.common.runtime.settings import CommonSettings, options
@@ -85,7 +86,7 @@ def _table(letters: Sequence[DeadLetter]) -> Any:
             letter.message_id.decode(errors="replace"),
             f"{letter.reason}: {letter.error[:80]}" if letter.error else letter.reason,
             letter.attempts,
-            letter.policy,
+            label(letter.policy),
             _age(now_ms - letter.written_ms),
         )
         for letter in letters
@@ -224,7 +225,7 @@ def _change(
         click.echo(_nothing(given))
         return 0
     if preview.count and not given["as_json"]:
-        rows = [(group.count, group.reason, group.error_type, group.policy) for group in preview.groups]
+        rows = [(group.count, group.reason, group.error_type, label(group.policy)) for group in preview.groups]
         title = f"{pluralize(preview.count, 'dead letter')} to {what}"
         console().print(table(title, ("letters", "reason", "error", "policy"), rows, numbers=("letters",)))
     if preview.count and not given["yes"]:

@@ -103,7 +103,9 @@ def drop(
         view = DelayedView(link, keys, settings.ticket_field)
         chosen = list(dict.fromkeys(ids)) or list(view.ids(ticket))
         if chosen and not yes:
-            if as_json or not sys.stdin.isatty():
+            if as_json:
+                raise click.UsageError("--json does not ask: pass --yes too")
+            if not sys.stdin.isatty():
                 raise click.UsageError("stdin is not a terminal: pass --yes")
             if not click.confirm(f"drop {pluralize(len(chosen), 'delayed message')}?"):
                 sys.exit(1)

@@ -138,9 +138,11 @@ def lift(flags: dict[str, Any], ids: tuple[str, ...], why: str, as_json: bool) -
 def dead_letter(flags: dict[str, Any], yes: bool, why: str, as_json: bool, **chosen: Any) -> None:
     target, value = _target(**chosen)
     if not yes:
-        if as_json or not sys.stdin.isatty():
+        if as_json:
+            raise click.UsageError("--json does not ask: pass --yes too")
+        if not sys.stdin.isatty():
             raise click.UsageError("stdin is not a terminal: pass --yes")
-        if not click.confirm(f"turn the messages of {value or 'everything'} into dead letters?"):
+        if not click.confirm(f"make dead letters of {value or 'everything'}?"):
             sys.exit(1)
     _set(flags, Rule(target, value, RuleAction.DEAD_LETTER, None, why, caller().who), as_json)
 

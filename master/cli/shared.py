@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from usher.common.base.errors import GroupMissing, RedisTrouble, StartRefused
+from usher.common.base.labels import label
 from usher.common.base.text import escape_control
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link, check_reachable
@@ -171,7 +172,7 @@ def tickets_table(rows: Sequence[dict[str, Any]], title: str = "Tickets in proce
         cells.append(
             (
                 row["ticket_id"] or "(none)",
-                row["state"],
+                label(row["state"]),
                 row.get("consumer_name", ""),
                 len(ids),
                 oldest,

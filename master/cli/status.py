@@ -107,7 +107,7 @@ def drawn(seen: dict[str, Any]) -> RenderableType:
         ("stream", f"{seen['stream']}  (group {seen['group']}{there})"),
         ("leader", seen["leader_url"] or "none: no master leads"),
         ("entries", f"{seen['entries']:,}  done {seen['done']:,}  unread (lag) {lag}"),
-        ("pending", f"{seen['pending']:,}  of these parked under the master {seen['parked']:,}"),
+        ("pending", f"{seen['pending']:,}  of these waiting under the master {seen['parked']:,}"),
         (
             "tickets in processing",
             f"{seen['tickets']:,}  halted {seen['halted']:,}" if seen["halted"] else seen["tickets"],
@@ -140,7 +140,7 @@ def drawn(seen: dict[str, Any]) -> RenderableType:
         total = max(shown, seen["tickets"])  # counted a moment before the rows
         parts += ["", tickets_table(seen["tickets_in_processing"], f"Tickets in processing ({shown:,} of {total:,})")]
     if seen["tickets_parked"]:
-        parts += ["", tickets_table(seen["tickets_parked"], "Parked: no consumer has a message of these tickets")]
+        parts += ["", tickets_table(seen["tickets_parked"], "Waiting: no consumer has a message of these tickets")]
     return Group(*parts)
 
 

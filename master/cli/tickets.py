@@ -9,6 +9,7 @@ from urllib.parse import quote
 import click
 import requests
 
+from usher.common.base.labels import label
 from usher.common.base.text import escape_control
 from usher.common.runtime.settings import CommonSettings, options
 from usher.master.cli.follow import follow_ticket
@@ -22,7 +23,7 @@ def tickets() -> None:
     pass
 
 
-@tickets.command("list", help="List tickets in processing, and those that are parked.")
+@tickets.command("list", help="List tickets in processing, and those that wait.")
 @click.option(
     "--limit", type=click.IntRange(min=1, max=100_000), default=100, show_default=True, help="Most tickets listed."
 )
@@ -51,7 +52,7 @@ def list_tickets(flags: dict[str, Any], limit: int, as_json: bool) -> None:
         click.echo(f"  the first {len(rows):,}; --limit shows more")
     elif more:
         click.echo(
-            f"  more is parked: only tickets of the oldest {LOOKED_AT} messages are listed; `usher tickets explain` knows"
+            f"  more is waiting: only tickets of the oldest {LOOKED_AT} messages are listed; `usher tickets explain` knows"
             " every ticket"
         )
 
@@ -109,10 +110,9 @@ def explain_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None
         return
     entries = document["entries"][:_MOST_SHOWN]
     shown = [
-        (entry["id"], entry["state"].replace("_", " "), str(entry["attempt"] or ""), entry["behind"] or "")
-        for entry in entries
+        (entry["id"], label(entry["state"]), str(entry["attempt"] or ""), entry["behind"] or "") for entry in entries
     ]
-    click.echo(escape_control(f"{ticket_id}: {document['state'].replace('_', ' ')}"))
+    click.echo(escape_control(f"{ticket_id}: {label(document['state'])}"))
     for sentence in document["sentences"]:
         click.echo(escape_control(f"  {sentence}"))
     if shown:

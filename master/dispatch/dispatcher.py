@@ -155,7 +155,7 @@ class Dispatcher(Service):
             self._unwell = None
             return wait_s
         except Fenced:
-            event(log, "fenced", level=logging.WARNING, epoch=epoch, last_read=self._cursor.last_read)
+            event(log, "leader_fenced", level=logging.WARNING, epoch=epoch, last_read=self._cursor.last_read)
             self._drop_memory()
             self._lead.lost(epoch)
         except NotNow as refused:
@@ -172,7 +172,7 @@ class Dispatcher(Service):
         return 0.0
 
     def _in_doubt(self, epoch: int, why: str) -> None:
-        event(log, "in_doubt", level=logging.WARNING, epoch=epoch, why=why)
+        event(log, "leadership_uncertain", level=logging.WARNING, epoch=epoch, why=why)
         self._drop_memory()
         self._lead.doubt(epoch)
 
@@ -207,7 +207,7 @@ class Dispatcher(Service):
         self.counts.adoptions += 1
         self._follow_rules()
         self._quiet.begin(now_s())
-        event(log, "adopted", epoch=epoch, **adopted.facts(), seconds=now_s() - started)
+        event(log, "takeover_completed", epoch=epoch, **adopted.facts(), seconds=now_s() - started)
 
     # ---- the turn ----------------------------------------------------------------------------------------------------
 
@@ -385,7 +385,7 @@ class Dispatcher(Service):
             ids = b" ".join(over[:50])
             event(
                 log,
-                "entries_over",
+                "entries_not_pending",
                 level=logging.WARNING,
                 count=len(over),
                 ids=ids,
@@ -466,7 +466,7 @@ class Dispatcher(Service):
         self.board.forget(entries.new)
         self._cursor.retry(is_mismatch)
         if why:
-            event(log, "news_not_taken", why=why)
+            event(log, "new_entries_retried", why=why)
 
     def _rejoin(self, known: list[tuple[bytes, bytes]]) -> None:
         assert self._steps is not None

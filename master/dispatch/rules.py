@@ -32,7 +32,7 @@ class RuleWork:
         """Read the rules and have the board follow them."""
         rules = read_rules(self._link, self._keys)
         if rules.version != steps.rules_version:
-            event(log, "rules_read", count=len(rules.rules), version=rules.version)
+            event(log, "rules_loaded", count=len(rules.rules), version=rules.version)
             for rule in rules.rules:
                 if not rule.version:
                     event(

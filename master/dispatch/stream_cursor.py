@@ -149,6 +149,6 @@ class StreamCursor:
 
     def _room(self, board: Board) -> int:
         if board.parked >= self._limits.parked:
-            event(log, "parked_limit", level=logging.WARNING, parked=board.parked)
+            event(log, "waiting_limit_reached", level=logging.WARNING, parked=board.parked)
             return 0
         return min(self._limits.batch, board.room)

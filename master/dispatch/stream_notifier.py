@@ -191,7 +191,7 @@ class StreamNotifier:
     def _fail(self, why: str) -> None:
         """Act as if a notification had come, since the state of the stream is unknown, and ask again after a pause."""
         if not self._failures:
-            event(log, "doorbell_broken", level=logging.WARNING, why=why)
+            event(log, "notifier_unavailable", level=logging.WARNING, why=why)
         now = now_s()
         self.reset()
         self._again_s = now + min(_LONGEST_PAUSE_S, _AGAIN_S * 2.0 ** min(self._failures, 10))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
+from usher.common.base.labels import label
 from usher.common.base.text import escape_control
 
 #: Characters of a text on a page, unless the whole text is asked for.
@@ -105,6 +106,7 @@ def spark(points: Sequence[Any], column: int, width: int = 240, height: int = 40
 
 
 FILTERS = {
+    "label": label,
     "visible": visible,
     "number": number,
     "duration": duration,

@@ -170,7 +170,7 @@ class TicketFeed(Service):
             for source, (key, head) in enumerate(zip(self._streams, heads, strict=True))
         ]
         self._router, self._heads, self._backlog = router, heads, 0
-        event(log, "feed_begins", level=logging.DEBUG, mode=router.mode.value)
+        event(log, "live_feed_started", level=logging.DEBUG, mode=router.mode.value)
 
     def _last_id(self, key: str) -> bytes:
         try:
@@ -187,7 +187,7 @@ class TicketFeed(Service):
             self._subscriptions = []
             self._seen.clear()
             self._values.clear()
-            event(log, "feed_rests", level=logging.DEBUG)
+            event(log, "live_feed_stopped", level=logging.DEBUG)
 
     def _begin_anew_if_deaf(self) -> None:
         """Restart the router after a stream that Redis once refused to read (it was another type for a moment, or a
@@ -197,7 +197,7 @@ class TicketFeed(Service):
             return
         event(
             log,
-            "feed_deaf",
+            "live_feed_interrupted",
             level=logging.WARNING,
             stream=ended.key.decode(errors="replace"),
             why=f"{ended.end.value} ({ended.detail})",

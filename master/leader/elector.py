@@ -162,7 +162,7 @@ class Elector(Service):
         if self._works():
             until_s = now_s() + self._lease_ms / 1000
             if self._scripts.run("hold_lead", (self._keys.leader,), (str(epoch), self._lease_ms)) != b"OK":
-                event(log, "lead_lost", epoch=epoch)
+                event(log, "leadership_lost", epoch=epoch)
                 self._lead.lost(epoch)
                 return 0.0
             self._lead._extended(until_s)
@@ -170,7 +170,7 @@ class Elector(Service):
             if self._not_extended != epoch:
                 event(
                     log,
-                    "lead_not_extended",
+                    "leadership_not_renewed",
                     level=logging.WARNING,
                     epoch=epoch,
                     why="the work that it is held for makes no progress",
@@ -188,7 +188,7 @@ class Elector(Service):
         if self._lasts_too_long():
             event(
                 log,
-                "lead_of_another_clock",
+                "leadership_lease_too_long",
                 level=logging.WARNING,
                 epoch=epoch,
                 why="it lasts too long: the clock of Redis was set back",
@@ -217,7 +217,7 @@ class Elector(Service):
             facts: dict[str, Any] = (
                 {"why": "it has our address: the process before us, until its lease ends"} if is_ours else {}
             )
-            event(log, "stands_by", leader=url, stream=self._keys.stream, **facts)
+            event(log, "standby", leader=url, stream=self._keys.stream, **facts)
 
     def _elect(self, succeed: str) -> None:
         until_s = now_s() + self._lease_ms / 1000
@@ -240,7 +240,7 @@ class Elector(Service):
         self._damp()
         epoch = int(reply[1])
         self._told_of = ""
-        event(log, "elected", epoch=epoch, stream=self._keys.stream)
+        event(log, "leader_elected", epoch=epoch, stream=self._keys.stream)
         self._lead._extended(until_s)
         self._lead._set(epoch, self._url)
 
@@ -259,8 +259,8 @@ class Elector(Service):
         try:
             if epoch is not None:
                 self._scripts.run("resign", (self._keys.leader,), (str(epoch),))
-                event(log, "resigned", epoch=epoch)
+                event(log, "leadership_resigned", epoch=epoch)
         except Exception as problem:  # the lease ends by itself
-            event(log, "resign_failed", level=logging.WARNING, problem=str(problem))
+            event(log, "leadership_resign_failed", level=logging.WARNING, problem=str(problem))
         finally:
             self._link.close()

@@ -115,10 +115,15 @@ class HealthChecker(Service):
             self._silent_since_s, self._told_s = self._silent_since_s or now, now
             lasts_s = round(now - self._silent_since_s)
             event(
-                log, "most_are_silent", level=logging.WARNING, silent=self.silent, of=len(self._silences), for_s=lasts_s
+                log,
+                "health_checks_failing",
+                level=logging.WARNING,
+                silent=self.silent,
+                of=len(self._silences),
+                for_s=lasts_s,
             )
         elif not self.silent and self._silent_since_s:
-            event(log, "most_answer_again", of=len(self._silences), after_s=round(now - self._silent_since_s))
+            event(log, "health_checks_recovered", of=len(self._silences), after_s=round(now - self._silent_since_s))
             self._silent_since_s = 0.0
 
     def _ask_all(self, members: Mapping[str, RegisteredConsumer]) -> dict[str, bool]:
@@ -128,7 +133,7 @@ class HealthChecker(Service):
         )
         for incarnation, answer in answers.items():
             if answer.unfit:
-                event(log, "health_url_unfit", level=logging.WARNING, consumer=incarnation, why=answer.unfit)
+                event(log, "health_url_invalid", level=logging.WARNING, consumer=incarnation, why=answer.unfit)
         return {incarnation: answer.status == 200 for incarnation, answer in answers.items()}
 
     def on_end(self) -> None:

@@ -36,7 +36,7 @@ def clamp_leases(link: Link, keys: Keys, registrations: Sequence[Registration], 
         if left_ms > longest_ms:
             event(
                 log,
-                "lease_of_another_clock",
+                "lease_too_long",
                 level=logging.WARNING,
                 consumer=registration.incarnation,
                 left_ms=left_ms,

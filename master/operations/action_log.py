@@ -87,7 +87,14 @@ class ActionLog:
             with self._lock:
                 self._link.call("XADD", self._key, "MAXLEN", "~", KEPT, "*", "outcome", outcome, *line)
         except (RedisTrouble, CommandRefused) as trouble:
-            event(log, "action_not_logged", level=logging.WARNING, what=action.what, on=action.on, why=str(trouble))
+            event(
+                log,
+                "operator_action_not_recorded",
+                level=logging.WARNING,
+                what=action.what,
+                on=action.on,
+                why=str(trouble),
+            )
 
     def page(self, before: bytes | None, limit: int) -> tuple[list[dict[str, Any]], str | None]:
         """Return up to ``limit`` lines below id ``before``, newest first, and the id to go on from; None at the end."""

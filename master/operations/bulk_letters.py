@@ -100,7 +100,7 @@ class BulkLetters(Service):
             if job.state != READY:
                 return False
             job.who, job.why, job.pages, job.state = who, why, None, RUNNING
-        event(log, f"bulk_{job.what}_begins", count=job.preview.count, filter=job.told, by=who, why=why)
+        event(log, f"bulk_{job.what}_started", count=job.preview.count, filter=job.told, by=who, why=why)
         self.wake()
         return True
 
@@ -165,4 +165,6 @@ class BulkLetters(Service):
             self._letters.note(
                 OperatorAction(By(job.who, "http", job.why), job.what, on), outcome_of(job.outcomes.elements())
             )
-            event(log, f"bulk_{job.what}_ends", outcomes=dict(job.outcomes), filter=job.told, by=job.who, why=job.why)
+            event(
+                log, f"bulk_{job.what}_finished", outcomes=dict(job.outcomes), filter=job.told, by=job.who, why=job.why
+            )

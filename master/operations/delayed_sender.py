@@ -99,7 +99,13 @@ class DelayedMessages(Service):
             if now_s() - told_s >= _AGAIN_S / 2:
                 first = from_rank(rank(ones[0].member))
                 event(
-                    log, "delayed_not_sent", level=logging.ERROR, count=count, first=first, why=why, again_in_s=_AGAIN_S
+                    log,
+                    "delayed_messages_not_sent",
+                    level=logging.ERROR,
+                    count=count,
+                    first=first,
+                    why=why,
+                    again_in_s=_AGAIN_S,
                 )
                 count, told_s = 0, now_s()
             self._unsent[why] = (count, told_s)

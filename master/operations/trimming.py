@@ -199,7 +199,7 @@ class Trimmer(Service):
             self.trimmed += cut
             event(
                 log,
-                "trimmed",
+                "stream_trimmed",
                 stream=self._stream,
                 entries=cut,
                 below=decision.floor.decode(),

@@ -43,12 +43,14 @@ class IdleSweep:
         self._cursor = swept.cursor
         if swept.strays:
             former = sorted({owner.decode(errors="replace") for _, owner in swept.strays})
-            event(log, "strays_found", level=logging.WARNING, count=len(swept.strays), former=",".join(former))
+            event(
+                log, "orphaned_entries_found", level=logging.WARNING, count=len(swept.strays), former=",".join(former)
+            )
             usable, unusable = partition_entries((found for found, _ in swept.strays), steps.spread)
             board.take_in(usable)
             rejected += unusable
         if swept.gone:
-            event(log, "bodies_gone", level=logging.WARNING, count=len(swept.gone), first=swept.gone[0])
+            event(log, "pending_entries_deleted", level=logging.WARNING, count=len(swept.gone), first=swept.gone[0])
         self._next_s = now_s + (self._every_s if swept.cursor == b"0-0" else _STEP_S)
         return bool(swept.strays)
 

@@ -258,7 +258,7 @@ def rejoin(known: list[tuple[bytes, bytes]], board: Board, steps: LeaderScripts)
     if count or rejoined.done:
         event(
             log,
-            "entries_rejoined",
+            "group_entries_restored",
             level=logging.WARNING,
             count=count,
             done_before=len(rejoined.done),

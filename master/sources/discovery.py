@@ -72,7 +72,7 @@ class SourceWatch(Service):
             self._judge(changed)
         except TrackingRefused as refused:
             if not self.stopping:
-                event(log, "sources_polled", level=logging.WARNING, why=str(refused))
+                event(log, "source_notifications_unavailable", level=logging.WARNING, why=str(refused))
                 self._listener.close()
                 self._listener, self.mode = self._make_poll_listener(), "polling"
             return 0.0
@@ -137,7 +137,7 @@ class Discovery(Service):
                 self._gatherer.forget_doubted()
             self._due_s = now_s() + self._every_s
             if fresh:
-                event(log, "sources_found", count=fresh)
+                event(log, "sources_discovered", count=fresh)
         return 0.0 if self._asked.is_set() else max(0.0, min(self._due_s - now_s(), self.stalls_after_s / 3))
 
     def _scan(self, pattern: str) -> int:

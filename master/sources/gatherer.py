@@ -230,7 +230,7 @@ class Gatherer(Service):
             if is_trouble(source, one, self._listed):
                 event(
                     log,
-                    "source_trouble",
+                    "source_failed",
                     level=logging.WARNING,
                     source=name,
                     outcome=one.outcome.value.lower(),
@@ -243,7 +243,7 @@ class Gatherer(Service):
     def _say_what(self, source: str, words: str) -> None:
         if words.startswith(_MADE):
             after, _, before = words.removeprefix(_MADE).partition(" ")
-            event(log, "source_group_made", source=source, group=self._keys.group, after=after)
+            event(log, "source_group_created", source=source, group=self._keys.group, after=after)
             if before:
                 why = (
                     "the group was gone meanwhile: entries between these ids may have been trimmed that were never"

@@ -53,7 +53,7 @@ class ShardAssigner(Service):
     def run_once(self) -> float:
         is_due, shards = self._share(self._lease_ms)
         if shards != self._held:
-            event(log, "shards_held", count=len(shards), before=len(self._held))
+            event(log, "shards_assigned", count=len(shards), before=len(self._held))
             self._held = shards
         self._on_shards(shards)
         beat_s = min(_LONGEST_BEAT_S, self._lease_ms / 3000)
@@ -67,7 +67,7 @@ class ShardAssigner(Service):
             except ReplyUnknown:  # a connection that broke while it was idle is noticed only now
                 self._share(0)
         except RedisTrouble as trouble:  # the others find out when the lease ends
-            event(log, "shares_not_given_up", level=logging.WARNING, problem=str(trouble))
+            event(log, "shards_not_released", level=logging.WARNING, problem=str(trouble))
         finally:
             self._link.close()
 

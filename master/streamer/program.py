@@ -67,7 +67,7 @@ class StreamerProgram:
             *([CommitWatcher(bell, self.streamer)] if bell else []),
             self._elector,
         ]
-        event(log, "streamer_starts", stream=settings.one_stream, database=store.dialect, bell=bell is not None)
+        event(log, "streamer_starting", stream=settings.one_stream, database=store.dialect, bell=bell is not None)
 
     def start(self) -> None:
         for service in self.services:
@@ -102,7 +102,7 @@ class StreamerProgram:
             do = "give each outbox of this stream a USHER_OUTBOX_NAME of its own"
             event(
                 log,
-                "another_outbox_leads",
+                "outbox_name_in_use",
                 level=logging.ERROR,
                 name=self._settings.outbox_name,
                 leader=self.lead.leader_url,
@@ -117,7 +117,7 @@ class StreamerProgram:
         if silent_s > max(_PATIENCE_S, _PATIENCE_LEASES * lease_s) and self._store.interrupt():
             event(
                 log,
-                "outbox_does_not_answer",
+                "outbox_database_timeout",
                 level=logging.WARNING,
                 silent_s=round(silent_s, 1),
                 do="its connection is ended, and another one made",

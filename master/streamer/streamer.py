@@ -120,7 +120,7 @@ class Streamer(Service):
         self.worked_s = now_s()
         # A standby's turns prove nothing.
         if self._trouble_s is not None and self._lead.epoch is not None and self._sent is None:
-            event(log, "streams_again", after_s=round(now_s() - self._trouble_s, 1))
+            event(log, "streamer_recovered", after_s=round(now_s() - self._trouble_s, 1))
             self._trouble_s = None
         return wait_s
 
@@ -167,7 +167,7 @@ class Streamer(Service):
             "emit", (self._keys.stream, self._keys.leader), (str(epoch), len(self._fields), *self._fields, *values)
         )
         if reply == b"FENCED":
-            event(log, "fenced", epoch=epoch)
+            event(log, "leader_fenced", epoch=epoch)
             self._lead.lost(epoch)
         return bool(reply != b"FENCED")
 
@@ -175,7 +175,9 @@ class Streamer(Service):
         self._outbox.set_aside(refused)
         self.refused += len(refused)
         for row_id, reason in refused:
-            event(log, "row_refused", level=logging.ERROR, row=row_id, reason=reason, kept_in="refused_log_records")
+            event(
+                log, "outbox_row_refused", level=logging.ERROR, row=row_id, reason=reason, kept_in="refused_log_records"
+            )
 
     def _is_still_there(self, sent: _Sent) -> bool:
         """Return whether the rows sent in an earlier turn are still in Redis: the same Redis has been there all the
@@ -210,7 +212,7 @@ class Streamer(Service):
         if not durable and not self._not_durable_logged:
             event(
                 log,
-                "not_durable_yet",
+                "replication_not_confirmed",
                 level=logging.WARNING,
                 rows=len(sent.rows),
                 replicas=copies,

@@ -29,7 +29,11 @@ _PATIENCE_S = 120.0
 def package(target: Path) -> Path:
     """What executors need of Usher, as the README makes it."""
     with zipfile.ZipFile(target, "w") as zipped:
-        for folder in ("usher", "common", "master"):  # as `python -m zipfile -c usher.zip usher`, which follows the links
+        for folder in (
+            "usher",
+            "common",
+            "master",
+        ):  # as `python -m zipfile -c usher.zip usher`, which follows the links
             for file in sorted((ROOT / folder).rglob("*")):
                 if file.is_file() and "__pycache__" not in file.parts:
                     name = file.relative_to(ROOT)

@@ -71,7 +71,7 @@ def test_findings_are_exit_code_1_and_hostile_names_are_shown_literally(
     (broken / "findings.parquet").write_bytes(b"rubbish")
     assert usher("audit") == 1
     shown = capsys.readouterr().out
-    assert "bad pending_without_index ticket_stream: 1" in shown
+    assert "Critical pending_without_index ticket_stream: 1" in shown
     assert "redis-cli XPENDING ticket_stream concurrency_stream_group 3-1 3-1 1" in shown
     assert "\x1b[31m" not in shown
     assert "the history of run 20200101T000000.000Z cannot be read" in shown
@@ -103,7 +103,7 @@ def test_what_is_to_be_looked_at_and_done_is_there_for_any_stream(
     )
     assert usher("audit", "--streams", "orders", "--group", "shop") == 1
     shown = capsys.readouterr().out
-    ran = "c1:1 ran it from 2023-11-14 22:13:20.000001 to 2023-11-14 22:13:22.000000 (UTC) under fence 5; 1-1 ran until"
+    ran = "c1:1 ran it from 2023-11-14 22:13:20.000001 to 2023-11-14 22:13:22.000000 (UTC) under fencing token 5; 1-1 ran until"
     assert f"2-1 ticket it's owner c1:1: {ran}" in " ".join(shown.split())
     assert "This is a fault of Usher, or the consumer's clock was set back" in shown
     assert "What then: deploy/runbook.md, Audit" in shown
@@ -130,7 +130,7 @@ def test_who_did_what_twice_and_when_is_told_with_the_command_that_shows_both(
         orders.ran(consumer, ("1-1", "a", fence, at_us, at_us + 500_000), record=f"{at_us // 1000 + 900}-0")
     assert usher("audit", "--streams", "orders", "--group", "shop") == 1
     shown = capsys.readouterr().out
-    first = "c1:1 had done it from 2023-11-14 22:13:20.000000 to 2023-11-14 22:13:20.500000 under fence"
+    first = "c1:1 had done it from 2023-11-14 22:13:20.000000 to 2023-11-14 22:13:20.500000 under fencing token"
     assert first in " ".join(shown.split())
     assert "as the run log noted at 2023-11-14 22:13:20.900000" in " ".join(shown.split())
     [line] = [line for line in shown.splitlines() if " runs --message " in line]

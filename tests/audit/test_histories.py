@@ -209,8 +209,8 @@ def test_a_success_of_a_former_owner_that_counted_is_told_with_its_successor(
     assert (found.check.name, one.id, one.owner) == ("stale_counted", "2-1", "c1:1")
     assert (
         one.detail
-        == "c1:1 ran it from 1970-01-01 00:00:00.000100 to 1970-01-01 00:00:00.000200 (UTC) under fence 5; it was"
-        f" noted as done at 1970-01-01 00:00:09.000000, when c2:2 had the ticket: under fence {at_4_s} it ran 2-1"
+        == "c1:1 ran it from 1970-01-01 00:00:00.000100 to 1970-01-01 00:00:00.000200 (UTC) under fencing token 5; it was"
+        f" noted as done at 1970-01-01 00:00:09.000000, when c2:2 had the ticket: under fencing token {at_4_s} it ran 2-1"
         " from 1970-01-01 00:00:04.500000 on"
     )
 

@@ -96,7 +96,7 @@ def test_tickets_are_listed_with_what_they_are_doing(world: World) -> None:
         "runs": "processing",
         "tried-again": "retrying",
         "orphan": "recovering",
-        "blocked": "parked",
+        "blocked": "waiting",
         "held": "paused",
     }
     listed = shown(world, "tickets", "list").output
@@ -127,7 +127,7 @@ def test_tickets_that_may_be_missing_are_told(world: World, monkeypatch: pytest.
     monkeypatch.setattr("usher.master.insight.ticket_states.LOOKED_AT", 1)
     tickets, more, told = listed("9")
     assert (tickets, more) == (["much"], True)
-    assert "more is parked" in told
+    assert "more waits" in told
     monkeypatch.setattr("usher.master.insight.ticket_states.LOOKED_AT", 3)
     assert listed("9")[:2] == (["much", "hidden"], False)
     assert listed("1")[:2] == (["much"], True)
@@ -281,7 +281,7 @@ def test_of_a_ticket_of_which_nothing_is_left_nobody_knows_whether_it_ever_came(
     told = " ".join(shown(world, "tickets", "explain", "nosuch").output.split())
     assert (
         told
-        == "nosuch: idle the ticket has nothing unread, parked or in processing: all that ever came is finished, or nothing"
+        == "nosuch: idle the ticket has nothing unread, waiting or in processing: all that ever came is finished, or nothing"
         " ever came"
     )
 

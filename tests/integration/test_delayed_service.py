@@ -155,7 +155,7 @@ def test_of_several_streams_a_message_names_the_one_that_it_is_for(
     ):
         for ticket, named in ((b"A", b"tenant:a"), (b"B", b"orders"), (b"C", b"elsewhere"), (b"D", b"")):
             delay(world, ticket, PAST, "stream", named)
-        _until(lambda: service.sent == 2 and "delayed_not_sent" in caplog.text)
+        _until(lambda: service.sent == 2 and "delayed_messages_not_sent" in caplog.text)
     assert (sent(world, "tenant:a"), sent(world, "orders"), left(world)) == ([b"A"], [b"B"], 2)
 
 
@@ -198,7 +198,7 @@ def test_a_stream_that_we_may_not_write_to_holds_up_no_other(
         world.link.call("ACL", "DELUSER", "few")
         service.on_end()
     assert (sent(world, "tenant:a"), left(world), service.sent) == ([b"B", b"D"], 2, 2)
-    [told] = [record for record in caplog.records if record.getMessage() == "delayed_not_sent"]
+    [told] = [record for record in caplog.records if record.getMessage() == "delayed_messages_not_sent"]
     assert "NOPERM" in str(vars(told))
     look = leader.due_delayed(10)
     assert look.due == []

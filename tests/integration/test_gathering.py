@@ -218,7 +218,7 @@ def test_a_server_that_tells_of_no_changes_is_asked_instead(
             until(lambda: world.moved("t:old") == old)
     finally:
         link.call("ACL", "DELUSER", "plain")
-    assert "sources_polled" in [record.getMessage() for record in caplog.records]
+    assert "source_notifications_unavailable" in [record.getMessage() for record in caplog.records]
 
 
 def test_something_in_between_that_does_not_tell_is_found_out_and_the_sources_are_asked(
@@ -239,7 +239,7 @@ def test_something_in_between_that_does_not_tell_is_found_out_and_the_sources_ar
         until(is_found_out)
         sent = world.send("c")
         until(lambda: world.moved("c") == sent)
-    assert "sources_polled" in [record.getMessage() for record in caplog.records]
+    assert "source_notifications_unavailable" in [record.getMessage() for record in caplog.records]
 
 
 def test_who_asks_instead_tells_all_of_a_look_whose_first_part_alone_was_answered(

@@ -240,7 +240,7 @@ def test_what_holds_up_the_reader_is_logged_once_and_is_its_trouble(
             assert a.reader.is_blocked
             assert a.reader.trouble is not None
             assert "b'T'" in a.reader.trouble
-    assert [record.message for record in caplog.records].count("inbox_held_up") == 1
+    assert [record.message for record in caplog.records].count("inbox_blocked") == 1
     a.runs[0].succeed()
     a.flush()
     a.read()

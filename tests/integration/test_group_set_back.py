@@ -80,7 +80,7 @@ def test_what_waited_when_the_group_was_made_anew_above_it_is_told_by_its_ids(
     stage.link.call("XGROUP", "CREATE", stage.keys.stream, stage.keys.group, "$")
     _lift(stage, rule_id)
     stage.finish(m, [a])
-    told = [record.__dict__["facts"] for record in caplog.records if record.getMessage() == "entries_over"]
+    told = [record.__dict__["facts"] for record in caplog.records if record.getMessage() == "entries_not_pending"]
     assert [(facts["count"], facts["ids"]) for facts in told] == [(4, b" ".join(WAITING))]
 
 

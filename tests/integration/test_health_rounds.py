@@ -117,14 +117,14 @@ def test_that_most_are_silent_is_logged_at_its_beginning_rarely_while_it_lasts_a
         checker.run_once()
         now_s += 5
     told = logged()
-    assert told == [("most_are_silent", {"silent": 2, "of": 3, "for_s": lasts_s}) for lasts_s in (0, 300, 600)]
+    assert told == [("health_checks_failing", {"silent": 2, "of": 3, "for_s": lasts_s}) for lasts_s in (0, 300, 600)]
     checker.silent_ones = frozenset()
     checker.run_once()
     checker.run_once()
-    assert logged() == [("most_answer_again", {"of": 3, "after_s": 700})]
+    assert logged() == [("health_checks_recovered", {"of": 3, "after_s": 700})]
     checker.silent_ones = frozenset({"c0:1", "c1:1"})
     checker.run_once()
-    assert [action for action, _ in logged()] == ["most_are_silent"], "a new one is told at once"
+    assert [action for action, _ in logged()] == ["health_checks_failing"], "a new one is told at once"
 
 
 def test_silences_are_forgotten_with_the_lead_and_with_the_consumer(world: World) -> None:

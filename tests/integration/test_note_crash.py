@@ -310,4 +310,4 @@ def test_a_redis_that_refuses_the_note_does_not_keep_anybody_from_work(
     former = Former(dead.incarnation, False, [left(b"1-1", Attempts(1))])
     with world.unchanged():
         report_crash(world.link.url, world.keys, former, 100)
-    assert "attempts_not_noted" in [record.getMessage() for record in caplog.records]
+    assert "attempts_not_recorded" in [record.getMessage() for record in caplog.records]

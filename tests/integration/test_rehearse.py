@@ -369,9 +369,7 @@ def test_a_long_stream_is_looked_through_page_by_page(
     monkeypatch.setattr(candidates, "_SEARCH_S", -1.0)
     assert usher("rehearse", "shop:mended", "--ticket", "T", "--yes") == 0
     told = capfd.readouterr()
-    assert (
-        f"{Keys('ticket_stream', 'g').stream} was searched from its end down to {sent[-3].decode()}" in told.err
-    )
+    assert f"{Keys('ticket_stream', 'g').stream} was searched from its end down to {sent[-3].decode()}" in told.err
     assert "1 of 1 message taken" in told.out
 
 

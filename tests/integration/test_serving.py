@@ -280,7 +280,7 @@ def test_a_stop_that_raises_is_logged_and_ends_all_the_same(start: Callable[...,
     running.signal(signal.SIGTERM)
     assert running.ended() == 0
     assert len(running.records("stop")) == 1
-    assert "KeyError" in running.records("turn_failed")[0]["problem"]
+    assert "KeyError" in running.records("service_retrying")[0]["problem"]
 
 
 def test_a_killed_worker_is_replaced_on_the_same_port(start: Callable[..., Running]) -> None:

@@ -43,7 +43,7 @@ def test_an_idle_leader_keeps_the_lead(lead: tuple[LeaderServices, Elector], cap
     time.sleep(_IDLE_S)
     assert (elector.elections, leading.dispatcher.counts.adoptions) == (1, 1)
     assert leading.dispatcher.leads
-    assert "lead_not_extended" not in caplog.text
+    assert "leadership_not_renewed" not in caplog.text
 
 
 def test_a_leader_that_is_stuck_loses_the_lead(lead: tuple[LeaderServices, Elector], link: Link) -> None:

@@ -81,7 +81,7 @@ def test_that_it_stands_by_and_behind_whom_is_logged_once_of_each_leader(
     elector, _, _ = _elector(world)
     for _ in range(3):
         elector.run_once()
-    assert [record.getMessage() for record in caplog.records] == ["stands_by"]
+    assert [record.getMessage() for record in caplog.records] == ["standby"]
     assert "why" not in caplog.records[0].__dict__["facts"]
 
 
@@ -92,5 +92,5 @@ def test_who_stands_by_behind_its_own_former_process_says_so(world: World, caplo
     elector.run_once()
     successor, _, _ = _elector(world)
     successor.run_once()
-    told = [record.__dict__["facts"] for record in caplog.records if record.getMessage() == "stands_by"]
+    told = [record.__dict__["facts"] for record in caplog.records if record.getMessage() == "standby"]
     assert [facts["why"] for facts in told] == ["it has our address: the process before us, until its lease ends"]

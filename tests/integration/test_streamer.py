@@ -151,7 +151,7 @@ def test_rows_that_can_become_no_message_are_set_aside_and_the_others_go_on(
     assert sqlite_outbox.store.waiting() == (0, 3)
     refused = sqlite_outbox.rows("SELECT uid, reason FROM refused_log_records ORDER BY id")
     assert refused == [("bad 1", "empty_ticket_id"), ("bad 2", "ticket_id_not_utf8"), ("bad 3", "data_not_utf8")]
-    assert caplog.text.count("row_refused") == 3
+    assert caplog.text.count("outbox_row_refused") == 3
 
 
 def test_postgres_sets_aside_too_and_a_row_can_be_put_back(
@@ -464,7 +464,7 @@ def test_two_outboxes_of_one_stream_need_a_name_each(
             )
             programs[-1].start()
             if name == "outbox":
-                until(lambda: "another_outbox_leads" in caplog.text)
+                until(lambda: "outbox_name_in_use" in caplog.text)
         written = sqlite_outbox.stage_many(3), other.stage_many(3)
         until(lambda: link.call("XLEN", STREAM) == 6)
         assert set(uids(link)) == {*written[0], *written[1]}

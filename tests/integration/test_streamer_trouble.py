@@ -161,7 +161,7 @@ def test_a_streamer_whose_database_fails_hands_over_to_one_that_has_a_better_way
         second = postgres_outbox.stage_many(3)
         until(lambda: postgres_outbox.store.waiting()[0] == 0, "the one that cannot read kept its lease")
         assert uids(link) == [*first, *second]
-        assert caplog.text.count("lead_not_extended") == 1
+        assert caplog.text.count("leadership_not_renewed") == 1
     finally:
         for program in programs:
             program.stop()
@@ -230,7 +230,7 @@ def test_a_row_that_somebody_holds_is_sent_once_and_its_streamer_keeps_the_lease
             until(lambda: len(uids(link)) > 3 or sum(program.streamer.failed_turns for program in programs) >= 5)
         until(lambda: postgres_outbox.store.waiting()[0] == 0)
         assert uids(link) == written
-        assert "lead_not_extended" not in caplog.text
+        assert "leadership_not_renewed" not in caplog.text
     finally:
         for program in programs:
             program.stop()
@@ -247,10 +247,10 @@ def test_the_log_says_when_trouble_is_over_and_only_then(
     epoch = hand.lead.epoch
     hand.lead.lost(epoch or 0)
     hand.turn()
-    assert "streams_again" not in caplog.text, "it stands by"
+    assert "streamer_recovered" not in caplog.text, "it stands by"
     hand.elect()
     hand.turn(3)
-    assert caplog.text.count("streams_again") == 1
+    assert caplog.text.count("streamer_recovered") == 1
 
 
 def test_a_connection_that_closes_while_it_is_to_be_ended_takes_nobody_with_it(

@@ -118,7 +118,7 @@ def test_kill_9_from_outside_ends_no_message(folder: Path, link: Link) -> None:
         for kills in range(1, 4):
             crew.until(lambda kills=kills: len(crew.handled()) > 200 * kills, 30, "work goes on")
             crew.kill_worker("c1")
-            crew.until(lambda kills=kills: len(crew.events("registered", "c1")) > kills, 30, "it is back")
+            crew.until(lambda kills=kills: len(crew.events("consumer_registered", "c1")) > kills, 30, "it is back")
         crew.wait_until_handled([*good, last], within_s=60)
         crew.wait_until_settled(link)
         assert link.call("XLEN", KEYS.dead) == 0
@@ -126,4 +126,4 @@ def test_kill_9_from_outside_ends_no_message(folder: Path, link: Link) -> None:
         crashed = crew.events("handler_crashed")
         assert crashed, "something ran when it was killed"
         assert out_of_order(crew.executions()) == []
-        figures(suspects=len({event["id"] for event in crashed}), alone=len(crew.events("suspect_runs_alone")))
+        figures(suspects=len({event["id"] for event in crashed}), alone=len(crew.events("suspect_isolated")))

@@ -161,7 +161,9 @@ def test_thousands_are_redriven_exactly_once_and_dropped(running: tuple[Crew, Li
     crew, link = running
     before = link.call("XLEN", KEYS.stream)
     originals = {fields[b"usher-id"] for fields in _letters(link) if fields[b"usher-reason"] == b"no_ticket_id"}
-    assert "stdin is not a terminal" in _usher(crew, "dead", "redrive", "--all", "--reason", "no_ticket", code=2)
+    assert "stdin is not a terminal: pass --yes" in _usher(
+        crew, "dead", "redrive", "--all", "--reason", "no_ticket", code=2
+    )
     told = json.loads(_usher(crew, "dead", "redrive", "--all", "--reason", "no_ticket", "--yes", "--json"))
     assert told["outcomes"] == {"added": _UNUSABLE}, "those that are given up again meanwhile are not met"
     assert link.call("XLEN", KEYS.stream) == before + _UNUSABLE

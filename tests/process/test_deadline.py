@@ -77,7 +77,7 @@ def test_a_hanging_handler_ends_in_a_dead_letter_and_nothing_else_stops_for_long
         hangs = send(link, "T", hang="always")
         behind = send(link, "T")
         others = []
-        while not crew.events("handler_hangs") or len(others) < 100:  # other tickets come all the time
+        while not crew.events("handler_stuck") or len(others) < 100:  # other tickets come all the time
             others.append(send(link, f"U{len(others) % 7}"))
             time.sleep(0.02)
         crew.wait_until_handled([*others, behind], within_s=40)
@@ -101,7 +101,7 @@ def test_a_hanging_handler_ends_in_a_dead_letter_and_nothing_else_stops_for_long
         )
         assert len({run.pid for run in tries}) == _ATTEMPTS, "every time another process"
         assert first_pid not in {run.pid for run in executions if run.stream_id == behind}
-        assert [event["attempt"] for event in crew.events("handler_hangs")] == list(range(1, _ATTEMPTS + 1))
+        assert [event["attempt"] for event in crew.events("handler_stuck")] == list(range(1, _ATTEMPTS + 1))
         assert link.call("HGETALL", KEYS.attempts) == [], "neighbours are not charged, and what is over is forgotten"
         assert out_of_order(executions) == []
         assert overlaps(executions, crew.cut_off_ns) == []

@@ -152,7 +152,11 @@ def test_every_ride_is_paid_once_although_it_is_sent_twice_and_its_process_is_ki
         )
         assert link.call("XLEN", KEYS.dead) == 0, crew.log()
         assert entries == _RIDES + round(_RIDES * _DOUBLE)
-        figures(entries=entries, crashes=len(list(crashed.iterdir())), incarnations=len(crew.events("registered", "c")))
+        figures(
+            entries=entries,
+            crashes=len(list(crashed.iterdir())),
+            incarnations=len(crew.events("consumer_registered", "c")),
+        )
         link.close()
     for name, engine in engines.items():
         wanted = [ride for ride in source if ride.database == name]

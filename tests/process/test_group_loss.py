@@ -123,7 +123,7 @@ def test_a_destroyed_group_goes_on_where_it_was_and_the_repeats_are_those_that_w
     assert overlaps(executions, crew.cut_off_ns) == []
     assert not crew.events("worker_leaves"), "no consumer has lost anything"
     spanned = sum(is_between(entry_id, told["may_repeat"]) for entry_id in producer.accepted)
-    rejoined = crew.events("entries_rejoined")
+    rejoined = crew.events("group_entries_restored")
     figures(
         seconds=time.monotonic() - began,
         may_repeat=spanned,

@@ -74,7 +74,7 @@ def test_a_folder_for_everything_runs_and_drains(folder: Path) -> None:
         producer.xadd("ticket_stream", {"ticket_id": "7", "text": "hello"})
     until(lambda: handled(host) == ["7 hello"], 30, "the message is handled")
     assert host.stop() == 0
-    assert "drained" in host.logs()
+    assert "consumer_drained" in host.logs()
     assert not processes_of(folder)
 
 
@@ -240,7 +240,7 @@ def test_a_folder_with_certificates_speaks_https_everywhere(folder: Path) -> Non
     assert refused.returncode == 2 and "name them https://" in refused.stderr
     host = one_host(folder, scheme="https", **tls, USHER_HEALTH_SECONDS="0.2")
     host.start()
-    until(lambda: host.logs().count(" registered consumer=") == 2, 60, "both consumers have come")
+    until(lambda: host.logs().count(" consumer_registered consumer=") == 2, 60, "both consumers have come")
     [line] = re.findall(r"^for url in .*$", (ROOT / "deploy" / "runbook.md").read_text(), re.MULTILINE)
     assert host.sh(line).count('"status":"ok"') == len(host.settings["USHER_MASTER_URLS"].split(","))
     time.sleep(3)  # for more than USHER_HEALTH_FAILURES questions

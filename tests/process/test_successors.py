@@ -34,7 +34,7 @@ def start_next(crew: Crew, process: str, **environ: str) -> None:
 def _registered(crew: Crew, name: str, times: int, within_s: float) -> float:
     """Seconds until ``name`` has logged that it is registered for so many times."""
     began_s = time.monotonic()
-    crew.until(lambda: len(crew.events("registered", name)) >= times, within_s, f"{name} is registered")
+    crew.until(lambda: len(crew.events("consumer_registered", name)) >= times, within_s, f"{name} is registered")
     return time.monotonic() - began_s
 
 
@@ -70,9 +70,9 @@ def test_what_a_former_process_was_running_is_told_once_however_many_come_after_
         crew.kill_both("master-1")
         for times in range(1, 4):
             crew.kill_worker("c1")
-            crew.until(lambda times=times: len(crew.events("consumer_starts", "c1")) > times, 20, "it is back")
-            crew.until(lambda: crew.events("turn_failed", "c1"), 20, "it asks, and nobody is there")
-        crew.until(lambda: len(crew.events("turn_failed", "c1")) >= 3, 20, "each of them has asked")
+            crew.until(lambda times=times: len(crew.events("consumer_starting", "c1")) > times, 20, "it is back")
+            crew.until(lambda: crew.events("service_retrying", "c1"), 20, "it asks, and nobody is there")
+        crew.until(lambda: len(crew.events("service_retrying", "c1")) >= 3, 20, "each of them has asked")
         assert [run.outcome for run in runs_of(link)] == [CRASHED]
 
 
@@ -85,7 +85,7 @@ def test_a_consumer_that_died_before_the_clock_of_redis_was_set_back_keeps_neith
         entry_id = link.call("XADD", KEYS.stream, "*", "ticket_id", "T", "number", 1).decode()
         crew.until(lambda: len(crew.executions()) == 1, 20, "its handler runs")
         crew.kill_both("c1")
-        [incarnation] = [event["consumer"] for event in crew.events("registered", "c1")]
+        [incarnation] = [event["consumer"] for event in crew.events("consumer_registered", "c1")]
         assert link.call("PEXPIRE", KEYS.lease(incarnation), 7_200_000) == 1
         start_next(crew, "elsewhere", USHER_STATE_DIR=str(folder / "elsewhere"))
         crew.wait_until_handled([entry_id], within_s=40)
@@ -139,5 +139,5 @@ def test_who_leaves_when_all_is_done_leaves_no_journal(folder: Path, link: Link)
         crew.wait_until_handled([entry_id], within_s=20)
         assert list(folder.rglob("c1.journal")), "it has one while it works"
         assert crew.stop("c1") == 0
-        assert [event["clean"] for event in crew.events("drained", "c1")] == [True]
+        assert [event["clean"] for event in crew.events("consumer_drained", "c1")] == [True]
         assert not list(folder.rglob("c1.journal"))

@@ -87,7 +87,7 @@ def test_redis_away_for_longer_than_any_retry_and_then_back(supervised: Supervis
     def all_have_noticed() -> bool:
         assert "FATAL" not in supervised.states().values(), supervised.log()
         logs = [file.read_text() for file in (supervised.state / "logs").glob("[mc]*.log")]
-        return len(logs) == 2 and all("redis_is_away" in text and "turn_failed" in text for text in logs)
+        return len(logs) == 2 and all("redis_unreachable" in text and "service_retrying" in text for text in logs)
 
     until(all_have_noticed, 60, "master and consumer have noticed")
     until(

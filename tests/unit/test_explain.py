@@ -61,48 +61,53 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
     ),
     "runs, and Redis takes no writes": (
         *(owned(RUNS, refuses_writes=FULL), "running", "handler_runs"),
-        f"12-0 started 41 s ago on c3, attempt 2 of 5, fence {FENCE}",
+        f"12-0 started 41 s ago on c3, attempt 2 of 5, fencing token {FENCE}",
     ),
     "runs for the last time": (
         *(owned(replace(RUNS, attempt=5)), "running", "handler_runs"),
-        f"12-0 started 41 s ago on c3, attempt 5 of 5, fence {FENCE}",
+        f"12-0 started 41 s ago on c3, attempt 5 of 5, fencing token {FENCE}",
     ),
-    "runs": (owned(RUNS), "running", "handler_runs", f"12-0 started 41 s ago on c3, attempt 2 of 5, fence {FENCE}"),
+    "runs": (
+        owned(RUNS),
+        "running",
+        "handler_runs",
+        f"12-0 started 41 s ago on c3, attempt 2 of 5, fencing token {FENCE}",
+    ),
     "waits for its next attempt": (
         *(owned(OwnEntry(A, "waiting", 2, 0, NOW + 90_000)), "retrying", "retry_backoff"),
-        f"12-0 failed on c3 (attempt 2 of 5, fence {FENCE}) and is tried again in 1 min 30 s",
+        f"12-0 failed on c3 (attempt 2 of 5, fencing token {FENCE}) and is tried again in 1 min 30 s",
     ),
     "asked to be called later": (
         *(owned(OwnEntry(A, "waiting", 2, 0, NOW + 90_000), attempts={A: Attempts(2)}), "retrying", "retry_later"),
-        f"12-0 asked on c3 (attempt 2 of 5, fence {FENCE}) to be called again later, in 1 min 30 s",
+        f"12-0 asked on c3 (attempt 2 of 5, fencing token {FENCE}) to be called again later, in 1 min 30 s",
     ),
     "handed over, no free slot": (
         *(owned(OwnEntry(A, "queued"), OwnEntry(B, "queued")), "handed_over", "waits_for_slot"),
-        f"12-0 was handed over to c3 50 s ago (fence {FENCE}) and waits there for a free handler slot",
+        f"12-0 was handed over to c3 50 s ago (fencing token {FENCE}) and waits there for a free handler slot",
     ),
     "a suspect": (
         *(owned(OwnEntry(A, "apart", 1)), "handed_over", "suspect_apart"),
         (
-            f"12-0 may have ended its process before: it waits on c3 (fence {FENCE}) until it can run where it harms no"
+            f"12-0 may have ended its process before: it waits on c3 (fencing token {FENCE}) until it can run where it harms no"
             " other"
         ),
     ),
     "just ended": (
         *(owned(), "handed_over", "on_the_way"),
-        f"12-0 was handed over to c3 50 s ago (fence {FENCE}); it is on its way into a lane there, or has just ended",
+        f"12-0 was handed over to c3 50 s ago (fencing token {FENCE}); it is on its way into a lane there, or has just ended",
     ),
     "its owner does not answer": (
         *(owned(told=False, attempts={A: Attempts(2, 1)}), "handed_over", "owner_silent"),
         (
-            f"12-0 was handed over to c3 50 s ago (fence {FENCE}, 2 starts of it before); c3 did not say whether it"
+            f"12-0 was handed over to c3 50 s ago (fencing token {FENCE}, 2 starts of it before); c3 did not say whether it"
             " runs: if it is dead, others get the ticket once its lease has ended"
         ),
     ),
     "its owner is dead": (
         *(owned(owner=replace(OWNER, state="", successor="c3:8")), "recovering", "owner_lost"),
         (
-            f"consumer c3 died with 12-0 (fence {FENCE}): the leader http://m1 takes its entries back, oldest first,"
-            " and hands them over anew under a new fence, in 10 s at the latest; c3:8 has its name now and gets the"
+            f"consumer c3 died with 12-0 (fencing token {FENCE}): the leader http://m1 takes its entries back, oldest first,"
+            " and hands them over anew under a new fencing token, in 10 s at the latest; c3:8 has its name now and gets the"
             " ticket first"
         ),
     ),
@@ -195,7 +200,7 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
     ),
     "parked, as only the leader knows": (
         *(ticket(board=BoardFacts("open", 3, True)), "parked", "about_to_move"),
-        "what is parked of it is handed over within moments by the leader http://m1",
+        "what waits of it is handed over within moments by the leader http://m1",
     ),
     "halted": (
         *(
@@ -215,7 +220,7 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
     "ending": (
         *(ticket(kind="tail", fence=8, ids=(B,), parked=(A, C)), "ending", "tail_ends"),
         (
-            "a message of the ticket was given up with the policy `tail`: those parked up to 17-0 become dead letters"
+            "a message of the ticket was given up with the policy `tail`: those waiting up to 17-0 become dead letters"
             " too, then the ticket is free"
         ),
     ),
@@ -236,16 +241,16 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
     ),
     "idle": (
         *(ticket(), "idle", "nothing_to_do"),
-        "the ticket has nothing unread, parked or in processing: all that ever came is finished, or nothing ever came",
+        "the ticket has nothing unread, waiting or in processing: all that ever came is finished, or nothing ever came",
     ),
     "idle, and the leader remembers its name": (
         *(ticket(board=BoardFacts("unsure", 0, True)), "idle", "nothing_to_do"),
-        "the ticket has nothing unread, parked or in processing: all that ever came is finished, or nothing ever came",
+        "the ticket has nothing unread, waiting or in processing: all that ever came is finished, or nothing ever came",
     ),
     "idle, but not all letters were looked at": (
         *(ticket(letters_are_all=False), "idle", "nothing_to_do"),
         (
-            "the ticket has nothing unread, parked or in processing; whether it has a dead letter is unknown: not all"
+            "the ticket has nothing unread, waiting or in processing; whether it has a dead letter is unknown: not all"
             " were searched"
         ),
     ),
@@ -269,11 +274,11 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
     ),
     "not found, more is parked": (
         *(ticket(parked_is_exact=False), "not_found", "not_looked_through"),
-        "the ticket has nothing in processing; more is unread or parked than was searched, so it may be further behind",
+        "the ticket has nothing in processing; more is unread or waiting than was searched, so it may be further behind",
     ),
     "not found": (
         *(ticket(unread_is_exact=False), "not_found", "not_looked_through"),
-        "the ticket has nothing in processing; more is unread or parked than was searched, so it may be further behind",
+        "the ticket has nothing in processing; more is unread or waiting than was searched, so it may be further behind",
     ),
 }
 
@@ -312,7 +317,7 @@ class TestWhatElseIsSaid:
     def test_starts_beyond_the_limit_are_told_without_it(self) -> None:
         """Those that asked to be called later (RetryLater) count as starts, and are in no limit."""
         [first, *_] = self.sentences(owned(replace(RUNS, attempt=7)))
-        assert first == f"12-0 started 41 s ago on c3, attempt 7, fence {FENCE}"
+        assert first == f"12-0 started 41 s ago on c3, attempt 7, fencing token {FENCE}"
 
     def test_what_else_is_known_is_told_beside_what_is_delayed(self) -> None:
         told = self.sentences(ticket(delayed=1, due_ms=NOW + 9_000, unread_is_exact=False, rules=(PAUSE,), leader=None))
@@ -320,7 +325,7 @@ class TestWhatElseIsSaid:
             "1 message of the ticket is delayed, due in 9 s",
             self.sentences(ticket(parked=(A,), leader=None))[0],
         ]
-        assert told[2].endswith("more is unread or parked than was searched, so it may be further behind")
+        assert told[2].endswith("more is unread or waiting than was searched, so it may be further behind")
         assert told[3].startswith("a rule waits for it: the ticket is paused by alice")
 
     def test_who_waits_behind_whom(self) -> None:
@@ -340,7 +345,7 @@ class TestWhatElseIsSaid:
     @pytest.mark.parametrize(
         ("facts", "also"),
         [
-            (ticket(parked=(A,)), ["12-0 was read by the leader and is parked: no consumer has it"]),
+            (ticket(parked=(A,)), ["12-0 was read by the leader and is waiting: no consumer has it"]),
             (
                 ticket(unread=(A,), lag=1),
                 ["12-0 is in the stream and was not read yet; 1 entry of all tickets is unread"],
@@ -354,7 +359,7 @@ class TestWhatElseIsSaid:
                 [
                     (
                         "12-0 was given back, by a drain or a redrive: the ticket's next owner begins with it, under"
-                        " a fence above 8"
+                        " a fencing token above 8"
                     ),
                     "17-0 waits behind 12-0",
                 ],
@@ -401,7 +406,7 @@ class TestWhatElseIsSaid:
     def test_why_the_rest_stays_parked(self) -> None:
         full = owned(RUNS, parked=(C,), board=BoardFacts("open", 5, True, True))
         assert (
-            "5 more are parked: the owner has as many of the ticket's messages as it may have at a time"
+            "5 more are waiting: the owner has as many of the ticket's messages as it may have at a time"
             in self.sentences(full)
         )
         paused = owned(RUNS, parked=(C,), rules=(PAUSE,))
@@ -410,7 +415,7 @@ class TestWhatElseIsSaid:
         )
         assert expected in self.sentences(paused)
         for owner in (replace(OWNER, state="draining"), replace(OWNER, paused=PAUSE)):
-            waits = "what is parked waits until c3 is done with what it has, then others get it"
+            waits = "the rest waits until c3 is done with what it has, then others get it"
             for more in ({"parked": (C,)}, {"unread": (C,)}, {"board": BoardFacts("open", 1, True)}):
                 assert waits in self.sentences(owned(RUNS, owner=owner, **more))
                 assert waits not in self.sentences(owned(RUNS, **more))

@@ -156,7 +156,7 @@ def test_a_torn_journal_gives_what_can_be_read(path: Path) -> None:
 
 def test_where_no_file_can_be_had_all_else_works(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     journal = Journal(tmp_path / "no" / "folder" / "c1.journal", BOOT, "c1:7", 1)
-    assert [record.getMessage() for record in caplog.records] == ["journal_not_kept"]
+    assert [record.getMessage() for record in caplog.records] == ["journal_unavailable"]
     one = message(1)
     journal.started(one, 77)
     assert one.in_hand

@@ -70,10 +70,10 @@ def test_no_text_of_others_can_fake_a_line_or_act_on_a_terminal(capsys: pytest.C
 
 def test_a_json_line_is_one_object_and_takes_any_fact(capsys: pytest.CaptureFixture[str]) -> None:
     configure("consumer", "info", "json")
-    event(_log, "turn_failed", level=logging.WARNING, problem=ValueError("no"), id=b"5-1", raw=b"\xff")
+    event(_log, "service_retrying", level=logging.WARNING, problem=ValueError("no"), id=b"5-1", raw=b"\xff")
     (line,) = _lines(capsys)
     document = json.loads(line)
-    assert document["action"] == "turn_failed"
+    assert document["action"] == "service_retrying"
     assert document["level"] == "WARNING"
     assert document["program"] == "consumer"
     assert document["problem"] == "no"

@@ -194,7 +194,7 @@ def test_the_same_trouble_is_logged_once_and_an_unexpected_one_with_its_tracebac
         finally:
             service.stop()
         assert service.join(PATIENCE_S)
-    records = [record for record in caplog.records if record.message == "turn_failed"]
+    records = [record for record in caplog.records if record.message == "service_retrying"]
     assert [record.levelno for record in records] == [logging.ERROR]
     assert records[0].exc_info
 

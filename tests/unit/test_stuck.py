@@ -109,7 +109,7 @@ def test_what_a_rule_parks_is_told_with_the_rule() -> None:
     [row] = rows(head(owner=b""), seen=_SEEN._replace(rules=slow))
     assert (row["state"], row["why"]) == (
         "parked",
-        "is parked: no consumer has it; slowed to 2/s by alice: stop (rule r1, pattern T*)",
+        "waits: no consumer has it; slowed to 2/s by alice: stop (rule r1, pattern T*)",
     )
 
 
@@ -244,9 +244,7 @@ def test_what_is_known_in_part_is_told_so() -> None:
 
 
 def test_a_handler_may_take_its_time_before_somebody_has_to_act() -> None:
-    assert told(stuck=[stuck()]) == [
-        ("warn", "1 ticket is stuck or retrying; the oldest: INC-7 on c3, 4 behind")
-    ]
+    assert told(stuck=[stuck()]) == [("warn", "1 ticket is stuck or retrying; the oldest: INC-7 on c3, 4 behind")]
     assert told(stuck=[stuck(since_ms=_NOW - 60_000)])[0][0] == "bad"
     paused = stuck(state="paused", since_ms=_NOW - 900_000, attempts=5)
     waits = ("warn", "1 paused ticket with messages that wait; the oldest: INC-7")

@@ -222,7 +222,7 @@ CHECKS: dict[str, AuditCheck] = {
         AuditCheck(
             "overlap",
             AuditSeverity.BAD,
-            "Under one fence, and in one incarnation, executions of a ticket follow one another.",
+            "Under one fencing token, and in one incarnation, executions of a ticket follow one another.",
             "Two messages of a ticket ran at the same time in one incarnation.",
             (_RUNS,),
             "This is a fault of Usher, or the consumer's clock was set back: please report it with the two lines.",
@@ -230,10 +230,10 @@ CHECKS: dict[str, AuditCheck] = {
         AuditCheck(
             "owners_overlap",
             AuditSeverity.WARN,
-            "Executions of a ticket under different fences that are both recorded follow one another, unless a"
+            "Executions of a ticket under different fencing tokens that are both recorded follow one another, unless a"
             " process was paused.",
             "A former owner still ran while its successor did: at most one of them has an effect if the sink checks"
-            " fences.",
+            " fencing tokens.",
             (_RUNS,),
             "Look for pauses (suspend, swap, long collections) of the earlier owner, and for clocks that differ. Use a"
             " fenced sink.",
@@ -259,15 +259,15 @@ CHECKS: dict[str, AuditCheck] = {
         AuditCheck(
             "fence_shared",
             AuditSeverity.BAD,
-            "A fence of a ticket is given to one incarnation.",
-            "Two incarnations ran the ticket under one fence: a sink cannot tell them apart.",
+            "A fencing token of a ticket is given to one incarnation.",
+            "Two incarnations ran the ticket under one fencing token: a sink cannot tell them apart.",
             (_RUNS,),
             "Was Redis restored from a copy? Then this is its trace. If not, please report it.",
         ),
         AuditCheck(
             "fence_fell",
             AuditSeverity.BAD,
-            "No message of a ticket starts under a lower fence after one has started under a higher fence.",
+            "No message of a ticket starts under a lower fencing token after one has started under a higher one.",
             "A former owner started a message after its successor had: it was paused at the worst moment, or clocks"
             " differ by more than that.",
             (_RUNS,),
@@ -297,7 +297,7 @@ CHECKS: dict[str, AuditCheck] = {
         AuditCheck(
             "stale_counted",
             AuditSeverity.BAD,
-            "A success counts under the fence under which the ticket was handed over last; a former owner's"
+            "A success counts under the fencing token under which the ticket was handed over last; a former owner's"
             " acknowledgement is refused.",
             "A former owner's acknowledgement counted when another owner had its ticket: the message is over, and its"
             " effect may be there twice.",

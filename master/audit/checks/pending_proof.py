@@ -163,7 +163,7 @@ def check_parked(pending: DataFrame, index: DataFrame, limits: AuditThresholds) 
     """Find suspects: entries under ``master`` for long, with nothing of their ticket in processing."""
     old = pending.filter((F.col("consumer") == "master") & (F.col("idle_ms") > limits.parked_ms) & F.col("in_stream"))
     waiting = old.join(index.select("stream", "ticket").distinct(), ["stream", "ticket"], "left_anti")
-    said = F.format_string("parked for %d ms", F.col("idle_ms"))
+    said = F.format_string("waiting for %d ms", F.col("idle_ms"))
     return suspect("parked_too_long", waiting, said, owner=F.col("consumer"))
 
 

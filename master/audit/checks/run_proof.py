@@ -195,7 +195,11 @@ def _describe_runs(rows: DataFrame, check: str) -> DataFrame:
     """Return rows for ``collect``: the execution, and the other one that makes it a finding."""
     ended = F.when(F.col("end_us") == 0, "the end of its process").otherwise(at(F.col("end_us")))
     ran = F.format_string(
-        "%s ran it from %s to %s (UTC) under fence %d", F.col("consumer"), at(F.col("start_us")), ended, F.col("fence")
+        "%s ran it from %s to %s (UTC) under fencing token %d",
+        F.col("consumer"),
+        at(F.col("start_us")),
+        ended,
+        F.col("fence"),
     )
     others = {
         "overlap": F.format_string("; %s ran until %s", F.col("beside.id"), at(F.col("beside.ended"))),

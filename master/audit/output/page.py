@@ -11,6 +11,7 @@ from typing import Any
 
 import jinja2
 
+from usher.common.base.labels import label
 from usher.master.audit.checks.findings import CHECKS
 from usher.master.audit.output import plots
 from usher.master.audit.output.report import AuditReport, document
@@ -35,6 +36,7 @@ _TITLES = {
 def render(report: AuditReport) -> str:
     """Return the page as text."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    environment.filters["label"] = label
     template = environment.from_string(
         (resources.files("usher.master.audit.output") / "page.html").read_text(encoding="utf-8")
     )

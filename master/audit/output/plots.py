@@ -88,7 +88,7 @@ def charts(report: AuditReport) -> list[Bars]:
             list(zip(_AGES, plots.get("ages", ()), strict=False)),
             "nothing is pending",
         ),
-        bars("Load by owner", "pending entries; master holds what is parked", owners, "nothing is pending"),
+        bars("Load by owner", "pending entries; master holds what waits", owners, "nothing is pending"),
         bars(
             "Tickets with most entries pending",
             "a few hot tickets limit the gain from more consumers",

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from usher.common.base.labels import label
 from usher.common.base.text import escape_control
 from usher.common.protocol.keys import Keys
 from usher.master.audit.checks.findings import CHECKS, AuditSeverity, commands, in_order, repair
@@ -30,7 +31,7 @@ def print_audit_report(report: AuditReport, page: Path | None) -> None:
     screen.print(f"[{_STYLES[report.verdict]}]Audit {report.run}: {_safe(report.sentence())}[/]")
     for one in in_order(report.found):
         more = f" (of {one.suspects:,} suspects)" if one.suspects != one.count else ""
-        severity = f"[{_STYLES[one.check.severity]}]{one.check.severity.value}[/]"
+        severity = f"[{_STYLES[one.check.severity]}]{label(one.check.severity.value)}[/]"
         screen.print(f"\n{severity} [bold]{one.check.name}[/] {_safe(one.stream)}: {one.count:,}{more}")
         screen.print(f"  {_safe(one.check.rule)} {_safe(one.check.means)}", style="dim")
         for example in one.examples[:_SHOWN_EXAMPLES]:

@@ -72,7 +72,7 @@ def _owned(facts: TicketFacts, owner: OwnerFacts) -> TicketExplanation:
 
 
 def _doing(facts: TicketFacts, owner: OwnerFacts, run: OwnEntry | None) -> tuple[str, Reason, str, int]:
-    name, fence = owner.name, f"fence {facts.fence}"
+    name, fence = owner.name, f"fencing token {facts.fence}"
     if run is None:
         first = facts.ids[0] if facts.ids else b"?"
         before = facts.attempts.get(first, NEVER)
@@ -149,13 +149,13 @@ def _lost(facts: TicketFacts, owner: OwnerFacts) -> TicketExplanation:
         )
     by = (
         f"the leader {facts.leader.url} takes its entries back, oldest first, and hands them over anew under a new"
-        " fence"
+        " fencing token"
     )
     successor = f"; {owner.successor} has its name now and gets the ticket first" if owner.successor else ""
     until = facts.now_ms + facts.lease_ms
     text = (
-        f"consumer {owner.name} died with {_id(first)} (fence {facts.fence}): {by}, in {span(facts.lease_ms)} at the"
-        f" latest{successor}"
+        f"consumer {owner.name} died with {_id(first)} (fencing token {facts.fence}): {by}, in {span(facts.lease_ms)} at"
+        f" the latest{successor}"
     )
     reasons = (Reason("owner_lost", text), *_behind(facts, first))
     return TicketExplanation(
@@ -170,7 +170,7 @@ def _waiting(facts: TicketFacts, where: str) -> TicketExplanation:
     """Explain a ticket that is parked, returned or not read yet: the leader is to move it."""
     rule = facts.rules[0] if facts.rules else None
     first = next(iter((*facts.ids, *facts.parked, *facts.unread)), b"")
-    what = _id(first) if first else "what is parked of it"
+    what = _id(first) if first else "what waits of it"
     is_held = where != "unread" or (rule is not None and rule.target in (Target.STREAM, Target.EVERYTHING))
     obstacle, waits_for, until_ms = _obstacle(facts, rule, what, where)
     state = "paused" if obstacle.code == "rule_pause" and is_held else where
@@ -184,10 +184,10 @@ def _waiting(facts: TicketFacts, where: str) -> TicketExplanation:
 
 def _place(facts: TicketFacts, what: str, where: str) -> Iterator[Reason]:
     if where == "returned":
-        how = f"the ticket's next owner begins with it, under a fence above {facts.fence}"
+        how = f"the ticket's next owner begins with it, under a fencing token above {facts.fence}"
         yield Reason("returned", f"{what} was given back, by a drain or a redrive: {how}")
     elif where == "parked":
-        yield Reason("parked", f"{what} was read by the leader and is parked: no consumer has it")
+        yield Reason("parked", f"{what} was read by the leader and is waiting: no consumer has it")
     else:
         lag = f"{pluralize(facts.lag, 'entry', 'entries')} of all tickets {'is' if facts.lag == 1 else 'are'} unread"
         yield Reason("unread", f"{what} is in the stream and was not read yet; {lag}")
@@ -303,7 +303,7 @@ def _halted(facts: TicketFacts) -> TicketExplanation:
 def _ending(facts: TicketFacts) -> TicketExplanation:
     until = f" up to {_id(facts.ids[0])}" if facts.ids else ""
     text = (
-        f"a message of the ticket was given up with the policy `tail`: those parked{until} become dead letters too,"
+        f"a message of the ticket was given up with the policy `tail`: those waiting{until} become dead letters too,"
         " then the ticket is free"
     )
     reasons = [Reason("tail_ends", text)] + ([_no_leader()] if facts.leader is None else [])
@@ -353,7 +353,7 @@ def _nothing(facts: TicketFacts) -> TicketExplanation:
         ends = "" if facts.last_letter is not None else ": all that ever came is finished, or nothing ever came"
         if not facts.letters_are_all:
             ends = "; whether it has a dead letter is unknown: not all were searched"
-        reasons = [Reason("nothing_to_do", f"the ticket has nothing unread, parked or in processing{ends}")]
+        reasons = [Reason("nothing_to_do", f"the ticket has nothing unread, waiting or in processing{ends}")]
     elif facts.unread_is_exact and facts.parked_is_exact:
         text = (
             "nothing of the ticket was found; not all ticket streams were searched, so it may wait in one to be"
@@ -362,7 +362,7 @@ def _nothing(facts: TicketFacts) -> TicketExplanation:
         reasons = [Reason("not_looked_through", text)]
     else:
         text = (
-            "the ticket has nothing in processing; more is unread or parked than was searched, so it may be further"
+            "the ticket has nothing in processing; more is unread or waiting than was searched, so it may be further"
             " behind"
         )
         reasons = [Reason("not_looked_through", text)]
@@ -401,13 +401,13 @@ def _later(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
     elif facts.board is not None and facts.board.window_is_full:
         yield Reason(
             "window_full",
-            f"{pluralize(facts.all_parked, 'more is', 'more are')} parked: the owner has as many of the ticket's"
+            f"{pluralize(facts.all_parked, 'more is', 'more are')} waiting: the owner has as many of the ticket's"
             " messages as it may have at a time",
         )
     elif owner.state != "live" or owner.paused is not None:
         yield Reason(
             "owner_takes_nothing",
-            f"what is parked waits until {owner.name} is done with what it has, then others get it",
+            f"the rest waits until {owner.name} is done with what it has, then others get it",
         )
 
 

@@ -127,7 +127,7 @@ def _describe_head(head: Head, states: Mapping[str, str], attempts: Attempts, ru
         return {
             "state": "parked",
             "consumer": "",
-            "why": "is parked: no consumer has it" + (f"; {rule.told()}" if rule is not None else ""),
+            "why": "waits: no consumer has it" + (f"; {rule.told()}" if rule is not None else ""),
         }
     if head.owner == HALTED:
         return {"state": "halted", "consumer": "", "why": "halted by a dead letter; waits for a redrive or a drop"}

@@ -155,26 +155,24 @@ class State:
 
 #: Actions of the log that are counted, by the name of the counter.
 _ACTIONS = {
-    "elected": "elections",
-    "fenced": "leaders_fenced",
-    "in_doubt": "in_doubt",
-    "adopted": "adoptions",
+    "leader_elected": "elections",
+    "leader_fenced": "leaders_fenced",
+    "leadership_uncertain": "in_doubt",
+    "takeover_completed": "adoptions",
     "consumer_recovered": "recovered",
-    "strays_found": "strays_found",
+    "orphaned_entries_found": "orphaned_entries_found",
     "acknowledgements_stale": "stale_acks",
     "worker_leaves": "incarnations_ended",
     "report_dropped": "reports_dropped",
     "lease_revoked": "revoked",
     "lease_not_renewed": "renewals_failed",
-    "turn_failed": "turns_failed",
-    "handler_hangs": "handlers_hung",
+    "service_retrying": "turns_failed",
+    "handler_stuck": "handlers_hung",
     "messages_rejected": "rejected",
     "group_lost": "group_lost",
-    "registered": "incarnations",
-    "shards_held": "shares_changed",
-    "parked_limit": "parked_limit",
-    "tickets_not_given_back": "not_given_back",
-    "drain_cut_short": "drains_cut_short",
+    "consumer_registered": "incarnations",
+    "shards_assigned": "shares_changed",
+    "waiting_limit_reached": "waiting_limit_reached",
 }
 
 
@@ -216,10 +214,10 @@ def _count(record: dict[str, Any], counts: Counter[str]) -> None:
     elif action == "acknowledgements_stale":
         counts["refused_acks"] += int(record.get("tickets", 1))
         counts["refused"] += int(record.get("tickets", 1))
-    elif action == "drained":
+    elif action == "consumer_drained":
         counts["drained" if record.get("clean") else "drained_badly"] += 1
         counts["given_back"] += int(record.get("given_back", 0))
-    elif action == "turn_failed":
+    elif action == "service_retrying":
         for word in ("LOADING", "OOM", "MISCONF", "READONLY", "NOSCRIPT", "BUSY"):
             counts[word] += word in record.get("problem", "")
     if record.get("level") == "ERROR":

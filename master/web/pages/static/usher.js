@@ -54,7 +54,7 @@
       const made = one("#stuck-row").content.cloneNode(true), cells = all("td", made), link = one("a", made), href = path(row.href);
       one("bdi", made).textContent = row.shown;
       if (href) link.setAttribute("href", href);
-      one(".state", made).textContent = row.state.replaceAll("_", " ");
+      one(".state", made).textContent = row.state === "parked" ? "waiting" : row.state.replaceAll("_", " ");
       one(".state", made).classList.add(row.state);
       const [age, still] = all("time", made);
       age.dataset.since = row.sent_ms;

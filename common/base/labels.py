@@ -1,0 +1,22 @@
+"""Words for people in place of those that programs compare: JSON, keys in Redis and styles of the page keep theirs."""
+
+from __future__ import annotations
+
+_LABELS = {
+    "bad": "Critical",
+    "warn": "Warning",
+    "ok": "OK",
+    "unknown": "Unknown",
+    "clean": "OK",
+    "park": "halt",
+    "parked": "waiting",
+}
+
+
+def label(word: str) -> str:
+    """Return the word that is shown for a severity, a policy or a state.
+
+    >>> label("bad"), label("parked"), label("handed_over")
+    ('Critical', 'waiting', 'handed over')
+    """
+    return _LABELS.get(word, word.replace("_", " "))
