@@ -24,7 +24,7 @@ class InCall(Protocol):
 
 
 class MessageFailed(UsherError):
-    """The error of a message that the batch handler named as failed."""
+    """The batch handler named this message as failed."""
 
 
 class TriedTogether(RetryLater):
