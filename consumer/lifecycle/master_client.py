@@ -20,7 +20,7 @@ _TIMEOUT = urllib3.Timeout(connect=_CONNECT_S, read=_READ_S)
 
 
 class MasterUnavailable(RedisTrouble):
-    """The error when no master can be reached, or none leads."""
+    """No master can be reached, or none leads."""
 
 
 class MasterAnswer(NamedTuple):

@@ -24,7 +24,7 @@ class InCall(Protocol):
 
 
 class MessageFailed(UsherError):
-    """The error of a message that the batch handler named as failed."""
+    """The batch handler named this message as failed."""
 
 
 class TriedTogether(RetryLater):
@@ -109,7 +109,9 @@ def _named(parts: Sequence[Sequence[InCall]], returned: Any) -> dict[str, BaseEx
     for named, error in returned.items():
         message_id = named if isinstance(named, str) else getattr(named, "id", None)
         if message_id not in known:
-            return TypeError("a batch handler named a failure that is neither a message of the call nor the id of one")
+            return TypeError(
+                "a batch handler named something as failed that is no message of the call, nor the id of one"
+            )
         failed[message_id] = error if isinstance(error, BaseException) else MessageFailed(str(error) if error else None)
     return failed
 

@@ -38,11 +38,11 @@ def is_rehearsal(message: Marked) -> bool:
 
 
 class Duplicate(UsherError):
-    """The outcome when the effect of this message is already stored: the message counts as done."""
+    """The effect of this message is already stored: the message counts as done."""
 
 
 class StaleFence(OwnershipLost):
-    """The error when a higher fence was seen for this ticket: it has another owner, and nothing was stored.
+    """A higher fence was seen for this ticket: it has another owner, and nothing was stored.
 
     Let it out of the handler. In a consumer whose lease has ended it has no consequence: its acknowledgements and dead
     letters are refused, and the new owner handles the message. If it comes again and again from a living owner, the
@@ -57,8 +57,8 @@ class StaleFence(OwnershipLost):
 
 
 class SinkNotNow(RetryLater):
-    """The error when the sink cannot store the effect for the moment, or it is unknown whether it did: the same message
-    is tried again, uncharged.
+    """The sink could not store the effect for the moment, or it is unknown whether it did: the same message is tried
+    again, uncharged.
 
     Nothing is lost and nothing doubled by that: if the effect was stored after all, the next try finds its uid.
     """
@@ -68,4 +68,4 @@ class SinkNotNow(RetryLater):
 
 
 class SinkMisused(UsherError):
-    """The error when the sink cannot keep its promise with what it was given; the text says what to change."""
+    """The sink cannot keep its promise with what it was given; the text says what to change."""
