@@ -51,7 +51,7 @@ def test_a_clean_system_is_exit_code_0_and_everything_is_written(
     stored = orjson.loads(link.call("GET", Keys("ticket_stream", GROUP).audit))
     assert (stored["verdict"], stored["findings"], stored["executions"]) == ("clean", {}, 2)
     folder = Path(settings["USHER_AUDIT_DIR"])
-    assert "clean: the promise held" in (folder / "system/audit.html").read_text()
+    assert "clean: the promise held" in (folder / "audit.html").read_text()
     assert usher("audit", "--json") == 0
     told = orjson.loads(capsys.readouterr().out)
     assert (told["verdict"], told["findings"], told["unproven"]) == ("clean", [], [])
@@ -75,7 +75,7 @@ def test_findings_are_exit_code_1_and_hostile_names_are_shown_literally(
     assert "redis-cli XPENDING ticket_stream concurrency_stream_group 3-1 3-1 1" in shown
     assert "\x1b[31m" not in shown
     assert "the history of run 20200101T000000.000Z cannot be read" in shown
-    page = (Path(settings["USHER_AUDIT_DIR"]) / "system/audit.html").read_text()
+    page = (Path(settings["USHER_AUDIT_DIR"]) / "audit.html").read_text()
     assert "<script" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
     assert "{{7*7}}" in page

@@ -100,7 +100,7 @@ def test_the_folder_may_be_relative_and_have_a_space_in_its_name(
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "nothing found, for there is nothing" in done.stdout
-    assert (tmp_path / "an audit" / "system/audit.html").is_file()
+    assert (tmp_path / "an audit" / "audit.html").is_file()
 
 
 def test_audits_at_the_same_time_have_a_log_and_a_spill_folder_each(tmp_path: Path) -> None:
