@@ -33,7 +33,7 @@ class MasterSettings(CommonSettings):
     ticket_window: int = Field(
         512, ge=1, le=10_000, description="Most entries of one ticket handed over at a time; more wait."
     )
-    waiting_limit_reached: int = Field(
+    parked_limit: int = Field(
         2_000_000, ge=1, description="Most entries that wait in all; at this many the master stops reading."
     )
     longest_message_bytes: int = Field(

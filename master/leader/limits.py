@@ -26,7 +26,7 @@ def limits_of(settings: MasterSettings) -> LeaderLimits:
     return LeaderLimits(
         batch=settings.batch_size,
         ticket_window=settings.ticket_window,
-        parked=settings.waiting_limit_reached,
+        parked=settings.parked_limit,
         reconcile_s=settings.reconcile_seconds,
         sweep_s=settings.sweep_seconds,
         min_idle_ms=int(2000 * settings.lease_seconds),

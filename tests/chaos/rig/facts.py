@@ -160,7 +160,7 @@ _ACTIONS = {
     "leadership_uncertain": "in_doubt",
     "takeover_completed": "adoptions",
     "consumer_recovered": "recovered",
-    "orphaned_entries_found": "orphaned_entries_found",
+    "orphaned_entries_found": "strays_found",
     "acknowledgements_stale": "stale_acks",
     "worker_leaves": "incarnations_ended",
     "report_dropped": "reports_dropped",
@@ -172,7 +172,7 @@ _ACTIONS = {
     "group_lost": "group_lost",
     "consumer_registered": "incarnations",
     "shards_assigned": "shares_changed",
-    "waiting_limit_reached": "waiting_limit_reached",
+    "waiting_limit_reached": "parked_limit",
 }
 
 
