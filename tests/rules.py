@@ -80,7 +80,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
 ROOMS = (
     *("common/base", "common/protocol", "common/runtime/settings", "common/runtime", "common/redis"),
     *("common/sql", "common/observability", "common/http", "common/http/server", "common/router", "common/doctor"),
-    *("common/rehearsal", "common/readers", "common/sending", "common/outbox", "common/cli", "common"),
+    *("common/readers", "common/sending", "common/outbox", "common/cli", "common"),
     *(
         "consumer/settings",
         "consumer/policy",
@@ -99,7 +99,7 @@ ROOMS = (
         "master/sources",
         "master/insight",
     ),
-    *("master/web", "master/web/pages", "master/assembly", "master/cli", "master/rehearsal", "master/streamer"),
+    *("master/web", "master/web/pages", "master/assembly", "master/cli", "master/streamer"),
     *(
         "master/audit/archive",
         "master/audit/checks",
@@ -107,7 +107,7 @@ ROOMS = (
         "master/audit/read",
     ),
     *("master/audit/settings", "master/audit", "master"),
-    *("deploy", "deploy/demo", "deploy/bench", "deploy/local", "usher"),
+    *("deploy", "deploy/rehearsal", "deploy/demo", "deploy/bench", "deploy/local", "usher"),
     *(
         "benchmarks/rig",
         "benchmarks/peers",
@@ -124,6 +124,7 @@ PURE = (
     "master/policy/*.py",
     "consumer/policy/*.py",
     "*/findings.py",
+    "*/selection.py",
     "common/router/sizing.py",
     "common/protocol/*.py",
 )

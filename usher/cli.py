@@ -43,7 +43,7 @@ COMMANDS: dict[str, Listed] = {
     ),
     "dead": Listed("usher.master.cli.dead:dead", "Look at dead letters, redrive them, or drop them."),
     "rehearse": Listed(
-        "usher.master.rehearsal.cli:rehearse", "Try your handler on existing messages (dry run); nothing is changed."
+        "usher.deploy.rehearsal.cli:rehearse", "Try your handler on existing messages (dry run); nothing is changed."
     ),
     "delayed": Listed("usher.master.cli.delayed:delayed", "Look at messages that were sent for later, or drop them."),
     "pause": Listed("usher.master.cli.rules:pause", "Pause a ticket, a pattern, or everything."),
@@ -75,7 +75,7 @@ HIDDEN: dict[str, Listed] = {
         "usher.deploy.local.supervision:supervisord", "Become supervisord with deploy/supervisord.conf."
     ),
     "handler-process": Listed(
-        "usher.consumer.handlers.rehearsal:main", "The process of `usher rehearse` that runs the handler."
+        "usher.deploy.rehearsal.child:main", "The process of `usher rehearse` that runs the handler."
     ),
     "torture-stage": Listed(
         "usher.consumer.torture.__main__:main", "The process of `usher torture` that tells the stories."

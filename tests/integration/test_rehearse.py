@@ -22,12 +22,12 @@ from usher.common.base.errors import ReplyUnknown
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.run_log import encode
 from usher.common.redis.client import Link
-from usher.common.rehearsal.process import HandlerProcess
-from usher.common.rehearsal.values import Piece, RehearsalSpec
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.policy.acks import Finished
+from usher.deploy.rehearsal.process import HandlerProcess
+from usher.deploy.rehearsal.selection import Candidate
+from usher.deploy.rehearsal.values import Piece, RehearsalSpec
 from usher.master.leader.leader_scripts import LeaderScripts
-from usher.master.rehearsal.selection import Candidate
 
 _SHOP = """
 import asyncio, os, sqlite3, threading, time
@@ -131,7 +131,7 @@ def test_a_letter_that_failed_is_taken_by_the_mended_handler_and_nothing_changes
         assert usher("rehearse", "shop:old", "--letter", letter, "--yes") == 1
         told = capfd.readouterr().out
         assert 'return int(message.fields["amount"])' in told, "the traceback of the new error"
-        assert "consumer/handlers/rehearsal.py" not in told
+        assert "deploy/rehearsal/child.py" not in told
         assert "0 of 1 message taken" in told
         assert "usher dead redrive" not in told
         assert usher("rehearse", "shop:mended", "--letter", letter, "--yes") == 0
@@ -360,7 +360,7 @@ def test_an_effect_in_a_database_is_tried_and_taken_back(
 def test_a_long_stream_is_looked_through_page_by_page(
     world: World, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from usher.master.rehearsal import candidates
+    from usher.deploy.rehearsal import candidates
 
     monkeypatch.setattr(candidates, "_ENTRIES_AT_ONCE", 3)
     sent = world.send_many([b"T", b"U", b"U"] * 5)
@@ -400,7 +400,7 @@ def test_a_child_that_the_handler_has_forked_answers_nothing_and_takes_no_messag
 def test_what_is_known_is_told_when_redis_goes_away(
     world: World, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from usher.master.rehearsal.candidates import Candidates
+    from usher.deploy.rehearsal.candidates import Candidates
 
     world.send(b"T", b"1-1", b"2-1")
     asked = []

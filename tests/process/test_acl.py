@@ -132,7 +132,6 @@ _LEADS = (
     "recovery",
     "sources",
     "web",
-    "rehearsal",
 )
 
 

@@ -8,9 +8,7 @@ from dataclasses import replace
 import pytest
 
 from usher.common.protocol.attempts import Attempts
-from usher.common.rehearsal.values import DONE, LATER, RAISED, CallResult, Piece, calls_of_handler
-from usher.master.policy.letters import parse_letter
-from usher.master.rehearsal.selection import (
+from usher.deploy.rehearsal.selection import (
     WAITING,
     Before,
     Candidate,
@@ -21,6 +19,8 @@ from usher.master.rehearsal.selection import (
     redrive_command,
     unfit_of,
 )
+from usher.deploy.rehearsal.values import DONE, LATER, RAISED, CallResult, Piece, calls_of_handler
+from usher.master.policy.letters import parse_letter
 
 
 def letter(

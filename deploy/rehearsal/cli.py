@@ -20,15 +20,15 @@ from usher.common.base.log import redacted
 from usher.common.base.text import escape_control, pluralize
 from usher.common.protocol.stream_id import is_id
 from usher.common.redis.client import CommandRefused
-from usher.common.rehearsal.process import HandlerProcess
-from usher.common.rehearsal.values import NOT_RUN, CallResult, RehearsalSpec
 from usher.common.runtime.settings import CommonSettings, load, options
 from usher.common.runtime.stop_request import StopAsked, StopRequest
+from usher.deploy.rehearsal.candidates import Candidates, Named
+from usher.deploy.rehearsal.process import HandlerProcess
+from usher.deploy.rehearsal.selection import Candidate, Rehearsed, exit_code, in_order, redrive_command
+from usher.deploy.rehearsal.values import NOT_RUN, CallResult, RehearsalSpec
 from usher.master.cli.options import OF_LETTERS, wanted_of
 from usher.master.cli.shared import CommandContext, configured, console, print_json, table
 from usher.master.policy.letters import LetterFilter
-from usher.master.rehearsal.candidates import Candidates, Named
-from usher.master.rehearsal.selection import Candidate, Rehearsed, exit_code, in_order, redrive_command
 
 _LAST = 100
 _NOTHING_SAID = 2

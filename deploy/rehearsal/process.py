@@ -1,7 +1,7 @@
 """The process that runs a handler in a rehearsal, as the command that asks for it sees it.
 
 It is started for the first message, and again for the next one after it was ended: a handler that hangs is killed, with
-all that it has started, and a handler may end its process itself. The process runs ``consumer/handlers/rehearsal.py``.
+all that it has started, and a handler may end its process itself. The process runs ``deploy/rehearsal/child.py``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 import orjson
 
 from usher.common.base.errors import StartRefused
-from usher.common.rehearsal.values import DIED, HUNG, CallResult, Piece, RehearsalSpec, calls_of_handler
 from usher.common.runtime.own_command import usher_command
+from usher.deploy.rehearsal.values import DIED, HUNG, CallResult, Piece, RehearsalSpec, calls_of_handler
 
 #: Receives the handler's prints: standard output is the report's.
 _STDERR = 2

@@ -24,9 +24,7 @@ from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import Arg, Link
 from usher.common.redis.replies import TicketRecord, group_of, parse_record
 from usher.common.redis.scripts import ScriptRunner
-from usher.master.operations.dead_letters import DeadLetters
-from usher.master.policy.letters import DeadLetter, LetterFilter, parse_letter
-from usher.master.rehearsal.selection import (
+from usher.deploy.rehearsal.selection import (
     DONE,
     ENDED,
     HALT,
@@ -39,6 +37,8 @@ from usher.master.rehearsal.selection import (
     of_letter,
     unfit_of,
 )
+from usher.master.operations.dead_letters import DeadLetters
+from usher.master.policy.letters import DeadLetter, LetterFilter, parse_letter
 
 #: Most entries, or records of executions, looked at by one call: about a millisecond of Redis.
 _ENTRIES_AT_ONCE, _RUNS_AT_ONCE = 1_000, 50

@@ -1,6 +1,6 @@
 """A rehearsal as values: the input and the answers of the process that runs the handler. Pure.
 
-A handler runs in a process of its own (``usher.common.rehearsal.process``), because it may hang, and may take its
+A handler runs in a process of its own (``usher.deploy.rehearsal.process``), because it may hang, and may take its
 process with it. Both ends write one JSON object per line.
 """
 

@@ -26,8 +26,6 @@ from usher.common.base.errors import GiveUp, HandlerUnusable, RetryLater, readab
 from usher.common.base.log import configure, in_hand
 from usher.common.base.text import format_error
 from usher.common.protocol.attempts import Attempts
-from usher.common.rehearsal.process import TELL_WHERE
-from usher.common.rehearsal.values import DONE, GAVE_UP, LATER, RAISED, CallResult, Piece
 from usher.common.runtime.fork_guard import ForkGuard
 from usher.common.runtime.service import Service, ServiceEnded
 from usher.consumer.handlers.decorators import given
@@ -35,6 +33,8 @@ from usher.consumer.handlers.error_trace import traced
 from usher.consumer.handlers.loader import Handler, check_ran, load_handler
 from usher.consumer.handlers.message import Message, OwnLease, message_type
 from usher.consumer.policy.batches import judge
+from usher.deploy.rehearsal.process import TELL_WHERE
+from usher.deploy.rehearsal.values import DONE, GAVE_UP, LATER, RAISED, CallResult, Piece
 
 _PR_SET_PDEATHSIG = 1
 #: Longest wait in seconds that an answer may give: JSON has no infinity.

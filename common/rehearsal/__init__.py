@@ -1,3 +1,0 @@
-"""Values and parent side of a rehearsal: a handler tried in a process of its own."""
-
-from __future__ import annotations
