@@ -176,6 +176,10 @@ ENVIRONMENT_IN = (
 FILE_LINES = 600
 FUNCTION_LINES = 60
 CONSTRUCTOR_PARAMETERS = 8
+#: A docstring begins with a verb, or names a thing.
+HEADLESS = frozenset({"What", "Whether", "How", "Where", "Who", "Those", "One", "Which", "That", "Whose"})
+#: Files of one folder, ``__init__.py`` apart.
+FOLDER_FILES = 13
 #: Tests tell stories and may be longer.
 TEST_FILE_LINES = 700
 TEST_FUNCTION_LINES = 90
@@ -412,6 +416,26 @@ def too_long(source: Source, file_lines: int = FILE_LINES, function_lines: int =
         ):
             found.append(source.finding(node, f"{node.name} has {length} lines, at most {function_lines}"))
     return found
+
+
+def headless_docstrings(source: Source) -> list[str]:
+    """A docstring begins with a clause that has no head, and must be read twice."""
+    found = []
+    for node in source.nodes(ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef):
+        told = ast.get_docstring(node)  # type: ignore[arg-type]
+        if told and told.split(maxsplit=1)[0] in HEADLESS:
+            found.append(source.finding(node, f"the docstring begins with {told.split(maxsplit=1)[0]!r}"))
+    return found
+
+
+def classes_used_twice(everything: Iterable[Source]) -> list[str]:
+    """Two classes have one name: whoever searches for it finds the other one."""
+    homes: dict[str, list[Source]] = {}
+    for source in everything:
+        for node in source.tree.body:
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(source)
+    return [f"class {name}: {', '.join(one.path for one in there)}" for name, there in homes.items() if len(there) > 1]
 
 
 def god_classes(source: Source) -> list[str]:

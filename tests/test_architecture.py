@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import subprocess
 import sys
@@ -201,6 +202,30 @@ def test_what_is_too_long_is_found() -> None:
     assert len(rules.too_long(_source("async def f():\n" + "    pass\n" * 60))) == 1
     assert len(rules.too_long(_source("x = 1\n" * 601))) == 1
     assert not rules.too_long(_source("x = 1\n" * 600))
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    _clean([finding for source in _PROGRAM for finding in rules.headless_docstrings(source)])
+
+
+@pytest.mark.parametrize(
+    "text", ['"""What it is."""', 'class A:\n    """Whether it is."""', 'def f():\n    """Who it is."""']
+)
+def test_a_headless_docstring_is_found(text: str) -> None:
+    assert len(rules.headless_docstrings(_source(text))) == 1
+    assert not rules.headless_docstrings(_source('"""Tell what it is."""'))
+
+
+def test_a_class_name_is_used_once() -> None:
+    _clean(rules.classes_used_twice([source for source in _PROGRAM if not source.path.startswith("examples/")]))
+    assert rules.classes_used_twice([_source("class A: ...", "a.py"), _source("class A: ...", "b.py")])
+
+
+def test_a_folder_is_a_room_and_no_warehouse() -> None:
+    files = collections.Counter(s.path.rpartition("/")[0] for s in _PROGRAM if not s.path.endswith("__init__.py"))
+    files.update(f"lua {file.parent.name}" for file in _LUA.glob("*/*.lua"))
+    full = {folder: count for folder, count in files.items() if count > rules.FOLDER_FILES}
+    assert set(full) <= {"benchmarks/peers"}, full  # a flat list of like files
 
 
 def test_no_class_takes_the_world() -> None:

@@ -21,8 +21,8 @@ _USHER = {
     "keeps": "per ticket",
     "promise": (
         "In order and one at a time per ticket, also through retries, crashes and changes of owner. At least once. A"
-        " paused process can wake up inside of a handler, as everywhere; each hand-over has a fencing token by which what"
-        " stores its effect can refuse it. There are no partitions: no ticket waits for another."
+        " paused process can wake up inside of a handler, as everywhere; each hand-over has a fencing token by which"
+        " what stores its effect can refuse it. There are no partitions: no ticket waits for another."
     ),
     "source": "README",
     "configuration": "one master, 2 consumers with 8 slots, all settings at their defaults, run log on",

@@ -44,7 +44,7 @@ _ENDS = {
 
 @click.command(
     help=(
-        "Check Redis and the ticket stream. Exit code 0 when nothing is critical, 1 when something is, 2 when it could not"
+        "Check Redis and the ticket stream. Exit code 0: nothing is critical; 1: something is; 2: it could not"
         " be asked."
     )
 )

@@ -151,8 +151,8 @@ def _clock(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     back_ms = highest // _NUMBERS_PER_MS - clock.redis_ms
     if back_ms > _AHEAD_MS:
         means = (
-            "epochs and fencing tokens go on growing, and leases that were given before are shortened within seconds; new ids"
-            " stay at the old time"
+            "epochs and fencing tokens go on growing, and leases that were given before are shortened within seconds;"
+            " new ids stay at the old time"
         )
         do = "wait, or set the clock right; see that it is slewed, not set"
         yield DoctorFinding(

@@ -110,7 +110,7 @@ class Keys:
 
     @property
     def tickets(self) -> str:
-        """Hash: ticket_id -> ``owner fence id id ...`` (see lua/includes/records.lua). For ever; a field lives while its
+        """Hash: ticket_id -> ``owner fence id id ...`` (lua/includes/records.lua). For ever; a field lives while its
         ticket has unfinished entries."""
         return self.prefix + "tickets"
 

@@ -51,8 +51,8 @@ class StaleFence(OwnershipLost):
 
     def __init__(self, message: Marked) -> None:
         super().__init__(
-            f"ticket {fenced_ticket(message)!r} has an owner with a higher fencing token than {message.fence}; nothing was"
-            " stored"
+            f"ticket {fenced_ticket(message)!r} has an owner with a higher fencing token than {message.fence}; nothing"
+            " was stored"
         )
 
 

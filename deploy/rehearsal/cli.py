@@ -44,7 +44,7 @@ read: nothing is acknowledged, counted or redriven, no master is needed, and wha
   usher rehearse shop:handle --ticket 42                 all messages of a ticket: letters, and entries of the stream
   usher rehearse shop:handle --message 1700000000000-0   one entry of the stream, whatever became of it
 
-SQL statements that the handler runs through SqlSink and AsyncSqlSink are rolled back, whatever fencing tokens and uids are
+SQL statements that the handler runs through SqlSink and AsyncSqlSink are rolled back, whatever tokens and uids are
 stored; until then they hold their locks. RedisGuard does nothing, and the headers of the HTTP sink tell the service.
 EVERYTHING ELSE THAT THE HANDLER DOES IS REAL, unless it asks `message.is_rehearsal`; so the command asks first.
 Messages come one by one, a batch handler gets lists of one, and each message meets the data as stored now, without the

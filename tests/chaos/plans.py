@@ -66,7 +66,7 @@ def _gap(cluster: Cluster) -> float:
     return cluster.shape.lease_s + programs.SLACK_S + 0.3
 
 
-# ---- the faults ------------------------------------------------------------------------------------------------------------------
+# ---- the faults ----
 
 
 def calm(_cluster: Cluster, seconds: float) -> None:
@@ -312,7 +312,7 @@ def everything(cluster: Cluster, seconds: float) -> None:
         time.sleep(rng.uniform(0.1, 0.8))
 
 
-# ---- what else must hold ---------------------------------------------------------------------------------------------------------
+# ---- what else must hold ----
 
 
 def nothing_redelivered(history: History, _cluster: Cluster) -> Iterator[str]:

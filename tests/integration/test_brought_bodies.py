@@ -83,7 +83,7 @@ def play(any_redis_url: str) -> Iterator[Play]:
         assert not made.consumer.lost
 
 
-# ---- nothing is fetched ------------------------------------------------------------------------------------------------------
+# ---- nothing is fetched ----
 
 
 @pytest.mark.parametrize("how", [_SEEN, _HEARD])
@@ -149,7 +149,7 @@ def test_a_body_that_was_deleted_after_the_hand_over_is_run_as_it_was_brought(pl
     assert play.fetches() == 0
 
 
-# ---- brought and fetched -----------------------------------------------------------------------------------------------------
+# ---- brought and fetched ----
 
 _MIXTURES = ["sh", "hs", "shs", "hsh", "hhshh", "sshss", "hshshs", "shshsh", "hhhs", "shhh"]
 
@@ -218,7 +218,7 @@ def test_when_what_must_be_fetched_cannot_be_nothing_of_the_read_is_run_before_i
     assert [message.stream_id for message in play.messages()] == ids
 
 
-# ---- what this process has read before ---------------------------------------------------------------------------------------
+# ---- what this process has read before ----
 
 
 def _run_but_not_written(play: Play) -> list[bytes]:
@@ -292,7 +292,7 @@ def test_of_what_is_handed_over_anew_only_what_is_pending_is_run_and_new_message
     assert sorted(message.stream_id for message in play.messages()) == ids[1:] + new
 
 
-# ---- the inbox ---------------------------------------------------------------------------------------------------------------
+# ---- the inbox ----
 
 
 def _give_many(play: Play, count: int, after_each: Callable[[], object]) -> list[bytes]:
@@ -340,7 +340,7 @@ def test_the_inbox_is_trimmed_by_the_next_read_that_fetches(play: Play) -> None:
     assert (play.in_inbox(), play.fetches()) == (1, 1)
 
 
-# ---- the same message --------------------------------------------------------------------------------------------------------
+# ---- the same message ----
 
 _ODD = (
     b"nul\0\xff",

@@ -17,7 +17,7 @@ from usher.master.insight.stats import StreamStatsReader
 from usher.master.leader.leader_scripts import Due, LeaderScripts
 from usher.master.operations.delayed_messages import DelayedView, member_of
 
-# ---- the scripts ---------------------------------------------------------------------------------------------------------------
+# ---- the scripts ----
 
 
 def test_what_is_due_is_sent_with_all_its_fields_and_what_is_not_stays(world: World) -> None:
@@ -209,7 +209,7 @@ def test_a_key_of_another_type_is_refused_before_anything_has_changed(world: Wor
     assert sent(world) == []
 
 
-# ---- the producer --------------------------------------------------------------------------------------------------------------
+# ---- the producer ----
 
 
 def test_a_producer_sends_for_later_and_a_repeat_is_added_once(world: World) -> None:

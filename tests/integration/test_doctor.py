@@ -197,7 +197,7 @@ def test_entries_that_a_living_consumer_does_not_touch_are_seen(link: Link) -> N
     assert look(link)[1]["idle entries"].severity is WARN
 
 
-# ---- rights ------------------------------------------------------------------------------------------------------------------
+# ---- rights ----
 
 
 def test_missing_rights_are_named_however_they_are_asked(world: World) -> None:
@@ -277,7 +277,7 @@ def test_a_user_without_any_right_hears_so_and_the_exit_code_is_1(link: Link) ->
     assert "may not run" in done.stdout
 
 
-# ---- it cannot be asked ------------------------------------------------------------------------------------------------------
+# ---- it cannot be asked ----
 
 
 def test_a_redis_that_cannot_be_asked_is_exit_code_2(link: Link) -> None:
@@ -299,7 +299,7 @@ def test_a_server_that_loads_its_data_is_asked_later(link: Link) -> None:
         far.close()
 
 
-# ---- at the start of a master ------------------------------------------------------------------------------------------------
+# ---- at the start of a master ----
 
 
 def test_a_master_logs_what_is_bad_when_it_starts_and_goes_on(link: Link, caplog: pytest.LogCaptureFixture) -> None:

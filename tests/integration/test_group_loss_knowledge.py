@@ -30,7 +30,7 @@ def stage(any_redis_url: str) -> Iterator[Stage]:
         yield made
 
 
-# ---- what repeats --------------------------------------------------------------------------------------------------------------
+# ---- what repeats ----
 
 
 @pytest.mark.parametrize("dies", [False, True])
@@ -122,7 +122,7 @@ def test_a_note_that_its_writer_sent_late_changes_nothing_of_its_successors(stag
     stage.check_done(T, ids)
 
 
-# ---- records that are older than the stream -----------------------------------------------------------------------------------
+# ---- records that are older than the stream ----
 
 
 def test_a_returned_ticket_whose_entries_are_gone_does_not_make_everything_repeat(stage: Stage) -> None:
@@ -170,7 +170,7 @@ def test_a_stale_record_does_not_make_done_what_a_new_stream_has_below_it(stage:
     stage.check_done(T, [b"500-0", *ids])
 
 
-# ---- an inbox that is older than the index -----------------------------------------------------------------------------------
+# ---- an inbox that is older than the index ----
 
 
 def test_what_was_acknowledged_by_an_acknowledgement_sent_again_does_not_run_beside_its_tickets_next_owner(
@@ -209,7 +209,7 @@ def test_what_was_acknowledged_by_an_acknowledgement_sent_again_does_not_run_bes
     assert not stage.history.overlaps
 
 
-# ---- a message that is named anew while it ends --------------------------------------------------------------------------------
+# ---- a message that is named anew while it ends ----
 
 
 def _held_up(stage: Stage) -> tuple[MasterActor, ConsumerActor, list[bytes]]:

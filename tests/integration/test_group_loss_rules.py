@@ -20,7 +20,7 @@ def stage(any_redis_url: str) -> Iterator[Stage]:
         yield made
 
 
-# ---- repeats ---------------------------------------------------------------------------------------------------------------------
+# ---- repeats ----
 
 
 def _at_once(stage: Stage, m: MasterActor) -> MasterActor:
@@ -149,7 +149,7 @@ def test_a_message_that_its_owner_gets_again_before_it_knows_that_redis_has_it_a
     assert not a.lanes.load()[1]
 
 
-# ---- where it begins again -------------------------------------------------------------------------------------------------------
+# ---- where it begins again ----
 
 
 def test_what_another_master_handed_over_while_it_led_for_a_moment_is_not_lost(stage: Stage) -> None:
@@ -220,7 +220,7 @@ def test_a_ticket_that_was_given_back_is_parked_once(stage: Stage, read_before: 
     stage.check_done(T, ids)
 
 
-# ---- an incarnation that lives without a registration ----------------------------------------------------------------------------
+# ---- an incarnation that lives without a registration ----
 
 
 def test_a_consumer_whose_registration_was_deleted_keeps_what_it_has_until_its_lease_ends(stage: Stage) -> None:

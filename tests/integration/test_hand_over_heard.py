@@ -52,7 +52,7 @@ def _note_attempts(world: World, *ids: bytes) -> None:
         world.link.call("HSET", world.keys.attempts, entry_id, "1 1 0 0")
 
 
-# ---- what becomes of the news ------------------------------------------------------------------------------------------------
+# ---- what becomes of the news ----
 
 
 @pytest.mark.parametrize("how", ["seen", "heard"])
@@ -118,7 +118,7 @@ def test_an_entry_at_the_highest_id_is_taken_and_brings_its_body(world: World) -
         leader.hand_over(plan(a, {b"T": ids}), news)
 
 
-# ---- what is refused as a whole ----------------------------------------------------------------------------------------------
+# ---- what is refused as a whole ----
 
 
 def _calls(
@@ -261,7 +261,7 @@ def test_when_memory_is_full_heard_news_are_not_taken_and_later_they_are_with_th
     assert (world.pending(), _bodies(world, a)) == ({a.name: ids}, _fields(world, *ids))
 
 
-# ---- bodies ------------------------------------------------------------------------------------------------------------------
+# ---- bodies ----
 
 _ODD_BODIES = {
     "bytes": (b"nul\0", b"\0\xff\xfe", b"new\nline", b"a\r\nb\n", b"snow", "\N{SNOWMAN}".encode()),
@@ -393,7 +393,7 @@ def test_bodies_of_a_refused_ticket_do_not_come_with_those_of_others(world: Worl
     assert (_bodies(world, a), _bodies(world, b)) == (_fields(world, *good, *more), {})
 
 
-# ---- what is heard is what is seen -------------------------------------------------------------------------------------------
+# ---- what is heard is what is seen ----
 
 _WORDS = st.sampled_from([_TICKET, b"T", b"", b"body", b"x" * 40]) | st.binary(max_size=12)
 _ENTRIES = st.lists(st.lists(st.tuples(_WORDS, _WORDS), min_size=1, max_size=4), max_size=6)

@@ -18,7 +18,7 @@ def _position(world: World) -> bytes:
     return bytes(group[b"last-delivered-id"])
 
 
-# ---- what becomes of the news ------------------------------------------------------------------------------------------------
+# ---- what becomes of the news ----
 
 
 def test_news_that_are_planned_are_their_owners_at_once(world: World) -> None:
@@ -141,7 +141,7 @@ def test_tickets_of_any_bytes_go_in_one_call(world: World) -> None:
     assert world.state().index.keys() == parts.keys()
 
 
-# ---- what is refused ---------------------------------------------------------------------------------------------------------
+# ---- what is refused ----
 
 
 @pytest.mark.parametrize("state", ["LOST", "DRAINING", "REVOKED"])
@@ -218,7 +218,7 @@ def test_a_ticket_twice_in_a_plan_is_handed_over_once_the_other_news_are_under_m
     assert (world.pending(), _position(world)) == ({a.name: [first], b"master": [second]}, second)
 
 
-# ---- what is not there any more ----------------------------------------------------------------------------------------------
+# ---- what is not there any more ----
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])

@@ -165,7 +165,7 @@ def test_a_group_that_came_back_elsewhere_is_not_the_one_that_was_seen(world: Wo
     world.link.call("DEL", world.keys.tickets)
 
 
-# ---- full memory -------------------------------------------------------------------------------------------------------------
+# ---- full memory ----
 
 
 @pytest.mark.parametrize("which", range(5))

@@ -113,7 +113,7 @@ def caught_up(twins: Twins) -> Twins:
     return twins
 
 
-# ---- the same is told --------------------------------------------------------------------------------------------------------
+# ---- the same is told ----
 
 
 def test_before_anything_was_taken_the_same_is_told(twins: Twins) -> None:
@@ -307,7 +307,7 @@ def test_after_everything_was_deleted_or_trimmed_the_same_is_told(caught_up: Twi
     assert caught_up.same() == (5, 1)
 
 
-# ---- where they differ -------------------------------------------------------------------------------------------------------
+# ---- where they differ ----
 
 
 @pytest.mark.parametrize("start", ["0", "0-5"])

@@ -292,7 +292,7 @@ def test_fields_of_any_kind_are_readable(
     assert (record.uid, record.json(), record.action, record.fields["raw"]) == ("\\xff\\0", {"n": 1}, "", "\udcfe")
 
 
-# ---- what was lost -----------------------------------------------------------------------------------------------------------
+# ---- what was lost ----
 
 
 def _lose_all(link: Link, ids: list[bytes]) -> None:
@@ -476,7 +476,7 @@ def test_a_uid_of_any_length_is_told_apart(outbox: Outbox, consumers: Callable[.
     assert len(uids) == len(set(uids)) == 2
 
 
-# ---- the note in Redis ---------------------------------------------------------------------------------------------------------
+# ---- the note in Redis ----
 
 
 def _note(link: Link, version: int, last_id: bytes, replace: str = "") -> int:

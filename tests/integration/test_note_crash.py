@@ -163,7 +163,7 @@ def test_it_works_at_full_memory(world: World, dead: Owner) -> None:
         assert tell(world, dead.incarnation, left(b"1-1", Attempts(1)), run_log_length=100) == [b"1-1"]
 
 
-# ---- losses: what take_back must guess ---------------------------------------------------------------------------------------------
+# ---- losses: what take_back must guess ----
 
 
 def take_all(world: World, leader: LeaderScripts, owner: Owner, count: int) -> None:
@@ -282,7 +282,7 @@ def test_counts_are_conserved(world: World, stories: list[tuple[Attempts, bool]]
             assert after[entry_id] == Attempts(known.starts + 1, failures, 1)
 
 
-# ---- the predecessor, as the registrar tells of it -----------------------------------------------------------------------------------
+# ---- the predecessor, as the registrar tells of it ----
 
 
 def test_it_is_told_once_with_a_line_for_each_that_redis_did_not_know(

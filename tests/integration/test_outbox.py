@@ -256,7 +256,7 @@ def test_a_subclass_of_sqlites_connection_will_do(sqlite_outbox: Outbox, tmp_pat
     assert len(_staged(sqlite_outbox)) == 1
 
 
-# ---- the schema --------------------------------------------------------------------------------------------------------------
+# ---- the schema ----
 
 
 def test_a_migration_is_made_once_also_by_several_at_once(outbox_url: str) -> None:
@@ -316,7 +316,7 @@ def test_what_the_url_says_of_waiting_for_sqlites_lock_goes_before_ours(sqlite_o
     store.close()
 
 
-# ---- order in PostgreSQL -------------------------------------------------------------------------------------------------------
+# ---- order in PostgreSQL ----
 
 
 def test_a_ticket_that_another_transaction_has_written_is_waited_for(postgres_outbox: Outbox) -> None:

@@ -28,7 +28,7 @@ from usher.master.policy.board.plans import HandOverPlan
 T = next(ticket for ticket in (b"T%d" % n for n in range(100)) if Affinity(["a", "b"]).ranking(ticket)[0] == "b")
 
 
-# ---- 1, 2: epochs ------------------------------------------------------------------------------------------------------------
+# ---- 1, 2: epochs ----
 
 _SAME_EPOCH = mutant(
     "a leader in doubt drops its memory and keeps its epoch",
@@ -138,7 +138,7 @@ def test_a_master_that_leads_again_has_forgotten_what_it_knew(stage: Stage) -> N
     stage.check_done(T, [first, second])
 
 
-# ---- 2, 19: lost replies, on a real wire ---------------------------------------------------------------------------------------
+# ---- 2, 19: lost replies, on a real wire ----
 
 
 class LostReply:
@@ -224,7 +224,7 @@ def test_a_hand_over_whose_reply_was_lost_has_happened(stage: Stage) -> None:
         stage.check_done(T, [first, second])
 
 
-# ---- 4: what is planned is in memory -----------------------------------------------------------------------------------------
+# ---- 4: what is planned is in memory ----
 
 
 def _with_two_parked(stage: Stage) -> tuple[MasterActor, list[bytes]]:
@@ -305,7 +305,7 @@ def test_a_report_that_is_faster_than_the_reply_of_the_hand_over_waits_for_it(st
     stage.check_done(T, ids)
 
 
-# ---- 5: compare and set ------------------------------------------------------------------------------------------------------
+# ---- 5: compare and set ----
 
 
 @rule(mutant("the record is not compared with what the plan believes", _OBEYS[0]))
@@ -351,7 +351,7 @@ def test_a_ticket_that_was_given_back_goes_on_with_its_lowest_entry(stage: Stage
     stage.check_done(T, ids)
 
 
-# ---- 8: reports --------------------------------------------------------------------------------------------------------------
+# ---- 8: reports ----
 
 
 def _memory_keeps_what_runs(stage: Stage, m: MasterActor) -> None:
@@ -416,7 +416,7 @@ def test_a_report_of_a_former_owner_frees_nothing_of_the_new_one(stage: Stage) -
     stage.check_done(T, ids)
 
 
-# ---- 12: the sweep -----------------------------------------------------------------------------------------------------------
+# ---- 12: the sweep ----
 
 
 @rule(BY_IDLE_TIME)

@@ -32,7 +32,7 @@ def _hand_over(stage: Stage, leader: Any, owner: ConsumerActor, ticket: bytes, *
     assert reply.targets[0] == ("OK", [], [], [])
 
 
-# ---- 6: the inbox is the authority -------------------------------------------------------------------------------------------
+# ---- 6: the inbox is the authority ----
 
 
 def _run_all_that_is_pending(reader: Any, block_ms: int | None) -> int:
@@ -134,7 +134,7 @@ def test_a_lost_reply_of_the_inbox_or_of_the_bodies_is_asked_for_again(stage: St
     stage.check_done(T, ids)
 
 
-# ---- 8: acknowledgements -----------------------------------------------------------------------------------------------------
+# ---- 8: acknowledgements ----
 
 
 def _prefix_is_kept(stage: Stage, ids: list[bytes]) -> None:
@@ -262,7 +262,7 @@ def test_an_acknowledgement_of_the_former_process_does_not_count_for_its_success
     assert stage.world.pending() == {successor.name: ids}
 
 
-# ---- 8: giving up ------------------------------------------------------------------------------------------------------------
+# ---- 8: giving up ----
 
 
 _GOES_ON = mutant(
@@ -317,7 +317,7 @@ def test_when_its_owner_dies_before_the_dead_letter_is_written_the_message_runs_
     assert stage.history.ids(T) == [first, first, second]
 
 
-# ---- 15: drain ---------------------------------------------------------------------------------------------------------------
+# ---- 15: drain ----
 
 
 def _orders(owner: int, leader: int) -> Iterator[list[bool]]:

@@ -176,7 +176,7 @@ def test_that_all_which_repeats_has_come_is_not_believed_by_hearsay(world: World
     assert looker.cursor.is_past_repeats(looker.look())
 
 
-# ---- in the dispatcher -------------------------------------------------------------------------------------------------------
+# ---- in the dispatcher ----
 
 
 def test_what_the_bell_told_goes_to_its_owner_without_a_look_and_is_run_without_a_fetch(stage: Stage) -> None:

@@ -38,7 +38,7 @@ def _halted(world: World) -> tuple[LeaderScripts, Owner, list[bytes], bytes]:
     return leader, a, ids + world.parked(leader, T, b"4-1"), fence
 
 
-# ---- park ------------------------------------------------------------------------------------------------------------------------
+# ---- park ----
 
 
 def test_a_parked_message_keeps_its_place_and_its_owner_keeps_nothing_of_the_ticket(world: World) -> None:
@@ -133,7 +133,7 @@ def test_a_ticket_is_any_bytes(world: World, letters: DeadLetters, ticket: bytes
     assert _changed(world) == [ticket, ticket]
 
 
-# ---- redrive ---------------------------------------------------------------------------------------------------------------------
+# ---- redrive ----
 
 
 def test_a_redriven_ticket_goes_on_with_that_very_message_and_with_no_later_one(
@@ -287,7 +287,7 @@ def test_nobody_need_lead(world: World, letters: DeadLetters) -> None:
     assert letters.leader_url == ""
 
 
-# ---- drop ------------------------------------------------------------------------------------------------------------------------
+# ---- drop ----
 
 
 def test_a_ticket_goes_on_without_a_dropped_message(world: World, letters: DeadLetters) -> None:
@@ -308,7 +308,7 @@ def test_a_dropped_letter_of_a_message_that_was_skipped_is_just_gone(world: Worl
     assert world.state() == (before.pending, before.index, [])
 
 
-# ---- tail ------------------------------------------------------------------------------------------------------------------------
+# ---- tail ----
 
 
 def test_the_tail_goes_with_it_and_the_leader_ends_what_it_has_parked(world: World) -> None:
@@ -341,7 +341,7 @@ def test_a_master_that_does_not_lead_ends_nothing(world: World) -> None:
         leader.end_tail(T, world.head(T), more, True)
 
 
-# ---- many, full, and wrong -------------------------------------------------------------------------------------------------------
+# ---- many, full, and wrong ----
 
 
 def test_letters_are_read_by_pages_and_filtered(world: World, letters: DeadLetters) -> None:
@@ -450,7 +450,7 @@ def test_a_key_of_another_type_stops_the_step_before_it_has_changed_anything(
     assert world.pending()[b.name] == [b"8-1", b"9-1"]
 
 
-# ---- gathered messages -----------------------------------------------------------------------------------------------------------
+# ---- gathered messages ----
 
 
 def test_a_gathered_message_that_is_redriven_keeps_its_header_by_which_sinks_know_it(

@@ -43,7 +43,7 @@ def _register(
     return list(world.scripts.run("register", lines, (new.name, believed, new.dump(), LEASE_MS, proof, new.generation)))
 
 
-# ---- the script ------------------------------------------------------------------------------------------------------------------
+# ---- the script ----
 
 
 def test_a_free_name_is_taken_with_a_lease_that_ends(world: World) -> None:
@@ -140,7 +140,7 @@ def test_epochs_fences_and_generations_are_counted_apart(world: World) -> None:
     assert world.link.call("HMGET", world.keys.counters, "epoch", "fence") == [b"%d" % (1 << 52), b"%d" % (2 << 51)]
 
 
-# ---- membership ------------------------------------------------------------------------------------------------------------------
+# ---- membership ----
 
 
 def test_a_consumer_gets_a_generation_and_a_lease(world: World) -> None:

@@ -178,7 +178,7 @@ def test_whoever_is_elected_reads_the_roster_at_once(redis_url: str) -> None:
     assert leading.roster._wake.wait(0)
 
 
-# ---- a clock of Redis that was set back --------------------------------------------------------------------------------------------------
+# ---- a clock of Redis that was set back ----
 
 _TWO_HOURS_MS = 7_200_000
 

@@ -179,7 +179,7 @@ def test_a_stopped_process_inside_its_transaction_does_not_hold_its_ticket_for_e
     assert accounts(engine) == {"T": 1}
 
 
-# ---- broken connections ------------------------------------------------------------------------------------------------------
+# ---- broken connections ----
 
 
 class BreakAtCommit:

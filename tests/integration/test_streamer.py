@@ -190,7 +190,7 @@ def test_ten_megabytes_go_through_alone_and_more_than_allowed_is_set_aside(
     assert outbox.rows("SELECT uid, reason FROM refused_log_records") == [("4", "row_too_large")]
 
 
-# ---- Redis -------------------------------------------------------------------------------------------------------------------
+# ---- Redis ----
 
 
 def test_a_streamer_without_the_lease_adds_nothing(

@@ -28,7 +28,7 @@ from usher.master.streamer import streamer
 from usher.master.streamer.program import StreamerProgram
 from usher.master.streamer.streamer import Pace
 
-# ---- Redis loses what it has answered ------------------------------------------------------------------------------------------
+# ---- Redis loses what it has answered ----
 
 
 @contextlib.contextmanager
@@ -128,7 +128,7 @@ def test_what_redis_refuses_for_another_reason_is_told_and_not_sent_again_and_ag
     assert (uids(link), sqlite_outbox.store.waiting()[0]) == (written, 3)
 
 
-# ---- the database ----------------------------------------------------------------------------------------------------------------
+# ---- the database ----
 
 
 def _program_settings(url: str, **settings: object) -> StreamerSettings:
@@ -310,7 +310,7 @@ def test_an_idle_streamer_looks_often_enough_to_hold_its_lease(
         program.stop()
 
 
-# ---- rows ------------------------------------------------------------------------------------------------------------------------
+# ---- rows ----
 
 
 def test_rows_that_are_refused_do_not_make_the_batches_behind_them_smaller(

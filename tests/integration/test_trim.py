@@ -249,7 +249,7 @@ def test_a_work_stream_is_cut_without_an_archive(redis_url: str, streams: str, a
     assert trimmer._archived_only is archived_only
 
 
-# ---- usher trim ----------------------------------------------------------------------------------------------------------------
+# ---- usher trim ----
 
 
 def _usher(capsys: pytest.CaptureFixture[str], redis_url: str, *words: str) -> tuple[int, str]:

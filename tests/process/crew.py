@@ -235,7 +235,7 @@ class Crew:
         self.until(is_settled, within_s, "the group is at the stream's end, pending list and index are empty")
 
 
-# ---- the promise -------------------------------------------------------------------------------------------------------------
+# ---- the promise ----
 
 
 class Producer:

@@ -111,7 +111,7 @@ def emptied(guarded: Guarded) -> Guarded:
     return guarded
 
 
-# ---- the file --------------------------------------------------------------------------------------------------------------------
+# ---- the file ----
 
 
 def test_the_file_is_what_the_command_prints() -> None:
@@ -161,7 +161,7 @@ def test_a_program_has_the_scripts_that_its_code_runs(name: str, files: list[str
     assert used == set(with_sources[name].scripts)
 
 
-# ---- it is enough ----------------------------------------------------------------------------------------------------------------
+# ---- it is enough ----
 
 
 def _usher(folder: Path, url: str, *words: str, code: int = 0) -> Any:
@@ -310,7 +310,7 @@ def _doctor(folder: Path, url: str) -> dict[str, dict[str, str]]:
     return {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
 
 
-# ---- it is no more ---------------------------------------------------------------------------------------------------------------
+# ---- it is no more ----
 
 #: Command, and the keys of another, for everybody but the administrator.
 _FORBIDDEN = [

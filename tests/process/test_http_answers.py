@@ -92,7 +92,7 @@ def _answer(connection: socket.socket) -> Answer:
         return Answer(response.status, response.headers, response.read())
 
 
-# ---- requests ----------------------------------------------------------------------------------------------------------------
+# ---- requests ----
 
 
 def _request(
@@ -165,7 +165,7 @@ def _is_stranger(_system: System, document: Any) -> bool:
     return {name: value for name, value in document.items() if name != "request_id"} == _STRANGER
 
 
-# ---- the table ---------------------------------------------------------------------------------------------------------------
+# ---- the table ----
 
 _LONG_REPORT = (413, "64 KiB do not hold 500 messages of 500 tickets with ids of 256 bytes: a report may have 512 KiB")
 
@@ -307,7 +307,7 @@ ROWS = [
 ]
 
 
-# ---- the system --------------------------------------------------------------------------------------------------------------
+# ---- the system ----
 
 
 @pytest.fixture(scope="module")
@@ -483,7 +483,7 @@ def _refused(port: int) -> Answer | None:
     return answered if answered.status != 200 else None
 
 
-# ---- Redis is away -------------------------------------------------------------------------------------------------------------
+# ---- Redis is away ----
 
 
 @pytest.fixture(scope="module")

@@ -159,7 +159,7 @@ def test_a_symbolic_link_is_not_followed(tmp_path: Path, name: str) -> None:
     assert not (tmp_path / "victim").exists()
 
 
-# ---- what children of a dead holder keep ---------------------------------------------------------------------------------------------
+# ---- what children of a dead holder keep ----
 
 
 def test_while_its_holder_lives_a_lock_is_not_begun_anew(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_a_new_certificate_is_taken_up_and_a_broken_one_is_not(tmp_path: Path) -
         ServerTls(tmp_path / "none", None)
 
 
-# ---- Redis -----------------------------------------------------------------------------------------------------------------------
+# ---- Redis ----
 
 
 def test_redis_is_reached_over_tls_and_only_with_a_certificate_that_is_trusted(folder: Path, papers: Papers) -> None:

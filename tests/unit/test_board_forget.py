@@ -24,7 +24,7 @@ def _rule(action: RuleAction, rate: float | None = None, target: Target = Target
     return Rulebook([Rule(target, "A" if target is Target.TICKET else "", action, rate)])
 
 
-# ---- boards ------------------------------------------------------------------------------------------------------------------
+# ---- boards ----
 
 
 def _empty() -> Board:
@@ -218,7 +218,7 @@ _BOARDS = [
 ]
 
 
-# ---- what a board is ---------------------------------------------------------------------------------------------------------
+# ---- what a board is ----
 
 
 def _facts(board: Board) -> dict[str, Any]:

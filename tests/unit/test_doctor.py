@@ -301,7 +301,7 @@ def test_only_where_there_are_replicas_a_promotion_is_spoken_of() -> None:
         assert "resend" in dict(promise(facts))["a replica is promoted"]
 
 
-# ---- versions ----------------------------------------------------------------------------------------------------------------
+# ---- versions ----
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_known_holes_by_number(product: str, number: tuple[int, int, int], holes
     assert {hole.name for hole in known_holes(Version(product, number))} == holes
 
 
-# ---- rights ------------------------------------------------------------------------------------------------------------------
+# ---- rights ----
 
 
 def test_rights_that_are_enough_for_another_program_are_told_with_its_name() -> None:

@@ -56,7 +56,7 @@ def test_an_empty_reply_names_nothing() -> None:
     assert list(parse_inbox(None)) == []
 
 
-# ---- bodies ------------------------------------------------------------------------------------------------------------------
+# ---- bodies ----
 
 _HEAD = (b"fence", b"9", b"between", b"\n", b"tickets", b"T\nU", b"ids", b"1-1 1-2\n7 2-1")
 _PARTS = [HandOver(b"T", 9, [b"1-1", b"1-2"]), HandOver(b"U", 7, [b"2-1"])]

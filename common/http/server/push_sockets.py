@@ -35,7 +35,7 @@ _LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class LiveSocket:
-    """One open connection. ``send`` and ``close`` may be called from any thread. ``unwritten``: bytes that were sent
+    """An open connection. ``send`` and ``close`` may be called from any thread. ``unwritten``: bytes that were sent
     and are not written yet."""
 
     __slots__ = (
@@ -118,7 +118,7 @@ class LiveSocket:
         return True
 
     def is_there(self) -> bool:
-        """Whether the other side is; what it says is not listened to."""
+        """Return True while the other side is connected; what it sends is read and dropped."""
         try:
             return bool(self._socket.recv(4096))
         except _LATER:
@@ -151,7 +151,7 @@ class LiveSockets(Service):
 
     @property
     def has_room(self) -> bool:
-        """Whether one more may come. A glance: some that come at once may be more than ``most``."""
+        """Return True while one more may come. Approximate: several that come at once may exceed ``most``."""
         return not self.stopping and len(self._open) < self._most
 
     @property
@@ -209,7 +209,7 @@ class LiveSockets(Service):
         return 0.0
 
     def on_end(self) -> None:
-        """What was sent is written where it can be, and all are closed."""
+        """Write what was sent, as far as the sockets take it, and close all."""
         if self._bell is None:
             self._begin()
         self._read_posted()

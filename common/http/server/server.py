@@ -1,29 +1,37 @@
-"""One program = one gunicorn arbiter with one ``gthread`` worker; the worker also runs the service threads.
+"""Serve one program: a gunicorn arbiter with one ``gthread`` worker, which also runs the service threads.
 
 The process that does the work so answers its own health question, and the arbiter starts it again when it dies.
 gunicorn (25.1 and later) is used as it is, through its settings and server hooks. Added to it, and why:
 
-=======================================  =============================================================================================
+=======================================  =============================================================================
 gunicorn alone                           here
-=======================================  =============================================================================================
-SIGTERM: HTTP ends first, waits for      ``Served.stop`` begins at once, on a thread of its own; HTTP answers until it has returned, so
-open connections, then work ends         nobody takes a draining program for a dead one. Then open connections have a second or two
-SIGINT, SIGQUIT, SIGHUP: work is cut     the same drain as SIGTERM; a second SIGINT or SIGQUIT shortens what is left to 2 s
-the arbiter is killed: the worker ends   within seconds HTTP ends, for a successor needs the port; then the drain runs, for ``graceful_s``
+=======================================  =============================================================================
+SIGTERM: HTTP ends first, waits for      ``Served.stop`` begins at once, on a thread of its own; HTTP answers until it
+open connections, then work ends         has returned, so nobody takes a draining program for a dead one. Then open
+                                         connections have a second or two
+SIGINT, SIGQUIT, SIGHUP: work is cut     the same drain as SIGTERM; a second SIGINT or SIGQUIT shortens the rest to 2 s
+the arbiter is killed: the worker ends   within about 2 s HTTP ends, since a successor needs the port; then the drain
+                                         runs, for ``graceful_s``
 a worker that dies at once is started    not sooner than after a pause that grows to 10 s
 again at once
-the worker unwinds the arbiter's stack   it ends where it was forked: no ``finally`` or ``atexit`` of the parent runs twice
-slow clients hold threads for ever       they hold them for 10 s (``usher.common.http.server.sockets``), and there are ``Bounds.in_flight`` threads and 8
-=======================================  =============================================================================================
+the worker unwinds the arbiter's stack   it ends where it was forked: no ``finally`` or ``atexit`` of the parent runs
+                                         twice
+slow clients hold threads for ever       they hold them for 10 s (``sockets.py``), and there are ``Bounds.in_flight``
+                                         threads and 8 more
+=======================================  =============================================================================
 
 Limits, for which a reverse proxy is the answer (``deploy/nginx.conf``):
 
-* Every request holds a thread from its first bytes on: as many slow clients as there are threads delay everybody else for up to 10 s.
-* A request whose head is late is closed without an answer. More connections than ``Bounds.connections`` wait to be accepted.
-* What gunicorn's parser refuses is answered in its own HTML, which may repeat a part of the request. Versions before 27 read more
-  than 27 does (two hosts, lines that end in LF).
-* gunicorn says 100 Continue before the program is asked.
-* A request that is sent before the answer to the last one (no client of ours does) may wait until the connection ends (before 26, and over TLS).
+* Every request holds a thread from its first bytes on: as many slow clients as there are threads delay all others for
+  up to 10 s, which head and body share. Addresses are bounded one by one, but not loopback, where a proxy may be.
+* A request whose head is late is closed without an answer. More connections than ``Bounds.connections`` wait to be
+  accepted.
+* gunicorn's parser answers what it refuses in its own HTML, which may repeat a part of the request. Versions before 27
+  accept more than 27 does (two hosts, lines that end in LF).
+* All headers together have no bound of their own: 64 of 8,190 bytes may come.
+* gunicorn says 100 Continue before the program is asked. A request whose body was not read costs its connection.
+* A request that is sent before the answer to the last one (no client of ours does so) may wait until the connection
+  ends (before 26, and over TLS).
 """
 
 from __future__ import annotations
@@ -85,7 +93,7 @@ _NUMBERS = 32
 
 
 class Served(Protocol):
-    """What runs in the worker."""
+    """The program that runs in the worker."""
 
     @property
     def app(self) -> WSGIApplication: ...
@@ -234,7 +242,7 @@ def _listen(bind: str, setting: str) -> socket.socket:
 
 
 def _told(reader: int) -> str:
-    """What the worker wrote before it refused to start."""
+    """Return the message that the worker wrote before it refused to start."""
     try:
         return os.read(reader, 65_536).decode(errors="replace")
     except BlockingIOError:

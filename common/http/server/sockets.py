@@ -1,17 +1,17 @@
-"""Sockets that gunicorn's ``gthread`` worker gets from ``usher.common.http.server.server``: they keep bounds that it
-has not, so the worker itself stays as it is.
+"""Sockets for gunicorn's ``gthread`` worker that keep bounds which it does not have; the worker stays as it is.
 
-=======================================  =============================================================================================
+=======================================  =============================================================================
 gunicorn with plain sockets              with these
-=======================================  =============================================================================================
-a thread waits for a client for ever     a request must be there 10 s after a thread began to read it, and each write may take 10 s
+=======================================  =============================================================================
+a thread waits for a client for ever     a request must be there 10 s after a thread began to read it, and each write
+                                         may take 10 s
 an accept without a free descriptor      the connection waits for one (``connection_not_accepted``)
 ends the worker
 an address may have every connection     it may have ``per_address`` of them; more are closed
 26 and later: a close waits up to 2 s    a close reads what is there already, and waits for nobody
 for the client, on the only loop
-a connection is gunicorn's               ``give_away`` takes it out of gunicorn's hands (``usher.common.http.server.push_sockets``)
-=======================================  =============================================================================================
+a connection is gunicorn's               ``give_away`` takes it out of gunicorn's hands (``push_sockets.py``)
+=======================================  =============================================================================
 """
 
 from __future__ import annotations

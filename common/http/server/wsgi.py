@@ -76,7 +76,11 @@ def _exchange(
     keepers: list[Callable[[Any], None]] = []
     environ[DETACH] = keepers.append
     started: list[tuple[str, list[tuple[str, str]]]] = []
-    answer: Any = app(environ, lambda status, headers, _exc_info=None: started.append((status, headers)))  # type: ignore[arg-type]
+
+    def start(status: str, headers: list[tuple[str, str]], _exc_info: Any = None) -> None:
+        started.append((status, headers))
+
+    answer: Any = app(environ, start)  # type: ignore[arg-type]
     try:
         status, headers = started[-1]
         if keepers or not body.is_read or ("Connection", "close") in headers or is_ending():

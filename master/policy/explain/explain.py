@@ -154,8 +154,8 @@ def _lost(facts: TicketFacts, owner: OwnerFacts) -> TicketExplanation:
     successor = f"; {owner.successor} has its name now and gets the ticket first" if owner.successor else ""
     until = facts.now_ms + facts.lease_ms
     text = (
-        f"consumer {owner.name} died with {_id(first)} (fencing token {facts.fence}): {by}, in {span(facts.lease_ms)} at"
-        f" the latest{successor}"
+        f"consumer {owner.name} died with {_id(first)} (fencing token {facts.fence}): {by}, in {span(facts.lease_ms)}"
+        f" at the latest{successor}"
     )
     reasons = (Reason("owner_lost", text), *_behind(facts, first))
     return TicketExplanation(

@@ -18,7 +18,7 @@ from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.leader.peeked import NO_NEW_ENTRIES, NewEntries
 from usher.master.policy.board.plans import HandOverPlan, HandOverReply
 
-# ---- functions that take the place of ours -----------------------------------------------------------------------------------
+# ---- functions that take the place of ours ----
 
 _hand_over = LeaderScripts.hand_over
 
@@ -101,7 +101,7 @@ def _letter_and_ack_apart(steps: OwnerScripts, letter: Letter) -> Buried:
     return Buried.OK
 
 
-# ---- the bugs ----------------------------------------------------------------------------------------------------------------
+# ---- the bugs ----
 
 NO_ACK_CHECK = mutant(
     "no owner check in ack",
