@@ -235,7 +235,7 @@ class Dispatcher(Service):
         # 6. Entries on the board get the free slots before new ones.
         handed = self._hand_over()
         # 7. Make room: write the dead letters that a rule asks for, and drop from memory what Redis alone can keep.
-        #    After 6, since what was handed over needs no room; before 8, which peeks at nothing when memory is full.
+        #    After 6, since what was handed over needs no room; before 8, which peeks at nothing if too much is parked.
         ruling = self._rule_work.turn(self.board, self._steps, self._unsure, self.on_rejected, self._follow_rules)
         self._unload()
         # 8. New entries. Older ones are on the board by now, or the board knows that they are yet to be read.
