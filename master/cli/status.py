@@ -22,8 +22,8 @@ _TICKETS_SHOWN = 12
 _TROUBLES_SHOWN = 5
 
 
-_HELP = """Show consumers, tickets in processing, lag, pending and rates. On a terminal the table is refreshed; Ctrl-C ends
-it.
+_HELP = """Show consumers, tickets in processing, lag, pending and rates. On a terminal the table is refreshed;
+Ctrl-C ends it.
 
 Exit code 1 when a consumer of the `usher up` of this machine is not alive; with --json it is 0, and
 `missing_consumers` names them."""

@@ -51,8 +51,8 @@ def list_tickets(flags: dict[str, Any], limit: int, as_json: bool) -> None:
         click.echo(f"  the first {len(rows):,}; --limit shows more")
     elif more:
         click.echo(
-            f"  more is parked: only tickets of the oldest {LOOKED_AT} messages are listed; `usher tickets explain` knows"
-            " every ticket"
+            f"  more is parked: only tickets of the oldest {LOOKED_AT} messages are listed; `usher tickets explain`"
+            " knows every ticket"
         )
 
 

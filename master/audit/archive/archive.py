@@ -146,8 +146,8 @@ def _refuse_other(table: str, before: Commit | None, last: bytes, keys: Keys) ->
     """Raise StartRefused when the stream is not the one that this archive is of."""
     if before is not None and rank(last) < rank(before.last.encode()):
         raise StartRefused(
-            f"{keys.stream}: its {table} went back: the archive ends at {before.last}, the stream at {last.decode()}. It"
-            " was deleted, or restored from an older copy: archive it into another folder (--to)"
+            f"{keys.stream}: its {table} went back: the archive ends at {before.last}, the stream at {last.decode()}."
+            " It was deleted, or restored from an older copy: archive it into another folder (--to)"
         )
 
 

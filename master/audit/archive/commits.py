@@ -106,8 +106,8 @@ class DataSet:
             ) from unreadable
         if commit.rows and not commit.files:
             raise StartRefused(
-                f"the archive's commit {file} has {commit.rows:,} rows but no file with them: an older version lost them"
-                " where a name had to be written with a %; begin a new archive in another folder"
+                f"the archive's commit {file} has {commit.rows:,} rows but no file with them: an older version lost"
+                " them where a name had to be written with a %; begin a new archive in another folder"
             )
         return commit
 
