@@ -83,23 +83,8 @@ def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[AclP
     keys, log = Keys(_escape_pattern(stream), _escape_pattern(group)), LogKeys(_escape_pattern(stream), "*")
     everything, at = f"{keys.prefix}*", keys.stream
     fed = tuple(source if is_pattern(source) else _escape_pattern(source) for source in sources)
-    given = fed or (at,)
     return (
-        AclProgram(
-            "producer",
-            "programs that add messages with a plain XADD",
-            (),
-            ("xadd",),
-            (*given, log.delayed),
-            connects=False,
-        ),
-        AclProgram(
-            "sender",
-            "`usher send`, Producer",
-            ("send",),
-            ("xadd", "xinfo|stream", "time"),
-            (*given, log.delayed, *(uid_key(one, b"*").decode() for one in given)),
-        ),
+        *_senders(fed or (at,), log),
         AclProgram(
             "consumer",
             "consumers",
@@ -150,6 +135,27 @@ def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[AclP
             _AUDITOR,
             _AUDITOR_SENDS,
             (at, everything, log.archived),
+        ),
+    )
+
+
+def _senders(given: Sequence[str], log: LogKeys) -> tuple[AclProgram, ...]:
+    """Return the programs that add messages to the streams ``given``."""
+    return (
+        AclProgram(
+            "producer",
+            "programs that add messages with a plain XADD",
+            (),
+            ("xadd",),
+            (*given, log.delayed),
+            connects=False,
+        ),
+        AclProgram(
+            "sender",
+            "`usher send`, Producer",
+            ("send",),
+            ("xadd", "xinfo|stream", "time"),
+            (*given, log.delayed, *(uid_key(one, b"*").decode() for one in given)),
         ),
     )
 
