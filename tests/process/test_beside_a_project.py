@@ -1,4 +1,5 @@
-"""The wheel beside a project that has packages named as our folders are: its tests, its handler and its web app work."""
+"""The wheel beside a project that has packages named as our folders are: its tests, its handler and its web app work;
+and the wheel alone: it writes the folder of `usher init-deploy`."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.machine import UsherUp, until
-from tests.process.test_init_deploy import _copy_of_the_checkout
+from tests.process.test_init_deploy import copy_of_the_checkout
 
 pytestmark = pytest.mark.process
 
@@ -71,7 +72,7 @@ def test_a_project_with_packages_of_the_same_names_runs_with_the_wheel(
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    _copy_of_the_checkout(folder / "tree", "tests/")
+    copy_of_the_checkout(folder / "tree", "tests/")
     run(sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", folder / "wheels", folder / "tree")
     shutil.rmtree(folder / "tree")
     (wheel,) = (folder / "wheels").iterdir()
@@ -80,11 +81,19 @@ def test_a_project_with_packages_of_the_same_names_runs_with_the_wheel(
     (told,) = site.glob("*.dist-info/top_level.txt")
     assert told.read_text().split() == ["usher"]
 
+    # A shell in the installed folder can import our packages by another name, as one in the checkout's root can.
+    done = subprocess.run([sys.executable, "-c", "import common"], cwd=site / "usher", capture_output=True, check=False)
+    assert b"it is 'usher.common'" in done.stderr
+
     project = folder / "shop"
     for name, text in _PROJECT.items():
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text(textwrap.dedent(text))
     environ["PYTHONPATH"] = str(site)
+    run(sys.executable, site / "usher" / "__main__.py", "init-deploy", folder / "made")
+    made = {file.name for file in (folder / "made").iterdir()}
+    assert made >= {"supervisord.conf", "usher.env", "redis.conf", "runbook.md", "alerts.yml", "start"}
+    assert str(site) in (folder / "made" / "supervisord.conf").read_text()
     assert "1 passed" in run(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", cwd=project)
 
     monkeypatch.setattr("tests.process.machine.USHER", [sys.executable, str(site / "usher" / "__main__.py")])

@@ -202,33 +202,6 @@ def test_two_hosts_share_one_redis_and_survive_the_loss_of_one(folder: Path) -> 
     until(lambda: not processes_of(folder), 20, "all are gone")
 
 
-@pytest.mark.timeout(600)
-def test_an_installed_wheel_writes_the_folder_too(folder: Path) -> None:
-    """As `pip install` gives it, without the checkout: the files of deploy/ are in the wheel."""
-    _copy_of_the_checkout(folder / "tree", "tests/")
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("USHER_", "PYTHON"))}
-
-    def run(*words: str | Path) -> None:
-        done = subprocess.run(words, env=environ, cwd=folder, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", folder / "wheels", folder / "tree")
-    shutil.rmtree(folder / "tree")
-    (wheel,) = (folder / "wheels").iterdir()
-    run(sys.executable, "-m", "pip", "install", "--no-deps", "--target", folder / "site", wheel)
-    environ["PYTHONPATH"] = str(folder / "site")
-    run(sys.executable, folder / "site" / "usher" / "__main__.py", "init-deploy", folder / "made")
-    assert {file.name for file in (folder / "made").iterdir()} >= {
-        "supervisord.conf",
-        "usher.env",
-        "redis.conf",
-        "runbook.md",
-        "alerts.yml",
-        "start",
-    }
-    assert str(folder / "site") in (folder / "made" / "supervisord.conf").read_text()
-
-
 def test_a_folder_with_certificates_speaks_https_everywhere(folder: Path) -> None:
     """Masters asked consumers for their health over plain HTTP: all were silent, and one that hung was not noticed."""
     papers = Papers(folder)
@@ -251,7 +224,7 @@ def test_a_folder_with_certificates_speaks_https_everywhere(folder: Path) -> Non
 @pytest.mark.timeout(600)
 def test_a_source_distribution_has_all_of_the_checkout(folder: Path) -> None:
     """Its tests and documents too, so that whoever packages it can test what was built."""
-    names = _copy_of_the_checkout(folder / "tree")
+    names = copy_of_the_checkout(folder / "tree")
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     tools = folder / "tools"
     get = (sys.executable, "-m", "pip", "install", "-q", "--target", tools, "setuptools>=77")
@@ -265,7 +238,7 @@ def test_a_source_distribution_has_all_of_the_checkout(folder: Path) -> None:
     assert sorted(names - held) == [".gitignore"]
 
 
-def _copy_of_the_checkout(tree: Path, without: str | None = None) -> set[str]:
+def copy_of_the_checkout(tree: Path, without: str | None = None) -> set[str]:
     """Names of the files that are copied: those of the checkout, committed or to be."""
     found = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
