@@ -127,7 +127,7 @@ def test_tickets_that_may_be_missing_are_told(world: World, monkeypatch: pytest.
     monkeypatch.setattr("usher.master.insight.ticket_states.LOOKED_AT", 1)
     tickets, more, told = listed("9")
     assert (tickets, more) == (["much"], True)
-    assert "more waits" in told
+    assert "more is waiting" in told
     monkeypatch.setattr("usher.master.insight.ticket_states.LOOKED_AT", 3)
     assert listed("9")[:2] == (["much", "hidden"], False)
     assert listed("1")[:2] == (["much"], True)
