@@ -22,13 +22,20 @@ incarnation   one start of a consumer; ``name:generation`` is its name in the gr
 lease         a key with a time to live: its holder counts as alive
 hand over     master -> consumer: the entries change owner in the pending list
 owner         the incarnation that may run a ticket now
-fence         the fencing token: a number that grows with each hand-over of a ticket; a sink refuses a lower one
+index         the hash with a *record* for each ticket that is in processing, given back or halted: owner, fence, ids
+board         what the leader has in memory of tickets and consumers, from which it plans; a consumer's *lane board*
+              is all of its lanes
+step          a script that carries an epoch or a lease; ``steps`` are all of one leader (LeaderScripts) or of one
+              incarnation (OwnerScripts)
+fence         the fencing token: a number that grows each time a ticket gets an owner; a sink refuses a lower one
 inbox         the log of hand-overs to one incarnation; it also wakes the incarnation
 notifier      tells the leader that a stream has new entries
 cursor        how far the leader has read a stream
 lane          a consumer's queue for one ticket
 tail          a ticket's unfinished entries, oldest first
-waiting       pending under ``master``, not to be handed over yet
+parked        on the leader's board and with no consumer: pending under ``master``, or only peeked at yet; people read
+              *waiting*. (The dead-letter policy ``park``, shown as *halt*, is another thing: it halts the ticket)
+halted        a ticket whose given-up message, pending under ``halted``, waits for an operator
 take back     dead incarnation -> ``master``; after a change of leader the *takeover* rebuilds the leader's state
 give back     living incarnation -> ``master``, at a drain
 attempt       one *start* of a handler

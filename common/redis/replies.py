@@ -130,7 +130,7 @@ def news_command(stream: str, after: bytes, count: int, block_ms: int) -> tuple[
 
 
 def parse_own(reply: Any) -> list[Entry]:
-    """Parse the entries of a read_own_command reply."""
+    """Parse the entries of a reply of XREAD or XREADGROUP on one stream; none for an empty reply."""
     return [Entry(entry_id, fields) for entry_id, fields in reply[0][1]] if reply else []
 
 

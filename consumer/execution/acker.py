@@ -113,7 +113,7 @@ class Acker(Service):
         self._writing = False
         self._idle = True  # the thread waits to be woken
         self._lingering = False
-        self._full = threading.Event()
+        self._write_now = threading.Event()  # ends the linger
         self.policy = SKIP
         self.on_dead_letter: Callable[[Letter], None] = lambda letter: None
         self.counts = HandlerCounters()
@@ -127,18 +127,18 @@ class Acker(Service):
         """Take a message whose handler returned."""
         self._ledger.add(item)
         if item.lane is not None and not self._lanes.has_ready:
-            self._full.set()  # nothing goes on before this is written
+            self._write_now.set()  # nothing goes on before this is written
         if self._idle:
             self._idle = False
             self.wake()
         elif self._lingering and len(self._ledger) >= self._enough:
-            self._full.set()
+            self._write_now.set()
 
     def failed(self, item: FailedAttempt) -> None:
         """Take an attempt whose handler raised."""
         self._failed.append(item)
         if item.then is not None:
-            self._full.set()
+            self._write_now.set()
         self.wake()
 
     def give_up(self, lane: MessageLane, message: Message, bury: Bury) -> None:
@@ -150,13 +150,13 @@ class Acker(Service):
             with self._lanes.locked() as board:
                 board.close_fence(message.ticket, message.fence, message.stream_id)
         self._given_up.append(GivenUp(lane, message, bury, policy))
-        self._full.set()
+        self._write_now.set()
         self.wake()
 
     def hurry(self) -> None:
         """Write everything at once from now on, without waiting for more to finish: this incarnation ends."""
         self._linger_s = 0.0  # first: a linger that starts after the event was cleared must see it
-        self._full.set()
+        self._write_now.set()
 
     def interrupt(self) -> None:
         self.hurry()
@@ -198,9 +198,9 @@ class Acker(Service):
         self._lingering = True
         left_s = self._flushed_s + self._linger_s - now_s()
         if left_s > 0 and len(self._ledger) < self._enough and not self._given_up:
-            self._full.wait(left_s)
+            self._write_now.wait(left_s)
         self._lingering = False
-        self._full.clear()  # everything that set it before now is written now
+        self._write_now.clear()  # everything that set it before now is written now
 
     def _flush(self) -> None:
         """Write everything that is there now: first failures, then successes, then the dead letters, which come after

@@ -49,8 +49,8 @@ class Starts(Protocol):
         any more. Raises what ``Link.call`` raises."""
 
 
-class Accounts(Protocol):
-    """The destination of finished, failed and given-up messages (the acker)."""
+class Outcomes(Protocol):
+    """The taker of finished, failed and given-up messages (the acker)."""
 
     def finished(self, item: Success) -> None: ...
 
@@ -66,7 +66,7 @@ class Executor:
     def __init__(
         self,
         lanes: Lanes,
-        accounts: Accounts,
+        outcomes: Outcomes,
         starts: Starts,
         lease: OwnLease,
         policy: RetryPolicy,
@@ -75,7 +75,7 @@ class Executor:
         on_broken: Callable[[str], None],
     ) -> None:
         self.lanes = lanes
-        self._accounts = accounts
+        self._outcomes = outcomes
         self._starts = starts
         self._note_start: Callable[[Message, int], None] = starts.started
         self._note_end: Callable[[Message], None] = starts.ended
@@ -91,8 +91,8 @@ class Executor:
         self.failed = 0
 
     def end_in_child(self) -> None:
-        """Become the copy in a child process that a handler has forked: the child ends where its handler ends, or
-        where another one would start (common/runtime/fork_guard.py)."""
+        """Call this in a child process that a handler has forked: the child then ends where its handler ends, or where
+        another one would start (common/runtime/fork_guard.py)."""
         self._note_start = self._note_end = leave
 
     @property
@@ -121,7 +121,7 @@ class Executor:
         """Return whether the handler may be called now, at ``start_us``; if so, count and record its start. If not, the
         lane is not the runner's any more."""
         if not message.plain:
-            if not self._may_have(lane, message):
+            if not self._may_start_again(lane, message):
                 return False
             start_us = time.time_ns() // 1000  # Redis may have been asked
         message.attempt += 1
@@ -135,7 +135,7 @@ class Executor:
         self._note_start(message, start_us)
         return True
 
-    def _may_have(self, lane: MessageLane, message: Message) -> bool:
+    def _may_start_again(self, lane: MessageLane, message: Message) -> bool:
         """Return whether a message with a past may start: it may have lost its body, used up its attempts, or be a
         suspect (quarantine.py)."""
         if message.body_is_gone:
@@ -199,7 +199,7 @@ class Executor:
             message.lane = lane
             self.lanes.hold(lane, (end_us - start_us) / 1e6)
         message.start_us, message.end_us = start_us, end_us
-        self._accounts.finished(message)
+        self._outcomes.finished(message)
         return not held
 
     def raised(self, lane: MessageLane, message: Message, problem: BaseException) -> None:
@@ -220,16 +220,16 @@ class Executor:
         if isinstance(decision, Bury):
             decision = replace(decision, error_type=type(problem).__name__, traceback=traced(problem))
             event(log, "message_given_up", level=logging.ERROR, reason=decision.reason, **facts)
-            self._accounts.failed(failure)
+            self._outcomes.failed(failure)
             self.bury(lane, message, decision)
             return
         event(log, "handler_failed", level=logging.WARNING, retry_in_s=decision.wait_s, **facts)
         due_s, ran_s = now_s() + decision.wait_s, (run.end_us - run.start_us) / 1e6
         if lane.isolation is Isolation.ALONE:  # it was charged for a crash: none may happen until that is corrected
             self.lanes.hold(lane, ran_s)
-            self._accounts.failed(failure._replace(then=partial(self.lanes.retry_held, lane, message, due_s)))
+            self._outcomes.failed(failure._replace(then=partial(self.lanes.retry_held, lane, message, due_s)))
         else:
-            self._accounts.failed(failure)
+            self._outcomes.failed(failure)
             self.lanes.retry(lane, message, due_s, ran_s)
 
     def requeue(self, lane: MessageLane, messages: Sequence[Message]) -> None:
@@ -245,7 +245,7 @@ class Executor:
         """Give the message up. Nothing more of its ticket starts before the dead letter is written: only success is
         pipelined."""
         self.lanes.hold(lane)
-        self._accounts.give_up(lane, message, decision)
+        self._outcomes.give_up(lane, message, decision)
 
     def broken(self, problem: BaseException) -> None:
         """End this incarnation: our own code failed around a handler call, so its lanes cannot be trusted any more."""

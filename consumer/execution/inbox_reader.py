@@ -8,14 +8,16 @@ Neither the size of the bodies nor the speed of the network is known beforehand.
 order, and a page grows as long as it comes in a short time. The messages of a page are run whatever becomes of the next
 one: otherwise a batch whose every fetch is cut off would never get here.
 
-The states of a reader, between two calls of ``read``::
+The states of a reader. ``read`` usually goes from Idle through Filling to Idle; it ends in Filling only if a page
+could not be fetched::
 
-    Idle ------read------> Idle       the inbox has nothing new
-    Idle ------read------> Filling    it has records, whose messages are to go to the lanes, with their bodies
-    Idle ------read------> Blocked    its next record names a message again that is about to be acknowledged
-    Blocked ---read------> any        the record is looked at again
-    Filling ---read------> Idle       all messages are in the lanes; until then, a read that failed goes on where it was
-    Filling ---read------> Idle       the group is missing: messages may be handed over anew, and are read again
+    Idle ------> Idle       the inbox has nothing new
+    Idle ------> Filling    it has records, whose messages are to go to the lanes, with their bodies
+    Idle ------> Blocked    its next record names a message again that is about to be acknowledged
+    Blocked ---> any        the record is looked at again, at the next ``read``
+    Filling ---> Filling    a page could not be fetched: the next ``read`` goes on with it
+    Filling ---> Idle       all messages are in the lanes
+    Filling ---> Idle       the group is missing: messages may be handed over anew, and the inbox is read again
 """
 
 from __future__ import annotations
@@ -324,8 +326,8 @@ class InboxReader(Service):
         return bodies, attempts
 
     def _fetched(self, wanted: list[bytes], brought: Collection[bytes]) -> tuple[Bodies, dict[bytes, Attempts]]:
-        """Fetch bodies and attempts like ``_bodies``, from the pending list, which also has those that were
-        ``brought``."""
+        """Fetch the bodies and attempts of ``wanted``; in the same round trip, trim the inbox. The pending list also
+        has the ids that were ``brought``, so the reads have to pass over them."""
         if not wanted and self._records_to_trim < _MOST_UNTRIMMED:
             return {}, {}
         highest = max(self._highest_id, *map(rank, brought)) if brought else self._highest_id
@@ -345,8 +347,8 @@ class InboxReader(Service):
         return bodies, self._attempts(wanted) if any_charged and wanted else {}
 
     def _timed(self, commands: list[tuple[Arg, ...]], most: int) -> list[Any]:
-        """Return the replies, and size the next page by the time that they took. The first reply says whether any
-        attempts are noted: it comes at once, and from then on the others are on their way."""
+        """Return the replies, with one more in front, and size the next page by the time that they took. That first
+        reply says whether any attempts are noted; it comes at once, and the time is counted from it on."""
         try:
             replies = self._link.pipeline([("EXISTS", self._keys.attempts), *commands])
         except ReplyUnknown:

@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 #: Ids per report: what the master accepts at most.
 MOST_IDS = 1000
 #: Shortest time from one report to the next, unless enough ids wait: freeing a ticket a little later costs nothing
-#: while there is room. The longer one applies while this consumer keeps up: then it does not matter either that its
-#: tickets, and its load as the leader sees it, stay here.
+#: while there is room. The longer one applies while this consumer keeps up: then it does no harm that the leader takes
+#: it for busier than it is, and leaves its tickets with it.
 _PAUSE_S, _CALM_PAUSE_S = 0.1, 0.5
 #: Longest pause that a master can ask for: by then the leader's reconciler has found the acknowledged messages.
 _LONGEST_WAIT_S = 5.0
@@ -42,6 +42,7 @@ _REPEAT_LOG_S = 10.0
 #: it all the same.
 _QUIETLY = {"Prefer": "return=minimal"}
 
+#: (ticket, fence, ids)
 Item = tuple[bytes, int, Sequence[bytes]]
 
 

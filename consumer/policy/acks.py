@@ -20,8 +20,8 @@ _WIDE_WINDOW = 256
 
 
 class Linger(NamedTuple):
-    """The wait of finished messages for their acknowledgement: ``seconds`` after the last one, or until there are
-    ``enough`` together."""
+    """The wait of finished messages for their acknowledgement: until ``seconds`` after the last write, or until there
+    are ``enough`` together."""
 
     seconds: float
     enough: int

@@ -22,8 +22,9 @@ A lane that was isolating keeps its isolation from the time when it may be taken
 anything runs, then with that lane in it, then empty again. So code that looks for a ready lane need not know about any
 of this, and a board without suspects does no work for it.
 
-The ids that a board holds are those that were handed over and are not yet acknowledged; a second hand-over of one is
-ignored. Under a closed fence nothing more of a ticket is ours: messages that come under it are passed over.
+The ids that a board holds (``held_ids``) are those that were handed over and are not yet acknowledged, whatever the
+state of their lane, not only those of *held* lanes; a second hand-over of one is ignored. Under a closed fence nothing
+more of a ticket is ours: messages that come under it are passed over.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Lane(Generic[M]):
     def __init__(self, ticket: bytes) -> None:
         self.ticket = ticket
         self.queue: deque[M] = deque()
-        self.early: list[M] = []  # ids below ones already queued (released late, moved): merged before the next start
+        self.early: list[M] = []  # ids below queued ones (given back, or parked long): merged before the next start
         self.last = b""  # the highest id ever queued
         # While the lane runs: a message under this fence, or a lower one, has lost its ticket to another owner.
         self.forgotten = 0
@@ -107,8 +108,8 @@ class LaneBoard(Generic[M]):
         return [entry_id for entry_id in ids if entry_id not in held]
 
     def is_ending(self, ticket: bytes, ids: Iterable[bytes]) -> bool:
-        """Return whether one of the ids is held and not queued: it runs, or it has ended and Redis has not confirmed
-        that yet."""
+        """Return whether the board holds one of the ids and it is not queued: it runs, or has ended and Redis has not
+        confirmed that yet."""
         held = self.held_ids.intersection(ids)
         lane = self.lanes.get(ticket) if held else None
         return bool(

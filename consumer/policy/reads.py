@@ -1,8 +1,8 @@
 """The reads of our own pending list that bring the bodies of exactly the wanted ids. Pure.
 
 ``XREADGROUP ... 0`` from the start would bring everything pending on every turn and count it as delivered again. Ids
-lower than those held do come (waiting entries released late, moved ones), so one read from the lowest wanted id is not
-enough either.
+lower than those held do come (of a ticket that was given back, taken back or parked for long), so one read from the
+lowest wanted id is not enough either.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class LeaderServices:
         settings, keys, link = place.settings, place.keys, place.link
         self._place = place
         self.lead = Lead()
-        notifier = StreamNotifier(link("doorbell", 0.5), keys.stream)
+        notifier = StreamNotifier(link("notifier", 0.5), keys.stream)
         dispatch_link = link("dispatch", max(1.0, settings.leader_lease_seconds / 2))
         self.dispatcher = Dispatcher(dispatch_link, keys, self.lead, limits_of(settings), notifier)
         self.roster = ConsumerRegistry(

@@ -30,7 +30,7 @@ from usher.master.dispatch.events import ChangedElsewhere, DispatcherEvent, Repo
 from usher.master.dispatch.halted_tickets import HaltedTickets
 from usher.master.dispatch.position_saver import PositionSaver
 from usher.master.dispatch.rules import RuleWork
-from usher.master.dispatch.stream_cursor import IDLE_READ_S, Entry, StreamCursor
+from usher.master.dispatch.stream_cursor import IDLE_READ_S, StreamCursor, TicketEntry
 from usher.master.dispatch.stream_notifier import StreamNotifier
 from usher.master.leader.counters import LeaderCounters
 from usher.master.leader.elector import Lead
@@ -63,10 +63,10 @@ class SortedEntries(NamedTuple):
     is clear who has those, for they may belong before others of their ticket.
     """
 
-    new: Sequence[Entry]
+    new: Sequence[TicketEntry]
     known: list[tuple[bytes, bytes]]
     in_processing: list[tuple[bytes, bytes]]
-    late: list[Entry]
+    late: list[TicketEntry]
     rejected: list[Rejected]
     may_plan: bool
 
@@ -103,7 +103,7 @@ class Dispatcher(Service):
         self._unsure: set[bytes] = set()  # tickets whose records must be read again
         self._rules_due = False  # the rules may have changed since they were read
         self._rejected: list[Rejected] = []  # dead letters to be written
-        self._quiet = Reconciler(limits.reconcile_s)
+        self._reconciler = Reconciler(limits.reconcile_s)
         self._position_saver = PositionSaver(self._stream)
         self._unwell: str | None = None  # why the last turn as leader failed; None after one that did not
 
@@ -123,8 +123,8 @@ class Dispatcher(Service):
 
     @property
     def trouble(self) -> str | None:
-        """Return the current trouble, also between two epochs: a leader that cannot adopt is not well just because it
-        waits to be elected again."""
+        """Return the current trouble, also between two epochs: a leader that cannot take over is not well just
+        because it waits to be elected again."""
         of_notifier = self._notifier.trouble if self._notifier is not None else None
         return super().trouble or (self._unwell or of_notifier if self._lead.is_ours else None)
 
@@ -197,17 +197,15 @@ class Dispatcher(Service):
         )
         steps.check()
         self._connection = self._link.connections
-        adopted = take_over(
-            self._link, self._keys, self._stream, steps, limits.ticket_window, memory, self.made_progress
-        )
-        self.board, self._members = adopted.board, adopted.members
-        self._cursor.begin(adopted.last_delivered, adopted.repeats_until, adopted.highest_pending)
-        self._position_saver.begin(adopted.last_delivered)
+        found = take_over(self._link, self._keys, self._stream, steps, limits.ticket_window, memory, self.made_progress)
+        self.board, self._members = found.board, found.members
+        self._cursor.begin(found.last_delivered, found.repeats_until, found.highest_pending)
+        self._position_saver.begin(found.last_delivered)
         self._steps = steps
         self.counts.adoptions += 1
         self._follow_rules()
-        self._quiet.begin(now_s())
-        event(log, "takeover_completed", epoch=epoch, **adopted.facts(), seconds=now_s() - started)
+        self._reconciler.begin(now_s())
+        event(log, "takeover_completed", epoch=epoch, **found.facts(), seconds=now_s() - started)
 
     # ---- the turn ----------------------------------------------------------------------------------------------------
 
@@ -254,7 +252,7 @@ class Dispatcher(Service):
     def _idle_s(self) -> float:
         now, due_s = now_s(), self.board.next_due_s()
         slowed_s = IDLE_READ_S if due_s is None else max(0.0, due_s - now)
-        return min(IDLE_READ_S / 2, self._quiet.wait_s(now), self._idle_sweep.wait_s(now), slowed_s)
+        return min(IDLE_READ_S / 2, self._reconciler.wait_s(now), self._idle_sweep.wait_s(now), slowed_s)
 
     # ---- 1: events ---------------------------------------------------------------------------------------------------
 
@@ -326,7 +324,7 @@ class Dispatcher(Service):
         now = now_s()
         names = list(self._unsure)[:PAGE]
         if not names:
-            names, was_all = self._quiet.page(self.board, now)
+            names, was_all = self._reconciler.page(self.board, now)
             self._rules_due |= was_all and self._rule_work.has_moved(self._steps)
         if not names:
             return
@@ -379,22 +377,22 @@ class Dispatcher(Service):
 
     def _learn(self, plan: HandOverPlan, reply: HandOverReply) -> None:
         """Update memory with the outcome of a plan."""
-        verdict = self.board.confirm(plan, reply)
-        over = [entry_id for answer in reply.targets for entry_id in answer.gone]
-        if over:
-            ids = b" ".join(over[:50])
+        follow_up = self.board.confirm(plan, reply)
+        gone = [entry_id for answer in reply.targets for entry_id in answer.gone]
+        if gone:
+            ids = b" ".join(gone[:50])
             event(
                 log,
                 "entries_not_pending",
                 level=logging.WARNING,
-                count=len(over),
+                count=len(gone),
                 ids=ids,
-                why="gone, or not pending: see Lost group",
+                why="gone, or not pending: see Lost group in the runbook",
             )
-        self._unsure.update(verdict.unsure)
-        if verdict.doubt:
+        self._unsure.update(follow_up.unsure)
+        if follow_up.doubt:
             raise ReplyUnknown("an entry was not pending under master: memory and the pending list differ")
-        for incarnation in verdict.lost:
+        for incarnation in follow_up.lost:
             self._lose(incarnation)
 
     # ---- 7 and 8: new entries ----------------------------------------------------------------------------------------

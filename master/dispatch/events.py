@@ -44,4 +44,5 @@ class ChangedElsewhere:
     rules: bool = False
 
 
+#: The mapping is a new roster: all registered consumers, by incarnation.
 DispatcherEvent = Report | ChangedElsewhere | dict[str, RegisteredConsumer]

@@ -21,11 +21,11 @@ log = logging.getLogger(__name__)
 #: lower ids sends none.
 IDLE_READ_S = 2.0
 
-#: (id, ticket)
-Entry = tuple[bytes, bytes]
+#: An entry with a usable ticket: (id, ticket).
+TicketEntry = tuple[bytes, bytes]
 
 
-def _rank_of(entry: Entry) -> int:
+def _rank_of(entry: TicketEntry) -> int:
     return rank(entry[0])
 
 
@@ -36,9 +36,9 @@ class SplitEntries(NamedTuple):
     it back. ``new``: no group was given them.
     """
 
-    repeated: Sequence[Entry]
-    redelivered: Sequence[Entry]
-    new: Sequence[Entry]
+    repeated: Sequence[TicketEntry]
+    redelivered: Sequence[TicketEntry]
+    new: Sequence[TicketEntry]
 
 
 class StreamCursor:
@@ -51,7 +51,7 @@ class StreamCursor:
     def __init__(self, limits: LeaderLimits, notifier: StreamNotifier | None) -> None:
         self._limits = limits
         self._notifier = notifier
-        self._dry_since_s = 0.0
+        self._no_more_since_s = 0.0
         self._may_have_more = True  # the stream, as far as we know
         self._notification_limit = 1  # most entries that a notification may bring
         self.last_read = ZERO
@@ -63,7 +63,7 @@ class StreamCursor:
         """Begin a new epoch."""
         self.last_read, self.repeats_until = last_delivered, repeats_until
         self._given = max(rank(last_delivered), rank(highest_pending))
-        self._dry_since_s = 0.0
+        self._no_more_since_s = 0.0
         self._notification_limit = 1
         self._may_have_more = True
         if self._notifier is not None:
@@ -77,7 +77,7 @@ class StreamCursor:
         notification = self._notifier.poll() if self._notifier is not None else None
         if self._notifier is None or notification is not None:
             self._may_have_more = True
-        if count <= 0 or (not self._may_have_more and now_s - self._dry_since_s < IDLE_READ_S):
+        if count <= 0 or (not self._may_have_more and now_s - self._no_more_since_s < IDLE_READ_S):
             return None
         if notification is not None and notification.entries and notification.after == self.last_read:
             new = steps.notified(notification.after, notification.entries, count)
@@ -87,9 +87,9 @@ class StreamCursor:
             self._notification_limit = notification_limit(len(new.found), new.size)
         self._may_have_more = not new.is_all  # if there is more, it need not wait for a notification
         if new.is_all:
-            self._dry_since_s = now_s
-        # Another client may have read from the group; that must not wake us up for ever.
+            self._no_more_since_s = now_s
         if not new.found:
+            # Another client may have read from the group: follow it, else each notification would tell of its entries.
             self.last_read = new.position
             if notification is not None and notification.after == new.position:
                 self._reject_notification()
@@ -109,7 +109,7 @@ class StreamCursor:
         if self._notifier is not None:
             self._notifier.accept()
 
-    def split(self, entries: Sequence[Entry]) -> SplitEntries:
+    def split(self, entries: Sequence[TicketEntry]) -> SplitEntries:
         """Split entries, which are in id order, by whether the group was given them before."""
         if not entries or (self.repeats_until is None and rank(entries[0][0]) > self._given):
             return SplitEntries((), (), entries)

@@ -52,14 +52,15 @@ _MAY_HAVE_ENTRIES = Notification(b"", [])
 class StreamNotifier:
     """Waker of the dispatcher. ``set`` may be called from any thread; everything else belongs to the dispatcher.
 
-    One ``arm`` brings one notification: under load none is waited for.
+    One ``arm`` brings one notification. It is armed only when all that is known is taken, or being taken, so under load
+    no question is open.
     """
 
     def __init__(self, link: Link, stream: str) -> None:
         self._link = link
         self._stream = stream
         self._is_set = False
-        # (written by ``set``, waited on), while there is a thread
+        # two sockets, once somebody has waited: ``set`` writes to the first, the poll waits on the second
         self._pair: tuple[socket.socket, socket.socket] | None = None
         self._asked_until_s: float | None = None  # while an answer is under way: when it must be here
         self._asked = (b"", 0)  # above which id, for how many entries
@@ -71,10 +72,11 @@ class StreamNotifier:
 
     @property
     def trouble(self) -> str | None:
-        """Return why no notification comes, or None. Under load Redis is not asked, so this is not known for long."""
+        """Return why no notification comes, or None. A failure counts for a while only: under load Redis is not asked,
+        so nobody would learn that it is over."""
         why, failed_s = self._failed
         return (
-            f"doorbell: {why}"
+            f"stream notifier: {why}"
             if self._failures and now_s() - failed_s < _LONGEST_PAUSE_S + _BLOCK_S + _LATE_S
             else None
         )

@@ -175,8 +175,8 @@ class LeaderScripts:
         return NewEntries(position, _found(flat), bool(is_all), size)
 
     def notified(self, position: bytes, entries: Sequence[Entry], count: int) -> NewEntries:
-        """Return up to ``count`` of the entries that a notification brought over another connection; all are above
-        ``position``."""
+        """Parse up to ``count`` of the entries that a notification brought over another connection, as ``peek`` would
+        have returned them. All are above ``position``. This calls no script."""
         taken = entries[:count]
         return self._parser.parse(position, taken, len(taken) == len(entries), digest_of(taken))
 
@@ -231,15 +231,16 @@ class LeaderScripts:
             *targets,
         )
         began_ns = time.time_ns()
-        state, fence, *replies = self._run("hand_over", script_keys, args, meanwhile)
+        state, detail, *replies = self._run("hand_over", script_keys, args, meanwhile)
         if state == b"RULES":
             raise RulesMoved
         if state == b"MOVED":
-            if fence == new.position:
-                raise NotificationMismatch(f"other entries than those of the notification follow {fence.decode()}")
-            raise GroupMoved(f"the group was at {new.position.decode()}, and is at {fence.decode()}")
+            position = detail  # where the group is
+            if position == new.position:
+                raise NotificationMismatch(f"other entries than those of the notification follow {position.decode()}")
+            raise GroupMoved(f"the group was at {new.position.decode()}, and is at {position.decode()}")
         answers = tuple(TargetReply(state.decode(), refused, gone, fresh) for state, refused, gone, fresh in replies)
-        reply = HandOverReply(int(fence or 0), answers)
+        reply = HandOverReply(int(detail or 0), answers)  # detail: the fence of the call
         if plan.targets:
             self._counts.hand_over(plan, reply, began_ns)
         return reply

@@ -15,8 +15,8 @@ _GROWTH, _MOST = 8, 32
 
 
 class PeekedEntry(NamedTuple):
-    """An entry that was peeked at. ``ticket`` is None when it names none; ``size`` is its bytes when it is too large,
-    else 0."""
+    """An entry as the leader sees it, without its body: peeked at, or found under ``master`` or a dead incarnation.
+    ``ticket`` is None when it names none; ``size`` is its bytes when it is too large, else 0."""
 
     id: bytes
     ticket: bytes | None

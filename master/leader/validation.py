@@ -1,4 +1,4 @@
-"""Validation of entries that were read: which can be handed over, and which cannot."""
+"""Validation of entries that were peeked at, or read under ``master``: which can be handed over, and which cannot."""
 
 from __future__ import annotations
 

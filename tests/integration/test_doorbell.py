@@ -145,7 +145,7 @@ def test_a_connection_that_breaks_is_as_if_it_had_rung_and_is_made_again(
     world.link.call("CLIENT", "KILL", "ID", client.split()[0].partition("=")[2])
     assert waits(doorbell) < PATIENCE_S
     assert doorbell.poll()
-    assert doorbell.trouble is not None and doorbell.trouble.startswith("doorbell: ReplyUnknown")
+    assert doorbell.trouble is not None and doorbell.trouble.startswith("stream notifier: ReplyUnknown")
     doorbell.arm(b"0-0", 32)  # too early
     assert waits(doorbell) < PATIENCE_S
     assert doorbell.poll(), "meanwhile the stream is read every so often"
@@ -163,7 +163,7 @@ def test_a_broken_bell_that_nobody_asks_again_is_no_trouble_for_ever(
 ) -> None:
     """Under load it is not asked."""
     doorbell._fail("it broke")
-    assert doorbell.trouble == "doorbell: it broke"
+    assert doorbell.trouble == "stream notifier: it broke"
     later_s = now_s() + 60
     monkeypatch.setattr(doorbell_module, "now_s", lambda: later_s)
     assert doorbell.trouble is None
@@ -204,7 +204,7 @@ def test_an_answer_that_never_comes_is_not_waited_for_for_ever(world: World, mon
         doorbell.arm(b"0-0", 32)
         assert 0.3 < waits(doorbell) < PATIENCE_S
         assert doorbell.poll()
-        assert doorbell.trouble == "doorbell: Redis does not answer"
+        assert doorbell.trouble == "stream notifier: Redis does not answer"
         assert dropped
         doorbell.close()
 
@@ -248,4 +248,4 @@ def test_waiting_that_fails_ends_no_thread(doorbell: StreamNotifier, monkeypatch
     monkeypatch.setattr(doorbell_module, "_pair", no_more_files)
     assert 0 < waits(doorbell) < 5
     assert doorbell.poll()
-    assert doorbell.trouble == "doorbell: OSError: too many open files"
+    assert doorbell.trouble == "stream notifier: OSError: too many open files"

@@ -143,7 +143,7 @@ def test_a_bell_that_tells_of_other_entries_again_and_again_is_not_listened_to_f
             with pytest.raises(NotificationMismatch):
                 looker.look()
             looker.cursor.retry(True)
-    assert ear.trouble == "doorbell: it told of entries that the leader did not find"
+    assert ear.trouble == "stream notifier: it told of entries that the leader did not find"
 
 
 def test_a_bell_that_was_right_in_between_is_believed(world: World, ear: Ear) -> None:
@@ -205,7 +205,7 @@ def test_a_leader_whose_bell_tells_of_other_entries_goes_on_without_it(stage: St
         m.listen()
         stage.link.call("XDEL", stage.keys.stream, gone)
         m.turn()
-    assert m.dispatcher.trouble == "doorbell: it told of entries that the leader did not find"
+    assert m.dispatcher.trouble == "stream notifier: it told of entries that the leader did not find"
     [message] = stage.send(T)
     stage.finish(m, [a])
     assert (stage.history.ids(T), m.lead.epoch, m.failures) == ([message], epoch, [])

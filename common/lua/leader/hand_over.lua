@@ -1,33 +1,33 @@
 -- hand_over: the one way to an owner: entries change owner, the index and the inboxes of the new owners say so. Entries
---            that the group was not given yet (the news of a peek) come from the stream itself: all of them are taken
---            here, those that get no owner by `master`.
+--            that the group was not given yet (the new entries: a peek or a notification showed them) come from the
+--            stream itself: all of them are taken here, those that get no owner by `master`.
 -- KEYS: 1 stream, 2 leader, 3 tickets, 4 counters, 5 dead, 6 attempts, then for each target: its lease, its inbox
 -- ARGV: 1 group, 2 epoch, 3 lowest id of the call, 4 highest id
 --       5 the version of the live rules that the plan was made by
 --       6 what separates tickets in an inbox record (common/redis/replies.py: separator)
 --       7 the ids of all tickets, of each in id order, 8 how many of them each ticket has (JSON: one long argument
 --       costs less than many)
---       9 position of the group when the news were seen: the last id that it was given; "" if there are no news
---       10 the last id of the news, 11 those of the news that are not in the plan, 12 those of the plan that are not in
---       the news (both JSON)
---       13 the digest of the news, if they were heard over another connection (master/leader/peeked.py: digest_of); ""
---       if a peek saw them
+--       9 position of the group when the new entries were seen: the last id that it was given; "" if there are none
+--       10 the last id of the new entries, 11 those of them that are not in the plan, 12 those of the plan that are not
+--       new (both JSON)
+--       13 the digest of the new entries, if a notification brought them over another connection
+--       (master/leader/peeked.py: digest_of); "" if a peek saw them
 --       then the tickets, all target by target
 --       then for each target: its incarnation; how many of its tickets have no record, as the plan believes; how many
 --       have one (they stand behind the former); and for each of these the head of its record, as the plan believes:
 --       "<owner> <fence>"
 -- Inbox: one record per target: fence (of the call, or ""), between (what separates the tickets), tickets, and ids: for
 --        each ticket a line with its ids, separated by spaces; before them the ticket's fence, if it is not that of the
---        call. If all of its ids were heard, are small together and were not tried before, it brings the bodies too:
---        id, number of names and values, then these; the next id, ...
+--        call. If a notification brought all of its entries, and they are small together and were not tried before, the
+--        bodies follow: id, number of names and values, then these; the next id, ...
 -- Returns: {"FENCED"}, {"RULES", ""} (they have changed: nothing happened), {"MOVED", the last id that the group was
---          given} (it is not what it was when the news were seen, or what was heard is not what comes next: nothing
---          happened), or {"OK", fence of this call or "", then
+--          given} (it is not what it was when the new entries were seen, or those that a notification brought are not
+--          the next ones: nothing happened), or {"OK", fence of this call or "", then
 --          for each target:
 --          {state, {refused tickets}, {ids that are over: their body is gone, or they are not pending},
 --           {tickets believed owned that had no record any more: they got the call's fence}}}
 --          state: OK | LOST (no lease) | DRAINING | REVOKED | STRAY (an id is pending for another name than `master`);
---          all but OK refuse the target's whole part. Refused news are then pending under `master`.
+--          all but OK refuse the target's whole part. Refused new entries are then pending under `master`.
 -- An entry that was deleted since the peek becomes a dead letter if it is in the plan; else it leaves nothing, like one
 -- that was deleted before.
 -- Why Lua: the owner of an entry (pending list), the owner of a ticket (index) and an owner's work (inbox) change
@@ -49,16 +49,16 @@ local concat, gmatch, match = table.concat, string.gmatch, string.match
 local STATES = {live = 'OK', draining = 'DRAINING', revoked = 'REVOKED'}
 
 -- 1. Read the index record of every ticket, and the entries pending under `master` between the lowest and the highest
---    id. No news are pending, unless the group was set back by hand or an entry claimed ahead of it; then the entry is
---    taken from its holder, as by XREADGROUP.
+--    id. No new entry is pending, unless the group was set back by hand or an entry claimed ahead of it; then the entry
+--    is taken from its holder, as by XREADGROUP.
 local ids, sizes = cjson.decode(ARGV[7]), cjson.decode(ARGV[8])
-local for_master, old = cjson.decode(ARGV[11]), {} -- of the news, what `master` gets; ids of the plan that are not news
+local for_master, old = cjson.decode(ARGV[11]), {} -- new ids that `master` gets; ids of the plan that are not new
 local heard = ARGV[13] ~= '' and {} -- bodies by id
-local names_at = 13 -- ticket number i is args[names_at + i], its record is records[i]
-local records = records_of(tickets_key, args, names_at + 1, #sizes)
+local tickets_at = 13 -- ticket number i is args[tickets_at + i], its record is records[i]
+local records = records_of(tickets_key, args, tickets_at + 1, #sizes)
 local parked = {}
 local complete = false
-local seen = #ids + #for_master -- entries of the news
+local seen = #ids + #for_master -- number of new entries
 for _, id in ipairs(cjson.decode(ARGV[12])) do old[id], seen = true, seen - 1 end
 if heard then
   -- Another connection may have been to another server, with other entries, or others of the same ids. Here they must
@@ -119,14 +119,14 @@ local function take(target, id)
   end
 end
 
--- `master` gets the news among these.
+-- `master` gets the new entries among these.
 local function leave(from, to)
   for k = from, has_news and to or 0 do
     if not old[ids[k]] then for_master[#for_master + 1] = ids[k] end
   end
 end
 
-local targets, planned, wants_fence, i, last, at = {}, {}, false, 0, 0, names_at + 1 + #sizes
+local targets, planned, wants_fence, i, last, at = {}, {}, false, 0, 0, tickets_at + 1 + #sizes
 redis.call('XLEN', KEYS[5]) -- what is no stream fails here, before anything has changed; so for each inbox below
 for t = 1, (#KEYS - 6) / 2 do
   local name, unowned, others = args[at], tonumber(args[at + 1]), tonumber(args[at + 2])
@@ -141,7 +141,7 @@ for t = 1, (#KEYS - 6) / 2 do
     redis.call('XLEN', target.inbox)
     local n, wants = 0, false
     for p = 1, unowned + others do
-      local ticket, record = args[names_at + i + p], records[i + p]
+      local ticket, record = args[tickets_at + i + p], records[i + p]
       local believed = p > unowned and args[at + 2 + p - unowned]
       local first = last + 1
       last = last + sizes[i + p]
@@ -186,8 +186,8 @@ end
 --    before anything has changed. The group moves last: should the script break off before, what is pending above the
 --    group's position is seen twice; had it moved first, what is not pending below it would be lost.
 
--- Claim `size` ids for `name`; return those that it got, unless it got all. An entry that has no owner yet is claimed
--- with FORCE, if its body is there.
+-- Claim `size` ids for `name`. Return false when it got all of them, else a set of ids that it got for certain (ask
+-- XPENDING about the others). An entry that has no owner yet is claimed with FORCE, if its body is there.
 local function claim(name, ids, size)
   local claimed, has = 0, {}
   in_chunks(size, function(from, to)
@@ -243,10 +243,10 @@ for _, target in ipairs(targets) do
   local gone = {}
   if target.state == 'OK' then
     local has, over = claim(target.name, target.ids, target.size), target.over
-    local record_args, tickets, lines, n, new = {}, {}, {}, 0, target.name .. ' ' .. fence .. ' '
+    local record_args, tickets, lines, n, new_head = {}, {}, {}, 0, target.name .. ' ' .. fence .. ' '
     for g = 1, #target.given do
       local number, own = target.given[g], target.fences[g]
-      local ticket, line = args[names_at + number], target.lines[g]
+      local ticket, line = args[tickets_at + number], target.lines[g]
       if over or has then
         over = over or {}
         line = those_there(target, ticket, line, over, has, gone)
@@ -254,7 +254,7 @@ for _, target in ipairs(targets) do
       if line ~= '' then
         n = n + 1
         tickets[n], lines[n] = ticket, own and own .. ' ' .. line or line
-        record_args[2 * n - 1], record_args[2 * n] = ticket, own and records[number] .. ' ' .. line or new .. line
+        record_args[2 * n - 1], record_args[2 * n] = ticket, own and records[number] .. ' ' .. line or new_head .. line
       elseif not own then
         redis.call('HDEL', tickets_key, ticket)
       end

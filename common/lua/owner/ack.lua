@@ -1,4 +1,5 @@
--- ack: an owner's finished messages leave the pending list and the index; the run log gets their record.
+-- ack: an owner's finished messages leave the pending list and the index, and their attempts are forgotten; the run log
+--      gets their record.
 -- KEYS: 1 stream, 2 lease of the incarnation under which the entries were fetched, 3 tickets, 4 attempts, 5 runs
 -- ARGV: 1 group, 2 incarnation, 3 run-log record ("" = none), 4 length of the run log, 5 the finished ids of all
 --       tickets, of each in id order, 6 the number of them of each ticket (both JSON: one long argument costs less than
@@ -26,7 +27,8 @@ local refused, theirs = {}, 0
 -- The pattern of a record of ours. An unreadable record is not ours either.
 local OURS = '^' .. string.gsub(ARGV[2], '%W', '%%%0') .. ' %d+ (.*)$'
 
-local function keep(ticket, record, ids, left)
+-- Note what becomes of the ticket's record when only the ids `left` remain of it.
+local function shorten(ticket, record, ids, left)
   if left == '' then
     freed[#freed + 1] = ticket
   else
@@ -62,7 +64,7 @@ for i = 1, #sizes do
       n = n + 1
       done[n] = finished[k]
     end
-    keep(ticket, record, ids, sub(ids, #line + 2))
+    shorten(ticket, record, ids, sub(ids, #line + 2))
   else
     local held, going, answer = {}, {}, {}
     for id in string.gmatch(ids or '', '%S+') do held[id] = true end
@@ -75,7 +77,7 @@ for i = 1, #sizes do
         going[id] = true
       end
     end
-    if next(going) then keep(ticket, record, ids, without(ids, going)) end
+    if next(going) then shorten(ticket, record, ids, without(ids, going)) end
     reply[#reply + 1] = i
     reply[#reply + 1] = answer
   end

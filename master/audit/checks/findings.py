@@ -82,7 +82,7 @@ _RUNS = "usher audit --streams {stream} --group {group} runs --ticket {ticket}"
 _RUNS_OF_IT = "usher audit --streams {stream} --group {group} runs --message {id}"
 _LEADER = (
     "The leader mends this by itself within seconds when one is alive (`usher status`); if it stays, restart the"
-    " leader: it adopts anew."
+    " leader: it takes over anew."
 )
 
 CHECKS: dict[str, AuditCheck] = {
@@ -165,7 +165,7 @@ CHECKS: dict[str, AuditCheck] = {
             "The entry waits, nothing of its ticket is in processing, and no rule holds it back: no consumer has room,"
             " or it was forgotten.",
             (_PENDING, _BODY, "usher status"),
-            "Start consumers. If there are some with room, restart the leader: it adopts all that is pending under"
+            "Start consumers. If there are some with room, restart the leader: it reads all that is pending under"
             " `master`.",
         ),
         AuditCheck(

@@ -103,9 +103,11 @@ class Ownership:
     # ---- entries -----------------------------------------------------------------------------------------------------
 
     def arrive(self, entry_id: bytes, name: bytes) -> bool:
-        """Park a new entry, above every id seen before.
+        """Take in a new entry, above every id seen before: park it, or leave it to Redis' account if memory does not
+        have all of its ticket (``above``).
 
-        Return False if it is in processing already (the group was lost and reads it again).
+        Return False if it is in processing already, or the one that its halted ticket waits for: the group was lost and
+        reads it again.
         """
         ticket = self.tickets.get(name)  # not by _ticket(): this line runs for every message
         if ticket is None:
@@ -135,7 +137,8 @@ class Ownership:
         return ticket.waits_for == entry_id or (is_owned and entry_id in ticket.running)
 
     def take_in(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
-        """Park entries, (id, ticket), that came to ``master`` from elsewhere: taken back, given back, stray, adopted.
+        """Park entries, (id, ticket), that came to ``master`` from elsewhere: taken back, given back, stray, or found
+        at a takeover.
 
         They come in id order; each goes to its place among the parked entries of its ticket.
         """

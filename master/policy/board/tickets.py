@@ -9,7 +9,7 @@ OPEN            may be planned: its parked ids go to its owner, or    -
                 to a chosen consumer if it has none
 RECOVERING      its owner is dead; all is parked                      the recovery of the owner
 UNSURE          a hand-over was refused: memory and index differ      a new read of its record
-HALTED          it waits for an operator: a parked dead letter, or    redrive, drop, or a record that can be
+HALTED          it waits for an operator: a dead letter (park), or    redrive, drop, or a record that can be
                 a record that cannot be read                          read: compared now and then
 ENDING          what is parked of it becomes dead letters             the last of them being written
 ==============  ====================================================  =====================================
