@@ -81,7 +81,7 @@ def test_what_was_not_looked_through_is_not_said_to_be_finished(world: World, mo
         ("idle", "nothing_to_do"),
         ("not_found", "not_looked_through"),
     ]
-    assert "not all were looked at" in told[0].reasons[0].text
+    assert "not all were searched" in told[0].reasons[0].text
     monkeypatch.setattr("usher.master.insight.explainer._LOOK_S", 60.0)
     found = Explainer(world.link, world.keys, FIELD, LEASE_MS).explain("T")
     assert [reason.code for reason in found.reasons] == ["nothing_to_do", "has_dead_letter"]
