@@ -311,6 +311,16 @@ def test_an_orphan_whose_drain_hangs_ends_by_itself(start: Callable[..., Running
     assert running.records("drain_unfinished")
 
 
+def test_a_signal_that_ends_an_orphan_at_its_end_unwinds_no_frame_of_its_parent(start: Callable[..., Running]) -> None:
+    running = start(stop_s=60, graceful_s=30).wait_until_up()
+    worker = running.worker
+    running.signal(signal.SIGKILL)
+    running.wait_for("arbiter_gone")
+    os.kill(worker, signal.SIGABRT)  # to gunicorn: SystemExit
+    running.ended()
+    assert not running.records("unwound")
+
+
 def test_leave_brings_a_fresh_worker(start: Callable[..., Running]) -> None:
     running = start().wait_until_up()
     first = running.worker

@@ -115,3 +115,22 @@ def test_more_requests_than_allowed_in_flight_are_503_at_once(tmp_path: Path) ->
         assert b"Retry-After: 1\r\n" in refused
         assert b"application/problem+json" in refused
         assert json.loads(refused.partition(b"\r\n\r\n")[2])["title"] == "too_many_requests_in_flight"
+
+
+def test_who_is_told_503_holds_no_thread(tmp_path: Path) -> None:
+    """There are 8 threads that say so; a second each for those who do not close would be 5 s."""
+    with _running(tmp_path, in_flight=2) as running, contextlib.ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(running.connect()).sendall(_ASK % b"/wait")
+        ends = time.monotonic() + PATIENCE_S
+        while b"503" not in _status(stack.enter_context(running.connect())):  # until the two are in
+            assert time.monotonic() < ends, running.text()
+        began = time.monotonic()
+        for one in [stack.enter_context(running.connect()) for _ in range(40)]:
+            assert b"503" in _status(one)
+        assert time.monotonic() - began < 2
+
+
+def _status(connection: socket.socket) -> bytes:
+    connection.sendall(_ASK % b"/")
+    return connection.recv(4096).partition(b"\r\n")[0]

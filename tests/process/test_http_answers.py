@@ -4,6 +4,8 @@ Redis.
 Where a row of the design promises something else than we do, ``instead_of`` has its answer and the row says why. What
 is looked at more closely elsewhere is in `tests/integration/test_master_api*.py` and `test_serving*.py`; these rows say
 that a whole master does it too.
+
+What gunicorn's parser refuses it answers itself: `_BY_GUNICORN`.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import gunicorn
 import pytest
 
 from tests.process.crew import KEYS, Crew
@@ -38,7 +41,10 @@ _TOKENS = {
     "ann": Role.VIEWER,
     "olga": Role.OPERATOR,
 }
-_IN_FLIGHT = 12
+#: Requests that are answered at a time: a thread each, and 8 more. Slow clients, each of which has such a thread for up
+#: to 10 s, hold up nobody as long as they are fewer than these.
+_IN_FLIGHT = 48
+_SLOW = 36
 #: Registrations of one token per minute; every row together stays below, but for the greedy one.
 _RARELY = 60
 
@@ -167,6 +173,13 @@ def _is_stranger(_system: System, document: Any) -> bool:
 
 # ---- the table ----
 
+#: The same status, and no request that is processed; but no problem document.
+_BY_GUNICORN = (
+    "a problem document",
+    "gunicorn's parser refuses it, and answers in its own HTML: no public hook of gunicorn has a say in that",
+)
+#: What gunicorn's parser reads in its versions before 27.
+_SINCE_27 = ("lines that end in LF", "LF in a chunk extension")
 _LONG_REPORT = (413, "64 KiB do not hold 500 messages of 500 tickets with ids of 256 bytes: a report may have 512 KiB")
 
 ROWS = [
@@ -267,8 +280,20 @@ ROWS = [
     ),
     Row("a report of 512 KiB + 1", _post(b" " * (512 * 1024 + 1), _ACKNOWLEDGE), 413, "content_too_large", _CLOSE),
     Row("no length", _raw(b"", b""), 411, "length_required", _CLOSE),
-    Row("a length and chunks", _raw(b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n"), 400, None, _CLOSE),
-    Row("two lengths", _raw(b"Content-Length: 2\r\nContent-Length: 2\r\n"), 400, None, _CLOSE),
+    Row(
+        "a length and chunks",
+        _raw(b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n"),
+        400,
+        also=_CLOSE,
+        instead_of=_BY_GUNICORN,
+    ),
+    Row(
+        "two lengths",
+        _raw(b"Content-Length: 2\r\nContent-Length: 2\r\n"),
+        400,
+        also=_CLOSE,
+        instead_of=_BY_GUNICORN,
+    ),
     Row(
         "a coding that is not exactly chunked",
         _raw(b"Transfer-Encoding: gzip, chunked\r\n", b"0\r\n\r\n"),
@@ -276,7 +301,13 @@ ROWS = [
         None,
         _CLOSE,
     ),
-    Row("lines that end in LF", lambda _: b"GET /api/consumers HTTP/1.1\nHost: 127.0.0.1\n\n", 400, None, _CLOSE),
+    Row(
+        "lines that end in LF",
+        lambda _: b"GET /api/consumers HTTP/1.1\nHost: 127.0.0.1\n\n",
+        400,
+        also=_CLOSE,
+        instead_of=_BY_GUNICORN,
+    ),
     Row(
         "LF in a chunk extension",
         _raw(b"Transfer-Encoding: chunked\r\n", b"2;a\nb\r\n{}\r\n0\r\n\r\n"),
@@ -284,8 +315,8 @@ ROWS = [
         None,
         _CLOSE,
     ),
-    Row("a space before the colon", _raw(b"Content-Length : 2\r\n"), 400, None, _CLOSE),
-    Row("a URI of more than 2 KiB", _get("/" + "a" * 2048), 414, "uri_too_long", _CLOSE),
+    Row("a space before the colon", _raw(b"Content-Length : 2\r\n"), 400, also=_CLOSE, instead_of=_BY_GUNICORN),
+    Row("a URI of more than 2 KiB", _get("/" + "a" * 2048), 414, also=_CLOSE, instead_of=_BY_GUNICORN),
     Row(
         "headers of more than 8 KiB",
         _get(**{f"X-{index}": "a" * 950 for index in range(9)}),
@@ -294,8 +325,13 @@ ROWS = [
         _CLOSE,
     ),
     Row(
-        "65 headers", _get(**{f"X-{index}": "a" for index in range(64)}), 431, "request_header_fields_too_large", _CLOSE
+        "headers of more than 8 KiB, with a body",
+        _post(b"{}", **{f"X-{index}": "a" * 950 for index in range(9)}),
+        431,
+        "request_header_fields_too_large",
+        _CLOSE,
     ),
+    Row("65 headers", _get(**{f"X-{n}": "a" for n in range(64)}), 431, also=_CLOSE, instead_of=_BY_GUNICORN),
     Row(
         "Expect, with a length beyond the limit",
         _raw(b"Content-Length: 4097\r\nExpect: 100-continue\r\n", b""),
@@ -371,15 +407,29 @@ def _pending(link: Link, incarnation: str) -> list[str]:
     return [row[0].decode() for row in link.call("XPENDING", KEYS.stream, KEYS.group, "-", "+", 10, incarnation)]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.case.replace(" ", "-"))
+@pytest.mark.parametrize(
+    "row",
+    [row for row in ROWS if gunicorn.version_info >= (27,) or row.case not in _SINCE_27],
+    ids=lambda row: row.case.replace(" ", "-"),
+)
 def test_the_answer_is_the_promised_one(system: System, row: Row) -> None:
     answered = _send(system.standby if row.to_standby else system.leader, row.ask(system))
     assert row.instead_of is None or row.instead_of[0] != row.status, "this is no exception any more"
-    _check(answered, row.status, row.title)
+    if row.instead_of is _BY_GUNICORN:
+        _check_by_gunicorn(answered, row.status)
+    else:
+        _check(answered, row.status, row.title)
+        assert row.body(system, answered.document), answered.document
     for name, value in row.also.items():
         assert name in answered.headers
         assert value is None or answered.headers[name] == value
-    assert row.body(system, answered.document), answered.document
+
+
+def _check_by_gunicorn(answered: Answer, status: int) -> None:
+    assert answered.status == status, answered.body
+    assert answered.headers["Content-Type"] == "text/html", "it is no exception any more"
+    assert answered.body.startswith(b"<html>")
+    assert b"Traceback" not in answered.body
 
 
 def _check(answered: Answer, status: int, title: str | None) -> None:
@@ -410,18 +460,19 @@ def test_the_token_of_a_flood_of_registrations_is_429_and_no_other(system: Syste
 
 
 def test_more_requests_in_flight_than_allowed_are_503_and_slow_ones_are_408(system: System) -> None:
-    """Heads that do not end in 5 s and bodies that do not in 10 s. 6.1 has 64 in flight as bound; ours is
-    USHER_REQUESTS_IN_FLIGHT."""
+    """Bodies that do not end in 10 s. 6.1 has 64 in flight as bound; ours is USHER_REQUESTS_IN_FLIGHT. A head that does
+    not end in 10 s (6.1: 5 s) is closed without an answer, which gunicorn gives no hook for."""
     with contextlib.ExitStack() as stack:
-        half_head, half_body = _get()(system)[:-10], _raw(b"Transfer-Encoding: chunked\r\n", b"5\r\n{}")(system)
+        half_head = _get()(system)[:-10]
+        half_body = _request("POST", _ACKNOWLEDGE, b"5\r\n{}", Transfer_Encoding="chunked")
         slow = [
             stack.enter_context(socket.create_connection(("127.0.0.1", system.leader), timeout=60))
             for _ in range(_IN_FLIGHT)
         ]
         for connection in slow:
             connection.sendall(half_body)
-        slow.append(stack.enter_context(socket.create_connection(("127.0.0.1", system.leader), timeout=60)))
-        slow[-1].sendall(half_head)
+        headless = stack.enter_context(socket.create_connection(("127.0.0.1", system.leader), timeout=60))
+        headless.sendall(half_head)
         busy = until(lambda: _refused(system.leader), 20, "503")
         _check(busy, 503, "too_many_requests_in_flight")
         assert busy.headers["Retry-After"] == "1"
@@ -429,6 +480,8 @@ def test_more_requests_in_flight_than_allowed_are_503_and_slow_ones_are_408(syst
             late = _answer(connection)
             _check(late, 408, "request_timeout")
             assert late.headers["Connection"] == "close"
+        assert headless.recv(1) == b""
+    assert _refused(system.leader) is None, "their places are free again"
 
 
 _LOG_IN = (
@@ -448,8 +501,10 @@ _LOG_IN = (
     ],
 )
 def test_strangers_that_take_their_time_hold_up_nobody(system: System, half: bytes) -> None:
+    """More of them than requests that may be in flight do: for up to 10 s, others are 503 (the test above). A reverse
+    proxy is the answer to that (`tests/integration/test_reverse_proxy.py`)."""
     with contextlib.ExitStack() as stack:
-        for _ in range(3 * _IN_FLIGHT):
+        for _ in range(_SLOW):
             stack.enter_context(socket.create_connection(("127.0.0.1", system.leader), timeout=60)).sendall(half)
         until(lambda: _refused(system.leader) is None, 2, "it answers")
 
@@ -467,8 +522,9 @@ def test_strangers_that_take_their_time_hold_up_nobody(system: System, half: byt
     ],
 )
 def test_log_ins_that_trickle_in_keep_nobody_from_logging_in(system: System, half: bytes) -> None:
+    """As long as they are fewer than the requests that may be in flight."""
     with contextlib.ExitStack() as stack:
-        for _ in range(3 * _IN_FLIGHT):
+        for _ in range(_SLOW):
             stack.enter_context(socket.create_connection(("127.0.0.1", system.leader), timeout=60)).sendall(half)
         time.sleep(0.3)
         began = time.monotonic()

@@ -22,13 +22,15 @@ slow clients hold threads for ever       they hold them for 10 s (``sockets.py``
 
 Limits, for which a reverse proxy is the answer (``deploy/nginx.conf``):
 
-* Every request holds a thread from its first bytes on: as many slow clients as there are threads delay all others for
-  up to 10 s, which head and body share. Addresses are bounded one by one, but not loopback, where a proxy may be.
+* Every request holds a thread from its first bytes on, for up to 10 s, which head and body share. Slow clients hold up
+  nobody as long as they are fewer than ``Bounds.in_flight`` (and than half of ``Bounds.connections``). Then all others
+  are 503, and with as many slow ones as threads they wait. Addresses are bounded one by one, but not loopback, where a
+  proxy may be.
 * A request whose head is late is closed without an answer. More connections than ``Bounds.connections`` wait to be
   accepted.
 * gunicorn's parser answers what it refuses in its own HTML, which may repeat a part of the request. Versions before 27
   accept more than 27 does (two hosts, lines that end in LF).
-* All headers together have no bound of their own: 64 of 8,190 bytes may come.
+* Headers of more than 8 KiB are refused once they are there (``wsgi.py``): 64 of 8,190 bytes are read.
 * gunicorn says 100 Continue before the program is asked. A request whose body was not read costs its connection.
 * A request that is sent before the answer to the last one (no client of ours does so) may wait until the connection
   ends (before 26, and over TLS).
@@ -431,8 +433,17 @@ class _Program(BaseApplication):
         waited for."""
         if os.getpid() == self._arbiter_pid:
             return  # gunicorn calls this in the arbiter too, for a worker that it cannot find
+        code: Any = 1
+        try:  # whatever comes up in here (gunicorn's SIGABRT does, as SystemExit) must not reach those frames either
+            ended = sys.exc_info()[1]
+            code = ended.code if isinstance(ended, SystemExit) else 1
+            self._finish_drain()
+            _flush()
+        finally:
+            os._exit(code & 0xFF if isinstance(code, int) else 1 if code else 0)
+
+    def _finish_drain(self) -> None:
         self._is_over = self._asked = True
-        ended = sys.exc_info()[1]
         if self._drain is not None and not self._is_drained:
             if os.getppid() != self._arbiter_pid:
                 event(log, "arbiter_gone", level=logging.WARNING, pid=os.getpid())
@@ -444,9 +455,6 @@ class _Program(BaseApplication):
             self._drain.ask()
             if not self._drain.join(self._graceful_s):
                 event(log, "drain_unfinished", level=logging.ERROR, seconds=self._graceful_s)
-        code = ended.code if isinstance(ended, SystemExit) else 1
-        _flush()
-        os._exit(code & 0xFF if isinstance(code, int) else 1 if code else 0)
 
     def _take_signals_back(self) -> None:
         """A handler's module, or a library of it, may have set what SIGTERM does when it was imported: then nothing

@@ -5,8 +5,9 @@ gunicorn with plain sockets              with these
 =======================================  =============================================================================
 a thread waits for a client for ever     a request must be there 10 s after a thread began to read it, and each write
                                          may take 10 s
-an accept without a free descriptor      the connection waits for one (``connection_not_accepted``)
-ends the worker
+an accept without a free descriptor      it does not (``connection_not_accepted``); the connection waits for one. 25.3
+ends the worker                          and later need one more for each new connection: for want of that, some are
+                                         closed without an answer
 an address may have every connection     it may have ``per_address`` of them; more are closed
 26 and later: a close waits up to 2 s    a close reads what is there already, and waits for nobody
 for the client, on the only loop

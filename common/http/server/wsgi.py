@@ -1,13 +1,14 @@
-"""Put a WSGI application behind ``usher.common.http.server.server``: a body that is whole or an error, a bound of
-requests, and a say in how a connection ends."""
+"""Put a WSGI application behind ``usher.common.http.server.server``: a body that is whole or an error, bounds of
+requests and of their headers, and a say in how a connection ends."""
 
 from __future__ import annotations
 
 import errno
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from email.utils import formatdate
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import orjson
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Seconds for a client to read an answer that it got before its body was read.
 _GOODBYE_S = 1.0
+#: Most bytes of all header lines of a request; gunicorn bounds each line, and their number.
+_HEADERS = 8 * 1024
 
 
 class _Input:
@@ -50,7 +53,8 @@ class _Input:
 
 
 def exchanges(app: WSGIApplication, most: int, is_ending: Callable[[], bool]) -> WSGIApplication:
-    """Wrap ``app``, which calls ``start_response`` before it returns. More than ``most`` requests at a time are 503.
+    """Wrap ``app``, which calls ``start_response`` before it returns. More than ``most`` requests at a time are 503,
+    and headers of more than 8 KiB are 431.
 
     A connection ends with its answer when the answer says ``Connection: close`` (gunicorn drops that header), when the
     body was not read to its end, and when ``is_ending()``. ``environ[DETACH](keeper)`` makes it the keeper's.
@@ -58,9 +62,10 @@ def exchanges(app: WSGIApplication, most: int, is_ending: Callable[[], bool]) ->
     places = threading.BoundedSemaphore(most)
 
     def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
-        connection: Bounded = environ["gunicorn.socket"]
+        if _header_bytes(environ) > _HEADERS:
+            _refuse(environ, "431 Request Header Fields Too Large", "request_header_fields_too_large")
         if not places.acquire(blocking=False):
-            _end_busy(connection)
+            _refuse(environ, "503 Service Unavailable", "too_many_requests_in_flight", {"Retry-After": "1"})
         try:  # a generator: its place is free again when gunicorn has written the answer
             yield from _exchange(app, environ, start_response, is_ending)
         finally:
@@ -112,19 +117,30 @@ def _end(
     raise ConnectionResetError(errno.ECONNRESET, "the answer is written")
 
 
-def _end_busy(connection: Bounded) -> NoReturn:
-    facts = {
-        "type": "about:blank",
-        "title": "too_many_requests_in_flight",
-        "status": 503,
-        "request_id": secrets.token_hex(8),
-    }
+def _header_bytes(environ: WSGIEnvironment) -> int:
+    """Count the bytes of the header lines. gunicorn has dropped those whose name has an underscore, and joined those of
+    one name with a comma."""
+    lines = (
+        len(name.removeprefix("HTTP_")) + len(": \r\n") + len(value)
+        for name, value in environ.items()
+        if name.startswith("HTTP_") or name in ("CONTENT_TYPE", "CONTENT_LENGTH")
+    )
+    return sum(lines)
+
+
+def _refuse(
+    environ: WSGIEnvironment, status: str, title: str, more: Mapping[str, str] = MappingProxyType({})
+) -> NoReturn:
+    """Answer before the program is asked. Who has sent a whole request is not waited for: the thread may be a spare
+    one."""
+    facts = {"type": "about:blank", "title": title, "status": int(status[:3]), "request_id": secrets.token_hex(8)}
     body = orjson.dumps(facts)
     headers = {
         "Content-Type": "application/problem+json",
-        "Retry-After": "1",
+        **more,
         "Cache-Control": "no-store",
         "X-Content-Type-Options": "nosniff",
         "Content-Length": str(len(body)),
     }
-    _end(connection, "503 Service Unavailable", headers.items(), [body])
+    wait_s = 0.0 if _Input(environ).is_read else _GOODBYE_S
+    _end(environ["gunicorn.socket"], status, headers.items(), [body], wait_s=wait_s)
