@@ -316,7 +316,7 @@ ROWS = [
         _CLOSE,
     ),
     Row("a space before the colon", _raw(b"Content-Length : 2\r\n"), 400, also=_CLOSE, instead_of=_BY_GUNICORN),
-    Row("a URI of more than 2 KiB", _get("/" + "a" * 2048), 414, also=_CLOSE, instead_of=_BY_GUNICORN),
+    Row("a URI of more than 2 KiB", _get("/" + "a" * 2048), 414, "uri_too_long", _CLOSE),
     Row(
         "headers of more than 8 KiB",
         _get(**{f"X-{index}": "a" * 950 for index in range(9)}),

@@ -330,7 +330,7 @@ class _Program(BaseApplication):
             "preload_app": False,
             "proc_name": self._program,
             "logger_class": _ServerLog,
-            "limit_request_line": 2048,
+            "limit_request_line": 8190,
             "limit_request_fields": 64,
             "limit_request_field_size": 8190,
             "forwarded_allow_ips": "",  # nobody may set SCRIPT_NAME or the scheme by a header

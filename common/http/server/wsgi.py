@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _GOODBYE_S = 1.0
 #: Most bytes of all header lines of a request; gunicorn bounds each line, and their number.
 _HEADERS = 8 * 1024
+#: Most bytes of method, path and query. gunicorn reads up to 8,190, so that the answer is ours up to there.
+_REQUEST_LINE = 2048
 
 
 class _Input:
@@ -54,7 +56,7 @@ class _Input:
 
 def exchanges(app: WSGIApplication, most: int, is_ending: Callable[[], bool]) -> WSGIApplication:
     """Wrap ``app``, which calls ``start_response`` before it returns. More than ``most`` requests at a time are 503,
-    and headers of more than 8 KiB are 431.
+    request lines of more than 2 KiB 414, and headers of more than 8 KiB 431.
 
     A connection ends with its answer when the answer says ``Connection: close`` (gunicorn drops that header), when the
     body was not read to its end, and when ``is_ending()``. ``environ[DETACH](keeper)`` makes it the keeper's.
@@ -62,6 +64,8 @@ def exchanges(app: WSGIApplication, most: int, is_ending: Callable[[], bool]) ->
     places = threading.BoundedSemaphore(most)
 
     def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
+        if len(environ["REQUEST_METHOD"]) + len(environ["RAW_URI"]) + len("  HTTP/1.1") > _REQUEST_LINE:
+            _refuse(environ, "414 URI Too Long", "uri_too_long")
         if _header_bytes(environ) > _HEADERS:
             _refuse(environ, "431 Request Header Fields Too Large", "request_header_fields_too_large")
         if not places.acquire(blocking=False):
