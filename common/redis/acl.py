@@ -83,6 +83,7 @@ def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[AclP
     keys, log = Keys(_escape_pattern(stream), _escape_pattern(group)), LogKeys(_escape_pattern(stream), "*")
     everything, at = f"{keys.prefix}*", keys.stream
     fed = tuple(source if is_pattern(source) else _escape_pattern(source) for source in sources)
+    work = (at, keys.tickets, keys.attempts, keys.runs, keys.dead, keys.changed, keys.consumers)
     return (
         *_senders(fed or (at,), log),
         AclProgram(
@@ -90,18 +91,7 @@ def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[AclP
             "consumers",
             _CONSUMER,
             ("xread", "xreadgroup", "xtrim", "xrange", "hmget", "exists"),
-            (
-                at,
-                keys.tickets,
-                keys.attempts,
-                keys.runs,
-                keys.dead,
-                keys.changed,
-                keys.consumers,
-                keys.lease("*"),
-                keys.inbox("*"),
-                keys.noted("*"),
-            ),
+            (*work, keys.lease("*"), keys.inbox("*"), keys.noted("*")),
         ),
         AclProgram(
             "master",
