@@ -180,6 +180,7 @@ _BY_GUNICORN = (
 )
 #: What gunicorn's parser reads in its versions before 27, whose refusals are 400 also for a long URI.
 _IS_OLD = gunicorn.version_info < (27,)
+_LONG_URI = 400 if _IS_OLD else 414
 _SINCE_27 = ("lines that end in LF", "LF in a chunk extension")
 _LONG_REPORT = (413, "64 KiB do not hold 500 messages of 500 tickets with ids of 256 bytes: a report may have 512 KiB")
 
@@ -317,13 +318,7 @@ ROWS = [
         _CLOSE,
     ),
     Row("a space before the colon", _raw(b"Content-Length : 2\r\n"), 400, also=_CLOSE, instead_of=_BY_GUNICORN),
-    Row(
-        "a URI of more than 2 KiB",
-        _get("/" + "a" * 2048),
-        400 if _IS_OLD else 414,
-        also=_CLOSE,
-        instead_of=_BY_GUNICORN,
-    ),
+    Row("a URI of more than 2 KiB", _get("/" + "a" * 2048), _LONG_URI, also=_CLOSE, instead_of=_BY_GUNICORN),
     Row(
         "headers of more than 8 KiB",
         _get(**{f"X-{index}": "a" * 950 for index in range(9)}),
