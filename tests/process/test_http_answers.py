@@ -178,7 +178,8 @@ _BY_GUNICORN = (
     "a problem document",
     "gunicorn's parser refuses it, and answers in its own HTML: no public hook of gunicorn has a say in that",
 )
-#: What gunicorn's parser reads in its versions before 27.
+#: What gunicorn's parser reads in its versions before 27, whose refusals are 400 also for a long URI.
+_IS_OLD = gunicorn.version_info < (27,)
 _SINCE_27 = ("lines that end in LF", "LF in a chunk extension")
 _LONG_REPORT = (413, "64 KiB do not hold 500 messages of 500 tickets with ids of 256 bytes: a report may have 512 KiB")
 
@@ -409,7 +410,7 @@ def _pending(link: Link, incarnation: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "row",
-    [row for row in ROWS if gunicorn.version_info >= (27,) or row.case not in _SINCE_27],
+    [row for row in ROWS if not (_IS_OLD and row.case in _SINCE_27)],
     ids=lambda row: row.case.replace(" ", "-"),
 )
 def test_the_answer_is_the_promised_one(system: System, row: Row) -> None:
