@@ -46,13 +46,13 @@ os._exit(0)
 
 _WHILE_A_THREAD_PRINTS = f"""
 import os, signal, sys, threading, time
-from usher.common.runtime.fork_guard import EndsInChildren
+from usher.common.runtime.fork_guard import ForkGuard
 {_ENDS}
 read_end, write_end = os.pipe()
 sys.stdout = os.fdopen(write_end, "w")
 threading.Thread(target=lambda: print("x" * 1_000_000, flush=True), daemon=True).start()
 os.read(read_end, 1)
-with EndsInChildren():
+with ForkGuard():
     pid = os.fork()
 ends(pid, 10)
 os._exit(0)  # the thread still prints
