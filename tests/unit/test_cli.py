@@ -157,6 +157,13 @@ def test_importing_usher_loads_nothing_else() -> None:
     assert [name for name in loaded if name.partition(".")[0] not in sys.stdlib_module_names] == ["usher"]
 
 
+def test_the_pytest_plugin_loads_nothing_of_ours_before_its_fixture_is_used() -> None:
+    look = "import pytest, sys; before = set(sys.modules); import usher.consumer.torture.pytest_plugin"
+    done = usher(start=("-c", f"{look}; print(sorted(set(sys.modules) - before))"))
+    ours = ["usher", "usher.consumer", "usher.consumer.torture", "usher.consumer.torture.pytest_plugin"]
+    assert [name for name in ast.literal_eval(done.stdout) if name.partition(".")[0] == "usher"] == ours
+
+
 @pytest.mark.parametrize("name", public.__all__)
 def test_every_public_name_is_there_and_a_page_tells_of_it(name: str) -> None:
     assert getattr(public, name) is not None
