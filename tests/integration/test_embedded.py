@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.valkey import oldest_server
+from tests.oldest import oldest_server
 from usher.common.base.errors import StartRefused
 from usher.common.redis import embedded
 from usher.common.redis.client import Link

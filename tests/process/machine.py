@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from tests.valkey import oldest_server
+from tests.oldest import oldest_server
 from usher.common.cli.masters import ask
 from usher.deploy.local.plan import quiet_port
 
