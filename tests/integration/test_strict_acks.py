@@ -100,14 +100,14 @@ def test_while_others_can_run_more_is_waited_for(world: World) -> None:
     with _acker(world, lanes) as acker:
         _finish(lanes, acker, b"1-1", strict=True)
         assert lanes.has_ready
-        assert not acker._full.is_set()
+        assert not acker._write_now.is_set()
 
 
 def test_pipelined_messages_are_waited_for(world: World) -> None:
     lanes = _lanes()
     with _acker(world, lanes) as acker:
         _finish(lanes, acker, b"1-1", strict=False)
-        assert not acker._full.is_set()
+        assert not acker._write_now.is_set()
         assert acker.acknowledged == 0
 
 
@@ -128,7 +128,7 @@ def test_what_finishes_after_a_quiet_time_is_written_at_once_and_then_more_is_wa
         _wait_for(acker, 1)
         _finish(lanes, acker, b"2-1", strict=False)
         until(lambda: acker._lingering)
-        assert not acker._full.is_set()
+        assert not acker._write_now.is_set()
         assert acker.acknowledged == 1
 
 

@@ -74,8 +74,8 @@ local function place_of(stream, group, tickets_key, head)
   if record then owner, fence, ids = read_record(record) end
   local id = head['usher-id']
   if owner == 'halted' and string.match(ids, '^%S+') == id then return 'halted', fence, without(ids, {[id] = true}) end
-  local is_halted = #redis.call('XPENDING', stream, group, id, id, 1, 'halted') > 0
-  if head['usher-policy'] ~= 'park' or not is_halted then return 'out' end
+  if head['usher-policy'] ~= 'park' then return 'out' end -- and the group, which may be gone, is not asked
+  if #redis.call('XPENDING', stream, group, id, id, 1, 'halted') == 0 then return 'out' end
   if record then return 'elsewhere' end
   return 'halted', string.match(head['usher-fence'] or '', '^%d+$') or '0', ''
 end

@@ -204,14 +204,14 @@ def _describe_runs(rows: DataFrame, check: str) -> DataFrame:
     others = {
         "overlap": F.format_string("; %s ran until %s", F.col("beside.id"), at(F.col("beside.ended"))),
         "owners_overlap": F.format_string(
-            "; %s ran %s until %s under fence %d",
+            "; %s ran %s until %s under fencing token %d",
             F.col("latest_end.consumer"),
             F.col("latest_end.id"),
             at(F.col("latest_end.ended")),
             F.col("latest_end.fence"),
         ),
         "fence_fell": F.format_string(
-            "; %s started %s at %s under fence %d",
+            "; %s started %s at %s under fencing token %d",
             F.col("latest_start.consumer"),
             F.col("latest_start.id"),
             at(F.col("latest_start.start_us")),
@@ -230,7 +230,7 @@ def _describe_runs(rows: DataFrame, check: str) -> DataFrame:
             at(F.col("highest.start_us")),
         ),
         "effect_twice": F.format_string(
-            "; %s had done it from %s to %s under fence %d, as the run log noted at %s",
+            "; %s had done it from %s to %s under fencing token %d, as the run log noted at %s",
             F.col("first.consumer"),
             at(F.col("first.start_us")),
             at(F.col("first.end_us")),
@@ -238,7 +238,7 @@ def _describe_runs(rows: DataFrame, check: str) -> DataFrame:
             at(F.col("noted") * 1000),
         ),
         "stale_counted": F.format_string(
-            "; it was noted as done at %s, when %s had the ticket: under fence %d it ran %s from %s on",
+            "; it was noted as done at %s, when %s had the ticket: under fencing token %d it ran %s from %s on",
             at(F.col("record_ms") * 1000),
             F.col("owner.consumer"),
             F.col("owner.fence"),
