@@ -488,11 +488,16 @@ class _ServerLog:
         )
 
     critical = functools.partialmethod(_say, logging.CRITICAL)
-    info = debug = functools.partialmethod(_say, logging.DEBUG)
+    info = functools.partialmethod(_say, logging.DEBUG)
+
+    def debug(self, message: str, *args: Any, **more: Any) -> None:
+        """Say nothing: these lines have the path of every request, in which a token may stand by mistake."""
 
     def warning(self, message: str, *args: Any, **more: Any) -> None:
-        malformed = message.startswith("Invalid request")  # a flood of requests is none of the log
-        self._say(logging.DEBUG if malformed else logging.WARNING, message, *args, **more)
+        if message.startswith("Invalid request"):  # it repeats parts of the request; and a flood is none of the log
+            self._say(logging.DEBUG, "a request that is not HTTP was refused")
+        else:
+            self._say(logging.WARNING, message, *args, **more)
 
     def error(self, message: str, *args: Any, **more: Any) -> None:
         refused = message.startswith("Worker (pid") and args[1:] and args[1] in _NEVER_AGAIN
