@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +23,9 @@ def folder(request: pytest.FixtureRequest) -> Iterator[Path]:
         for file, text in getattr(request.module, "FILES", {}).items():
             (made / file).write_text(text)
         yield made
-        left = processes_of(made)
+        until_s = time.monotonic() + 10  # a worker whose arbiter was killed ends within seconds (server.py)
+        while (left := processes_of(made)) and time.monotonic() < until_s:
+            time.sleep(0.1)
         kill_all_of(made)
         assert not left
         assert not list(made.glob("usher-demo-*")) + list(made.glob("usher-rides-*"))
