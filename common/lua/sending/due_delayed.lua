@@ -29,8 +29,10 @@ end
 
 -- The stream was deleted by hand, and perhaps begun anew, or an old one was brought back, or `due` was deleted: the
 -- entries of the stream are not in `due`. The missing ones are its first ones.
-local is_unknown = first and not is_above(first, known) and not redis.call('ZSCORE', KEYS[2], member_of(first))
-if is_above(known, ends_at) or is_unknown then
+local function is_unknown() -- asked only where the first condition leaves it open
+  return first and not is_above(first, known) and not redis.call('ZSCORE', KEYS[2], member_of(first))
+end
+if is_above(known, ends_at) or is_unknown() then
   redis.call('DEL', KEYS[2], KEYS[3])
   known = '0-0'
 end
