@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.chaos.checker.verdict import Verdict, Violation, judge
-from tests.chaos.plans import Plan
+from tests.chaos.plans.plan import Plan
 from tests.chaos.rig.cluster import HANDLER, Cluster, Shape
 
 #: Tries until a fault bites, and what is added to the seed for the next one.
@@ -89,7 +89,10 @@ def run(plan: Plan, seed: int, seconds: float, folder: Path, system: type[Cluste
         terms = {"strict": plan.strict, "must": list(plan.must), "plan": plan.name, "seed": seed, "tokens": plan.tokens}
         history = cluster.finish(terms, plan.drain_s, plan.gently)
         verdict = judge(history)
-        verdict.violations += [Violation(plan.name, text) for text in plan.extra(history, cluster)]
+        verdict.violations += [
+            found if isinstance(found, Violation) else Violation(plan.name, found)
+            for found in plan.extra(history, cluster)
+        ]
     return verdict
 
 

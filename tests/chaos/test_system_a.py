@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.plans import PLANS, Plan
+from tests.chaos.plans import PLANS
+from tests.chaos.plans.plan import Plan
 from tests.chaos.rig.cluster import Shape
 from tests.chaos.rig.producer import Load
 from tests.chaos.runner import run

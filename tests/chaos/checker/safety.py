@@ -255,4 +255,5 @@ def _unseen_starts(history: History, uid: str) -> int:
     seen, that was the last."""
     left_seen = {run.who for run in history.starts_of.get(uid, []) if run.finish is None}
     since = history.arrivals.get(uid, 0)
-    return sum(died > since and who not in left_seen for who, died in history.deaths.items())
+    skipped = sum(record["uid"] == uid for record in history.of("skip"))
+    return skipped + sum(died > since and who not in left_seen for who, died in history.deaths.items())

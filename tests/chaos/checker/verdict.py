@@ -65,6 +65,7 @@ def count(history: History, recoveries: Recoveries) -> dict[str, int]:
     """What happened in the run: the rig's counters, and what the records themselves show."""
     figures = {name: value for record in history.of("counters") for name, value in record.items() if name != "k"}
     executions = history.executions
+    kinds = Counter(record["kind"] for record in history.of("start") if record.get("kind"))
     entries = len({(e.uid, e.mid) for e in executions})
     zombies = len(
         {
@@ -73,23 +74,27 @@ def count(history: History, recoveries: Recoveries) -> dict[str, int]:
             if early.tok is not None and late.tok is not None and late.tok > early.tok
         }
     )
-    return figures | {
-        "messages": len(history.positions),
-        "executions": len(executions),
-        "redelivered": len(executions) - entries,
-        "repeated": sum(len(runs) > 1 for runs in history.starts_of.values()),
-        "zombies": zombies,
-        "fenced": len(history.of("fenced")),
-        "deaths": len({e.who for e in executions} & set(history.deaths)),
-        "commits": len(history.commits),
-        "dlq": len(history.dead),
-        "unknown_sends": sum(record["r"] == "info" for record in history.of("send")),
-        "refused_sends": sum(record["r"] == "fail" for record in history.of("send")),
-        "lost": sum(len(record["uids"]) for record in history.of("lost")),
-        "deleted": sum(len(record["uids"]) for record in history.of("deleted")),
-        "double_sends": len(history.of("stream")) - len(history.positions),
-        "stalls": len(history.of("stall")),
-        "cut_short": sum(e.finish is None and e.end < NEVER for e in executions),
-        "recoveries": len(recoveries.seconds),
-        "tokens": len({(e.ticket, e.tok) for e in executions}),
-    }
+    return (
+        figures
+        | {f"starts_{kind}": count for kind, count in kinds.items()}
+        | {
+            "messages": len(history.positions),
+            "executions": len(executions),
+            "redelivered": len(executions) - entries,
+            "repeated": sum(len(runs) > 1 for runs in history.starts_of.values()),
+            "zombies": zombies,
+            "fenced": len(history.of("fenced")),
+            "deaths": len({e.who for e in executions} & set(history.deaths)),
+            "commits": len(history.commits),
+            "dlq": len(history.dead),
+            "unknown_sends": sum(record["r"] == "info" for record in history.of("send")),
+            "refused_sends": sum(record["r"] == "fail" for record in history.of("send")),
+            "lost": sum(len(record["uids"]) for record in history.of("lost")),
+            "deleted": sum(len(record["uids"]) for record in history.of("deleted")),
+            "double_sends": len(history.of("stream")) - len(history.positions),
+            "stalls": len(history.of("stall")),
+            "cut_short": sum(e.finish is None and e.end < NEVER for e in executions),
+            "recoveries": len(recoveries.seconds),
+            "tokens": len({(e.ticket, e.tok) for e in executions}),
+        }
+    )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 
 import requests
 
 from tests.chaos.injectors.programs import find_leader
+from tests.chaos.injectors.redis_faults import delete_consumer
 from tests.chaos.rig.cluster import Cluster
 from tests.chaos.rig.records import now_ns
 
@@ -37,6 +39,33 @@ def park_and_redrive(cluster: Cluster, seconds: float) -> None:
         _redrive(cluster)
         turn += 1
         time.sleep(0.15)
+    redrive_all(cluster, sent)
+
+
+def delete_consumers(cluster: Cluster, seconds: float) -> None:
+    """XGROUP DELCONSUMER, in turn, of who waits (``master``), of a consumer at work, and of the halted: what it had is
+    pending no more. Nobody may lose it."""
+    rng, began = cluster.rng, time.monotonic()
+    sent: set[str] = set()
+    for turn in itertools.count():
+        if time.monotonic() > began + seconds:
+            break
+        for _ in range(6):
+            cluster.producer.send("HOT", work_ms="10")
+        if turn % 3 == 0:
+            ticket = f"P{rng.randrange(12)}"
+            sent.add(cluster.producer.send(ticket, broken_until_ns=str(now_ns() + int(0.4e9))))
+            cluster.producer.send(ticket)
+        if turn % 4 == 3:
+            delete_consumer(cluster, ("master", "halted", "")[turn // 4 % 3])
+        if turn % 12 == 11:
+            _redrive(cluster)
+        time.sleep(0.1)
+    redrive_all(cluster, sent)
+
+
+def redrive_all(cluster: Cluster, sent: set[str]) -> None:
+    """Until nothing is halted, and all that was ``sent`` to fail for a while has its effect."""
     cluster.counts["broken"] += len(sent)
     until_s = time.monotonic() + _PATIENCE_S
     while time.monotonic() < until_s:

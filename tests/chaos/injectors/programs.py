@@ -32,6 +32,16 @@ def kill_consumer(cluster: Cluster, name: str, forget_lock: bool = False) -> Non
     cluster.fault("kill", t, t, who, "tickets", bound_s=cluster.shape.lease_s + SLACK_S)
 
 
+def kill_program(cluster: Cluster, name: str) -> None:
+    """kill -9 of a consumer's worker and of the process above it: another program is started in its place."""
+    program = cluster.program(name)
+    if program.process is not None and program.worker:
+        who, t = program.who, now_ns()
+        cluster.restarter.kill(program.process.pid)
+        cluster.restarter.kill(program.worker, who)
+        cluster.fault("kill", t, t, who, "tickets", bound_s=cluster.shape.lease_s + SLACK_S)
+
+
 def kill_arbiter(cluster: Cluster, name: str) -> None:
     """kill -9 of the process that looks after the worker; the worker notices and ends by itself."""
     program = cluster.program(name)
@@ -56,6 +66,26 @@ def pause(cluster: Cluster, names: Sequence[str], seconds: float, recover: str =
         for pid, who, t0 in began:
             continue_process(pid)
             cluster.fault("pause", t0, now_ns(), who, recover if seconds > lease_s else "", bound_s=lease_s + SLACK_S)
+
+
+def block_logs(cluster: Cluster, seconds: float) -> None:
+    """Nobody reads what the programs log, for so long; handlers log much meanwhile."""
+    t0, before = now_ns(), cluster.sink.count()
+    pipes = [program.pipe for program in cluster.restarter.programs.values() if program.pipe is not None]
+    for pipe in pipes:
+        pipe.block()
+    try:
+        until_s = time.monotonic() + seconds
+        while time.monotonic() < until_s:
+            for _ in cluster.consumer_names:
+                cluster.producer.send(f"N{cluster.rng.randrange(30)}", log_lines="20")
+            time.sleep(0.2)
+        cluster.counts["full_log_pipes"] += sum(pipe.is_full for pipe in pipes)
+        cluster.counts["effects_while_blocked"] += cluster.sink.count() - before
+    finally:
+        for pipe in pipes:
+            pipe.go_on()
+    cluster.fault("logs_blocked", t0, now_ns())
 
 
 def find_leader(cluster: Cluster, within_s: float = 3.0) -> str:

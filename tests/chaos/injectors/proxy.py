@@ -29,6 +29,7 @@ class Mode:
     delay_s: tuple[float, float] = (0.0, 0.0)
     holds_requests: bool = False
     holds_replies: bool = False
+    loses_requests: bool = False
     resets: bool = False
     drop_reply: float = 0.0
     cut: float = 0.0
@@ -41,6 +42,8 @@ BLACKHOLE = Mode("blackhole", holds_requests=True, holds_replies=True)
 HALF_OPEN = Mode("half_open", holds_replies=True)
 #: Requests arrive when the link is healed, however long ago they were sent.
 LATE = Mode("late", holds_requests=True)
+#: Requests are lost, with their connections.
+LOSE = Mode("lose", loses_requests=True)
 RESET = Mode("reset", resets=True)
 
 
@@ -140,6 +143,9 @@ class Link:
             while chunk := await self._read(source):
                 await self._hold(is_request)
                 mode = self._mode
+                if is_request and mode.loses_requests:
+                    self._counts["lost_requests"] += 1
+                    return
                 if mode.delay_s[1]:
                     self._counts["delayed"] += 1
                     await asyncio.sleep(self._rng.uniform(*mode.delay_s))

@@ -11,19 +11,25 @@ from tests.chaos.rig.facts import GROUP, PREFIX
 from tests.chaos.rig.processes import continue_process, stop_process
 from tests.chaos.rig.producer import STREAM
 from tests.chaos.rig.records import now_ns
+from tests.chaos.rig.wire import mapping
 
 #: Pauses between tries to connect again grow up to this (common/runtime/service.py); part of the bound after Redis was
 #: away.
 _LONGEST_PAUSE_S = 2.0
+#: A lease that is longer than any that was given is noticed within (master/membership/registry.py).
+_LONG_LEASE_NOTICED_S = 15.0
+#: A call on a connection that is dead, and does not say so, ends after so long (common/redis/client.py).
+_CALL_TIMEOUT_S = 5.0
 
 
-def kill_redis(cluster: Cluster, down_s: float) -> None:
-    """kill -9, and start again on the same data after ``down_s``."""
+def kill_redis(cluster: Cluster, down_s: float, silent: bool = False) -> None:
+    """kill -9, and start again on the same data after ``down_s``. ``silent``: a child that rewrites or saves keeps the
+    clients' connections open, so nobody is told that they are dead."""
     t0 = now_ns()
     cluster.redis.kill()
     time.sleep(down_s)
     cluster.redis.start()
-    _note_away(cluster, "kill_redis", t0)
+    _note_away(cluster, "kill_redis", t0, _CALL_TIMEOUT_S if silent else 0.0)
 
 
 def pause_redis(cluster: Cluster, seconds: float) -> None:
@@ -35,6 +41,56 @@ def pause_redis(cluster: Cluster, seconds: float) -> None:
     finally:
         continue_process(cluster.redis.pid)
     _note_away(cluster, "pause_redis", t0)
+
+
+def rewrite_aof(cluster: Cluster, kill_within: bool) -> None:
+    """Rewrite the append-only file, in one of its two forms, and kill the server: in the middle, or when it is done."""
+    ask = cluster.state.call
+    ask("CONFIG", "SET", "rdb-key-save-delay", "25000")  # microseconds for each key: it lasts long enough to be hit
+    ask("CONFIG", "SET", "aof-use-rdb-preamble", cluster.rng.choice(("yes", "no")))
+    ask("BGREWRITEAOF")
+    until_s = time.monotonic() + (cluster.rng.uniform(0.05, 0.25) if kill_within else 3.0)
+    while (runs := _is_rewriting(cluster)) and time.monotonic() < until_s:
+        time.sleep(0.01)
+    if not kill_within and not runs:
+        cluster.counts["aof_rewrites"] += b"aof_last_bgrewrite_status:ok" in ask("INFO", "persistence")
+        time.sleep(cluster.rng.uniform(0.0, 0.3))
+    cluster.counts["killed_in_rewrite"] += runs
+    kill_redis(cluster, cluster.rng.uniform(0.0, 0.3), silent=runs)
+
+
+def _is_rewriting(cluster: Cluster) -> bool:
+    told = cluster.state.call("INFO", "persistence")
+    return b"aof_rewrite_in_progress:1" in told or b"aof_rewrite_scheduled:1" in told
+
+
+def step_clock(cluster: Cluster, seconds: int) -> None:
+    """Set the clock of Redis. Forward all leases end at once; back, they last longer by as much, until somebody
+    notices."""
+    assert cluster.redis.clock is not None
+    t0 = now_ns()
+    cluster.redis.clock.step(seconds)
+    kind = "clock_forward" if seconds > 0 else "clock_back"
+    noticed_s = _LONGEST_PAUSE_S if seconds > 0 else _LONG_LEASE_NOTICED_S
+    bound_s = 2 * cluster.shape.lease_s + SLACK_S + noticed_s
+    cluster.fault(kind, t0, now_ns(), "", "service", bound_s=bound_s)
+
+
+def pause_clients(cluster: Cluster, seconds: float) -> None:
+    """CLIENT PAUSE: writes, or all commands, wait."""
+    t0 = now_ns()
+    cluster.state.call("CLIENT", "PAUSE", str(int(seconds * 1000)), cluster.rng.choice(("WRITE", "ALL")))
+    cluster.state.call("HDEL", "chaos-probe", "none")  # a write that changes nothing
+    cluster.counts["held_calls"] += now_ns() - t0 > 0.8e9 * seconds
+    _note_away(cluster, "client_pause", t0)
+
+
+def kill_clients(cluster: Cluster) -> None:
+    """CLIENT KILL of every connection but ours, in the middle of whatever it does."""
+    t0 = now_ns()
+    for kind in ("normal", "pubsub"):
+        cluster.counts["killed_clients"] += int(cluster.state.call("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes"))
+    _note_away(cluster, "client_kill", t0)
 
 
 def lose_power(cluster: Cluster, tail_s: float) -> int:
@@ -91,6 +147,16 @@ def delete_lease(cluster: Cluster, name: str) -> None:
             cluster.fault("lease_deleted", t0, until, who, "tickets", bound_s=cluster.shape.lease_s + SLACK_S)
 
 
+def delete_consumer(cluster: Cluster, name: str = "") -> None:
+    """XGROUP DELCONSUMER with all that is pending for this name; without one, for the consumer that has most."""
+    kind = name or "owner"
+    if not name:
+        pending = {who: count for who, count in cluster.state.pending_by_name().items() if ":" in who}
+        name = max(pending, key=pending.__getitem__, default="nobody")
+    count = int(cluster.state.call("XGROUP", "DELCONSUMER", cluster.state.stream, GROUP, name))
+    cluster.counts[f"deleted_{kind}"] += count
+
+
 def flush_scripts(cluster: Cluster) -> None:
     cluster.state.call("SCRIPT", "FLUSH")
     cluster.counts["script_flushes"] += 1
@@ -109,6 +175,17 @@ def trim_all(cluster: Cluster) -> None:
     _declare_unfinished(cluster, done, "XTRIM")
 
 
+def cut_by_producer(cluster: Cluster, keep: int) -> None:
+    """A producer's XADD with MAXLEN: all but the newest entries are cut, read or not."""
+    done = _done(cluster)
+    unread, read = cluster.producer.send_cutting("CUT", keep, GROUP)
+    known = cluster.tail.uids | cluster.producer.mids
+    for name, ids in (("unread", unread), ("pending", read)):
+        uids = [known[mid] for mid in ids if mid in known and known[mid] not in done]
+        cluster.history.write("deleted", uids=uids, why=f"MAXLEN, {name}")
+        cluster.counts[f"cut_{name}"] += len(uids)
+
+
 def flush_all(cluster: Cluster) -> None:
     """FLUSHALL: streams, group, leases, everything. Whatever was not finished is lost; what comes later is not."""
     t0, done = now_ns(), _done(cluster)
@@ -120,14 +197,36 @@ def flush_all(cluster: Cluster) -> None:
 def destroy_group(cluster: Cluster) -> None:
     """XGROUP DESTROY: the entries stay, who has what is forgotten."""
     t0 = now_ns()
-    cluster.state.call("XGROUP", "DESTROY", STREAM, GROUP)
+    cluster.state.call("XGROUP", "DESTROY", cluster.state.stream, GROUP)
     cluster.fault(
         "destroy_group", t0, now_ns(), "", "service", bound_s=cluster.shape.lease_s + SLACK_S + _LONGEST_PAUSE_S
     )
 
 
-def _note_away(cluster: Cluster, kind: str, t0: int) -> None:
-    bound_s = cluster.shape.lease_s + SLACK_S + _LONGEST_PAUSE_S
+def destroy_source_groups(cluster: Cluster, most: int) -> None:
+    """XGROUP DESTROY at some sources: how far they were gathered stands elsewhere too."""
+    for source in cluster.rng.sample(cluster.producer.load.streams, most):
+        cluster.counts["destroyed_source_groups"] += int(cluster.state.call("XGROUP", "DESTROY", source, GROUP))
+
+
+def delete_sources(cluster: Cluster, most: int) -> None:
+    """DEL of some sources. What was gathered before is in the work stream, and stays; the rest is lost."""
+    sources = cluster.rng.sample(cluster.producer.load.streams, most)
+    done = _done(cluster)
+    cluster.counts["deleted_sources"] += int(cluster.state.call("DEL", *sources))
+    accepted = set(cluster.producer.all_accepted())
+    kept = {
+        f"{fields[b'usher_from'].split(b' ', 2)[2].decode()}/{fields[b'uid'].decode()}"
+        for fields in (mapping(flat) for _, flat in cluster.state.call("XRANGE", cluster.state.stream, "-", "+"))
+    }
+    for source in sources:  # what came since stays, and so do the others
+        kept |= {f"{source}/{_uid(flat)}" for _, flat in cluster.state.call("XRANGE", source, "-", "+")}
+    lost = {uid for uid in accepted - kept - done if uid.partition("/")[0] in sources}
+    cluster.history.write("deleted", uids=sorted(lost), why="DEL of sources")
+
+
+def _note_away(cluster: Cluster, kind: str, t0: int, more_s: float = 0.0) -> None:
+    bound_s = cluster.shape.lease_s + SLACK_S + _LONGEST_PAUSE_S + more_s
     cluster.fault(kind, t0, now_ns(), "", "service", since=now_ns(), bound_s=bound_s)
 
 

@@ -3,7 +3,7 @@
 ::
 
     edits.py      how a rule is taken out: one piece of a Lua step or of a function is replaced, for one test or one child process
-    catalogue.py  the 15 bugs
+    catalogue.py  the bugs
     stories.py    the cheapest story that each of them spoils
     on_path/      a sitecustomize module: with its folder on PYTHONPATH, a child process runs the mutant that USHERS_MUTANT names
 

@@ -1,4 +1,4 @@
-"""The 15 bugs, put back: each of them must turn something red."""
+"""The bugs, put back: each of them must turn something red."""
 
 from __future__ import annotations
 
@@ -84,6 +84,16 @@ def _reports_acknowledge(dispatcher: Dispatcher) -> None:
     _take_events(dispatcher)
 
 
+def _letters_and_acks_apart(steps: OwnerScripts, letters: Sequence[Letter]) -> list[Buried | Exception]:
+    answers: list[Buried | Exception] = []
+    for letter in letters:
+        try:
+            answers.append(_letter_and_ack_apart(steps, letter))
+        except ReplyUnknown as unknown:
+            answers.append(unknown)
+    return answers
+
+
 def _letter_and_ack_apart(steps: OwnerScripts, letter: Letter) -> Buried:
     keys, link = steps._keys, steps._scripts._link
     fields = (
@@ -125,17 +135,44 @@ BY_IDLE_TIME = mutant(
     ),
 )
 READS_FIRST = mutant("> before recovery", Replace("usher.master.recovery.takeover:_take_in_parked", lambda *_: None))
+FREED_FIRST = mutant(
+    "tickets of the dead are freed before they are taken back",
+    LuaEdit(
+        "free_tickets",
+        "if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[3]) > 0 then return {'PENDING'} end",
+        "",
+    ),
+    CodeEdit(
+        "usher.master.recovery.recoverer:Recoverer.turn",
+        "    page = steps.take_back(incarnation, PAGE)",
+        """    consumer = board.consumers.get(incarnation)
+    if consumer is not None:
+        freed = steps.free_tickets(incarnation, list(consumer.tickets))
+        board.recovered(incarnation, freed.others)
+        return
+    page = steps.take_back(incarnation, PAGE)""",
+    ),
+)
 RETRIES = mutant("retries on", Replace("usher.common.redis.client:Link.call", call_again))
 
 
 @dataclass(frozen=True)
 class Bug:
     """``story``: ``module:function``, the cheapest that it spoils. ``plan``: a chaos scenario that may show it, for the
-    long run."""
+    long run. ``also``: more of both; each story of them must notice it too."""
 
     mutant: Mutant
     story: str
     plan: str = ""
+    also: tuple[str, ...] = ()
+
+    @property
+    def stories(self) -> tuple[str, ...]:
+        return (self.story, *(name for name in self.also if ":" in name))
+
+    @property
+    def plans(self) -> tuple[str, ...]:
+        return tuple(name for name in (self.plan, *self.also) if name and ":" not in name)
 
     @property
     def is_of_the_rig(self) -> bool:
@@ -148,7 +185,23 @@ _LEADER = "tests.integration.test_protocol_rules:"
 _OWNER = "tests.integration.test_protocol_rules_owner:"
 
 BUGS = (
-    Bug(NO_ACK_CHECK, _OWNER + "test_a_zombies_late_acknowledgement_does_not_end_its_successors_delivery", "K3"),
+    Bug(
+        NO_ACK_CHECK,
+        _OWNER + "test_a_zombies_late_acknowledgement_does_not_end_its_successors_delivery",
+        "K3",
+        (
+            _OWNER + "test_an_incarnation_whose_lease_has_ended_acknowledges_nothing_also_before_it_is_recovered",
+            _OWNER + "test_a_living_incarnation_acknowledges_nothing_of_a_ticket_that_another_one_has",
+            "K3d",
+            "K15",
+        ),
+    ),
+    Bug(
+        FREED_FIRST,
+        _OWN + "what_a_dead_consumer_had_comes_before_what_waits_behind_it",
+        "K2",
+        (_OWN + "what_waits_for_room_stays_behind_what_its_dead_owner_had", "K20", "K12a"),
+    ),
     Bug(NO_EPOCH, _LEADER + "test_a_deposed_master_whose_hand_over_comes_late_takes_nothing", "K4"),
     Bug(
         mutant(
@@ -242,7 +295,7 @@ BUGS = (
     Bug(
         mutant(
             "dead letter and XACK apart",
-            Replace("usher.consumer.lifecycle.owner_scripts:OwnerScripts.dead_letter", _letter_and_ack_apart),
+            Replace("usher.consumer.lifecycle.owner_scripts:OwnerScripts.dead_letters", _letters_and_acks_apart),
         ),
         _OWN + "a_dead_letter_and_its_message_are_never_both_there",
         "K5",

@@ -1,4 +1,4 @@
-"""For each of the 15 bugs the cheapest story that it spoils: real masters and consumers without threads, on a real
+"""For each of the bugs the cheapest story that it spoils: real masters and consumers without threads, on a real
 Redis."""
 
 from __future__ import annotations
@@ -199,3 +199,34 @@ def a_dead_letter_and_its_message_are_never_both_there(stage: Stage) -> None:
     stage.finish(m, [b])
     stage.check_done(T, [first, second])
     assert [letter[b"usher-id"] for letter in stage.world.dead()] == [first]
+
+
+def what_a_dead_consumer_had_comes_before_what_waits_behind_it(stage: Stage) -> None:
+    """The window is small: later messages of the ticket are parked when its owner dies."""
+    m, a = stage.leader(window=2), stage.consumer("a")
+    ids = [entry_id for _ in range(4) for entry_id in stage.send(T)]
+    m.settle()
+    a.read()
+    stage.end_lease(a)
+    a.crash()
+    b = stage.consumer("b")
+    stage.finish(m, [b])
+    stage.check_done(T, ids)
+
+
+def what_waits_for_room_stays_behind_what_its_dead_owner_had(stage: Stage) -> None:
+    """The owner has no room for the ticket's next message, others have; then it dies."""
+    m, a = stage.leader(), stage.consumer("a", capacity=1)
+    [first] = stage.send(T)
+    m.settle()
+    b = stage.consumer("b")
+    [second] = stage.send(T)
+    m.settle()
+    assert stage.world.pending() == {a.name: [first], b"master": [second]}
+    stage.end_lease(a)
+    a.crash()
+    m.look()
+    m.turn()
+    b.work()  # while that is recovered
+    stage.finish(m, [b])
+    stage.check_done(T, [first, second])

@@ -15,9 +15,10 @@ from typing import Any
 
 from tests.chaos.checker.history import History
 from tests.chaos.injectors.proxy import Proxies
+from tests.chaos.rig.clock import SteppedClock
 from tests.chaos.rig.facts import GROUP, State, count_logs
 from tests.chaos.rig.handler import HISTORY_VARIABLE, NAME_VARIABLE, SINK_VARIABLE
-from tests.chaos.rig.processes import Program, Restarter, held_by
+from tests.chaos.rig.processes import LogPipe, Program, Restarter, held_by
 from tests.chaos.rig.producer import STREAM, Load, Producer, Tail
 from tests.chaos.rig.records import HistoryWriter, now_ns
 from tests.chaos.rig.redis_server import RedisServer
@@ -49,6 +50,10 @@ class Shape:
         True  # consumers prove by their lock file that a predecessor is dead; else each start has a folder of its own
     )
     environ: Mapping[str, str] = field(default_factory=dict)
+    handlers: tuple[str, ...] = ()  # of the first, second ... consumer, from the first one again; else all have one
+    log_pipes: bool = False  # the log goes through pipes, which somebody may cease to read
+    is_shipped: bool = False  # Redis is the server that people get with Usher, not the oldest
+    has_clock: bool = False  # the clock of Redis can be set
 
 
 class Cluster:
@@ -85,7 +90,8 @@ class Cluster:
     def _start(self) -> None:
         stack = self._stack
         stack.callback(self.history.close)
-        self.redis = stack.enter_context(RedisServer(self.folder, self.shape.fsync))
+        clock = SteppedClock(self.folder) if self.shape.has_clock else None
+        self.redis = stack.enter_context(RedisServer(self.folder, self.shape.fsync, clock, self.shape.is_shipped))
         self.sink = stack.enter_context(Sink(self.folder))
         self.proxies = stack.enter_context(Proxies(random.Random(self._seed + 1)))
         self.producer = Producer(self.redis.port, self.history, self._load, self._seed)
@@ -95,6 +101,7 @@ class Cluster:
         self.state = State(self.redis.port, self._load.sources and self._load.streams)
         stack.callback(self.state.close)
         self.restarter = Restarter(ROOT, self.history)
+        self.sink.on_hello = self.restarter.watch
         stack.callback(self._kill_programs)
         for name in self.master_names:
             self.restarter.add(self._master(name))
@@ -161,7 +168,7 @@ class Cluster:
             "USHER_SWEEP_SECONDS": "0.4",
             "USHER_RECONCILE_SECONDS": "0.5",
         }
-        return Program(name, [*USHER, "master"], environ | self._environ(name), self.folder / f"{name}.log")
+        return self._program(name, "master", environ | self._environ(name))
 
     def _consumer(self, name: str) -> Program:
         port = self.http_ports[name]
@@ -181,7 +188,15 @@ class Cluster:
             "USHER_RETRY_CAP_SECONDS": "0.3",
             "USHER_DRAIN_SECONDS": str(self.shape.drain_s),
         }
-        return Program(name, [*USHER, "consumer"], environ | self._environ(name), self.folder / f"{name}.log")
+        if handlers := self.shape.handlers:
+            own = {"USHER_HANDLER": handlers[self.consumer_names.index(name) % len(handlers)]}
+        else:
+            own = {}
+        return self._program(name, "consumer", environ | self._environ(name) | own)
+
+    def _program(self, name: str, kind: str, environ: Mapping[str, str]) -> Program:
+        log = self.folder / f"{name}.log"
+        return Program(name, [*USHER, kind], environ, log, pipe=LogPipe(log) if self.shape.log_pipes else None)
 
     # ---- a run ---------------------------------------------------------------------------------------------------------------
 
@@ -192,6 +207,11 @@ class Cluster:
 
     def program(self, name: str) -> Program:
         return self.restarter.programs[name]
+
+    def set_handler(self, name: str, handler: str) -> None:
+        """From its next start on the program has another handler."""
+        program = self.program(name)
+        program.environ = {**program.environ, "USHER_HANDLER": handler}
 
     def leader(self) -> str:
         """The name of the master that leads; "" if none does."""

@@ -172,6 +172,9 @@ _ACTIONS = {
     "group_lost": "group_lost",
     "consumer_registered": "incarnations",
     "shards_assigned": "shares_changed",
+    "source_group_created": "source_groups_made",
+    "lease_too_long": "leases_clamped",
+    "leadership_lease_too_long": "leads_clamped",
     "waiting_limit_reached": "parked_limit",
 }
 

@@ -3,18 +3,22 @@ else.
 
 How it behaves is in the message: ``work_ms`` to work, ``fail`` to raise (``before:2``: before the effect, in the first
 two attempts; ``after:1``: after the effect; ``always``), ``broken_until_ns`` to raise until then, ``hang_ms`` to be
-stuck, ``abort`` to end the process in the first so many attempts. Standard library only: the same handler serves Usher
+stuck, ``freeze_ms`` to be stuck and to keep the interpreter, ``abort`` to end the process in the first so many
+attempts, ``lose_ack`` to have the acknowledgement of that attempt lost, ``log_lines`` to log so many. Standard library only: the same handler serves Usher
 and what it is compared with.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import itertools
+import logging
 import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,9 @@ NAME_VARIABLE = "CHAOS_NAME"
 #: A thread that sleeps for 20 ms and wakes so much later was not scheduled.
 _STALL_NS = 100_000_000
 _TICK_S = 0.02
+
+
+log = logging.getLogger("chaos")
 
 
 class Poisoned(Exception):
@@ -45,6 +52,7 @@ class _World:
         self.sink = SinkClient(os.environ[SINK_VARIABLE])
         self.who = f"{os.environ[NAME_VARIABLE]}/{os.getpid()}"
         self.serials = itertools.count(1)
+        self.sink.ask("hello", who=self.who)
         self._ticker = threading.Thread(target=self._tick, name="chaos-tick", daemon=True)
         self._ticker.start()
 
@@ -65,47 +73,73 @@ class _World:
             before = now
 
 
-def handle(message: Any) -> None:
-    """One execution."""
+def unkeyed(uid: str) -> str:
+    """The ticket of a message that has none, in the history."""
+    return f"unkeyed {uid}"
+
+
+def steps(message: Any, kind: str) -> Iterator[float]:
+    """One execution by a handler of some kind. Yields the seconds for which it waits."""
     world = _World.get()
     fields = message.fields
     # System A knows one stream only; of several, the history has the source's own ids, which no step of Usher has made.
-    ticket, uid, tok = getattr(message, "scoped_ticket_id", message.ticket_id), message.uid, message.fence
+    uid, tok = message.uid, message.fence
+    ticket = getattr(message, "scoped_ticket_id", message.ticket_id) or unkeyed(uid)
     mid = getattr(message, "source_id", message.id)
     x = f"{world.who}-{next(world.serials)}"
     world.sink.ask("open", ticket=ticket, tok=tok)  # a refusal is found out at the commit
+    facts = {"uid": uid, "ticket": ticket, "tok": tok, "who": world.who}
     world.history.write(
-        "start", x=x, uid=uid, ticket=ticket, tok=tok, who=world.who, mid=mid, attempt=message.attempt, t=now_ns()
+        "start",
+        x=x,
+        **facts,
+        mid=mid,
+        attempt=message.attempt,
+        kind="frozen" if "freeze_ms" in fields else kind,
+        t=now_ns(),
     )
     if message.attempt <= int(fields.get("abort", 0)):
         os.kill(os.getpid(), signal.SIGKILL)  # as a segmentation fault would, without a core file
-    time.sleep(int(fields.get("hang_ms", 0)) / 1000)
-    when, _, times = fields.get("fail", "").partition(":")
-    if now_ns() < int(fields.get("broken_until_ns", 0)):
-        _end(world, x, False)
-        raise Poisoned("not repaired yet")
-    if when == "always" or (when == "before" and message.attempt <= int(times)):
-        _end(world, x, False)
-        raise Poisoned(f"{when} {times}")
-    time.sleep(float(fields.get("work_ms", 1)) / 1000)
-    answer = world.sink.ask(
-        "commit", uid=uid, ticket=ticket, tok=tok, who=world.who, amount=int(fields.get("amount", 0))
-    )
-    if answer == "fenced":
-        world.history.write("fenced", x=x, uid=uid, ticket=ticket, tok=tok, who=world.who, t=now_ns())
-        _end(world, x, False)
-        # and is acknowledged: an acknowledgement of somebody who is fenced must be refused, or the message is lost
-        return
-    if when == "after" and answer == "ok" and message.attempt <= int(times):
-        _end(world, x, False)
-        raise Poisoned(f"{when} {times}")
-    _end(world, x, True)
+    ok = False
+    try:
+        if "freeze_ms" in fields:
+            ctypes.PyDLL(None).usleep(int(fields["freeze_ms"]) * 1000)  # as C code that does not let go of the lock
+        for _ in range(int(fields.get("log_lines", 0))):
+            log.warning("a line of a handler %s", "." * 500)
+        yield int(fields.get("hang_ms", 0)) / 1000
+        when, _, times = fields.get("fail", "").partition(":")
+        if now_ns() < int(fields.get("broken_until_ns", 0)):
+            raise Poisoned("not repaired yet")
+        if when == "always" or (when == "before" and message.attempt <= int(times)):
+            raise Poisoned(f"{when} {times}")
+        yield float(fields.get("work_ms", 1)) / 1000
+        answer = world.sink.ask("commit", **facts, amount=int(fields.get("amount", 0)))
+        if answer == "fenced":
+            world.history.write("fenced", x=x, **facts, t=now_ns())
+            # and is acknowledged: an acknowledgement of somebody who is fenced must be refused, or the message is lost
+            return
+        if when == "after" and answer == "ok" and message.attempt <= int(times):
+            raise Poisoned(f"{when} {times}")
+        if message.attempt == int(fields.get("lose_ack", 0)):
+            world.sink.ask("lose_ack", who=world.who)
+        ok = True
+    finally:
+        world.history.write("finish", x=x, ok=ok, t=now_ns())
+
+
+def skip(message: Any) -> None:
+    """Note that a batch handler leaves a message alone, since an earlier one of its ticket has failed."""
+    world = _World.get()
+    world.history.write("skip", uid=message.uid, who=world.who)
+
+
+def handle(message: Any) -> None:
+    """One execution."""
+    for seconds in steps(message, "thread"):
+        time.sleep(seconds)
 
 
 async def handle_async(message: Any) -> None:
-    """One execution, for the event loop of a consumer with ``async def`` handlers."""
-    await asyncio.to_thread(handle, message)
-
-
-def _end(world: _World, x: str, ok: bool) -> None:
-    world.history.write("finish", x=x, ok=ok, t=now_ns())
+    """One execution, on the event loop of a consumer with ``async def`` handlers."""
+    for seconds in steps(message, "async"):
+        await asyncio.sleep(seconds)

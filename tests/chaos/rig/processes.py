@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
+import select
 import signal
+import struct
 import subprocess
+import termios
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +39,53 @@ def ending_with_us() -> Callable[[], None]:
     return ask
 
 
+class LogPipe:
+    """A pipe that takes a program's log, and a reader that writes it to the file, unless it is told to stand still.
+    The pipe stays when the program is started again."""
+
+    _SIZE = 4096  # the least that Linux gives: it is full at once
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._read_end, self.write_end = os.pipe()
+        fcntl.fcntl(self.write_end, fcntl.F_SETPIPE_SZ, self._SIZE)
+        self._may_read = threading.Event()
+        self._may_read.set()
+        self._thread = threading.Thread(target=self._copy, name="log-pipe", daemon=True)
+        self._thread.start()
+
+    def block(self) -> None:
+        """From now on nobody reads."""
+        self._may_read.clear()
+
+    def go_on(self) -> None:
+        self._may_read.set()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a writer of a line may have to wait."""
+        held = struct.unpack("i", fcntl.ioctl(self._read_end, termios.FIONREAD, struct.pack("i", 0)))[0]
+        return bool(held > self._SIZE // 2)
+
+    def close(self) -> None:
+        """When all writers are gone: read the rest."""
+        self.go_on()
+        os.close(self.write_end)
+        self._thread.join(5)
+        os.close(self._read_end)
+
+    def _copy(self) -> None:
+        with self._log.open("ab", buffering=0) as log:
+            while True:
+                self._may_read.wait()
+                select.select([self._read_end], [], [])
+                if not self._may_read.is_set():
+                    continue
+                if not (chunk := os.read(self._read_end, self._SIZE)):
+                    return
+                log.write(chunk)
+
+
 @dataclass
 class Program:
     """A program of the system under test. ``worker`` is the process that works: the arbiter's child, or the program
@@ -45,6 +96,7 @@ class Program:
     environ: Mapping[str, str]
     log: Path
     has_arbiter: bool = True
+    pipe: LogPipe | None = None  # takes the log; else the file does
     wanted: bool = False
     process: subprocess.Popen[bytes] | None = None
     started_s: float = 0.0
@@ -88,6 +140,7 @@ class Restarter:
         self._history = history
         self.programs: dict[str, Program] = {}
         self.restarts = 0
+        self._others: dict[int, tuple[str, int]] = {}  # by process id: who, and when it was last seen alive
         self._declared: set[int] = set()  # workers whose death the injector has noted itself
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._look_after, name="restarter", daemon=True)
@@ -99,6 +152,11 @@ class Restarter:
         """It is started at the next look."""
         program.wanted = True
         self.programs[program.name] = program
+
+    def watch(self, who: str) -> None:
+        """Note the death of this process too: it runs handlers, and may be a child of a worker. Any thread may call
+        it."""
+        self._others[int(who.partition("/")[2])] = (who, now_ns())
 
     def kill(self, pid: int, who: str = "") -> None:
         """kill -9; ``who``: the death of a worker is noted before."""
@@ -137,6 +195,11 @@ class Restarter:
                 self._thread.join(5)
         for program in self.programs.values():
             self._note_death(program)
+        self._watch_others()
+        for program in self.programs.values():
+            if program.pipe is not None:
+                program.pipe.close()
+                program.pipe = None
         return all(clean)
 
     def _stop_some(self, names: Sequence[str], grace_s: float) -> bool:
@@ -163,12 +226,14 @@ class Restarter:
                 if program.wanted and (program.process is None or program.process.poll() is not None):
                     self._start(program)
                 self._watch_worker(program)
+            self._watch_others()
 
     def _start(self, program: Program) -> None:
         now_s = time.monotonic()
         if program.starts and now_s - program.started_s < _PAUSE_S:
             return  # it falls at its start: not again and again
-        with program.log.open("ab") as log:
+        with program.log.open("ab") as file:
+            log = program.pipe.write_end if program.pipe is not None else file.fileno()
             program.process = subprocess.Popen(
                 list(program.command),
                 env=dict(program.environ),
@@ -190,6 +255,16 @@ class Restarter:
             if found:
                 program.workers.add(found)
         program.seen_ns = now_ns()
+
+    def _watch_others(self) -> None:
+        for pid, (who, seen_ns) in list(self._others.items()):
+            if _state(pid) not in ("Z", "X"):
+                self._others[pid] = (who, now_ns())
+                continue
+            del self._others[pid]
+            if pid not in self._declared:
+                self._declared.add(pid)
+                self._history.write("die", who=who, t=seen_ns)
 
     def _note_death(self, program: Program) -> None:
         """When it was last seen alive is certain; when it died is not. What it did after that has its own records."""

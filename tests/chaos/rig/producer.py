@@ -13,8 +13,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tests.chaos.checker.history import position
+from tests.chaos.rig.handler import unkeyed
 from tests.chaos.rig.records import HistoryWriter, now_ns
-from tests.chaos.rig.wire import Refused, Unknown, Wire
+from tests.chaos.rig.wire import Refused, Unknown, Wire, mapping
 
 STREAM = "chaos"
 _UID, _TICKET = b"uid", b"ticket_id"
@@ -33,6 +35,7 @@ class Load:
     fail_after: float = 0.0
     poison: float = 0.0
     abort: float = 0.0
+    unkeyed: float = 0.0  # without a ticket id: each is a ticket of its own
     sources: int = 0  # so many ticket streams, which Usher gathers; 0: one
 
     @property
@@ -96,6 +99,28 @@ class Producer:
         self._history.write("send", uid=mid, ticket=ticket, expect=expect, amount=0, r="ok", t0=t0, t1=now_ns())
         return str(mid)
 
+    def send_cutting(self, ticket: str, keep: int, group: str) -> tuple[list[str], list[str]]:
+        """One message with MAXLEN, as tutorials show it. The ids that this cut: those that the group had not been given,
+        and the others."""
+        with self._lock:
+            self.sent += 1
+            uid, call, t0 = f"u{self.sent}", self._wire.call, now_ns()
+            flat = ("ticket_id", ticket, "uid", uid, "amount", str(self.sent))
+            call("MULTI")
+            call("XINFO", "GROUPS", STREAM)
+            call("XRANGE", STREAM, "-", "+")
+            call("XADD", STREAM, "MAXLEN", str(keep), "*", *flat)
+            call("XRANGE", STREAM, "-", "+")
+            groups, before, mid, after = call("EXEC")
+            self.mids[mid.decode()], self.accepted[uid] = uid, now_ns()
+        self._history.write(
+            "send", uid=uid, ticket=ticket, expect="effect", amount=int(uid[1:]), r="ok", t0=t0, t1=now_ns()
+        )
+        facts = next(found for found in map(mapping, groups) if found[b"name"] == group.encode())
+        given, first = position(facts[b"last-delivered-id"].decode()), position(after[0][0].decode())
+        cut = [entry_id.decode() for entry_id, _ in before if position(entry_id.decode()) < first]
+        return [one for one in cut if position(one) > given], [one for one in cut if position(one) <= given]
+
     def _run(self) -> None:
         due_s = time.monotonic()
         while not self._ending.is_set():
@@ -120,6 +145,8 @@ class Producer:
                 expect = "dlq" if value == "always" else expect
                 break
             kind -= part
+        if load.unkeyed and rng.random() < load.unkeyed:
+            ticket = ""
         uid = self.send(ticket, expect, **fields)
         if rng.random() < load.double_sends:
             self._add(uid, ticket, expect, {"amount": uid[1:], **fields})
@@ -128,12 +155,13 @@ class Producer:
         flat = [part for pair in fields.items() for part in pair]
         streams = self.load.streams
         stream = streams[int(uid[1:]) * 7919 % len(streams)]
-        sent_uid, sent_ticket = uid, ticket
-        uid, ticket = self.load.told(stream, uid), self.load.told(stream, ticket)
+        sent_uid, keyed = uid, ("ticket_id", ticket) if ticket else ()
+        uid = self.load.told(stream, uid)
+        ticket = self.load.told(stream, ticket) if ticket else unkeyed(uid)
         t0 = now_ns()
         with self._lock:
             try:
-                mid = self._wire.call("XADD", stream, "*", "ticket_id", sent_ticket, "uid", sent_uid, *flat)
+                mid = self._wire.call("XADD", stream, "*", *keyed, "uid", sent_uid, *flat)
                 self.mids[mid.decode()] = uid
                 answer = "ok"
             except Refused:

@@ -11,20 +11,23 @@ import subprocess
 import time
 from pathlib import Path
 
+from tests.chaos.rig.clock import SteppedClock
 from tests.chaos.rig.processes import ending_with_us
 from tests.chaos.rig.wire import Refused, Unknown, Wire
-from usher.common.redis.embedded import find_redis_server, free_port
+from usher.common.redis.embedded import find_redis_server, free_port, server_of
 
 _READY_S = 20.0
 
 
 class RedisServer:
-    """``with RedisServer(folder, fsync="everysec") as server``; ``server.port``."""
+    """``with RedisServer(folder, fsync="everysec") as server``; ``server.port``. ``clock``: one that can be set."""
 
-    def __init__(self, folder: Path, fsync: str) -> None:
+    def __init__(self, folder: Path, fsync: str, clock: SteppedClock | None = None, is_shipped: bool = False) -> None:
         self._folder = folder / "redis"
         self._copy = folder / "redis-copy"
         self._fsync = fsync
+        self._server = str((server_of() if is_shipped else None) or find_redis_server())
+        self.clock = clock
         self._process: subprocess.Popen[bytes] | None = None
         self.port = free_port()
         self.starts = 0
@@ -48,7 +51,7 @@ class RedisServer:
     def start(self) -> None:
         """Start on the data that are there, and wait until it serves."""
         command = [
-            str(find_redis_server()),
+            self._server,
             "--port",
             str(self.port),
             "--bind",
@@ -70,7 +73,12 @@ class RedisServer:
         ]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=ending_with_us()
+                command,
+                env={**os.environ, **(self.clock.environ if self.clock else {})},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=ending_with_us(),
             )
         self.starts += 1
         wire, deadline_s = Wire(self.port, 1.0), time.monotonic() + _READY_S

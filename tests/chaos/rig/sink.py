@@ -17,6 +17,7 @@ import socket
 import socketserver
 import sqlite3
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,10 @@ class Sink:
 
     def __init__(self, folder: Path) -> None:
         self.address = str(folder / "sink.sock")
+        #: A process that runs handlers has begun.
+        self.on_hello: Callable[[str], None] = lambda who: None
+        #: What happens to the acknowledgement of a handler that asks for its loss.
+        self.on_lose_ack: Callable[[str], None] = lambda who: None
         self._lock = threading.Lock()
         self._database = sqlite3.connect(folder / "sink.db", check_same_thread=False, isolation_level=None)
         self._database.execute("PRAGMA synchronous=OFF")  # the sink itself is not under test
@@ -74,7 +79,10 @@ class Sink:
             return dict(self._database.execute("SELECT ticket, total FROM accounts").fetchall())
 
     def answer(self, asked: dict[str, Any]) -> str:
-        """One transaction."""
+        """One transaction, or a wish of the handler."""
+        if asked["op"] in ("hello", "lose_ack"):
+            (self.on_hello if asked["op"] == "hello" else self.on_lose_ack)(asked["who"])
+            return "ok"
         with self._lock:
             self._database.execute("BEGIN IMMEDIATE")
             try:
