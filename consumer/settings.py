@@ -57,7 +57,7 @@ class ConsumerSettings(CommonSettings):
         ),
     )
     handler_seconds: float = Field(
-        0.0, ge=0, description="Longest a handler may run; its process is ended then. 0: no limit."
+        0.0, ge=0, allow_inf_nan=False, description="Longest a handler may run; its process is ended then. 0: no limit."
     )
     max_attempts: int = Field(
         5, ge=1, le=1000, description="Starts of a handler for one message before it becomes a dead letter."

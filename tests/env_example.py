@@ -41,7 +41,7 @@ def _part(title: str, cls: type[CommonSettings], fields: set[str]) -> str:
 
 
 def _shown(default: Any) -> str:
-    return str(default).lower() if isinstance(default, bool) else str(default)
+    return "" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import difflib
 import errno
 import importlib
 import importlib.metadata
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -156,6 +157,8 @@ def usher() -> None:
 
 def run(argv: Sequence[str] | None = None, group: click.Group | None = None, name: str = "usher") -> int:
     """Run the command line and return its exit code; errors of Usher become one clear message on stderr."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # not UTF-8: else a ticket id would be a traceback
     try:
         outcome = (group or usher).main(
             args=None if argv is None else list(argv), prog_name=name, standalone_mode=False

@@ -6,6 +6,7 @@ Two classes of trouble with Redis must never be mixed up: ``NotNow`` means that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -100,7 +101,8 @@ def readable(raised: BaseException) -> BaseException:
     may not have called ours."""
     if isinstance(raised, RetryLater):
         try:
-            float(raised.after_s)
+            if math.isnan(float(raised.after_s)):
+                raise ValueError("not a number")
         except Exception as problem:
             return TypeError(
                 f"{type(raised).__name__} is a RetryLater whose after_s is not a number of seconds"

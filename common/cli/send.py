@@ -18,7 +18,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.durations import Duration, Moment
 from usher.common.base.errors import NotNow
 from usher.common.base.text import pluralize
-from usher.common.protocol.message import FOR_FIELD
+from usher.common.protocol.message import DUE_FIELD, FOR_FIELD
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.runtime.settings import CommonSettings, load, options
@@ -79,6 +79,7 @@ def send(flags: dict[str, Any], **given: Any) -> None:
     url = resolve_redis_url(settings)
     with contextlib.ExitStack() as stack:
         source = _source(stack, settings, given)
+        _check_time(source)
         check_reachable(url)
         link = Link(url, "usher:send")
         stack.callback(link.close)
@@ -129,6 +130,15 @@ def _check_gathered(settings: CommonSettings, flags: dict[str, Any]) -> None:
         )
 
 
+def _check_time(source: Any) -> None:
+    """Refuse a field that looks as if it said when a message is due, and would not."""
+    names = source.columns if isinstance(source, CsvSource) else source[0].fields if isinstance(source, list) else ()
+    if DUE_FIELD.decode() in names:
+        raise click.UsageError(
+            f"a field {DUE_FIELD.decode()} delays nothing here: say it with --after or --at, or give it another name"
+        )
+
+
 def _due(given: dict[str, Any], link: Link) -> Callable[[], int | None]:
     """Return when messages that are sent now are due: a duration is counted by the clock that decides, which is
     Redis'."""
@@ -173,6 +183,8 @@ def _one_message(ticket: str, pairs: tuple[str, ...], ticket_field: str) -> NewM
             raise click.UsageError(f"{pair!r} is not FIELD=VALUE")
         if name == ticket_field:
             raise click.UsageError(f"{pair!r}: the ticket is given with --ticket")
+        if name in fields:
+            raise click.UsageError(f"{pair!r}: the field {name} is given twice")
         fields[name] = value
     return NewMessage(ticket, fields)
 

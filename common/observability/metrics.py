@@ -31,6 +31,7 @@ DEAD_LETTER_REASONS = (
     "empty_ticket_id",
     "ticket_id_too_long",
     "ticket_id_not_utf8",
+    "unreadable_due_ms",
 )
 _FULL = ("oom", "misconf")
 

@@ -18,7 +18,11 @@ Any number of consumers, each with a name of its own, read the same stream and k
 every record, in the order of the stream, in one process at a time. They take nothing from the masters' group. Two
 processes with one name are fine: one of them goes on, the other notices and reads on from the position of the first.
 
-If the function raises, nothing of the batch is stored and ``run`` raises; it is read again at the next start. Ctrl-C
+If the function raises, nothing of the batch is stored and ``run`` raises; it is read again at the next start, so one
+record that can never be handled stops the consumer for good. ``on_error=give_up`` is the way out: the records of that
+batch are handled one by one, and ``give_up(record, error, sql)`` is called, in a transaction like that of ``handle``,
+for those that fail; it stores them and the reason (nobody else does), and the checkpoint moves over them. It raises,
+perhaps the same error, to stop: an error may be one that passes. Ctrl-C
 and SIGTERM end ``run`` after the batch that is being handled.
 
 A record that was sent twice is left out the second time if no more than ``remember`` records lie between the two;
@@ -47,6 +51,7 @@ import orjson
 from usher.common.base.backoff import backoff_s
 from usher.common.base.callables import unfinished_kind
 from usher.common.base.errors import RedisTrouble, SqlTrouble
+from usher.common.base.json_text import parse_json
 from usher.common.base.log import event
 from usher.common.outbox.database import (
     OutboxMisused,
@@ -103,12 +108,15 @@ class Record(NamedTuple):
         """Return ``data`` decoded. Raises ValueError, which names the record: other programs may add to the stream too,
         in their own form."""
         try:
-            return orjson.loads(self.data)
+            return parse_json(self.data)
         except ValueError as wrong:
             has = f"is no JSON ({wrong})" if "data" in self.fields else f"is not there; it has {', '.join(self.fields)}"
             raise ValueError(f"the record {self.id} is no record of an outbox: its field 'data' {has}") from wrong
 
 
+#: Gets a record on its own whose handling raised an exception, and the connection of the transaction that moves the
+#: checkpoint over it.
+OnError = Callable[["Record", Exception, sa.Connection], object]
 #: Gets the new records (at least one), the state (change it in place), and the connection whose transaction stores
 #: everything.
 Handle = Callable[[Sequence[Record], dict[str, Any], sa.Connection], object]
@@ -125,7 +133,8 @@ class LogConsumer:
 
     ``sql``: URL or SQLAlchemy engine of a database with the outbox' tables. ``batch``: most records per transaction,
     fewer where they are large. ``remember``: how many records back a repeat is recognised (None: all, in a table that
-    only grows). ``reader`` (RoutedLog) replaces the connection to ``redis_url``.
+    only grows). ``reader`` (RoutedLog) replaces the connection to ``redis_url``. ``on_error``: what becomes of a record
+    that cannot be handled; None: ``run`` raises.
     """
 
     def __init__(
@@ -139,6 +148,7 @@ class LogConsumer:
         batch: int = 1000,
         remember: int | None = 100_000,
         reader: Log | None = None,
+        on_error: OnError | None = None,
     ) -> None:
         self._name, self._stream = name, stream
         self._engine = open_engine(sql, "LogConsumer(sql)") if isinstance(sql, str) else sql
@@ -151,6 +161,8 @@ class LogConsumer:
         self._me = {"name": name, "stream": stream}
         self._at: _Checkpoint | None = None
         self._noted = True
+        self._on_error = on_error
+        self._singly = 0  # number of entries that are to be handled one by one: one of them fails
 
     def run(self, handle: Handle, stop: Callable[[], bool] = lambda: False) -> None:
         """Read and handle until ``stop`` returns True (asked at least every second), or Ctrl-C or SIGTERM reaches the
@@ -195,21 +207,54 @@ class LogConsumer:
         at = self._at or self._open()
         if not self._noted:
             self._note(at)
-        entries = self._log.read(self._name, at.last_id, self._batch)
+        entries = self._log.read(self._name, at.last_id, 1 if self._singly else self._batch)
         if not entries:
             has_news = wait_s and self._log.wait(at.last_id, wait_s)
             if not has_news and self._log.noted(self._name) != at.version:
                 self._at = None  # reset meanwhile, or Redis has lost the note: the next step asks SQL
             return 0
         self._at = None  # unknown until the commit has answered
-        with sql_trouble("storing a batch"), self._engine.begin() as sql:
-            moved = self._advance(sql, at, entries[-1].id, len(entries))
-            if moved is None:
-                return 0  # another process of this name was faster
-            self._apply(sql, moved, entries, handle)
+        try:
+            moved = self._stored(at, entries, handle)
+        except (RedisTrouble, SqlTrouble, OutboxMisused):
+            raise
+        except Exception as error:
+            if self._on_error is None:
+                raise
+            if len(entries) > 1:
+                self._singly = len(entries)
+                return 0
+            moved = self._stored(at, entries, self._giving_up(error))
+        if moved is None:
+            return 0  # another process of this name was faster
+        self._singly = max(0, self._singly - 1)
         self._at = moved
         self._note(moved)
         return len(entries)
+
+    def _stored(self, at: _Checkpoint, entries: list[Entry], handle: Handle) -> _Checkpoint | None:
+        with sql_trouble("storing a batch"), self._engine.begin() as sql:
+            moved = self._advance(sql, at, entries[-1].id, len(entries))
+            if moved is not None:
+                self._apply(sql, moved, entries, handle)
+        return moved
+
+    def _giving_up(self, error: Exception) -> Handle:
+        def give_up(records: Sequence[Record], state: dict[str, Any], sql: sa.Connection) -> object:
+            assert self._on_error is not None
+            returned = self._on_error(records[0], error, sql)
+            event(
+                log,
+                "log_record_given_up",
+                level=logging.ERROR,
+                name=self._name,
+                stream=self._stream,
+                id=records[0].id,
+                error=f"{type(error).__name__}: {error}",
+            )
+            return returned
+
+        return give_up
 
     def state(self) -> tuple[bytes, dict[str, Any]]:
         """Return (id of the last entry whose effects are stored, state), as SQL has them now: both of the same
@@ -370,7 +415,7 @@ def _encoded(state: dict[str, Any]) -> str:
 
 
 def _decoded(stored: str | None) -> dict[str, Any]:
-    return {} if stored is None else dict(orjson.loads(stored))
+    return {} if stored is None else dict(parse_json(stored))
 
 
 def _record(entry: Entry) -> Record:

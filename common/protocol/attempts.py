@@ -60,6 +60,15 @@ def encode(attempts: Attempts) -> bytes:
     return b"%d %d %d %d" % attempts
 
 
+def is_readable(value: bytes) -> bool:
+    """Return False for a value that ``decode`` takes for nothing noted: who reads it says so in the log.
+
+    >>> is_readable(b"2 1 1 0"), is_readable(b"3"), is_readable(b"2 1 one 0")
+    (True, True, False)
+    """
+    return _FOUR.fullmatch(value) is not None or _ONE.fullmatch(value) is not None
+
+
 def decode(value: bytes) -> Attempts:
     """Parse a field's value. A plain number, as former versions wrote it, means that many starts, all failed; an
     unreadable value counts as nothing noted: it must not stop its message.

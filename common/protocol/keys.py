@@ -77,8 +77,9 @@ class LogKeys:
 
     @property
     def delayed(self) -> str:
-        """Stream: messages to be added to the stream when they are due (field ``due_ms``). Written by producers;
-        send_delayed removes entries, and so does an operator's drop."""
+        """Stream: messages to be added to the stream when they are due (field ``due_ms``). Written by producers,
+        and by redrive; send_delayed and due_delayed (into a dead letter) remove entries, and so does an operator's
+        drop."""
         return _tagged(self.stream) + ":delayed"
 
     @property

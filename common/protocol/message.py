@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
-
 from usher.common.base.errors import MessageUndecodable
+from usher.common.base.json_text import parse_json
 
 #: Longest ticket id in bytes: every index, inbox and log carries the ids.
 LONGEST_TICKET = 256
@@ -124,5 +123,6 @@ class EntryView:
         return first_value(self._flat or (), BODY_FIELD) or b""
 
     def json(self) -> Any:
-        """Parse the field ``body`` as JSON. Raises ValueError when it is not JSON."""
-        return orjson.loads(self.body)
+        """Parse the field ``body`` as JSON; whole numbers of any size stay whole. Raises ValueError when it is not
+        JSON."""
+        return parse_json(self.body)

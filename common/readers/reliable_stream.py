@@ -12,19 +12,23 @@ idempotent by ``message.uid``.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from usher.common.protocol.attempts import decode
+from usher.common.base.log import event
+from usher.common.protocol.attempts import decode, is_readable
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.message import EntryView
 from usher.common.protocol.stream_id import ZERO, GroupPosition, Span, before, rank
 from usher.common.redis.client import Arg, Link
 from usher.common.redis.replies import Entry, TicketStream, pairs, parse_own, range_command
 from usher.common.redis.scripts import ScriptRunner
+
+log = logging.getLogger(__name__)
 
 #: The names in the group under which entries wait that a reader gave back; for the second one it was not known whether
 #: they are safe. No reader uses these names.
@@ -151,7 +155,10 @@ class ReliableStream:
         found = [
             Entry(*reply[0]) if reply else Entry(entry_id, None) for entry_id, reply in zip(ids, bodies, strict=True)
         ]
-        return [StreamMessage(*entry, _failures(count or b"")) for entry, count in zip(found, charged, strict=True)]
+        return [
+            StreamMessage(*entry, _failures(entry.id, count or b"0"))
+            for entry, count in zip(found, charged, strict=True)
+        ]
 
     def claim_idle(self, count: int, min_idle_ms: int, cursor: bytes = ZERO) -> Claimed:
         """Take over up to ``count`` entries that were idle for at least ``min_idle_ms``: their reader died, or gave
@@ -167,7 +174,7 @@ class ReliableStream:
             StreamMessage(
                 taken[at],
                 taken[at + 1],
-                _failures(taken[at + 3]),
+                _failures(taken[at], taken[at + 3]),
                 taken[at + 2] not in (RETURNED.encode(), self.reader.encode()),
             )
             for at in range(0, len(taken), 4)
@@ -289,9 +296,11 @@ def _confirmed(ids: Sequence[bytes], replies: Sequence[int]) -> list[bytes]:
     return [entry_id for entry_id, reply in zip(ids, replies, strict=True) if reply]
 
 
-def _failures(noted: bytes) -> int:
+def _failures(entry_id: bytes, noted: bytes) -> int:
     """Read the noted number of failures, also as consumers note it that may have had the group before; an unreadable
     note stops no message."""
+    if not is_readable(noted):
+        event(log, "attempts_unreadable", level=logging.ERROR, count=1, first=entry_id)
     return decode(noted).failures
 
 

@@ -15,6 +15,7 @@ in every mode.
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import re
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit, urlunspl
 
 import redis
 from redis.backoff import NoBackoff
-from redis.connection import parse_url
+from redis.connection import URL_QUERY_ARGUMENT_PARSERS, parse_url
 from redis.crc import key_slot
 from redis.retry import Retry
 
@@ -36,6 +37,8 @@ SENTINEL, CLUSTER = "redis+sentinel", "redis+cluster"
 #: lease.
 _ASK_TIMEOUT_S = 1.0
 _SENTINEL_PASSWORD = "sentinel_password"
+#: Options of redis-py that a URL of a fixed address may have, besides those of TLS.
+_IN_A_URL = ("db", "username", "password")
 _OVER_TLS = {"rediss+sentinel": SENTINEL, "rediss+cluster": CLUSTER}
 
 
@@ -92,8 +95,10 @@ def is_fixed(url: str) -> bool:
 
 
 def check(url: str) -> None:
-    """Raise ValueError when a URL with a mode of its own cannot be parsed; sends nothing."""
+    """Raise ValueError for a URL of which a part would not be what it says: a mode of its own that cannot be parsed, or
+    what redis-py takes over, or leaves out, in silence. Sends nothing."""
     parts = urlsplit(url)
+    _check_options(parts)
     if not is_fixed(url):
         _hosts(parts)
         tls = _tls(parts)
@@ -103,6 +108,39 @@ def check(url: str) -> None:
             raise ValueError(f"without TLS it has no option {ignored[0]}: over TLS it begins with rediss")
     if mode(url) == SENTINEL:
         _service(parts)
+
+
+def _check_options(parts: Any) -> None:
+    """Raise ValueError for an option that the program must set itself: in a URL it would win (with decode_responses
+    replies would be text, with retry_on_timeout a command might happen twice). TLS options are checked where they are
+    used."""
+    mine = {SENTINEL: (_SENTINEL_PASSWORD,), CLUSTER: ()}.get(_OVER_TLS.get(parts.scheme, parts.scheme), _IN_A_URL)
+    options = parse_qs(parts.query, keep_blank_values=True)
+    for name, values in options.items():
+        if name not in mine and not name.startswith("ssl_"):
+            if name in _known_options():
+                raise ValueError(f"its option {name} must be left out: Usher sets it itself")
+            if mine is not _IN_A_URL:
+                raise ValueError(f"it has no option {name}")
+        if len(values) > 1:
+            raise ValueError(f"it has the option {name} twice")
+    if mine is not _IN_A_URL:
+        return
+    if parts.fragment:
+        raise ValueError("a # in it, as in a password, must be written as %23")
+    database = "" if parts.scheme == "unix" else unquote(parts.path).strip("/")
+    if database and not (database.isascii() and database.isdecimal()):
+        raise ValueError("its path must be the number of a database, as in redis://host:6379/0")
+    if database and "db" in options:
+        raise ValueError("it has a database in its path and in the option db")
+
+
+@functools.cache
+def _known_options() -> frozenset[str]:
+    """Return the names that redis-py accepts in a URL."""
+    kinds: tuple[Any, ...] = (redis.SSLConnection, redis.UnixDomainSocketConnection, redis.BlockingConnectionPool)
+    named = {name for kind in kinds for base in kind.__mro__ for name in inspect.signature(base.__init__).parameters}
+    return frozenset(named | set(URL_QUERY_ARGUMENT_PARSERS)) - {"self", "args", "kwargs"}
 
 
 def make_connection(url: str, name: str, timeout_s: float) -> Any:

@@ -269,6 +269,8 @@ def load(cls: type[T], environ: Mapping[str, str], flags: Mapping[str, Any] | No
             if close:
                 problems.append(f"{name} is not a setting; did you mean {close[0]}?")
     values.update({field: value for field, value in (flags or {}).items() if value is not None})
+    # pydantic would make the current folder of an empty path.
+    values = {field: value for field, value in values.items() if value != "" or not _is_path(cls, field)}
     try:
         settings = cls.model_validate(values)
     except ValidationError as wrong:
@@ -278,6 +280,10 @@ def load(cls: type[T], environ: Mapping[str, str], flags: Mapping[str, Any] | No
     if problems:
         raise SettingsError(problems)
     return settings
+
+
+def _is_path(cls: type[CommonSettings], field: str) -> bool:
+    return field in cls.model_fields and cls.model_fields[field].annotation in (Path, Path | None)
 
 
 def _describe_setting_error(error: Any) -> str:

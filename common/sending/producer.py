@@ -57,6 +57,8 @@ _LONGEST_UID = 512
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 #: Latest due time: later ones are no time in milliseconds (lua/sending/due_delayed.lua).
 LATEST_MS = 10**15
+#: Times of this century in seconds: as milliseconds they are the first months of 1970, which nobody means.
+_SECONDS = range(10**9, 10**10)
 #: IDMP remembers a limited number of uids per producer id, whatever the time; uids are spread over this many producer
 #: ids by their hash.
 _IDMP_SIZE, _IDMP_PRODUCERS = 10_000, 256
@@ -138,9 +140,10 @@ class Producer:
         """
         context = [_raw(part) for field in context_fields().items() for part in field]
         stream = self._stream if due_ms is None else LogKeys(self._stream).delayed
-        if due_ms is not None and not 0 <= due_ms < LATEST_MS:
+        if due_ms is not None and (not 0 <= due_ms < LATEST_MS or int(due_ms) in _SECONDS):
+            seconds = ", which are seconds" * (0 <= due_ms < LATEST_MS)
             raise ValueError(
-                f"due_ms is a time in milliseconds since the epoch, below {LATEST_MS} (this one is {due_ms})"
+                f"due_ms is a time in milliseconds since the epoch, below {LATEST_MS} (this one is {due_ms}{seconds})"
             )
         prepared = [self._prepared(message, context, due_ms) for message in messages]
         sent: list[Sent] = []

@@ -23,6 +23,8 @@ from typing import Any, cast
 from usher.common.base.errors import MessageUndecodable, StartRefused, UsherError
 from usher.common.protocol.message import LONGEST_TICKET, check_ticket
 
+#: Longest value that Redis takes (proto-max-bulk-len). Python's own limit is 128 KiB.
+_LONGEST_CELL = 512 * 1024 * 1024
 _GZIP_MAGIC = b"\x1f\x8b"
 #: Possible next states, and their likelihood (out of 10). A closed incident can be opened again: hot tickets never end.
 _NEXT_STATES: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
@@ -194,6 +196,7 @@ class CsvSource:
     def _rows(self) -> Any:
         packed = self._raw.peek(2)[:2] == _GZIP_MAGIC
         plain: Any = gzip.GzipFile(fileobj=self._raw) if packed else self._raw
+        csv.field_size_limit(_LONGEST_CELL)  # of the whole process: this one has no other reader
         return csv.reader(io.TextIOWrapper(plain, "utf-8-sig", errors="surrogateescape", newline=""), strict=True)
 
     def _read_header(self, ticket_field: str) -> list[str]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import click
 import orjson
+import psutil
 from rich.console import Console
 from rich.table import Column, Table
 
@@ -126,12 +129,34 @@ def latency(
     )
 
 
+@contextlib.contextmanager
+def _leaving_no_program() -> Iterator[None]:
+    """End what was started, also when a signal ends us: it comes at any line, perhaps before somebody has written down
+    what was just started. A second one does not wait for what ends gently."""
+
+    def end(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+        for program in machine.family(os.getpid())[1:]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                program.kill()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def report(run: Callable[[], dict[str, Any]], count: int, headline: Sequence[str], as_json: bool) -> None:
     document: dict[str, Any] = {"machine": machine.facts(""), "runs": []}
     try:
-        for number in range(1, count + 1):
-            click.echo(f"usher: run {number} of {count}", err=True)
-            document["runs"].append(run())
+        with _leaving_no_program():
+            for number in range(1, count + 1):
+                click.echo(f"usher: run {number} of {count}", err=True)
+                document["runs"].append(run())
     except BenchFailed as failed:
         click.echo(f"usher: {failed}", err=True)
         sys.exit(1)

@@ -67,7 +67,11 @@ class LeaderServices:
         trim_s = settings.trim_seconds
         if settings.sources is not None:  # the work stream is ours: no one else trims it
             trim_s = min(trim_s or _TRIM_WORK_S, _TRIM_WORK_S)
-        self.services.append(DelayedMessages(link("delayed"), keys, self.lead, settings.sources))
+        self.services.append(
+            DelayedMessages(
+                link("delayed"), keys, self.lead, settings.sources, settings.ticket_field, on_rejected=self._ring
+            )
+        )
         if trim_s:
             self.services.append(Trimmer(link("trim"), keys, self.lead, trim_s, settings.archived_only))
 

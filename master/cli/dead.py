@@ -24,7 +24,7 @@ from usher.master.insight.formatting import moment
 from usher.master.operations.action_log import FAILED, OperatorAction, chosen_letters, counted
 from usher.master.operations.dead_letters import AT_ONCE, DeadLetters, LetterResult
 from usher.master.policy.explain.explain import span
-from usher.master.policy.letters import DeadLetter, LetterFilter, Preview
+from usher.master.policy.letters import DeadLetter, LetterFilter, Preview, also_for
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 #: The outcomes of letters that were changed; all others were left as they are.
@@ -181,8 +181,9 @@ def _changes(command: Callable[..., Any]) -> Callable[..., Any]:
     "redrive",
     help=(
         "Turn dead letters into messages again; their attempts begin anew. A halted ticket goes on with the very"
-        " message it waited for, then with its later ones. All other messages go to the end of the stream. Exit code"
-        " 1 when some could not be redriven, 0 when no letter matches."
+        " message it waited for, then with its later ones. All other messages go to the end of the stream, where every"
+        " group of the stream gets them, also one that has handled them. Exit code 1 when some could not be redriven,"
+        " 0 when no letter matches."
     ),
 )
 @_changes
@@ -228,6 +229,9 @@ def _change(
         rows = [(group.count, group.reason, group.error_type, label(group.policy)) for group in preview.groups]
         title = f"{pluralize(preview.count, 'dead letter')} to {what}"
         console().print(table(title, ("letters", "reason", "error", "policy"), rows, numbers=("letters",)))
+    also = also_for(letters.other_groups()) if what == "redrive" and preview.adds else ""
+    if also and not given["as_json"]:
+        click.echo(f"{preview.adds:,} will be new messages: {also}", err=True)
     if preview.count and not given["yes"]:
         if not sys.stdin.isatty():
             raise click.UsageError("stdin is not a terminal: pass --yes")
@@ -300,6 +304,7 @@ def _print_letter_results(what: str, letters: DeadLetters, preview: Preview, don
                 "outcomes": dict(done),
                 "groups": groups,
                 "leader_url": letters.leader_url or None,
+                "other_groups": letters.other_groups() if done["added"] else [],
             }
         )
         return

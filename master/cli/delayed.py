@@ -74,7 +74,11 @@ def list_delayed(flags: dict[str, Any], ticket: str | None, limit: int, as_json:
 
 
 @delayed.command(
-    "drop", help="Throw delayed messages away before they are sent. Exit code 1 when some were already gone."
+    "drop",
+    help=(
+        "Throw delayed messages away before they are sent, for every group of the stream. Exit code 1 when some were"
+        " already gone."
+    ),
 )
 @click.argument("ids", nargs=-1, metavar="[MESSAGE]...")
 @click.option("--all", "everything", is_flag=True, help="All delayed messages, or with --ticket all of that ticket.")
@@ -107,7 +111,7 @@ def drop(
                 raise click.UsageError("--json does not ask: pass --yes too")
             if not sys.stdin.isatty():
                 raise click.UsageError("stdin is not a terminal: pass --yes")
-            if not click.confirm(f"drop {pluralize(len(chosen), 'delayed message')}?"):
+            if not click.confirm(f"drop {pluralize(len(chosen), 'delayed message')}, for every group of the stream?"):
                 sys.exit(1)
         on = "delayed messages" + (f" of {ticket}" if ticket is not None else f" {', '.join(ids[:5])}" if ids else "")
         dropped = _dropped(view, ActionLog(link, keys), OperatorAction(by, DROP_DELAYED, on), chosen)

@@ -89,11 +89,13 @@ class Due(NamedTuple):
 
 class DueLook(NamedTuple):
     """Delayed messages that are due. ``until``: the last id of ``LogKeys.delayed`` that was put in order. ``wait_ms``:
-    until the next is due, if nothing new comes; None: none waits."""
+    until the next is due, if nothing new comes; None: none waits. ``unreadable``: id of those that became dead letters,
+    and why."""
 
     until: bytes
     wait_ms: int | None
     due: list[Due]
+    unreadable: list[tuple[bytes, bytes]]
 
 
 class Rejected(NamedTuple):
@@ -325,11 +327,13 @@ class LeaderScripts:
     def due_delayed(self, most: int) -> DueLook:
         """Put delayed messages in the order of their times. Return up to ``most`` that are due."""
         log = LogKeys(self._keys.stream)
-        script_keys = (log.delayed, log.due, log.due_until, self._keys.leader)
-        _, until, wait_ms, *flat = self._unfenced(
-            self._scripts.run("due_delayed", script_keys, (str(self.epoch), most))
+        script_keys = (log.delayed, log.due, log.due_until, self._keys.leader, self._keys.dead)
+        _, until, wait_ms, told, *flat = self._unfenced(
+            self._scripts.run("due_delayed", script_keys, (str(self.epoch), most, self._parse_arguments[0]))
         )
-        return DueLook(until, None if wait_ms == b"-1" else int(wait_ms), list(map(Due, flat[::2], flat[1::2])))
+        unreadable = list(zip(told[::2], told[1::2], strict=True))
+        due = list(map(Due, flat[::2], flat[1::2]))
+        return DueLook(until, None if wait_ms == b"-1" else int(wait_ms), due, unreadable)
 
     def send_delayed(self, due: Sequence[tuple[Due, str | None]], again_ms: int) -> list[bytes | str]:
         """Add messages to their target streams; None: not one of ours. Return, for each, its new id, b"" if it no

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from usher.common.base.clock import now_s
-from usher.common.protocol.keys import Keys
+from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.stream_id import milliseconds
-from usher.common.redis.client import Link
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.redis.replies import pairs
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.operations.action_log import ActionLog, OperatorAction
 from usher.master.policy.letters import PARK, DeadLetter, LetterFilter, parse_letter, split_letter
@@ -152,6 +153,18 @@ class DeadLetters:
         head, fields = split_letter(found[0][1])
         return parse_letter(letter_id, head), fields
 
+    def other_groups(self) -> list[str]:
+        """Return the other groups of the stream: what a redrive adds to its end is new to each of them too."""
+        try:
+            with self._lock:
+                found = self._link.call("XINFO", "GROUPS", self._keys.stream)
+        except CommandRefused as refused:
+            if "no such key" in str(refused):
+                return []
+            raise
+        names = sorted(bytes(pairs(one)[b"name"]).decode(errors="replace") for one in found)
+        return [name for name in names if name != self._keys.group]
+
     def parked_for(self, tickets: Iterable[bytes]) -> dict[bytes, DeadLetter]:
         """Return the letters that these halted tickets wait for, by ticket, as far as they are among the newest of
         all."""
@@ -185,7 +198,9 @@ class DeadLetters:
     def _run(self, step: str, ids: Sequence[bytes]) -> list[LetterResult]:
         assert len(ids) <= AT_ONCE
         keys = self._keys
-        script_keys = (keys.stream, keys.tickets, keys.dead, keys.attempts, keys.changed, keys.leader)
+        script_keys: list[str] = [keys.stream, keys.tickets, keys.dead, keys.attempts, keys.changed, keys.leader]
+        if step == "redrive":
+            script_keys.append(LogKeys(keys.stream).delayed)
         with self._lock:
             reply: list[Any] = self._scripts.run(step, script_keys, (keys.group, *ids))
         self.leader_url = bytes(reply[0]).decode().partition(" ")[2]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import Fenced
@@ -21,7 +22,7 @@ from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.leader.elector import Lead
-from usher.master.leader.leader_scripts import Due, DueLook, LeaderScripts
+from usher.master.leader.leader_scripts import Due, DueLook, LeaderScripts, Rejected
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,8 @@ _AT_ONCE = 200
 #: without the rights).
 _AGAIN_S = 60.0
 _AGAIN_MS = int(_AGAIN_S * 1000)
+#: The reason of dead letters whose ``due_ms`` is no time.
+UNREADABLE = "unreadable_due_ms"
 #: Longest wait for the next message; and after how long we look although nothing was announced: a stream that was
 #: deleted and came back with lower ids wakes nobody.
 _BLOCK_S, _LOOK_S = 5.0, 60.0
@@ -38,12 +41,20 @@ _BLOCK_S, _LOOK_S = 5.0, 60.0
 
 class DelayedMessages(Service):
     """Service that sends due messages. ``sources``: the gathered streams, of which a message names its own; None: there
-    is one stream."""
+    is one stream. ``on_rejected`` is called with those that became dead letters."""
 
     name = "delayed"
     stalls_after_s = 2 * _AGAIN_S
 
-    def __init__(self, link: Link, keys: Keys, lead: Lead, sources: SourceSelection | None = None) -> None:
+    def __init__(
+        self,
+        link: Link,
+        keys: Keys,
+        lead: Lead,
+        sources: SourceSelection | None = None,
+        ticket_field: str = "ticket_id",
+        on_rejected: Callable[[Sequence[Rejected]], None] = lambda rejected: None,
+    ) -> None:
         super().__init__()
         self._link = link
         self._scripts = ScriptRunner(link)
@@ -51,6 +62,8 @@ class DelayedMessages(Service):
         self._delayed = LogKeys(keys.stream).delayed
         self._lead = lead
         self._sources = sources
+        self._ticket_field = ticket_field
+        self._on_rejected = on_rejected
         # By reason, of which there are few: how many failed since the last log line, and when that was written.
         self._unsent: dict[str, tuple[int, float]] = {}
         self.sent = 0
@@ -59,9 +72,11 @@ class DelayedMessages(Service):
         epoch = self._lead.epoch
         if epoch is None:
             return 1.0
-        steps = LeaderScripts(self._scripts, self._keys, epoch, "")
+        steps = LeaderScripts(self._scripts, self._keys, epoch, self._ticket_field)
         try:
             look = steps.due_delayed(_AT_ONCE)
+            if look.unreadable:
+                self._tell_unreadable(look.unreadable)
             if look.due:
                 self._send(steps, look.due)
             else:
@@ -86,6 +101,12 @@ class DelayedMessages(Service):
         refused = [(one, why) for one, why in told if isinstance(why, str)]
         self.sent += sum(isinstance(new_id, bytes) and new_id != b"" for _, new_id in told)
         self._tell(refused)
+
+    def _tell_unreadable(self, unreadable: Sequence[tuple[bytes, bytes]]) -> None:
+        first, why = unreadable[0]
+        facts: dict[str, Any] = {"count": len(unreadable), "reason": UNREADABLE, "first": first, "why": why}
+        event(log, "messages_rejected", level=logging.ERROR, **facts)
+        self._on_rejected([Rejected(one, b"", UNREADABLE) for one, _ in unreadable])
 
     def _tell(self, refused: Sequence[tuple[Due, str]]) -> None:
         """Log each reason once per retry interval, with the count since the last line: a mistake is made a thousand

@@ -12,6 +12,8 @@ from usher.common.protocol.stream_id import milliseconds
 
 #: Policy of a letter whose ticket waits for it.
 PARK = "park"
+#: Most groups that are named one by one.
+_SHOWN = 5
 #: Name of an error when nothing shows how the last start ended, and no crash was noted (consumer/policy/outcome.py).
 _HUNG = "most likely hung"
 
@@ -172,17 +174,31 @@ class Group:
     count: int
 
 
+def also_for(groups: Sequence[str]) -> str:
+    """Say who else gets what a redrive adds to the end of the stream; "" when there is no other group.
+
+    >>> also_for(["audit", "shipping"])
+    'a new message is one for every group of the stream: audit and shipping handle it too'
+    """
+    shown = [*groups[:_SHOWN], *([f"{len(groups) - _SHOWN:,} more"] if len(groups) > _SHOWN else [])]
+    listed = " and ".join(filter(None, (", ".join(shown[:-1]), *shown[-1:])))
+    verb = "handles" if len(groups) == 1 else "handle"
+    return f"a new message is one for every group of the stream: {listed} {verb} it too" if groups else ""
+
+
 class Preview:
     """Preview of a bulk action: counts letter by letter, so that none need be kept."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str, str]] = Counter()
         self.count = 0
+        self.adds = 0  # that a redrive adds to the end of the stream: no ticket waits for them
 
     def add(self, letters: Iterable[DeadLetter]) -> None:
         for letter in letters:
             self._counts[letter.group] += 1
             self.count += 1
+            self.adds += letter.policy != PARK
 
     @property
     def groups(self) -> list[Group]:

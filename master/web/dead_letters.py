@@ -39,6 +39,8 @@ class LetterPort(Protocol):
 
     def drop(self, ids: list[bytes]) -> list[LetterResult]: ...
 
+    def other_groups(self) -> list[str]: ...
+
 
 #: Writes an action and its outcome into the action log.
 LetterNote = Callable[[OperatorAction, str], None]
@@ -129,7 +131,11 @@ def letter_routes(letters: LetterPort, note: LetterNote | None = None) -> Bluepr
         return answer(_whole(*found))
 
     @api.post("/redrive")
-    @tells("Turn dead letters into messages again.", {200: LetterOutcomes}, body=_Chosen)
+    @tells(
+        "Turn dead letters into messages again; what is added to the stream is new to its other groups too.",
+        {200: LetterOutcomes},
+        body=_Chosen,
+    )
     def redrive() -> Response:
         return _change(letters, "redrive", letters.redrive, note)
 
@@ -169,8 +175,13 @@ def _change(
                 OperatorAction(by_caller(chosen.reason), what, chosen_letters(ids)),
                 counted(outcome.word for outcome in outcomes) + ended,
             )
+    added = any(outcome.word == "added" for outcome in outcomes)
     return answer(
-        {"results": [_letter_result_document(outcome) for outcome in outcomes], "cursor": _decode_optional(cursor)}
+        {
+            "results": [_letter_result_document(outcome) for outcome in outcomes],
+            "cursor": _decode_optional(cursor),
+            "other_groups": letters.other_groups() if added else [],
+        }
     )
 
 

@@ -146,8 +146,11 @@ class LetterOutcome(TypedDict):
 
 
 class LetterOutcomes(TypedDict):
+    """``other_groups``: those of the stream that handle what was added too."""
+
     results: list[LetterOutcome]
     cursor: str | None
+    other_groups: list[str]
 
 
 class Explanation(TypedDict):

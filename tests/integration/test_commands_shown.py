@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +16,7 @@ from rich.text import Text
 
 from tests.integration.factories import World
 from tests.integration.test_capabilities import with_user
+from tests.rules import ROOT
 from usher.cli import run, usher
 from usher.common.cli import doctor
 from usher.common.protocol.keys import Keys
@@ -60,6 +64,26 @@ def test_of_a_letter_its_id_its_ticket_and_its_error_win_where_there_is_no_room_
     assert "gave_up: ValueError: x" in shown(world, "dead", "list", columns=None).output, (
         "or searches it, for words in one piece"
     )
+
+
+def test_an_output_that_is_not_utf8_is_no_traceback(world: World) -> None:
+    """A ticket id that it cannot say ended the command."""
+    letters(world, "Käse-☃".encode())
+    environ = {
+        "PATH": os.environ["PATH"],
+        "USHER_REDIS_URL": world.link.url,
+        "USHER_TICKET_STREAM": world.keys.stream,
+        "USHER_GROUP": world.keys.group,
+        "COLUMNS": "200",
+        "PYTHONIOENCODING": "ascii",
+    }
+    for words in (["dead", "list"], ["dead", "list", "--json"]):
+        done = subprocess.run(
+            [sys.executable, ROOT / "usher" / "__main__.py", *words], env=environ, capture_output=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        assert b"se-" in done.stdout
+        assert done.stderr == b""
 
 
 def test_executions_are_read_at_a_glance(world: World) -> None:

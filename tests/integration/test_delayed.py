@@ -15,7 +15,9 @@ from usher.common.redis.client import CommandRefused
 from usher.common.sending.producer import Outgoing, Producer
 from usher.master.insight.stats import StreamStatsReader
 from usher.master.leader.leader_scripts import Due, LeaderScripts
+from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.delayed_messages import DelayedView, member_of
+from usher.master.policy.letters import LetterFilter
 
 # ---- the scripts ----
 
@@ -43,7 +45,7 @@ def test_messages_are_sent_in_the_order_of_their_times_and_those_of_one_time_in_
 
 def test_the_next_one_is_told_by_the_clock_of_redis(world: World) -> None:
     leader = world.elect()
-    assert leader.due_delayed(10) == (b"0-0", None, [])
+    assert leader.due_delayed(10) == (b"0-0", None, [], [])
     last = delay(world, b"A", now_ms(world) + 5000)
     delay(world, b"B", FUTURE)
     look = leader.due_delayed(10)
@@ -51,18 +53,73 @@ def test_the_next_one_is_told_by_the_clock_of_redis(world: World) -> None:
     assert (look.until > last, look.due) == (True, [])
 
 
-@pytest.mark.parametrize("due", ["", "soon", "-5", "1e300", "nan", "1" * 16, "12.5"])
-def test_what_has_no_time_is_due_at_once(world: World, due: str) -> None:
-    delay(world, b"A", due)
-    send_due(world, world.elect())
-    assert sent(world) == [b"A"]
+def test_a_time_with_a_fraction_is_read(world: World) -> None:
+    """As Python's time.time() * 1000 is."""
+    leader, due_ms = world.elect(), now_ms(world) + 600_000
+    delay(world, b"A", f"{due_ms}.25")
+    delay(world, b"B", f"{due_ms + 1000}.0")
+    assert send_due(world, leader) == []
+    assert world.link.call("ZRANGE", log_keys(world).due, 0, -1, "WITHSCORES")[1::2] == [
+        b"%d" % due_ms,
+        b"%d" % (due_ms + 1000),
+    ]
 
 
-@pytest.mark.parametrize("due", ["", "soon", "0"])
-def test_what_has_no_time_hides_nobody_who_is_late(world: World, due: str) -> None:
+_NO_TIME = [
+    ("soon", "no time"),
+    ("", "no time"),
+    ("-5", "no time"),
+    ("+1795718874582", "no time"),
+    (" 1795718874582", "no time"),
+    ("1795718874582\n", "no time"),
+    ("1.795718874582e+12", "no time"),
+    ("1e300", "no time"),
+    ("nan", "no time"),
+    ("2026-11-27T10:00:00Z", "no time"),
+    ("1_795_718_874_582", "no time"),
+    ("1795718874582000", "no time"),  # microseconds
+    ("1795718874", "seconds"),
+    ("1795718874.5", "seconds"),
+]
+
+
+@pytest.mark.parametrize(("due", "why"), _NO_TIME)
+def test_what_has_no_time_that_can_be_read_is_a_dead_letter_with_the_reason(world: World, due: str, why: str) -> None:
+    """It was sent at once, without a word."""
+    leader = world.elect()
+    delayed_id = delay(world, b"A", due, "text", b"\xff")
+    delay(world, b"B", PAST)
+    look = leader.due_delayed(10)
+    assert [(one, why in told.decode()) for one, told in look.unreadable] == [(delayed_id, True)]
+    assert send_due(world, leader) != []
+    assert (sent(world), left(world)) == ([b"B"], 0)
+    letters = DeadLetters(world.link, world.keys)
+    [letter] = letters.page(LetterFilter(), None, 10).letters
+    assert (letter.reason, letter.ticket, letter.message_id) == ("unreadable_due_ms", b"A", delayed_id)
+    assert why in letter.error and due.strip() in letter.error
+    assert leader.due_delayed(10).unreadable == [], "once"
+    [redriven] = letters.redrive([letter.id])
+    assert redriven.word == "added"
+    send_due(world, leader)
+    assert sent(world) == [b"B", b"A"]
+    fields = world.link.call("XREVRANGE", world.keys.stream, "+", "-", "COUNT", 1)[0][1]
+    assert fields[2:] == [b"ticket_id", b"A", b"text", b"\xff", b"uid", delayed_id]
+
+
+def test_one_without_a_time_is_a_dead_letter_and_a_redrive_sends_it(world: World) -> None:
+    leader = world.elect()
+    world.link.call("XADD", log_keys(world).delayed, "*", "ticket_id", "A")
+    assert len(leader.due_delayed(10).unreadable) == 1
+    letters = DeadLetters(world.link, world.keys)
+    letters.redrive([letter.id for letter in letters.page(LetterFilter(), None, 10).letters])
+    send_due(world, leader)
+    assert (sent(world), left(world)) == ([b"A"], 0)
+
+
+def test_a_time_of_1970_hides_nobody_who_is_late(world: World) -> None:
     leader = world.elect()
     delay(world, b"late", now_ms(world) - 100_000)
-    delay(world, b"A", due)
+    delay(world, b"A", 0)
     leader.due_delayed(10)
     assert StreamStatsReader(world.link, world.keys).read().late_s > 90.0
 
@@ -79,7 +136,7 @@ def test_large_ones_are_put_in_order_and_sent_a_few_at_a_time(world: World) -> N
         delay(world, b"%d" % number, PAST, "body", b"x" * 5_000_000)
     leader = world.elect()
     for known in (2, 4):  # 8 MiB are reached: Redis does nothing else meanwhile
-        assert leader.due_delayed(100)[1:] == (0, [])
+        assert leader.due_delayed(100)[1:] == (0, [], [])
         assert world.link.call("ZCARD", log_keys(world).due) == known
     assert len(leader.due_delayed(100).due) == 2, "8 MiB are reached"
     send_due(world, leader)
@@ -226,7 +283,7 @@ def test_a_producer_sends_for_later_and_a_repeat_is_added_once(world: World) -> 
 
 def test_a_producer_refuses_what_is_no_time(world: World) -> None:
     producer = Producer(world.link, world.keys.stream)
-    for wrong in (-1, 10**15):
+    for wrong in (-1, 10**15, 1_795_718_874):
         with pytest.raises(ValueError, match="milliseconds since the epoch"):
             producer.send("42", {"text": "hello"}, due_ms=wrong)
     with pytest.raises(ValueError, match="give it as due_ms"):

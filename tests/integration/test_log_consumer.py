@@ -7,6 +7,7 @@ note_checkpoint.lua's losing side: a note that is late changes nothing.
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import string
 import threading
@@ -22,6 +23,7 @@ from usher.common.outbox.database import OutboxMisused
 from usher.common.outbox.log_consumer import LogConsumer, LogLost, Record, RoutedLog
 from usher.common.outbox.log_reader import Loss
 from usher.common.protocol.keys import Keys, LogKeys
+from usher.common.protocol.message import EntryView
 from usher.common.protocol.stream_id import ZERO, before
 from usher.common.redis.client import Link
 from usher.common.redis.scripts import ScriptRunner
@@ -78,6 +80,65 @@ def test_a_function_that_fails_leaves_nothing_behind(
     assert outbox.scalar("SELECT count(*) FROM consumer_uids") == 2
     read_all(consumer)
     assert consumer.state()[1]["uids"] == ["a", "b", "c"]
+
+
+def test_a_record_that_cannot_be_handled_is_given_to_on_error_and_the_others_are_handled(
+    outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
+) -> None:
+    """Without it, one record of a stranger's parser stopped the consumer for ever."""
+    send(link, "a", "b", "c", "bad", "d", "e")
+    given: list[tuple[str, str]] = []
+
+    def handle(records: Sequence[Record], state: dict[str, Any], sql: sa.Connection) -> None:
+        add(records, state, sql)  # type: ignore[arg-type]
+        if any(record.uid == "bad" for record in records):
+            raise ValueError("cannot be read")
+
+    def give_up(record: Record, error: Exception, sql: sa.Connection) -> None:
+        sql.execute(
+            sa.text("INSERT INTO staged_log_records (ticket_id, action, object) VALUES (:id, 'bury', 'letter')"),
+            {"id": record.uid},
+        )
+        given.append((record.uid, str(error)))
+
+    consumer = consumers(outbox, batch=4, on_error=give_up)
+    until(lambda: consumer.step(handle) == consumer._singly == 0)
+    assert given == [("bad", "cannot be read")]
+    assert consumer.state()[1]["uids"] == ["a", "b", "c", "d", "e"]
+    assert outbox.rows("SELECT ticket_id FROM staged_log_records") == [("bad",)]
+
+
+def test_on_error_may_stop_and_then_nothing_is_stored(
+    outbox: Outbox, consumers: Callable[..., LogConsumer], link: Link
+) -> None:
+    send(link, "bad")
+
+    def handle(records: Sequence[Record], state: dict[str, Any], sql: sa.Connection) -> None:
+        raise ValueError("cannot be read")
+
+    def stop(record: Record, error: Exception, sql: sa.Connection) -> None:
+        raise error
+
+    consumer = consumers(outbox, on_error=stop)
+    with pytest.raises(ValueError, match="cannot be read"):
+        consumer.step(handle)
+    assert outbox.rows("SELECT records FROM checkpoints") == [(0,)]
+
+
+@pytest.mark.parametrize("number", [2**63, 2**64 - 1, 2**64, 2**70 + 1, -(2**63) - 1, 10**30 + 7])
+def test_whole_numbers_of_any_size_stay_whole(number: int) -> None:
+    """orjson makes floats of those beyond 64 bits, without a word."""
+    data = json.dumps({"id": number, "text": "x"})
+    assert Record("5-1", "5-1", {"data": data}).json() == {"id": number, "text": "x"}
+    told = EntryView(b"5-1", [b"body", data.encode()]).json()["id"]
+    assert (told, type(told)) == (number, int)
+
+
+@pytest.mark.parametrize("text", ["NaN", "[Infinity]", "1e400", '"\\ud800"', "[1] 2", "[" * 2000])
+def test_what_is_no_json_is_refused_beside_long_numbers_too(text: str) -> None:
+    for body in (text, f"[{text},{2**70}]"):
+        with pytest.raises(ValueError, match="."):
+            EntryView(b"5-1", [b"body", body.encode()]).json()
 
 
 def test_what_runs_nothing_of_the_records_does_not_move_over_them(

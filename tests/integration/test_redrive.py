@@ -6,8 +6,10 @@ from __future__ import annotations
 import time
 
 import pytest
+from click.testing import CliRunner
 
 from tests.integration.factories import NASTY_TICKETS, Owner, World, fetch, plan, states
+from usher.cli import usher
 from usher.common.base.errors import Fenced, NotNow, OwnershipLost
 from usher.common.redis.client import CommandRefused
 from usher.common.redis.replies import pairs
@@ -36,6 +38,41 @@ def _halted(world: World) -> tuple[LeaderScripts, Owner, list[bytes], bytes]:
     fence = world.head(T).split()[1]
     assert world.give_up(a, T, "park") is Buried.HALTED
     return leader, a, ids + world.parked(leader, T, b"4-1"), fence
+
+
+# ---- other groups ----
+
+
+def test_a_redrive_says_which_groups_get_the_message_again(world: World, letters: DeadLetters) -> None:
+    """Group `shipping` handled again what `billing` redrove, and nobody had said so."""
+    leader, a = world.elect(), world.join("a")
+    world.owned(leader, a, T, b"1-1")
+    world.give_up(a, T, "skip")
+    assert letters.other_groups() == []
+    for name in ("shipping", "audit"):
+        world.link.call("XGROUP", "CREATE", world.keys.stream, name, "$")
+    assert letters.other_groups() == ["audit", "shipping"]
+    environ = {
+        "USHER_REDIS_URL": world.link.url,
+        "USHER_TICKET_STREAM": world.keys.stream,
+        "USHER_GROUP": world.keys.group,
+    }
+    told = CliRunner().invoke(usher, ["dead", "redrive", "--all", "--yes"], env=environ)
+    assert "1 will be new messages: a new message is one for every group of the stream: audit and shipping" in (
+        told.output + told.stderr
+    )
+    assert len(world.link.call("XREADGROUP", "GROUP", "shipping", "s", "STREAMS", world.keys.stream, ">")[0][1]) == 1
+
+
+def test_a_halted_message_is_redriven_for_its_own_group_alone(world: World, letters: DeadLetters) -> None:
+    _halted(world)
+    world.link.call("XGROUP", "CREATE", world.keys.stream, "shipping", "$")
+    preview = Preview()
+    for page in letters.all(LetterFilter(), letters.last_id()):
+        preview.add(page)
+    assert (preview.count, preview.adds) == (1, 0)
+    assert letters.redrive(world.letter_ids())[0].word == "resumed"
+    assert world.link.call("XREADGROUP", "GROUP", "shipping", "s", "STREAMS", world.keys.stream, ">") is None
 
 
 # ---- park ----

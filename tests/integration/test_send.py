@@ -44,6 +44,20 @@ def test_one_message(redis_url: str, link: Link) -> None:
     assert done.stdout == b"1 sent to ticket_stream as %b\n" % stream_id, "of one message there is no rate"
 
 
+def test_a_field_twice_and_a_time_that_delays_nothing_are_refused(redis_url: str, link: Link, tmp_path: Path) -> None:
+    """The last one won, or the message was sent at once."""
+    rows = tmp_path / "in.csv"
+    rows.write_text("number,due_ms\nI1,4000000000000\n")
+    for words, told in (
+        (("--ticket", "42", "a=1", "a=2"), b"the field a is given twice"),
+        (("--ticket", "42", "due_ms=4000000000000"), b"delays nothing here"),
+        (("--csv", str(rows), "--key", "number"), b"delays nothing here"),
+    ):
+        done = usher_send(redis_url, *words)
+        assert (done.returncode, told in done.stderr) == (2, True), done.stderr
+    assert entries(link) == []
+
+
 def test_a_simulated_workload_arrives_whole_and_in_order(redis_url: str, link: Link) -> None:
     done = usher_send(redis_url, "--simulate", "1234", "--tickets", "50", "--seed", "5", "--json")
     assert done.returncode == 0, done.stderr

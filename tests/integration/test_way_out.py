@@ -4,6 +4,7 @@ TLS library says."""
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -123,6 +124,43 @@ def test_an_option_that_there_is_not_is_an_error_at_once_that_names_it(url: str)
     """It was a traceback, or with Sentinel one in every turn of every thread."""
     with pytest.raises(ValueError, match="it has no option ssl_ca_cert"):
         Link(url, "test")
+
+
+_OURS = "must be left out: Usher sets it itself"
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("redis://127.0.0.1:1/0?decode_responses=True", f"its option decode_responses {_OURS}"),
+        ("redis://127.0.0.1:1/0?protocol=3", f"its option protocol {_OURS}"),
+        ("redis://127.0.0.1:1/0?socket_timeout=1", f"its option socket_timeout {_OURS}"),
+        ("redis://127.0.0.1:1/0?retry_on_timeout=yes", f"its option retry_on_timeout {_OURS}"),
+        ("redis://127.0.0.1:1/0?retry_on_error=TimeoutError", f"its option retry_on_error {_OURS}"),
+        ("redis://127.0.0.1:1/0?client_name=x", f"its option client_name {_OURS}"),
+        ("unix:///tmp/redis.sock?encoding=latin-1", f"its option encoding {_OURS}"),
+        ("rediss://127.0.0.1:1/0?health_check_interval=5", f"its option health_check_interval {_OURS}"),
+        ("redis+sentinel://127.0.0.1:1/shop?decode_responses=1", f"its option decode_responses {_OURS}"),
+        ("rediss+cluster://127.0.0.1:1?decode_responses=1", f"its option decode_responses {_OURS}"),
+        ("redis+sentinel://127.0.0.1:1/shop?sentinel_pasword=x", "it has no option sentinel_pasword"),
+        ("redis://127.0.0.1:1/shop", "its path must be the number of a database"),
+        ("redis://127.0.0.1:1/1/2", "its path must be the number of a database"),
+        ("redis://127.0.0.1:1/1?db=2", "in its path and in the option db"),
+        ("redis://127.0.0.1:1?db=1&db=2", "it has the option db twice"),
+        ("redis://:1#2@redis.example.com/0", "a # in it, as in a password, must be written as %23"),
+    ],
+)
+def test_what_would_not_be_what_the_url_says_is_an_error_that_names_it(url: str, told: str) -> None:
+    """Replies were text, commands were sent twice, or another database or server was used, all in silence."""
+    with pytest.raises(ValueError, match=re.escape(told)):
+        Link(url, "test")
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://127.0.0.1:1/", "redis://h?db=3", "unix:///tmp/s?db=2&password=x", "redis://h/7"]
+)
+def test_what_a_url_may_have_is_taken(url: str) -> None:
+    Link(url, "test").close()
 
 
 @pytest.mark.parametrize("url", ["redis+sentinel://127.0.0.1:1/shop", "redis+cluster://127.0.0.1:1"])

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from tests.env_example import text
 from usher.common.base.errors import SettingsError
 from usher.common.runtime.settings import CommonSettings, environment, is_loopback, load, name_of, options
 from usher.consumer.settings import ConsumerSettings
@@ -48,6 +49,28 @@ def test_one_error_lists_every_bad_value() -> None:
         assert f"{name}:" in told
     assert "USHER_TIKET_STREAM is not a setting; did you mean USHER_TICKET_STREAM?" in told
     assert len(refused.value.problems) == 5
+
+
+def test_an_empty_path_is_none_as_its_description_says() -> None:
+    """It was the current folder."""
+    settings = load(MasterSettings, {"USHER_TLS_CERT": "", "USHER_TOKENS_FILE": "", "USHER_STATE_DIR": ""})
+    assert (settings.tls_cert, settings.tokens_file) == (None, None)
+    assert settings.state_dir == MasterSettings.model_fields["state_dir"].default
+
+
+def test_the_example_of_an_environment_can_be_used_as_it_stands() -> None:
+    """It said None, which is the name of a file."""
+    lines = [line[1:] for line in text().splitlines() if re.match("#USHER_[A-Z_]+=", line)]
+    shown = dict(line.split("=", 1) for line in lines)
+    assert len(shown) > 30 and "None" not in shown.values()
+    names = {name_of(field) for field in MasterSettings.model_fields}
+    settings = load(MasterSettings, {name: shown[name] for name in shown if name in names})
+    assert settings.model_dump() == load(MasterSettings, {}).model_dump()
+
+
+def test_a_handler_may_not_run_for_ever() -> None:
+    with pytest.raises(SettingsError, match="USHER_HANDLER_SECONDS"):
+        load(ConsumerSettings, {"USHER_HANDLER": "a:b", "USHER_CONSUMER_NAME": "c", "USHER_HANDLER_SECONDS": "inf"})
 
 
 @pytest.mark.parametrize("given", ["halt", "park"])

@@ -92,6 +92,11 @@ class TestCsv:
         (message,) = read(csv_file(tmp_path, b"number,t\nI1,\xff\xfe\n"))
         assert b"\xff\xfe" in message.xadd("s", "ticket_id")
 
+    def test_a_large_cell_is_a_message(self, tmp_path: Path) -> None:
+        """Above 128 KiB it was no CSV."""
+        (message,) = read(csv_file(tmp_path, "number,text\nI1," + "x" * 1_000_000 + "\n"))
+        assert len(message.fields["text"]) == 1_000_000
+
     def test_a_line_break_in_quotes_keeps_the_line_numbers_right(self, tmp_path: Path) -> None:
         path = csv_file(tmp_path, 'number,t\nI1,"two\nlines"\n,x\n')
         with pytest.raises(WorkloadUnusable, match=r"in\.csv:4: column 'number' is empty"):

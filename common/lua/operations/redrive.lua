@@ -1,9 +1,10 @@
 -- redrive: dead letters become messages again, each exactly once: its letter goes in the same step.
--- KEYS: 1 stream, 2 tickets, 3 dead, 4 attempts, 5 changed, 6 leader
+-- KEYS: 1 stream, 2 tickets, 3 dead, 4 attempts, 5 changed, 6 leader, 7 delayed
 -- ARGV: 1 group, then ids of letters
 -- Returns: {what the leader key holds, or "", then for each letter: {"RESUMED"}: the ticket waited for it; it goes on
 --          with this very message, at its place in the stream, and then with its later ones; {"ADDED", new id}: it is a
---          new message at the end of the stream, with its uid as it was; {"GONE"}: there is no such letter (any more);
+--          new message at the end of the stream, with its uid as it was (one whose due_ms was no time: among the delayed
+--          messages, due now); {"GONE"}: there is no such letter (any more);
 --          {"CUT"}: fields of it are missing, and the stream has the entry no more; {"HELD"}: its ticket has an owner,
 --          try again later}. GONE, CUT and HELD change nothing.
 -- Why Lua: the entry leaves `halted`, its ticket's record and the letter change together, for any caller and under
@@ -34,6 +35,18 @@ local function give_uid(fields, uid)
   fields[#fields + 1] = uid
 end
 
+-- A delayed message whose time could not be read never was in a stream: it is sent by the way that it came, now.
+local function set_due(fields, now)
+  for at = 1, #fields, 2 do
+    if fields[at] == 'due_ms' then
+      fields[at + 1] = now
+      return
+    end
+  end
+  fields[#fields + 1] = 'due_ms'
+  fields[#fields + 1] = now
+end
+
 -- The message at the end of the stream. Without a uid of its own it gets its former id as uid: sinks know it by that. A
 -- gathered message has the id under which sinks know it in its first field, and a number in its id, which gather counts
 -- by.
@@ -41,14 +54,18 @@ local function add_again(head, fields)
   local id = string.match(head['usher-id'] or '', '^%d+%-%d+$')
   if id and (head['usher-fields-cut'] or head['usher-values-cut']) then fields = body_of(stream, id) end
   if not id or not fields or #fields == 0 or #fields > 7000 then return {'CUT'} end
-  local id_now = '*'
+  local to, id_now = stream, '*'
   if fields[1] == 'usher_from' then
     local ms, number = end_of(stream)
     id_now = numbered(ms, number + 1)
   else
     give_uid(fields, id)
   end
-  return {'ADDED', redis.call('XADD', stream, id_now, unpack(fields))}
+  if head['usher-reason'] == 'unreadable_due_ms' then
+    to = KEYS[7]
+    set_due(fields, now_ms())
+  end
+  return {'ADDED', redis.call('XADD', to, id_now, unpack(fields))}
 end
 
 -- The ticket may move again: first what of it is under `master` already and was held by the former owner. A hash write

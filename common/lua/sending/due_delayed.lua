@@ -1,12 +1,13 @@
 -- due_delayed: put delayed messages in the order of their times, and name those that are due. It sends nothing.
--- KEYS: 1 delayed, 2 due, 3 due_until, 4 leader
--- ARGV: 1 epoch, 2 most entries
+-- KEYS: 1 delayed, 2 due, 3 due_until, 4 leader, 5 dead
+-- ARGV: 1 epoch, 2 most entries, 3 ticket field
 -- Returns: {"FENCED"} or {"OK", the last id of `delayed` that is in `due`, ms until the next one is due ("0" also when
---          there is more to put in order; "-1": none waits), then of each that is due, the earliest first: its member
---          of `due`, and its field `stream` or ""}. Fewer than asked for when these are large, and none while there is
---          more to put in order: it may be due earlier.
--- Why Lua: entry and place in `due` are of one moment, and so is the time: Redis' clock, under any leader. A lost reply
---          costs nothing.
+--          there is more to put in order; "-1": none waits), {id, why, ... of those whose due_ms is no time: they are
+--          dead letters now}, then of each that is due, the earliest first: its member of `due`, and its field `stream`
+--          or ""}. Fewer than asked for when these are large, and none while there is more to put in order: it may be
+--          due earlier.
+-- Why Lua: entry and place in `due`, or its letter, are of one moment, and so is the time: Redis' clock, under any
+--          leader. A lost reply costs nothing but a log line.
 -- Memory: refused when full
 --- @include leads
 --- @include util
@@ -50,12 +51,26 @@ local function size_of(fields)
   return bytes
 end
 
--- A value that is no time (up to 15 digits of ms, until the year 33658) is due now: the message was sent, so it must
--- not be lost, nor wait for ever; nor come before late ones, because the reply tells when the first is due.
+-- Return the time at which a message is due: up to 15 digits of ms (until the year 33658), and perhaps a fraction, as
+-- of Python's time.time() * 1000. For any other value return false, and why it is none: nobody knows when it is due, so
+-- it is neither sent now nor kept for ever. 10 digits are this century in seconds, and in ms the first months of 1970.
 local now = now_ms()
 local function due_ms(fields)
-  local due = value_of(fields, 'due_ms')
-  return string.match(due, '^%d+$') and #due <= 15 and due or now
+  local value = value_of(fields, 'due_ms')
+  local ms = string.match(value, '^(%d+)%.?%d*$')
+  if ms and #ms <= 15 and #ms ~= 10 then return ms end
+  local why = ms and #ms == 10 and 'which is a time in seconds' or 'which is no time'
+  return false, 'due_ms is "' .. string.sub(value, 1, 64) .. '", ' .. why .. ': give milliseconds since the epoch'
+end
+
+redis.call('XLEN', KEYS[5]) -- what is no stream fails here, before anything has changed
+local unreadable = {}
+local function reject(id, fields, why)
+  local ticket = string.sub(value_of(fields, ARGV[3]), 1, 256)
+  bury(KEYS[5], id, ticket, 'unreadable_due_ms', why, '0', 'master', now, now, fields)
+  redis.call('XDEL', KEYS[1], id)
+  unreadable[#unreadable + 1] = id
+  unreadable[#unreadable + 1] = why
 end
 
 -- One by one, and not all of them: Redis does nothing else meanwhile, and a page of large entries would be copied as a
@@ -64,7 +79,12 @@ local sorted, bytes = 0, 0
 while known ~= ends_at and sorted < PAGE and bytes < ENOUGH do
   local entry = redis.call('XRANGE', KEYS[1], '(' .. known, '+', 'COUNT', 1)[1]
   if entry then
-    redis.call('ZADD', KEYS[2], due_ms(entry[2]), member_of(entry[1]))
+    local due, why = due_ms(entry[2])
+    if due then
+      redis.call('ZADD', KEYS[2], due, member_of(entry[1]))
+    else
+      reject(entry[1], entry[2], why)
+    end
     sorted, bytes = sorted + 1, bytes + size_of(entry[2])
   end
   -- Up to the end also if the last entries were deleted: else the stream's end would be reported again and again.
@@ -72,9 +92,9 @@ while known ~= ends_at and sorted < PAGE and bytes < ENOUGH do
 end
 if redis.call('GET', KEYS[3]) ~= known and ends_at ~= '0-0' then redis.call('SET', KEYS[3], known) end
 
-if known ~= ends_at then return {'OK', known, '0'} end
+if known ~= ends_at then return {'OK', known, '0', unreadable} end
 
-local reply = {'OK', known, '-1'}
+local reply = {'OK', known, '-1', unreadable}
 bytes = 0
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, most)) do
   local entry = redis.call('XRANGE', KEYS[1], member, member)[1]

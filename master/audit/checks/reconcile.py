@@ -19,6 +19,7 @@ import orjson
 
 from usher.common.base.errors import StartRefused
 from usher.common.base.extras import how_to_install
+from usher.common.base.json_text import parse_json
 from usher.common.outbox.sql_files import queries
 from usher.common.protocol.stream_id import rank
 from usher.master.audit.archive.commits import DataSet, spark_place
@@ -88,8 +89,8 @@ def read_states(url: str, stream: str, key: str) -> list[ConsumerState]:
     found = []
     for name, its_stream, last_id, version, stored in rows:
         try:
-            state = stored if isinstance(stored, dict) else orjson.loads(stored or "{}")
-        except orjson.JSONDecodeError as unreadable:
+            state = stored if isinstance(stored, dict) else parse_json(stored or "{}")
+        except ValueError as unreadable:
             raise StartRefused(
                 f"--states-url: the state of {name} in consumer_states is not JSON: {unreadable}"
             ) from unreadable
@@ -198,7 +199,10 @@ def apply(url: str, key: str, state: ConsumerState, wanted: Decimal) -> bool:
     """Write a total. False: the consumer has moved on meanwhile, and nothing was written. Raises StartRefused."""
     import sqlalchemy as sa
 
-    new = orjson.dumps({**state.state, key: to_json_number(wanted)}).decode()
+    try:
+        new = orjson.dumps({**state.state, key: to_json_number(wanted)}).decode()
+    except TypeError as wrong:  # a whole number of more than 64 bits
+        raise StartRefused(f"--apply: the state of {state.name} cannot be written: {wrong}") from wrong
     with _connected(url, "--states-url") as sql:
         moved = sql.execute(
             sa.text(

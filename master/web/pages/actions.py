@@ -18,6 +18,7 @@ from usher.master.insight.formatting import visible
 from usher.master.operations.action_log import FAILED, OperatorAction, chosen_letters, counted
 from usher.master.operations.bulk_letters import DROP, REDRIVE, BulkJob
 from usher.master.operations.dead_letters import AT_ONCE, LetterResult
+from usher.master.policy.letters import also_for
 from usher.master.web.api import by_caller
 from usher.master.web.operations import change_rule, drained
 from usher.master.web.pages.letter_filter import asked_filter, in_words
@@ -92,7 +93,8 @@ def _add_letters(actions: Blueprint, port: PagePort, go: Go) -> None:
         finally:
             told = counted(one.word for one in outcomes) + ended
             port.operations.note(OperatorAction(by_caller(_why()), what, chosen_letters(ids)), told)
-        return go(back, f"{'Redrive' if what == REDRIVE else 'Drop'}: {told}")
+        also = also_for(port.letters.other_groups()) if any(one.word == "added" for one in outcomes) else ""
+        return go(back, f"{'Redrive' if what == REDRIVE else 'Drop'}: {told}" + (f"; {also}" if also else ""))
 
     @actions.post("/dead-letters/redrive")
     @needs(Role.OPERATOR)

@@ -17,7 +17,7 @@ from usher.master.insight.live_overview import CONSUMERS, OVERVIEW
 from usher.master.insight.status import ticket_row
 from usher.master.insight.ticket_states import ParkedRows
 from usher.master.operations.dead_letters import LetterPage
-from usher.master.policy.letters import Preview
+from usher.master.policy.letters import Preview, also_for
 from usher.master.policy.rules import Target
 from usher.master.web.api import read_ticket_id
 from usher.master.web.pages.letter_filter import AGES, asked_filter
@@ -239,6 +239,7 @@ def _add_letters(views: Blueprint, port: PagePort) -> None:
             "ages": AGES,
             "jobs": port.bulk.jobs[:5],
             "here": request.full_path.rstrip("?"),
+            "also": also_for(port.letters.other_groups()),
         }
         following = page_cursor and "/dead-letters?" + urlencode(
             {**{k: v for k, v in asked.items() if v}, "before": page_cursor.decode()}
@@ -256,7 +257,8 @@ def _add_letters(views: Blueprint, port: PagePort) -> None:
             )
         told = found[0].whole(found[1])
         fields = told["message_fields"] if g.role.may(Role.OPERATOR) else []
-        return render_page("letters/letter.html", "letters", letter=told, fields=fields)
+        also = also_for(port.letters.other_groups())
+        return render_page("letters/letter.html", "letters", letter=told, fields=fields, also=also)
 
     @views.get("/dead-letters/jobs/<job_id>")
     def job(job_id: str) -> str:
@@ -267,7 +269,7 @@ def _add_letters(views: Blueprint, port: PagePort) -> None:
                 "unknown_job",
                 "this master does not know that bulk action; another one may run it, or this one has restarted since",
             )
-        return render_page("letters/job.html", "letters", job=found)
+        return render_page("letters/job.html", "letters", job=found, also=also_for(port.letters.other_groups()))
 
 
 # -- the system
