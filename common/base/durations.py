@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import re
 from typing import Any
 
@@ -21,6 +22,17 @@ def duration_s(text: str) -> float:
     if found is None:
         raise click.BadParameter(f"{text!r} is no duration; write e.g. 90m, 24h or 7d")
     return float(found[1]) * _UNITS_S[found[2]]
+
+
+class Number(click.FloatRange):
+    """A number in a range. Every range of click's contains ``nan``, and one without an end ``inf``: a rule with such a
+    rate cannot be read again, and an unreadable rule pauses everything."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return number
 
 
 class Duration(click.ParamType):

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from usher.common.base.clock import now_s
-from usher.common.base.durations import Duration, Moment
+from usher.common.base.durations import Duration, Moment, Number
 from usher.common.base.errors import NotNow
 from usher.common.base.text import pluralize
 from usher.common.protocol.message import DUE_FIELD, FOR_FIELD
@@ -44,13 +44,13 @@ from usher.common.sending.workload import CsvSource, NewMessage, WorkloadUnusabl
 @click.option("--ticket", metavar="ID", help="Send one message of this ticket, with the fields given as FIELD=VALUE.")
 @click.option(
     "--rate",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     metavar="N",
     help="Messages per second. Default: as fast as Redis takes them.",
 )
 @click.option(
     "--dedup",
-    type=click.FloatRange(min=1, max=86_400),
+    type=Number(min=1, max=86_400),
     metavar="SECONDS",
     help="Send a message only if its field uid was not sent in the last SECONDS. Lost answers are asked for again.",
 )

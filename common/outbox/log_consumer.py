@@ -19,11 +19,11 @@ every record, in the order of the stream, in one process at a time. They take no
 processes with one name are fine: one of them goes on, the other notices and reads on from the position of the first.
 
 If the function raises, nothing of the batch is stored and ``run`` raises; it is read again at the next start, so one
-record that can never be handled stops the consumer for good. ``on_error=give_up`` is the way out: the records of that
-batch are handled one by one, and ``give_up(record, error, sql)`` is called, in a transaction like that of ``handle``,
-for those that fail; it stores them and the reason (nobody else does), and the checkpoint moves over them. It raises,
-perhaps the same error, to stop: an error may be one that passes. Ctrl-C
-and SIGTERM end ``run`` after the batch that is being handled.
+record that can never be handled stops the consumer for good. ``run(handle, on_error=give_up)`` is the way out: the
+records of that batch are handled one by one, and ``give_up(record, error, sql)`` is called, in a transaction like that
+of ``handle``, for those that fail; it stores them and the reason (nobody else does), and the checkpoint moves over
+them. It raises, perhaps the same error, to stop: an error may be one that passes. Ctrl-C and SIGTERM end ``run`` after
+the batch that is being handled.
 
 A record that was sent twice is left out the second time if no more than ``remember`` records lie between the two;
 after more than that it would have its effect a second time. The streamer sends a batch again before any later row of
@@ -133,8 +133,7 @@ class LogConsumer:
 
     ``sql``: URL or SQLAlchemy engine of a database with the outbox' tables. ``batch``: most records per transaction,
     fewer where they are large. ``remember``: how many records back a repeat is recognised (None: all, in a table that
-    only grows). ``reader`` (RoutedLog) replaces the connection to ``redis_url``. ``on_error``: what becomes of a record
-    that cannot be handled; None: ``run`` raises.
+    only grows). ``reader`` (RoutedLog) replaces the connection to ``redis_url``.
     """
 
     def __init__(
@@ -148,7 +147,6 @@ class LogConsumer:
         batch: int = 1000,
         remember: int | None = 100_000,
         reader: Log | None = None,
-        on_error: OnError | None = None,
     ) -> None:
         self._name, self._stream = name, stream
         self._engine = open_engine(sql, "LogConsumer(sql)") if isinstance(sql, str) else sql
@@ -161,10 +159,9 @@ class LogConsumer:
         self._me = {"name": name, "stream": stream}
         self._at: _Checkpoint | None = None
         self._noted = True
-        self._on_error = on_error
         self._singly = 0  # number of entries that are to be handled one by one: one of them fails
 
-    def run(self, handle: Handle, stop: Callable[[], bool] = lambda: False) -> None:
+    def run(self, handle: Handle, stop: Callable[[], bool] = lambda: False, on_error: OnError | None = None) -> None:
         """Read and handle until ``stop`` returns True (asked at least every second), or Ctrl-C or SIGTERM reaches the
         main thread: the batch that is being handled is stored first; the next signal does not wait for it, and nothing
         of it is stored.
@@ -179,7 +176,7 @@ class LogConsumer:
         with UntilSignal() as until:
             while not (until.came or stop()):
                 try:
-                    self.step(handle, _WAIT_S)
+                    self.step(handle, _WAIT_S, on_error)
                     if failures:
                         event(log, "log_consumer_recovered", name=self._name, failures=failures)
                     failures = 0
@@ -197,7 +194,7 @@ class LogConsumer:
                         )
                     time.sleep(min(1.0, backoff_s(failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S, rng)))
 
-    def step(self, handle: Handle, wait_s: float = 0.0) -> int:
+    def step(self, handle: Handle, wait_s: float = 0.0, on_error: OnError | None = None) -> int:
         """Handle one batch, waiting up to ``wait_s`` seconds for one; return how many entries the checkpoint moved
         over.
 
@@ -219,12 +216,12 @@ class LogConsumer:
         except (RedisTrouble, SqlTrouble, OutboxMisused):
             raise
         except Exception as error:
-            if self._on_error is None:
+            if on_error is None:
                 raise
             if len(entries) > 1:
                 self._singly = len(entries)
                 return 0
-            moved = self._stored(at, entries, self._giving_up(error))
+            moved = self._stored(at, entries, self._giving_up(on_error, error))
         if moved is None:
             return 0  # another process of this name was faster
         self._singly = max(0, self._singly - 1)
@@ -239,10 +236,9 @@ class LogConsumer:
                 self._apply(sql, moved, entries, handle)
         return moved
 
-    def _giving_up(self, error: Exception) -> Handle:
+    def _giving_up(self, on_error: OnError, error: Exception) -> Handle:
         def give_up(records: Sequence[Record], state: dict[str, Any], sql: sa.Connection) -> object:
-            assert self._on_error is not None
-            returned = self._on_error(records[0], error, sql)
+            returned = on_error(records[0], error, sql)
             event(
                 log,
                 "log_record_given_up",

@@ -20,6 +20,8 @@ BODY_FIELD = b"body"
 #: Fields of a delayed message: when it is due, in ms since the epoch; and, where several streams are gathered, the
 #: stream that it is for.
 DUE_FIELD, FOR_FIELD = b"due_ms", b"stream"
+#: The reason of dead letters of delayed messages without a readable time (lua/sending/due_delayed.lua).
+UNREADABLE_DUE = "unreadable_due_ms"
 
 
 def check_ticket(ticket: bytes | None) -> bytes:

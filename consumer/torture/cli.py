@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
+from usher.common.base.durations import Number
 from usher.common.base.errors import StartRefused
 from usher.common.runtime.stop_request import StopAsked, StopRequest
 from usher.consumer.torture.child import HandlerSpec
@@ -65,7 +66,7 @@ Exit code 0: safe. 1: not safe. 2: nothing can be said, and why.
 )
 @click.option(
     "--handler-seconds",
-    type=click.FloatRange(min=1),
+    type=Number(min=1),
     default=30.0,
     show_default=True,
     help="Longest that one call may take.",

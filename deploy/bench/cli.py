@@ -15,6 +15,7 @@ import psutil
 from rich.console import Console
 from rich.table import Column, Table
 
+from usher.common.base.durations import Number
 from usher.deploy.bench import latency as measure_latency
 from usher.deploy.bench import machine
 from usher.deploy.bench import throughput as measures
@@ -110,8 +111,8 @@ def throughput(
         " time to bare consumers (XREADGROUP BLOCK, no order) of the same Redis."
     )
 )
-@click.option("--rate", type=click.FloatRange(min=1), default=1000.0, show_default=True, help="Messages per second.")
-@click.option("--seconds", type=click.FloatRange(min=1), default=10.0, show_default=True, help="Length of a run.")
+@click.option("--rate", type=Number(min=1), default=1000.0, show_default=True, help="Messages per second.")
+@click.option("--seconds", type=Number(min=1), default=10.0, show_default=True, help="Length of a run.")
 @TICKETS
 @PAYLOAD
 @CONSUMERS

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
+from usher.common.base.durations import Number
 from usher.common.base.errors import StartRefused, UsherError
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link
@@ -83,7 +84,7 @@ class Input:
 @click.option("--seed", type=int, default=1, show_default=True, help="The same seed gives the same workload.")
 @click.option(
     "--work-ms",
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     default=1.0,
     show_default=True,
     help="Milliseconds that the handler works on a message.",

@@ -23,6 +23,7 @@ from usher.common.base.errors import RedisTrouble, StartRefused
 from usher.common.base.extras import how_to_install
 from usher.common.base.log import redacted
 from usher.common.protocol.keys import Keys
+from usher.common.protocol.message import UNREADABLE_DUE
 from usher.common.protocol.sources import is_work_stream
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.endpoints import near
@@ -208,7 +209,7 @@ class AuditRun:
                         "stream",
                         F.col("id").alias("letter"),
                         *(F.col("fields")[name].alias(to) for to, name in names.items()),
-                    )
+                    ).filter(~F.col("reason").eqNullSafe(UNREADABLE_DUE))  # its id is one of the delayed messages
                 )
         return None if not frames else frames[0] if len(frames) == 1 else _union(frames)
 

@@ -3,7 +3,6 @@ on, without a deploy."""
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import Any
 
 import click
 
+from usher.common.base.durations import Number
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.runtime.settings import CommonSettings, options
 from usher.master.cli.options import OperatorContext, caller, operator_context, print_rule_set_change, why_option
@@ -22,17 +22,6 @@ from usher.master.policy.rules import Rule, RuleAction, Target, rule_id
 _WHY = why_option(" and for explanations of what the tickets wait for")
 _WHY_LIFTED = why_option()
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-
-
-class _Rate(click.FloatRange):
-    """A rate per second. Every range of click's contains ``nan``; a rule with it cannot be read again, and an
-    unreadable rule pauses everything."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        rate = float(super().convert(value, param, ctx))
-        if math.isnan(rate):
-            self.fail(f"{value!r} is not a number", param, ctx)
-        return rate
 
 
 def _targets(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -172,7 +161,7 @@ def pause(flags: dict[str, Any], why: str, as_json: bool, **chosen: Any) -> None
 @_targets
 @click.option(
     "--rate",
-    type=_Rate(min=0.001, max=1_000_000),
+    type=Number(min=0.001, max=1_000_000),
     required=True,
     metavar="N",
     help="Messages per second, of each ticket.",

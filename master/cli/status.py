@@ -12,6 +12,7 @@ import click
 from rich.console import Group, RenderableType
 from rich.live import Live
 
+from usher.common.base.durations import Number
 from usher.common.redis.locate import find_local_instance
 from usher.common.runtime.settings import CommonSettings, options
 from usher.master.cli.shared import configured, console, consumers_table, print_json, table, tickets_table
@@ -36,7 +37,7 @@ Exit code 1 when a consumer of the `usher up` of this machine is not alive; with
 )
 @click.option(
     "--every",
-    type=click.FloatRange(min=0.1),
+    type=Number(min=0.1),
     default=1.0,
     show_default=True,
     metavar="SECONDS",

@@ -163,7 +163,8 @@ class DeadLetters:
                 return []
             raise
         names = sorted(bytes(pairs(one)[b"name"]).decode(errors="replace") for one in found)
-        return [name for name in names if name != self._keys.group]
+        # Without the own group nothing is redriven; the error about it comes later.
+        return [name for name in names if name != self._keys.group] if self._keys.group in names else []
 
     def parked_for(self, tickets: Iterable[bytes]) -> dict[bytes, DeadLetter]:
         """Return the letters that these halted tickets wait for, by ticket, as far as they are among the newest of

@@ -16,6 +16,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import Fenced
 from usher.common.base.log import event
 from usher.common.protocol.keys import Keys, LogKeys
+from usher.common.protocol.message import UNREADABLE_DUE
 from usher.common.protocol.sources import SourceSelection
 from usher.common.protocol.stream_id import from_rank, rank
 from usher.common.redis.client import CommandRefused, Link
@@ -32,8 +33,6 @@ _AT_ONCE = 200
 #: without the rights).
 _AGAIN_S = 60.0
 _AGAIN_MS = int(_AGAIN_S * 1000)
-#: The reason of dead letters whose ``due_ms`` is no time.
-UNREADABLE = "unreadable_due_ms"
 #: Longest wait for the next message; and after how long we look although nothing was announced: a stream that was
 #: deleted and came back with lower ids wakes nobody.
 _BLOCK_S, _LOOK_S = 5.0, 60.0
@@ -104,9 +103,9 @@ class DelayedMessages(Service):
 
     def _tell_unreadable(self, unreadable: Sequence[tuple[bytes, bytes]]) -> None:
         first, why = unreadable[0]
-        facts: dict[str, Any] = {"count": len(unreadable), "reason": UNREADABLE, "first": first, "why": why}
+        facts: dict[str, Any] = {"count": len(unreadable), "reason": UNREADABLE_DUE, "first": first, "why": why}
         event(log, "messages_rejected", level=logging.ERROR, **facts)
-        self._on_rejected([Rejected(one, b"", UNREADABLE) for one, _ in unreadable])
+        self._on_rejected([Rejected(one, b"", UNREADABLE_DUE) for one, _ in unreadable])
 
     def _tell(self, refused: Sequence[tuple[Due, str]]) -> None:
         """Log each reason once per retry interval, with the count since the last line: a mistake is made a thousand

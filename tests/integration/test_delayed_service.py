@@ -72,7 +72,7 @@ def test_more_than_a_page_of_them_are_all_put_in_order_before_the_first_is_sent(
     for number in range(1200):
         delay(world, b"%d" % number, 5000 - number)
     leader = world.elect()
-    assert leader.due_delayed(5)[1:] == (0, []), "there is more to put in order"
+    assert leader.due_delayed(5)[1:] == (0, [], []), "there is more to put in order"
     with _running(any_redis_url, world, _led(leader)):
         _until(lambda: left(world) == 0)
     assert sent(world) == [b"%d" % number for number in reversed(range(1200))]

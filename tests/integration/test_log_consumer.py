@@ -101,8 +101,8 @@ def test_a_record_that_cannot_be_handled_is_given_to_on_error_and_the_others_are
         )
         given.append((record.uid, str(error)))
 
-    consumer = consumers(outbox, batch=4, on_error=give_up)
-    until(lambda: consumer.step(handle) == consumer._singly == 0)
+    consumer = consumers(outbox, batch=4)
+    until(lambda: consumer.step(handle, on_error=give_up) == consumer._singly == 0)
     assert given == [("bad", "cannot be read")]
     assert consumer.state()[1]["uids"] == ["a", "b", "c", "d", "e"]
     assert outbox.rows("SELECT ticket_id FROM staged_log_records") == [("bad",)]
@@ -119,9 +119,9 @@ def test_on_error_may_stop_and_then_nothing_is_stored(
     def stop(record: Record, error: Exception, sql: sa.Connection) -> None:
         raise error
 
-    consumer = consumers(outbox, on_error=stop)
+    consumer = consumers(outbox)
     with pytest.raises(ValueError, match="cannot be read"):
-        consumer.step(handle)
+        consumer.step(handle, on_error=stop)
     assert outbox.rows("SELECT records FROM checkpoints") == [(0,)]
 
 

@@ -69,6 +69,7 @@ end
 local function place_of(stream, group, tickets_key, head)
   -- An entry that was added to the dead letters by hand is no message of a ticket, and must not stop the others.
   if not head['usher-ticket'] or not string.match(head['usher-id'] or '', '^%d+%-%d+$') then return 'out' end
+  if head['usher-reason'] == 'unreadable_due_ms' then return 'out' end -- its id is one of the delayed messages
   local record = redis.call('HGET', tickets_key, head['usher-ticket'])
   local owner, fence, ids
   if record then owner, fence, ids = read_record(record) end

@@ -55,15 +55,14 @@ local function add_again(head, fields)
   if id and (head['usher-fields-cut'] or head['usher-values-cut']) then fields = body_of(stream, id) end
   if not id or not fields or #fields == 0 or #fields > 7000 then return {'CUT'} end
   local to, id_now = stream, '*'
-  if fields[1] == 'usher_from' then
+  if head['usher-reason'] == 'unreadable_due_ms' then
+    to = KEYS[7]
+    set_due(fields, now_ms())
+  elseif fields[1] == 'usher_from' then
     local ms, number = end_of(stream)
     id_now = numbered(ms, number + 1)
   else
     give_uid(fields, id)
-  end
-  if head['usher-reason'] == 'unreadable_due_ms' then
-    to = KEYS[7]
-    set_due(fields, now_ms())
   end
   return {'ADDED', redis.call('XADD', to, id_now, unpack(fields))}
 end
