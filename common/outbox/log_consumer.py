@@ -85,7 +85,8 @@ _TOLD_EVERY_S = 60.0
 
 
 class Record(NamedTuple):
-    """An entry of the log. ``uid`` is that of its writer (a hash of it where it is longer than 256 characters), else
+    """An entry of the log. ``uid`` is that of its writer (a hash of it where it is longer than 256 characters, not
+    UTF-8, or has a NUL), else
     the stream id; in a work stream it begins with the source. Missing fields are ""."""
 
     id: str
@@ -423,7 +424,12 @@ def _record(entry: Entry) -> Record:
         # uid.
         source_id, _, rest = origin.partition(b" ")
         given = rest.partition(b" ")[2] + b"/" + (given or source_id)
-    uid = given.decode("utf-8", "backslashreplace").replace("\0", "\\0") if given else entry.id.decode()
-    if len(uid) > LONGEST_UID:  # of a direct producer; an index of PostgreSQL takes 2,700 bytes
-        uid = "sha256:" + hashlib.sha256(uid.encode()).hexdigest()
+    given = given or entry.id
+    try:
+        uid = given.decode()
+    except UnicodeDecodeError:
+        uid = ""
+    # Of a direct producer, which may use any bytes. SQL takes no NUL, and an index of PostgreSQL 2,700 bytes.
+    if not uid or "\0" in uid or len(uid) > LONGEST_UID:
+        uid = "sha256:" + hashlib.sha256(given).hexdigest()
     return Record(entry.id.decode(), uid, as_mapping(fields))
