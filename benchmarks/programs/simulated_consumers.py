@@ -109,9 +109,11 @@ class _Member:
         keys, wire = self._place.keys, await _Wire.open(self._place.redis_url)
         words = (
             self._place.renew,
-            2,
+            4,
             keys.lease(self._incarnation),
             keys.stream,
+            keys.unproven(self._incarnation),
+            keys.changed,
             keys.group,
             self._incarnation,
             self._lease_ms,
@@ -135,8 +137,9 @@ async def _main(redis_url: str, stream: str, group: str, master_url: str, count:
     keys, loop, held, asked = Keys(stream, group), asyncio.get_running_loop(), list[bytes](), set[int]()
     link = Link(redis_url, "bench:crowd")
     scripts = ScriptRunner(link)
-    scripts.run("renew", (keys.lease("nobody:0"), stream), (group, "nobody:0", 1, "-"))
-    place = _Place(redis_url, keys, scripts.prepared("renew")[1])
+    nobody = "nobody:0"
+    scripts.run("renew", (keys.lease(nobody), stream, keys.unproven(nobody), keys.changed), (group, nobody, 1, "-"))
+    place = _Place(redis_url, keys, scripts.prepared("renew", stream)[1])
     link.close()
     master = _connected(master_url)
     living = []

@@ -196,7 +196,7 @@ def _tried(link: Link, keys: Keys, user: str | None, refusal: object) -> Rights:
         ("HGET", absent, "f"),
         ("HDEL", absent, "f"),
         ("EXISTS", absent),
-        ("EVAL", "return 1", 0),
+        ("EVAL", "return 1", 1, absent),
     ]
     missing = _missing(commands, link.pipeline(commands))
     why = f"ACL DRYRUN and MULTI are refused ({refusal})"

@@ -155,7 +155,7 @@ class Keys:
     @property
     def changed(self) -> str:
         """Stream, capped: tickets whose record another process than the leader changed, changes of the rules, new
-        consumers. It wakes the leader. Written by dead_letter, redrive, drop, change_rules, register."""
+        consumers. It wakes the leader. Written by dead_letter, redrive, drop, change_rules, register, renew."""
         return self.prefix + "changed"
 
     @property
@@ -200,6 +200,11 @@ class Keys:
     def lease(self, incarnation: str) -> str:
         """String with PX: ``live``, ``draining`` or ``revoked``. Written by register, extended by renew."""
         return f"{self.prefix}lease:{incarnation}"
+
+    def unproven(self, incarnation: str) -> str:
+        """String with PX, beside a new lease: its holder has not shown yet that it reaches Redis. Written by register,
+        deleted by the first renew; it lasts as long as a lease that nobody renews."""
+        return self.lease(incarnation) + ":unproven"
 
     def noted(self, incarnation: str) -> str:
         """Hash with PX: notes on a dead incarnation while it is being recovered. The field "" says that its journal was

@@ -69,7 +69,7 @@ def _is_understood(reply: Any) -> bool | None:
 
 
 def _is_done(reply: Any) -> bool | None:
-    """Judge a reply to a command without a key, which must simply succeed."""
+    """Judge a reply to a command that must simply succeed."""
     if isinstance(reply, CommandRefused):
         return None if _words(reply).startswith("NOPERM") else False
     return None if isinstance(reply, Exception) else True
@@ -124,7 +124,7 @@ def _used(key: str) -> list[_CapabilityProbe]:
         ),
         _CapabilityProbe(
             "script_flags",
-            ("EVAL", _SCRIPT_WITH_FLAGS, 0),
+            ("EVAL", _SCRIPT_WITH_FLAGS, 1, key),  # serverless services refuse scripts without a key
             _is_done,
             "scripts that free memory run when memory is full",
             "those scripts begin with a write that needs no memory, which has the same effect",

@@ -77,7 +77,7 @@ class ScriptRunner:
 
         Sending the text after NOSCRIPT is no repetition: Redis did not run anything.
         """
-        text, digest = self.prepared(name)
+        text, digest = self.prepared(name, keys[0])
         try:
             return self._link.call("EVALSHA", digest, len(keys), *keys, *args, meanwhile=meanwhile)
         except ScriptMissing:
@@ -107,7 +107,7 @@ class ScriptRunner:
         except RedisTrouble as trouble:
             not_sent = NotNow("CONNECT", f"not sent, because an earlier command failed: {trouble}")
             return [trouble, *[not_sent] * (len(each) - 1)]
-        digest = self.prepared(name)[1]
+        digest = self.prepared(name, each[0][0][0])[1]
         try:
             return [
                 first,
@@ -116,19 +116,21 @@ class ScriptRunner:
         except RedisTrouble as trouble:  # the first run has happened, and the caller must hear of it
             return [first, *[trouble] * (len(each) - 1)]
 
-    def prepared(self, name: str) -> tuple[str, str]:
-        """Return the text of step ``name`` as this server understands it, and the digest by which Redis knows it."""
+    def prepared(self, name: str, key: str | bytes) -> tuple[str, str]:
+        """Return the text of step ``name`` as this server understands it, and the digest by which Redis knows it.
+        ``key``: any that the step works on."""
         prepared = self._prepared.get(name)
         if prepared is None:
-            text = with_memory_flag(source(name)) if self._server_reads_flags() else source(name)
+            text = with_memory_flag(source(name)) if self._server_reads_flags(key) else source(name)
             prepared = self._prepared[name] = (text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
         return prepared
 
-    def _server_reads_flags(self) -> bool:
-        """Return True if the server understands ``#!lua`` (Redis >= 7); 6.2 answers that it is not Lua."""
+    def _server_reads_flags(self, key: str | bytes) -> bool:
+        """Return True if the server understands ``#!lua`` (Redis >= 7); 6.2 answers that it is not Lua. Serverless
+        services run no script without a key."""
         if self._reads_flags is None:
             try:
-                self._link.call("EVAL", "#!lua flags=no-writes\nreturn 1", 0)
+                self._link.call("EVAL", "#!lua flags=no-writes\nreturn 1", 1, key)
                 self._reads_flags = True
             except CommandRefused:
                 self._reads_flags = False

@@ -73,7 +73,7 @@ class OwnerScripts:
 
     def renew(self, lease_ms: int, start: bytes = b"-") -> Renewal:
         """Extend the lease, and touch up to a thousand pending entries of this incarnation, from ``start`` on."""
-        keys = (self._lease, self._keys.stream)
+        keys = (self._lease, self._keys.stream, self._keys.unproven(self._incarnation), self._keys.changed)
         state, touched, following = self._scripts.run(
             "renew", keys, (self._keys.group, self._incarnation, lease_ms, start)
         )

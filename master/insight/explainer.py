@@ -266,7 +266,7 @@ def _leader(held: Any) -> LeaderFacts | None:
 
 
 def _crowd(members: dict[str, RegisteredConsumer], rules: Rulebook, pending: dict[bytes, int]) -> ConsumerTotals:
-    counts = {"live": 0, "paused": 0, "draining": 0, "revoked": 0}
+    counts = {"live": 0, "starting": 0, "paused": 0, "draining": 0, "revoked": 0}
     room = 0
     for incarnation, member in members.items():
         state = state_of(member, rules)

@@ -109,6 +109,7 @@ class Membership:
                 keys.changed,
                 keys.counters,
                 keys.inbox(before),
+                keys.unproven(new.incarnation),
             ),
             (asked.name, stored, new.dump(), self.lease_ms, "1" if proven_dead else "0", generation),
         )

@@ -27,12 +27,13 @@ _ALL_EVERY_S = 5.0
 #: How often leases that last too long are looked for.
 _LONG_EVERY_S = 10.0
 #: States that ``state_of`` returns.
-STATES = ("live", "paused", "draining", "revoked", "lost")
+STATES = ("live", "starting", "paused", "draining", "revoked", "lost")
 
 
 @dataclass(frozen=True)
 class RegisteredConsumer:
-    """A registered incarnation. ``state``: live, draining, revoked, or "" when its lease has ended."""
+    """A registered incarnation. ``state``: live, starting (it has not renewed its lease yet, and gets nothing),
+    draining, revoked, or "" when its lease has ended."""
 
     registration: Registration
     state: str
@@ -61,10 +62,12 @@ def members_of(link: Link, keys: Keys, registered: Any) -> dict[str, RegisteredC
             event(log, "registration_unreadable", level=logging.ERROR, consumer=name)
     if not registrations:
         return {}
-    states = link.call("MGET", *(keys.lease(registration.incarnation) for registration in registrations))
+    names = [registration.incarnation for registration in registrations]
+    found = link.call("MGET", *map(keys.lease, names), *map(keys.unproven, names))
+    states, marks = found[: len(names)], found[len(names) :]
     return {
-        registration.incarnation: RegisteredConsumer(registration, (state or b"").decode())
-        for registration, state in zip(registrations, states, strict=True)
+        name: RegisteredConsumer(registration, "starting" if mark and state == b"live" else (state or b"").decode())
+        for name, registration, state, mark in zip(names, registrations, states, marks, strict=True)
     }
 
 
@@ -76,8 +79,8 @@ def read_left_ms(link: Link, keys: Keys, incarnations: Iterable[str]) -> dict[st
 
 
 def state_of(member: RegisteredConsumer, rules: Rulebook) -> str:
-    """Return the state as people see it: live, paused (drained by an operator, and alive), draining, revoked or
-    lost."""
+    """Return the state as people see it: live, starting, paused (drained by an operator, and alive), draining, revoked
+    or lost."""
     if member.accepts and rules.of_consumer(member.registration.name) is not None:
         return "paused"
     return member.state or "lost"
@@ -112,7 +115,8 @@ class ConsumerRegistry(Service):
         self._every_s = every_s
         self._tell = tell
         self._members: dict[str, RegisteredConsumer] = {}
-        # their keys, whose values are in ``_states``: a thousand are compared twice a second
+        # their keys, and the marks of those that are starting, whose values are in ``_states``: a thousand are compared
+        # twice a second
         self._leases: list[str] = []
         self._states: list[bytes | None] = []
         self._epoch: int | None = None  # the epoch under which they were read
@@ -144,8 +148,9 @@ class ConsumerRegistry(Service):
                 self._news = True
                 raise
             self._epoch, self._read_s = epoch, now_s()
-            self._leases = [self._keys.lease(incarnation) for incarnation in members]
-            self._states = [member.state.encode() or None for member in members.values()]
+            starting = [name for name, member in members.items() if member.state == "starting"]
+            self._leases = [*map(self._keys.lease, members), *map(self._keys.unproven, starting)]
+            self._states = [_lease_of(member.state) for member in members.values()] + [b"1"] * len(starting)
             self._tell(members)
             if now_s() - self._long_s >= _LONG_EVERY_S:
                 self._long_s = now_s()
@@ -170,3 +175,8 @@ class ConsumerRegistry(Service):
 
     def on_end(self) -> None:
         self._link.close()
+
+
+def _lease_of(state: str) -> bytes | None:
+    """Return the value of the lease of a member in this state."""
+    return b"live" if state == "starting" else state.encode() or None

@@ -30,8 +30,8 @@ class Reported(TypedDict):
 
 
 class ConsumerRow(TypedDict):
-    """A consumer. ``state``: live, paused, draining, revoked or lost. A name of which only pending entries are left has
-    no more than that."""
+    """A consumer. ``state``: live, starting, paused, draining, revoked or lost. A name of which only pending entries
+    are left has no more than that."""
 
     name: str
     incarnation: str

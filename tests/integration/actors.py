@@ -116,8 +116,8 @@ class TroubledLink(Link):
         """Read the digests of a runner's steps by their names."""
         prepare = runner.prepared
 
-        def prepared(name: str) -> tuple[str, str]:
-            text, digest = prepare(name)
+        def prepared(name: str, key: str | bytes) -> tuple[str, str]:
+            text, digest = prepare(name, key)
             self._steps[digest] = (name, text)
             return text, digest
 
@@ -482,10 +482,14 @@ class Stage:
         made.turn()
         return made
 
-    def consumer(self, name: str = "a", *, capacity: int = 100, lock: str = NO_LOCK, **settings: Any) -> ConsumerActor:
-        """A new incarnation of ``name``."""
+    def consumer(
+        self, name: str = "a", *, capacity: int = 100, lock: str = NO_LOCK, renews: bool = True, **settings: Any
+    ) -> ConsumerActor:
+        """A new incarnation of ``name``, which renews its lease at once."""
         asked = Registration(name, uuid.uuid4().hex, "http://127.0.0.1:1/api/health", 8, capacity, lock)
         made = ConsumerActor(self.url, self.keys, self.members.register(asked).registration, self.history, **settings)
+        if renews:
+            made.steps.renew(LEASE_MS)
         self._open.append(made)
         return made
 

@@ -142,12 +142,15 @@ class World:
 
     # ---- consumers -----------------------------------------------------------------------------------------------------------
 
-    def join(self, name: str = "a", lock: str = NO_LOCK) -> Owner:
-        """Register an incarnation of ``name``; it has a lease."""
+    def join(self, name: str = "a", lock: str = NO_LOCK, renews: bool = True) -> Owner:
+        """Register an incarnation of ``name``; it has a lease, and renews it as a consumer does at once."""
         asked = Registration(name, uuid.uuid4().hex, "http://127.0.0.1:1/api/health", 8, 10_000, lock)
         registered = self.members.register(asked)
         assert registered.created
-        return self.owner(registered.registration)
+        owner = self.owner(registered.registration)
+        if renews:
+            owner.steps.renew(LEASE_MS)
+        return owner
 
     def owner(self, registration: Registration) -> Owner:
         return Owner(registration, OwnerScripts(self.scripts, self.keys, registration))

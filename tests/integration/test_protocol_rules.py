@@ -482,3 +482,30 @@ def test_what_the_sweep_finds_is_known_before_a_later_entry_of_its_ticket_is_han
     m.sweep()
     stage.finish(m, [a])
     stage.check_done(T, [first, second])
+
+
+# ---- 9: who gets messages ----
+
+
+@rule(
+    mutant(
+        "who has registered gets messages at once",
+        LuaEdit("register", "redis.call('SET', KEYS[7], '1', 'PX', ARGV[4])", ""),
+    )
+)
+def test_who_registers_and_never_renews_gets_nothing(stage: Stage) -> None:
+    """A program with a token and without rights in Redis: five of them held 1,456 of 2,000 tickets for a lease."""
+    m, real = stage.leader(), stage.consumer("real")
+    others = [stage.consumer(f"other-{n}", renews=False) for n in range(5)]
+    m.look()
+    tickets = [b"T%d" % n for n in range(40)]
+    sent = {ticket: stage.send(ticket) for ticket in tickets}
+    m.turn()
+    assert stage.world.pending() == {real.name: [entry_id for [entry_id] in sent.values()]}
+    for other in others:
+        other.steps.renew(LEASE_MS)
+    m.look()
+    more = [stage.send(ticket) for ticket in (b"U%d" % n for n in range(40))]
+    m.turn()
+    assert len(stage.world.pending()) > 1, "they take part from their first renewal on"
+    assert sum(map(len, stage.world.pending().values())) == len(sent) + len(more)

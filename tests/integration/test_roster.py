@@ -3,6 +3,7 @@ and in one while nothing has changed."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -125,6 +126,49 @@ def test_who_comes_is_seen_after_a_wake_or_when_all_of_it_is_due(world: World, m
     monkeypatch.setattr(roster, "_ALL_EVERY_S", 0.0)
     reading.reader.run_once()
     assert len(reading.states()) == 3
+
+
+def test_who_has_not_renewed_yet_is_starting_and_lives_with_the_first_renewal_of_which_all_masters_hear(
+    world: World,
+) -> None:
+    new = world.join("a", renews=False)
+    reading, woken = _Reading(world), list[None]()
+    changes = ChangeWatch(world.link, world.keys.changed, lambda heard: None, lambda: woken.append(None))
+    reading.reader.run_once()
+    changes.look(None)
+    assert reading.states() == {new.incarnation: "starting"}
+    assert [member.accepts for member in reading.told[-1].values()] == [False]
+    assert _spent(world, reading.reader.run_once) == {"mget": 1}
+    woken.clear()
+    for _ in range(2):
+        new.steps.renew(LEASE_MS)
+        changes.look(None)
+    reading.reader.run_once()
+    assert (woken, reading.states()) == ([None], {new.incarnation: "live"})
+
+
+def test_a_consumer_of_a_former_version_is_believed_when_it_outlives_the_lease_that_it_was_given(world: World) -> None:
+    """It renews, and does not take the mark away."""
+    old = world.join("a", renews=False)
+    world.link.call("PEXPIRE", world.keys.lease(old.incarnation), 2 * LEASE_MS)
+    reading = _Reading(world)
+    reading.reader.run_once()
+    assert reading.states() == {old.incarnation: "starting"}
+    mark = world.keys.unproven(old.incarnation)
+    assert 0 < world.link.call("PTTL", mark) <= LEASE_MS
+    world.link.call("PEXPIRE", mark, 1)
+    until_s = time.monotonic() + 10
+    while world.link.call("EXISTS", mark) and time.monotonic() < until_s:
+        time.sleep(0.001)
+    reading.reader.run_once()
+    assert reading.states() == {old.incarnation: "live"}
+
+
+@pytest.mark.parametrize("state", ["draining", "revoked"])
+def test_who_ends_before_the_first_renewal_is_shown_as_that(world: World, state: str) -> None:
+    new = world.join("a", renews=False)
+    world.link.call("SET", world.keys.lease(new.incarnation), state, "KEEPTTL")
+    assert [member.state for member in read_registry(world.link, world.keys).values()] == [state]
 
 
 def test_news_of_a_registration_outlive_a_look_that_failed(world: World) -> None:

@@ -135,7 +135,7 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
     ),
     "parked, all drain": (
         *(ticket(parked=(A,), crowd=ConsumerTotals(draining=2, paused=1, revoked=4)), "parked", "none_accepts"),
-        "12-0 waits for a consumer that takes work: of 7 none does (1 paused, 2 draining, 4 revoked)",
+        "12-0 waits for a consumer that takes work: of 7 none does (0 starting, 1 paused, 2 draining, 4 revoked)",
     ),
     "parked, all full": (
         *(ticket(parked=(A,), crowd=ConsumerTotals(live=2)), "parked", "consumers_full"),

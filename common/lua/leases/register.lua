@@ -1,7 +1,8 @@
 -- register: a new incarnation takes a consumer's name and gets its lease.
 -- KEYS: 1 consumers, 2 lease of the incarnation that has the name now (any missing key if none has it),
 --       3 lease of the new one, 4 changed, by which the leader hears of it, 5 counters: the longest lease that was
---       given is noted (master/membership/lease_clamp.py), 6 inbox of the former one
+--       given is noted (master/membership/lease_clamp.py), 6 inbox of the former one, 7 mark that the new one has not
+--       renewed its lease yet
 -- ARGV: 1 name, 2 the stored registration as the caller believes it ("" = none), 3 the new one, 4 lease in ms,
 --       5 "1" when the caller has proof that the former process is dead, 6 the generation of the new one
 -- Returns: {"REGISTERED"}, {"HELD", ms until the former lease can end}, or {"CHANGED"} (the caller believed wrongly and
@@ -20,5 +21,8 @@ if tonumber(ARGV[4]) > tonumber(longest or '0') then redis.call('HSET', KEYS[5],
 -- pending list, from where it is taken back.
 redis.call('DEL', KEYS[2], KEYS[6])
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
+-- Whoever has a token can register; only who reaches Redis renews. Until then the leader hands nothing over. A consumer
+-- of a version that does not delete the mark is believed when its lease outlives it.
+redis.call('SET', KEYS[7], '1', 'PX', ARGV[4])
 redis.call('SET', KEYS[3], 'live', 'PX', ARGV[4])
 return {'REGISTERED'}

@@ -216,7 +216,7 @@ def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> t
             0,
         )
     if crowd.live == 0:
-        told = f"{crowd.paused} paused, {crowd.draining} draining, {crowd.revoked} revoked"
+        told = f"{crowd.starting} starting, {crowd.paused} paused, {crowd.draining} draining, {crowd.revoked} revoked"
         text = f"{what} waits for a consumer that takes work: of {crowd.all} none does ({told})"
         return Reason("none_accepts", text), "a consumer that takes work", 0
     if rule is not None and rule.action is RuleAction.DEAD_LETTER:

@@ -91,10 +91,11 @@ class OwnerTold:
 
 @dataclass(frozen=True)
 class ConsumerTotals:
-    """All consumers together. ``live`` ones take work, ``paused`` ones live and do not. ``room``: messages that the
-    living may yet be handed."""
+    """All consumers together. ``live`` ones take work, ``paused`` ones live and do not, ``starting`` ones have not
+    renewed their lease yet. ``room``: messages that the living may yet be handed."""
 
     live: int = 0
+    starting: int = 0
     paused: int = 0
     draining: int = 0
     revoked: int = 0
@@ -102,7 +103,7 @@ class ConsumerTotals:
 
     @property
     def all(self) -> int:
-        return self.live + self.paused + self.draining + self.revoked
+        return self.live + self.starting + self.paused + self.draining + self.revoked
 
 
 @dataclass(frozen=True)
