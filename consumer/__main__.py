@@ -48,7 +48,7 @@ def main(flags: dict[str, Any]) -> None:
         check_handler(settings.handler)
         check_address(settings.bind, "USHER_BIND")
         redis_url = resolve_redis_url(settings)
-        check_at_start(redis_url)
+        check_at_start(redis_url, {"USHER_LEASE_SECONDS": settings.lease_seconds})
         if settings.pin_cpu:
             pin_to_cpu(settings.consumer_name)
         program = partial(ConsumerProgram, settings, redis_url, lambda why: leave(why=why))

@@ -18,6 +18,7 @@ from usher.common.http.server.server import url_of
 from usher.common.observability.metrics import Metrics
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import NO_LOCK, Registration
+from usher.common.redis.startup_check import check_leases
 from usher.common.runtime.health import Health, judge
 from usher.common.runtime.name_lock import NameLock, boot_id
 from usher.consumer.execution.ticket_state import describe_ticket
@@ -122,6 +123,9 @@ class ConsumerProgram:
 
     def _begin(self, taken: Taken) -> None:
         """Start working: the name is ours. Runs on the registrar's thread."""
+        # The lease is the master's setting. StartRefused is the registrar's trouble, which health and log show: a
+        # registration that nobody renews gets no messages.
+        check_leases(self._redis_url, {"USHER_LEASE_SECONDS of the masters": taken.lease_s})
         with self._ending:
             if self._stopped:
                 return  # nothing has been handed over yet, or the leader takes it back when the lease ends

@@ -39,9 +39,14 @@ def main(flags: dict[str, Any]) -> None:
         check_reach(settings.bind, master_credentials(settings).asked, settings.insecure)
         check_address(settings.bind, "USHER_BIND")
         redis_url = resolve_redis_url(settings)
-        check_at_start(redis_url)
+        check_at_start(redis_url, {"USHER_LEADER_LEASE_SECONDS": settings.leader_lease_seconds})
         log_doctor_findings(redis_url)
-        bounds = Bounds(settings.connections, settings.connections_per_address, settings.requests_in_flight)
+        bounds = Bounds(
+            settings.connections,
+            settings.connections_per_address,
+            settings.requests_in_flight,
+            settings.followers_limit,
+        )
         certificate = Certificate(settings.tls_cert, settings.tls_key)
         serve(
             lambda: MasterProgram(settings, redis_url),

@@ -23,6 +23,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     # bench/floor.py, bare.py and the peers are what Usher is compared with: plain redis-py, and what stands on it.
     "redis": (
         *("common/redis/client.py", "common/redis/endpoints.py", "common/redis/tracking.py"),
+        "common/redis/failover_listener.py",
         *("deploy/bench/floor.py", "deploy/bench/bare.py", "benchmarks/peers/*.py"),
     ),
     "hiredis": ("common/redis/tracking.py", "master/audit/read/bulk.py", "benchmarks/programs/simulated_consumers.py"),

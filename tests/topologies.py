@@ -138,6 +138,10 @@ class Server:
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
 
+    def resume(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
     def close(self) -> None:
         self.link.close()
         self.kill()
@@ -273,11 +277,14 @@ class Cluster(_Together):
         for master, replicas in zip(self.masters, self.replicas, strict=True):
             for replica in replicas:
                 replica.link.call("CLUSTER", "REPLICATE", self.id_of(master))
-        until(lambda: all(self._is_ready(server) for server in self.servers), "the cluster is ready")
+        until(self.is_ready, "the cluster is ready")
 
     def _knows_everybody(self, server: Server) -> bool:
         lines = server.link.call("CLUSTER", "NODES").decode().splitlines()
         return len(lines) == len(self.servers) and not any("handshake" in line or "fail" in line for line in lines)
+
+    def is_ready(self) -> bool:
+        return all(self._is_ready(server) for server in self.servers)
 
     def _is_ready(self, server: Server) -> bool:
         if "cluster_state:ok" not in server.link.call("CLUSTER", "INFO").decode():

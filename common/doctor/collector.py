@@ -16,7 +16,7 @@ from usher.common.protocol.registration import parse
 from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.capabilities import ask
 from usher.common.redis.client import CommandRefused, Link
-from usher.common.redis.endpoints import CLUSTER, SENTINEL, mode
+from usher.common.redis.endpoints import CLUSTER, SENTINEL, coordinates_failovers, mode
 from usher.common.redis.replies import TicketStream, pairs
 
 _SETTINGS = (
@@ -58,6 +58,7 @@ def collect(link: Link, keys: Keys, lease_ms: int, sources: SourceSelection | No
         clock=_clock(link, first, refused),
         rights=rights,
         sentinels=server.sentinels,
+        coordinates=coordinates_failovers(link.url),
         cluster=server.cluster,
         abilities=abilities,
         stream=stream,

@@ -118,8 +118,8 @@ class DoctorFacts:
     words.
 
     ``mode`` is how the URL finds the server: fixed, sentinel or cluster. ``sentinels``: number of sentinels that listen
-    at this server. ``gathering``: as common/doctor/source_status.py reports it; None when there is one ticket stream,
-    or it could not be asked.
+    at this server; ``coordinates``: whether those of the URL know a failover that loses nothing. ``gathering``: as
+    common/doctor/source_status.py reports it; None when there is one ticket stream, or it could not be asked.
     """
 
     mode: str = "fixed"
@@ -129,6 +129,7 @@ class DoctorFacts:
     clock: Clock | None = None
     rights: Rights = field(default_factory=lambda: Rights(None, None))
     sentinels: int | None = None
+    coordinates: bool | None = None
     cluster: Mapping[str, str] | None = None
     abilities: tuple[Ability, ...] = ()
     stream: TicketStreamFacts | None = None

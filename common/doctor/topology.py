@@ -12,6 +12,12 @@ _SKEW_MS = 2000
 #: Difference in ms that two clocks may show while we watch: at most that of the two round trips.
 _JUMP_MS = 200
 _AHEAD_MS = 1000
+#: What a failover on purpose costs, by whether the sentinels can coordinate it.
+_ON_PURPOSE = {
+    True: "one on purpose loses nothing if it is SENTINEL FAILOVER service COORDINATED",
+    False: "one on purpose may lose a moment: these sentinels have no COORDINATED failover (Valkey 9 has)",
+    None: "one on purpose may lose a moment, unless the sentinels know SENTINEL FAILOVER service COORDINATED",
+}
 #: Factor from milliseconds to epochs, fences and generations.
 _NUMBERS_PER_MS = 1024
 
@@ -105,7 +111,7 @@ def _failover(facts: DoctorFacts) -> Iterator[DoctorFinding]:
             "failover",
             OK,
             "Sentinel names the master",
-            "after a failover Usher goes on by itself with what the new master has",
+            "after a failover Usher goes on by itself with what the new master has; " + _ON_PURPOSE[facts.coordinates],
         )
     elif facts.sentinels:
         seen = f"{facts.sentinels} sentinels watch this server, but the URL is that of one server"

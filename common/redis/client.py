@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 
@@ -21,7 +21,17 @@ from usher.common.base.errors import GroupMissing, NotNow, ReplyUnknown, ServerC
 from usher.common.base.log import redacted
 from usher.common.redis.chunked_send import CHUNK_BYTES, split_chunks, unsent_bytes
 from usher.common.redis.connection_hints import describe_unreachable
-from usher.common.redis.endpoints import check, has_moved, is_fixed, make_connection, misled
+from usher.common.redis.endpoints import (
+    CLUSTER,
+    check,
+    gives_slot_to,
+    has_moved,
+    is_fixed,
+    make_connection,
+    misled,
+    mode,
+)
+from usher.common.redis.failover_listener import Place
 from usher.common.redis.private_names import socket_of
 
 Arg = bytes | str | int | float
@@ -140,6 +150,21 @@ def _word_of(trouble: Exception) -> str:
     return "nogroup" if isinstance(trouble, GroupMissing) else "refused"
 
 
+class ServerFacts(NamedTuple):
+    """A server as a new connection finds it. ``history``: its replication id, which is new after a promotion; it also
+    changes for the first replica, but then there is no former id that the server was promoted from
+    (``was_promoted``)."""
+
+    place: Place | None
+    run_id: str
+    history: str
+    was_promoted: bool
+
+    def follows(self, former: ServerFacts) -> bool:
+        """Return True if it is the process of ``former``, and was not promoted since."""
+        return self.run_id == former.run_id and (self.history == former.history or not self.was_promoted)
+
+
 class SameServer:
     """A check that connections lead to the same redis-server process as at first, and that it was never a replica
     meanwhile. Shared by all links of an incarnation.
@@ -147,26 +172,22 @@ class SameServer:
     A server that restarted or was replaced may have lost the last moments of its history (appendfsync everysec,
     asynchronous replication) without notice: leases, fences and acknowledgements of a moment ago are then as they were
     before. So may a server that was a replica, if only for a second: it has taken over all data of another server, and
-    is the same process all the while.
+    is the same process all the while. A cluster's node that the slot was moved to has all of it, if the node that had
+    it before is unchanged and says so itself.
     """
 
     def __init__(self, on_change: Callable[[str], None]) -> None:
         self._on_change = on_change
         self._lock = threading.Lock()
-        self._run_id: str | None = None
-        self._history = ""
+        self._known: ServerFacts | None = None
 
-    def check(self, run_id: str, history: str, was_promoted: bool) -> None:
-        """Raise ServerChanged, after a call of ``on_change``, when this is not the server of the first call.
-
-        ``history``: its replication id, which is new after a promotion. It also changes for the first replica, but then
-        there is no former id that the server was promoted from (``was_promoted``).
-        """
+    def check(self, found: ServerFacts, has_moved_from: Callable[[ServerFacts], bool] = lambda former: False) -> None:
+        """Raise ServerChanged, after a call of ``on_change``, when this is not the server of the first call, nor one
+        that was given its data. ``has_moved_from`` asks the former one."""
         with self._lock:
-            if self._run_id is None:
-                self._run_id, self._history = run_id, history
-            if run_id == self._run_id and (history == self._history or not was_promoted):
-                self._history = history
+            known = self._known
+            if known is None or found.follows(known) or has_moved_from(known):
+                self._known = found
                 return
         changed = ServerChanged()
         self._on_change(str(changed))
@@ -314,11 +335,7 @@ class Link:
         if self._same_server is None:
             return
         try:
-            server, replication = self._told("server"), self._told("replication")
-            if replication.get("role") == "slave":  # whose data it will have as a master is still unknown
-                raise NotNow("READONLY", "Redis: this is a replica")
-            was_promoted = bool(replication.get("master_replid2", "").strip("0"))
-            self._same_server.check(server.get("run_id", ""), replication.get("master_replid", ""), was_promoted)
+            self._same_server.check(self._facts(self._connection), self._has_moved_from)
         except redis.exceptions.NoPermissionError:
             return  # it cannot be checked; `usher doctor` says so
         except NotNow as refused:
@@ -329,9 +346,32 @@ class Link:
             self._connection.disconnect()
             raise
 
-    def _told(self, section: str) -> dict[str, str]:
-        self._connection.send_command("INFO", section, check_health=False)
-        return _info(self._connection.read_response())
+    def _facts(self, connection: Any) -> ServerFacts:
+        """Ask a server about itself. Raises NotNow for a replica: whose data it will have as a master is unknown."""
+        server, replication = (_asked(connection, section) for section in ("server", "replication"))
+        if replication.get("role") == "slave":
+            raise NotNow("READONLY", "Redis: this is a replica")
+        return ServerFacts(
+            None if self._is_fixed else (connection.host, connection.port),
+            server.get("run_id", ""),
+            replication.get("master_replid", ""),
+            bool(replication.get("master_replid2", "").strip("0")),
+        )
+
+    def _has_moved_from(self, former: ServerFacts) -> bool:
+        """Return True if ``former`` is as it was, and has given the slot to the node of this connection. In doubt,
+        False."""
+        if mode(self.url) != CLUSTER or former.place is None:
+            return False
+        node = make_connection(self.url, self._name, self._timeout_s, former.place)
+        try:
+            node.connect()
+            here = (self._connection.host, self._connection.port)
+            return self._facts(node).follows(former) and gives_slot_to(self.url, node, here)
+        except (redis.RedisError, OSError, NotNow):
+            return False
+        finally:
+            node.disconnect()
 
     def _misled(self) -> None:
         if self._connection is not None and not self._is_fixed:
@@ -421,6 +461,11 @@ def check_reachable(url: str) -> None:
     version = server.get("redis_version", "0")
     if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < (6, 2):
         raise StartRefused(f"USHER_REDIS_URL: Redis {version} is too old; Usher needs 6.2.14 or later (XAUTOCLAIM)")
+
+
+def _asked(connection: Any, section: str) -> dict[str, str]:
+    connection.send_command("INFO", section, check_health=False)
+    return _info(connection.read_response())
 
 
 def _info(reply: bytes) -> dict[str, str]:

@@ -5,7 +5,8 @@ in every mode.
 ``redis://`` ``rediss://`` ``unix://``
     that server
 ``redis+sentinel://[user:password@]host:port[,host:port]/service[/db]``
-    the master of ``service``; asked anew at every connect. ``?sentinel_password=...`` if the sentinels want one
+    the master of ``service``; asked anew at every connect, and left when the sentinels say that it is replaced
+    (``failover_listener.py``). ``?sentinel_password=...`` if the sentinels want one
 ``redis+cluster://[user:password@]host:port[,host:port]``
     the node of the stream's slot; asked anew at every connect
 ``rediss+sentinel://...`` ``rediss+cluster://...``
@@ -29,8 +30,10 @@ from redis.connection import URL_QUERY_ARGUMENT_PARSERS, parse_url
 from redis.crc import key_slot
 from redis.retry import Retry
 
+from usher.common.base.clock import now_s
 from usher.common.base.errors import StartRefused
 from usher.common.protocol.keys import Keys
+from usher.common.redis.failover_listener import Place, listen
 
 SENTINEL, CLUSTER = "redis+sentinel", "redis+cluster"
 #: Longest wait for one sentinel, or one node, to say where the server is: a dead one must not use up the time of a
@@ -47,7 +50,7 @@ class _Told(NamedTuple):
     None when it was not there; ``epoch``, the failover that made it the master, as Sentinel counts."""
 
     at: int = 0
-    place: tuple[str, int] | None = None
+    place: Place | None = None
     epoch: int = 0
 
 
@@ -55,6 +58,10 @@ class _Told(NamedTuple):
 #: own; forgetting costs little.
 _last_told: dict[str, _Told] = {}
 _MOST_URLS = 10_000
+#: By URL: a master that is about to be replaced, and until when nobody connects to it. A failover that comes to nothing
+#: costs that long.
+_leaving: dict[str, tuple[Place, float]] = {}
+_LEAVING_S = 5.0
 
 
 def mode(url: str) -> str:
@@ -143,8 +150,9 @@ def _known_options() -> frozenset[str]:
     return frozenset(named | set(URL_QUERY_ARGUMENT_PARSERS)) - {"self", "args", "kwargs"}
 
 
-def make_connection(url: str, name: str, timeout_s: float) -> Any:
-    """Return a connection (not yet open, no retries, bytes) to where the URL leads now.
+def make_connection(url: str, name: str, timeout_s: float, at: Place | None = None) -> Any:
+    """Return a connection (not yet open, no retries, bytes) to where the URL leads now; ``at``: to this node of a
+    cluster.
 
     Raises redis.RedisError when no host can tell where that is, ValueError when the URL cannot be parsed.
     """
@@ -167,11 +175,36 @@ def make_connection(url: str, name: str, timeout_s: float) -> Any:
     tls = _tls(parts)
     options |= _credentials(parts) | (tls or {})
     kind = redis.Connection if tls is None else redis.SSLConnection
-    ask = (
-        partial(_sentinel_master, parts, timeout_s, tls) if at_sentinels else partial(_slot_owner, parts, kind, options)
-    )
-    host, port = _ask_sentinels(url, parts, ask)
+    if at_sentinels:
+        client = partial(_sentinel_client, parts, timeout_s, tls)
+        ask = partial(_sentinel_master, parts, client)
+        hear = partial(_hear, url, lambda one: ask(*_hosts(parts)[one])._replace(at=one))
+        listen(url, [partial(client, *host) for host in _hosts(parts)], _service(parts)[0], hear)
+    else:
+        ask = partial(_slot_owner, parts, kind, options)
+    host, port = at or _ask_sentinels(url, parts, ask)
     return kind(host=host, port=port, db=_service(parts)[1] if at_sentinels else 0, **options)
+
+
+def coordinates_failovers(url: str) -> bool | None:
+    """Return True if the sentinels of the URL know a failover that loses nothing (SENTINEL FAILOVER ... COORDINATED);
+    None if none of them answers, or the URL names no sentinels."""
+    parts = urlsplit(url)
+    for host, port in _hosts(parts) if mode(url) == SENTINEL else ():
+        client = _sentinel_client(parts, _ASK_TIMEOUT_S, _tls(parts), host, port)
+        try:
+            return "COORDINATED" in repr(client.execute_command("SENTINEL", "HELP"))
+        except redis.RedisError:
+            continue
+        finally:
+            client.close()
+    return None
+
+
+def gives_slot_to(url: str, node: Any, place: Place) -> bool:
+    """Return True if the node at the other end of ``node``, an open connection, says that the slot of the URL's stream
+    is at ``place`` now. Raises redis.RedisError."""
+    return _owner_by(urlsplit(url), node) == place
 
 
 def misled(url: str, connection: Any) -> None:
@@ -183,9 +216,29 @@ def misled(url: str, connection: Any) -> None:
 
 
 def has_moved(url: str, connection: Any) -> bool:
-    """Return True if another link of this process was given another address since."""
+    """Return True if another link of this process was given another address since, or the sentinels are about to give
+    one."""
     told = _last_told.get(url)
-    return told is not None and told.place is not None and told.place != (connection.host, connection.port)
+    if told is None:  # the URL of one server, which may have no port
+        return False
+    here = connection.host, connection.port
+    return told.place not in (None, here) or _is_leaving(url, here)
+
+
+def _is_leaving(url: str, place: Place | None) -> bool:
+    former, until_s = _leaving.get(url, (None, 0.0))
+    return former is not None and former == place and now_s() < until_s
+
+
+def _hear(url: str, ask: Callable[[int], _Told], at: int, leaving: Place | None) -> None:
+    """Take what a sentinel has published. Only a later failover counts: a sentinel that is cut off knows an earlier
+    one."""
+    last = _last_told.get(url, _Told())
+    if leaving is not None:
+        if last.place == leaving:
+            _leaving[url] = leaving, now_s() + _LEAVING_S
+    elif (told := ask(at)).epoch > last.epoch and last.place is not None:
+        _noted(url, told)
 
 
 def _ask_sentinels(url: str, parts: Any, ask: Callable[[str, int], _Told]) -> tuple[str, int]:
@@ -211,6 +264,8 @@ def _ask_sentinels(url: str, parts: Any, ask: Callable[[str, int], _Told]) -> tu
 
 
 def _noted(url: str, told: _Told) -> tuple[str, int]:
+    if _is_leaving(url, told.place):
+        raise redis.ConnectionError("a failover has begun, and what the former master takes would be lost")
     if len(_last_told) >= _MOST_URLS and url not in _last_told:
         _last_told.clear()
     _last_told[url] = told
@@ -268,19 +323,24 @@ def _service(parts: Any) -> tuple[str, int]:
     return service, int(database or 0)
 
 
-def _sentinel_master(parts: Any, timeout_s: float, tls: dict[str, Any] | None, host: str, port: int) -> _Told:
-    """Ask a sentinel for the address of the master."""
-    service, _ = _service(parts)
+def _sentinel_client(parts: Any, timeout_s: float, tls: dict[str, Any] | None, host: str, port: int) -> Any:
     wait_s = min(timeout_s, _ASK_TIMEOUT_S)
     # Without `retry` redis-py asks a sentinel that is down ten times, which takes 4 s even if it refuses at once.
     options: dict[str, Any] = {
         "socket_timeout": wait_s,
         "socket_connect_timeout": wait_s,
+        "socket_keepalive": True,
         "retry": Retry(NoBackoff(), 0),
     }
     password = parse_qs(parts.query).get(_SENTINEL_PASSWORD)
     options |= {"password": password[0] if password else None} | ({"ssl": True, **tls} if tls is not None else {})
-    client = redis.Redis(host=host, port=port, **options)
+    return redis.Redis(host=host, port=port, **options)
+
+
+def _sentinel_master(parts: Any, make: Callable[[str, int], Any], host: str, port: int) -> _Told:
+    """Ask a sentinel for the address of the master."""
+    service, _ = _service(parts)
+    client = make(host, port)
     trouble: object
     try:
         masters: Any = client.sentinel_masters()
@@ -298,15 +358,19 @@ def _sentinel_master(parts: Any, timeout_s: float, tls: dict[str, Any] | None, h
 
 def _slot_owner(parts: Any, kind: Any, options: dict[str, Any], host: str, port: int) -> _Told:
     """Ask a node for the address of the node that has the stream's slot."""
-    slot = key_slot(unquote(parts.fragment).encode())
     wait_s = min(options["socket_timeout"], _ASK_TIMEOUT_S)
     seed = kind(host=host, port=port, **{**options, "socket_timeout": wait_s, "socket_connect_timeout": wait_s})
     try:
-        seed.send_command("CLUSTER", "SLOTS")
-        for first, last, owner, *_ in seed.read_response():
-            if first <= slot <= last:
-                # No name means the host that was asked (nil: cluster-preferred-endpoint-type unknown-endpoint).
-                return _Told(place=(bytes(owner[0] or b"").decode() or host, int(owner[1])))
-        raise redis.ConnectionError(f"no node of the cluster has slot {slot}")
+        return _Told(place=_owner_by(parts, seed))
     finally:
         seed.disconnect()
+
+
+def _owner_by(parts: Any, node: Any) -> Place:
+    slot = key_slot(unquote(parts.fragment).encode())
+    node.send_command("CLUSTER", "SLOTS")
+    for first, last, owner, *_ in node.read_response():
+        if first <= slot <= last:
+            # No name means the host that was asked (nil: cluster-preferred-endpoint-type unknown-endpoint).
+            return bytes(owner[0] or b"").decode() or node.host, int(owner[1])
+    raise redis.ConnectionError(f"no node of the cluster has slot {slot}")

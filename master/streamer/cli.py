@@ -67,7 +67,7 @@ def streamer(flags: dict[str, Any], migrate: bool, dialect: str | None, waiting:
         from usher.master.streamer.program import StreamerProgram
 
         redis_url = resolve_redis_url(settings)
-        check_at_start(redis_url)
+        check_at_start(redis_url, {"USHER_OUTBOX_LEASE_SECONDS": settings.outbox_lease_seconds})
         program = StreamerProgram(settings, redis_url)
     except UsherError as refused:
         click.echo(f"usher streamer: {refused}", err=True)
@@ -83,7 +83,7 @@ def _serve(settings: StreamerSettings) -> None:
     check_reach(settings.outbox_bind, bool(settings.api_token or settings.viewer_token), settings.insecure)
     check_address(settings.outbox_bind, _BIND)
     redis_url = resolve_redis_url(settings)
-    check_at_start(redis_url)
+    check_at_start(redis_url, {"USHER_OUTBOX_LEASE_SECONDS": settings.outbox_lease_seconds})
     program = partial(ServedStreamer, settings, redis_url, lambda why: leave(why=why))
     serve(
         program,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -18,6 +19,7 @@ from usher.common.doctor.collector import collect, startup_findings
 from usher.common.doctor.facts import DoctorSeverity
 from usher.common.doctor.findings import examine
 from usher.common.protocol.keys import Keys
+from usher.common.redis import endpoints
 from usher.common.redis.client import Link, check_reachable
 from usher.common.redis.embedded import free_port
 from usher.common.redis.scripts import ScriptRunner
@@ -72,6 +74,7 @@ def test_the_doctor_sees_replica_and_sentinels(calm: UnderSentinel) -> None:
         found = {finding.check: finding for finding in examine(collect(link, Keys("ticket_stream", "g"), 10_000))}
         link.close()
         assert (found["failover"].severity, found["replicas"].severity) == (severity, replicas)
+        assert ("COORDINATED" in found["failover"].means) is (url == calm.url)
     link = Link(calm.second.url, "test")
     assert [finding.check for finding in startup_findings(link) if finding.check == "role"] == ["role"]
     link.close()
@@ -219,10 +222,12 @@ def test_after_the_master_was_killed_the_promoted_replica_is_found(pair: UnderSe
     waiting.close()
 
 
-def test_a_former_master_that_has_lost_its_replica_is_left_at_once(pair: UnderSentinel) -> None:
-    """After a failover on purpose Sentinel demotes the former master only 10 s later; until then it accepts writes that
-    will be thrown away, unless ``min-replicas-to-write`` forbids it. Then whoever is connected to it looks again where
-    the master is."""
+def test_a_former_master_that_has_lost_its_replica_is_left_at_once(
+    pair: UnderSentinel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For whoever does not hear the sentinels: until it is demoted it accepts writes that will be thrown away, unless
+    ``min-replicas-to-write`` forbids it. Then whoever is connected to it looks again where the master is."""
+    monkeypatch.setattr(endpoints, "listen", lambda *_: None)
     pair.first.ask("CONFIG", "SET", "min-replicas-to-write", 1)
     link = Link(pair.url, "test")
     assert link.call("SET", "k", "1") == b"OK"
@@ -232,6 +237,38 @@ def test_a_former_master_that_has_lost_its_replica_is_left_at_once(pair: UnderSe
     assert refused.value.kind == "NOREPLICAS"
     assert link.call("SET", "k", "3") == b"OK"
     assert (pair.first.role(), pair.second.ask("GET", "k")) == ("master", b"3")
+    link.close()
+
+
+def test_after_a_failover_on_purpose_every_link_goes_to_the_new_master_at_once(pair: UnderSentinel) -> None:
+    """Sentinel demotes the former one only 10 s later. Nobody heard ``+switch-master``, and what it took until then was
+    thrown away: 1,659 of 4,529 messages of a trial."""
+    link, accepted = Link(pair.url, "test"), list[int]()
+    assert keep_trying(link, "RPUSH", "k", -1) == 1
+
+    def send() -> None:
+        number, until_s = 0, time.monotonic() + 60
+        while time.monotonic() < until_s and not over.is_set():
+            with contextlib.suppress(RedisTrouble):
+                link.call("RPUSH", "k", number)
+                accepted.append(number)
+            number += 1
+            time.sleep(0.002)
+
+    over = threading.Event()
+    sender = threading.Thread(target=send)
+    sender.start()
+    began = time.monotonic()
+    pair.fail_over()
+    before = pair.second.ask("LLEN", "k")
+    until(lambda: pair.second.ask("LLEN", "k") > before, "the sender is at the new master")
+    over.set()
+    sender.join()
+    assert pair.first.role() == "master", "it was not demoted meanwhile"
+    there = {int(number) for number in pair.second.ask("LRANGE", "k", 0, -1)}
+    lost = [number for number in accepted if number not in there]
+    figures(seconds=time.monotonic() - began, accepted=len(accepted), lost=len(lost))
+    assert len(lost) <= len(accepted) // 4
     link.close()
 
 
