@@ -25,7 +25,7 @@ from usher.common.base.log import event
 from usher.common.http.auth import Doorman, needed_role
 from usher.common.http.credentials import Role
 from usher.common.http.openapi import tells
-from usher.common.http.problem import Problem, answer, answer_problem
+from usher.common.http.problem import Problem, TooManyBodies, answer, answer_problem
 from usher.common.http.rate_limits import RateLimits
 from usher.common.protocol.stream_id import is_id
 from usher.common.runtime.health import Health
@@ -171,6 +171,9 @@ def read_body(asked: Request, limit: int) -> bytes:
         raise Problem(415, detail="send application/json in UTF-8, not compressed", close=True)
     try:
         body: bytes = asked.environ["wsgi.input"].read(limit + 1)
+    except TooManyBodies:
+        why = "send fewer bodies at a time"
+        raise Problem(429, "too_many_bodies", why, headers={"Retry-After": "1"}, close=True) from None
     except TimeoutError:
         raise Problem(408, detail="the body did not arrive in time", close=True) from None
     except OSError:

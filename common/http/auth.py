@@ -80,6 +80,11 @@ def csrf_token() -> str:
     return doorman().csrf_token(request)
 
 
+def caller() -> str:
+    """Return the name of the token of the current request; "" where none is asked for."""
+    return str(g.who) if doorman().asks else ""
+
+
 def must_be_for(consumer: str) -> None:
     """Raise Problem 403 unless the caller may speak for the consumer of that name."""
     if not g.identity.is_for(consumer):

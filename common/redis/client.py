@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import redis
 
+from usher.common.base.chunked_send import CHUNK_BYTES, split_chunks, unsent_bytes
 from usher.common.base.clock import now_s
 from usher.common.base.errors import GroupMissing, NotNow, ReplyUnknown, ServerChanged, SettingsError, StartRefused
 from usher.common.base.log import redacted
-from usher.common.redis.chunked_send import CHUNK_BYTES, split_chunks, unsent_bytes
 from usher.common.redis.connection_hints import describe_unreachable
 from usher.common.redis.endpoints import (
     CLUSTER,

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import redis
+
+from usher.common.base.errors import StartRefused
+from usher.common.runtime.service import Service
 
 _PROMOTING = b"+failover-state-send-slaveof-noone"
 _SWITCHED = b"+switch-master"
@@ -36,28 +37,41 @@ def listen(url: str, clients: Sequence[Callable[[], Any]], service: str, hear: H
         return
     _listening[url] = os.getpid()
     for at, make in enumerate(clients):
-        thread = threading.Thread(target=_listen_at, args=(at, make, service, hear), name="failovers", daemon=True)
         # Without a thread, or at the end of the interpreter, links still find the master when a call fails.
-        with contextlib.suppress(RuntimeError):
-            thread.start()
+        with contextlib.suppress(StartRefused):
+            FailoverListener(at, make, service, hear).start()
 
 
-def _listen_at(at: int, make: Callable[[], Any], service: str, hear: Hear) -> None:
-    while True:
-        client = make()
+class FailoverListener(Service):
+    """Service that listens at one sentinel."""
+
+    name = "failovers"
+    stalls_after_s = 2 * _WAIT_S
+
+    def __init__(self, at: int, make: Callable[[], Any], service: str, hear: Hear) -> None:
+        super().__init__()
+        self._at = at
+        self._make = make
+        self._service = service
+        self._hear = hear
+
+    def run_once(self) -> float:
+        """Listen until the connection breaks."""
+        client = self._make()
         try:
             with client.pubsub(ignore_subscribe_messages=True) as heard:
                 heard.subscribe(_PROMOTING, _SWITCHED)
-                hear(at, None)  # something may have been missed
-                while True:
+                self._hear(self._at, None)  # something may have been missed
+                while not self.stopping:
                     message = heard.get_message(timeout=_WAIT_S)
-                    if message is not None and (former := former_master(message["data"].decode(), service)):
-                        hear(at, former if message["channel"] == _PROMOTING else None)
+                    self.made_progress()
+                    if message is not None and (former := former_master(message["data"].decode(), self._service)):
+                        self._hear(self._at, former if message["channel"] == _PROMOTING else None)
         except (redis.RedisError, OSError):
             pass  # it is down, or refuses us; the others are heard
         finally:
             client.close()
-        time.sleep(_AGAIN_S)
+        return _AGAIN_S
 
 
 def former_master(words: str, service: str) -> Place | None:

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from usher.common.http.server.open_files import within_open_files
 from usher.common.http.server.push_sockets import LiveSockets
 from usher.common.observability.metrics import Metrics
 from usher.common.router.router import StreamRouter
@@ -60,7 +61,7 @@ class HttpServices:
         self._all_services = all_services
         self._closing = contextlib.ExitStack()
         link, keys = place.link, place.keys
-        self._sockets = LiveSockets(place.settings.followers_limit)
+        self._sockets = LiveSockets(within_open_files(place.settings.connections, place.settings.followers_limit)[1])
         self._feed = TicketFeed(link("feed"), keys, place.settings.work_ticket_field, self._sockets, self._make_router)
         self.services: list[Service] = [self._feed, self._sockets]
         self._status = self._kept(

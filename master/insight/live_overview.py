@@ -131,11 +131,10 @@ class LiveOverview(Service):
         is unknown."""
         return list(self._history)
 
-    @property
-    def has_room(self) -> bool:
-        return self._sockets.has_room and not self.stopping
+    def has_room(self, who: str) -> bool:
+        return self._sockets.has_room(who) and not self.stopping
 
-    def follow(self, sock: socket.socket, topic: str) -> None:
+    def follow(self, sock: socket.socket, who: str, topic: str) -> None:
         """Send what is new to the connection, as server-sent events, from now on."""
         watchers = self._watchers[topic]
 
@@ -144,7 +143,7 @@ class LiveOverview(Service):
                 watchers.pop(live, None)
 
         with self._lock:  # under the lock: a watcher that has already gone must leave after it was added
-            live = self._sockets.keep(sock, leave)
+            live = self._sockets.keep(sock, who, leave)
             watchers[live] = None
         self._sent.pop(topic, None)  # events sent between the page and its connection are sent again
         self._look()

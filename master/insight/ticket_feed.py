@@ -107,16 +107,17 @@ class TicketFeed(Service):
 
     # -- from other threads
 
-    @property
-    def has_room(self) -> bool:
-        return self._sockets.has_room and not self.stopping
+    def has_room(self, who: str) -> bool:
+        return self._sockets.has_room(who) and not self.stopping
 
-    def follow(self, sock: socket.socket, ticket: bytes, position: list[bytes] | None, with_fields: bool) -> None:
+    def follow(
+        self, sock: socket.socket, who: str, ticket: bytes, position: list[bytes] | None, with_fields: bool
+    ) -> None:
         """Send the events of ``ticket`` to the connection from now on, and first those it has missed since
         ``position``."""
         follower = Follower(ticket, position, with_fields)
         follower.live = self._sockets.keep(
-            sock, lambda: self._post("left", follower, None), lambda: self._written(follower)
+            sock, who, lambda: self._post("left", follower, None), lambda: self._written(follower)
         )
         self._post("came", follower, None)
 

@@ -118,13 +118,13 @@ class ServicePort:
     def sources(self) -> dict[str, Any] | None:
         return self._status.sources()
 
-    def can_follow(self) -> bool:
-        return self._feed.has_room
+    def can_follow(self, who: str) -> bool:
+        return self._feed.has_room(who)
 
     def follow(
-        self, connection: socket.socket, ticket_id: str, position: list[bytes] | None, with_fields: bool
+        self, connection: socket.socket, who: str, ticket_id: str, position: list[bytes] | None, with_fields: bool
     ) -> None:
-        self._feed.follow(connection, ticket_id.encode(), position, with_fields)
+        self._feed.follow(connection, who, ticket_id.encode(), position, with_fields)
 
     def health(self) -> Health:
         return judge(self._services, now_s())

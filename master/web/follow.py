@@ -10,6 +10,7 @@ from flask import Blueprint, Response, g, request
 from pydantic import BaseModel, Field
 
 from usher.common.http.app import Problem, read_model, unprocessable
+from usher.common.http.auth import caller
 from usher.common.http.credentials import Role
 from usher.common.http.openapi import tells
 from usher.common.http.server.push_sockets import DETACH
@@ -61,14 +62,14 @@ def events_route(port: MasterPort) -> Blueprint:
 
 def _followed(port: MasterPort, asked: str) -> Response:
     position = _read_position()
-    detach = request.environ.get(DETACH)
-    if detach is None or not port.can_follow():
+    detach, who = request.environ.get(DETACH), caller()
+    if detach is None or not port.can_follow(who):
         raise Problem(
             503, "too_many_followers", "this master has no room for another subscription", headers={"Retry-After": "5"}
         )
     if request.method == "GET":
         with_fields = g.role.may(Role.OPERATOR)
-        detach(lambda connection: port.follow(connection, asked, position, with_fields))
+        detach(lambda connection: port.follow(connection, who, asked, position, with_fields))
     # The first bytes, so that the client knows at once that the subscription works.
     return Response(iter([b": following\n\n"]), content_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 

@@ -111,11 +111,11 @@ class MasterPort(Protocol):
     def sources(self) -> dict[str, Any] | None:
         """Return the progress of gathering several ticket streams; None when there is one."""
 
-    def can_follow(self) -> bool:
-        """Return True when there is room for another live subscription to a ticket."""
+    def can_follow(self, who: str) -> bool:
+        """Return True when there is room for another live subscription of the caller ``who`` to a ticket."""
 
     def follow(
-        self, connection: socket.socket, ticket_id: str, position: list[bytes] | None, with_fields: bool
+        self, connection: socket.socket, who: str, ticket_id: str, position: list[bytes] | None, with_fields: bool
     ) -> None:
         """Take over ``connection`` and send it the events of a ticket from now on; with a position first those after
         it. ``with_fields``: include the contents of messages."""

@@ -178,7 +178,7 @@ class Reader:
         if is_gone:
             self.sock.close()
         self._data = b""
-        pulse.follow(ours, topic)
+        pulse.follow(ours, "", topic)
 
     def next(self, event: str) -> Any:
         """The document of the next event of that name."""
@@ -220,8 +220,8 @@ def test_who_leaves_while_it_is_let_in_does_not_look_for_ever(
 ) -> None:
     keep = sockets.keep
 
-    def keep_until_it_has_left(sock: socket.socket, on_closed: Callable[[], None]) -> LiveSocket:
-        live = keep(sock, on_closed)
+    def keep_until_it_has_left(sock: socket.socket, who: str, on_closed: Callable[[], None]) -> LiveSocket:
+        live = keep(sock, who, on_closed)
         until(lambda: live.closed)
         return live
 

@@ -66,6 +66,8 @@ class Program:
 
     def start(self, port: int, host: str) -> None:
         event(log, "start", port=port, host=host)
+        if "files" in self._how:  # fewer than there were when the bounds were made
+            resource.setrlimit(resource.RLIMIT_NOFILE, (self._how["files"], self._how["files"]))
         if self._how.get("start") == "refuse":
             raise UsherError("USHER_STATE_DIR: it cannot be used")
         if self._how.get("start") == "leave":
@@ -99,8 +101,6 @@ def child() -> None:
     configure("child", how.get("log_level", "info"), "json")
     serving_sockets.REQUEST_S = how.get("request_s", serving_sockets.REQUEST_S)
     serving_sockets.WRITE_S = how.get("write_s", serving_sockets.WRITE_S)
-    if "files" in how:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (how["files"], how["files"]))
     certificate = Certificate(Path(how["cert"]), Path(how["key"])) if "cert" in how else Certificate()
     try:
         serving.serve(

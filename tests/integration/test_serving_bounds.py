@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from flask import Flask
+from flask import Flask, request
 
 from tests.served import PATIENCE_S, Running
 from usher.common.base.log import configure
+from usher.common.http.app import Problem, read_body
 from usher.common.http.server import server as serving
 from usher.common.http.server import sockets as serving_sockets
 from usher.common.http.server.server import Bounds
@@ -31,6 +32,7 @@ class Program:
     def __init__(self) -> None:
         self.app = Flask(__name__)
         self.app.add_url_rule("/", "index", dict)
+        self.app.add_url_rule("/read", "read", _read, methods=["POST"])
         self.app.add_url_rule("/wait", "wait", lambda: {"gone": _GO.wait(PATIENCE_S)})
 
     def start(self, port: int, host: str) -> None:
@@ -38,6 +40,13 @@ class Program:
 
     def stop(self) -> None:
         _GO.set()
+
+
+def _read() -> tuple[dict[str, Any], int]:
+    try:
+        return {"length": len(read_body(request, 100))}, 200
+    except Problem as refused:
+        return {}, refused.status
 
 
 def child() -> None:
@@ -134,3 +143,39 @@ def test_who_is_told_503_holds_no_thread(tmp_path: Path) -> None:
 def _status(connection: socket.socket) -> bytes:
     connection.sendall(_ASK % b"/")
     return connection.recv(4096).partition(b"\r\n")[0]
+
+
+_BEGUN = (
+    b"POST /read HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 2\r\n\r\n"
+)
+
+
+def test_slow_bodies_of_one_token_leave_threads_to_all_others(tmp_path: Path) -> None:
+    """As many as there are threads stopped a master's HTTP for the 10 s that a body may take."""
+    with _running(tmp_path, in_flight=12) as running, contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(running.connect()) for _ in range(12)]
+        for one in slow:
+            one.sendall(_BEGUN % b"one")
+        refused = 0
+        for one in slow:
+            one.settimeout(1.0)
+            with contextlib.suppress(TimeoutError):
+                assert one.recv(4096).startswith(b"HTTP/1.1 429")
+                refused += 1
+        assert refused == 12 - 3, "a quarter of the requests in flight"
+        began = time.monotonic()
+        with running.connect() as other, running.connect() as asks:
+            other.sendall(_BEGUN % b"other" + b"{}")
+            assert other.recv(4096).startswith(b"HTTP/1.1 200")
+            assert _answer(asks) == b"HTTP/1.1 200 OK"
+        assert time.monotonic() - began < serving_sockets.REQUEST_S / 2, "while three bodies are awaited"
+        for one in slow:
+            one.close()
+        ends = time.monotonic() + PATIENCE_S
+        got = b""
+        while b" 200 " not in got:
+            assert time.monotonic() < ends, running.text()
+            with running.connect() as again:
+                again.sendall(_BEGUN % b"one" + b"{}")
+                got = again.recv(4096)

@@ -68,7 +68,7 @@ def told(feed: TicketFeed, position: str, most: int) -> list[dict[str, Any]]:
     ``event``."""
     ours, theirs = socket.socketpair()
     ours.settimeout(PATIENCE_S)
-    feed.follow(theirs, _T, parse_position(position), with_fields=True)
+    feed.follow(theirs, "", _T, parse_position(position), with_fields=True)
     return read(ours, most)
 
 
@@ -120,7 +120,7 @@ def test_who_may_not_know_what_messages_say_is_told_all_the_rest(feed: TicketFee
     world.link.call("XADD", world.keys.stream, b"2000-0", FIELD, _T, "body", "secret")
     ours, theirs = socket.socketpair()
     ours.settimeout(PATIENCE_S)
-    feed.follow(theirs, _T, parse_position("0"), with_fields=False)
+    feed.follow(theirs, "", _T, parse_position("0"), with_fields=False)
     found = read(ours, 6)
     assert [one["event"] for one in found] == [*["entry", "completed"] * 2, "entry", "state"]
     assert not any("fields" in one for one in found)
@@ -131,11 +131,11 @@ def test_what_messages_say_is_for_operators_and_not_for_viewers() -> None:
     told_fields = []
 
     class Port:
-        def can_follow(self) -> bool:
+        def can_follow(self, who: str) -> bool:
             return True
 
         def follow(
-            self, connection: socket.socket, ticket_id: str, position: list[bytes] | None, with_fields: bool
+            self, connection: socket.socket, who: str, ticket_id: str, position: list[bytes] | None, with_fields: bool
         ) -> None:
             told_fields.append(with_fields)
 
@@ -182,7 +182,7 @@ def test_a_stream_that_could_not_be_read_for_a_moment_is_followed_again(
     fill(world, 1)
     ours, theirs = socket.socketpair()
     ours.settimeout(PATIENCE_S)
-    feed.follow(theirs, _T, None, with_fields=True)
+    feed.follow(theirs, "", _T, None, with_fields=True)
     with ours, ours.makefile("rb") as lines:
         position = next(line for line in lines if line.startswith(b"id: "))
         world.link.call("RENAME", world.keys.stream, "kept")
@@ -215,7 +215,7 @@ def test_a_cut_of_a_work_stream_is_a_gap_only_if_something_is_gone_that_was_not_
     with feeding(link, gathered.keys, SCOPED_TICKET_FIELD.decode()) as feed:
         ours, theirs = socket.socketpair()
         ours.settimeout(PATIENCE_S)
-        feed.follow(theirs, b"a/T", [ids[2], b"0-0", b"0-0"], with_fields=True)
+        feed.follow(theirs, "", b"a/T", [ids[2], b"0-0", b"0-0"], with_fields=True)
         names = [one["event"] for one in read(ours, len(gap) + 6 - cut + 1)]
     assert names == [*gap, *["entry"] * (6 - cut), "state"]
 
@@ -238,7 +238,7 @@ def test_who_reads_slowly_gets_all_that_it_has_missed_over_one_connection(feed: 
 def test_a_hand_over_that_was_not_seen_is_told_with_the_time_of_the_start(feed: TicketFeed, world: World) -> None:
     ours, theirs = socket.socketpair()
     ours.settimeout(PATIENCE_S)
-    feed.follow(theirs, _T, None, with_fields=True)
+    feed.follow(theirs, "", _T, None, with_fields=True)
     with ours, ours.makefile("rb") as lines:
         while b"event: state" not in next(lines):
             pass
@@ -256,7 +256,7 @@ def test_who_was_told_more_by_another_master_has_missed_nothing(feed: TicketFeed
     nor told twice."""
     ours, theirs = socket.socketpair()
     ours.settimeout(PATIENCE_S)
-    feed.follow(theirs, b"other", None, with_fields=True)
+    feed.follow(theirs, "", b"other", None, with_fields=True)
     with ours, ours.makefile("rb") as lines:
         while b"event: state" not in next(lines):
             pass
@@ -264,7 +264,7 @@ def test_who_was_told_more_by_another_master_has_missed_nothing(feed: TicketFeed
         fill(world, 3)
         others, back = socket.socketpair()
         others.settimeout(PATIENCE_S)
-        feed.follow(back, _T, parse_position("1010-1_1026-0_0-0"), with_fields=True)
+        feed.follow(back, "", _T, parse_position("1010-1_1026-0_0-0"), with_fields=True)
         until(lambda: _T in feed._followers and feed._heads[1] == b"1026-0")
         time.sleep(3 * ticket_feed._LOOK_S)
         feed._subscriptions[0].resume()
@@ -299,7 +299,7 @@ def test_a_ticket_that_is_paused_is_told_so_and_when_that_ends(feed: TicketFeed,
     )
     ours, theirs = socket.socketpair()
     ours.settimeout(PATIENCE_S)
-    feed.follow(theirs, _T, None, with_fields=True)
+    feed.follow(theirs, "", _T, None, with_fields=True)
     lines = ours.makefile("rb")
     assert (first := next_event(lines))["state"] == "paused"
     assert first["rule"].startswith("paused by alice: stock is being counted (rule ")

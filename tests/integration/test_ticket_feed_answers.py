@@ -42,7 +42,7 @@ def test_the_state_of_an_idle_ticket_is_told_though_a_reply_about_another_one_go
         for ticket, (ours, theirs) in zip((b"busy", b"idle"), ends, strict=True):
             stack.callback(theirs.close)
             theirs.setblocking(False)
-            feed.follow(ours, ticket, None, with_fields=True)
+            feed.follow(ours, "", ticket, None, with_fields=True)
         with pytest.raises(ReplyUnknown):
             feed.run_once()
         assert lost
@@ -70,10 +70,10 @@ def test_those_who_came_and_left_while_redis_was_away_are_not_remembered() -> No
         stack.callback(feed.on_end)
         stays, its_end = socket.socketpair()
         stack.callback(its_end.close)
-        feed.follow(stays, b"stays", [b"1-1"] * 3, with_fields=True)
+        feed.follow(stays, "", b"stays", [b"1-1"] * 3, with_fields=True)
         for _ in range(5):
             ours, theirs = socket.socketpair()
-            feed.follow(ours, b"leaves", [b"1-1"] * 3, with_fields=True)
+            feed.follow(ours, "", b"leaves", [b"1-1"] * 3, with_fields=True)
             theirs.close()
             with pytest.raises(RedisTrouble):
                 feed.run_once()

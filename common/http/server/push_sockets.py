@@ -7,12 +7,11 @@ few hundred bytes. Who does not read what is sent loses the connection: it can c
 from __future__ import annotations
 
 import logging
-import resource
 import selectors
 import socket
 import ssl
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 from usher.common.base.clock import now_s
@@ -28,8 +27,6 @@ DETACH = "usher.detach"
 #: How often it is looked who was idle for how long.
 _LOOK_S, _HEARTBEAT_S = 1.0, 15.0
 _MOST_BYTES = 262_144
-#: Descriptors that the rest of the program needs.
-_OTHER_FILES = 512
 #: Not now; over TLS it has other names.
 _LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -49,13 +46,20 @@ class LiveSocket:
         "on_written",
         "unwritten",
         "watched",
+        "who",
     )
 
     def __init__(
-        self, owner: LiveSockets, sock: socket.socket, on_closed: Callable[[], None], on_written: Callable[[], None]
+        self,
+        owner: LiveSockets,
+        sock: socket.socket,
+        who: str,
+        on_closed: Callable[[], None],
+        on_written: Callable[[], None],
     ) -> None:
         self._owner = owner
         self._socket = sock
+        self.who = who
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
         self.closed = False
@@ -128,8 +132,8 @@ class LiveSocket:
 
 
 class LiveSockets(Service):
-    """All of them, up to ``most``. ``heartbeat`` gives what is sent to one that was idle for a while, so that its end
-    is noticed."""
+    """All of them, up to ``most``, of which one caller may have half. ``heartbeat`` gives what is sent to one that was
+    idle for a while, so that its end is noticed."""
 
     name = "live"
 
@@ -146,25 +150,31 @@ class LiveSockets(Service):
         self._ear: socket.socket
         self._selector: selectors.BaseSelector
         self._open: dict[LiveSocket, None] = {}
+        self._by_caller: Counter[str] = Counter()
         self._look_s = 0.0
         self.slow = 0
 
-    @property
-    def has_room(self) -> bool:
-        """Return True while one more may come. Approximate: several that come at once may exceed ``most``."""
-        return not self.stopping and len(self._open) < self._most
+    def has_room(self, who: str) -> bool:
+        """Return True while one more may come from the caller ``who``; "": callers are not told apart. Approximate:
+        several that come at once may be too many."""
+        its_most = max(1, self._most // 2) if who else self._most
+        return not self.stopping and len(self._open) < self._most and self._by_caller[who] < its_most
 
     @property
     def count(self) -> int:
         return len(self._open)
 
     def keep(
-        self, sock: socket.socket, on_closed: Callable[[], None], on_written: Callable[[], None] = lambda: None
+        self,
+        sock: socket.socket,
+        who: str,
+        on_closed: Callable[[], None],
+        on_written: Callable[[], None] = lambda: None,
     ) -> LiveSocket:
-        """Take a connection. On the thread of this service ``on_closed`` is called once, when it is gone, and
-        ``on_written`` whenever nothing waits to be written any more."""
+        """Take a connection of the caller ``who``. On the thread of this service ``on_closed`` is called once, when it
+        is gone, and ``on_written`` whenever nothing waits to be written any more."""
         sock.setblocking(False)
-        live = LiveSocket(self, sock, on_closed, on_written)
+        live = LiveSocket(self, sock, who, on_closed, on_written)
         self.post(live, b"")
         return live
 
@@ -221,7 +231,6 @@ class LiveSockets(Service):
         self._ear.close()
 
     def _begin(self) -> None:
-        _allow_files(self._most + _OTHER_FILES)
         self._selector = selectors.DefaultSelector()
         bell, self._ear = socket.socketpair()
         bell.setblocking(False)
@@ -239,6 +248,7 @@ class LiveSockets(Service):
         for live in touched:
             if live not in self._open:
                 self._open[live] = None
+                self._by_caller[live.who] += 1
                 self._selector.register(live.file, live.watched, live)
             self._write(live)
 
@@ -261,6 +271,8 @@ class LiveSockets(Service):
     def _end(self, live: LiveSocket) -> None:
         if self._open.pop(live, self) is self:
             return
+        self._by_caller[live.who] -= 1
+        self._by_caller += Counter()  # those of whom nothing is left go
         self._selector.unregister(live.file)
         live.closed = True
         try:
@@ -269,15 +281,3 @@ class LiveSockets(Service):
             pass  # the other side was first
         live.file.close()
         live.on_closed()
-
-
-def _allow_files(wanted: int) -> None:
-    """Open as many files as are wanted, or as many as we may: the usual limit of 1,024 is one for select(), which
-    nobody uses here."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if allowed < wanted:
-        way_out = "raise the hard limit (ulimit -Hn, LimitNOFILE= of a systemd unit), or lower USHER_FOLLOWERS_LIMIT"
-        event(log, "few_open_files", level=logging.WARNING, allowed=hard, wanted=wanted, way_out=way_out)
-    if soft != resource.RLIM_INFINITY and soft < allowed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

@@ -52,7 +52,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -62,6 +62,7 @@ from gunicorn.arbiter import Arbiter
 from usher.common.base.backoff import backoff_s
 from usher.common.base.errors import StartRefused, UsherError
 from usher.common.base.log import event
+from usher.common.http.server.open_files import within_open_files
 from usher.common.http.server.sockets import Listener, TlsConnection
 from usher.common.http.server.wsgi import exchanges
 from usher.common.http.tls import ServerTls
@@ -76,6 +77,8 @@ log = logging.getLogger(__name__)
 
 #: Threads beyond those that answer: they tell the others that there are too many requests.
 _SPARE_THREADS = 8
+#: The part of the threads, one in so many, that may read bodies of one caller at a time.
+_PARTS = 4
 #: At the end: seconds for requests that are being answered, and how much longer than ``stop`` the arbiter waits before
 #: it kills.
 _LAST_ANSWERS_S = 1
@@ -113,11 +116,12 @@ class Served(Protocol):
 class Bounds:
     """Most connections open at a time (more wait to be accepted), of these from one address (more are closed; loopback,
     where a proxy may be, is not counted), and requests that are answered at a time (more are 503). Live subscriptions
-    are not among them."""
+    are not among them, but for the files that the process may open."""
 
     connections: int = 256
     per_address: int = 64
     in_flight: int = 64
+    subscriptions: int = 0
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,7 @@ def serve(
     """
     tls = None if certificate.cert is None else ServerTls(certificate.cert, certificate.key, TlsConnection)
     listener = _listen(bind, setting)
+    bounds = _within_open_files(bounds)
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in (*Arbiter.SIGNALS, signal.SIGCHLD)}
@@ -167,6 +172,21 @@ def serve(
             os.close(end)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _within_open_files(bounds: Bounds) -> Bounds:
+    connections, subscriptions = within_open_files(bounds.connections, bounds.subscriptions)
+    if (connections, subscriptions) != (bounds.connections, bounds.subscriptions):
+        way_out = "raise the hard limit of open files (ulimit -Hn, LimitNOFILE= of a systemd unit)"
+        event(
+            log,
+            "few_open_files",
+            level=logging.WARNING,
+            connections=connections,
+            subscriptions=subscriptions,
+            way_out=way_out,
+        )
+    return replace(bounds, connections=connections, subscriptions=subscriptions)
 
 
 def url_of(host: str, port: int, tls: bool) -> str:
@@ -398,7 +418,8 @@ class _Program(BaseApplication):
             self._drain.start()
         except UsherError as refused:
             self._refuse(refused)
-        return exchanges(self._served.app, self._bounds.in_flight, lambda: self._asked)
+        bodies = max(1, min(self._bounds.in_flight, self.cfg.threads) // _PARTS)
+        return exchanges(self._served.app, self._bounds.in_flight, bodies, lambda: self._asked)
 
     def _post_worker_init(self, worker: Any) -> None:
         host, port = worker.sockets[0].getsockname()[:2]

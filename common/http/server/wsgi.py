@@ -3,9 +3,11 @@ requests and of their headers, and a say in how a connection ends."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from email.utils import formatdate
 from types import MappingProxyType
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import orjson
 from gunicorn.http.errors import ParseException
 
+from usher.common.http.problem import TooManyBodies
 from usher.common.http.server.push_sockets import DETACH
 from usher.common.http.server.sockets import Bounded
 
@@ -28,19 +31,46 @@ _HEADERS = 8 * 1024
 _REQUEST_LINE = 2048
 
 
+class _Readers:
+    """The bodies that are being read: ``most`` at a time of one caller, so that one who sends slowly leaves threads to
+    the others."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._callers: Counter[tuple[str, str]] = Counter()  # guarded by self._lock
+
+    @contextlib.contextmanager
+    def reading(self, caller: tuple[str, str]) -> Iterator[None]:
+        with self._lock:
+            if self._callers[caller] >= self._most:
+                raise TooManyBodies("this caller sends other bodies")
+            self._callers[caller] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._callers[caller] -= 1
+                if not self._callers[caller]:
+                    del self._callers[caller]
+
+
 class _Input:
     """``wsgi.input`` that raises OSError (TimeoutError: it came too slowly) for a body that is cut short: half a form
     may say something else."""
 
-    def __init__(self, environ: WSGIEnvironment) -> None:
+    def __init__(self, environ: WSGIEnvironment, readers: _Readers) -> None:
         self._body = environ["wsgi.input"]
+        self._readers = readers
+        self._caller = environ.get("REMOTE_ADDR", ""), environ.get("HTTP_AUTHORIZATION", "")
         self._left = int(environ.get("CONTENT_LENGTH") or 0)
         self._is_chunked = "HTTP_TRANSFER_ENCODING" in environ
-        self.is_read = not self._left and not self._is_chunked
+        self.is_read = _has_no_body(environ)
 
     def read(self, size: int = -1) -> bytes:
         try:
-            data: bytes = self._body.read(size)
+            with self._readers.reading(self._caller):
+                data: bytes = self._body.read(size)
         except ParseException as wrong:
             raise OSError("the body is not framed as HTTP wants it") from wrong
         if self._is_chunked:
@@ -54,14 +84,15 @@ class _Input:
         return data
 
 
-def exchanges(app: WSGIApplication, most: int, is_ending: Callable[[], bool]) -> WSGIApplication:
+def exchanges(app: WSGIApplication, most: int, bodies: int, is_ending: Callable[[], bool]) -> WSGIApplication:
     """Wrap ``app``, which calls ``start_response`` before it returns. More than ``most`` requests at a time are 503,
-    request lines of more than 2 KiB 414, and headers of more than 8 KiB 431.
+    request lines of more than 2 KiB 414, and headers of more than 8 KiB 431. A caller (token and address) that sends
+    more than ``bodies`` bodies at a time gets TooManyBodies from ``wsgi.input``.
 
     A connection ends with its answer when the answer says ``Connection: close`` (gunicorn drops that header), when the
     body was not read to its end, and when ``is_ending()``. ``environ[DETACH](keeper)`` makes it the keeper's.
     """
-    places = threading.BoundedSemaphore(most)
+    places, readers = threading.BoundedSemaphore(most), _Readers(bodies)
 
     def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterator[bytes]:
         if len(environ["REQUEST_METHOD"]) + len(environ["RAW_URI"]) + len("  HTTP/1.1") > _REQUEST_LINE:
@@ -71,7 +102,7 @@ def exchanges(app: WSGIApplication, most: int, is_ending: Callable[[], bool]) ->
         if not places.acquire(blocking=False):
             _refuse(environ, "503 Service Unavailable", "too_many_requests_in_flight", {"Retry-After": "1"})
         try:  # a generator: its place is free again when gunicorn has written the answer
-            yield from _exchange(app, environ, start_response, is_ending)
+            yield from _exchange(app, environ, start_response, readers, is_ending)
         finally:
             places.release()
 
@@ -79,9 +110,13 @@ def exchanges(app: WSGIApplication, most: int, is_ending: Callable[[], bool]) ->
 
 
 def _exchange(
-    app: WSGIApplication, environ: WSGIEnvironment, start_response: Any, is_ending: Callable[[], bool]
+    app: WSGIApplication,
+    environ: WSGIEnvironment,
+    start_response: Any,
+    readers: _Readers,
+    is_ending: Callable[[], bool],
 ) -> Iterator[bytes]:
-    body = environ["wsgi.input"] = _Input(environ)
+    body = environ["wsgi.input"] = _Input(environ, readers)
     keepers: list[Callable[[Any], None]] = []
     environ[DETACH] = keepers.append
     started: list[tuple[str, list[tuple[str, str]]]] = []
@@ -121,6 +156,10 @@ def _end(
     raise ConnectionResetError(errno.ECONNRESET, "the answer is written")
 
 
+def _has_no_body(environ: WSGIEnvironment) -> bool:
+    return not int(environ.get("CONTENT_LENGTH") or 0) and "HTTP_TRANSFER_ENCODING" not in environ
+
+
 def _header_bytes(environ: WSGIEnvironment) -> int:
     """Count the bytes of the header lines. gunicorn has dropped those whose name has an underscore, and joined those of
     one name with a comma."""
@@ -146,5 +185,5 @@ def _refuse(
         "X-Content-Type-Options": "nosniff",
         "Content-Length": str(len(body)),
     }
-    wait_s = 0.0 if _Input(environ).is_read else _GOODBYE_S
+    wait_s = 0.0 if _has_no_body(environ) else _GOODBYE_S
     _end(environ["gunicorn.socket"], status, headers.items(), [body], wait_s=wait_s)

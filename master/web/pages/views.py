@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from flask import Blueprint, Response, g, render_template, request
 
 from usher.common.http.app import Problem
-from usher.common.http.auth import needs
+from usher.common.http.auth import caller, needs
 from usher.common.http.credentials import Role
 from usher.common.http.server.push_sockets import DETACH
 from usher.master.insight.formatting import ticket_url
@@ -91,13 +91,13 @@ def _add_live(views: Blueprint, port: PagePort) -> None:
     def live(topic: str) -> Response:
         if topic not in (OVERVIEW, CONSUMERS):
             raise Problem(404)
-        detach = request.environ.get(DETACH)
-        if detach is None or not port.pulse.has_room:
+        detach, who = request.environ.get(DETACH), caller()
+        if detach is None or not port.pulse.has_room(who):
             raise Problem(
                 503, "too_many_followers", "this master has no room for another live page", headers={"Retry-After": "5"}
             )
         if request.method == "GET":
-            detach(lambda connection: port.pulse.follow(connection, topic))
+            detach(lambda connection: port.pulse.follow(connection, who, topic))
         return Response(iter([b": live\n\n"]), content_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
 
