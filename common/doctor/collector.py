@@ -17,7 +17,7 @@ from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.capabilities import ask
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.endpoints import CLUSTER, SENTINEL, coordinates_failovers, mode
-from usher.common.redis.replies import TicketStream, pairs
+from usher.common.redis.replies import TicketStream, pairs, parse_leases
 
 _SETTINGS = (
     "appendonly",
@@ -246,11 +246,9 @@ def _states(link: Link, keys: Keys) -> dict[str, str]:
             incarnations.append(parse(name, stored).incarnation)
         except ValueError:
             continue  # the registry reports it
-    leases = link.pipeline([("GET", keys.lease(incarnation)) for incarnation in incarnations])
-    return {
-        incarnation: lease.decode() if isinstance(lease, bytes) else "lost"
-        for incarnation, lease in zip(incarnations, leases, strict=True)
-    }
+    names = [*map(keys.lease, incarnations), *map(keys.unproven, incarnations)]
+    found = [reply if isinstance(reply, bytes) else None for reply in link.pipeline([("GET", name) for name in names])]
+    return {incarnation: state or "lost" for incarnation, state in zip(incarnations, parse_leases(found), strict=True)}
 
 
 def _state(name: bytes, states: dict[str, str]) -> str:

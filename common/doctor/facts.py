@@ -74,8 +74,8 @@ class Rights:
 
 @dataclass(frozen=True)
 class NameInGroup:
-    """A name in the group. ``state``: live, draining, revoked, lost, reserved (``master``, ``halted``), or unknown (not
-    registered)."""
+    """A name in the group. ``state``: live, starting, draining, revoked, lost, reserved (``master``, ``halted``), or
+    unknown (not registered)."""
 
     name: str
     state: str

@@ -257,3 +257,22 @@ def group_consumers_of(reply: Any) -> list[GroupConsumer]:
 def pairs(flat: Sequence[Any]) -> dict[bytes, Any]:
     """Convert a flat name, value, name, value list to a mapping."""
     return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def leases_command(keys: Keys, incarnations: Sequence[str]) -> tuple[str, ...]:
+    """Return the command that reads the leases of incarnations (at least one)."""
+    return "MGET", *map(keys.lease, incarnations), *map(keys.unproven, incarnations)
+
+
+def parse_leases(reply: Sequence[bytes | None]) -> list[str]:
+    """Parse the reply: live, starting (the lease was not renewed yet, and its holder gets nothing), draining, revoked,
+    or "" without a lease.
+
+    >>> parse_leases([b"live", b"live", b"draining", None, None, b"1", b"1", b"1"])
+    ['live', 'starting', 'draining', '']
+    """
+    half = len(reply) // 2
+    return [
+        "starting" if mark and state == b"live" else (state or b"").decode(errors="replace")
+        for state, mark in zip(reply[:half], reply[half:], strict=True)
+    ]

@@ -18,7 +18,7 @@ from usher.common.protocol.keys import HALTED, MASTER, Keys
 from usher.common.protocol.registration import Registration, parse
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import Link
-from usher.common.redis.replies import group_of, pairs
+from usher.common.redis.replies import group_of, leases_command, pairs, parse_leases
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.insight.lag import lag_of
 from usher.master.membership.registry import RegisteredConsumer, state_of
@@ -131,7 +131,7 @@ class StreamStatsReader:
         by_owner = {name: int(count) for name, count in (summary[3] or ())} if summary else {}
         registered = _registered(stored)
         last = group[b"last-delivered-id"] if group else b"0-0"
-        leases = [("GET", keys.lease(incarnation)) for incarnation in registered]
+        leases = [leases_command(keys, list(registered))] if registered else []
         replies = self._link.pipeline([*INFO_COMMANDS, ("XRANGE", keys.stream, b"(" + last, "+", "COUNT", 1), *leases])
         told, (unread, *states) = replies[: len(INFO_COMMANDS)], replies[len(INFO_COMMANDS) :]
         new = [entry[0] for entry in unread] if isinstance(unread, list) else []
@@ -156,7 +156,7 @@ class StreamStatsReader:
             dead,
             _age_s(oldest, now_ms),
             bool(led),
-            _loads(registered, states, rules, by_owner),
+            _loads(registered, states[0] if states else (), rules, by_owner),
             later.messages,
             late_s,
             _age_s(unheld, now_ms),
@@ -192,13 +192,13 @@ def _registered(stored: Any) -> dict[str, Registration]:
 
 
 def _loads(
-    registered: dict[str, Registration], leases: list[Any], rules: Rulebook, by_owner: dict[bytes, int]
+    registered: dict[str, Registration], leases: Any, rules: Rulebook, by_owner: dict[bytes, int]
 ) -> dict[str, ConsumerStats]:
+    if isinstance(leases, Exception):
+        raise leases
     loads = {}
-    for (incarnation, one), lease in zip(registered.items(), leases, strict=True):
-        if isinstance(lease, Exception):
-            raise lease
-        state = state_of(RegisteredConsumer(one, (lease or b"").decode()), rules)
+    for (incarnation, one), lease in zip(registered.items(), parse_leases(leases), strict=True):
+        state = state_of(RegisteredConsumer(one, lease), rules)
         loads[one.name] = ConsumerStats(state, by_owner.get(incarnation.encode(), 0), one.slots, one.capacity)
     return loads
 

@@ -14,7 +14,7 @@ from usher.common.base.log import event
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import Registration, parse
 from usher.common.redis.client import Link
-from usher.common.redis.replies import pairs
+from usher.common.redis.replies import leases_command, pairs, parse_leases
 from usher.common.runtime.service import Service
 from usher.master.leader.elector import Lead
 from usher.master.membership.lease_clamp import clamp_leases
@@ -63,11 +63,10 @@ def members_of(link: Link, keys: Keys, registered: Any) -> dict[str, RegisteredC
     if not registrations:
         return {}
     names = [registration.incarnation for registration in registrations]
-    found = link.call("MGET", *map(keys.lease, names), *map(keys.unproven, names))
-    states, marks = found[: len(names)], found[len(names) :]
+    states = parse_leases(link.call(*leases_command(keys, names)))
     return {
-        name: RegisteredConsumer(registration, "starting" if mark and state == b"live" else (state or b"").decode())
-        for name, registration, state, mark in zip(names, registrations, states, marks, strict=True)
+        name: RegisteredConsumer(registration, state)
+        for name, registration, state in zip(names, registrations, states, strict=True)
     }
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.integration.factories import LEASE_MS, World
 from usher.common.base.errors import RedisTrouble
+from usher.common.doctor.collector import collect
 from usher.common.observability.metrics import Metrics
 from usher.common.protocol.registration import Registration
 from usher.common.redis.client import Link
@@ -139,6 +140,9 @@ def test_who_has_not_renewed_yet_is_starting_and_lives_with_the_first_renewal_of
     assert reading.states() == {new.incarnation: "starting"}
     assert [member.accepts for member in reading.told[-1].values()] == [False]
     assert _spent(world, reading.reader.run_once) == {"mget": 1}
+    told = collect(world.link, world.keys, LEASE_MS).stream
+    assert told is not None
+    assert told.living == 0, "the doctor does not count it either"
     woken.clear()
     for _ in range(2):
         new.steps.renew(LEASE_MS)

@@ -34,12 +34,14 @@ def test_what_waits_where_is_told_apart(world: World) -> None:
     world.parked(leader, b"V")
     world.send(b"W")
     world.end_lease(b)
+    world.join("c", renews=False)
     seen = StreamStatsReader(world.link, world.keys).read()
     assert (seen.entries, seen.lag, seen.lag_is_exact, seen.pending) == (4, 1, True, 3)
     assert (seen.handed_over, seen.parked, seen.halted, seen.tickets, seen.unfinished) == (1, 2, 0, 1, 4)
     assert {name: (load.state, load.pending) for name, load in seen.consumers.items()} == {
         "a": ("live", 1),
         "b": ("lost", 0),
+        "c": ("starting", 0),
     }
     assert seen.led
     assert lag_document(seen) | {"time_ms": 0, "oldest_seconds": 0} == {
