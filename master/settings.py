@@ -33,6 +33,15 @@ class MasterSettings(CommonSettings):
     ticket_window: int = Field(
         512, ge=1, le=10_000, description="Most entries of one ticket handed over at a time; more wait."
     )
+    hand_over_seconds: float = Field(
+        1.0,
+        ge=0.05,
+        le=3600,
+        description=(
+            "How much work a consumer is given at a time, in seconds: as many messages as it was seen to finish in"
+            " them, up to its capacity, and at least two tickets per slot."
+        ),
+    )
     parked_limit: int = Field(
         2_000_000, ge=1, description="Most entries that wait in all; at this many the master stops reading."
     )

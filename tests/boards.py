@@ -57,7 +57,7 @@ def owner_of(board: Board, ticket: bytes) -> str:
 
 
 def freed(board: Board, incarnation: str, ticket: bytes, entry_ids: Iterable[bytes]) -> list[str]:
-    return board.acknowledged(incarnation, ticket, list(entry_ids))
+    return board.acknowledged(incarnation, ticket, list(entry_ids), 0.0)
 
 
 def held_back(board: Board) -> list[BoardTicket]:

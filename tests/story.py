@@ -175,7 +175,7 @@ class Story:
             done = self._redis.ack(owner, ticket, [entry_id])
             assert done, f"{owner} may not acknowledge {entry_id!r}"
             if not unreported:
-                self._leader.board.acknowledged(owner, ticket, done)
+                self._leader.board.acknowledged(owner, ticket, done, 0.0)
 
     def _die(self, name: str, unnoticed: str | None) -> None:
         del self._redis.leases[self._incarnation(name)]

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NO_LOCK = "-"
+#: Header of the answer to a report: how many messages the leader gives this consumer at a time.
+WINDOW_HEADER = "Usher-Window"
 #: The evidence of a name lock: the lock (boot id, device, inode), and a moment at which it was held.
 _EVIDENCE = re.compile(r"([^:]+:[0-9]+:[0-9]+):([0-9]{1,20})")
 

@@ -49,8 +49,9 @@ Item = tuple[bytes, int, Sequence[bytes]]
 class Reporter(Service):
     """The service that sends acknowledgement reports. The acker's thread calls ``add``.
 
-    ``spare``: messages that this consumer may have beyond those that run; while half of them wait to be reported, the
-    others keep it busy. ``ticket_window``: most messages of one ticket here; the leader hands over more of it when half
+    ``slots``: messages that run at a time. While half of those that it may have beyond these wait to be reported, the
+    others keep it busy; the leader says how many these are, and one of a former version gives up to ``capacity``.
+    ``ticket_window``: most messages of one ticket here; the leader hands over more of it when half
     of them are done (master/policy/board/ownership.py).
     """
 
@@ -60,7 +61,8 @@ class Reporter(Service):
         self,
         masters: MasterClient,
         incarnation: str,
-        spare: int,
+        slots: int,
+        capacity: int,
         ticket_window: int,
         keeps_up: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -74,7 +76,10 @@ class Reporter(Service):
         self._size = 0  # number of ids in _items; _lock guards all three
         self._lock = threading.Lock()
         self._keeps_up = keeps_up
-        self._enough = min(MOST_IDS, max(1, spare // 2))
+        self._slots = slots
+        self._capacity = capacity
+        self._enough = 1
+        self._take_window(2 * slots)  # the least that a leader gives
         self._enough_of_one = max(1, ticket_window // 2)
         self._hurry = False
         self._calm = False  # this thread may be in the long pause
@@ -111,6 +116,7 @@ class Reporter(Service):
             return _PAUSE_S
         if answer.status in (200, 204):
             self.sent += 1
+            self._take_window(answer.window)
             self._tell_dropped()
         elif answer.status == 429:
             self._put_back(report)
@@ -124,6 +130,11 @@ class Reporter(Service):
         else:
             self._drop(report, f"{answer.url} answered {answer.status}")
         return 0.0
+
+    def _take_window(self, window: int | None) -> None:
+        """Note how many messages this consumer may have."""
+        spare = (self._capacity if window is None else window) - self._slots
+        self._enough = min(MOST_IDS, max(1, spare // 2))
 
     def _early_s(self) -> float:
         """Return the seconds until the next report may go."""

@@ -14,6 +14,7 @@ import urllib3
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import RedisTrouble
+from usher.common.protocol.registration import WINDOW_HEADER
 
 _CONNECT_S, _READ_S = 1.0, 5.0
 _TIMEOUT = urllib3.Timeout(connect=_CONNECT_S, read=_READ_S)
@@ -25,13 +26,15 @@ class MasterUnavailable(RedisTrouble):
 
 class MasterAnswer(NamedTuple):
     """The answer of a master. ``document`` is empty when it was not a JSON object, ``sent_s`` the time at which this
-    very request left, ``retry_after_s`` the pause that the master asks for."""
+    very request left, ``retry_after_s`` the pause that the master asks for, ``window`` how many messages the leader
+    gives us at a time."""
 
     url: str
     status: int
     document: Mapping[str, Any]
     sent_s: float
     retry_after_s: float = 0.0
+    window: int | None = None
 
 
 class MasterClient:
@@ -86,6 +89,7 @@ class MasterClient:
                 _document(response.data),
                 sent_s,
                 _seconds(response.headers.get("Retry-After", "")),
+                _number(response.headers.get(WINDOW_HEADER, "")),
             )
             if answer.status != 503:
                 return answer
@@ -103,6 +107,10 @@ class MasterClient:
 def _seconds(text: str) -> float:
     """Return the seconds of a Retry-After header, 0.0 when it has none: our masters send whole seconds."""
     return float(text) if text.isdecimal() else 0.0
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
 
 
 def _document(body: bytes) -> Mapping[str, Any]:

@@ -93,7 +93,7 @@ class Dispatcher(Service):
         self._members: dict[str, RegisteredConsumer] = {}
         self._steps: LeaderScripts | None = None
         self._connection = 0  # number of the link's connection in this epoch
-        self.board = Board(limits.ticket_window)
+        self.board = self._new_board()
         self.counts = LeaderCounters()
         self._recoverer = Recoverer(self.counts)
         self._halted_tickets = HaltedTickets()
@@ -137,6 +137,12 @@ class Dispatcher(Service):
         """Return how much of the ticket memory has parked, while this master leads; None when nothing is known. It may
         be a moment old."""
         return self.board.parked_of(ticket) if self.leads else None
+
+    def window(self, incarnation: str) -> int | None:
+        """Return how many messages this incarnation is given at a time; None when it is not known. It may be a moment
+        old."""
+        consumer = self.board.consumers.get(incarnation)
+        return None if consumer is None else consumer.pace.window
 
     # ---- epochs ------------------------------------------------------------------------------------------------------
 
@@ -187,7 +193,10 @@ class Dispatcher(Service):
         self._recoverer = Recoverer(self.counts)
         self._idle_sweep = IdleSweep(self._limits.min_idle_ms, self._limits.sweep_s)
         if self.board.tickets or self.board.consumers:
-            self.board = Board(self._limits.ticket_window)
+            self.board = self._new_board()
+
+    def _new_board(self) -> Board:
+        return Board(self._limits.ticket_window, self._limits.work_s)
 
     def _begin(self, epoch: int) -> None:
         self._drop_memory()
@@ -197,7 +206,7 @@ class Dispatcher(Service):
         )
         steps.check()
         self._connection = self._link.connections
-        found = take_over(self._link, self._keys, self._stream, steps, limits.ticket_window, memory, self.made_progress)
+        found = take_over(self._link, self._keys, self._stream, steps, self._new_board(), memory, self.made_progress)
         self.board, self._members = found.board, found.members
         self._cursor.begin(found.last_delivered, found.repeats_until, found.highest_pending)
         self._position_saver.begin(found.last_delivered)
@@ -260,7 +269,7 @@ class Dispatcher(Service):
         for _ in range(len(self._events)):
             posted = self._events.popleft()
             if isinstance(posted, Report):
-                posted.answer(self.board)
+                posted.answer(self.board, now_s())
             elif isinstance(posted, ChangedElsewhere):
                 self._unsure.update(posted.tickets)
                 self._rules_due |= posted.rules

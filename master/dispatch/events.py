@@ -25,12 +25,12 @@ class Report:
     fenced: bool = False
     answered: threading.Event = field(default_factory=threading.Event)
 
-    def answer(self, board: Board) -> None:
+    def answer(self, board: Board, now_s: float) -> None:
         """Free the messages that are done, and answer the waiting thread."""
         if self.wants_answers:
-            self.answers = [board.acknowledged(self.incarnation, ticket, ids) for ticket, ids in self.items]
+            self.answers = [board.acknowledged(self.incarnation, ticket, ids, now_s) for ticket, ids in self.items]
         else:
-            board.free(self.incarnation, self.items)
+            board.free(self.incarnation, self.items, now_s)
             self.answers = []
         self.fenced = self.incarnation not in board.consumers
         self.answered.set()

@@ -13,6 +13,7 @@ class LeaderLimits:
 
     batch: int
     ticket_window: int
+    work_s: float
     parked: int
     reconcile_s: float
     sweep_s: float
@@ -26,6 +27,7 @@ def limits_of(settings: MasterSettings) -> LeaderLimits:
     return LeaderLimits(
         batch=settings.batch_size,
         ticket_window=settings.ticket_window,
+        work_s=settings.hand_over_seconds,
         parked=settings.parked_limit,
         reconcile_s=settings.reconcile_seconds,
         sweep_s=settings.sweep_seconds,

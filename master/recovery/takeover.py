@@ -60,16 +60,15 @@ def take_over(
     keys: Keys,
     stream: TicketStream,
     steps: LeaderScripts,
-    ticket_window: int,
+    board: Board,
     memory: Memory,
     made_progress: Callable[[], None],
 ) -> Takeover:
-    """Read everything from Redis. ``memory``, from before this epoch, only makes the report about a lost group more
-    exact.
+    """Read everything from Redis onto an empty ``board``. ``memory``, from before this epoch, only makes the report
+    about a lost group more exact.
 
     Raises Fenced, and what Link.call raises.
     """
-    board = Board(ticket_window)
     _ensure_group(stream, keys, steps, memory, made_progress)
     span = stream.span() or Span(None, ZERO)
     delivered = stream.last_delivered()

@@ -96,6 +96,9 @@ class ServicePort:
             raise IncarnationFenced
         return posted.answers
 
+    def window(self, incarnation: str) -> int | None:
+        return self._dispatcher.window(incarnation)
+
     def consumers(self) -> list[dict[str, Any]]:
         return self._status.consumers()
 

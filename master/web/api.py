@@ -29,7 +29,7 @@ from usher.common.http.fields import Fitting, PageLimit, TicketId
 from usher.common.http.openapi import tells
 from usher.common.http.rate_limits import rarely
 from usher.common.protocol.message import unkeyed_ticket
-from usher.common.protocol.registration import NAME, NO_LOCK, name_of
+from usher.common.protocol.registration import NAME, NO_LOCK, WINDOW_HEADER, name_of
 from usher.master.membership.health_url import HealthHosts, UnfitUrl, host_of
 from usher.master.operations.action_log import By
 from usher.master.web.documents import Audit, Consumers, Deregistered, Registered, Reported, Sources, Ticket, Tickets
@@ -191,7 +191,9 @@ def _add_work(api: Blueprint, port: MasterPort, health_hosts: HealthHosts) -> No
         results = port.acknowledge(report)
         if not minimal:
             return answer({"results": results})
-        taken = Response(status=204, headers={"Preference-Applied": _MINIMAL})
+        # The consumer reports again before half of what it may have is done, so that it need not wait for more.
+        window = {} if (messages := port.window(report.incarnation)) is None else {WINDOW_HEADER: str(messages)}
+        taken = Response(status=204, headers={"Preference-Applied": _MINIMAL, **window})
         del taken.headers["Content-Type"]
         return taken
 

@@ -91,6 +91,9 @@ class MasterPort(Protocol):
     def deregister(self, incarnation: str) -> bool:
         """Take a consumer's goodbye; False: the incarnation is unknown."""
 
+    def window(self, incarnation: str) -> int | None:
+        """Return how many messages the leader gives this incarnation at a time, at the moment; None: not known."""
+
     def acknowledge(self, report: AckReport) -> list[list[str]]:
         """Return ``ok``, ``gone`` or ``stale`` for each id of each item, if answers are wanted. Raises NotLeader,
         IncarnationFenced."""

@@ -8,6 +8,7 @@ the call back to send it later, as a socket does whose sender has given up.
 from __future__ import annotations
 
 import enum
+import math
 import re
 import time
 import uuid
@@ -252,7 +253,7 @@ class ConsumerActor:
         self.steps = OwnerScripts(runner_on(self.link), keys, registration)
         self.lease = OwnLease(_LEASE_S, now_s())
         self.lanes = Lanes()
-        self.reporter = Reporter(MasterClient(["http://127.0.0.1:1"], ""), self.incarnation, 1000, 512)
+        self.reporter = Reporter(MasterClient(["http://127.0.0.1:1"], ""), self.incarnation, 8, 1008, 512)
         self.lost: list[str] = []
         self.read_link = TroubledLink(url, f"test:{self.incarnation}:read")
         self.acker = Acker(
@@ -470,7 +471,7 @@ class Stage:
         spread: bool = False,
     ) -> MasterActor:
         """A master; ``elect`` makes it lead."""
-        limits = LeaderLimits(batch, window, 10_000, reconcile_s, 1e9, 2 * LEASE_MS, FIELD, spread=spread)
+        limits = LeaderLimits(batch, window, math.inf, 10_000, reconcile_s, 1e9, 2 * LEASE_MS, FIELD, spread=spread)
         made = MasterActor(self.url, self.keys, name, limits, dispatch_url=dispatch_url)
         self._open.append(made)
         return made

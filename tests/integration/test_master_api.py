@@ -69,6 +69,9 @@ class Desk:
         self._trouble(incarnation)
         return incarnation != "unknown:1"
 
+    def window(self, incarnation: str) -> int | None:
+        return 80 if incarnation == "c1:7" else None
+
     def acknowledge(self, report: AckReport) -> list[list[str]]:
         self._trouble(report.incarnation)
         if report.incarnation == "standby:1":
@@ -241,6 +244,7 @@ def test_whoever_prefers_it_gets_no_words(master: Running, prefer: str) -> None:
         "return=minimal",
     )
     assert "Content-Type" not in answered.headers
+    assert answered.headers["Usher-Window"] == "80", "so many messages it is given at a time"
 
 
 @pytest.mark.parametrize("prefer", ["", "return=representation", "minimal", "x-return=minimal", "wait=1"])

@@ -272,7 +272,7 @@ _post = Dispatcher.post
 
 def _frees_at_once(dispatcher: Any, posted: Any) -> None:
     if isinstance(posted, Report):
-        posted.answer(dispatcher.board)
+        posted.answer(dispatcher.board, 0.0)
     else:
         _post(dispatcher, posted)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -26,7 +27,7 @@ class Looker:
         self.leader: LeaderScripts = world.elect()
         self.board = Board(10)
         self.board.join("a:1", "a", 8, room, True)
-        self.cursor = StreamCursor(LeaderLimits(batch, 10, 100_000, 1.0, 1.0, 1000, FIELD), ear)
+        self.cursor = StreamCursor(LeaderLimits(batch, 10, math.inf, 100_000, 1.0, 1.0, 1000, FIELD), ear)
         self.cursor.begin(ZERO, None)
         self.seen: list[bytes] = []
 

@@ -38,7 +38,7 @@ def _acker(world: World, lanes: Lanes, enough: int = 500, was_quiet: bool = Fals
     world.owned(world.elect(), owner, b"T", b"1-1", b"2-1")
     link = Link(world.link.url, "test:ack")
     steps = OwnerScripts(ScriptRunner(link), world.keys, owner.registration)
-    reporter = Reporter(MasterClient(["http://127.0.0.1:1"], ""), owner.incarnation, 1000, 512)
+    reporter = Reporter(MasterClient(["http://127.0.0.1:1"], ""), owner.incarnation, 8, 1008, 512)
     acker = Acker(link, steps, lanes, reporter, owner.incarnation, Linger(_NEVER_S, enough), 0, lambda why: None)
     acker._flushed_s = -math.inf if was_quiet else now_s()
     acker.start()

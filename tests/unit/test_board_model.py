@@ -198,13 +198,13 @@ class BoardMachine(RuleBasedStateMachine):
             self.reports.append((owner, ticket, ids))
 
     def _report(self, incarnation: str, ticket: bytes, ids: Sequence[bytes]) -> list[str]:
-        answers = self.board.acknowledged(incarnation, ticket, ids)
+        answers = self.board.acknowledged(incarnation, ticket, ids, 0.0)
         assert len(answers) == len(ids)
         return answers
 
     def _report_quietly(self, owner: str, ticket: bytes, ids: Sequence[bytes]) -> None:
         """With others that say nothing: of a ticket that nobody knows, and the same once more."""
-        self.board.free(owner, [(b"T-unknown", ids), (ticket, ids), (ticket, ids)])
+        self.board.free(owner, [(b"T-unknown", ids), (ticket, ids), (ticket, ids)], 0.0)
 
     @precondition(lambda self: self.reports)
     @rule(some=some, again=st.booleans())

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 from usher.master.policy.board.placement import Affinity, OpenConsumers
 from usher.master.policy.board.tickets import BoardTicket, ConsumerLoad
+from usher.master.policy.board.work_pace import WorkPace
 
 BEST, SECOND, THIRD = Affinity(["c1", "c2", "c3"]).ranking(b"42")
 
 
 def consumer(name: str, in_flight: int = 0, slots: int = 2, capacity: int = 100, generation: int = 1) -> ConsumerLoad:
-    return ConsumerLoad(f"{name}:{generation}", name, slots, capacity, True, in_flight)
+    pace = WorkPace(slots, capacity, math.inf)
+    return ConsumerLoad(f"{name}:{generation}", name, slots, capacity, True, pace, in_flight)
 
 
 def chosen(*consumers: ConsumerLoad, home: str = "") -> str:

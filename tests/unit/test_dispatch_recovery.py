@@ -273,5 +273,5 @@ class TestRecords:
         board.mark_lost("c2:1")
         arrive(board, b"P", 100)
         assert board.quiet_since(3.0) == [b"T0", b"T1", b"T2"]
-        board.acknowledged("c1:1", b"T0", ids(55))
+        board.acknowledged("c1:1", b"T0", ids(55), 0.0)
         assert board.quiet_since(1.0) == [b"T0"], "a report that freed nothing tells nothing"

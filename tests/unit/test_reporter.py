@@ -22,6 +22,7 @@ class Leader:
         self.wait_s = 0.0  # not 0: it refuses, because it was asked too often
         self.status = 200
         self.longest_s = 1.0
+        self.window: int | None = None
 
     def close(self) -> None:
         """Nothing is open."""
@@ -33,7 +34,7 @@ class Leader:
         self.reports.append(
             [entry_id for ticket in orjson.loads(body)["tickets"] for entry_id in ticket["message_ids"]]
         )
-        return MasterAnswer("", self.status, {}, 0.0)
+        return MasterAnswer("", self.status, {}, 0.0, window=self.window)
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def items(first: int, count: int, of_one: bool = False) -> list[Any]:
 def begun(spare: int, window: int = 128, keeps_up: Callable[[], bool] = lambda: False) -> tuple[Reporter, Leader]:
     """A reporter that has just reported one id."""
     leader = Leader()
-    reporter = Reporter(leader, "c:1", spare, window, keeps_up)  # type: ignore[arg-type]
+    reporter = Reporter(leader, "c:1", 0, spare, window, keeps_up)  # type: ignore[arg-type]
     reporter.add(items(1, 1))
     assert reporter.run_once() == 0.0
     assert leader.reports == [["1-0"]], "the first one goes at once"
@@ -60,7 +61,7 @@ def test_masters_that_never_answer_do_not_make_the_consumer_unwell() -> None:
     """Masters revoke the lease of one that says so for ten seconds, as it did with three of them."""
     masters = MasterClient([f"http://m{number}:8700" for number in range(5)], "")
     assert masters.longest_s == 6 * (1 + 5)
-    assert Reporter(masters, "c:1", 100, 128).stalls_after_s > masters.longest_s + 5
+    assert Reporter(masters, "c:1", 8, 108, 128).stalls_after_s > masters.longest_s + 5
 
 
 def test_what_follows_waits_for_the_end_of_the_pause(clock: Clock) -> None:
@@ -118,7 +119,7 @@ def test_what_comes_while_it_looks_whether_the_consumer_keeps_up_wakes_it(clock:
             reporter.add(items(3, 1))
         return look is None
 
-    reporter = Reporter(Leader(), "c:1", 2000, 128, keeps_up)  # type: ignore[arg-type]
+    reporter = Reporter(Leader(), "c:1", 0, 2000, 128, keeps_up)  # type: ignore[arg-type]
     reporter.add(items(1, 1))
     reporter.run_once()
     reporter.add(items(2, 1))
@@ -192,6 +193,22 @@ def test_half_of_what_is_spare_is_enough(clock: Clock, spare: int, enough: int) 
     reporter.add(items(6000, min(1, enough - 1)))
     reporter.run_once()
     assert len(leader.reports) == 2, "the hurry ends with the report"
+
+
+def test_a_window_that_the_leader_tells_takes_the_place_of_the_capacity(clock: Clock) -> None:
+    """The leader begins with twice the slots, and lets a fast consumer have more as soon as it hears of it."""
+    leader = Leader()
+    reporter = Reporter(leader, "c:1", 8, 2000, 512)  # type: ignore[arg-type]
+    reporter.add(items(1, 1))
+    reporter._last_s = clock.s  # it has just reported
+    assert reporter.run_once() > 0 and not leader.reports
+    leader.window = 80
+    reporter.add(items(2, 3))
+    assert reporter.run_once() == 0.0, "four are half of what it has beyond those that run"
+    reporter.add(items(10, 35))
+    assert reporter.run_once() > 0 and len(leader.reports) == 1
+    reporter.add(items(100, 1))
+    assert reporter.run_once() == 0.0 and len(leader.reports) == 2
 
 
 def test_more_than_fits_goes_in_several_reports(clock: Clock) -> None:

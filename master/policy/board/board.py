@@ -6,6 +6,7 @@ to running); the script's reply then confirms or refuses it (``confirm``).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from usher.master.policy.board.ownership import Ownership
@@ -26,10 +27,11 @@ class Board:
     The ownership and the gate do not know each other: each method here concerns both.
     """
 
-    def __init__(self, ticket_window: int) -> None:
+    def __init__(self, ticket_window: int, work_s: float = math.inf) -> None:
+        """Make an empty board. ``work_s``: seconds of work that a consumer is given at a time (``WorkPace``)."""
         self._queue = RunQueue(ticket_window)
         self._gate = RuleGate(ticket_window)
-        self._ownership = owned = Ownership(ticket_window, self._queue, self._gate.worth_keeping)
+        self._ownership = owned = Ownership(ticket_window, work_s, self._queue, self._gate.worth_keeping)
         self.tickets, self.consumers = owned.tickets, owned.consumers
         # These are the ownership's own, for rules have no say in them. Bound, not forwarded: ``arrive`` runs for every
         # message.

@@ -15,19 +15,23 @@ from usher.common.protocol.stream_id import ZERO, before, rank
 from usher.master.policy.board.placement import OpenConsumers
 from usher.master.policy.board.plans import HALTED, NOBODY, RETURNED, TAIL, TargetPlan, TargetReply, TicketPlan
 from usher.master.policy.board.tickets import MOVING, OPEN, BoardTicket, ConsumerLoad, Rereading, RunQueue, Standing
+from usher.master.policy.board.work_pace import WorkPace
 
 
 class Ownership:
     """All tickets in processing or parked, their owners, and the load of every consumer."""
 
-    def __init__(self, ticket_window: int, queue: RunQueue, worth_keeping: Callable[[BoardTicket], int]) -> None:
-        """Start with nothing. ``queue``: for tickets that may be planned. ``worth_keeping``: returns how many messages
-        of a ticket to have in memory when Redis keeps account of the others."""
+    def __init__(
+        self, ticket_window: int, work_s: float, queue: RunQueue, worth_keeping: Callable[[BoardTicket], int]
+    ) -> None:
+        """Start with nothing. ``work_s``: see WorkPace. ``queue``: for tickets that may be planned. ``worth_keeping``:
+        returns how many messages of a ticket to have in memory when Redis keeps account of the others."""
         self.tickets: dict[bytes, BoardTicket] = {}
         self.consumers: dict[str, ConsumerLoad] = {}
         self.in_flight = 0
         self.parked = 0
         self._window = ticket_window
+        self._work_s = work_s
         self._queue = queue
         self._worth_keeping = worth_keeping
         self._open = OpenConsumers(())
@@ -40,9 +44,12 @@ class Ownership:
         """Add a living incarnation, or note that it accepts new work or no longer does."""
         consumer = self.consumers.get(incarnation)
         if consumer is None:
-            consumer = self.consumers[incarnation] = ConsumerLoad(incarnation, name, slots, capacity, accepts)
+            pace = WorkPace(slots, capacity, self._work_s)
+            consumer = self.consumers[incarnation] = ConsumerLoad(incarnation, name, slots, capacity, accepts, pace)
             self._rank()
         elif consumer.accepts != accepts:
+            if (slots, capacity) != (consumer.slots, consumer.capacity):
+                consumer.pace = WorkPace(slots, capacity, self._work_s)
             consumer.accepts, consumer.slots, consumer.capacity = accepts, slots, capacity
             self._rank()
         for ticket in [self.tickets[of_it] for of_it in consumer.tickets] if accepts else ():
@@ -172,7 +179,7 @@ class Ownership:
             ticket.parked = deque(sorted({*parked, *ids}, key=rank))
         self.parked += len(ticket.parked) - count
 
-    def free(self, incarnation: str, items: Iterable[tuple[bytes, Sequence[bytes]]]) -> None:
+    def free(self, incarnation: str, items: Iterable[tuple[bytes, Sequence[bytes]]], now_s: float) -> None:
         """Free the messages that a report says are done: these ids of these tickets.
 
         By id and incarnation, never by counting: doubled, late or reordered reports change nothing, nor does the report
@@ -194,11 +201,11 @@ class Ownership:
                 freed += count - len(running)
                 touched.append(ticket)
         if freed:
-            self._release(consumer, freed)
+            self._release(consumer, freed, now_s)
         for ticket in touched:
             self._finish(ticket)
 
-    def acknowledged(self, incarnation: str, name: bytes, ids: Sequence[bytes]) -> list[str]:
+    def acknowledged(self, incarnation: str, name: bytes, ids: Sequence[bytes], now_s: float) -> list[str]:
         """Free one ticket's ids, and answer for each.
 
         Return for each id ``ok`` (freed), ``gone`` (not in processing: a repetition) or ``stale`` (another consumer has
@@ -212,7 +219,7 @@ class Ownership:
         for entry_id in ids:
             answers.append("ok" if entry_id in left else "gone")
             left.discard(entry_id)
-        self.free(incarnation, [(name, ids)])
+        self.free(incarnation, [(name, ids)], now_s)
         return answers
 
     def forget(self, entries: Sequence[tuple[bytes, bytes]]) -> None:
@@ -228,11 +235,15 @@ class Ownership:
                 if not ticket.parked and not ticket.running:
                     self._finish(ticket)
 
-    def _release(self, consumer: ConsumerLoad, count: int) -> None:
-        """Take ``count`` messages off a consumer. Tickets that waited for room try again."""
-        if consumer.in_flight >= consumer.capacity:
-            self._open.has_room_again(consumer)
+    def _release(self, consumer: ConsumerLoad, count: int, done_s: float | None = None) -> None:
+        """Take ``count`` messages off a consumer, which finished them at ``done_s``. Tickets that waited for room try
+        again."""
+        was_full = consumer.room <= 0
+        if done_s is not None:
+            consumer.pace.finished(count, done_s)
         consumer.in_flight -= count
+        if was_full:
+            self._open.has_room_again(consumer)
         self.in_flight -= count
         if consumer.waiting:
             self._queue.retry(consumer.waiting)
@@ -243,6 +254,9 @@ class Ownership:
         nothing is left."""
         owner = ticket.owner
         if not ticket.running and ticket.standing is OPEN and owner is not None:
+            if len(owner.tickets) == owner.pace.tickets:  # it may have one ticket more now
+                self._open.has_room_again(owner)
+                self._queue.retry_unassigned()
             owner.tickets.pop(ticket.name, None)
             ticket.owner, ticket.believed = None, NOBODY
             self._queue.retry(owner.waiting)  # it may wait there, and is no longer bound to that consumer
@@ -281,8 +295,8 @@ class Ownership:
         if not consumer.accepts:
             return None
         count = min(len(ticket.parked), self._window - len(ticket.running), most)
-        if count > consumer.room:
-            count = consumer.room
+        if count > (room := consumer.room_for(ticket)):
+            count = room
             if count <= 0:
                 ticket.queued = True
                 consumer.waiting.append(ticket)
@@ -307,6 +321,8 @@ class Ownership:
         if ticket.owner is None:
             ticket.owner, ticket.compared_s = consumer, now_s
             consumer.tickets[ticket.name] = None
+        if not consumer.in_flight:
+            consumer.pace.began(now_s)
         consumer.in_flight += count
         self.in_flight += count
         return part

@@ -125,13 +125,13 @@ class OpenConsumers:
         loaded.
 
         Return None when no consumer has room. A consumer with a free handler slot is never over the bound: at low load,
-        tickets stay where they belong.
+        tickets stay where they belong. Load is compared in seconds of work: by what each may have.
         """
         names, found = self._affinity.ranking(ticket.name), self._by_name.get
         for name in (ticket.home, *names) if ticket.home else names:
             consumer = found(name)
-            if consumer is None or (load := consumer.in_flight) >= consumer.capacity:
+            if consumer is None or consumer.room <= 0:
                 continue
-            if load < bound or load < consumer.slots:
+            if (load := consumer.in_flight) < bound or load < consumer.slots:
                 return consumer
-        return min(self._with_room(), key=lambda consumer: consumer.in_flight / consumer.capacity, default=None)
+        return min(self._with_room(), key=lambda consumer: consumer.in_flight / consumer.pace.window, default=None)

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.master.policy.board.plans import NOBODY
+from usher.master.policy.board.work_pace import WorkPace
 
 
 class Standing(enum.Enum):
@@ -87,7 +88,8 @@ class ConsumerLoad:
     name: str
     slots: int
     capacity: int
-    accepts: bool = True
+    accepts: bool
+    pace: WorkPace
     in_flight: int = 0
     # In the order in which it got them: a set's order differs from process to process.
     tickets: dict[bytes, None] = field(default_factory=dict)
@@ -95,8 +97,20 @@ class ConsumerLoad:
 
     @property
     def room(self) -> int:
-        """Number of messages that it may yet be handed."""
-        return self.capacity - self.in_flight
+        """Number of messages that it may yet be handed: up to its pace, and one each of as many tickets as keep its
+        handlers busy. Messages of one ticket run one after the other, so they alone do not."""
+        pace = self.pace
+        room = pace.window - self.in_flight
+        if room < (more := pace.tickets - len(self.tickets)):
+            room = more
+        return min(room, self.capacity - self.in_flight)
+
+    def room_for(self, ticket: BoardTicket) -> int:
+        """Return how many messages of this ticket it may yet be handed."""
+        room = self.pace.window - self.in_flight
+        if room <= 0 and ticket.owner is None and self.room > 0:
+            return 1
+        return room
 
 
 class RunQueue:
