@@ -243,7 +243,10 @@ def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> t
         return Reason("leader_unsure", text), "the leader", 0
     if where == "unread":
         return (
-            Reason("lag", f"{what} waits to be read: the leader {facts.leader.url} reads the stream in order"),
+            Reason(
+                "lag",
+                f"{what} waits to be read: the leader {facts.leader.url} reads the stream in order, as consumers finish",
+            ),
             "the leader to read it",
             0,
         )
