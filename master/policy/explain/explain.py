@@ -245,7 +245,8 @@ def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> t
         return (
             Reason(
                 "lag",
-                f"{what} waits to be read: the leader {facts.leader.url} reads the stream in order, as consumers finish",
+                f"{what} waits to be read: the leader {facts.leader.url} reads the stream in order, as consumers"
+                " finish",
             ),
             "the leader to read it",
             0,
