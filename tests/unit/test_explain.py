@@ -184,7 +184,7 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
         ticket(unread=(A,), lag=900),
         "unread",
         "lag",
-        "12-0 waits to be read: the leader http://m1 reads the stream in order, as consumers finish",
+        "12-0 waits to be read: the leader http://m1 reads the stream in order",
     ),
     "unread, everything is paused": (
         *(ticket(unread=(A,), lag=900, rules=(PAUSE,)), "paused", "rule_pause"),

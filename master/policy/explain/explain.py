@@ -243,11 +243,7 @@ def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> t
         return Reason("leader_unsure", text), "the leader", 0
     if where == "unread":
         return (
-            Reason(
-                "lag",
-                f"{what} waits to be read: the leader {facts.leader.url} reads the stream in order, as consumers"
-                " finish",
-            ),
+            Reason("lag", f"{what} waits to be read: the leader {facts.leader.url} reads the stream in order"),
             "the leader to read it",
             0,
         )
