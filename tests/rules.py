@@ -88,6 +88,7 @@ ROOMS = (
         "consumer/handlers",
         "consumer/lifecycle",
         "consumer/execution",
+        "consumer/isolation",
         "consumer",
     ),
     *("consumer/sinks", "consumer/torture"),

@@ -188,8 +188,6 @@ class Runners:
 
     def failed(self, failure: FailedAttempt) -> None:
         self.failures.append(failure)
-        if failure.then is not None:
-            failure.then()
 
     def give_up(self, lane: MessageLane, given: Message, bury: Bury) -> None:
         self.given_up.append((given.id, bury.reason, given.attempt))
