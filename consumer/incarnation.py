@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import orjson
 
 from usher.common.base.clock import now_s
 from usher.common.base.log import event
+from usher.common.observability import tracing as telemetry
 from usher.common.observability.dead_letter_notifier import DeadLetterNotifier
 from usher.common.observability.metrics import Metrics
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link, SameServer
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.fork_guard import call_in_children
+from usher.common.runtime.process_state import ProcessState
 from usher.common.runtime.service import Service
 from usher.consumer.execution.acker import Acker
 from usher.consumer.execution.async_pool import AsyncPool
@@ -30,16 +33,16 @@ from usher.consumer.execution.reporter import Reporter
 from usher.consumer.execution.thread_pool import LaneWorker
 from usher.consumer.execution.watchdog import Watchdog
 from usher.consumer.handlers.decorators import HandlerOptions, given
-from usher.consumer.handlers.loader import Handler, with_spans
+from usher.consumer.handlers.loader import Handler
 from usher.consumer.handlers.message import OwnLease, message_type
-from usher.consumer.isolation.values import ProcessSpec
-from usher.consumer.isolation.worker import MOST_CHILDREN, SuspectWorker
 from usher.consumer.lifecycle.heartbeat import Heartbeat
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.lifecycle.lease_guard import LeaseGuard
 from usher.consumer.lifecycle.master_client import MasterClient, MasterUnavailable
 from usher.consumer.lifecycle.owner_scripts import Letter, OwnerScripts
+from usher.consumer.lifecycle.progress_watch import ProgressWatch
 from usher.consumer.lifecycle.registrar import Taken
+from usher.consumer.lifecycle.start_log import StartLog
 from usher.consumer.policy.acks import linger
 from usher.consumer.policy.outcome import RetryPolicy
 from usher.consumer.settings import ConsumerSettings
@@ -79,6 +82,7 @@ class Incarnation:
         journal: Journal,
         on_lost: Callable[[str], None],
         metrics: Metrics,
+        state: ProcessState,
     ) -> None:
         name = taken.registration.incarnation
         keys = Keys(settings.work_stream, settings.group)
@@ -98,17 +102,19 @@ class Incarnation:
         )
         self.bell = DeadLetterNotifier(metrics, settings.dead_letter_webhook, settings.consumer_name, keys)
         self.acker.policy, self.acker.on_dead_letter = settings.dead_letter_policy, self._ring
+        alone_link = link("alone")
+        self._starts = StartLog(journal, alone_link, steps(alone_link))
         policy, limit_s = terms(settings, handler.options)
         self.executor = Executor(
-            self.lanes, self.acker, journal, self.lease, policy, settings.ack_mode == "strict", limit_s, on_lost
+            self.lanes, self.acker, self._starts, self.lease, policy, settings.ack_mode == "strict", limit_s, on_lost
         )
         call_in_children(self.executor.end_in_child)
         self.reader = InboxReader(link("read"), keys, name, self.lanes, self.lease)
         self.reader.message_type = message_type(keys.stream, settings.sources is not None)
         self.heartbeat = Heartbeat(beat_link, steps(beat_link), self.lease, self._works, on_lost)
         self.guard = LeaseGuard(self.lease, on_lost)
-        self.pool = _pool(with_spans(handler, keys.stream), self.executor, settings.concurrency)
-        self.pool += self._suspect_workers(settings, wires, keys.stream)
+        self.pool = _pool(_traced(handler, keys.stream), self.executor, settings.concurrency)
+        self.progress = ProgressWatch(lambda: (self.executor.ended, self.lanes.running), state)
         self.watch: list[Service] = (
             [self._watchdog(wires, limit_s, settings.run_log_length, on_lost)] if limit_s else []
         )
@@ -119,6 +125,7 @@ class Incarnation:
             self.lanes,
             self.reader,
             self.acker,
+            self._starts,
             int(taken.lease_s * 1000),
             self._deregister,
         )
@@ -137,24 +144,6 @@ class Incarnation:
             on_lost,
         )
 
-    def _suspect_workers(self, settings: ConsumerSettings, wires: _Wires, stream: str) -> list[Service]:
-        spec = ProcessSpec(
-            settings.handler,
-            stream,
-            settings.sources is not None,
-            settings.handler_seconds,
-            (settings.log_level, settings.log_format),
-            tuple(filter(None, settings.secrets)),
-            settings.consumer_name,
-            is_rehearsal=False,
-            has_lease=True,
-        )
-        links = [wires.link(f"suspects-{number}") for number in range(min(settings.concurrency, MOST_CHILDREN))]
-        return [
-            SuspectWorker(number, self.executor, self.lease, link, wires.steps(link), spec)
-            for number, link in enumerate(links)
-        ]
-
     @property
     def services(self) -> list[Service]:
         # The heartbeat checks whether the others live, so it starts after them and stops before them.
@@ -163,6 +152,7 @@ class Incarnation:
             self.guard,
             *self.pool,
             *self.watch,
+            self.progress,
             *self.bell.services,
             self.acker,
             self.reporter,
@@ -178,6 +168,8 @@ class Incarnation:
         handler. While there are any, the lease guard stays: it ends the process before another owner may start."""
         drained = self._drain.run(grace_s, self._say_goodbye)
         self._journal.explain()  # we cut off what still runs
+        if not drained.clean:
+            self._starts.give_back(self._drain_steps)
         ending = [service for service in reversed(self.services) if drained.clean or service is not self.guard]
         for service in ending:
             service.stop()
@@ -187,6 +179,7 @@ class Incarnation:
         if drained.clean:
             self._journal.remove()
         self.reader.close()
+        self._starts.close()
         self._drain_link.close()
         self._goodbye.close()
 
@@ -223,6 +216,16 @@ def terms(settings: ConsumerSettings, asked: HandlerOptions) -> tuple[RetryPolic
     cap_s = given(asked.backoff_cap_s, settings.retry_cap_seconds)
     policy = RetryPolicy(asked.max_attempts or settings.max_attempts, base_s, cap_s)
     return policy, given(asked.deadline_s, settings.handler_seconds)
+
+
+def _traced(handler: Handler, stream: str) -> Handler:
+    """Return the handler with a span around each call, if its module or the process that started us has set
+    OpenTelemetry up; else the handler as it is."""
+    tracer = telemetry.tracer()
+    if tracer is None:
+        return handler
+    call = telemetry.traced(handler.call, tracer, stream, is_async=handler.is_async, is_batch=handler.batch is not None)
+    return replace(handler, call=call)
 
 
 def _pool(handler: Handler, executor: Executor, slots: int) -> list[Service]:

@@ -21,6 +21,7 @@ from usher.common.protocol.registration import NO_LOCK, Registration
 from usher.common.redis.startup_check import check_leases
 from usher.common.runtime.health import Health, judge
 from usher.common.runtime.name_lock import NameLock, boot_id
+from usher.common.runtime.process_state import ProcessState
 from usher.consumer.execution.ticket_state import describe_ticket
 from usher.consumer.handlers.loader import load_handler
 from usher.consumer.incarnation import Incarnation, master_client
@@ -41,6 +42,7 @@ class ConsumerProgram:
         self._settings = settings
         self._redis_url = redis_url
         self._leave = leave
+        self._state = ProcessState()  # before code of others runs
         self._handler = load_handler(settings.handler)
         self._lock = NameLock(settings.state_folder, settings.consumer_name)
         self._lock_is_missed = False  # the log says already that another process holds it
@@ -134,7 +136,14 @@ class ConsumerProgram:
                 slots = self._settings.concurrency * (batch.most if batch is not None else 1)
                 self._journal = Journal(self._journal_path(), self._origin(), name, slots)
                 self._incarnation = Incarnation(
-                    self._settings, self._redis_url, taken, self._handler, self._journal, self._lost, self._metrics
+                    self._settings,
+                    self._redis_url,
+                    taken,
+                    self._handler,
+                    self._journal,
+                    self._lost,
+                    self._metrics,
+                    self._state,
                 )
                 self._incarnation.start()
             except Exception as problem:  # half of it may run: registering again would start a second one beside it
@@ -155,8 +164,8 @@ class ConsumerProgram:
         if incarnation is None:
             why = registrar.trouble if registrar is not None else None
             return Health((f"not registered yet: {why or 'asking the masters'}",))
-        health = judge(incarnation.services, now_s())
-        return health if incarnation.lease.holds() else Health((*health.reasons, "the lease has ended"))
+        reasons, warnings = judge(incarnation.services, now_s()).reasons, incarnation.progress.warnings
+        return Health(reasons if incarnation.lease.holds() else (*reasons, "the lease has ended"), warnings)
 
     def _look(self, ticket: bytes) -> dict[str, Any] | None:
         """Return the state of a ticket here, for a master that explains what it waits for."""

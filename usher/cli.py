@@ -76,8 +76,7 @@ HIDDEN: dict[str, Listed] = {
         "usher.deploy.local.supervision:supervisord", "Become supervisord with deploy/supervisord.conf."
     ),
     "handler-process": Listed(
-        "usher.consumer.isolation.child:main",
-        "The process that runs only a handler, for consumers and `usher rehearse`.",
+        "usher.deploy.rehearsal.child:main", "The process of `usher rehearse` that runs the handler."
     ),
     "torture-stage": Listed(
         "usher.consumer.torture.__main__:main", "The process of `usher torture` that tells the stories."

@@ -97,17 +97,17 @@ class RetryLater(UsherError):
 
 
 def readable(raised: BaseException) -> BaseException:
-    """Return ``raised``, or a TypeError in place of a RetryLater without a usable ``after_s``: a handler's own subclass
-    may not have called ours."""
-    if isinstance(raised, RetryLater):
-        try:
-            if math.isnan(float(raised.after_s)):
-                raise ValueError("not a number")
-        except Exception as problem:
-            return TypeError(
-                f"{type(raised).__name__} is a RetryLater whose after_s is not a number of seconds"
-                f" ({type(problem).__name__})"
-            )
+    """Return ``raised``, or a TypeError in place of one that cannot be looked at, such as a RetryLater without a usable
+    ``after_s``: a handler's own subclass may not have called ours."""
+    try:
+        if isinstance(raised, RetryLater) and math.isnan(float(raised.after_s)):
+            raise ValueError("not a number")
+    except BaseException as problem:
+        what = "is a RetryLater whose after_s is not a number of seconds"
+        return TypeError(
+            f"{type(raised).__name__} {what if issubclass(type(raised), RetryLater) else 'cannot be looked at'}"
+            f" ({type(problem).__name__})"
+        )
     return raised
 
 

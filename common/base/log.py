@@ -8,17 +8,18 @@ and one JSON object per line with ``USHER_LOG_FORMAT=json``. Values are escaped:
 fake a line. Tracebacks, and records of several lines by other libraries, are indented, with control characters spelt
 out: only our own lines begin at the margin. Passwords and tokens become ``***``, whichever library logs them. A line
 that repeats is left out after a few times; the next one after that tells how often, as ``left_out``.
+
+A handler's code logs through here too, and sets up logging as it likes. A line never raises, whatever it was given; and
+our events are written whatever becomes of the loggers of this process, since they do not go through them.
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import json
 import logging
-import os
 import re
 import sys
-import threading
 import time
 from collections.abc import Iterable
 from contextvars import ContextVar
@@ -26,7 +27,10 @@ from typing import Any, Protocol
 
 import orjson
 
-from usher.common.base.text import escape_control
+from usher.common.base.log_writer import LineWriter
+from usher.common.base.text import escape_control, format_error
+
+_log = logging.getLogger(__name__)
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.:/@+,-]+")
 #: A password in a Redis URL anywhere in a text, up to the last ``@`` of the word: a password may hold ``:``, ``/`` and
@@ -40,8 +44,8 @@ _TOKEN = re.compile(r"(?i:(?<=bearer ))[A-Za-z0-9._~+/=-]{8,}|usher_[A-Za-z0-9_-
 _MOST_ALIKE, _WHILE_S, _MOST_KNOWN = 10, 10.0, 1000
 #: A shorter secret is not hidden: it protects nothing, and would be found everywhere.
 _SHORTEST_SECRET = 4
-#: The longest time that a fork waits for a line being written; a log pipe without a reader must not block it for ever.
-_LONGEST_LINE_S = 1.0
+#: How long a flush waits for a reader that is behind.
+_FLUSH_S = 0.5
 
 
 class HasFacts(Protocol):
@@ -80,81 +84,32 @@ def redacted(text: str) -> str:
 
 def event(log: logging.Logger, action: str, *, level: int = logging.INFO, exc_info: bool = False, **facts: Any) -> None:
     """Log that ``action`` happened, with its facts."""
-    log.log(level, action, extra={"facts": facts}, exc_info=exc_info)
+    ours = _ours
+    if ours is None:  # a library in somebody's program
+        log.log(level, action, extra={"facts": facts}, exc_info=exc_info)
+    elif level >= ours.threshold:
+        record = logging.LogRecord(log.name, level, "", 0, action, (), sys.exc_info() if exc_info else None)
+        record.facts = facts
+        ours.tell(log, record)
 
 
-class _Human(logging.Formatter):
-    def __init__(self, program: str) -> None:
-        super().__init__()
-        self._program = program
-
-    def format(self, record: logging.LogRecord) -> str:
-        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        head = (
-            f"{clock}.{record.msecs:03.0f} {record.levelname:<7} {self._program} {record.threadName:<9}"
-            f" {record.getMessage()}"
-        )
-        facts = "".join(f" {name}={_format_value(value)}" for name, value in getattr(record, "facts", {}).items())
-        trace = "\n" + self.formatException(record.exc_info) if record.exc_info else ""
-        return escape_control(redacted(head + facts + trace), kept="\n\t").replace("\n", "\n    ")
-
-
-class _Json(logging.Formatter):
-    def __init__(self, program: str) -> None:
-        super().__init__()
-        self._program = program
-
-    def format(self, record: logging.LogRecord) -> str:
-        document: dict[str, Any] = {
-            "time_ms": int(record.created * 1000),
-            "level": record.levelname,
-            "program": self._program,
-            "thread": record.threadName,
-            "module": record.name,
-            "action": record.getMessage(),
-            **getattr(record, "facts", {}),
-        }
-        if record.exc_info:
-            document["traceback"] = self.formatException(record.exc_info)
-        try:
-            return redacted(orjson.dumps(document, default=_as_text).decode())
-        except TypeError:  # a lone surrogate from bytes that are not UTF-8, or a number of more than 64 bits
-            return redacted(json.dumps(document, default=_as_text))
-
-
-class _InHand(logging.Filter):
-    """A filter that adds the facts of the work in hand; facts that a line names itself win."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        what = in_hand.get()
-        if what is not None and what.in_hand:
-            record.facts = {**what.facts(), **getattr(record, "facts", {})}
-        return True
-
-
-class _Repeats(logging.Filter):
-    """A filter that drops lines that repeat too often: same logger, level, event and facts."""
+class _Repeats:
+    """The lines that were written lately, by logger, level, event and facts. The handler's lock guards it."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._lock = threading.Lock()
-        # Guarded by self._lock: since when, and how often.
+        # Since when, and how often.
         self._seen: dict[tuple[str, int, str, str], tuple[float, int]] = {}
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        facts = getattr(record, "facts", {})
-        alike = (record.name, record.levelno, record.getMessage(), repr(facts))
-        with self._lock:
-            since, count = self._seen.get(alike, (record.created, 0))
-            left_out = 0
-            if not 0 <= record.created - since < _WHILE_S:
-                left_out, since, count = max(0, count - _MOST_ALIKE), record.created, 0
-            if len(self._seen) >= _MOST_KNOWN and alike not in self._seen:
-                self._forget(record.created)
-            self._seen[alike] = (since, count + 1)
-        if left_out:
-            record.facts = {**facts, "left_out": left_out}
-        return count < _MOST_ALIKE
+    def left_out(self, alike: tuple[str, int, str, str], now: float) -> int | None:
+        """Count a line. Return None if it is to be left out, else how many were left out before it."""
+        since, count = self._seen.get(alike, (now, 0))
+        left_out = 0
+        if not 0 <= now - since < _WHILE_S:
+            left_out, since, count = max(0, count - _MOST_ALIKE), now, 0
+        if len(self._seen) >= _MOST_KNOWN and alike not in self._seen:
+            self._forget(now)
+        self._seen[alike] = (since, count + 1)
+        return left_out if count < _MOST_ALIKE else None
 
     def _forget(self, now: float) -> None:
         """Make room: lines of which none was left out need no count."""
@@ -167,8 +122,132 @@ class _Repeats(logging.Filter):
             self._seen = {}
 
 
+class LogHandler(logging.Handler):
+    """The handler of all records of this process: those of others come through the root logger, our events do not."""
+
+    def __init__(self, program: str, threshold: int, style: str) -> None:
+        super().__init__()
+        assert self.lock is not None
+        self._program = program
+        self._line = self._json if style == "json" else self._human
+        self.threshold = threshold
+        self._repeats = _Repeats()
+        self._is_replaced = False  # and the log says so
+        # Not the stream itself: a handler may close it, and a thread that is forked away may hold its lock for ever.
+        self._encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+        self.writer = LineWriter(_descriptor(), self.lock, _tell_dropped)
+
+    def tell(self, log: logging.Logger, record: logging.LogRecord) -> None:
+        """Write an event of ours, and pass it on to the handlers that others have added."""
+        self._write_safely(record)
+        if (log.disabled or self not in logging.getLogger().handlers) and not self._is_replaced:
+            self._is_replaced = True
+            way_out = "add a handler to the root logger where the events are wanted too (docs/handlers.md)"
+            what = "logging was set up anew in this process: other lines go where that says, events still come here"
+            event(_log, "logging_replaced", level=logging.WARNING, what=what, way_out=way_out)
+        with contextlib.suppress(Exception):  # of a handler of theirs
+            if log.isEnabledFor(record.levelno) and log.hasHandlers():
+                record.usher_written = True
+                log.handle(record)
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Write a record of others. Neither it nor their filters can make this raise."""
+        kept: Any = not getattr(record, "usher_written", False)
+        if kept:
+            with contextlib.suppress(Exception):
+                kept = self.filter(record)
+        if kept:
+            self._write_safely(kept if isinstance(kept, logging.LogRecord) else record)
+        return bool(kept)
+
+    def flush(self) -> None:
+        """Write what waits for a reader, for as long as may be."""
+        with self._locked():
+            self.writer.flush(_FLUSH_S)
+
+    def _locked(self) -> contextlib.AbstractContextManager[object]:
+        assert self.lock is not None
+        return self.lock
+
+    def _write_safely(self, record: logging.LogRecord) -> None:
+        try:
+            self._write(record)
+        except Exception as problem:
+            self._tell_unreadable(record, problem)
+
+    def _write(self, record: logging.LogRecord) -> None:
+        facts = _facts(record)
+        message = record.getMessage()
+        alike = (record.name, record.levelno, message, _shown(repr, facts))
+        with self._locked():
+            left_out = self._repeats.left_out(alike, record.created)
+        if left_out is not None:
+            line = self._line(record, message, {**facts, "left_out": left_out} if left_out else facts)
+            encoded = f"{line}\n".encode(self._encoding, "backslashreplace")
+            with self._locked():
+                self.writer.write(encoded)
+
+    def _tell_unreadable(self, record: logging.LogRecord, problem: Exception) -> None:
+        """Say that a line could not be made of a record, and what is known of it. Python would print a traceback."""
+        try:
+            said, where = _shown(repr, record.msg)[:500], f"{record.pathname}:{record.lineno}"
+            why = format_error(problem)
+            event(_log, "log_line_unreadable", level=logging.WARNING, said=said, where=where, why=why)
+        except Exception:  # without memory or stack
+            self.writer.dropped += 1
+
+    def _human(self, record: logging.LogRecord, message: str, facts: dict[Any, Any]) -> str:
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        head = f"{clock}.{record.msecs:03.0f} {record.levelname!s:<7} {self._program} {record.threadName!s:<9}"
+        told = "".join(f" {_as_text(name)}={_format_value(value)}" for name, value in facts.items())
+        trace = f"\n{_traceback(record)}" if record.exc_info else ""
+        return escape_control(redacted(f"{head} {message}{told}{trace}"), kept="\n\t").replace("\n", "\n    ")
+
+    def _json(self, record: logging.LogRecord, message: str, facts: dict[Any, Any]) -> str:
+        document: dict[Any, Any] = {
+            "time_ms": int(record.created * 1000),
+            "level": record.levelname,
+            "program": self._program,
+            "thread": record.threadName,
+            "module": record.name,
+            "action": message,
+            **facts,
+        }
+        if record.exc_info:
+            document["traceback"] = _traceback(record)
+        try:
+            return redacted(orjson.dumps(document, default=_as_text).decode())
+        except TypeError:  # a lone surrogate from bytes that are not UTF-8, or a number of more than 64 bits
+            pass
+        try:
+            return redacted(json.dumps(document, default=_as_text))
+        except (TypeError, ValueError, RecursionError):  # keys that are no text, or a value that holds itself
+            return redacted(json.dumps({_as_text(name): _as_text(value) for name, value in document.items()}))
+
+
+def _facts(record: logging.LogRecord) -> dict[Any, Any]:
+    """Return the facts of a record, and of the work in hand; those that a line names itself win."""
+    own = getattr(record, "facts", None)
+    facts: dict[Any, Any] = own if isinstance(own, dict) else {}  # ``extra`` of others may hold anything
+    what = in_hand.get()
+    return {**what.facts(), **facts} if what is not None and what.in_hand else facts
+
+
+def _traceback(record: logging.LogRecord) -> str:
+    assert record.exc_info
+    return logging.Formatter().formatException(record.exc_info)
+
+
+def _shown(how: Any, value: Any) -> str:
+    """Return a text of ``value``, also if it is an object of others that has none."""
+    try:
+        return str(how(value))
+    except BaseException as problem:  # also one that means to end the program
+        return f"({type(value).__name__} without a text: {type(problem).__name__})"
+
+
 def _as_text(value: Any) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return value.decode(errors="replace") if isinstance(value, bytes) else _shown(str, value)
 
 
 def _format_value(value: Any) -> str:
@@ -176,36 +255,42 @@ def _format_value(value: Any) -> str:
     return text if _PLAIN.fullmatch(text) else orjson.dumps(text).decode() if text.isprintable() else ascii(text)
 
 
+def _descriptor() -> int | None:
+    """Return the descriptor of stderr; None if it was closed before this program began."""
+    try:
+        return sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _tell_dropped(lines: int) -> None:
+    event(_log, "log_lines_dropped", level=logging.WARNING, lines=lines)
+
+
+#: The handler of this process; None in programs that are not ours.
+_ours: LogHandler | None = None
+
+
+def flush() -> None:
+    """Write the lines that wait for a reader, for as long as may be: this process is about to end."""
+    if _ours is not None:
+        _ours.flush()
+
+
+def log_state() -> tuple[int, bool]:
+    """Return how many lines of this process were dropped, and whether lines wait now since nobody reads the log."""
+    return (_ours.writer.dropped, _ours.writer.is_blocked) if _ours is not None else (0, False)
+
+
 def configure(program: str, level: str, style: str, secrets: Iterable[str] = ()) -> None:
     """Send all records to stderr, as text for people (``style="human"``) or as JSON lines (``"json"``); ``secrets`` are
     never shown."""
-    global _secrets
+    global _secrets, _ours
     # The longest first: one secret may be the beginning of another.
     _secrets = tuple(sorted({secret for secret in secrets if len(secret) >= _SHORTEST_SECRET}, key=len, reverse=True))
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Json(program) if style == "json" else _Human(program))
-    handler.addFilter(_InHand())
-    handler.addFilter(_Repeats())
     root = logging.getLogger()
-    root.handlers[:] = [handler]
-    _fork_between_lines()
     root.setLevel(level.upper())
+    _ours = LogHandler(program, root.level, style)
+    root.handlers[:] = [_ours]
     for chatty in ("urllib3", "gunicorn.error"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-
-
-@functools.cache  # once in a process
-def _fork_between_lines() -> None:
-    """Let no process fork while a thread writes a line: the stream would stay locked in the child for ever, by a thread
-    that does not exist there, and every writer would hang. The locks of ``logging`` itself are new in a child."""
-    held = threading.local()
-
-    def hold() -> None:
-        locks = [handler.lock for handler in logging.getLogger().handlers if handler.lock is not None]
-        held.locks = [lock for lock in locks if lock.acquire(timeout=_LONGEST_LINE_S)]
-
-    def release() -> None:
-        for lock in held.locks:
-            lock.release()
-
-    os.register_at_fork(before=hold, after_in_parent=release)

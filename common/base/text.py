@@ -33,7 +33,7 @@ def format_error(raised: BaseException) -> str:
     text."""
     try:
         text = str(raised)
-    except Exception as problem:
+    except BaseException as problem:
         text = f"(its text is unavailable: {type(problem).__name__})"
     # A text made of a message's fields may hold surrogates, which neither Redis nor a log can take.
     return f"{type(raised).__name__}: {text}"[:_LONGEST_ERROR].encode("utf-8", "backslashreplace").decode()

@@ -21,7 +21,7 @@ from werkzeug.routing import ValidationError as NoSuchPath
 from werkzeug.wrappers import Response as AnyResponse
 
 from usher.common.base.errors import NotNow, RedisTrouble
-from usher.common.base.log import event
+from usher.common.base.log import event, log_state
 from usher.common.http.auth import Doorman, needed_role
 from usher.common.http.credentials import Role
 from usher.common.http.openapi import tells
@@ -83,9 +83,10 @@ def create_app(
 
 
 class _Healthy(TypedDict):
-    """A healthy answer, with further facts about the program."""
+    """A healthy answer, with further facts about the program. ``warnings`` want a look, and are missing else."""
 
     status: Literal["ok"]
+    warnings: NotRequired[list[str]]
 
 
 class _Unwell(TypedDict):
@@ -93,6 +94,7 @@ class _Unwell(TypedDict):
 
     status: Literal["failing", "draining"]
     reasons: NotRequired[list[str]]
+    warnings: NotRequired[list[str]]
 
 
 class _Alive(TypedDict):
@@ -123,7 +125,9 @@ def add_health(
     @tells("Tell if the program makes progress, and if not, why.", {200: _Healthy, 503: _Unwell}, role=Role.ANYBODY)
     def tell() -> Response:
         found = health()
-        status = {"status": "ok"} if found.ok else {"status": "failing", "reasons": list(found.reasons)}
+        status: dict[str, Any] = {"status": "ok"} if found.ok else {"status": "failing", "reasons": list(found.reasons)}
+        if warnings := [*found.warnings, *_log_warning()]:
+            status["warnings"] = warnings
         return answer({**status, **facts()}, 200 if found.ok else 503)
 
     @tells("Tell if work may be sent here, and if not, why.", {200: _Healthy, 503: _Unwell}, role=Role.ANYBODY)
@@ -138,6 +142,12 @@ def add_health(
         return answer({"status": "alive"})
 
     app.add_url_rule("/api/health/live", "live", live)
+
+
+def _log_warning() -> Iterable[str]:
+    dropped, is_blocked = log_state()
+    if is_blocked or dropped:
+        yield f"{'nobody reads the log' if is_blocked else 'the log lacks lines'}: {dropped} dropped"
 
 
 def add_metrics(app: Flask, page: Callable[[], bytes]) -> None:

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, ProcessCollector, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from usher.common.base.clock import now_s
+from usher.common.base.log import log_state
 from usher.common.redis.client import troubles
 from usher.common.runtime.histograms import DurationHistogram
 from usher.common.runtime.service import Service
@@ -52,6 +53,7 @@ class Metrics:
         for reason in DEAD_LETTER_REASONS:
             self.dead_letters.labels(reason)
         self.add(_redis_errors)
+        self.add(_log_lines)
 
     def add(self, source: Source) -> None:
         """Add a source, which is called at every scrape, on a thread of the web server."""
@@ -121,6 +123,11 @@ def service_metrics(services: Sequence[Service]) -> Iterable[Metric]:
         idle,
     )
     yield gauges("service_threads_down", "Threads of a role that do not run.", "service", down)
+
+
+def _log_lines() -> Iterable[Metric]:
+    text = "Lines that are not in the log: nobody read it for long, or it was closed."
+    yield counter("log_lines_dropped", text, log_state()[0])
 
 
 def _redis_errors() -> Iterable[Metric]:

@@ -12,17 +12,22 @@ import is checked.
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from usher.common.base.errors import RetryLater
+from usher.common.base.log import event
+from usher.common.base.text import format_error
 from usher.common.protocol.message import EntryView
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Link, Span, Tracer
+
+log = logging.getLogger(__name__)
 
 #: The field of a message that names the span it was sent in, and the field that may accompany it.
 FIELD = "traceparent"
@@ -52,14 +57,14 @@ def traced(
     call: Callable[[Any], Any], of: Tracer, stream: str, *, is_async: bool, is_batch: bool
 ) -> Callable[[Any], Any]:
     """Return the handler ``call`` with a span around each of its calls."""
-    around = _around_batch if is_batch else _around_message
+    begin = _begin_batch if is_batch else _begin_message
 
     def handle(given: Any) -> Any:
-        with around(of, stream, given):
+        with _HandlerSpan(lambda: begin(of, stream, given)):
             return call(given)
 
     async def handle_async(given: Any) -> Any:
-        with around(of, stream, given):
+        with _HandlerSpan(lambda: begin(of, stream, given)):
             return await call(given)
 
     return handle_async if is_async else handle
@@ -73,25 +78,54 @@ def links_to(contexts: Sequence[str | None]) -> list[Link]:
     return [trace.Link(context) for context in found if context.is_valid]
 
 
-@contextlib.contextmanager
-def _around_message(of: Tracer, stream: str, message: Any) -> Iterator[None]:
+class _HandlerSpan:
+    """The span around a handler call. RetryLater is not an error of it. What a sampler or a span processor raises is
+    logged: the handler has nothing to do with it."""
+
+    __slots__ = ("_begin", "_begun", "_span")
+
+    def __init__(self, begin: Callable[[], AbstractContextManager[Span]]) -> None:
+        self._begin = begin
+
+    def __enter__(self) -> None:
+        self._begun: AbstractContextManager[Span] | None = None
+        try:
+            begun = self._begin()
+            self._span = begun.__enter__()
+            self._begun = begun
+        except Exception as problem:
+            event(log, "span_failed", level=logging.WARNING, problem=format_error(problem))
+
+    def __exit__(self, kind: type[BaseException] | None, raised: BaseException | None, trace: Any) -> None:
+        if self._begun is None:
+            return
+        from opentelemetry.trace import Status, StatusCode
+
+        try:
+            if isinstance(raised, RetryLater):
+                self._span.add_event("retry_later")
+            elif raised is not None:
+                self._span.record_exception(raised)
+                self._span.set_status(Status(StatusCode.ERROR, type(raised).__name__))
+            self._begun.__exit__(kind, raised, trace)
+        except Exception as problem:
+            if problem is not raised:
+                event(log, "span_failed", level=logging.WARNING, problem=format_error(problem))
+
+
+def _begin_message(of: Tracer, stream: str, message: Any) -> AbstractContextManager[Span]:
     facts = {"messaging.message.id": message.id, "usher.ticket_id": message.ticket_id}
     facts |= {"usher.fence": message.fence, "usher.attempt": message.attempt}
-    with _span(of, stream, facts, context=_parent(message.fields)):
-        yield
+    return _begin(of, stream, facts, context=_parent(message.fields))
 
 
-@contextlib.contextmanager
-def _around_batch(of: Tracer, stream: str, messages: Sequence[EntryView]) -> Iterator[None]:
+def _begin_batch(of: Tracer, stream: str, messages: Sequence[EntryView]) -> AbstractContextManager[Span]:
     facts = {"messaging.batch.message_count": len(messages)}
-    with _span(of, stream, facts, links=links_to([message.fields.get(FIELD) for message in messages])):
-        yield
+    return _begin(of, stream, facts, links=links_to([message.fields.get(FIELD) for message in messages]))
 
 
-@contextlib.contextmanager
-def _span(of: Tracer, stream: str, facts: Mapping[str, Any], **more: Any) -> Iterator[Span]:
-    """Open the span of a handler call. RetryLater is not an error."""
-    from opentelemetry.trace import SpanKind, Status, StatusCode
+def _begin(of: Tracer, stream: str, facts: Mapping[str, Any], **more: Any) -> AbstractContextManager[Span]:
+    from opentelemetry.trace import SpanKind
 
     attributes = {
         "messaging.system": "usher",
@@ -99,7 +133,7 @@ def _span(of: Tracer, stream: str, facts: Mapping[str, Any], **more: Any) -> Ite
         "messaging.destination.name": stream,
         **facts,
     }
-    begun = of.start_as_current_span(
+    return of.start_as_current_span(
         f"process {stream}",
         kind=SpanKind.CONSUMER,
         attributes=attributes,
@@ -107,16 +141,6 @@ def _span(of: Tracer, stream: str, facts: Mapping[str, Any], **more: Any) -> Ite
         set_status_on_exception=False,
         **more,
     )
-    with begun as span:
-        try:
-            yield span
-        except RetryLater:
-            span.add_event("retry_later")
-            raise
-        except BaseException as problem:
-            span.record_exception(problem)
-            span.set_status(Status(StatusCode.ERROR, type(problem).__name__))
-            raise
 
 
 def _parent(fields: Mapping[str, str]) -> Context:

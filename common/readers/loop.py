@@ -58,8 +58,6 @@ _LOOK_S = 0.5
 #: Share of the idle time after a touch in which nothing starts: it is left for the clock's drift and for delays on the
 #: way.
 _FRESH_PART = 0.8
-#: Starts of a suspect beyond its attempts.
-_IN_DOUBT = 2
 
 
 class StreamRunner(Service):
@@ -83,9 +81,7 @@ class StreamRunner(Service):
         message = board.take(1.0)
         if message is None:
             return 0.05 if self.stopping else 0.0
-        # A suspect's last start was noted ahead as one that fails, and may have returned, or not have happened.
-        most = options.max_attempts + _IN_DOUBT * message.is_suspect
-        if message.body_is_gone or message.failures >= most:
+        if message.body_is_gone or message.failures >= options.max_attempts:
             reason = "body_gone" if message.body_is_gone else "attempts_exhausted"
             self._give_up(
                 message,

@@ -79,11 +79,16 @@ def leave(*_: Any) -> NoReturn:
         elif problem is not None:
             code = 1
         # If a thread of the parent was printing at the moment of the fork, the stream is locked here for ever.
-        writing = threading.Thread(target=_write_last, args=(problem,), daemon=True)
-        writing.start()
-        writing.join(_LAST_WORDS_S)
+        try_for(_LAST_WORDS_S, lambda: _write_last(problem))
     finally:
         os._exit(code & 0xFF)
+
+
+def try_for(seconds: float, work: Callable[[], None]) -> None:
+    """Do the last work of a process that ends, which may never return or raise anything, for so long at most."""
+    doing = threading.Thread(target=work, daemon=True)
+    doing.start()
+    doing.join(seconds)
 
 
 def _write_last(problem: BaseException | None) -> None:

@@ -25,9 +25,10 @@ class Observed(Protocol):
 
 @dataclass(frozen=True)
 class Health:
-    """The health of a program: ``reasons`` is empty when all is well."""
+    """The health of a program: ``reasons`` is empty when all is well. ``warnings`` want a look, and change nothing."""
 
     reasons: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:

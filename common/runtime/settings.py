@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import click
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from usher.common.base.errors import SettingsError, StartRefused
 from usher.common.protocol.sources import SCOPED_TICKET_FIELD, SourceSelection
@@ -171,6 +171,12 @@ class CommonSettings(BaseModel):
         "info", pattern=r"^(debug|info|warning|error)$", description="debug, info, warning or error."
     )
     log_format: str = Field("human", pattern=r"^(human|json)$", description="human, or json for one object per line.")
+
+    @field_validator("state_dir", "tls_cert", "tls_key", "tls_ca")
+    @classmethod
+    def _absolute(cls, path: Path | None) -> Path | None:
+        """Return the path from the root: a handler may change the working directory."""
+        return path if path is None or str(path).startswith("~") else path.absolute()
 
     @property
     def secrets(self) -> list[str]:

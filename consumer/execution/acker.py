@@ -137,6 +137,8 @@ class Acker(Service):
     def failed(self, item: FailedAttempt) -> None:
         """Take an attempt whose handler raised."""
         self._failed.append(item)
+        if item.then is not None:
+            self._write_now.set()
         self.wake()
 
     def give_up(self, lane: MessageLane, message: Message, bury: Bury) -> None:
@@ -238,6 +240,9 @@ class Acker(Service):
             event(log, "attempts_not_recorded", level=logging.ERROR, messages=len(self._noting), why=str(refused))
         noted, self._noting = self._noting, []
         self.counts.failed(noted)
+        for item in noted:
+            if item.then is not None:
+                item.then()
 
     def _acknowledge(self, batch: AckBatch) -> None:
         record = encode(self._incarnation, batch.finished) if self._run_log_length else b""
@@ -286,6 +291,8 @@ class Acker(Service):
             self._burying.append(item._replace(in_doubt=item.in_doubt or isinstance(answer, ReplyUnknown)))
             if isinstance(answer, CommandRefused):
                 refused = answer
+                # It must not hold up messages that may not run beside it either: its charge ahead is corrected by now.
+                self._lanes.end_isolation(item.lane)
             else:
                 trouble = trouble or answer  # the ones after it may only report that they were not sent
         if trouble is not None:

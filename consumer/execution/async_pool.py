@@ -155,7 +155,7 @@ class AsyncPool(Service):
                     check_ran(result)
             except BaseException as problem:
                 # sys.exit() in a handler must not end the loop, and its own cancellation must not lose the lane.
-                if isinstance(problem, asyncio.CancelledError) and self._ends():
+                if issubclass(type(problem), asyncio.CancelledError) and self._ends():
                     raise
                 executor.raised(lane, message, problem)
                 return None

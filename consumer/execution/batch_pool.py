@@ -96,6 +96,8 @@ class BatchCall:
             elif part is not None:
                 executor.lanes.release(lane, 0, 0.0)
         self.messages = [message for _, part in self._parts for message in part]
+        for message in self.messages:
+            message.shares_call = len(self.messages) > 1
         self._start_us = time.time_ns() // 1000
 
     def _start(self, lane: MessageLane, most: int) -> list[Message] | None:
@@ -261,7 +263,7 @@ class AsyncBatchPool(AsyncPool):
             try:
                 returned = await self._handle(list(call.messages))
             except BaseException as problem:  # sys.exit() in a handler must not end the loop
-                if isinstance(problem, asyncio.CancelledError) and self._ends():
+                if issubclass(type(problem), asyncio.CancelledError) and self._ends():
                     raise
                 call.end(None, problem)
             else:

@@ -14,7 +14,7 @@ def traced(raised: BaseException) -> str:
     end, where the error is."""
     try:
         text = "".join(traceback.format_exception(type(raised), raised, raised.__traceback__, limit=-_MOST_CALLS))
-    except Exception as problem:  # an exception of the handler's own may fail to be formatted
+    except BaseException as problem:  # an exception of the handler's own may fail to be formatted
         text = f"(its traceback cannot be had: {type(problem).__name__})"
     kept = text if len(text) <= _LONGEST else "...\n" + text[-_LONGEST:]
     return kept.encode("utf-8", "backslashreplace").decode()

@@ -13,7 +13,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -21,7 +21,6 @@ from usher.common.base.callables import unawaitable_reason, unfinished_kind
 from usher.common.base.errors import HandlerUnusable
 from usher.common.base.log import event
 from usher.common.base.text import format_error
-from usher.common.observability import tracing
 from usher.consumer.handlers.decorators import BatchOptions, HandlerOptions, batch_of, options_of
 from usher.consumer.handlers.message import Message
 
@@ -67,25 +66,19 @@ def load_handler(spec: str) -> Handler:
     return Handler(target, is_async, options_of(target), batch_of(target))
 
 
-def with_spans(handler: Handler, stream: str) -> Handler:
-    """Return the handler with a span around each call, if its module or the process that started us has set
-    OpenTelemetry up; else the handler as it is."""
-    tracer = tracing.tracer()
-    if tracer is None:
-        return handler
-    call = tracing.traced(handler.call, tracer, stream, is_async=handler.is_async, is_batch=handler.batch is not None)
-    return replace(handler, call=call)
-
-
 def check_ran(result: object) -> None:
     """Raise HandlerUnusable when a handler's return value shows that nothing of it ran (common/base/callables.py). For
     a pool's future only log a warning, once."""
-    if kind := unfinished_kind(result):
+    try:
+        kind, is_future = unfinished_kind(result), isinstance(result, Future)
+    except Exception:  # a stand-in for an object that cannot be had; it runs nothing later
+        return
+    if kind:
         raise HandlerUnusable(
             f"the handler returned {kind!r}, so nothing of the message was done: let USHER_HANDLER name an 'async def' "
             f"function (a decorator around one must be 'async def' too), or let the handler wait for the result itself"
         )
-    if isinstance(result, Future):
+    if is_future:
         _tell_of_future()
 
 

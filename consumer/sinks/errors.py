@@ -20,6 +20,7 @@ _AWAY_S = (0.5, 2.0)
 #: than the second value, in seconds, nor longer than the server has been away.
 _ASKS_PER_S = 20
 _LONGEST_S = 30.0
+_RNG = random.Random()  # not the shared one: a handler may seed that, and all processes would ask in step
 
 
 class Away:
@@ -38,10 +39,10 @@ class Away:
         with self._lock:
             now = now_s()
             self._since_s = self._since_s or now
-            pause = max(random.uniform(*_AWAY_S), self._last_due_s + 1 / _ASKS_PER_S - now)
+            pause = max(_RNG.uniform(*_AWAY_S), self._last_due_s + 1 / _ASKS_PER_S - now)
             longest = min(_LONGEST_S, max(_AWAY_S[1], now - self._since_s))
             if pause > longest:
-                return random.uniform(longest / 2, longest)
+                return _RNG.uniform(longest / 2, longest)
             self._last_due_s = now + pause
             return pause
 
@@ -65,4 +66,4 @@ def translated(error: Exception, away: Away) -> Exception:
     if found is None:
         return error
     lasts = found.why is PassingCause.AWAY or state.startswith(_SHORT)
-    return SinkNotNow(f"{found.why.value}: {found.told}", away.pause_s() if lasts else random.uniform(*_CONTENTION_S))
+    return SinkNotNow(f"{found.why.value}: {found.told}", away.pause_s() if lasts else _RNG.uniform(*_CONTENTION_S))

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import Tracer
@@ -206,3 +206,42 @@ from opentelemetry.sdk.trace import TracerProvider
 opentelemetry.trace.set_tracer_provider(TracerProvider(shutdown_on_exit=False))
 assert tracing.tracer() is not None
 """)
+
+
+class _Broken(SpanProcessor):
+    """A span processor of a user's that raises at every turn."""
+
+    def on_start(self, *_: object, **__: object) -> None:
+        if self.where == "at its start":
+            raise RuntimeError("no")
+
+    def on_end(self, *_: object) -> None:
+        raise RuntimeError("no")
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+
+@pytest.mark.parametrize("where", ["at its start", "at its end"])
+def test_a_span_processor_that_raises_fails_no_handler_and_hides_no_error(
+    link: Link, recorder: Recorder, where: str
+) -> None:
+    [message] = _sent(link, recorder)
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(_Broken(where))
+
+    def call(does: object) -> None:
+        telemetry.traced(
+            lambda _: does() if callable(does) else None,  # type: ignore[func-returns-value]
+            provider.get_tracer("test"),
+            "ticket_stream",
+            is_async=False,
+            is_batch=False,
+        )(message)
+
+    def fails() -> None:
+        raise ValueError("the handler's own")
+
+    call(None)
+    with pytest.raises(ValueError, match="the handler's own"):
+        call(fails)

@@ -100,10 +100,12 @@ class Crew:
         self.masters.append(f"http://127.0.0.1:{port}")
         self._start(f"master-{len(self.masters)}", "master", USHER_BIND=f"127.0.0.1:{port}")
 
-    def start_consumer(self, name: str, handler: str, **environ: str) -> None:
+    def start_consumer(self, name: str, handler: str, stderr: int | None = None, **environ: str) -> None:
+        """``stderr``: a descriptor for its log, else a file has it."""
         self._start(
             name,
             "consumer",
+            stderr=stderr,
             USHER_CONSUMER_NAME=name,
             USHER_HANDLER=handler,
             USHER_MASTER_URLS=",".join(self.masters),
@@ -114,7 +116,7 @@ class Crew:
         """Start another command; what it says is its log."""
         self._start(name, *words, **environ)
 
-    def _start(self, name: str, *words: str, **environ: str) -> None:
+    def _start(self, name: str, *words: str, stderr: int | None = None, **environ: str) -> None:
         with (self.logs / name).open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [*USHER, *words],
@@ -122,7 +124,7 @@ class Crew:
                 cwd=self._home,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
-                stderr=log,
+                stderr=log if stderr is None else stderr,
             )
 
     def worker_of(self, name: str) -> int:
@@ -199,11 +201,6 @@ class Crew:
             int(left["time_ms"]) * 1_000_000 - ahead_ns
             for left in self.events("worker_leaves", run.consumer)
             if left["pid"] == run.pid
-        ]
-        left_ns += [  # a child of its consumer: that saw it end
-            int(end["time_ms"]) * 1_000_000 - ahead_ns
-            for end in (*self.events("handler_crashed"), *self.events("handler_stuck"))
-            if (end["id"], end["attempt"]) == (run.stream_id, run.attempt)
         ]
         # Between that line and its end a process may still begin something.
         return max(left_ns[0], run.start_ns) if left_ns else None

@@ -61,13 +61,13 @@ from gunicorn.arbiter import Arbiter
 
 from usher.common.base.backoff import backoff_s
 from usher.common.base.errors import StartRefused, UsherError
-from usher.common.base.log import event
+from usher.common.base.log import event, flush
 from usher.common.http.server.open_files import within_open_files
 from usher.common.http.server.sockets import Listener, TlsConnection
 from usher.common.http.server.wsgi import exchanges
 from usher.common.http.tls import ServerTls
 from usher.common.runtime.clock_steps import look_for_steps
-from usher.common.runtime.fork_guard import end_children_by
+from usher.common.runtime.fork_guard import end_children_by, try_for
 from usher.common.runtime.service import Service, ServiceEnded
 
 if TYPE_CHECKING:
@@ -82,6 +82,8 @@ _PARTS = 4
 #: At the end: seconds for requests that are being answered, and how much longer than ``stop`` the arbiter waits before
 #: it kills.
 _LAST_ANSWERS_S = 1
+#: Seconds within which a process that ends says so, and its output is flushed; the rest is lost.
+_LAST_WORDS_S = 1.5
 _ARBITER_EXTRA_S = 3
 #: A worker that ended sooner than this is not started again at once, the second time.
 _SHORT_LIFE_S = 5.0
@@ -209,10 +211,16 @@ def leave(code: int = os.EX_TEMPFAIL, why: str = "") -> NoReturn:
     not go on."""
     if code in (0, *_NEVER_AGAIN):
         raise ValueError(f"exit code {code} would not bring a new worker")
-    signal.alarm(2)  # a full log pipe must not keep us: the default action of SIGALRM ends the process
-    event(log, "worker_leaves", level=logging.ERROR, code=code, why=why, pid=os.getpid())
-    _flush()
-    os._exit(code)
+
+    def say() -> None:
+        event(log, "worker_leaves", level=logging.ERROR, code=code, why=why, pid=os.getpid())
+        _flush()
+
+    try:
+        signal.alarm(2)  # ends the process, by the signal's default action, should the interpreter itself stand still
+        try_for(_LAST_WORDS_S, say)  # a full pipe, and whatever a handler did to its streams, must not keep us
+    finally:
+        os._exit(code)
 
 
 def _collect_less() -> None:
@@ -229,10 +237,10 @@ def _collect_less() -> None:
 
 
 def _flush() -> None:
-    for handler in logging.getLogger().handlers:
-        handler.flush()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush()
+    for stream in (*logging.getLogger().handlers, sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # a handler may have closed it, or put anything in its place
+            stream.flush()
 
 
 def _listen(bind: str, setting: str) -> socket.socket:
@@ -459,7 +467,7 @@ class _Program(BaseApplication):
             ended = sys.exc_info()[1]
             code = ended.code if isinstance(ended, SystemExit) else 1
             self._finish_drain()
-            _flush()
+            try_for(_LAST_WORDS_S, _flush)
         finally:
             os._exit(code & 0xFF if isinstance(code, int) else 1 if code else 0)
 
@@ -478,14 +486,19 @@ class _Program(BaseApplication):
                 event(log, "drain_unfinished", level=logging.ERROR, seconds=self._graceful_s)
 
     def _take_signals_back(self) -> None:
-        """A handler's module, or a library of it, may have set what SIGTERM does when it was imported: then nothing
-        would drain."""
-        taken = [number for number in _ENDING if signal.getsignal(number) != self._on_signal]
+        """A handler's module, or a library of it, may have set what SIGTERM does, or blocked it, when it was imported:
+        then nothing would drain. The default action of SIGPIPE would end the process, without a word, when somebody
+        closes a connection."""
+        blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+        taken = [one for one in _ENDING if one in blocked or signal.getsignal(one) != self._on_signal]
         for number in taken:
             signal.signal(number, self._on_signal)
+        if signal.getsignal(signal.SIGPIPE) == signal.SIG_DFL:
+            signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+            taken.append(signal.SIGPIPE)
         if taken:
             names = ", ".join(number.name for number in taken)
-            why = "the handler's module or a library of it had set them; they drain"
+            why = "the handler's module or a library of it had set them; they drain, and SIGPIPE is ignored"
             event(log, "signals_taken_back", level=logging.WARNING, signals=names, why=why)
 
     def _refuse(self, refused: UsherError) -> NoReturn:
