@@ -10,6 +10,7 @@ Threads and what they own
     work-N    execution/thread_pool.py   runs lanes: short handlers one after another on one thread, others side by side
     async     execution/async_pool.py    the same for ``async def`` handlers, on one event loop
     (both)    execution/batch_pool.py    the same for batch handlers: one call with messages of several lanes
+    suspects-N  isolation/worker.py      runs messages that may have ended a process, in a child process each
     ack       execution/acker.py         finished messages -> one ack script per batch; failures -> one charge script
                                          per batch; dead letters
     report    execution/reporter.py      tells the leader over HTTP what Redis has accepted
@@ -38,15 +39,30 @@ Which attempts are counted, and to whom they are charged
 A start is recorded before a crash can happen by a write into the journal (lifecycle/journal.py): a few bytes of a
 mapped file, just before the handler is called. A failure is written to Redis with the acker's next batch. When a
 process ends without knowing why, its successor on the same machine tells Redis what was running, before it takes the
-name: a message whose handler ran alone is charged; if several ran, all become suspects and none is charged yet. A
-suspect runs again as the only suspect in a process; the second time, or when its last attempt is next, it runs alone,
-and its start is in Redis before it happens. A message whose handler returns or raises is no longer a suspect. So the
-killer is given up after exactly max_attempts starts, and its neighbours keep their count (policy/quarantine.py). One
-exception: a crash in company proves nothing, so a message that comes to it with its last attempt gets one more.
+name: all of it is suspect, and none is charged, since each may have returned a moment before. The same holds for a
+message that the watchdog blames. A suspect runs in a child process (isolation/worker.py): whether that returns, raises,
+dies or is killed at the deadline is seen by its consumer, so it is charged exactly, with the ends before it. A message
+whose handler returns or raises is no longer a suspect. So the killer is given up after max_attempts starts (or one
+more, if the first end took its last attempt), and its neighbours keep their count (policy/quarantine.py).
 
 Without a journal (another machine, the state folder gone) the leader notes a loss for the first message of each ticket
-that was not acknowledged; after three of them it runs alone too. An end that the process explains (a stop, a lost
-lease, a watchdog) is charged to no message, except to the one that the watchdog blames.
+that was not acknowledged; after three of them it is a suspect too, and each of its starts is in Redis before it
+happens, as an end in doubt. A message is given up for ends in doubt only after max_attempts + 2 of them in a row: that
+is the bound for those that take a whole container along.
+
+====================================  ================================================================================
+a process or Redis ends when          what becomes of the message
+====================================  ================================================================================
+before the start is in the journal    it never started, and is charged with nothing
+it runs in the consumer               the successor makes it a suspect; charged with nothing
+it returned, not acknowledged         no longer in the journal: it runs again, as if it had never run
+the acknowledgement's reply is lost   asked again: GONE; if the consumer ends too, Redis has it as done
+it runs in a child, the child ends    charged, if the child had run no other; tried again in a new child
+it runs in a child, the consumer      the child ends too; one more end in doubt, charged with nothing
+ends
+it returned in a child, and the       the same
+consumer ends before it hears of it
+====================================  ================================================================================
 
 What goes wrong, and what then
 ------------------------------

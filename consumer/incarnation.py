@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 
 import orjson
 
 from usher.common.base.clock import now_s
 from usher.common.base.log import event
-from usher.common.observability import tracing as telemetry
 from usher.common.observability.dead_letter_notifier import DeadLetterNotifier
 from usher.common.observability.metrics import Metrics
 from usher.common.protocol.keys import Keys
@@ -33,8 +31,10 @@ from usher.consumer.execution.reporter import Reporter
 from usher.consumer.execution.thread_pool import LaneWorker
 from usher.consumer.execution.watchdog import Watchdog
 from usher.consumer.handlers.decorators import HandlerOptions, given
-from usher.consumer.handlers.loader import Handler
+from usher.consumer.handlers.loader import Handler, with_spans
 from usher.consumer.handlers.message import OwnLease, message_type
+from usher.consumer.isolation.values import ProcessSpec
+from usher.consumer.isolation.worker import MOST_CHILDREN, SuspectWorker
 from usher.consumer.lifecycle.heartbeat import Heartbeat
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.lifecycle.lease_guard import LeaseGuard
@@ -42,7 +42,6 @@ from usher.consumer.lifecycle.master_client import MasterClient, MasterUnavailab
 from usher.consumer.lifecycle.owner_scripts import Letter, OwnerScripts
 from usher.consumer.lifecycle.progress_watch import ProgressWatch
 from usher.consumer.lifecycle.registrar import Taken
-from usher.consumer.lifecycle.start_log import StartLog
 from usher.consumer.policy.acks import linger
 from usher.consumer.policy.outcome import RetryPolicy
 from usher.consumer.settings import ConsumerSettings
@@ -102,18 +101,17 @@ class Incarnation:
         )
         self.bell = DeadLetterNotifier(metrics, settings.dead_letter_webhook, settings.consumer_name, keys)
         self.acker.policy, self.acker.on_dead_letter = settings.dead_letter_policy, self._ring
-        alone_link = link("alone")
-        self._starts = StartLog(journal, alone_link, steps(alone_link))
         policy, limit_s = terms(settings, handler.options)
         self.executor = Executor(
-            self.lanes, self.acker, self._starts, self.lease, policy, settings.ack_mode == "strict", limit_s, on_lost
+            self.lanes, self.acker, journal, self.lease, policy, settings.ack_mode == "strict", limit_s, on_lost
         )
         call_in_children(self.executor.end_in_child)
         self.reader = InboxReader(link("read"), keys, name, self.lanes, self.lease)
         self.reader.message_type = message_type(keys.stream, settings.sources is not None)
         self.heartbeat = Heartbeat(beat_link, steps(beat_link), self.lease, self._works, on_lost)
         self.guard = LeaseGuard(self.lease, on_lost)
-        self.pool = _pool(_traced(handler, keys.stream), self.executor, settings.concurrency)
+        self.pool = _pool(with_spans(handler, keys.stream), self.executor, settings.concurrency)
+        self.pool += self._suspect_workers(settings, wires, keys.stream)
         self.progress = ProgressWatch(lambda: (self.executor.ended, self.lanes.running), state)
         self.watch: list[Service] = (
             [self._watchdog(wires, limit_s, settings.run_log_length, on_lost)] if limit_s else []
@@ -125,7 +123,6 @@ class Incarnation:
             self.lanes,
             self.reader,
             self.acker,
-            self._starts,
             int(taken.lease_s * 1000),
             self._deregister,
         )
@@ -143,6 +140,24 @@ class Incarnation:
             run_log_length,
             on_lost,
         )
+
+    def _suspect_workers(self, settings: ConsumerSettings, wires: _Wires, stream: str) -> list[Service]:
+        spec = ProcessSpec(
+            settings.handler,
+            stream,
+            settings.sources is not None,
+            settings.handler_seconds,
+            (settings.log_level, settings.log_format),
+            tuple(filter(None, settings.secrets)),
+            settings.consumer_name,
+            is_rehearsal=False,
+            has_lease=True,
+        )
+        links = [wires.link(f"suspects-{number}") for number in range(min(settings.concurrency, MOST_CHILDREN))]
+        return [
+            SuspectWorker(number, self.executor, self.lease, link, wires.steps(link), spec)
+            for number, link in enumerate(links)
+        ]
 
     @property
     def services(self) -> list[Service]:
@@ -168,8 +183,6 @@ class Incarnation:
         handler. While there are any, the lease guard stays: it ends the process before another owner may start."""
         drained = self._drain.run(grace_s, self._say_goodbye)
         self._journal.explain()  # we cut off what still runs
-        if not drained.clean:
-            self._starts.give_back(self._drain_steps)
         ending = [service for service in reversed(self.services) if drained.clean or service is not self.guard]
         for service in ending:
             service.stop()
@@ -179,7 +192,6 @@ class Incarnation:
         if drained.clean:
             self._journal.remove()
         self.reader.close()
-        self._starts.close()
         self._drain_link.close()
         self._goodbye.close()
 
@@ -216,16 +228,6 @@ def terms(settings: ConsumerSettings, asked: HandlerOptions) -> tuple[RetryPolic
     cap_s = given(asked.backoff_cap_s, settings.retry_cap_seconds)
     policy = RetryPolicy(asked.max_attempts or settings.max_attempts, base_s, cap_s)
     return policy, given(asked.deadline_s, settings.handler_seconds)
-
-
-def _traced(handler: Handler, stream: str) -> Handler:
-    """Return the handler with a span around each call, if its module or the process that started us has set
-    OpenTelemetry up; else the handler as it is."""
-    tracer = telemetry.tracer()
-    if tracer is None:
-        return handler
-    call = telemetry.traced(handler.call, tracer, stream, is_async=handler.is_async, is_batch=handler.batch is not None)
-    return replace(handler, call=call)
 
 
 def _pool(handler: Handler, executor: Executor, slots: int) -> list[Service]:

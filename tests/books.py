@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from usher.common.protocol.attempts import Attempts
 from usher.consumer.handlers.message import Message
 
 
@@ -12,6 +11,3 @@ class Book:
     def started(self, message: Message, start_us: int) -> None: ...
 
     def ended(self, message: Message) -> None: ...
-
-    def charge(self, message: Message, ahead: Attempts) -> bool:
-        return True

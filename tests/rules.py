@@ -88,6 +88,7 @@ ROOMS = (
         "consumer/handlers",
         "consumer/lifecycle",
         "consumer/execution",
+        "consumer/isolation",
         "consumer",
     ),
     *("consumer/sinks", "consumer/torture"),
@@ -208,8 +209,16 @@ class Source:
     def is_in(self, patterns: Iterable[str]) -> bool:
         return any(fnmatch.fnmatchcase(self.path, pattern) for pattern in patterns)
 
+    @functools.cached_property
+    def _nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree))
+
     def nodes(self, *kinds: type[ast.AST]) -> Iterator[ast.AST]:
-        return (node for node in ast.walk(self.tree) if isinstance(node, kinds))
+        return (node for node in self._nodes if isinstance(node, kinds))
+
+    @functools.cached_property
+    def imports(self) -> list[tuple[ast.AST, str]]:
+        return list(_imports(self))
 
     def finding(self, node: ast.AST, text: str) -> str:
         return f"{self.path}:{getattr(node, 'lineno', 1)}: {text}"
@@ -221,7 +230,12 @@ def sources(*folders: str) -> list[Source]:
     return [Source(file.relative_to(ROOT).as_posix(), file.read_text(encoding="utf-8")) for file in files]
 
 
-def imports(source: Source) -> Iterator[tuple[ast.AST, str]]:
+def imports(source: Source) -> list[tuple[ast.AST, str]]:
+    """See ``_imports``; most rules ask for it."""
+    return source.imports
+
+
+def _imports(source: Source) -> Iterator[tuple[ast.AST, str]]:
     """(statement, dotted name) of every import, wherever it stands, but for those that only a type checker sees.
 
     ``from a import b`` counts as ``a`` and as ``a.b``, which may be a module.

@@ -76,7 +76,8 @@ HIDDEN: dict[str, Listed] = {
         "usher.deploy.local.supervision:supervisord", "Become supervisord with deploy/supervisord.conf."
     ),
     "handler-process": Listed(
-        "usher.deploy.rehearsal.child:main", "The process of `usher rehearse` that runs the handler."
+        "usher.consumer.isolation.child:main",
+        "The process that runs only a handler, for consumers and `usher rehearse`.",
     ),
     "torture-stage": Listed(
         "usher.consumer.torture.__main__:main", "The process of `usher torture` that tells the stories."

@@ -95,6 +95,11 @@ class EntryView:
         return self._flat is None
 
     @property
+    def flat(self) -> tuple[bytes, ...]:
+        """All names and values by turns, as they were sent."""
+        return tuple(self._flat or ())
+
+    @property
     def size(self) -> int:
         """The size of all names and values, in bytes."""
         return sum(map(len, self._flat or ()))

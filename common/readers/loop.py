@@ -58,6 +58,8 @@ _LOOK_S = 0.5
 #: Share of the idle time after a touch in which nothing starts: it is left for the clock's drift and for delays on the
 #: way.
 _FRESH_PART = 0.8
+#: Starts of a suspect beyond its attempts.
+_IN_DOUBT = 2
 
 
 class StreamRunner(Service):
@@ -81,7 +83,9 @@ class StreamRunner(Service):
         message = board.take(1.0)
         if message is None:
             return 0.05 if self.stopping else 0.0
-        if message.body_is_gone or message.failures >= options.max_attempts:
+        # A suspect's last start was noted ahead as one that fails, and may have returned, or not have happened.
+        most = options.max_attempts + _IN_DOUBT * message.is_suspect
+        if message.body_is_gone or message.failures >= most:
             reason = "body_gone" if message.body_is_gone else "attempts_exhausted"
             self._give_up(
                 message,

@@ -122,6 +122,9 @@ def _check_options(parts: Any) -> None:
     replies would be text, with retry_on_timeout a command might happen twice). TLS options are checked where they are
     used."""
     mine = {SENTINEL: (_SENTINEL_PASSWORD,), CLUSTER: ()}.get(_OVER_TLS.get(parts.scheme, parts.scheme), _IN_A_URL)
+    behind = ("" if parts.scheme == "unix" else parts.path) + parts.query.partition("=")[0] + parts.fragment
+    if "@" in behind:  # no message shows what stands there
+        raise ValueError("a password with a ?, a / or a # must have it as %3F, %2F or %23")
     options = parse_qs(parts.query, keep_blank_values=True)
     for name, values in options.items():
         if name not in mine and not name.startswith("ssl_"):
@@ -134,7 +137,7 @@ def _check_options(parts: Any) -> None:
     if mine is not _IN_A_URL:
         return
     if parts.fragment:
-        raise ValueError("a # in it, as in a password, must be written as %23")
+        raise ValueError("it must not have a #")
     database = "" if parts.scheme == "unix" else unquote(parts.path).strip("/")
     if database and not (database.isascii() and database.isdecimal()):
         raise ValueError("its path must be the number of a database, as in redis://host:6379/0")

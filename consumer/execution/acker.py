@@ -137,8 +137,6 @@ class Acker(Service):
     def failed(self, item: FailedAttempt) -> None:
         """Take an attempt whose handler raised."""
         self._failed.append(item)
-        if item.then is not None:
-            self._write_now.set()
         self.wake()
 
     def give_up(self, lane: MessageLane, message: Message, bury: Bury) -> None:
@@ -240,9 +238,6 @@ class Acker(Service):
             event(log, "attempts_not_recorded", level=logging.ERROR, messages=len(self._noting), why=str(refused))
         noted, self._noting = self._noting, []
         self.counts.failed(noted)
-        for item in noted:
-            if item.then is not None:
-                item.then()
 
     def _acknowledge(self, batch: AckBatch) -> None:
         record = encode(self._incarnation, batch.finished) if self._run_log_length else b""
@@ -291,8 +286,6 @@ class Acker(Service):
             self._burying.append(item._replace(in_doubt=item.in_doubt or isinstance(answer, ReplyUnknown)))
             if isinstance(answer, CommandRefused):
                 refused = answer
-                # It must not hold up messages that may not run beside it either: its charge ahead is corrected by now.
-                self._lanes.end_isolation(item.lane)
             else:
                 trouble = trouble or answer  # the ones after it may only report that they were not sent
         if trouble is not None:

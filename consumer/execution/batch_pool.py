@@ -96,8 +96,6 @@ class BatchCall:
             elif part is not None:
                 executor.lanes.release(lane, 0, 0.0)
         self.messages = [message for _, part in self._parts for message in part]
-        for message in self.messages:
-            message.shares_call = len(self.messages) > 1
         self._start_us = time.time_ns() // 1000
 
     def _start(self, lane: MessageLane, most: int) -> list[Message] | None:

@@ -22,7 +22,6 @@ from usher.consumer.execution.acker import Acker
 from usher.consumer.execution.inbox_reader import InboxReader
 from usher.consumer.execution.lanes import Lanes
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts
-from usher.consumer.lifecycle.start_log import StartLog
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +49,6 @@ class Drain:
         lanes: Lanes,
         reader: InboxReader,
         acker: Acker,
-        starts: StartLog,
         lease_ms: int,
         deregister: Callable[[], bool] | None = None,
     ) -> None:
@@ -61,7 +59,6 @@ class Drain:
         self._lanes = lanes
         self._reader = reader
         self._acker = acker
-        self._starts = starts
         self._lease_ms = lease_ms
 
     def run(self, grace_s: float, say_goodbye: Callable[[], None]) -> Drained:
@@ -123,7 +120,6 @@ class Drain:
         # its next owner would count one attempt less.
         if not quiet or not self._acker.is_settled:
             return 0
-        self._starts.take_back(self._steps, [entry_id for ids in quiet.values() for entry_id in ids])
         # A second safeguard: Redis still has the ids of ended messages in processing, so it keeps a ticket that is not
         # whole for the next look.
         kept = set(self._steps.give_back(quiet))

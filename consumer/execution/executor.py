@@ -11,44 +11,56 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from usher.common.base.clock import now_s
-from usher.common.base.errors import GiveUp, RedisTrouble, RetryLater, readable
+from usher.common.base.errors import GiveUp, RetryLater, UsherError, readable
 from usher.common.base.log import event, in_hand
 from usher.common.base.text import format_error
-from usher.common.protocol.attempts import Attempts
-from usher.common.protocol.run_log import FAILED, GAVE_UP, RETRY_LATER
-from usher.common.redis.client import CommandRefused
+from usher.common.protocol.run_log import CRASHED, FAILED, GAVE_UP, RETRY_LATER
 from usher.common.runtime.fork_guard import leave
 from usher.consumer.execution.lanes import Lanes, MessageLane
-from usher.consumer.handlers.error_trace import traced
+from usher.consumer.handlers.error_trace import traced, type_name
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.policy.acks import FailedAttempt, Finished, Success
 from usher.consumer.policy.outcome import Bury, RetryPolicy, decide, unended
-from usher.consumer.policy.quarantine import Isolation, isolation
+from usher.consumer.policy.quarantine import is_suspect, is_used_up
 
 log = logging.getLogger(__name__)
 
 
-#: Seconds until the next try, when a start could not be charged ahead in Redis.
-_AGAIN_S = 0.5
-#: Characters of the name of an error's type that are kept.
-_LONGEST_NAME = 200
+#: Child processes that could not load the handler, until suspects run in this process.
+_MOST_REFUSED = 3
 
 
 class Starts(Protocol):
-    """The log in which starts are recorded before they happen (consumer/lifecycle/start_log.py)."""
+    """The record of the handlers that run (consumer/lifecycle/journal.py)."""
 
     def started(self, message: Message, start_us: int) -> None: ...
 
     def ended(self, message: Message) -> None: ...
 
-    def charge(self, message: Message, ahead: Attempts) -> bool:
-        """Write to Redis the attempts that will be true once ``message`` has started. Return False when it is not ours
-        any more. Raises what ``Link.call`` raises."""
+
+class ProcessEnded(UsherError):
+    """The handler's own process ended, or was ended, before the handler did.
+
+    ``is_stuck``: it was ended, at the deadline. ``is_blamed``: nothing but this message can have been the reason.
+    """
+
+    def __init__(self, is_stuck: bool, is_blamed: bool) -> None:
+        self.is_stuck = is_stuck
+        self.is_blamed = is_blamed
+        super().__init__()
+
+
+@dataclass(frozen=True)
+class ErrorText:
+    """An error as text, where the error itself is in another process."""
+
+    error: str
+    error_type: str = ""
+    traceback: str = ""
 
 
 class Outcomes(Protocol):
@@ -89,6 +101,7 @@ class Executor:
         self._limit_s = limit_s
         # Messages whose handlers run, by the identity of the message; kept only with a time limit.
         self.running: dict[int, Message] = {}
+        self.refused_children = 0  # child processes in a row that could not load the handler
         self.handled = 0  # only roughly right: counted without a lock, for people to look at
         self.failed = 0
 
@@ -105,6 +118,11 @@ class Executor:
     @property
     def max_attempts(self) -> int:
         return self._policy.max_attempts
+
+    @property
+    def isolates(self) -> bool:
+        """Return whether suspects run in child processes: better in company than never."""
+        return self.refused_children < _MOST_REFUSED
 
     def may_start(self) -> bool:
         """Return whether handlers may start: the lease cannot have ended anywhere."""
@@ -127,69 +145,55 @@ class Executor:
     def admit(self, lane: MessageLane, message: Message, start_us: int) -> bool:
         """Return whether the handler may be called now, at ``start_us``; if so, count and record its start. If not, the
         lane is not the runner's any more."""
-        if not message.plain:
-            if not self._may_start_again(lane, message):
-                return False
-            start_us = time.time_ns() // 1000  # Redis may have been asked
+        if not message.plain and not self._may_start_here(lane, message):
+            return False
+        if self._limit_s:
+            message.deadline = time.monotonic() + self._limit_s
+            self.running[id(message)] = message
+        self._begin(message, start_us)
+        return True
+
+    def admit_apart(self, lane: MessageLane, message: Message) -> bool:
+        """Do the same as ``admit`` for a message that runs in a child process, now."""
+        if self._is_over(lane, message):
+            return False
+        self._begin(message, time.time_ns() // 1000)
+        return True
+
+    def _begin(self, message: Message, start_us: int) -> None:
         message.attempt += 1
         message.start_us = start_us
         if not message.first_ms:
             message.first_ms = start_us // 1000
-        if self._limit_s:
-            message.deadline = time.monotonic() + self._limit_s
-            self.running[id(message)] = message
         in_hand.set(message)
         self._note_start(message, start_us)
+
+    def _may_start_here(self, lane: MessageLane, message: Message) -> bool:
+        """Return whether a message with a past may start in this process; if not, give it up, or to a child process."""
+        if self._is_over(lane, message):
+            return False
+        if self.isolates and is_suspect(message.known):
+            self.lanes.isolate(lane, message)
+            return False
         return True
 
-    def _may_start_again(self, lane: MessageLane, message: Message) -> bool:
-        """Return whether a message with a past may start: it may have lost its body, used up its attempts, or be a
-        suspect (quarantine.py)."""
+    def _is_over(self, lane: MessageLane, message: Message) -> bool:
+        """Give the message up, and return True, if its body is gone, or its attempts are used up."""
         if message.body_is_gone:
             self.bury(lane, message, Bury("body_gone", ""))
+            return True
+        if not is_used_up(message.known, self._policy.max_attempts):
             return False
-        if message.failures >= self._policy.max_attempts:
-            decision = unended(message.known)
-            event(
-                log,
-                "message_given_up",
-                level=logging.ERROR,
-                reason=decision.reason,
-                **message.facts(),
-                error=decision.error,
-            )
-            self.bury(lane, message, decision)
-            return False
-        asked = isolation(message.known, self._policy.max_attempts)
-        if asked > lane.isolation:
-            self.lanes.isolate(lane, message, asked)
-            return False
-        return asked is not Isolation.ALONE or self._charge_ahead(lane, message)
-
-    def _charge_ahead(self, lane: MessageLane, message: Message) -> bool:
-        """Charge a start that may end this process before it happens, so that it cannot be lost. Return False when the
-        message must not start now."""
-        known = message.known
-        ahead = known._replace(starts=known.starts + 1).blamed()
-        try:
-            is_ours = self._starts.charge(message, ahead)
-        except (RedisTrouble, CommandRefused) as trouble:
-            event(log, "attempt_not_recorded", level=logging.WARNING, **message.facts(), why=str(trouble))
-            self.lanes.retry(lane, message, now_s() + _AGAIN_S)
-            return False
-        if not is_ours:
-            # Another owner has it; or its body was deleted, and Redis >= 7 dropped it when it was claimed: then the
-            # index still names it, and a dead letter is due.
-            self.bury(lane, message, Bury("body_gone", ""))
-            return False
+        decision = unended(message.known)
         event(
             log,
-            "suspect_isolated",
+            "message_given_up",
+            level=logging.ERROR,
+            reason=decision.reason,
             **message.facts(),
-            starts=ahead.starts,
-            crashes=known.crashes,
-            losses=known.losses,
+            error=decision.error,
         )
+        self.bury(lane, message, decision)
         return True
 
     def succeeded(self, lane: MessageLane, message: Message, start_us: int, end_us: int) -> bool:
@@ -199,46 +203,53 @@ class Executor:
         if self._limit_s:
             self.running.pop(id(message), None)
         self.handled += 1
-        # A message with a past is held too: if it was charged ahead, it must not lose its success in the crash of
-        # another suspect.
-        held = self.strict or not message.plain
-        if held:
+        if self.strict:
             message.lane = lane
             self.lanes.hold(lane, (end_us - start_us) / 1e6)
         message.start_us, message.end_us = start_us, end_us
         self._outcomes.finished(message)
-        return not held
+        return not self.strict
 
-    def raised(self, lane: MessageLane, message: Message, problem: BaseException) -> None:
-        """Try the message again in its place, or give it up: its handler raised. Either way the lane is not the
-        runner's any more."""
+    def raised(
+        self, lane: MessageLane, message: Message, problem: BaseException, text: ErrorText | None = None
+    ) -> None:
+        """Try the message again in its place, or give it up: its handler raised, or its process ended. Either way the
+        lane is not the runner's any more. ``text``: where that is not told by ``problem``."""
         self._note_end(message)
         self.running.pop(id(message), None)
         self.failed += 1
         problem = readable(problem)
-        message.failures += not isinstance(problem, RetryLater)
-        message.survived()
+        if isinstance(problem, ProcessEnded):
+            message.crashed(problem.is_blamed)
+        else:
+            message.failures += not isinstance(problem, RetryLater)
+            message.survived()
+        if text is None:
+            text = ErrorText(format_error(problem), type_name(problem), traced(problem))
         decision = decide(problem, message.failures, self._policy, self._rng)
         run = Finished(
             message.ticket, message.stream_id, message.fence, message.attempt, message.start_us, time.time_ns() // 1000
         )
-        failure = FailedAttempt(run, _outcome(problem), message.known)
-        facts = {**message.facts(), "error": format_error(problem)[:500]}
+        self._outcomes.failed(FailedAttempt(run, _outcome(problem), message.known))
+        facts = {**message.facts(), "error": text.error[:500]}
+        if isinstance(problem, ProcessEnded):
+            event(
+                log,
+                "handler_stuck" if problem.is_stuck else "handler_crashed",
+                level=logging.ERROR,
+                **facts,
+                failures=message.failures,
+                crashes=message.crashes,
+            )
         if isinstance(decision, Bury):
-            error_type = type(problem).__name__[:_LONGEST_NAME].encode("utf-8", "backslashreplace").decode()
-            decision = replace(decision, error_type=error_type, traceback=traced(problem))
+            decision = replace(decision, error=text.error, error_type=text.error_type, traceback=text.traceback)
             event(log, "message_given_up", level=logging.ERROR, reason=decision.reason, **facts)
-            self._outcomes.failed(failure)
             self.bury(lane, message, decision)
             return
-        event(log, "handler_failed", level=logging.WARNING, retry_in_s=decision.wait_s, **facts)
-        due_s, ran_s = now_s() + decision.wait_s, (run.end_us - run.start_us) / 1e6
-        if lane.isolation is Isolation.ALONE:  # it was charged for a crash: none may happen until that is corrected
-            self.lanes.hold(lane, ran_s)
-            self._outcomes.failed(failure._replace(then=partial(self.lanes.retry_held, lane, message, due_s)))
-        else:
-            self._outcomes.failed(failure)
-            self.lanes.retry(lane, message, due_s, ran_s)
+        if not isinstance(problem, ProcessEnded):
+            event(log, "handler_failed", level=logging.WARNING, retry_in_s=decision.wait_s, **facts)
+        ran_s = None if lane.apart else (run.end_us - run.start_us) / 1e6
+        self.lanes.retry(lane, message, now_s() + decision.wait_s, ran_s)
 
     def requeue(self, lane: MessageLane, messages: Sequence[Message]) -> None:
         """Put back messages that were started in one call with others, and must wait for an earlier one of their
@@ -263,4 +274,6 @@ class Executor:
 
 def _outcome(problem: BaseException) -> str:
     """Return the run log's word for an execution that ended in ``problem``."""
+    if isinstance(problem, ProcessEnded):
+        return CRASHED
     return RETRY_LATER if isinstance(problem, RetryLater) else GAVE_UP if isinstance(problem, GiveUp) else FAILED

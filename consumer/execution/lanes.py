@@ -16,7 +16,6 @@ from contextlib import AbstractContextManager
 from usher.common.base.clock import now_s
 from usher.consumer.handlers.message import Message
 from usher.consumer.policy.lanes import Lane, LaneBoard
-from usher.consumer.policy.quarantine import Isolation
 
 MessageLane = Lane[Message]
 #: A lane whose runner is done with it for now, how many of its messages ended, and in how many seconds. A plain tuple,
@@ -56,6 +55,7 @@ class Lanes:
         self._lock = threading.Lock()
         self._locked = _LockedBoard(self._board, self._lock)
         self._changed = threading.Condition(self._lock)
+        self._suspected = threading.Condition(self._lock)
         self._mean_s = 0.0
         self._idle = 0  # threads that wait for a lane
         self._ended = 0
@@ -85,22 +85,6 @@ class Lanes:
             self._wake(len(self._board.ready))
         self.on_ready()
 
-    def end_isolation(self, lane: MessageLane) -> None:
-        """Let other lanes run beside this held one: the write that it waits for may never happen."""
-        with self._changed:
-            self._board.end_isolation(lane)
-            self._wake(len(self._board.ready))
-        self.on_ready()
-
-    def retry_held(self, lane: MessageLane, message: Message, due_s: float) -> None:
-        """Put ``message`` first in this held lane again: the write that it waited for has happened. Nothing of the lane
-        starts before ``due_s``."""
-        with self._changed:
-            self._board.retry_held(lane, message, due_s)
-            self._changed.notify()  # one thread must wait for just that long
-            self._wake(len(self._board.ready))
-        self.on_ready()
-
     # ---- runners -----------------------------------------------------------------------------------------------------
 
     def next_lane(self, timeout_s: float, ended: Ended | None = None) -> MessageLane | None:
@@ -119,8 +103,6 @@ class Lanes:
         with self._lock:
             now = now_s()
             self._board.wake_due(now)
-            if not self._board.ready:
-                self._board.admit_isolated(now)
             return None if self._paused else self._board.take()
 
     def next_due_s(self) -> float | None:
@@ -149,14 +131,25 @@ class Lanes:
             self._changed.notify()  # one thread must wait for just that long
         self.on_ready()
 
-    def isolate(self, lane: MessageLane, message: Message, isolation: Isolation) -> None:
-        """Take the lane from its runner, which did not start ``message``: it comes first in the lane again, and runs
-        only beside what ``isolation`` allows."""
-        with self._changed:
+    def isolate(self, lane: MessageLane, message: Message) -> None:
+        """Take the lane from its runner, which did not start ``message``: it comes first in the lane again, and runs in
+        a child process."""
+        with self._lock:
             self._ended += 1
-            self._board.isolate(lane, message, isolation)
-            self._changed.notify()
-        self.on_ready()
+            self._board.isolate(lane, message)
+            self._suspected.notify()
+
+    def next_suspect(self, timeout_s: float) -> MessageLane | None:
+        """Return a lane whose first message is to run in a child process; None after ``timeout_s`` or a pause."""
+        with self._suspected:
+            if not (self._paused or self._board.has_suspects):
+                self._suspected.wait(timeout_s)
+            return None if self._paused else self._board.take_suspect()
+
+    def wake_suspects(self) -> None:
+        """Let those that wait in ``next_suspect`` look again."""
+        with self._suspected:
+            self._suspected.notify_all()
 
     # ---- drain -------------------------------------------------------------------------------------------------------
 
@@ -165,6 +158,7 @@ class Lanes:
         with self._changed:
             self._paused = True
             self._changed.notify_all()
+            self._suspected.notify_all()
         self.on_ready()
 
     @property
@@ -183,7 +177,7 @@ class Lanes:
 
     @property
     def running(self) -> int:
-        return self._board.running
+        return self._board.running + self._board.running_apart
 
     def load(self) -> tuple[int, int]:
         """Return how many tickets and messages are held: a glance, without the lock."""
@@ -217,8 +211,6 @@ class Lanes:
             due_s = board.wake_due(now)
             if self._paused or now >= until_s:
                 return None
-            if not board.ready:
-                board.admit_isolated(now)
             if board.ready and self._may_run():
                 return self._take()
             if board.ready and not self._watched:

@@ -16,15 +16,17 @@ def describe_ticket(
     ticket: bytes, incarnation: str, journal: Journal, lanes: Lanes, max_attempts: int
 ) -> dict[str, Any]:
     """Return the state of ``ticket`` for JSON. ``entries``: messages that run (``running``), wait for the next attempt
-    (``waiting``), are queued, or are to run apart, in that order. A message that has ended and is not acknowledged yet
-    is in none of them. It is read in passing: nothing is kept for this."""
+    (``waiting``), are queued, or wait for a child process (``apart``), in that order; one that runs in a child process
+    says so. A message that has ended and is not acknowledged yet is in none of them. It is read in passing: nothing is
+    kept for this."""
     now_ms = wall_ms()
     running = journal.running(ticket)
-    entries = [
-        _entry(left.stream_id, "running", left.before.starts, started_ms=left.start_us // 1000) for left in running
-    ]
     with lanes.locked() as board:
         queued, due_s, is_apart = board.look(ticket)
+    entries = [
+        _entry(left.stream_id, "running", left.before.starts, started_ms=left.start_us // 1000) | {"apart": is_apart}
+        for left in running
+    ]
     names = {left.stream_id for left in running}
     first = "apart" if is_apart else "waiting" if due_s is not None else "queued"
     due_ms = now_ms + int(1000 * (due_s - now_s())) if due_s is not None else 0

@@ -1,10 +1,10 @@
 """Watchdog: it ends the process when a handler runs past its deadline, instead of letting a second delivery run beside
 the hanging first one.
 
-A thread cannot be ended from outside. So the attempt is charged, everything that finished is acknowledged, and the
-process leaves; its successor, a new incarnation with the same name lock, gets the tickets back at once. The journal
-names the message to blame, should Redis not hear of it; whatever else ran was only in the way. In a call with several
-messages it is unknown which one hangs: they become suspects instead, so each goes alone the next time.
+A thread cannot be ended from outside. So the message becomes a suspect, everything that finished is acknowledged, and
+the process leaves; its successor, a new incarnation with the same name lock, gets the tickets back at once. The journal
+names the message to blame, should Redis not hear of it; whatever else ran was only in the way. The next time it runs in
+a child process, which can be ended by itself. It is not charged before that: its handler may yet return, now.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 
 from usher.common.base.errors import OwnershipLost, RedisTrouble
 from usher.common.base.log import event
-from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.run_log import CRASHED, encode
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.runtime.service import Service
@@ -67,8 +66,8 @@ class Watchdog(Service):
 
     def _end(self, hung: list[Message]) -> None:
         # First: a handler that raises after all is counted by the executor.
-        charged = {message.stream_id: _charge(message) for message in hung}
-        self._journal.blame(message for message in hung if not message.shares_call)
+        charged = {message.stream_id: message.known._replace(crashes=message.crashes + 1) for message in hung}
+        self._journal.blame(hung)
         for message in hung:
             event(log, "handler_stuck", level=logging.ERROR, **message.facts())
         runs = [
@@ -89,9 +88,3 @@ class Watchdog(Service):
 
     def on_end(self) -> None:
         self._link.close()
-
-
-def _charge(message: Message) -> Attempts:
-    if message.shares_call:
-        return message.known._replace(crashes=message.crashes + 1)
-    return Attempts(message.attempt, message.failures + 1)

@@ -7,6 +7,8 @@ import traceback
 #: Most calls kept of each exception of a chain (the innermost ones), and the longest text in characters.
 _MOST_CALLS = 30
 _LONGEST = 8000
+#: Characters of the name of an error's type that are kept.
+_LONGEST_NAME = 200
 
 
 def traced(raised: BaseException) -> str:
@@ -18,3 +20,8 @@ def traced(raised: BaseException) -> str:
         text = f"(its traceback cannot be had: {type(problem).__name__})"
     kept = text if len(text) <= _LONGEST else "...\n" + text[-_LONGEST:]
     return kept.encode("utf-8", "backslashreplace").decode()
+
+
+def type_name(raised: BaseException) -> str:
+    """Return the name of the type of ``raised``, bounded, and without surrogates, which no letter can take."""
+    return type(raised).__name__[:_LONGEST_NAME].encode("utf-8", "backslashreplace").decode()

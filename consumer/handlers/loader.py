@@ -13,7 +13,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +21,7 @@ from usher.common.base.callables import unawaitable_reason, unfinished_kind
 from usher.common.base.errors import HandlerUnusable
 from usher.common.base.log import event
 from usher.common.base.text import format_error
+from usher.common.observability import tracing
 from usher.consumer.handlers.decorators import BatchOptions, HandlerOptions, batch_of, options_of
 from usher.consumer.handlers.message import Message
 
@@ -64,6 +65,16 @@ def load_handler(spec: str) -> Handler:
     call = getattr(target, "__call__", None)  # noqa: B004
     is_async = inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(call)
     return Handler(target, is_async, options_of(target), batch_of(target))
+
+
+def with_spans(handler: Handler, stream: str) -> Handler:
+    """Return the handler with a span around each call, if its module or the process that started us has set
+    OpenTelemetry up; else the handler as it is."""
+    tracer = tracing.tracer()
+    if tracer is None:
+        return handler
+    call = tracing.traced(handler.call, tracer, stream, is_async=handler.is_async, is_batch=handler.batch is not None)
+    return replace(handler, call=call)
 
 
 def check_ran(result: object) -> None:

@@ -62,7 +62,6 @@ class Message(EntryView):
         "lane",
         "losses",
         "plain",
-        "shares_call",
         "slot",
         "start_us",
         "ticket",
@@ -94,7 +93,6 @@ class Message(EntryView):
         self.plain = known is NEVER and flat is not None  # without a past: it may start at once
         self.slot = self.first_ms = 0  # the journal's slot; 0: none
         self.alone = False  # it was in a call of several messages that failed as a whole: it runs alone next
-        self.shares_call = False  # it is, or was last, in a call of several messages
         self.deadline: float | None = None
         self.lane: Any = None  # the held lane, when the next message must wait for this one's acknowledgement
         self._lease = lease
@@ -135,6 +133,12 @@ class Message(EntryView):
         """Clear the suspicion: its handler has ended, and this process has not."""
         self.crashes = self.losses = 0
         self.plain = True
+
+    def crashed(self, is_blamed: bool) -> None:
+        """Count an end of the child process in which it ran; if that is its doing, charge this start, and the ends of
+        processes before."""
+        self.failures = self.known.blamed().failures if is_blamed else self.failures
+        self.crashes += 1
 
     @property
     def in_hand(self) -> bool:

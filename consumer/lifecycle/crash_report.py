@@ -19,7 +19,7 @@ from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.lifecycle.journal import Former
 from usher.consumer.policy.acks import Finished
-from usher.consumer.policy.quarantine import Left, charges
+from usher.consumer.policy.quarantine import Left, suspects
 
 log = logging.getLogger(__name__)
 
@@ -39,24 +39,32 @@ def report_crash(url: str, keys: Keys, former: Former, run_log_length: int) -> N
     finally:
         link.close()
     for left, attempts in noted:
-        ticket, entry_id = ticket_text(left.ticket), left.stream_id.decode()
-        facts: dict[str, Any] = {"ticket": ticket, "id": entry_id, "fence": left.fence, "attempt": attempts.starts}
-        event(
-            log, "handler_crashed", level=logging.ERROR, **facts, failures=attempts.failures, crashes=attempts.crashes
-        )
+        is_likely = left.is_blamed or len(former.left) == 1  # but not sure: it may have returned a moment before
+        facts: dict[str, Any] = {
+            "ticket": ticket_text(left.ticket),
+            "id": left.stream_id.decode(),
+            "fence": left.fence,
+            "attempt": attempts.starts,
+            "failures": attempts.failures,
+            "crashes": attempts.crashes,
+        }
+        if is_likely:
+            event(log, "handler_crashed", level=logging.ERROR, **facts)
+        else:
+            event(log, "handler_interrupted", level=logging.WARNING, **facts)
 
 
 def note_crash(scripts: ScriptRunner, keys: Keys, former: Former, run_log_length: int) -> list[tuple[Left, Attempts]]:
-    """Call the script; return the charges that Redis did not know yet."""
-    charged = charges(former.left, former.is_explained)
+    """Call the script; return the attempts that Redis did not know yet."""
+    suspected = suspects(former.left, former.is_explained)
     cut_off = former.left if run_log_length else []
     record = encode(former.incarnation, map(_run_of, cut_off), [CRASHED] * len(cut_off)) if cut_off else b""
     args: list[bytes | str | int] = [keys.group, former.incarnation, record, run_log_length, _NOTED_MS]
-    for left, attempts in charged:
+    for left, attempts in suspected:
         args += (left.stream_id, attempts.starts, attempts.failures, attempts.crashes)
     reply = scripts.run("note_crash", (keys.stream, keys.attempts, keys.runs, keys.noted(former.incarnation)), args)
     noted = set(reply[1])
-    return [(left, attempts) for left, attempts in charged if left.stream_id in noted]
+    return [(left, attempts) for left, attempts in suspected if left.stream_id in noted]
 
 
 def _run_of(left: Left) -> Finished:

@@ -7,7 +7,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from usher.common.base.errors import GroupMissing, OwnershipLost
+from usher.common.base.errors import OwnershipLost
 from usher.common.protocol.attempts import Attempts, encode
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import Registration
@@ -132,24 +132,13 @@ class OwnerScripts:
     ) -> list[bytes]:
         """Note attempts by message id, for the next owner. Return the ids of the messages that are ours at this
         moment."""
-        return list(self._charge(attempts, run_record, run_log_length)[1])
-
-    def charge_ahead(self, entry_id: bytes, ahead: Attempts) -> bool:
-        """Note a start before it happens. Return False when the message is not ours any more. Raises GroupMissing while
-        that is unknown: the group was lost, and the message may come back to us."""
-        _, noted, in_doubt = self._charge({entry_id: ahead})
-        if in_doubt:
-            raise GroupMissing("the group was lost, and has not given the message to its owner again")
-        return bool(noted)
-
-    def _charge(self, attempts: Mapping[bytes, Attempts], run_record: bytes = b"", run_log_length: int = 0) -> Any:
         args: list[Any] = [self._keys.group, self._incarnation, run_record, run_log_length]
         for entry_id, known in attempts.items():
             args += (entry_id, encode(known))
         keys = self._keys
         reply = self._scripts.run("charge", (keys.stream, self._lease, keys.attempts, keys.runs), args)
         self._check(reply[0])
-        return reply
+        return list(reply[1])
 
     def drain(self, lease_ms: int) -> None:
         """Make Redis refuse hand-overs to this incarnation from now on."""

@@ -63,12 +63,11 @@ class Finished(NamedTuple):
 
 class FailedAttempt(NamedTuple):
     """A start that did not end in success, and the message's attempts after it. ``outcome`` is a word of
-    common/protocol/run_log.py; ``then`` is called when Redis knows the failure too."""
+    common/protocol/run_log.py."""
 
     run: Finished
     outcome: str
     attempts: Attempts
-    then: Callable[[], None] | None = None
 
 
 class AckBatch(NamedTuple):

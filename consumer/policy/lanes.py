@@ -7,20 +7,14 @@ The states of a lane, and the methods that change them::
                                            |
                                            +---retry----> waiting     the ticket waits for its retry, the slot not
                                            +---hold-----> held        an acknowledgement or a dead letter comes first
-                                           +---isolate--> isolating   its first message must not run beside just
-                                                                      anything (quarantine.py)
-    waiting ----wake_due--------> ready
-    held -------resume----------> ready or (none)
-    held -------retry_held------> waiting
-    isolating --admit_isolated--> ready
+                                           +---isolate--> suspect     its first message runs in a child process
+                                                                      (quarantine.py)
+    waiting ----wake_due-------> ready
+    held -------resume---------> ready or (none)
+    suspect ----take_suspect---> running
 
     requeue: the runner gives back messages that it did not end, and goes on running the lane
     forget, drop_quiet: the ticket, or its queued messages, are not ours any more
-
-A lane that was isolating keeps its isolation from the time when it may be taken until it is ready again
-(``end_isolation``: a held one gives it up before). While a lane must be alone, ``ready`` is another queue: empty while
-anything runs, then with that lane in it, then empty again. So code that looks for a ready lane need not know about any
-of this, and a board without suspects does no work for it.
 
 The ids that a board holds (``held_ids``) are those that were handed over and are not yet acknowledged, whatever the
 state of their lane, not only those of *held* lanes; a second hand-over of one is ignored. Under a closed fence nothing
@@ -36,16 +30,6 @@ from collections.abc import Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from usher.common.protocol.stream_id import rank
-from usher.consumer.policy.quarantine import Isolation
-
-#: Seconds for which nothing starts because a lane waits to be alone; then the others have their turn, for longer.
-_PATIENCE_S, _REST_S = 30.0, 120.0
-#: Where handlers take longer than that, patience grows with each wait in vain, up to this many seconds.
-_MOST_PATIENCE_S = 960.0
-
-
-#: A member of an enum costs a look-up in Python 3.11, and lanes are made all the time.
-_TOGETHER, _ALONE = Isolation.TOGETHER, Isolation.ALONE
 
 
 class HasId(Protocol):
@@ -64,7 +48,7 @@ class Lane(Generic[M]):
     """The queue of one ticket's messages. ``queue`` belongs to the runner of the lane; other threads may only append to
     it, or put messages into ``early``."""
 
-    __slots__ = ("busy", "early", "forgotten", "isolation", "last", "queue", "ticket")
+    __slots__ = ("apart", "busy", "early", "forgotten", "last", "queue", "ticket")
 
     def __init__(self, ticket: bytes) -> None:
         self.ticket = ticket
@@ -74,7 +58,7 @@ class Lane(Generic[M]):
         # While the lane runs: a message under this fence, or a lower one, has lost its ticket to another owner.
         self.forgotten = 0
         self.busy = False  # in one of the states above, and in one place only
-        self.isolation = _TOGETHER  # in force now
+        self.apart = False  # it runs in a child process
 
     def merge_early(self) -> None:
         """Sort late arrivals with lower ids into their places."""
@@ -89,17 +73,13 @@ class LaneBoard(Generic[M]):
 
     def __init__(self) -> None:
         self.lanes: dict[bytes, Lane[M]] = {}
-        self._queue: deque[Lane[M]] = deque()
-        self.ready = self._queue  # except while a lane is alone, or waits to be
-        self._isolating: deque[tuple[Lane[M], Isolation]] = deque()
-        self._isolated: Lane[M] | None = None  # the one whose isolation is not TOGETHER
-        # Since when nothing starts, because a lane waits to be alone and something still runs.
-        self._silent_since_s: float | None = None
-        self._patience_s = _PATIENCE_S
+        self.ready: deque[Lane[M]] = deque()
+        self._suspects: deque[Lane[M]] = deque()
         self.held_ids: set[bytes] = set()
         self.waiting: list[tuple[float, int, Lane[M]]] = []  # heap by due time
         self._order = 0
         self.running = 0
+        self.running_apart = 0
         self._closed_fences: dict[bytes, tuple[int, bool]] = {}  # ticket -> fence, and whether Redis has confirmed it
 
     def unknown(self, ids: Iterable[bytes]) -> list[bytes]:
@@ -142,7 +122,7 @@ class LaneBoard(Generic[M]):
             self.held_ids.update([message.stream_id for message in messages])
         if not lane.busy:
             lane.busy = True
-            self._queue.append(lane)
+            self.ready.append(lane)
 
     def take(self) -> Lane[M] | None:
         """Return a lane to run, or None."""
@@ -153,41 +133,45 @@ class LaneBoard(Generic[M]):
         lane.forgotten = 0  # it concerns only messages that run while their ticket is forgotten
         return lane
 
+    @property
+    def has_suspects(self) -> bool:
+        return bool(self._suspects)
+
+    def take_suspect(self) -> Lane[M] | None:
+        """Return a lane whose first message is to run in a child process, or None."""
+        if not self._suspects:
+            return None
+        self.running_apart += 1
+        lane = self._suspects.popleft()
+        lane.apart, lane.forgotten = True, 0
+        return lane
+
     def release(self, lane: Lane[M]) -> None:
         """Take the lane from its runner, which is done with it for now."""
-        self.running -= 1
-        if lane.queue or lane.early or lane.isolation:
+        if lane.queue or lane.early or lane.apart:
+            self._leave(lane)
             self._finish(lane)
         else:  # the usual case, at the least cost
+            self.running -= 1
             lane.forgotten, lane.busy = 0, False
             if self.lanes.get(lane.ticket) is lane:
                 del self.lanes[lane.ticket]
 
     def hold(self, lane: Lane[M]) -> None:
         """Take the lane from its runner; none of its messages starts before ``resume``."""
-        self.running -= 1
+        self._leave(lane)
 
     def resume(self, lane: Lane[M]) -> None:
         """Let a held lane go on: the write that it waited for has happened."""
         self._finish(lane)
 
-    def end_isolation(self, lane: Lane[M]) -> None:
-        """End the isolation of a lane, if it has one; of a held lane, because its write may never happen."""
-        if lane.isolation:
-            lane.isolation, self._isolated = _TOGETHER, None
-            self.ready = self._queue
-            self._admit_isolated()
-
     def retry(self, lane: Lane[M], message: M, due_s: float) -> None:
         """Take the lane from its runner; ``message`` is first in it again, and the lane is ready at ``due_s``. If the
         ticket was forgotten while the message ran, the message is dropped."""
-        self.running -= 1
-        self.retry_held(lane, message, due_s)
-
-    def retry_held(self, lane: Lane[M], message: M, due_s: float) -> None:
-        """Do the same as ``retry`` with a held lane: the write that it waited for has happened."""
+        self._leave(lane)
         if self._requeue_first(lane, message):
-            self._wait(lane, due_s)
+            self._order += 1
+            heapq.heappush(self.waiting, (due_s, self._order, lane))
 
     def requeue(self, lane: Lane[M], messages: Sequence[M]) -> None:
         """Put messages that the runner took and did not end back at the front of the lane, in their order. If the
@@ -195,50 +179,17 @@ class LaneBoard(Generic[M]):
         self.done([message.stream_id for message in messages if message.fence <= lane.forgotten])
         lane.queue.extendleft(message for message in reversed(messages) if message.fence > lane.forgotten)
 
-    def isolate(self, lane: Lane[M], message: M, isolation: Isolation) -> None:
-        """Take the lane from its runner, which has not started ``message``: it is first in the lane again, and runs
-        only in ``isolation``."""
-        self.running -= 1
+    def isolate(self, lane: Lane[M], message: M) -> None:
+        """Take the lane from its runner, which has not started ``message``: it is first in the lane again, and runs in
+        a child process."""
+        self._leave(lane)
         if self._requeue_first(lane, message):
-            self.end_isolation(lane)
-            self._isolating.append((lane, isolation))
-            self._admit_isolated()
-
-    def admit_isolated(self, now_s: float) -> None:
-        """Make the first lane that is isolating ready, if its time has come. Call it when nothing is ready: its time
-        cannot have come before."""
-        self._admit_isolated()
-        if self.ready is self._queue or self._isolated is not None:
-            self._silent_since_s = None
-        elif self._silent_since_s is None:
-            self._silent_since_s = now_s
-        elif now_s - self._silent_since_s > self._patience_s:
-            # A handler runs that may never end; the others must not wait for it.
-            self._silent_since_s = None
-            self._patience_s = min(2 * self._patience_s, _MOST_PATIENCE_S)
-            self.ready = self._queue
-            for lane, _ in self._isolating:
-                self._wait(lane, now_s + _REST_S)
-            self._isolating.clear()
-
-    def _admit_isolated(self) -> None:
-        if not self._isolating or self._isolated is not None:
-            return
-        lane, isolation = self._isolating[0]
-        if isolation is _ALONE:
-            if self.ready is self._queue:
-                self.ready = deque()  # nothing more starts
-            if self.running:
-                return
-        self._isolating.popleft()
-        self._isolated, lane.isolation = lane, isolation
-        self._patience_s = _PATIENCE_S
-        self.ready.append(lane)
+            self._suspects.append(lane)
 
     def wake_due(self, now_s: float) -> float | None:
         """Make waiting lanes ready whose time has come. Return when the next one is due, or None."""
         while self.waiting and self.waiting[0][0] <= now_s:
-            self._queue.append(heapq.heappop(self.waiting)[2])
+            self.ready.append(heapq.heappop(self.waiting)[2])
         return self.next_due_s()
 
     def next_due_s(self) -> float | None:
@@ -291,8 +242,8 @@ class LaneBoard(Generic[M]):
     def quiet(self) -> dict[bytes, list[bytes]]:
         """Return the queued ids, in order, of each ticket that does not run. For a drain; waiting lanes count as
         quiet."""
-        held = {lane.ticket for lane in (*self._queue, *self.ready)}
-        held |= {lane.ticket for _, _, lane in self.waiting} | {lane.ticket for lane, _ in self._isolating}
+        held = {lane.ticket for lane in (*self.ready, *self._suspects)}
+        held |= {lane.ticket for _, _, lane in self.waiting}
         found = {}
         for ticket in held:
             lane = self.lanes[ticket]
@@ -303,36 +254,37 @@ class LaneBoard(Generic[M]):
 
     def look(self, ticket: bytes) -> tuple[list[M], float | None, bool]:
         """Return a ticket's queued messages in order, when the first of them is due again (None: it does not wait), and
-        whether it is to run isolated. For people: it looks through all waiting lanes."""
+        whether it runs, or is to run, in a child process. For people: it looks through all waiting lanes."""
         lane = self.lanes.get(ticket)
         if lane is None:
             return [], None, False
         queued = sorted((*lane.queue, *lane.early), key=lambda message: rank(message.stream_id))
         due_s = next((due_s for due_s, _, waiting in self.waiting if waiting is lane), None)
-        return queued, due_s, lane.isolation is not _TOGETHER or any(other is lane for other, _ in self._isolating)
+        return queued, due_s, lane.apart or any(other is lane for other in self._suspects)
 
     def drop_quiet(self, tickets: Iterable[bytes]) -> None:
         """Drop tickets that were given back."""
         gone = set(tickets)
-        for queue in (self._queue, self.ready):
+        for queue in (self.ready, self._suspects):
             kept = [lane for lane in queue if lane.ticket not in gone]
             queue.clear()
             queue.extend(kept)
-        self._isolating = deque(item for item in self._isolating if item[0].ticket not in gone)
-        if self._isolated is None:
-            self.ready = self._queue  # the lane that waited to be alone may be gone
         self.waiting = [item for item in self.waiting if item[2].ticket not in gone]
         heapq.heapify(self.waiting)
         for ticket in gone:
-            lane = self.lanes.pop(ticket)
-            self._empty(lane)
-            self.end_isolation(lane)
-        self._admit_isolated()
+            self._empty(self.lanes.pop(ticket))
 
     def _empty(self, lane: Lane[M]) -> None:
         self.done([message.stream_id for message in (*lane.queue, *lane.early)])
         lane.queue.clear()
         lane.early.clear()
+
+    def _leave(self, lane: Lane[M]) -> None:
+        if lane.apart:
+            lane.apart = False
+            self.running_apart -= 1
+        else:
+            self.running -= 1
 
     def _requeue_first(self, lane: Lane[M], message: M) -> bool:
         """Put ``message`` first in the lane again. Return False when another owner has the ticket: the message is
@@ -344,18 +296,11 @@ class LaneBoard(Generic[M]):
         lane.queue.appendleft(message)
         return True
 
-    def _wait(self, lane: Lane[M], due_s: float) -> None:
-        self._order += 1
-        heapq.heappush(self.waiting, (due_s, self._order, lane))
-        self.end_isolation(lane)
-
     def _finish(self, lane: Lane[M]) -> None:
         """Make the lane ready again, or forget it when nothing is queued."""
         lane.forgotten = 0
-        if lane.isolation:
-            self.end_isolation(lane)
         if lane.queue or lane.early:
-            self._queue.append(lane)
+            self.ready.append(lane)
         else:
             lane.busy = False
             if self.lanes.get(lane.ticket) is lane:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from usher.common.base.backoff import backoff_s
 from usher.common.base.errors import GiveUp, RetryLater
 from usher.common.base.text import format_error
-from usher.common.protocol.attempts import CUT_OFF, RAN_PAST, Attempts
+from usher.common.protocol.attempts import CUT_OFF, Attempts
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,7 @@ def unended(known: Attempts) -> Bury:
     if known.crashes:
         error = f"{CUT_OFF} (handler_crashed or handler_stuck in the logs)"
     else:
-        # A message that hung alone is charged as a plain failure. One that raised would have left its own dead letter,
-        # had its process lived a moment longer.
-        error = (
-            f"{RAN_PAST} (handler_stuck in the logs), or its process ended before the end of its last start was stored"
-        )
+        error = "its last start failed (see the logs), and its process ended before the dead letter was written"
     return Bury("attempts_exhausted", error)
 
 
@@ -80,4 +76,4 @@ def decide(raised: BaseException, failures: int, policy: RetryPolicy, rng: rando
         return TryAgain(min(max(0.0, float(raised.after_s)), _LONGEST_WAIT_S))
     if failures >= policy.max_attempts:
         return Bury("attempts_exhausted", error)
-    return TryAgain(backoff_s(failures, policy.base_s, policy.cap_s, rng))
+    return TryAgain(backoff_s(max(1, failures), policy.base_s, policy.cap_s, rng))

@@ -1,52 +1,57 @@
-"""Quarantine: the company in which a message that may have ended its process runs again, and the messages to charge
-when a process has ended. Pure.
+"""Quarantine: which messages run in a process of their own, and what to note when a process has ended. Pure.
 
-A crash among many running handlers proves nothing against any of them, so none is charged at first. Its suspects run
-again with less and less company until the next crash has one possible cause. Neighbours leave quarantine by surviving,
-the killer by using up its attempts.
+An end of the consumer's own process proves nothing against any message that ran in it: each may have returned a moment
+before, and another one, or somebody outside, may have ended it. So it is charged to none; all of them are suspects from
+then on, and a suspect runs in a child process (consumer/isolation), one message at a time. The consumer sees how the
+child ends, so neighbours leave quarantine by surviving, and the killer by using up its attempts.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from usher.common.protocol.attempts import Attempts
 
-#: Losses (owners that ended without a journal) after which a message runs alone, with its start in Redis first.
+#: Losses (owners that ended without a journal) after which a message is a suspect.
 _MOST_LOSSES = 3
-#: Crashes (unexplained ends of its process) after which it does so too.
-_MOST_CRASHES = 2
+#: Ends of whole consumers that a message may be running in, beyond its attempts. Who takes its consumer along even from
+#: a child process (the memory of a whole container) is seen by nobody, and each such end is in doubt.
+_MOST_IN_DOUBT = 2
 
 
-class Isolation(enum.IntEnum):
-    """The isolation in which a message runs: the higher, the less may run in its process beside it."""
+def is_suspect(known: Attempts) -> bool:
+    """Return whether the message is to run in a process of its own, by the attempts that are known.
 
-    TOGETHER = 0  # anything
-    ONE_SUSPECT = 1  # anything but another suspect
-    ALONE = 2  # nothing, and its start is written to Redis first
-
-
-def isolation(known: Attempts, max_attempts: int) -> Isolation:
-    """Return the isolation that a message needs, by the attempts that Redis knows of.
-
-    =====================================  =============
-    crashes                                answer
-    =====================================  =============
-    none                                   TOGETHER
-    one                                    ONE_SUSPECT
-    two, or none is left to find out with  ALONE
-    =====================================  =============
-
-    Three losses, the rougher count where there was no journal, count like two crashes.
+    >>> is_suspect(Attempts(2, 2)), is_suspect(Attempts(1, 0, crashes=1)), is_suspect(Attempts(losses=3))
+    (False, True, True)
     """
-    if known.losses >= _MOST_LOSSES or known.crashes >= _MOST_CRASHES:
-        return Isolation.ALONE
-    if not known.crashes:
-        return Isolation.TOGETHER
-    is_last = min(known.starts, known.failures + known.crashes) + 1 >= max_attempts
-    return Isolation.ALONE if is_last else Isolation.ONE_SUSPECT
+    return known.crashes > 0 or is_unseen(known)
+
+
+def is_unseen(known: Attempts) -> bool:
+    """Return whether its owners end without a journal: then nobody learns that it ran, unless Redis knows before."""
+    return known.losses >= _MOST_LOSSES
+
+
+def needs_fresh_process(known: Attempts, max_attempts: int) -> bool:
+    """Return whether a suspect's process must have run no other message before: the second time, and when its last
+    attempt is next, so that its end leaves no doubt.
+
+    >>> [needs_fresh_process(known, 3) for known in (Attempts(1, 0, 1), Attempts(2, 0, 2), Attempts(2, 1, 1))]
+    [False, True, True]
+    """
+    return known.crashes > 1 or min(known.starts, known.failures + known.crashes) + 1 >= max_attempts
+
+
+def is_used_up(known: Attempts, max_attempts: int) -> bool:
+    """Return whether the message may not start again: its attempts are used up, or too many processes in a row have
+    ended while it ran.
+
+    >>> is_used_up(Attempts(6, 2, 6), 5), is_used_up(Attempts(7, 0, 7), 5), is_used_up(Attempts(5, 5), 5)
+    (False, True, True)
+    """
+    return known.failures >= max_attempts or known.crashes >= max_attempts + _MOST_IN_DOUBT
 
 
 class Left(NamedTuple):
@@ -64,26 +69,9 @@ class Left(NamedTuple):
     is_blamed: bool
 
 
-def charges(left: Sequence[Left], is_explained: bool) -> list[tuple[Left, Attempts]]:
+def suspects(left: Sequence[Left], is_explained: bool) -> list[tuple[Left, Attempts]]:
     """Return the attempts to note for the starts that a process left. ``is_explained``: it ended for a reason that it
-    knew.
-
-    =======================  ==================================================================================
-    the end                  is charged to
-    =======================  ==================================================================================
-    explained                those that are blamed; the others were only in the way, and get back what was
-                             charged before they started
-    not, one start was left  that one: nothing else ran that could have ended the process
-    not, several were left   none; all of them are suspects
-    =======================  ==================================================================================
-    """
-    if is_explained:
-        return [
-            (one, one.before._replace(failures=one.before.failures + one.is_blamed))
-            for one in left
-            if one.is_blamed or one.before.crashes or one.before.losses
-        ]
-    suspected = [(one, one.before._replace(crashes=one.before.crashes + 1)) for one in left]
-    if len(left) == 1:
-        return [(one, attempts._replace(failures=one.before.blamed().failures)) for one, attempts in suspected]
-    return suspected
+    knew: then those that it blames are suspects, and the others were only in the way. Else all are."""
+    return [
+        (one, one.before._replace(crashes=one.before.crashes + 1)) for one in left if one.is_blamed or not is_explained
+    ]

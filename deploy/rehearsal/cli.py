@@ -22,10 +22,10 @@ from usher.common.protocol.stream_id import is_id
 from usher.common.redis.client import CommandRefused
 from usher.common.runtime.settings import CommonSettings, load, options
 from usher.common.runtime.stop_request import StopAsked, StopRequest
+from usher.consumer.isolation.process import HandlerProcess
+from usher.consumer.isolation.values import NOT_RUN, CallResult, ProcessSpec
 from usher.deploy.rehearsal.candidates import Candidates, Named
-from usher.deploy.rehearsal.process import HandlerProcess
 from usher.deploy.rehearsal.selection import Candidate, Rehearsed, exit_code, in_order, redrive_command
-from usher.deploy.rehearsal.values import NOT_RUN, CallResult, RehearsalSpec
 from usher.master.cli.options import OF_LETTERS, wanted_of
 from usher.master.cli.shared import CommandContext, configured, console, print_json, table
 from usher.master.policy.letters import LetterFilter
@@ -142,7 +142,7 @@ def rehearse(flags: dict[str, Any], handler: str, yes: bool, as_json: bool, **gi
         if not yes and not _agreed(handler, candidates):
             sys.exit(_NOTHING_SAID)
         log, secrets = (settings.log_level, settings.log_format), tuple(filter(None, settings.secrets))
-        play = RehearsalSpec(
+        play = ProcessSpec(
             handler, at.keys.stream, settings.sources is not None, settings.handler_seconds, log, secrets
         )
         done: list[Rehearsed] = []
@@ -220,7 +220,7 @@ def _agreed(handler: str, candidates: Sequence[Candidate]) -> bool:
     return click.confirm("Go on?", err=True)
 
 
-def _rehearse(finder: Candidates, candidates: Sequence[Candidate], play: RehearsalSpec, done: list[Rehearsed]) -> int:
+def _rehearse(finder: Candidates, candidates: Sequence[Candidate], play: ProcessSpec, done: list[Rehearsed]) -> int:
     """Call the handler with one message after another, and return the exit code. ``done`` is filled as it goes, so that
     it can be shown whatever happens later."""
     with StopRequest() as stop, _bar(len(candidates)) as bar:
@@ -252,7 +252,7 @@ def _run(finder: Candidates, one: Candidate, process: HandlerProcess) -> CallRes
         return CallResult(NOT_RUN, f"Redis: {trouble}")
     if body is None:
         return CallResult(NOT_RUN, "its fields are no longer complete anywhere")
-    return process.rehearse(one.piece(body))
+    return process.run(one.piece(body))
 
 
 def _body(finder: Candidates, one: Candidate) -> list[bytes] | None:

@@ -12,7 +12,7 @@ from usher.common.base.errors import MessageUndecodable
 from usher.common.protocol.attempts import NEVER, Attempts
 from usher.common.protocol.message import check_ticket
 from usher.common.protocol.stream_id import is_id, rank
-from usher.deploy.rehearsal.values import CallResult, Piece
+from usher.consumer.isolation.values import CallResult, Piece
 from usher.master.policy.letters import PARK, DeadLetter
 
 #: Reasons of letters whose message no handler was ever given, nor would be if it were redriven.

@@ -229,7 +229,8 @@ def _change(
         rows = [(group.count, group.reason, group.error_type, label(group.policy)) for group in preview.groups]
         title = f"{pluralize(preview.count, 'dead letter')} to {what}"
         console().print(table(title, ("letters", "reason", "error", "policy"), rows, numbers=("letters",)))
-    also = also_for(letters.other_groups()) if what == "redrive" and preview.adds else ""
+    others = letters.other_groups() if what == "redrive" and preview.count else []
+    also = also_for(others) if preview.adds else ""
     if also and not given["as_json"]:
         click.echo(f"{preview.adds:,} will be new messages: {also}", err=True)
     if preview.count and not given["yes"]:
@@ -253,7 +254,7 @@ def _change(
         if done or ended:
             on = chosen_letters(ids) if ids else f"{pluralize(sum(done.values()), 'dead letter')} of a filter"
             letters.note(OperatorAction(by, what, on), counted(done.elements()) + ended)
-    _print_letter_results(what, letters, preview, done, given["as_json"])
+    _print_letter_results(what, letters, preview, done, others, given["as_json"])
     return code or (1 if any(word not in _DONE for word in done) else 0)
 
 
@@ -292,7 +293,9 @@ def _carried_out(step: Callable[[Sequence[bytes]], list[LetterResult]], ids: Seq
     raise AssertionError("not reached")
 
 
-def _print_letter_results(what: str, letters: DeadLetters, preview: Preview, done: Counter[str], as_json: bool) -> None:
+def _print_letter_results(
+    what: str, letters: DeadLetters, preview: Preview, done: Counter[str], others: list[str], as_json: bool
+) -> None:
     if as_json:
         groups = [
             {"reason": g.reason, "error_type": g.error_type, "policy": g.policy, "count": g.count}
@@ -304,7 +307,7 @@ def _print_letter_results(what: str, letters: DeadLetters, preview: Preview, don
                 "outcomes": dict(done),
                 "groups": groups,
                 "leader_url": letters.leader_url or None,
-                "other_groups": letters.other_groups() if done["added"] else [],
+                "other_groups": others if done["added"] else [],
             }
         )
         return

@@ -62,4 +62,5 @@ def _entry(entry: dict[str, Any], ahead_ms: int) -> OwnEntry:
         int(entry["attempt"]),
         started_ms and max(1, started_ms - ahead_ms),
         due_ms and max(1, due_ms - ahead_ms),
+        bool(entry.get("apart")),
     )

@@ -164,6 +164,7 @@ def _change(
         # A message that is redriven and given up again meanwhile is not met: its new letter is above this last id.
         page = letters.page(chosen.filter.meant(), _bytes(chosen.cursor), chosen.limit, letters.last_id())
         ids, cursor = [letter.id for letter in page.letters], page.cursor
+    others = letters.other_groups() if what == "redrive" else []  # before: an error here must not hide what was done
     outcomes, ended = [], FAILED
     try:
         for at in range(0, len(ids), AT_ONCE):
@@ -180,7 +181,7 @@ def _change(
         {
             "results": [_letter_result_document(outcome) for outcome in outcomes],
             "cursor": _decode_optional(cursor),
-            "other_groups": letters.other_groups() if added else [],
+            "other_groups": others if added else [],
         }
     )
 

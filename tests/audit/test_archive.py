@@ -366,6 +366,28 @@ def test_no_total_is_computed_from_an_archive_with_a_gap_below_the_checkpoint(
     sql.close()
 
 
+@pytest.mark.parametrize("data", [b'{"distance": "twelve"}', b"no JSON", b'{"distance": true}'])
+def test_no_total_is_computed_from_a_number_that_cannot_be_read(
+    reconcile: Callable[..., tuple[int, dict[str, dict[str, object]]]],
+    tmp_path: Path,
+    link: Link,
+    capsys: pytest.CaptureFixture[str],
+    data: bytes,
+) -> None:
+    """It counted as 0, and --apply wrote the wrong total."""
+    url = _states(tmp_path / "s.db", ("reads", "9-1", '{"total": 60.5}'))
+    words = ["--states-url", url, "--value", "data.distance", "--object", "ride"]
+    link.call("XADD", "s", "5-1", "ticket_id", "a", "uid", "w", "object", "ride", "data", data)
+    link.call("XADD", "s", "6-1", "ticket_id", "a", "uid", "x", "object", "ride", "data", b'{"other": 1}')
+    link.call("XADD", "s", "9-1", "ticket_id", "a", "uid", "y", "object", "ride")
+    assert _exit(["audit", "archive", "--json"]) == 0
+    capsys.readouterr()
+    assert _exit(["audit", "reconcile", "--json", *words, "--apply"]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "data.distance is no number in 1 message, the first of them 5-1" in told
+    assert reconcile("--states-url", url, "--value", "data.distance", "--object", "other")[0] == 1, "others are fine"
+
+
 def _copied(file: Path) -> None:
     shutil.copy(file, file.with_name(f"copy-of-{file.name}"))
 

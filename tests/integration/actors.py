@@ -21,6 +21,7 @@ from tests.integration.ears import Ear
 from tests.integration.factories import FIELD, LEASE_MS, World
 from usher.common.base.clock import now_s
 from usher.common.base.errors import RedisTrouble, ReplyUnknown
+from usher.common.protocol.attempts import CUT_OFF
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import NO_LOCK, Registration
 from usher.common.protocol.stream_id import rank
@@ -28,17 +29,19 @@ from usher.common.redis.client import Arg, CommandRefused, Link, Meanwhile, Scri
 from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.execution.acker import SKIP, Acker
 from usher.consumer.execution.drain import Drain
-from usher.consumer.execution.executor import Executor
+from usher.consumer.execution.executor import ErrorText, Executor, ProcessEnded
 from usher.consumer.execution.inbox_reader import InboxReader
 from usher.consumer.execution.lanes import Lanes, MessageLane
 from usher.consumer.execution.reporter import Reporter
 from usher.consumer.handlers.message import Message, OwnLease
+from usher.consumer.isolation.values import ProcessSpec
+from usher.consumer.isolation.worker import SuspectWorker
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.lifecycle.master_client import MasterClient
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts
-from usher.consumer.lifecycle.start_log import StartLog
 from usher.consumer.policy.acks import Linger
 from usher.consumer.policy.outcome import RetryPolicy
+from usher.consumer.policy.quarantine import is_unseen
 from usher.master.dispatch.change_watch import ChangeWatch
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.dispatch.events import Report
@@ -224,10 +227,18 @@ class Run:
         if executor.succeeded(self._lane, self.message, 1, 2):
             executor.lanes.release(self._lane, 1, 0.0)
 
-    def fail(self, problem: BaseException) -> None:
+    @property
+    def is_apart(self) -> bool:
+        return self._lane.apart
+
+    def die(self, is_blamed: bool = True) -> None:
+        """Its child process ends."""
+        self.fail(ProcessEnded(False, is_blamed), ErrorText(CUT_OFF))
+
+    def fail(self, problem: BaseException, text: ErrorText | None = None) -> None:
         self._consumer.history.end(self.execution, False)
         self._consumer.runs.remove(self)
-        self._consumer.executor.raised(self._lane, self.message, problem)
+        self._consumer.executor.raised(self._lane, self.message, problem, text)
 
 
 class ConsumerActor:
@@ -261,19 +272,19 @@ class ConsumerActor:
         )
         self.acker.policy = policy
         self.journal = Journal(journal, "", self.incarnation, registration.slots)
-        self.starts = starts = StartLog(self.journal, self.link, self.steps)
         self.executor = Executor(
             self.lanes,
             self.acker,
-            starts,
+            self.journal,
             self.lease,
             RetryPolicy(max_attempts, 0.0, 0.0),
             strict,
             0.0,
             self.lost.append,
         )
+        self.suspects = SuspectWorker(0, self.executor, self.lease, self.link, self.steps, ProcessSpec("", "", False))
         self.reader = InboxReader(self.read_link, keys, self.incarnation, self.lanes, self.lease)
-        self.drain = Drain(self.steps, self.lanes, self.reader, self.acker, starts, LEASE_MS)
+        self.drain = Drain(self.steps, self.lanes, self.reader, self.acker, LEASE_MS)
         self.runs: list[Run] = []
         self.drains = False
 
@@ -285,10 +296,10 @@ class ConsumerActor:
         return self.reader.read(None)
 
     def start(self) -> Run | None:
-        """Start the next message, as a worker does."""
+        """Start the next message, as a worker does, or, where none has one to start, as a worker for suspects does."""
         lane = self.lanes.take_now()
         if lane is None:
-            return None
+            return self._start_apart()
         message = self.executor.next_message(lane)
         if message is None:
             self.lanes.release(lane, 0, 0.0)
@@ -298,6 +309,18 @@ class ConsumerActor:
         run = Run(self, lane, message)
         self.runs.append(run)
         return run
+
+    def _start_apart(self) -> Run | None:
+        lane = self.lanes.next_suspect(0.0)
+        message = self.executor.next_message(lane) if lane is not None else None
+        if lane is None or message is None:
+            return None
+        if is_unseen(message.known):
+            self.suspects._note_ahead(message)
+        if not self.executor.admit_apart(lane, message):
+            return None
+        self.runs.append(Run(self, lane, message))
+        return self.runs[-1]
 
     def flush(self) -> None:
         """Write what ended."""

@@ -1,13 +1,13 @@
-"""charge.lua: attempts that failed, that are about to be killed with their process, or that are about to begin
-alone."""
+"""charge.lua: attempts that failed, that are about to be killed with their process, or that are about to begin where
+nobody would learn of it."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.integration.factories import Owner, World, fetch
+from tests.integration.factories import Owner, World
 from tests.integration.memory import full_memory
-from usher.common.base.errors import GroupMissing, OwnershipLost
+from usher.common.base.errors import OwnershipLost
 from usher.common.protocol.attempts import Attempts, decode
 from usher.common.redis.replies import pairs
 from usher.master.leader.leader_scripts import LeaderScripts
@@ -41,7 +41,7 @@ def test_a_later_attempt_takes_the_place_of_an_earlier_one_and_neighbours_are_no
     world: World, owner: Owner
 ) -> None:
     owner.steps.charge({b"1-1": Attempts(3, 3, 2), b"2-1": Attempts(1, 1)})
-    owner.steps.charge({b"1-1": Attempts(3, 1)})  # it was charged ahead, and survived
+    owner.steps.charge({b"1-1": Attempts(3, 1)})
     assert attempts(world) == {b"1-1": Attempts(3, 1), b"2-1": Attempts(1, 1)}
 
 
@@ -74,35 +74,6 @@ def test_while_the_group_is_gone_nothing_is_noted_and_nothing_is_held_up(world: 
     assert attempts(world) == {}
     world.apart_because = "the group is gone"
     world.make_group()
-
-
-def test_ahead_of_a_start_a_lost_group_is_told_apart_from_a_message_that_is_not_ours(
-    world: World, leader: LeaderScripts, owner: Owner
-) -> None:
-    """The index names us all the time; what is dropped here would be done by nobody."""
-    assert owner.steps.charge_ahead(b"1-1", Attempts(3, 3, 2))
-    world.link.call("HDEL", world.keys.attempts, "1-1")
-    world.link.call("XGROUP", "DESTROY", world.keys.stream, world.keys.group)
-    with world.unchanged(), pytest.raises(GroupMissing):
-        owner.steps.charge_ahead(b"1-1", Attempts(3, 3, 2))
-    world.make_group()
-    with world.unchanged(), pytest.raises(GroupMissing):
-        owner.steps.charge_ahead(b"1-1", Attempts(3, 3, 2))
-    assert [found.id for found in fetch(leader, 2)] == [b"1-1", b"1-10"]
-    for entry_id in (b"1-10", b"2-1"):  # one under master, one that the group was not given again
-        with world.unchanged(), pytest.raises(GroupMissing):
-            owner.steps.charge_ahead(entry_id, Attempts(3, 3, 2))
-    leader.rejoin([(b"T", b"1-1"), (b"T", b"1-10")])
-    assert owner.steps.charge_ahead(b"1-10", Attempts(3, 3, 2))
-    world.link.call("XACK", world.keys.stream, world.keys.group, b"1-1")
-    with world.unchanged():
-        assert not owner.steps.charge_ahead(b"1-1", Attempts(3, 3, 2))
-    other = world.join("b")
-    world.link.call("XCLAIM", world.keys.stream, world.keys.group, other.incarnation, 0, b"1-10")
-    world.link.call("HDEL", world.keys.attempts, "1-10")
-    with world.unchanged():
-        assert not owner.steps.charge_ahead(b"1-10", Attempts(3, 3, 2))
-    world.apart_because = "the group is not what the index says"
 
 
 def test_after_the_end_of_its_lease_an_owner_charges_nothing(world: World, owner: Owner) -> None:

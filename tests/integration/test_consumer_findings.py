@@ -200,7 +200,7 @@ def test_a_letter_that_is_lost_with_its_machine_does_not_come_back_as_a_crash(st
     stage.finish(m, [b])
     [letter] = stage.world.dead()
     assert (letter[b"usher-id"], letter[b"usher-reason"]) == (sent, b"attempts_exhausted")
-    assert letter[b"usher-error"].endswith(b"or its process ended before the end of its last start was stored")
+    assert letter[b"usher-error"].endswith(b"its process ended before the dead letter was written")
     assert stage.history.ids(T) == [sent], "it is not started again"
     assert not stage.world.pending()
 
@@ -302,36 +302,6 @@ def test_neighbours_in_a_call_are_not_judged_by_an_error_that_cannot_be_read(sta
     assert [letter[b"usher-ticket"] for letter in stage.world.dead()] == [b"T1"]
 
 
-def test_a_letter_that_redis_refuses_does_not_hold_up_those_that_wait_for_one_alone(
-    stage: Stage, tmp_path: Path
-) -> None:
-    """Nothing ran beside the message that is given up; what is left of it is a letter that Redis will not take."""
-    process = Process(stage, stage.leader(), tmp_path / "a.journal", 5)
-    hand_over(stage, process, T)
-    for _ in range(2):
-        process.begin()
-        process.crash()
-    a = process.now
-    hand_over(stage, process, U)
-    run = process.begin()
-    if run.message.ticket == U:
-        run.succeed()
-        run = process.begin()
-        hand_over(stage, process, U)
-    assert run.message.ticket == T
-    assert a.start() is None
-    stage.link.call("SET", stage.keys.dead, "x")
-    run.fail(GiveUp())
-    with pytest.raises(CommandRefused):
-        a.flush()
-    assert process.begin().message.ticket == U
-    a.runs[0].succeed()
-    stage.link.call("DEL", stage.keys.dead)
-    a.flush()
-    assert [letter[b"usher-reason"] for letter in stage.world.dead()] == [b"gave_up"]
-    assert not stage.world.state().index
-
-
 def test_a_letter_that_redis_refuses_does_not_keep_a_drain_from_giving_back_the_others(stage: Stage) -> None:
     m, a = stage.leader(), stage.consumer("a")
     stage.send(T, b"1-1", b"2-1")
@@ -347,29 +317,3 @@ def test_a_letter_that_redis_refuses_does_not_keep_a_drain_from_giving_back_the_
         a.flush()
     assert a.give_back() == 1
     assert stage.world.pending() == {a.name: [b"1-1", b"2-1"], b"master": [other]}
-
-
-def test_a_start_that_was_charged_ahead_and_did_not_happen_is_not_counted_after_a_drain(
-    stage: Stage, tmp_path: Path
-) -> None:
-    """Redis has the charge, its reply is lost, and before it is sent again the process is told to stop."""
-    process = Process(stage, stage.leader(), tmp_path / "a.journal", 3)
-    hand_over(stage, process, T)
-    for _ in range(2):
-        process.begin()
-        process.crash()
-    a = process.now
-    a.link.troubles["charge"] = Trouble.REPLY_LOST
-    assert [a.start() for _ in range(3)] == [None] * 3
-    assert not a.link.troubles
-    a.begin_drain()
-    a.flush()
-    assert a.give_back() == 1
-    assert a.deregister()
-    b = stage.consumer("b", max_attempts=3)
-    process._master.settle()
-    b.read()
-    for _ in range(3):
-        b.start()
-    b.flush()
-    assert len(stage.history.ids(T)) == 3, "it had two"

@@ -57,7 +57,7 @@ def test_what_redis_knows_already_changes_nothing_however_often_it_is_told(world
         assert tell(world, dead.incarnation, *story) == []
 
 
-def test_a_start_that_was_charged_ahead_is_not_charged_again(world: World, dead: Owner) -> None:
+def test_a_start_that_redis_knows_already_is_not_counted_again(world: World, dead: Owner) -> None:
     dead.steps.charge({b"1-1": Attempts(3, 3, 2)})
     assert tell(world, dead.incarnation, left(b"1-1", Attempts(3, 0, 2))) == []
     assert attempts(world) == {b"1-1": Attempts(3, 3, 2)}
@@ -88,7 +88,7 @@ def test_what_another_owner_has_by_now_is_noted_too(world: World, leader: Leader
     assert world.link.call("EXISTS", world.keys.noted(dead.incarnation)) == 0, "nobody will ask"
 
 
-def test_an_explained_end_charges_who_is_blamed(world: World, dead: Owner) -> None:
+def test_of_an_explained_end_those_are_suspects_who_are_blamed(world: World, dead: Owner) -> None:
     told = tell(
         world,
         dead.incarnation,
@@ -97,42 +97,7 @@ def test_an_explained_end_charges_who_is_blamed(world: World, dead: Owner) -> No
         is_explained=True,
     )
     assert told == [b"1-1"]
-    assert attempts(world) == {b"1-1": Attempts(2, 2)}
-
-
-@pytest.mark.parametrize("before", [Attempts(3, 0, 2), Attempts(4, 1, 0, 3)])
-def test_an_explained_end_gives_back_what_was_charged_ahead(world: World, dead: Owner, before: Attempts) -> None:
-    dead.steps.charge({b"1-1": before.blamed()})
-    assert tell(world, dead.incarnation, left(b"1-1", before), is_explained=True) == [b"1-1"]
-    assert attempts(world) == {b"1-1": before}
-    with world.unchanged():
-        assert tell(world, dead.incarnation, left(b"1-1", before), is_explained=True) == []
-
-
-def test_nothing_is_given_back_once_the_message_has_started_again(world: World, dead: Owner) -> None:
-    dead.steps.charge({b"1-1": Attempts(4, 4, 2)})
-    assert tell(world, dead.incarnation, left(b"1-1", Attempts(3, 0, 2)), is_explained=True) == []
-    assert attempts(world) == {b"1-1": Attempts(4, 4, 2)}
-
-
-def test_what_another_owner_charged_ahead_is_not_given_back_and_its_crash_counts(
-    world: World, leader: LeaderScripts, dead: Owner
-) -> None:
-    """The first one was stopped for longer than its lease, and knew why it ended when it went on; its successor comes
-    while another runs it."""
-    world.link.call("HSET", world.keys.attempts, "1-1", encode(Attempts(losses=2)))
-    took_back = leader_takes_all(world, leader, dead)
-    assert b"1-1" in took_back
-    other = world.join("b")
-    leader.hand_over(plan(other, {b"T1": [b"1-1"]}))
-    known = attempts(world)[b"1-1"]
-    assert known == Attempts(losses=3), "so it runs alone, and is charged ahead"
-    ahead = known._replace(starts=1).blamed()
-    other.steps.charge({b"1-1": ahead})
-    assert tell(world, dead.incarnation, left(b"1-1", Attempts(1, losses=2)), is_explained=True) == []
-    assert attempts(world)[b"1-1"] == ahead
-    tell(world, other.incarnation, left(b"1-1", known._replace(starts=1)))
-    assert attempts(world)[b"1-1"].failures == 1
+    assert attempts(world) == {b"1-1": Attempts(2, 1, 1)}
 
 
 def test_what_was_cut_off_is_in_the_run_log(world: World, dead: Owner) -> None:
@@ -256,8 +221,7 @@ _tallies = st.tuples(st.integers(0, 5), st.integers(0, 3)).map(lambda n: Attempt
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(stories=st.lists(st.tuples(_tallies, st.booleans()), min_size=1, max_size=6), times=st.integers(1, 3))
 def test_counts_are_conserved(world: World, stories: list[tuple[Attempts, bool]], times: int) -> None:
-    """Whatever was known, and however often it is told: starts and failures never fall, and nobody beside another is
-    charged."""
+    """Whatever was known, and however often it is told: starts and failures never fall, and nobody is charged."""
     world.link.call("FLUSHALL")
     world.make_group()
     owner, leader = world.join("a"), world.elect()
@@ -278,8 +242,7 @@ def test_counts_are_conserved(world: World, stories: list[tuple[Attempts, bool]]
         if entry_id not in told:
             assert after[entry_id] == known
         else:
-            failures = known.failures + (len(running) == 1)
-            assert after[entry_id] == Attempts(known.starts + 1, failures, 1)
+            assert after[entry_id] == Attempts(known.starts + 1, known.failures, 1)
 
 
 # ---- the predecessor, as the registrar tells of it ----
@@ -293,8 +256,14 @@ def test_it_is_told_once_with_a_line_for_each_that_redis_did_not_know(
     assert world.link.call("XLEN", world.keys.runs) == 1
     report_crash(world.link.url, world.keys, former, 100)
     assert attempts(world) == {b"1-1": Attempts(1, 0, 1)}
-    [record] = [record for record in caplog.records if record.getMessage() == "handler_crashed"]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    [record] = [record for record in caplog.records if record.getMessage() == "handler_interrupted"]
     assert record.facts == {"ticket": "T", "id": "1-1", "fence": 5, "attempt": 1, "failures": 0, "crashes": 1}  # type: ignore[attr-defined]
+
+
+def test_who_ran_by_itself_is_told_as_an_error(world: World, dead: Owner, caplog: pytest.LogCaptureFixture) -> None:
+    report_crash(world.link.url, world.keys, Former(dead.incarnation, False, [left(b"1-1", Attempts(1))]), 100)
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [("ERROR", "handler_crashed")]
 
 
 def test_while_redis_cannot_be_told_it_is_not_told(world: World, dead: Owner) -> None:

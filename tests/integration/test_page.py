@@ -267,6 +267,19 @@ def test_letters_are_redriven_and_the_log_says_who_and_why(site: Site, world: Wo
     assert "Nothing was chosen" in site.get(nothing.headers["Location"]).text
 
 
+def test_a_redrive_says_which_other_groups_get_the_message(site: Site, world: World) -> None:
+    letters = busy(world)
+    world.link.call("XGROUP", "CREATE", world.keys.stream, "shipping", "$")
+    said = "a new message is one for every group of the stream: shipping handles it too"
+    job = site.post("/dead-letters/bulk", what="redrive").headers["Location"]
+    while site.bulk.jobs[0].state == "counting":
+        site.bulk.run_once()
+    for path in ("/dead-letters", f"/dead-letters/{letters[0]}", job):
+        assert said in site.get(path).text, path
+    answered = site.post("/dead-letters/redrive", id=letters[0], back="/dead-letters")
+    assert said in site.get(answered.headers["Location"]).text
+
+
 def test_what_was_redriven_before_redis_went_away_is_in_the_log(
     site: Site, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

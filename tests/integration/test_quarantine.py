@@ -16,7 +16,6 @@ from usher.common.base.errors import GiveUp, RetryLater
 from usher.common.protocol.attempts import Attempts
 from usher.consumer.lifecycle.crash_report import note_crash
 from usher.consumer.lifecycle.journal import read_journal
-from usher.consumer.policy.quarantine import Isolation
 
 T, U, V = b"T", b"U", b"V"
 
@@ -77,164 +76,155 @@ def hand_over(stage: Stage, process: Process, *tickets: bytes) -> list[bytes]:
     return sent
 
 
-def test_after_a_crash_in_company_suspects_run_one_at_a_time_beside_the_others(stage: Stage, process: Process) -> None:
+def test_after_a_crash_in_company_suspects_run_in_child_processes_and_nobody_waits_for_them(
+    stage: Stage, process: Process
+) -> None:
     first, second = hand_over(stage, process, T, U)
     assert {process.begin().message.ticket, process.begin().message.ticket} == {T, U}
     process.crash()
     assert known(stage) == {first: Attempts(1, 0, 1), second: Attempts(1, 0, 1)}
     [third] = hand_over(stage, process, V)
-    running = [process.begin(), process.begin()]
-    assert {run.message.stream_id for run in running} == {first, third}
-    assert process.now.start() is None, "the second suspect waits"
+    running = [process.begin() for _ in range(3)]
+    assert {run.message.stream_id: run.is_apart for run in running} == {first: True, second: True, third: False}
     for run in running:
         run.succeed()
-    assert process.now.start() is None, "Redis does not have the success of the first yet"
     process.now.flush()
-    assert process.begin().message.stream_id == second
-    process.now.runs[0].succeed()
-    process.now.flush()
-    assert known(stage) == {}
-
-
-def test_the_second_time_it_runs_alone_and_its_start_is_in_redis_first(stage: Stage, process: Process) -> None:
-    first, second = hand_over(stage, process, T, U)
-    process.begin(), process.begin()
-    process.crash()
-    process.begin()
-    [third] = hand_over(stage, process, V)
-    process.begin()
-    process.crash()
-    assert known(stage) == {first: Attempts(2, 0, 2), second: Attempts(1, 0, 1), third: Attempts(1, 0, 1)}
-    found = []
-    for _ in range(20):
-        run = process.now.start()
-        if run is not None:
-            found.append(run)
-            if run.message.stream_id == first:
-                break
-            run.succeed()
-    alone = found[-1]
-    assert (alone.message.stream_id, alone.message.attempt) == (first, 3)
-    assert known(stage)[first] == Attempts(3, 3, 2), "before anything of it can happen"
-    assert process.now.start() is None
-    alone.succeed()
-    assert process.now.start() is None, "until Redis has its success: the next one may be the killer"
-    process.now.flush()
-    process.now.work()
     assert known(stage) == {}
     assert stage.world.dead() == []
 
 
-def test_one_that_survives_alone_by_raising_is_charged_with_that_and_no_crash(stage: Stage, process: Process) -> None:
+@pytest.mark.parametrize("crashes", [1, 2, 3])
+@pytest.mark.parametrize("has_journal", [True, False], ids=["journal", "no journal"])
+def test_a_success_whose_acknowledgement_does_not_arrive_is_never_a_letter(
+    stage: Stage, tmp_path: Path, crashes: int, has_journal: bool
+) -> None:
+    """Its last allowed attempt returned; then its process, the link or Redis ended before the acknowledgement."""
+    process = Process(stage, stage.leader(), tmp_path / "a.journal" if has_journal else None)
     [first] = hand_over(stage, process, T)
-    stage.link.call("HSET", stage.keys.attempts, first, "2 0 2 0")
+    stage.link.call("HSET", stage.keys.attempts, first, f"2 0 {crashes} {0 if has_journal else 3}")
     process.crash()
-    hand_over(stage, process, U)
-    alone = process.begin()
-    if alone.message.stream_id != first:
-        alone.succeed()
-        alone = process.begin()
-    assert alone.message.attempt == 3
-    alone.fail(ValueError("no"))
-    assert process.now.start() is None
-    process.now.flush()
-    assert known(stage)[first] == Attempts(3, 1)
-    process.now.work()
+    process.begin().succeed()
+    process.crash()
+    for _ in range(10):
+        if (run := process.now.start()) is not None:
+            run.succeed()
+        process.now.flush()
     assert stage.world.dead() == []
+    assert known(stage) == {}
+    assert stage.world.pending() == {}
+    assert stage.history.ids(T) == [first] * 2
 
 
 @pytest.mark.parametrize("trouble", list(Trouble))
-def test_alone_it_does_not_start_unless_redis_has_said_that_its_start_is_noted(
-    stage: Stage, process: Process, trouble: Trouble
+@pytest.mark.parametrize("has_journal", [True, False], ids=["journal", "no journal"])
+def test_a_start_that_did_not_happen_is_not_charged(
+    stage: Stage, tmp_path: Path, trouble: Trouble, has_journal: bool
 ) -> None:
+    """The reply of what is noted ahead of it is lost, and the lease ends: it has all of its attempts still."""
+    process = Process(stage, stage.leader(), tmp_path / "a.journal" if has_journal else None)
     [first] = hand_over(stage, process, T)
-    stage.link.call("HSET", stage.keys.attempts, first, "2 0 2 0")
+    stage.link.call("HSET", stage.keys.attempts, first, "2 0 2 3")
     process.crash()
     process.now.link.troubles["charge"] = trouble
-    for _ in range(5):
-        assert process.now.start() is None
-    assert not stage.history.starts
-    lane = process.now.lanes._board.lanes[T]
-    assert lane.isolation is Isolation.TOGETHER, "others run until the next try"
-    process.now.lanes._board.wake_due(1e12)
-    process.begin().succeed()
-    process.now.flush()
-    assert known(stage) == {}
-
-
-def test_alone_it_waits_for_a_group_that_was_lost_to_be_there_again(stage: Stage, process: Process) -> None:
-    first, second = hand_over(stage, process, T, T)
-    stage.link.call("HSET", stage.keys.attempts, first, "2 0 2 0")
+    process.now.start()  # noted, or not
+    before = len(stage.history.ids(T))
     process.crash()
-    stage.link.call("XGROUP", "DESTROY", stage.keys.stream, stage.keys.group)
-    for _ in range(5):
-        assert process.now.start() is None
-    process._master.settle()
-    process.now.lanes._board.wake_due(1e12)
-    stage.finish(process._master, [process.now])
-    stage.check_done(T, [first, second])
-    assert known(stage) == {}
+    for _ in range(10):
+        if (run := process.now.start()) is not None:
+            run.die()
+        process.now.lanes._board.wake_due(1e12)
+        process.now.flush()
+    [letter] = stage.world.dead()
+    assert letter[b"usher-id"] == first
+    assert len(stage.history.ids(T)) > before, "it is started again, and not buried unheard"
 
 
-def test_alone_it_does_not_start_when_it_is_not_ours_any_more(stage: Stage, process: Process) -> None:
-    [first] = hand_over(stage, process, T)
-    stage.link.call("HSET", stage.keys.attempts, first, "2 0 2 0")
-    process.crash()
-    stage.link.call("XACK", stage.keys.stream, stage.keys.group, first)
-    for _ in range(5):
-        assert process.now.start() is None
-    process.now.flush()
-    assert process.now.lanes.load() == (0, 0)
-    assert not stage.world.dead()
-    stage.world.apart_because = "somebody acknowledged it behind our back"
-
-
-def run_alone(stage: Stage, process: Process, value: str) -> Run:
-    """A message of which Redis knows ``value``; its handler runs."""
-    [first] = hand_over(stage, process, T)
-    stage.link.call("HSET", stage.keys.attempts, first, value)
-    process.crash()
-    return process.begin()
-
-
-@pytest.mark.parametrize(("value", "cut_off"), [("2 0 2 0", Attempts(3, 0, 2)), ("3 1 0 3", Attempts(4, 1, 0, 3))])
-@pytest.mark.parametrize("is_told", [True, False], ids=["given back", "by the journal"])
-def test_alone_and_cut_off_for_a_known_reason_it_is_not_charged(
-    stage: Stage, process: Process, value: str, cut_off: Attempts, is_told: bool
+def test_the_end_of_the_consumer_charges_nobody_also_who_ran_by_itself_at_its_last_attempt(
+    stage: Stage, process: Process
 ) -> None:
-    """A drain whose grace is over, a lost lease, another Redis: only the first of them can still tell Redis itself."""
-    alone = run_alone(stage, process, value)
-    first = alone.message.stream_id
-    assert known(stage)[first] == cut_off.blamed()
-    process.now.journal.explain()
-    if is_told:
-        process.now.starts.give_back(process.now.steps)
-        assert known(stage)[first] == cut_off
+    """Its handler may have returned a moment before."""
+    [first] = hand_over(stage, process, T)
+    stage.link.call("HSET", stage.keys.attempts, first, "2 2 0 0")
     process.crash()
-    assert known(stage)[first] == cut_off
-    process.begin().succeed()
+    process.begin()
+    process.crash()
+    assert known(stage)[first] == Attempts(3, 2, 1)
+    run = process.begin()
+    assert run.is_apart
+    run.succeed()
     process.now.flush()
-    assert known(stage) == {}
     assert stage.world.dead() == []
 
 
-@pytest.mark.parametrize("trouble", ["connection", "lease"])
-def test_what_cannot_be_given_back_holds_up_nothing(stage: Stage, process: Process, trouble: str) -> None:
-    first = run_alone(stage, process, "2 0 2 0").message.stream_id
-    if trouble == "lease":
-        stage.end_lease(process.now)
-    else:
-        process.now.link.troubles["charge"] = Trouble.NEVER_SENT
-    process.now.starts.give_back(process.now.steps)
-    assert known(stage)[first] == Attempts(3, 3, 2)
+def test_a_child_that_ends_is_charged_with_the_ends_before_unless_it_had_run_others(
+    stage: Stage, process: Process
+) -> None:
+    [first] = hand_over(stage, process, T)
+    process.begin()
+    process.crash()
+    process.begin().die(is_blamed=False)
+    process.now.flush()
+    assert known(stage)[first] == Attempts(2, 0, 2)
+    process.now.lanes._board.wake_due(1e12)
+    process.begin().die()
+    process.now.flush()
+    [letter] = stage.world.dead()
+    assert (letter[b"usher-attempts"], letter[b"usher-error"]) == (b"3", b"its process ended while its handler ran")
+    assert known(stage) == {}
 
 
-def test_what_has_ended_is_not_given_back(stage: Stage, process: Process) -> None:
-    alone = run_alone(stage, process, "2 0 2 0")
+def test_one_that_survives_by_raising_is_charged_with_that_and_no_suspect_any_more(
+    stage: Stage, process: Process
+) -> None:
+    [first] = hand_over(stage, process, T)
+    stage.link.call("HSET", stage.keys.attempts, first, "2 0 2 0")
+    process.crash()
+    alone = process.begin()
+    assert (alone.message.attempt, alone.is_apart) == (3, True)
     alone.fail(ValueError("no"))
     process.now.flush()
-    process.now.starts.give_back(process.now.steps)
-    assert known(stage) == {alone.message.stream_id: Attempts(3, 1)}
+    assert known(stage)[first] == Attempts(3, 1)
+    assert not process.begin().is_apart
+
+
+def test_who_takes_its_consumer_along_from_a_child_too_is_given_up_in_the_end(stage: Stage, process: Process) -> None:
+    """The kernel ends the whole container, for example. Nobody sees it, so it is given up later than others."""
+    [first] = hand_over(stage, process, T)
+    for _ in range(5):
+        process.begin()
+        process.crash()
+    assert known(stage)[first] == Attempts(5, 0, 5)
+    assert process.now.start() is None
+    process.now.flush()
+    [letter] = stage.world.dead()
+    assert letter[b"usher-id"] == first
+    assert letter[b"usher-error"].startswith(b"its process ended while its handler ran")
+
+
+def test_where_no_journal_is_left_such_a_start_is_in_redis_before_it_happens(stage: Stage) -> None:
+    process = Process(stage, stage.leader(), None)
+    [first] = hand_over(stage, process, T)
+    for _ in range(3):
+        assert not process.begin().is_apart
+        process.crash()
+    assert known(stage)[first] == Attempts(losses=3)
+    for ends in range(1, 6):
+        assert process.begin().is_apart
+        assert known(stage)[first] == Attempts(ends, 0, ends, 2 + ends)
+        process.crash()
+    process.now.start()
+    process.now.flush()
+    assert [letter[b"usher-id"] for letter in stage.world.dead()] == [first]
+
+
+def test_cut_off_for_a_known_reason_it_is_no_more_suspect_than_before(stage: Stage, process: Process) -> None:
+    [first] = hand_over(stage, process, T)
+    stage.link.call("HSET", stage.keys.attempts, first, "2 0 2 0")
+    process.crash()
+    process.begin()
+    process.now.journal.explain()
+    process.crash()
+    assert known(stage)[first] == Attempts(2, 0, 2)
 
 
 def test_failures_survive_the_process_and_a_request_to_be_called_later_is_none(stage: Stage, process: Process) -> None:
@@ -310,8 +300,12 @@ def test_exactly_the_killer_is_given_up_whatever_ran_beside_it(
         if process.crashes > 40 or not stage.world.pending():
             break
         run = process.now.start() if len(process.now.runs) < 4 else None
+        process.now.lanes._board.wake_due(1e12)
         if run is not None and run.message.stream_id == killer:
-            process.crash()
+            if run.is_apart:
+                run.die()
+            else:
+                process.crash()
         elif run is None or rng.random() < 0.5:
             if process.now.runs:
                 rng.choice(process.now.runs).succeed()
@@ -328,6 +322,7 @@ def test_exactly_the_killer_is_given_up_whatever_ran_beside_it(
     if has_journal:
         assert starts[killer] == max_attempts
         assert int(letter[b"usher-attempts"]) == max_attempts
+        assert process.crashes == 1, "it took its consumer along only once"
     else:
         assert max_attempts <= starts[killer] <= max_attempts + 3, "three losses come first, which may have been starts"
     assert not stage.history.overlaps

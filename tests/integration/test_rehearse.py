@@ -23,10 +23,10 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.run_log import encode
 from usher.common.redis.client import Link
 from usher.consumer.handlers.message import Message, OwnLease
+from usher.consumer.isolation.process import HandlerProcess
+from usher.consumer.isolation.values import Piece, ProcessSpec
 from usher.consumer.policy.acks import Finished
-from usher.deploy.rehearsal.process import HandlerProcess
 from usher.deploy.rehearsal.selection import Candidate
-from usher.deploy.rehearsal.values import Piece, RehearsalSpec
 from usher.master.leader.leader_scripts import LeaderScripts
 
 _SHOP = """
@@ -131,7 +131,7 @@ def test_a_letter_that_failed_is_taken_by_the_mended_handler_and_nothing_changes
         assert usher("rehearse", "shop:old", "--letter", letter, "--yes") == 1
         told = capfd.readouterr().out
         assert 'return int(message.fields["amount"])' in told, "the traceback of the new error"
-        assert "deploy/rehearsal/child.py" not in told
+        assert "consumer/isolation/child.py" not in told
         assert "0 of 1 message taken" in told
         assert "usher dead redrive" not in told
         assert usher("rehearse", "shop:mended", "--letter", letter, "--yes") == 0
@@ -376,14 +376,14 @@ def test_a_long_stream_is_looked_through_page_by_page(
 def test_a_process_that_ends_behind_its_last_message_is_told_and_the_next_one_has_another(world: World) -> None:
     pieces = [Piece(b"T", b"5-0", 0, (0, 0, 0, 0), (b"body", body)) for body in (b"exit afterwards", b"fine")]
     others = psutil.Process().children()
-    with HandlerProcess(RehearsalSpec("shop:does", "s", False), os.environ, lambda: None) as process:
-        assert process.rehearse(pieces[0]).how == "done"
+    with HandlerProcess(ProcessSpec("shop:does", "s", False), os.environ, lambda: None) as process:
+        assert process.run(pieces[0]).how == "done"
         [child] = [one for one in psutil.Process().children() if one not in others]
         # Not by its status: a zombie is also one whose other threads are about to end.
         until(
             lambda: os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT), 20, "its thread has ended it"
         )
-        assert process.rehearse(pieces[1]).how == "done"
+        assert process.run(pieces[1]).how == "done"
     assert process.notes == [
         "the handler's process ended with exit code 4 when a call was over: something that the handler began goes on"
         " behind it"
@@ -392,8 +392,8 @@ def test_a_process_that_ends_behind_its_last_message_is_told_and_the_next_one_ha
 
 def test_a_child_that_the_handler_has_forked_answers_nothing_and_takes_no_message(world: World) -> None:
     bodies = (b"raises", b"child raises", b"raises", b"fine")
-    with HandlerProcess(RehearsalSpec("shop:forks", "s", False), os.environ, lambda: None) as process:
-        ended = [process.rehearse(Piece(b"T", b"5-0", 0, (0, 0, 0, 0), (b"body", body))).how for body in bodies]
+    with HandlerProcess(ProcessSpec("shop:forks", "s", False), os.environ, lambda: None) as process:
+        ended = [process.run(Piece(b"T", b"5-0", 0, (0, 0, 0, 0), (b"body", body))).how for body in bodies]
     assert (ended, process.notes) == (["raised", "done", "raised", "done"], [])
 
 

@@ -267,9 +267,9 @@ class TestClaiming:
         )
 
     def test_what_consumers_noted_of_attempts_is_understood(
-        self, link: Link, a: ReliableStream, b: ReliableStream
+        self, link: Link, a: ReliableStream, b: ReliableStream, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """A master had the group before; and what nobody can read stops no message."""
+        """A master had the group before; and what nobody can read stops no message, and is told."""
         sent = send(link, 1, 2, 3)
         link.call("HSET", KEYS.attempts, sent[0], "3 2 1 0", sent[1], "three", sent[2], "4 4 0 0")
         a.read_new(10, None)
@@ -279,6 +279,7 @@ class TestClaiming:
             (sent[0], 2),
             (sent[1], 0),
         ]
+        assert {(one.message, one.levelname) for one in caplog.records} == {("attempts_unreadable", "ERROR")}
         assert [one.failures for one in b.read_pending(10)] == [2, 0]
         assert [letter[b"usher-attempts"] for letter in letters(link)] == [b"4"]
 

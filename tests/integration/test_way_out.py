@@ -147,7 +147,11 @@ _OURS = "must be left out: Usher sets it itself"
         ("redis://127.0.0.1:1/1/2", "its path must be the number of a database"),
         ("redis://127.0.0.1:1/1?db=2", "in its path and in the option db"),
         ("redis://127.0.0.1:1?db=1&db=2", "it has the option db twice"),
-        ("redis://:1#2@redis.example.com/0", "a # in it, as in a password, must be written as %23"),
+        ("redis://:1#2@redis.example.com/0", "a password with a ?, a / or a # must have it as %3F, %2F or %23"),
+        ("redis://:1?2@redis.example.com/0", "a password with a ?, a / or a # must have it as %3F, %2F or %23"),
+        ("redis://:pa/ss@redis.example.com/0", "a password with a ?, a / or a # must have it as %3F, %2F or %23"),
+        ("redis+sentinel://:1/2@127.0.0.1:1/shop", "a password with a ?, a / or a # must have it as %3F, %2F or %23"),
+        ("redis://127.0.0.1:1/0#x", "it must not have a #"),
     ],
 )
 def test_what_would_not_be_what_the_url_says_is_an_error_that_names_it(url: str, told: str) -> None:
@@ -157,7 +161,7 @@ def test_what_would_not_be_what_the_url_says_is_an_error_that_names_it(url: str,
 
 
 @pytest.mark.parametrize(
-    "url", ["redis://127.0.0.1:1/", "redis://h?db=3", "unix:///tmp/s?db=2&password=x", "redis://h/7"]
+    "url", ["redis://127.0.0.1:1/", "redis://h?db=3", "unix:///tmp/s@1?db=2&password=x@y", "redis://h/7"]
 )
 def test_what_a_url_may_have_is_taken(url: str) -> None:
     Link(url, "test").close()

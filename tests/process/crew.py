@@ -202,6 +202,11 @@ class Crew:
             for left in self.events("worker_leaves", run.consumer)
             if left["pid"] == run.pid
         ]
+        left_ns += [  # a child of its consumer: that saw it end
+            int(end["time_ms"]) * 1_000_000 - ahead_ns
+            for end in (*self.events("handler_crashed"), *self.events("handler_stuck"))
+            if (end["id"], end["attempt"]) == (run.stream_id, run.attempt)
+        ]
         # Between that line and its end a process may still begin something.
         return max(left_ns[0], run.start_ns) if left_ns else None
 

@@ -93,7 +93,7 @@ def test_of_a_thousand_messages_the_one_that_ends_its_process_is_given_up_and_no
         assert [run.attempt for run in executions if run.stream_id == killer] == list(range(1, _ATTEMPTS + 1))
         assert out_of_order(executions) == []
         assert link.call("HGETALL", KEYS.attempts) == []
-        crashed = crew.events("handler_crashed")
+        crashed = [*crew.events("handler_crashed"), *crew.events("handler_interrupted")]
         assert {event["failures"] for event in crashed if event["id"] != killer} <= {0}
         runs = runs_of(link)
         assert Counter(run.outcome for run in runs if run.id == killer) == {CRASHED: _ATTEMPTS}
@@ -123,7 +123,7 @@ def test_kill_9_from_outside_ends_no_message(folder: Path, link: Link) -> None:
         crew.wait_until_settled(link)
         assert link.call("XLEN", KEYS.dead) == 0
         assert link.call("HGETALL", KEYS.attempts) == []
-        crashed = crew.events("handler_crashed")
+        crashed = [*crew.events("handler_crashed"), *crew.events("handler_interrupted")]
         assert crashed, "something ran when it was killed"
         assert out_of_order(crew.executions()) == []
         figures(suspects=len({event["id"] for event in crashed}), alone=len(crew.events("suspect_isolated")))

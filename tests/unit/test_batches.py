@@ -125,6 +125,12 @@ class TestJudge:
 
         assert [type(verdict.error) for verdict in judge(self.PARTS, None, Later())] == [TriedTogether, TriedTogether]
 
+    def test_a_time_that_is_no_number_is_an_error_of_the_handler(self) -> None:
+        """It was called again at once, uncharged, for ever."""
+        [verdict] = judge([[self.B1]], None, RetryLater(float("nan")))
+        assert isinstance(verdict.error, TypeError)
+        assert "after_s is not a number of seconds" in str(verdict.error)
+
     def test_a_call_of_one_that_fails_is_its_own_fault(self) -> None:
         error = ValueError()
         assert judge([[self.B1]], None, error) == [LaneOutcome(0, error)]
@@ -188,8 +194,6 @@ class Runners:
 
     def failed(self, failure: FailedAttempt) -> None:
         self.failures.append(failure)
-        if failure.then is not None:
-            failure.then()
 
     def give_up(self, lane: MessageLane, given: Message, bury: Bury) -> None:
         self.given_up.append((given.id, bury.reason, given.attempt))

@@ -86,10 +86,25 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
         f"12-0 was handed over to c3 50 s ago (fencing token {FENCE}) and waits there for a free handler slot",
     ),
     "a suspect": (
-        *(owned(OwnEntry(A, "apart", 1)), "handed_over", "suspect_apart"),
+        *(owned(OwnEntry(A, "apart", 1), attempts={A: Attempts(2, 0, 2)}), "handed_over", "suspect_apart"),
         (
-            f"12-0 may have ended its process before: it waits on c3 (fencing token {FENCE}) until it can run where it harms no"
-            " other"
+            f"12-0 waits on c3 (fencing token {FENCE}) for a process of its own to run in, because its process ended 2 times"
+            " while it ran"
+        ),
+    ),
+    "a suspect that runs": (
+        *(owned(OwnEntry(A, "running", 3, NOW - 5_000, 0, True), attempts={A: Attempts(2, 0, 1)}), "running"),
+        "suspect_runs",
+        (
+            f"12-0 started 5 s ago on c3 in a process of its own, attempt 3 of 5, fencing token {FENCE}, because its process"
+            " ended 1 time while it ran"
+        ),
+    ),
+    "a suspect without a journal": (
+        *(owned(OwnEntry(A, "apart", 0), attempts={A: Attempts(losses=3)}), "handed_over", "suspect_apart"),
+        (
+            f"12-0 waits on c3 (fencing token {FENCE}) for a process of its own to run in, because 3 consumers in a row were"
+            " lost with it as the next of its ticket"
         ),
     ),
     "just ended": (

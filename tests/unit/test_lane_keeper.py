@@ -13,7 +13,6 @@ from usher.common.base.clock import now_s
 from usher.consumer.execution import lanes as lane_keeper
 from usher.consumer.execution.lanes import Lanes, MessageLane
 from usher.consumer.handlers.message import Message, OwnLease
-from usher.consumer.policy.quarantine import Isolation
 
 #: Longer than any wait here may take on a busy machine.
 PATIENCE_S = 20.0
@@ -98,43 +97,25 @@ def make_slow(lanes: Lanes) -> None:
     lanes.release(lane, 1, 1.0)
 
 
-def test_who_wants_to_be_alone_is_let_in_by_the_last_that_ends_and_lets_the_others_in_by_its_own(lanes: Lanes) -> None:
-    lanes.add([messages(b"RUNS", 1), messages(b"A", 2), messages(b"B", 3)])
-    runs, a = lanes.take_now(), lanes.take_now()
-    assert runs is not None
+def test_who_waits_for_a_suspect_is_woken_by_it_and_nobody_else_waits(lanes: Lanes) -> None:
+    lanes.add([messages(b"A", 1), messages(b"B", 2)])
+    a = lanes.take_now()
     assert a is not None
-    suspect = a.queue.popleft()
-    lanes.isolate(a, suspect, Isolation.ALONE)
-    assert lanes.next_lane(0.05) is None, "something runs, and nothing may start"
-    runs.queue.clear()
-    lanes.release(runs, 1, 0.0)
-    alone = lanes.next_lane(PATIENCE_S)
-    assert alone is a
-    assert a.isolation is Isolation.ALONE
-    waiter = Waiter(lanes)
-    assert lanes.next_lane(0.05) is None
-    assert waiter.waits
+    found: list[object] = []
+    waits = threading.Thread(target=lambda: found.append(lanes.next_suspect(PATIENCE_S)), daemon=True)
+    waits.start()
+    lanes.isolate(a, a.queue.popleft())
+    waits.join(PATIENCE_S)
+    assert found == [a]
+    assert lanes.running == 1
+    b = lanes.next_lane(PATIENCE_S)
+    assert b is not None
+    assert b.ticket == b"B", "although a handler runs, and handlers are short: no watcher has to find out"
     a.queue.clear()
-    lanes.hold(a)
-    assert lanes.take_now() is None
-    lanes.resume([a])
-    lane = waiter.join()
-    assert lane is not None
-    assert lane.ticket == b"B"
-
-
-def test_what_was_held_comes_again_when_it_is_due(lanes: Lanes) -> None:
-    lanes.add([messages(b"A", 1)])
-    lane = lanes.take_now()
-    assert lane is not None
-    message = lane.queue.popleft()
-    lanes.hold(lane)
-    waiter = Waiter(lanes)
-    began_s = now_s()
-    lanes.retry_held(lane, message, now_s() + 0.1)
-    assert waiter.join() is lane
-    assert waiter.ended_s - began_s >= 0.1
-    assert list(lane.queue) == [message]
+    lanes.release(a, 0, 0.0)
+    assert lanes.running == 1
+    lanes.pause()
+    assert lanes.next_suspect(PATIENCE_S) is None, "at once"
 
 
 def test_nothing_to_run_is_none_after_the_time_out(lanes: Lanes) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from usher.common.protocol.attempts import Attempts
+from usher.consumer.isolation.values import DONE, LATER, RAISED, CallResult, Piece, calls_of_handler
 from usher.deploy.rehearsal.selection import (
     WAITING,
     Before,
@@ -19,7 +20,6 @@ from usher.deploy.rehearsal.selection import (
     redrive_command,
     unfit_of,
 )
-from usher.deploy.rehearsal.values import DONE, LATER, RAISED, CallResult, Piece, calls_of_handler
 from usher.master.policy.letters import parse_letter
 
 

@@ -9,7 +9,6 @@ from usher.consumer.execution.lanes import Lanes
 from usher.consumer.execution.ticket_state import describe_ticket
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.lifecycle.journal import Journal
-from usher.consumer.policy.quarantine import Isolation
 
 
 def message(number: int, known: Attempts | None = None) -> Message:
@@ -65,15 +64,16 @@ def test_what_waits_for_its_next_attempt_is_told_with_the_moment() -> None:
     assert 90_000 < due_ms - wall_ms() <= 100_000
 
 
-def test_a_suspect_that_is_to_run_alone_is_told_as_that() -> None:
-    first = message(1)
+def test_a_suspect_is_told_as_one_that_waits_for_a_process_of_its_own_and_then_runs_in_it() -> None:
+    first, journal = message(1), Journal(None, "", "c1:1", 2)
     kept = lanes(first)
-    kept.add([(b"U", [Message(b"U", b"5-0", 7, [], OwnLease(60, now_s()))])])
     lane = kept.next_lane(1.0)
     assert lane is not None
-    assert lane.ticket == b"T"
-    other = kept.take_now()
-    assert other is not None, "so that something runs, and it cannot be alone"
     lane.queue.popleft()
-    kept.isolate(lane, first, Isolation.ALONE)
+    kept.isolate(lane, first)
     assert rows(kept) == [("1-0", "apart", 0)]
+    assert kept.next_suspect(0.0) is lane
+    lane.queue.popleft()
+    journal.started(first, 1)
+    assert rows(kept, journal) == [("1-0", "running", 0)]
+    assert describe_ticket(b"T", "c1:1", journal, kept, 5)["entries"][0]["apart"] is True

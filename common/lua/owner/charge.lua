@@ -1,43 +1,28 @@
 -- charge: note the attempts of messages whose handler has failed, is about to be killed with its process, or is about
---         to be started alone.
+--         to be started where nobody would learn that it ran.
 -- KEYS: 1 stream, 2 lease, 3 attempts, 4 runs
 -- ARGV: 1 group, 2 incarnation, 3 run-log record ("" = none), 4 length of the run log, then for each message: id, its
 --       attempts (common/protocol/attempts.py)
--- Returns: {"LOST"} or {"OK", {ids that are pending for this incarnation: their attempts are noted}, {ids that may come
---          back to it: the group was lost, and has not got them again, or they are under `master` still}}; the record
---          goes with a change only
+-- Returns: {"LOST"} or {"OK", {ids that are pending for this incarnation: their attempts are noted}}; the record goes
+--          with a change only
 -- Why Lua: only the owner may charge; after its lease the next owner counts. The attempts of an entry that is no
 --          longer pending would stay for ever.
 -- Memory: works when full
---- @include util
 --- @include at_full_memory
 if redis.call('EXISTS', KEYS[2]) == 0 then return {'LOST'} end
 redis.call('HLEN', KEYS[3]) -- what is no hash fails here
 at_full_memory(KEYS[3])
-local noted, in_doubt, has_changed = {}, {}, false
-
-local function is_delivered(id)
-  for _, facts in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
-    local known = {}
-    for at = 1, #facts, 2 do known[facts[at]] = facts[at + 1] end
-    if known['name'] == ARGV[1] then return not is_above(id, known['last-delivered-id']) end
-  end
-end
-
+local noted, has_changed = {}, false
 for at = 5, #ARGV, 2 do
   local id, value = ARGV[at], ARGV[at + 1]
   local rows = redis.pcall('XPENDING', KEYS[1], ARGV[1], id, id, 1, ARGV[2])
-  if rows.err then -- the group is gone for the moment, and with it the count
-    in_doubt[#in_doubt + 1] = id
-  elseif #rows == 1 then
+  if not rows.err and #rows == 1 then -- an error: the group is gone for the moment, and with it the count
     noted[#noted + 1] = id
     if redis.call('HGET', KEYS[3], id) ~= value then
       redis.call('HSET', KEYS[3], id, value)
       has_changed = true
     end
-  elseif not is_delivered(id) or #redis.call('XPENDING', KEYS[1], ARGV[1], id, id, 1, 'master') == 1 then
-    in_doubt[#in_doubt + 1] = id
   end
 end
 if ARGV[3] ~= '' and has_changed then redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[4], '*', 'batch', ARGV[3]) end
-return {'OK', noted, in_doubt}
+return {'OK', noted}

@@ -5,9 +5,7 @@
 --       then for each message: id, starts, failures, crashes
 -- Returns: {"OK", {ids whose attempts are noted}}
 -- Why Lua: only what is still pending is noted, so that no field stays for ever; and a start is counted once, however
---          often it is reported: a number of starts that is not above the known one says nothing new, except fewer
---          failures of the same start: that failure was charged before it happened, and did not happen. Unless another
---          incarnation has the message by now: then that one has charged its own start.
+--          often it is reported: a number of starts that is not above the known one says nothing new.
 -- Memory: works when full
 --- @include attempts
 --- @include at_full_memory
@@ -22,10 +20,8 @@ for at = 6, #ARGV, 4 do
   if not rows.err and #rows == 1 then
     local starts, failures, crashes, losses = read_attempts(redis.call('HGET', attempts_key, id))
     local told, told_failures, told_crashes = tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
-    local may_be_its_own = rows[1][2] == ARGV[2] or rows[1][2] == 'master'
-    local is_given_back = may_be_its_own and told == starts and told_failures < failures and told_crashes == crashes
-    if told > starts or is_given_back then
-      failures = is_given_back and told_failures or math.max(failures, told_failures)
+    if told > starts then
+      failures = math.max(failures, told_failures)
       crashes = math.max(crashes, told_crashes)
       redis.call('HSET', attempts_key, id, attempts_value(told, failures, crashes, losses))
       noted[#noted + 1] = id

@@ -10,6 +10,8 @@ state again.
 from __future__ import annotations
 
 import contextlib
+import functools
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -20,6 +22,7 @@ import orjson
 from usher.common.base.errors import StartRefused
 from usher.common.base.extras import how_to_install
 from usher.common.base.json_text import parse_json
+from usher.common.base.text import pluralize
 from usher.common.outbox.sql_files import queries
 from usher.common.protocol.stream_id import rank
 from usher.master.audit.archive.commits import DataSet, spark_place
@@ -147,22 +150,35 @@ def _totals(rows: Any, value: str, kind: str, states: Sequence[ConsumerState]) -
     raw = F.get_json_object(F.col("fields")[field], f"$.{inside}") if inside else F.col("fields")[field]
     uid = F.expr("coalesce(nullif(fields['uid'], ''), id)")  # an empty uid counts as none
     amount = F.expr(f"try_cast(amount as decimal(38,{_SCALE}))")
-    first = F.min(F.struct("ms", "seq", "amount"))
+    text = F.col("fields")[field]
+    is_no_json = text.isNotNull() & F.from_json(text, "map<string,string>").isNull() if inside else F.lit(False)
+    first = F.min(F.struct("ms", "seq", "amount", "is_no_json"))
     once = (
-        rows.select(uid.alias("uid"), "ms", "seq", raw.alias("amount"))
+        rows.select(uid.alias("uid"), "ms", "seq", raw.alias("amount"), is_no_json.alias("is_no_json"))
         .groupBy("uid")
         .agg(first.alias("first"))
         .select("first.*")
     )
-    sums = []
-    for at, state in enumerate(states):
-        reached = rank(state.last_id.encode())
-        until = F.struct(
-            F.lit(reached >> 64).cast("bigint").alias("ms"), F.lit(reached & (1 << 64) - 1).cast("bigint").alias("seq")
+    is_read = [F.struct("ms", "seq") <= _place(state.last_id) for state in states]
+    sums = [F.sum(F.when(so_far, amount)).alias(f"of{at}") for at, so_far in enumerate(is_read)]
+    unreadable = F.col("is_no_json") | F.col("amount").isNotNull() & amount.isNull()
+    wrong = F.when(functools.reduce(operator.or_, is_read, F.lit(False)) & unreadable, F.struct("ms", "seq"))
+    row = once.agg(*sums, F.count(wrong).alias("wrong"), F.min(wrong).alias("first")).first()
+    if row["wrong"]:  # they would count as 0
+        raise StartRefused(
+            f"--value: {value} is no number in {pluralize(row['wrong'], 'message')}, the first of them"
+            f" {row['first'].ms}-{row['first'].seq}: choose the right ones with --object, or compare with"
+            " --source-query"
         )
-        sums.append(F.sum(F.when(F.struct("ms", "seq") <= until, amount)).alias(f"of{at}"))
-    row = once.agg(*sums).first()
     return [Decimal(row[f"of{at}"] or 0).quantize(Decimal(1).scaleb(-_SCALE)) for at in range(len(states))]
+
+
+def _place(entry_id: str) -> Any:
+    from pyspark.sql import functions as F
+
+    reached = rank(entry_id.encode())
+    parts = {"ms": reached >> 64, "seq": reached & (1 << 64) - 1}
+    return F.struct(*(F.lit(part).cast("bigint").alias(name) for name, part in parts.items()))
 
 
 def total_of_query(url: str, query: str) -> Decimal:

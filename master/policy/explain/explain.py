@@ -90,6 +90,12 @@ def _doing(facts: TicketFacts, owner: OwnerFacts, run: OwnEntry | None) -> tuple
     most = facts.told.max_attempts if facts.told is not None else 0
     # Attempts that asked to be called later have no limit.
     attempt = f"attempt {run.attempt}" + (f" of {most}" if run.attempt <= most else "")
+    if run.state == "running" and run.runs_apart:
+        text = (
+            f"{_id(run.id)} started {_ago(facts, run.started_ms)} on {name} in a process of its own, {attempt},"
+            f" {fence}, {_suspicion(facts, run.id)}"
+        )
+        return "running", Reason("suspect_runs", text), f"the handler on {name}", 0
     if run.state == "running":
         text = f"{_id(run.id)} started {_ago(facts, run.started_ms)} on {name}, {attempt}, {fence}"
         return "running", Reason("handler_runs", text), f"the handler on {name}", 0
@@ -102,15 +108,21 @@ def _doing(facts: TicketFacts, owner: OwnerFacts, run: OwnEntry | None) -> tuple
         return "retrying", Reason("retry_backoff", failed), f"its next attempt on {name}", run.due_ms
     if run.state == "apart":
         text = (
-            f"{_id(run.id)} may have ended its process before: it waits on {name} ({fence}) until it can run where it"
-            " harms no other"
+            f"{_id(run.id)} waits on {name} ({fence}) for a process of its own to run in, {_suspicion(facts, run.id)}"
         )
-        return "handed_over", Reason("suspect_apart", text), f"{name} to have nothing else running", 0
+        return "handed_over", Reason("suspect_apart", text), f"a process of its own on {name}", 0
     text = (
         f"{_id(run.id)} was handed over to {name}{_since_fence(facts)} ({fence}) and waits there for a free handler"
         " slot"
     )
     return "handed_over", Reason("waits_for_slot", text), f"a handler slot on {name}", 0
+
+
+def _suspicion(facts: TicketFacts, entry_id: bytes) -> str:
+    known = facts.attempts.get(entry_id, NEVER)
+    if known.crashes:
+        return f"because its process ended {pluralize(known.crashes, 'time')} while it ran"
+    return f"because {pluralize(known.losses, 'consumer')} in a row were lost with it as the next of its ticket"
 
 
 def _lease(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:

@@ -71,14 +71,15 @@ class OwnerFacts:
 @dataclass(frozen=True)
 class OwnEntry:
     """A message as its owner has it. ``state``: running, waiting (for its next attempt, until ``due_ms``), queued, or
-    apart (it is a suspect of a crash, and runs where it can do no harm). ``attempt``: the one that runs, or the last
-    one; 0: none."""
+    apart (it waits for a child process, as a suspect of a crash). ``attempt``: the one that runs, or the last one; 0:
+    none. ``runs_apart``: it runs in a child process."""
 
     id: bytes
     state: str
     attempt: int = 0
     started_ms: int = 0
     due_ms: int = 0
+    runs_apart: bool = False
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,7 @@ def _add_letters(actions: Blueprint, port: PagePort, go: Go) -> None:
         back = request.form.get("back", "/dead-letters")
         if not ids:
             return go(back, "Nothing was chosen")
+        others = port.letters.other_groups() if what == REDRIVE else []
         outcomes: list[LetterResult] = []
         ended = FAILED
         try:
@@ -93,7 +94,7 @@ def _add_letters(actions: Blueprint, port: PagePort, go: Go) -> None:
         finally:
             told = counted(one.word for one in outcomes) + ended
             port.operations.note(OperatorAction(by_caller(_why()), what, chosen_letters(ids)), told)
-        also = also_for(port.letters.other_groups()) if any(one.word == "added" for one in outcomes) else ""
+        also = also_for(others) if any(one.word == "added" for one in outcomes) else ""
         return go(back, f"{'Redrive' if what == REDRIVE else 'Drop'}: {told}" + (f"; {also}" if also else ""))
 
     @actions.post("/dead-letters/redrive")

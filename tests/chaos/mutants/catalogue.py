@@ -12,6 +12,7 @@ from usher.common.protocol.attempts import Attempts
 from usher.common.redis.client import Link, Meanwhile
 from usher.consumer.execution.inbox_reader import InboxReader
 from usher.consumer.lifecycle.owner_scripts import AckAnswer, Buried, Letter, OwnerScripts
+from usher.consumer.policy.quarantine import Left
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.dispatch.events import Report
 from usher.master.leader.leader_scripts import LeaderScripts
@@ -109,6 +110,10 @@ def _letter_and_ack_apart(steps: OwnerScripts, letter: Letter) -> Buried:
     link.call("XADD", keys.dead, "*", *fields)
     steps.ack({letter.ticket: [letter.id]}, b"", 0)
     return Buried.OK
+
+
+def _charged(left: Sequence[Left], is_explained: bool) -> list[tuple[Left, Attempts]]:
+    return [(one, one.before._replace(crashes=one.before.crashes + 1).blamed()) for one in left]
 
 
 # ---- the bugs ----
@@ -245,6 +250,34 @@ BUGS = (
         ),
         _OWN + "neighbours_of_a_killer_are_not_charged",
         "K12",
+    ),
+    Bug(
+        mutant(
+            "the end of a consumer is charged to what ran in it",
+            Replace("usher.consumer.lifecycle.crash_report:suspects", _charged),
+        ),
+        _OWN + "who_ran_when_its_consumer_ended_keeps_its_attempts",
+        "K12",
+    ),
+    Bug(
+        mutant(
+            "a start is charged ahead of it",
+            CodeEdit(
+                "usher.consumer.isolation.worker:SuspectWorker._note_ahead",
+                "crashes=known.crashes + 1",
+                "failures=known.failures + 1",
+            ),
+        ),
+        _OWN + "what_is_noted_ahead_of_a_start_is_no_failure",
+        "K12",
+    ),
+    Bug(
+        mutant(
+            "a suspect runs beside the others",
+            Replace("usher.consumer.execution.executor:is_suspect", lambda known: False),
+        ),
+        _OWN + "a_suspect_runs_apart_from_the_others",
+        "K12n",
     ),
     Bug(
         mutant(

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.rig.sink import Sink
-from tests.integration.actors import Stage, Trouble
+from tests.integration.actors import ConsumerActor, Run, Stage, Trouble
 from tests.integration.factories import LEASE_MS, plan
 from usher.common.base.errors import GiveUp, ReplyUnknown
+from usher.consumer.lifecycle.crash_report import note_crash
+from usher.consumer.lifecycle.journal import read_journal
 
 T = b"T"
 
@@ -114,6 +116,63 @@ def neighbours_of_a_killer_are_not_charged(stage: Stage) -> None:
     stage.finish(m, [last])
     assert [letter for letter in stage.world.dead() if letter[b"usher-id"] in ids[1:]] == []
     assert stage.history.ids(T)[-3:] == ids[1:]
+
+
+def _begun(consumer: ConsumerActor) -> Run:
+    """The next start. A suspect's lane is taken twice."""
+    run = consumer.start() or consumer.start()
+    assert run is not None, "nothing starts"
+    return run
+
+
+def who_ran_when_its_consumer_ended_keeps_its_attempts(stage: Stage) -> None:
+    """It ran by itself, at its last attempt, and may have returned a moment before; then it returns for sure."""
+    m = stage.leader()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.journal"
+        a = stage.consumer("a", journal=path)
+        [entry_id] = stage.send(T)
+        stage.link.call("HSET", stage.keys.attempts, entry_id, "2 2 0 0")
+        m.settle()
+        a.read()
+        _begun(a)
+        a.crash()
+        former = read_journal(path, "")
+        assert former is not None
+        note_crash(stage.world.scripts, stage.keys, former, 100)
+    stage.end_lease(a)
+    stage.finish(m, [stage.consumer("a")])
+    assert stage.world.dead() == []
+    assert stage.history.ids(T) == [entry_id] * 2
+
+
+def what_is_noted_ahead_of_a_start_is_no_failure(stage: Stage) -> None:
+    """No journal is left: the last allowed attempt succeeds, and its acknowledgement does not arrive."""
+    m, a = stage.leader(), stage.consumer("a")
+    [entry_id] = stage.send(T)
+    stage.link.call("HSET", stage.keys.attempts, entry_id, "2 2 0 3")
+    m.settle()
+    a.read()
+    _begun(a).succeed()
+    a.crash()
+    stage.end_lease(a)
+    stage.finish(m, [stage.consumer("a")])
+    assert stage.world.dead() == []
+    assert stage.history.ids(T) == [entry_id] * 2
+
+
+def a_suspect_runs_apart_from_the_others(stage: Stage) -> None:
+    m, a = stage.leader(), stage.consumer("a")
+    [entry_id] = stage.send(T)
+    stage.link.call("HSET", stage.keys.attempts, entry_id, "1 0 1 0")
+    stage.send(b"U")
+    m.settle()
+    a.read()
+    runs = [_begun(a), _begun(a)]
+    assert {run.message.ticket: run.is_apart for run in runs} == {T: True, b"U": False}
+    for run in runs:
+        run.succeed()
+    stage.finish(m, [a])
 
 
 def nobody_is_forgotten_who_still_has_something(stage: Stage) -> None:

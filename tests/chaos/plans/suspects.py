@@ -97,7 +97,6 @@ PLANS: tuple[Plan, ...] = (
         seconds=6.0,
         drain_s=12.0,
         brief=False,
-        known="letter A: what succeeded is buried when its acknowledgement is lost",
     ),
     Plan(
         "K12f",
@@ -121,7 +120,6 @@ PLANS: tuple[Plan, ...] = (
         extra=nobody_waits_long,
         drain_s=15.0,
         brief=False,
-        known="letter D: neighbours wait for suspects",
     ),
     Plan(
         "K21",

@@ -1,8 +1,4 @@
-"""A rehearsal as values: the input and the answers of the process that runs the handler. Pure.
-
-A handler runs in a process of its own (``usher.deploy.rehearsal.process``), because it may hang, and may take its
-process with it. Both ends write one JSON object per line.
-"""
+"""The input and the answers of a process that runs the handler only. Pure. Both ends write one JSON object per line."""
 
 from __future__ import annotations
 
@@ -21,15 +17,18 @@ DONE, RAISED, LATER, GAVE_UP, HUNG, DIED, NOT_RUN = (
 )
 
 
+#: The key of an order that only says when the lease ends, on the clock ``now_s``.
+LEASE = "lease_ends_s"
 #: The frame that calls the handler; the frames below it are ours.
-_OURS = re.compile(r'^ +File ".*[/\\]consumer[/\\]rehearsal\.py".*$', re.MULTILINE)
+_OURS = re.compile(r'^ +File ".*[/\\]consumer[/\\]isolation[/\\]child\.py".*$', re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class RehearsalSpec:
-    """The subject of a rehearsal. ``handler``: as module:function; ``stream``: its ticket stream; ``handler_s``:
+class ProcessSpec:
+    """The facts that the process needs. ``handler``: as module:function; ``stream``: its ticket stream; ``handler_s``:
     USHER_HANDLER_SECONDS, 0 is no limit; ``log``: level and format of the handler's logging; ``secrets``: texts that no
-    log may show."""
+    log may show; ``program``: its name in the log. ``has_lease``: the asker will say until when the messages are ours
+    (``LEASE``)."""
 
     handler: str
     stream: str
@@ -37,6 +36,9 @@ class RehearsalSpec:
     handler_s: float = 0.0
     log: tuple[str, str] = ("info", "human")
     secrets: tuple[str, ...] = ()
+    program: str = "rehearsal"
+    is_rehearsal: bool = True
+    has_lease: bool = False
 
     def document(self) -> dict[str, Any]:
         """Return the spec as a document for the wire."""
@@ -135,7 +137,7 @@ def calls_of_handler(dump: str) -> str:
     """Return, from a dump of all threads (faulthandler), the calls of the one that runs the handler, innermost first;
     the whole dump where that thread cannot be told.
 
-    >>> calls_of_handler('Thread 1:\\n  File "a.py"\\n  File "/x/consumer/rehearsal.py", line 1\\n\\nThread 2:\\n  ...')
+    >>> calls_of_handler('Thread 1:\\n  File "a.py"\\n  File "/x/consumer/isolation/child.py", line 1\\n\\nThread 2:')
     'Thread 1:\\n  File "a.py"'
     """
     for thread in dump.split("\n\n"):

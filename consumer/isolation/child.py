@@ -1,4 +1,5 @@
-"""The process in which a handler is rehearsed: it is called as a consumer calls it, and nothing here knows of Redis.
+"""The process that runs a handler only, for a suspect or a rehearsal: it is called as a consumer calls it, and nothing
+here knows of Redis.
 
 The handler runs on a thread of its own, as in a consumer, and not on the main one: objects that belong to one thread (a
 SQLite connection that was opened at import, a signal handler) fail here as they would there.
@@ -7,15 +8,17 @@ SQLite connection that was opened at import, a signal handler) fail here as they
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import faulthandler
 import math
 import os
+import queue
 import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -29,12 +32,12 @@ from usher.common.protocol.attempts import Attempts
 from usher.common.runtime.fork_guard import ForkGuard
 from usher.common.runtime.service import Service, ServiceEnded
 from usher.consumer.handlers.decorators import given
-from usher.consumer.handlers.error_trace import traced
-from usher.consumer.handlers.loader import Handler, check_ran, load_handler
+from usher.consumer.handlers.error_trace import traced, type_name
+from usher.consumer.handlers.loader import Handler, check_ran, load_handler, with_spans
 from usher.consumer.handlers.message import Message, OwnLease, message_type
+from usher.consumer.isolation.process import TELL_WHERE
+from usher.consumer.isolation.values import DONE, GAVE_UP, LATER, LEASE, RAISED, CallResult, Piece, ProcessSpec
 from usher.consumer.policy.batches import judge
-from usher.deploy.rehearsal.process import TELL_WHERE
-from usher.deploy.rehearsal.values import DONE, GAVE_UP, LATER, RAISED, CallResult, Piece
 
 _PR_SET_PDEATHSIG = 1
 #: Longest wait in seconds that an answer may give: JSON has no infinity.
@@ -42,28 +45,28 @@ _LONGEST_WAIT_S = 10 * 365 * 86_400.0
 
 
 class Slot(Service):
-    """The only slot: it takes an order, runs the handler, and answers."""
+    """The only slot: it takes a message, runs the handler, and answers."""
 
     name = "work-0"
     stalls_after_s = math.inf
 
     def __init__(
-        self, asker: socket.socket, orders: Iterator[bytes], handler: Handler, make: type[Message], limit_s: float
+        self, asker: socket.socket, handler: Handler, make: type[Message], lease: OwnLease, limit_s: float
     ) -> None:
         super().__init__()
+        self.pieces: queue.SimpleQueue[Piece | None] = queue.SimpleQueue()  # None: no more will come
         self._asker = asker
-        self._orders = orders
         self._handler = handler
         self._make = make
         self._limit_s = limit_s
-        self._lease = OwnLease(math.inf, now_s())  # still_mine() is True: there is no other owner
+        self._lease = lease
         self._event_loop: asyncio.AbstractEventLoop | None = None
 
     def run_once(self) -> float:
-        order = next(self._orders, None)
-        if order is None:
+        piece = self.pieces.get()
+        if piece is None:
             raise ServiceEnded
-        answer(self._asker, self._run(Piece.of(orjson.loads(order))).document())
+        answer(self._asker, self._run(piece).document())
         return 0.0
 
     def on_end(self) -> None:
@@ -126,9 +129,9 @@ def ended(raised: BaseException | None, seconds: float) -> CallResult:
     if isinstance(problem, RetryLater):
         after_s = float(problem.after_s)
         after_s = min(max(0.0, after_s), _LONGEST_WAIT_S) if not math.isnan(after_s) else 0.0
-        return CallResult(LATER, format_error(problem), type(problem).__name__, traced(problem), after_s, seconds)
+        return CallResult(LATER, format_error(problem), type_name(problem), traced(problem), after_s, seconds)
     how = GAVE_UP if isinstance(problem, GiveUp) else RAISED
-    return CallResult(how, format_error(problem), type(problem).__name__, traced(problem), seconds=seconds)
+    return CallResult(how, format_error(problem), type_name(problem), traced(problem), seconds=seconds)
 
 
 def answer(asker: socket.socket, document: dict[str, Any]) -> None:
@@ -136,13 +139,21 @@ def answer(asker: socket.socket, document: dict[str, Any]) -> None:
     asker.sendall(orjson.dumps(document) + b"\n")
 
 
+def _ignore(*_: object) -> None:
+    """Take a signal that is not for this process. Not SIG_IGN, which programs would inherit that a handler starts."""
+
+
 @click.command(name="handler-process")
 @click.argument("asked_by", type=int)
 @click.argument("where", type=int)
 def main(asked_by: int, where: int) -> None:
-    """Run rehearsals, until the socket is closed. ``asked_by``: descriptor of the socket that brings the play and then
-    the messages; ``where``: descriptor of the file for the stack of a process that dies."""
+    """Run messages until the socket is closed. ``asked_by``: descriptor of the socket that brings the spec, then
+    messages and ends of the lease; ``where``: descriptor of the file for the stack of a process that dies."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    with contextlib.suppress(OSError):  # where memory ends, this process is the one to end, and not the consumer
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    for stop in (signal.SIGTERM, signal.SIGINT):  # systemd sends it to all of a service; who asked decides, and ends us
+        signal.signal(stop, _ignore)
     for descriptor in (asked_by, where):
         os.set_inheritable(descriptor, False)
     faulthandler.enable(where)
@@ -150,18 +161,25 @@ def main(asked_by: int, where: int) -> None:
     # Whatever the handler prints is seen, even if its process is killed.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     asker = socket.socket(fileno=asked_by)
-    orders = iter(asker.makefile("rb"))
-    play = orjson.loads(next(orders))
-    level, style = play["log"]
-    configure("rehearsal", level, style, play["secrets"])
+    orders = map(orjson.loads, asker.makefile("rb"))
+    spec = ProcessSpec(**next(orders))
+    level, style = spec.log
+    configure(spec.program, level, style, spec.secrets)
     try:
-        handler = load_handler(play["handler"])
+        handler = with_spans(load_handler(spec.handler), spec.stream)
     except HandlerUnusable as unusable:
         answer(asker, {"cannot": str(unusable)})
         return
-    limit_s = given(handler.options.deadline_s, play["handler_s"])
-    slot = Slot(asker, orders, handler, message_type(play["stream"], play["is_gathered"], is_rehearsal=True), limit_s)
+    limit_s = given(handler.options.deadline_s, spec.handler_s)
+    lease = OwnLease(0.0 if spec.has_lease else math.inf, now_s())
+    slot = Slot(asker, handler, message_type(spec.stream, spec.is_gathered, spec.is_rehearsal), lease, limit_s)
     answer(asker, {"limit_s": limit_s})
     slot.start()
+    for order in orders:
+        if LEASE in order:
+            lease.ends_s = order[LEASE]
+        else:
+            slot.pieces.put(Piece.of(order))
+    slot.pieces.put(None)
     while not slot.join(1.0):
         pass

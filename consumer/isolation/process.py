@@ -1,11 +1,12 @@
-"""The process that runs a handler in a rehearsal, as the command that asks for it sees it.
+"""A process that runs the handler only, as the process that asks it sees it.
 
 It is started for the first message, and again for the next one after it was ended: a handler that hangs is killed, with
-all that it has started, and a handler may end its process itself. The process runs ``deploy/rehearsal/child.py``.
+all that it has started, and a handler may end its process itself. The process runs ``consumer/isolation/child.py``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -21,7 +22,7 @@ import orjson
 
 from usher.common.base.errors import StartRefused
 from usher.common.runtime.own_command import usher_command
-from usher.deploy.rehearsal.values import DIED, HUNG, CallResult, Piece, RehearsalSpec, calls_of_handler
+from usher.consumer.isolation.values import DIED, HUNG, CallResult, Piece, ProcessSpec, calls_of_handler
 
 #: Receives the handler's prints: standard output is the report's.
 _STDERR = 2
@@ -29,6 +30,8 @@ _STDERR = 2
 _USUAL_LIMIT_S = 60.0
 #: Seconds for the import of the handler's module, for the report of a hang before the end, and for a regular end.
 _IMPORT_S, _LAST_WORDS_S, _END_S = 120.0, 0.3, 2.0
+#: Seconds in which it must have taken a message.
+_SEND_S = 60.0
 _LOOK_EVERY_S = 0.1
 #: Extra seconds: the answer of a handler that ended in time is on its way.
 _GRACE_S = 0.2
@@ -39,12 +42,24 @@ _LONGEST_TRACE = 8000
 
 class HandlerProcess:
     """Runs a handler on one message after another. ``check`` is called again and again while it waits, and may raise;
-    ``with`` ends the process."""
+    ``with`` ends the process. ``environ``: None is ours; ``usual_limit_s``: the limit where none is set; ``stdout``:
+    our descriptor for what it prints."""
 
-    def __init__(self, play: RehearsalSpec, environ: Mapping[str, str], check: Callable[[], None]) -> None:
-        self._play = play
-        self._environ = dict(environ)
+    def __init__(
+        self,
+        spec: ProcessSpec,
+        environ: Mapping[str, str] | None,
+        check: Callable[[], None],
+        usual_limit_s: float = _USUAL_LIMIT_S,
+        stdout: int | None = _STDERR,
+    ) -> None:
+        self._spec = spec
+        self._environ = environ and dict(environ)
         self._check = check
+        self._usual_limit_s = usual_limit_s
+        self._stdout = stdout
+        #: True until the process has got its first message.
+        self.is_fresh = True
         self._process: subprocess.Popen[bytes] | None = None
         # A dying process writes here what it was doing.
         self._where = tempfile.TemporaryFile()  # noqa: SIM115 - closed at our own end
@@ -53,12 +68,13 @@ class HandlerProcess:
         #: Other observations, as sentences.
         self.notes: list[str] = []
 
-    def rehearse(self, piece: Piece) -> CallResult:
+    def run(self, piece: Piece) -> CallResult:
         """Run the handler on this message and return how the call ended. Raises StartRefused when the handler cannot be
         loaded."""
-        process = self._running()
+        process = self.begin()
         began_s = time.monotonic()
-        limit_s = self._limit_s or _USUAL_LIMIT_S
+        limit_s = self._limit_s or self._usual_limit_s
+        self.is_fresh = False
         try:
             self._socket.sendall(orjson.dumps(piece.document()) + b"\n")
             answer = self._hear(limit_s + _GRACE_S)
@@ -67,8 +83,9 @@ class HandlerProcess:
         if answer is not None:
             return CallResult(**answer)
         seconds = time.monotonic() - began_s
-        if seconds < limit_s and self._is_over(process):
-            how, told = DIED, _ending(process.returncode)
+        if seconds < limit_s:
+            how = DIED
+            told = _ending(process.returncode) if self._is_over(process) else "by closing what connects us with it"
         else:
             how, told = (
                 HUNG,
@@ -88,22 +105,31 @@ class HandlerProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.end(gently=kind is None)
+
+    def end(self, gently: bool) -> None:
+        """End the process for good; ``gently``: it may write what it still has to write (a log, a buffer)."""
         process = self._process
-        if process is not None and kind is None:
+        if process is not None and gently:
             self._note_end(process)
-            self._socket.close()  # it reads the end, and writes what it still has to write (a log, a buffer)
-            try:
+            self._socket.close()  # it reads the end
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                pass
         self._kill()
         self._where.close()
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def tell(self, order: Mapping[str, Any]) -> None:
+        """Send something that has no answer, unless the process is too busy to take it."""
+        if self._process is not None:
+            with contextlib.suppress(OSError):
+                self._socket.send(orjson.dumps(order) + b"\n", socket.MSG_DONTWAIT)
+
+    def begin(self) -> subprocess.Popen[bytes]:
+        """Start the process if there is none. Raises StartRefused when the handler cannot be loaded."""
         if self._process is not None and self._note_end(self._process):
             self._kill()
         if self._process is None:
-            self._process = self._begin()
+            self._process = self._start()
         return self._process
 
     def _note_end(self, process: subprocess.Popen[bytes]) -> bool:
@@ -116,23 +142,29 @@ class HandlerProcess:
             )
         return code is not None
 
-    def _begin(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> subprocess.Popen[bytes]:
         ours, theirs = socket.socketpair()
         self._where.seek(0)
         self._where.truncate()
         descriptors = theirs.fileno(), self._where.fileno()
-        process = subprocess.Popen(
-            usher_command("handler-process", *map(str, descriptors)),
-            stdin=subprocess.DEVNULL,
-            stdout=_STDERR,
-            env=self._environ,
-            pass_fds=descriptors,
-            start_new_session=True,  # a Ctrl-C is ours to pass on, and all that a handler starts ends with it
-        )
-        theirs.close()
-        self._process, self._socket, self._rest = process, ours, b""
-        ours.sendall(orjson.dumps(self._play.document()) + b"\n")
         try:
+            process = subprocess.Popen(
+                usher_command("handler-process", *map(str, descriptors)),
+                stdin=subprocess.DEVNULL,
+                stdout=self._stdout,
+                env=self._environ,
+                pass_fds=descriptors,
+                start_new_session=True,  # a Ctrl-C is ours to pass on, and all that a handler starts ends with it
+            )
+        except OSError as problem:
+            ours.close()
+            raise StartRefused(f"no process for the handler: {problem}") from problem
+        finally:
+            theirs.close()
+        ours.settimeout(_SEND_S)
+        self._process, self._socket, self._rest, self.is_fresh = process, ours, b"", True
+        try:
+            ours.sendall(orjson.dumps(self._spec.document()) + b"\n")
             answer = self._hear(_IMPORT_S)
         except OSError:
             answer = None
@@ -140,7 +172,7 @@ class HandlerProcess:
             ended = _ending(process.returncode) if self._is_over(process) else f"did not end within {_IMPORT_S:g} s"
             self._kill()
             raise StartRefused(
-                f"{self._play.handler}: its import ended the process {ended}\n{self._last_words()}".strip()
+                f"{self._spec.handler}: its import ended the process {ended}\n{self._last_words()}".strip()
             )
         if "cannot" in answer:
             self._kill()

@@ -1,0 +1,3 @@
+"""Child processes that run the handler only: for suspects of a crash (quarantine.py), and for `usher rehearse`."""
+
+from __future__ import annotations

@@ -1,0 +1,188 @@
+"""Suspect worker: it runs messages that may have ended a process in a child process, one at a time, while all else goes
+on.
+
+The child calls the handler; everything that is ours stays here: lease, journal, attempts, acknowledgement. It is
+started for the first suspect, kept while more of them come, and ends with this process, however that ends. Its end, or
+that it has to be killed at the deadline, is seen from here, so nothing need be noted ahead. An end is charged to the
+message only if the child had run no other before; else it is a suspect still, and gets a fresh child the next time.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+
+from usher.common.base.clock import now_s
+from usher.common.base.errors import GiveUp, OwnershipLost, RedisTrouble, RetryLater, ServerChanged, StartRefused
+from usher.common.base.log import event
+from usher.common.protocol.attempts import CUT_OFF, RAN_PAST
+from usher.common.redis.client import CommandRefused, Link
+from usher.common.runtime.service import Service
+from usher.consumer.execution.executor import ErrorText, Executor, ProcessEnded
+from usher.consumer.execution.lanes import MessageLane
+from usher.consumer.handlers.message import Message, OwnLease
+from usher.consumer.isolation.process import HandlerProcess
+from usher.consumer.isolation.values import DIED, DONE, GAVE_UP, HUNG, LATER, LEASE, CallResult, Piece, ProcessSpec
+from usher.consumer.lifecycle.owner_scripts import OwnerScripts
+from usher.consumer.policy.quarantine import is_unseen, needs_fresh_process
+
+log = logging.getLogger(__name__)
+
+#: Most children of a consumer.
+MOST_CHILDREN = 4
+#: Seconds for which a child without work is kept.
+_IDLE_S = 10.0
+#: Seconds until a child is started again that could not be.
+_AGAIN_S = 1.0
+
+
+class _StopAsked(Exception):
+    """This worker is to end, whatever its child does."""
+
+
+class SuspectWorker(Service):
+    """A slot for suspects, with at most one child."""
+
+    stalls_after_s = math.inf
+
+    def __init__(
+        self, number: int, executor: Executor, lease: OwnLease, link: Link, steps: OwnerScripts, spec: ProcessSpec
+    ) -> None:
+        super().__init__()
+        self.name = f"suspects-{number}"
+        self._executor = executor
+        self._lease = lease
+        self._link = link
+        self._steps = steps
+        self._spec = spec
+        self._child: HandlerProcess | None = None
+        self._told_s = 0.0  # the end of the lease, as the child knows it
+
+    def run_once(self) -> float:
+        lanes = self._executor.lanes
+        lane = lanes.next_suspect(_IDLE_S)
+        if lane is None:
+            self._end_child(gently=not self.stopping)
+            return 0.05 if lanes.paused else 0.0
+        try:
+            self._run(lane)
+        except _StopAsked:
+            self._end_child(gently=False)
+        except BaseException as problem:  # an error of ours, not of the handler; the lane is lost
+            self._executor.broken(problem)
+            raise
+        return 0.0 if self._executor.may_start() else 0.02
+
+    def interrupt(self) -> None:
+        self._executor.lanes.wake_suspects()
+
+    def on_end(self) -> None:
+        self._end_child(gently=False)
+        self._link.close()
+
+    def _end_child(self, gently: bool) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.end(gently)
+            self._tell_of(child)
+
+    def _tell_of(self, child: HandlerProcess) -> None:
+        for note in child.notes:
+            event(log, "handler_process_ended", level=logging.WARNING, what=note)
+        child.notes.clear()
+
+    def _run(self, lane: MessageLane) -> None:
+        executor = self._executor
+        message = executor.next_message(lane)
+        if message is None:
+            executor.lanes.release(lane, 0, 0.0)
+            return
+        child = self._begun(needs_fresh_process(message.known, executor.max_attempts))
+        is_ready = child is not None and (not is_unseen(message.known) or self._note_ahead(message))
+        # Both may have taken their time: the lease, and the ticket, are looked at again.
+        if child is None or not is_ready or lane.forgotten or not executor.may_start():
+            executor.lanes.retry(lane, message, now_s() + _AGAIN_S)
+            return
+        if not executor.admit_apart(lane, message):
+            return
+        event(log, "suspect_isolated", **message.facts(), crashes=message.crashes, losses=message.losses)
+        is_fresh, began_ns = child.is_fresh, time.monotonic_ns()
+        result = child.run(_piece_of(message))
+        if result.how == DONE:
+            end_us = message.start_us + (time.monotonic_ns() - began_ns) // 1000
+            if executor.succeeded(lane, message, message.start_us, end_us):
+                executor.lanes.release(lane, 0, 0.0)
+            return
+        problem, text = _problem_of(result, is_fresh)
+        executor.raised(lane, message, problem, text)
+
+    def _begun(self, fresh: bool) -> HandlerProcess | None:
+        """Return a child that has loaded the handler, and, if ``fresh``, has run nothing; None when there is none for
+        now."""
+        if fresh and self._child is not None and not self._child.is_fresh:
+            self._end_child(gently=True)
+        try:
+            if self._child is None:
+                self._child = HandlerProcess(self._spec, None, self._check, math.inf, None)
+            child = self._child
+            child.begin()
+        except (StartRefused, OSError) as refused:  # also where there is no room for a temporary file
+            self._end_child(gently=False)
+            self._executor.refused_children += 1
+            event(
+                log,
+                "suspect_not_isolated",
+                level=logging.ERROR,
+                why=str(refused),
+                runs_here=not self._executor.isolates,
+            )
+            return None
+        self._executor.refused_children = 0
+        self._tell_of(child)
+        if child.is_fresh:
+            self._told_s = 0.0
+        self._check()
+        return child
+
+    def _check(self) -> None:
+        """Tell the child when the lease was renewed. Called again and again while it runs. Raises _StopAsked."""
+        if self.stopping:
+            raise _StopAsked
+        ends_s = self._lease.ends_s
+        if ends_s != self._told_s and self._child is not None:
+            self._told_s = ends_s
+            self._child.tell({LEASE: ends_s})
+
+    def _note_ahead(self, message: Message) -> bool:
+        """Note in Redis that it starts, as one more end in doubt: its owners end without a journal, so if this one does
+        too, nobody else will know that it ran. Whatever it ends in forgets the note. Return False when it must not
+        start: the lease is lost."""
+        known = message.known
+        ahead = known._replace(starts=known.starts + 1, crashes=known.crashes + 1)
+        try:
+            self._steps.charge({message.stream_id: ahead})
+        except (RedisTrouble, CommandRefused, OwnershipLost, ServerChanged) as trouble:
+            event(log, "attempt_not_recorded", level=logging.WARNING, **message.facts(), why=str(trouble))
+            return not isinstance(trouble, (OwnershipLost, ServerChanged))
+        return True
+
+
+def _piece_of(message: Message) -> Piece:
+    """Return a started message as the child takes it: the child counts the start itself."""
+    known = message.attempt - 1, message.failures, message.crashes, message.losses
+    return Piece(message.ticket, message.stream_id, message.fence, known, message.flat)
+
+
+def _problem_of(result: CallResult, is_fresh: bool) -> tuple[BaseException, ErrorText]:
+    """Return a call that did not end well as an error, and its text."""
+    if result.how == DIED:
+        text = f"{CUT_OFF} ({result.error}; handler_crashed in the logs)"
+        return ProcessEnded(is_stuck=False, is_blamed=is_fresh), ErrorText(text, traceback=result.traceback)
+    if result.how == HUNG:
+        text = f"{RAN_PAST} (handler_stuck in the logs)"
+        return ProcessEnded(is_stuck=True, is_blamed=True), ErrorText(text, traceback=result.traceback)
+    text_of = ErrorText(result.error, result.error_type, result.traceback)
+    if result.how == LATER:
+        return RetryLater(result.after_s), text_of
+    return (GiveUp() if result.how == GAVE_UP else RuntimeError(result.error)), text_of
