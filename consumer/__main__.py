@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import io
 import os
 import signal
@@ -17,12 +19,13 @@ from usher.common.base.log import configure
 from usher.common.base.text import format_error
 from usher.common.http.credentials import check_reach
 from usher.common.http.server.server import Certificate, check_address, leave, serve
+from usher.common.http.server.watch import START_S
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.redis.startup_check import check_at_start
 from usher.common.runtime.settings import is_loopback, load, options
 from usher.consumer.handlers.loader import load_handler
 from usher.consumer.lifecycle.cpu_pinning import pin_to_cpu
-from usher.consumer.program import ConsumerProgram
+from usher.consumer.program import ConsumerProgram, name_what_ran
 from usher.consumer.settings import ConsumerSettings
 
 #: The child's answer when the handler can be used.
@@ -52,8 +55,14 @@ def main(flags: dict[str, Any]) -> None:
         if settings.pin_cpu:
             pin_to_cpu(settings.consumer_name)
         program = partial(ConsumerProgram, settings, redis_url, lambda why: leave(why=why))
-        certificate = Certificate(settings.tls_cert, settings.tls_key)
-        serve(program, settings.bind, settings.consumer_name, settings.drain_seconds + 5, certificate=certificate)
+        serve(
+            program,
+            settings.bind,
+            settings.consumer_name,
+            settings.drain_seconds + 5,
+            certificate=Certificate(settings.tls_cert, settings.tls_key),
+            running=partial(name_what_ran, settings),
+        )
     except UsherError as refused:
         click.echo(f"usher consumer: {refused}", err=True)
         sys.exit(2)
@@ -69,6 +78,8 @@ def check_handler(spec: str) -> None:
     child = os.fork()
     if child == 0:
         problem = _FINE
+        with contextlib.suppress(RuntimeError, ValueError, OSError):  # there is no stderr
+            faulthandler.enable()  # says where it stands, if it takes too long
         try:
             load_handler(spec)
         except HandlerUnusable as unusable:
@@ -78,7 +89,12 @@ def check_handler(spec: str) -> None:
         os.write(writer, problem.encode("utf-8", "backslashreplace")[:60_000])
         os._exit(0)
     os.close(writer)
-    problem, code = _word_of(child, reader)
+    problem, code = _word_of(child, reader, START_S)
+    if code == -signal.SIGABRT and not problem:
+        raise HandlerUnusable(
+            f"USHER_HANDLER={spec}: its module was not imported within {START_S:.0f} s, or aborted; the lines above say"
+            " where it stood (load what is slow when the first message comes)"
+        )
     if not problem:  # the child could not answer: os._exit(), a segmentation fault in a library
         how = f"with exit code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
         shown = "" if code >= 0 else f" (to see where: `python -X faulthandler -c 'import {spec.partition(':')[0]}'`)"
@@ -87,10 +103,10 @@ def check_handler(spec: str) -> None:
         raise HandlerUnusable(problem)
 
 
-def _word_of(child: int, reader: int) -> tuple[str, int]:
-    """Return everything that the child wrote before it ended, and its exit code. Do not wait for the end of file:
-    processes that the module has forked live on and keep the pipe open."""
-    said = b""
+def _word_of(child: int, reader: int, most_s: float) -> tuple[str, int]:
+    """Return everything that the child wrote before it ended, and its exit code; end it after ``most_s``. Do not wait
+    for the end of file: processes that the module has forked live on and keep the pipe open."""
+    said, ends_s, signals = b"", time.monotonic() + most_s, iter((signal.SIGABRT, signal.SIGKILL))
     os.set_blocking(reader, False)
     with os.fdopen(reader, "rb", buffering=0) as told_by_child:
         while True:
@@ -99,6 +115,9 @@ def _word_of(child: int, reader: int) -> tuple[str, int]:
                 said += chunk
             if ended:
                 return said.decode(errors="replace"), os.waitstatus_to_exitcode(status)
+            if time.monotonic() > ends_s and (number := next(signals, None)) is not None:
+                os.kill(child, number)
+                ends_s += 1.0
             time.sleep(_STEP_S)
 
 

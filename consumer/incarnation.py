@@ -6,18 +6,21 @@ Each service gets the few values it needs, never the settings as a whole.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 
 import orjson
 
 from usher.common.base.clock import now_s
 from usher.common.base.log import event
+from usher.common.http.server.watch import LEAST_SILENCE_S, LOOK_S, Liveness
 from usher.common.observability.dead_letter_notifier import DeadLetterNotifier
 from usher.common.observability.metrics import Metrics
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link, SameServer
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.fork_guard import call_in_children
+from usher.common.runtime.health import stalled
 from usher.common.runtime.process_state import ProcessState
 from usher.common.runtime.service import Service
 from usher.consumer.execution.acker import Acker
@@ -102,6 +105,7 @@ class Incarnation:
         self.bell = DeadLetterNotifier(metrics, settings.dead_letter_webhook, settings.consumer_name, keys)
         self.acker.policy, self.acker.on_dead_letter = settings.dead_letter_policy, self._ring
         policy, limit_s = terms(settings, handler.options)
+        self._limit_s = limit_s or math.inf
         self.executor = Executor(
             self.lanes, self.acker, journal, self.lease, policy, settings.ack_mode == "strict", limit_s, on_lost
         )
@@ -130,7 +134,7 @@ class Incarnation:
 
     def _watchdog(self, wires: _Wires, limit_s: float, run_log_length: int, on_lost: Callable[[str], None]) -> Watchdog:
         link, running = wires.link("watch"), self.executor.running
-        return Watchdog(
+        watchdog = Watchdog(
             link,
             wires.steps(link),
             lambda: list(running.values()),
@@ -140,6 +144,8 @@ class Incarnation:
             run_log_length,
             on_lost,
         )
+        watchdog.event_loop = next((pool for pool in self.pool if isinstance(pool, AsyncPool)), None)
+        return watchdog
 
     def _suspect_workers(self, settings: ConsumerSettings, wires: _Wires, stream: str) -> list[Service]:
         spec = ProcessSpec(
@@ -173,6 +179,13 @@ class Incarnation:
             self.reporter,
             self.heartbeat,
         ]
+
+    def liveness(self) -> Liveness:
+        """Return how long this process may be silent: to the deadline of a handler that started now, and not to the end
+        of its lease; and whether the lease's keepers stand still. These watch the others."""
+        now, lease_s = now_s(), self.lease.lease_s
+        silence_s = min(self._limit_s, self.lease.ends_s - now - LOOK_S)
+        return Liveness(max(silence_s, LEAST_SILENCE_S), stalled([self.heartbeat, self.guard], now, lease_s))
 
     def start(self) -> None:
         for service in self.services:

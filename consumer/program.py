@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import math
 import threading
 import uuid
 from collections.abc import Callable
@@ -15,16 +16,18 @@ from usher.common.base.clock import now_s
 from usher.common.base.log import event
 from usher.common.http.auth import looked_at
 from usher.common.http.server.server import url_of
+from usher.common.http.server.watch import LEAST_SILENCE_S, Liveness
 from usher.common.observability.metrics import Metrics
 from usher.common.protocol.keys import Keys
+from usher.common.protocol.message import ticket_text
 from usher.common.protocol.registration import NO_LOCK, Registration
 from usher.common.redis.startup_check import check_leases
-from usher.common.runtime.health import Health, judge
+from usher.common.runtime.health import Health, judge, stalled
 from usher.common.runtime.name_lock import NameLock, boot_id
 from usher.common.runtime.process_state import ProcessState
 from usher.consumer.execution.ticket_state import describe_ticket
 from usher.consumer.handlers.loader import load_handler
-from usher.consumer.incarnation import Incarnation, master_client
+from usher.consumer.incarnation import Incarnation, master_client, terms
 from usher.consumer.lifecycle.crash_report import report_crash
 from usher.consumer.lifecycle.journal import Journal, read_journal
 from usher.consumer.lifecycle.registrar import Registrar, Taken
@@ -33,6 +36,31 @@ from usher.consumer.settings import ConsumerSettings
 from usher.consumer.web import create_app
 
 log = logging.getLogger(__name__)
+
+#: A process without a lease may be silent for this long.
+_UNREGISTERED_S = 10.0
+#: Messages that a line names: those that started last.
+_MOST_NAMED = 20
+
+
+def origin(settings: ConsumerSettings) -> str:
+    """Return the origin that a journal must have to be believed: this boot, and this stream and group, since another
+    one may have had a consumer of our name."""
+    prefix = Keys(settings.work_stream, settings.group).prefix
+    return f"{boot_id()} {hashlib.sha256(prefix.encode()).hexdigest()[:16]}"
+
+
+def journal_beside(lock: NameLock) -> Path:
+    return lock.path.with_suffix(".journal")
+
+
+def name_what_ran(settings: ConsumerSettings) -> list[str]:
+    """Name the messages whose handlers ran when the process of our name ended, as its journal says, for the log of its
+    arbiter. The successor reads it again, for what is charged."""
+    former = read_journal(journal_beside(NameLock(settings.state_folder, settings.consumer_name)), origin(settings))
+    ran = sorted(former.left, key=lambda left: left.start_us) if former is not None else []
+    told = [f"{left.stream_id.decode()} of ticket {ticket_text(left.ticket)}" for left in ran[-_MOST_NAMED:]]
+    return told if len(ran) == len(told) else [f"{len(ran) - len(told)} more", *told]
 
 
 class ConsumerProgram:
@@ -61,6 +89,7 @@ class ConsumerProgram:
             self._metrics.page,
             lambda: self._stopped,
             self._look,
+            lambda: self.liveness().stalled,
         )
 
     def start(self, port: int, host: str) -> None:
@@ -83,22 +112,16 @@ class ConsumerProgram:
         settings, path = self._settings, None if self._former_is_told else self._journal_path()
         if path is None:
             return
-        former = None if self._lock.is_anew else read_journal(path, self._origin())
+        former = None if self._lock.is_anew else read_journal(path, origin(self._settings))
         if former is not None:
             report_crash(self._redis_url, Keys(settings.work_stream, settings.group), former, settings.run_log_length)
         with contextlib.suppress(OSError):
             path.unlink()
         self._former_is_told = True
 
-    def _origin(self) -> str:
-        """Return the origin that a journal must have to be believed: this boot, and this stream and group, since
-        another one may have had a consumer of our name."""
-        prefix = Keys(self._settings.work_stream, self._settings.group).prefix
-        return f"{boot_id()} {hashlib.sha256(prefix.encode()).hexdigest()[:16]}"
-
     def _journal_path(self) -> Path | None:
-        """Return the journal's path, beside the name lock; None where the lock proves nothing."""
-        return self._lock.path.with_suffix(".journal") if self._lock.acquire() not in (None, NO_LOCK) else None
+        """Return the journal's path; None where the lock proves nothing."""
+        return journal_beside(self._lock) if self._lock.acquire() not in (None, NO_LOCK) else None
 
     def _ask(self, health_url: str) -> Registration:
         """Make a registration under a new uuid, with the evidence of this moment."""
@@ -134,7 +157,7 @@ class ConsumerProgram:
             try:
                 name, batch = taken.registration.incarnation, self._handler.batch
                 slots = self._settings.concurrency * (batch.most if batch is not None else 1)
-                self._journal = Journal(self._journal_path(), self._origin(), name, slots)
+                self._journal = Journal(self._journal_path(), origin(self._settings), name, slots)
                 self._incarnation = Incarnation(
                     self._settings,
                     self._redis_url,
@@ -158,6 +181,16 @@ class ConsumerProgram:
         if self._journal is not None:
             self._journal.explain()
         self._leave(why)  # it also logs: a log that blocks must not keep this process here
+
+    def liveness(self) -> Liveness:
+        """Return how long this process may be silent from now on, and what of it stands still."""
+        incarnation, registrar = self._incarnation, self._registrar
+        if incarnation is not None:
+            return incarnation.liveness()
+        # Registering keeps nothing busy; and a handler may start, and stand still, before this is asked again.
+        silence_s = min(terms(self._settings, self._handler.options)[1] or math.inf, _UNREGISTERED_S)
+        still = stalled([registrar], now_s(), 0.0) if registrar is not None else ""
+        return Liveness(max(silence_s, LEAST_SILENCE_S), still)
 
     def _health(self) -> Health:
         incarnation, registrar = self._incarnation, self._registrar

@@ -25,12 +25,13 @@ def create_app(
     metrics: Callable[[], bytes] | None = None,
     draining: Callable[[], bool] = lambda: False,
     ticket: Callable[[bytes], dict[str, Any] | None] | None = None,
+    stalled: Callable[[], str] = lambda: "",
 ) -> Flask:
     """Make the application. ``facts`` (name, incarnation and the like) are part of every health answer; they hold no
     secret and need no token. Nor does ``ticket`` (ids, attempts and times of one ticket's messages here, but nothing of
     their content); it returns None while there is no incarnation."""
     app = web.create_app(__name__, doorman, max_body=0)
-    web.add_health(app, health, facts, draining)
+    web.add_health(app, health, facts, draining, stalled)
     if metrics is not None:
         web.add_metrics(app, metrics)
     if ticket is not None:

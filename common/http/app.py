@@ -114,12 +114,13 @@ def add_health(
     health: Callable[[], Health],
     facts: Callable[[], Mapping[str, Any]],
     draining: Callable[[], bool] = lambda: False,
+    stalled: Callable[[], str] = lambda: "",
 ) -> None:
-    """Add ``/api/health`` and ``/ready`` (200, or 503 with the reasons; both with ``facts``) and ``/live`` (200 while
-    the program answers at all).
+    """Add ``/api/health`` and ``/ready`` (200, or 503 with the reasons; both with ``facts``) and ``/live`` (200, or 503
+    when ``stalled`` names services that stand still: the arbiter ends the process then too, watch.py).
 
     ``/ready`` is 503 too from the moment a stop was requested, so that a load balancer sends nothing more while answers
-    still come. ``/live`` checks nothing: a restart would not mend the absence of Redis.
+    still come. ``/live`` asks for nothing outside: a restart would not mend the absence of Redis.
     """
 
     @tells("Tell if the program makes progress, and if not, why.", {200: _Healthy, 503: _Unwell}, role=Role.ANYBODY)
@@ -137,9 +138,12 @@ def add_health(
     app.add_url_rule("/api/health", "health", tell)
     app.add_url_rule("/api/health/ready", "ready", ready)
 
-    @tells("Answer if the program is alive.", {200: _Alive}, role=Role.ANYBODY)
+    @tells(
+        "Answer if the program is alive, and if it stands still, what.", {200: _Alive, 503: _Unwell}, role=Role.ANYBODY
+    )
     def live() -> Response:
-        return answer({"status": "alive"})
+        why = "" if draining() else stalled()
+        return answer({"status": "failing", "reasons": [why]}, 503) if why else answer({"status": "alive"})
 
     app.add_url_rule("/api/health/live", "live", live)
 

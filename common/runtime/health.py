@@ -35,6 +35,14 @@ class Health:
         return not self.reasons
 
 
+def stalled(services: Iterable[Observed], now_s: float, lease_s: float) -> str:
+    """Name the services that stand still, "" when none does: no turn of theirs ended for a lease longer than health
+    allows, maybe since their thread has ended. To be asked about such as turn for as long as their program lives."""
+    silent = [(one, now_s - one.last_turn_s) for one in services if one.last_turn_s is not None]
+    still = [(one.name, silent_s) for one, silent_s in silent if silent_s > one.stalls_after_s + lease_s]
+    return "; ".join(f"{name} made no progress for {silent_s:.1f} s" for name, silent_s in still)
+
+
 def judge(services: Iterable[Observed], now_s: float) -> Health:
     """Judge the health of a program by its services.
 

@@ -7,7 +7,7 @@ import asyncio
 import contextvars
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from usher.common.base.clock import now_s
@@ -15,6 +15,7 @@ from usher.common.runtime.service import Service, ServiceEnded
 from usher.consumer.execution.executor import Executor
 from usher.consumer.execution.lanes import MessageLane
 from usher.consumer.handlers.loader import check_ran
+from usher.consumer.handlers.message import Message
 
 #: The free slots look for lanes this often, even if nothing rings: only such a look ends the patience of lanes that
 #: wait to run isolated.
@@ -42,7 +43,25 @@ class AsyncPool(Service):
         # Done when the loop is to end. It is set first, so that nothing starts while the loop ends.
         self._end: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._calls: dict[asyncio.Task[Any] | None, Sequence[Message]] = {}  # the messages of each task's last call
+        self._asked_s = 0.0  # when the loop was asked to turn, and has not answered; 0: it has
         executor.lanes.on_ready = self._ring
+
+    def silent_s(self) -> float:
+        """Return for how long the loop has not turned, 0.0 if it did since the last question. For the watchdog."""
+        if self._asked_s:
+            return time.monotonic() - self._asked_s
+        self._asked_s = time.monotonic()
+        self._call(self._answer)
+        return 0.0
+
+    def _answer(self) -> None:
+        self._asked_s = 0.0
+
+    def on_loop(self) -> Sequence[Message]:
+        """Return the messages of the call that runs on the loop at this moment, empty if it is no lane's task."""
+        loop = self._event_loop
+        return self._calls.get(asyncio.current_task(loop), ()) if loop is not None else ()
 
     def run_once(self) -> float:
         if self._end is not None:
@@ -122,6 +141,7 @@ class AsyncPool(Service):
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        self._calls.pop(task, None)
         self._free += 1  # before the look, see ``_ring``
         if task.cancelled():
             if not self._ends():
@@ -143,12 +163,13 @@ class AsyncPool(Service):
     async def _slice(self, lane: MessageLane) -> int | None:
         """Run messages of the lane. Return how many ended; None when the lane is not ours any more, and another part
         decides when it goes on."""
-        executor = self._executor
+        executor, task = self._executor, asyncio.current_task()
         count = 0
         while count < _SLICE and (message := executor.next_message(lane)) is not None:
             start_us = time.time_ns() // 1000
             if not executor.admit(lane, message, start_us):
                 return None
+            self._calls[task] = (message,)
             try:
                 result = await self._handle(message)
                 if result is not None:

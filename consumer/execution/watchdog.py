@@ -5,13 +5,19 @@ A thread cannot be ended from outside. So the message becomes a suspect, everyth
 the process leaves; its successor, a new incarnation with the same name lock, gets the tickets back at once. The journal
 names the message to blame, should Redis not hear of it; whatever else ran was only in the way. The next time it runs in
 a child process, which can be ended by itself. It is not charged before that: its handler may yet return, now.
+
+What stands still without its own doing is not to blame. Time in which no handler could run (code kept the interpreter
+lock, or the machine was paused) is given back. While a call keeps the event loop from turning, only its messages hang.
+A process that stands still for good is ended by its arbiter (common/http/server/watch.py).
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from usher.common.base.errors import OwnershipLost, RedisTrouble
 from usher.common.base.log import event
@@ -28,6 +34,20 @@ log = logging.getLogger(__name__)
 #: Finished messages get this long to be acknowledged before the process leaves.
 _FLUSH_S = 0.5
 _POLL_S = 0.01
+#: Messages that a line names.
+_MOST_NAMED = 20
+#: A loop that does not turn for this long is kept from it.
+_TURNS_WITHIN_S = 0.2
+#: A turn that comes later than this was kept from coming.
+_LATE_S = 1.0
+
+
+class Loop(Protocol):
+    """The event loop of the handlers (async_pool.py)."""
+
+    def silent_s(self) -> float: ...
+
+    def on_loop(self) -> Sequence[Message]: ...
 
 
 class Watchdog(Service):
@@ -48,6 +68,11 @@ class Watchdog(Service):
         on_hung: Callable[[str], None],
     ) -> None:
         super().__init__()
+        #: The event loop on which the handlers run; None if they have threads.
+        self.event_loop: Loop | None = None
+        self._silent_s = 0.0
+        self._limit_s = limit_s
+        self._due_s = math.inf
         self._link = link
         self._steps = steps
         self._running = running
@@ -59,10 +84,31 @@ class Watchdog(Service):
 
     def run_once(self) -> float:
         now = time.monotonic()
+        silent_s = self.event_loop.silent_s() if self.event_loop is not None else 0.0
+        lost_s = max(now - self._due_s, 0.0 if silent_s else self._silent_s)
+        self._due_s, self._silent_s = now + self._every_s, silent_s
+        if lost_s > _LATE_S:
+            self._give_back(lost_s)
         hung = [message for message in self._running() if message.deadline is not None and message.deadline < now]
+        if hung and self.event_loop is not None and silent_s:
+            hung = self._of_loop(hung, self.event_loop.on_loop()) if silent_s > _TURNS_WITHIN_S else []
         if hung:
             self._end(hung)
         return self._every_s
+
+    def _of_loop(self, hung: list[Message], keeping: Sequence[Message]) -> list[Message]:
+        """Return those of ``hung`` that keep the loop from turning; all of them if that is unknown."""
+        return [message for message in hung if not keeping or message in keeping]
+
+    def _give_back(self, lost_s: float) -> None:
+        """Move deadlines by the time that was lost; none further than as long again as a handler may run, since one of
+        them may be what takes the time."""
+        began_us = time.time_ns() // 1000 - 2e6 * self._limit_s
+        kept = [one for one in self._running() if one.start_us > began_us]
+        named = [one.facts() for one in kept[:_MOST_NAMED]]
+        event(log, "handlers_stood_still", level=logging.WARNING, seconds=round(lost_s, 1), running=named)
+        for message in kept:
+            message.deadline = (message.deadline or 0.0) + lost_s
 
     def _end(self, hung: list[Message]) -> None:
         # First: a handler that raises after all is counted by the executor.

@@ -55,6 +55,7 @@ class HttpServices:
         metrics: Metrics,
         all_services: Sequence[Service],
         draining: Callable[[], bool],
+        stalled: Callable[[], str],
     ) -> None:
         self._place = place
         self._leading = leading
@@ -72,9 +73,9 @@ class HttpServices:
         self._operations = self._kept(self._make_operations())
         metrics.add(MasterMetrics(self._vitals, all_services, leading.dispatcher, leading.health))
         metrics.add(AuditMetrics(self._status.audit))
-        self.app = self._make_app(metrics, draining)
+        self.app = self._make_app(metrics, draining, stalled)
 
-    def _make_app(self, metrics: Metrics, draining: Callable[[], bool]) -> Flask:
+    def _make_app(self, metrics: Metrics, draining: Callable[[], bool], stalled: Callable[[], str]) -> Flask:
         return create_app(
             self._make_port(),
             **admission(self._place.settings),
@@ -85,6 +86,7 @@ class HttpServices:
             vitals=self._vitals,
             pages=self._make_pages(),
             draining=draining,
+            stalled=stalled,
         )
 
     def _make_port(self) -> ServicePort:

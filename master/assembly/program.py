@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import logging
 
+from usher.common.base.clock import now_s
 from usher.common.base.log import event
 from usher.common.http.server.server import url_of
+from usher.common.http.server.watch import Liveness
 from usher.common.observability.metrics import Metrics
+from usher.common.runtime.health import stalled
 from usher.common.runtime.service import Service
 from usher.master.assembly.context import MasterContext
 from usher.master.assembly.http_services import HttpServices
@@ -34,7 +37,14 @@ class MasterProgram:
         self._gathering = (
             SourceServices(settings, sources, place.keys, redis_url, place.link) if sources is not None else None
         )
-        self._facing = HttpServices(place, self._leading, metrics, self._services, lambda: self._stopping)
+        self._facing = HttpServices(
+            place,
+            self._leading,
+            metrics,
+            self._services,
+            lambda: self._stopping,
+            lambda: self.liveness().stalled,
+        )
         self._services += self._leading.services
         if self._gathering is not None:
             self._services += self._gathering.services
@@ -51,6 +61,13 @@ class MasterProgram:
         event(log, "master_starting", url=url, stream=self._place.keys.stream, group=self._place.keys.group)
         for service in self._services:
             service.start()
+
+    def liveness(self) -> Liveness:
+        """Return how long this master may be silent, and whether its elector or dispatcher stands still; they watch the
+        work of all others, and Redis gives the lead to another master without them."""
+        lease_s, elector = self._settings.leader_lease_seconds, self._services[-1]
+        still = stalled([self._leading.dispatcher, elector], now_s(), lease_s)
+        return Liveness(max(elector.stalls_after_s, lease_s), still)
 
     def stop(self) -> None:
         """End the work first, then give the lead up, so that a standby takes over at once and finds nothing moving."""

@@ -38,6 +38,7 @@ def create_app(
     vitals: StreamStatsReader | None = None,
     pages: PagePort | None = None,
     draining: Callable[[], bool] = lambda: False,
+    stalled: Callable[[], str] = lambda: "",
 ) -> Flask:
     """Return the application on top of ``port``; with ``letters``, ``operations``, ``metrics``, ``vitals`` and
     ``pages``, where they are given.
@@ -58,7 +59,7 @@ def create_app(
         _add_lag(app, vitals)
     if pages is not None:
         add_pages(app, pages)
-    web.add_health(app, port.health, lambda: _role(port.leading()), draining)
+    web.add_health(app, port.health, lambda: _role(port.leading()), draining, stalled)
     add_document(app, "Usher: a master")
 
     _add_errors(app)

@@ -9,9 +9,10 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import GroupMissing, NotNow, ReplyUnknown
 from usher.common.http import app as web
 from usher.common.http.auth import looked_at
+from usher.common.http.server.watch import Liveness
 from usher.common.observability.metrics import Metrics
 from usher.common.redis.client import CommandRefused
-from usher.common.runtime.health import Health, judge
+from usher.common.runtime.health import Health, judge, stalled
 from usher.common.runtime.service import Service
 from usher.master.settings import StreamerSettings
 from usher.master.streamer.metrics import behind_s, streamer_metrics
@@ -33,12 +34,17 @@ class ServedStreamer:
         metrics = Metrics()
         metrics.add(lambda: streamer_metrics(self._program, settings.outbox_name))
         self.app = web.create_app(__name__, looked_at(settings.api_token, settings.viewer_token), max_body=0)
-        web.add_health(self.app, self._health, self._facts, lambda: self._stopped)
+        web.add_health(self.app, self._health, self._facts, lambda: self._stopped, lambda: self.liveness().stalled)
         web.add_metrics(self.app, metrics.page)
 
     def start(self, _port: int, _host: str) -> None:
         self._program.start()
         self._watch.start()
+
+    def liveness(self) -> Liveness:
+        """Return how long this streamer may be silent, and whether its elector stands still: a database may be slow."""
+        lease_s, elector = self._settings.outbox_lease_seconds, self._program.services[-1]
+        return Liveness(max(elector.stalls_after_s, lease_s), stalled([elector], now_s(), lease_s))
 
     def stop(self) -> None:
         self._stopped = True

@@ -19,6 +19,7 @@ from tests.served import Running, until
 from usher.common.base.clock import now_s
 from usher.common.base.log import configure
 from usher.common.http.server import server as serving
+from usher.common.http.server.watch import Liveness
 from usher.common.runtime.health import Health, judge
 from usher.common.runtime.service import Service, ServiceEnded
 from usher.consumer.web import create_app
@@ -72,6 +73,9 @@ class Program:
 
     def start(self, port: int, host: str) -> None:
         self._work.start()
+
+    def liveness(self) -> Liveness:
+        return Liveness(60.0)
 
     def stop(self) -> None:
         self._stopping = True

@@ -22,6 +22,7 @@ from tests.served import Running
 from usher.common.base.errors import NotNow, ReplyUnknown
 from usher.common.base.log import configure, event
 from usher.common.http.server import server as serving
+from usher.common.http.server.watch import Liveness
 from usher.common.runtime.health import Health
 from usher.master.assembly.web_app import create_app
 from usher.master.membership.health_url import parse_hosts
@@ -112,6 +113,9 @@ class Program:
 
     def start(self, port: int, host: str) -> None:
         pass
+
+    def liveness(self) -> Liveness:
+        return Liveness(60.0)
 
     def stop(self) -> None:
         pass

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import json
 import logging
@@ -27,7 +29,9 @@ from usher.common.base.errors import StartRefused, UsherError
 from usher.common.base.log import configure, event
 from usher.common.http.server import server as serving
 from usher.common.http.server import sockets as serving_sockets
+from usher.common.http.server import watch
 from usher.common.http.server.server import Certificate
+from usher.common.http.server.watch import Liveness
 
 _CHILD = "from tests.integration.test_serving import child; child()"
 
@@ -48,6 +52,7 @@ class Program:
         if how.get("make") == "crash":
             raise KeyError("the make of the test")
         self._how = how
+        self._stalled = ""
         self.app = Flask(__name__)
         self.app.add_url_rule("/", "who", lambda: {"pid": os.getpid()})
         self.app.add_url_rule("/large", "large", lambda: "x" * 100_000)
@@ -63,6 +68,8 @@ class Program:
         self.app.add_url_rule("/form", "form", lambda: dict(request.form), methods=["POST"])
         self.app.add_url_rule("/refuse", "refuse", lambda: ("", 413), methods=["POST"])
         self.app.add_url_rule("/leave", "leave", _leave)
+        self.app.add_url_rule("/freeze", "freeze", _freeze)
+        self.app.add_url_rule("/stall", "stall", self._stall)
 
     def start(self, port: int, host: str) -> None:
         event(log, "start", port=port, host=host)
@@ -75,6 +82,9 @@ class Program:
         if "stall_s" in self._how:  # gunicorn's loop is on the main thread, which is the one that runs this
             signal.signal(signal.SIGUSR1, lambda *_: time.sleep(self._how["stall_s"]))
 
+    def liveness(self) -> Liveness:
+        return Liveness(self._how.get("silence_s", 60.0), self._stalled)
+
     def stop(self) -> None:
         event(log, "stop", thread=threading.current_thread().name)
         if "stall_s" in self._how:
@@ -84,6 +94,15 @@ class Program:
         if self._how.get("stop") == "raise":
             raise KeyError("the stop of the test")
         event(log, "stopped")
+
+    def _stall(self) -> dict[str, Any]:
+        self._stalled = "guard made no progress for 20.0 s"
+        return {}
+
+
+def _freeze() -> dict[str, Any]:
+    ctypes.PyDLL(None).sleep(60)  # keeps the interpreter lock, as a library may
+    return {}
 
 
 def _slow() -> dict[str, Any]:
@@ -99,6 +118,7 @@ def _leave() -> dict[str, Any]:
 def child() -> None:
     how = json.loads(sys.argv[1])
     configure("child", how.get("log_level", "info"), "json")
+    watch.START_S = serving.START_S = how.get("start_s", watch.START_S)
     serving_sockets.REQUEST_S = how.get("request_s", serving_sockets.REQUEST_S)
     serving_sockets.WRITE_S = how.get("write_s", serving_sockets.WRITE_S)
     certificate = Certificate(Path(how["cert"]), Path(how["key"])) if "cert" in how else Certificate()
@@ -109,6 +129,7 @@ def child() -> None:
             "child",
             how.get("graceful_s", 10.0),
             certificate=certificate,
+            running=lambda: ["T 1-0"],
         )
     except StartRefused as refused:
         event(log, "refused", says=str(refused))
@@ -316,9 +337,50 @@ def test_a_signal_that_ends_an_orphan_at_its_end_unwinds_no_frame_of_its_parent(
     worker = running.worker
     running.signal(signal.SIGKILL)
     running.wait_for("arbiter_gone")
-    os.kill(worker, signal.SIGABRT)  # to gunicorn: SystemExit
+    os.kill(worker, signal.SIGABRT)
     running.ended()
     assert not running.records("unwound")
+
+
+@pytest.mark.parametrize("how", ["/freeze", "/stall"])
+def test_a_worker_that_stands_still_is_ended_by_its_arbiter_which_says_so(
+    start: Callable[..., Running], how: str
+) -> None:
+    """Its interpreter, or only the services that must turn."""
+    running = start(silence_s=2.5).wait_until_up()
+    first = running.worker
+    with contextlib.suppress(requests.RequestException):
+        running.get(how)
+    running.wait_until_up(2)
+    assert running.get().json() == {"pid": running.worker}
+    assert running.worker != first
+    [told] = running.records("worker_stood_still")
+    assert (told["program"], told["pid"], told["did"], told["running"]) == ("child", first, "runs", ["T 1-0"])
+    assert [one["why"] for one in running.records("services_stand_still")] == (
+        ["guard made no progress for 20.0 s"] if how == "/stall" else []
+    )
+    assert not running.records("web_server"), "what gunicorn says of it is less, and may be wrong (no memory?)"
+    assert ("_freeze" in running.text()) == (how == "/freeze"), "where its threads stood"
+
+
+def test_a_start_that_makes_no_progress_is_ended_and_told(start: Callable[..., Running]) -> None:
+    running = start(make_s=60, start_s=1.0)
+    told = running.wait_for("worker_stood_still")
+    assert (told["program"], told["did"]) == ("child", "starts")
+    running.wait_for("make", 2)
+
+
+def test_a_worker_that_was_stopped_together_with_its_arbiter_goes_on(start: Callable[..., Running]) -> None:
+    """As a container, or a machine, that is paused."""
+    running = start(silence_s=2.5).wait_until_up()
+    worker = running.worker
+    os.killpg(running.process.pid, signal.SIGSTOP)
+    time.sleep(5)
+    running.process.send_signal(signal.SIGCONT)  # the arbiter first
+    time.sleep(0.1)
+    os.kill(worker, signal.SIGCONT)
+    time.sleep(2)
+    assert running.get().json() == {"pid": worker}
 
 
 def test_leave_brings_a_fresh_worker(start: Callable[..., Running]) -> None:

@@ -20,6 +20,7 @@ from usher.common.http.app import Problem, read_body
 from usher.common.http.server import server as serving
 from usher.common.http.server import sockets as serving_sockets
 from usher.common.http.server.server import Bounds
+from usher.common.http.server.watch import Liveness
 
 _CHILD = "from tests.integration.test_serving_bounds import child; child()"
 _GO = threading.Event()
@@ -37,6 +38,9 @@ class Program:
 
     def start(self, port: int, host: str) -> None:
         pass
+
+    def liveness(self) -> Liveness:
+        return Liveness(60.0)
 
     def stop(self) -> None:
         _GO.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -38,6 +39,7 @@ FILES = {
     "odd.py": (
         "class Odd(Exception):\n    def __str__(self): raise RuntimeError('no')\n    __repr__ = __str__\nraise Odd"
     ),
+    "hangs.py": "import ctypes\nctypes.PyDLL(None).sleep(600)",
     "surrogate.py": "raise ValueError('a\\udcffb')",
 }
 
@@ -54,6 +56,16 @@ def test_a_module_that_sets_signals_does_not_keep_its_consumer_from_draining(fol
         assert time.monotonic() - began_s < 15
         assert "done with 42" in crew.log()
         assert link.call("XPENDING", KEYS.stream, KEYS.group)[0] == 0
+
+
+def test_a_module_whose_import_hangs_is_ended_and_told(folder: Path) -> None:
+    """Before anything starts; then it is the arbiter that ends a start without progress (test_serving.py)."""
+    code = "import usher.consumer.__main__ as consumer; consumer.START_S = 1.0; consumer.check_handler('hangs:handle')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "USHER_HANDLER=hangs:handle: its module was not imported within 1 s" in done.stderr
+    assert 'hangs.py", line 2 in <module>' in done.stderr, "where it stood"
 
 
 @pytest.mark.parametrize(

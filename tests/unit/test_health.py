@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from usher.common.runtime.health import Health, judge
+from usher.common.runtime.health import Health, judge, stalled
 
 
 @dataclass
@@ -40,3 +40,9 @@ def test_a_program_is_well_only_if_all_its_services_are() -> None:
     sick = judge([Seen(alive=False), Seen(name="beat", trouble="late")], 102.0)
     assert not sick.ok
     assert sick.reasons == ("intake is not running", "beat: late")
+
+
+def test_services_stand_still_when_no_turn_ended_for_a_lease_longer_than_health_allows() -> None:
+    assert stalled([Seen(), Seen(last_turn_s=None), Seen(last_turn_s=89.0)], now_s=102.0, lease_s=3.0) == ""
+    told = stalled([Seen(last_turn_s=88.5), Seen(name="beat", alive=False, last_turn_s=80.0)], 102.0, 3.0)
+    assert told == "intake made no progress for 13.5 s; beat made no progress for 22.0 s"

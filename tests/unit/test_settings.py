@@ -92,6 +92,19 @@ def test_names_of_other_programs_are_left_alone_and_lookalikes_are_not() -> None
         load(MasterSettings, {"USHER_API_TOKENS": "x"})
 
 
+def test_no_program_takes_the_setting_of_another_one_for_a_mistyped_one() -> None:
+    """All get the same environment: a master refused to start since a consumer has USHER_HANDLER_SECONDS."""
+    programs: tuple[type[CommonSettings], ...] = (MasterSettings, StreamerSettings, ConsumerSettings)
+    for cls in programs:
+        others = {name_of(field) for other in programs for field in other.model_fields} - {
+            *map(name_of, cls.model_fields)
+        }
+        try:
+            load(cls, dict.fromkeys(others, "1"))
+        except SettingsError as refused:
+            assert "did you mean" not in str(refused)
+
+
 def test_a_flag_wins_over_the_environment_and_a_flag_not_given_does_not() -> None:
     environ = {"USHER_GROUP": "from_environment"}
     assert load(MasterSettings, environ, {"group": "from_flag"}).group == "from_flag"

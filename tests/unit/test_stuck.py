@@ -168,6 +168,8 @@ def stuck(**more: Any) -> dict[str, Any]:
         "since_ms": _NOW - 10_000,
         "attempts": 0,
         "put_off": False,
+        "owners_lost": 0,
+        "head": "12-0",
         "consumer": "c3",
         "behind": 4,
         "behind_is_exact": True,
@@ -236,6 +238,14 @@ def test_a_redis_that_refuses_writes_comes_first_because_the_rest_follows_from_i
 def test_a_letter_that_waits_is_a_click_away() -> None:
     assert [alarm.href for alarm in alarms(snapshot(dead_letters=1))] == ["/dead-letters"]
     assert [alarm.href for alarm in alarms(snapshot())] == [""]
+
+
+def test_owners_that_are_lost_one_after_another_with_one_message_are_told() -> None:
+    assert [level for level, _ in told(stuck=[stuck(owners_lost=1)])] == ["warn"]
+    assert (
+        "bad",
+        "The last 3 owners of INC-7 were lost while they had 12-0: its handler may end or freeze its process",
+    ) in (told(stuck=[stuck(), stuck(owners_lost=3)]))
 
 
 def test_what_is_known_in_part_is_told_so() -> None:

@@ -16,6 +16,8 @@ a worker that dies at once is started    not sooner than after a pause that grow
 again at once
 the worker unwinds the arbiter's stack   it ends where it was forked: no ``finally`` or ``atexit`` of the parent runs
                                          twice
+a worker that stands still is killed     when it is silent for longer than it said it might be (``watch.py``); and what
+after a fixed time                       ran is logged
 slow clients hold threads for ever       they hold them for 10 s (``sockets.py``), and there are ``Bounds.in_flight``
                                          threads and 8 more
 =======================================  =============================================================================
@@ -40,6 +42,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import faulthandler
 import functools
 import gc
 import logging
@@ -51,7 +54,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -64,6 +67,7 @@ from usher.common.base.errors import StartRefused, UsherError
 from usher.common.base.log import event, flush
 from usher.common.http.server.open_files import within_open_files
 from usher.common.http.server.sockets import Listener, TlsConnection
+from usher.common.http.server.watch import START_S, Liveness, WatchedWorker
 from usher.common.http.server.wsgi import exchanges
 from usher.common.http.tls import ServerTls
 from usher.common.runtime.clock_steps import look_for_steps
@@ -113,6 +117,10 @@ class Served(Protocol):
         """Drain, and join the threads. Called once, on a thread of its own, while HTTP still answers; also after
         ``start`` has raised."""
 
+    def liveness(self) -> Liveness:
+        """Return for how long this process may be silent from now on, and which services stand still. Asked twice a
+        second once ``start`` has returned, until a stop is asked for."""
+
 
 @dataclass(frozen=True)
 class Bounds:
@@ -142,13 +150,15 @@ def serve(
     setting: str = "USHER_BIND",
     bounds: Bounds = Bounds(),
     certificate: Certificate = Certificate(),
+    running: Callable[[], Sequence[str]] = lambda: (),
 ) -> None:
     """Run ``program`` at ``bind`` (``host:port``) until a signal ends it.
 
     ``make`` is called in the worker, after the fork, so that no thread and no connection is shared with the arbiter.
     ``Served.stop`` gets ``graceful_s`` seconds; the whole program is gone at most 3 s later (give a supervisor more
-    than that). Raises StartRefused when the address is not free, and with the message of whatever UsherError ``make``
-    or ``start`` raised.
+    than that). ``running`` is asked in the arbiter, when a worker was ended because it stood still: it names what ran
+    there, for the log. Raises StartRefused when the address is not free, and with the message of whatever UsherError
+    ``make`` or ``start`` raised.
     """
     tls = None if certificate.cert is None else ServerTls(certificate.cert, certificate.key, TlsConnection)
     listener = _listen(bind, setting)
@@ -156,7 +166,7 @@ def serve(
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in (*Arbiter.SIGNALS, signal.SIGCHLD)}
-    configured = _Program(make, program, graceful_s, writer, bounds, tls, listener.detach())
+    configured = _Program(make, program, graceful_s, writer, bounds, tls, listener.detach(), running)
     gc.collect()
     # the arbiter and its worker share the pages of what is there now, as long as no collector writes into them
     gc.freeze()
@@ -319,6 +329,7 @@ class _Program(BaseApplication):
         bounds: Bounds,
         tls: ServerTls | None,
         listener: int,
+        running: Callable[[], Sequence[str]],
     ) -> None:
         self._make = make
         self._program = program
@@ -327,6 +338,7 @@ class _Program(BaseApplication):
         self._bounds = bounds
         self._tls = tls
         self._listener = listener
+        self._running = running
         # In the arbiter.
         self._arbiter_pid = 0
         self._asked = False  # a signal has come; a worker that is forked then sees it too
@@ -338,6 +350,7 @@ class _Program(BaseApplication):
         self._drain: _Drain | None = None
         self._end_http: Any = None  # gunicorn's own handler of SIGTERM
         self._is_up = self._is_drained = self._is_over = False
+        self._stalled = ""  # services that stand still, as the log says already
         super().__init__()
 
     def load_config(self) -> None:
@@ -346,7 +359,7 @@ class _Program(BaseApplication):
         for name, value in {
             "bind": f"fd://{self._listener}",
             "workers": 1,
-            "worker_class": "gthread",
+            "worker_class": WatchedWorker,
             "threads": min(bounds.in_flight + _SPARE_THREADS, max(1, bounds.connections // 2)),
             "worker_connections": bounds.connections,
             "keepalive": 30,
@@ -368,6 +381,7 @@ class _Program(BaseApplication):
             "post_fork": self._post_fork,
             "post_worker_init": self._post_worker_init,
             "worker_exit": self._worker_exit,
+            "child_exit": self._child_exit,
         }.items():
             if name in settings or name != "http_parser":  # which is younger than 25.1
                 self.cfg.set(name, value)
@@ -402,6 +416,12 @@ class _Program(BaseApplication):
                 time.sleep(0.05)
         self._started_s = time.monotonic()
 
+    def _child_exit(self, _arbiter: Any, worker: Any) -> None:
+        if worker.aborted:  # by the arbiter: its time was up
+            why = "its interpreter or its services stood still: code keeps the interpreter lock, or waits for ever"
+            facts = worker.tmp.facts() | {"pid": worker.pid, "running": list(self._running()), "why": why}
+            event(log, "worker_stood_still", level=logging.ERROR, program=self._program, **facts)
+
     # -- in the worker
 
     def _post_fork(self, _arbiter: Any, worker: Any) -> None:
@@ -412,6 +432,11 @@ class _Program(BaseApplication):
 
     def load(self) -> WSGIApplication:
         self._end_http = signal.getsignal(signal.SIGTERM)
+        # By it the arbiter ends a worker that stands still, where a handler in Python would not run; printed are calls.
+        signal.signal(signal.SIGABRT, signal.SIG_DFL)
+        faulthandler.disable()  # it may be on already, and would not see SIGABRT
+        with contextlib.suppress(RuntimeError, ValueError, OSError):  # there is no stderr
+            faulthandler.enable()
         for number in _ENDING:
             signal.signal(number, self._on_signal)
             signal.siginterrupt(number, False)
@@ -445,6 +470,18 @@ class _Program(BaseApplication):
         if self._asked:
             self._drain.ask()
 
+    def silence(self) -> tuple[float, str]:
+        """Return for how long the worker may be silent, 0 while its services stand still, and what it does."""
+        if not self._is_up or self._served is None:
+            return START_S, "starts"
+        if self._asked:
+            return self._graceful_s + _ARBITER_EXTRA_S, "drains"
+        silence_s, stalled = self._served.liveness()
+        if stalled and not self._stalled:
+            event(log, "services_stand_still", level=logging.ERROR, why=stalled, pid=os.getpid())
+        self._stalled = stalled
+        return (0.0, "") if stalled else (silence_s, "runs")
+
     def _on_signal(self, number: int, frame: Any) -> None:
         self._asked = True
         if self._is_drained:
@@ -463,7 +500,7 @@ class _Program(BaseApplication):
         if os.getpid() == self._arbiter_pid:
             return  # gunicorn calls this in the arbiter too, for a worker that it cannot find
         code: Any = 1
-        try:  # whatever comes up in here (gunicorn's SIGABRT does, as SystemExit) must not reach those frames either
+        try:  # whatever comes up in here must not reach those frames either
             ended = sys.exc_info()[1]
             code = ended.code if isinstance(ended, SystemExit) else 1
             self._finish_drain()
@@ -511,6 +548,7 @@ class _ServerLog:
 
     def __init__(self, cfg: Any) -> None:
         self.cfg = cfg
+        self._ended: set[int] = set()  # workers that stood still
 
     def _say(self, level: int, message: str, *args: Any, **more: Any) -> None:
         event(
@@ -521,7 +559,11 @@ class _ServerLog:
             exc_info=bool(more.get("exc_info")),
         )
 
-    critical = functools.partialmethod(_say, logging.CRITICAL)
+    def critical(self, message: str, *args: Any, **more: Any) -> None:
+        stands_still = message.startswith("WORKER TIMEOUT")  # told by ``_Program._child_exit``
+        self._ended.update(args if stands_still else ())
+        self._say(logging.DEBUG if stands_still else logging.CRITICAL, message, *args, **more)
+
     info = functools.partialmethod(_say, logging.DEBUG)
 
     def debug(self, message: str, *args: Any, **more: Any) -> None:
@@ -531,12 +573,17 @@ class _ServerLog:
         if message.startswith("Invalid request"):  # it repeats parts of the request; and a flood is none of the log
             self._say(logging.DEBUG, "a request that is not HTTP was refused")
         else:
-            self._say(logging.WARNING, message, *args, **more)
+            self._say(logging.DEBUG if self._is_told(message, args) else logging.WARNING, message, *args, **more)
 
     def error(self, message: str, *args: Any, **more: Any) -> None:
         refused = message.startswith("Worker (pid") and args[1:] and args[1] in _NEVER_AGAIN
-        told = refused or message.startswith(("Shutting down", "Reason:"))  # by ``serve``, in better words
+        told = refused or self._is_told(message, args)  # in better words
+        told = told or message.startswith(("Shutting down", "Reason:"))  # by ``serve``
         self._say(logging.DEBUG if told else logging.ERROR, message, *args, **more)
+
+    def _is_told(self, message: str, args: tuple[Any, ...]) -> bool:
+        """Return whether this is of the end of a worker that stood still."""
+        return message.startswith("Worker (pid") and args[0] in self._ended
 
     def exception(self, message: str, *args: Any, **more: Any) -> None:
         slow = isinstance(

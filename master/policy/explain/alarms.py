@@ -11,6 +11,8 @@ from usher.common.base.text import pluralize
 _LAG, _OLD_MS = 1_000, 60_000
 #: A handler may take its time: only above this age, or with this many attempts, somebody has to act.
 _STILL_MS, _ATTEMPTS = 60_000, 3
+#: This many owners in a row that were lost with the same message are no accident.
+_LOST = 2
 BAD, WARN, OK = "bad", "warn", "ok"
 _WORDS = {BAD: "Critical", WARN: "Warning", OK: "OK"}
 
@@ -91,6 +93,10 @@ def _of_tickets(seen: Mapping[str, Any]) -> list[Alarm]:
         )
         text = f"{count} stuck or retrying; the oldest: {first['shown']}{on}{tries}{behind}"
         found.append(Alarm(BAD if acts else WARN, text, first["href"]))
+    if (lost := [row for row in still if row["owners_lost"] >= _LOST]) != []:
+        row = max(lost, key=lambda one: int(one["owners_lost"]))
+        text = f"The last {row['owners_lost']} owners of {row['shown']} were lost while they had {row['head']}"
+        found.append(Alarm(BAD, f"{text}: its handler may end or freeze its process", row["href"]))
     if paused:
         first, more = paused[0], " or more" if len(seen["stuck"]) >= seen["stuck_most"] else ""
         found.append(

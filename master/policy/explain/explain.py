@@ -27,10 +27,25 @@ def explain(facts: TicketFacts) -> TicketExplanation:
     """Return what the ticket waits for. Never raises, whatever the facts are: they come from Redis, where anybody may
     have written."""
     found = _explained(facts)
+    first, *others = found.reasons
+    found = replace(found, reasons=(first, *_lost_with_it(facts), *others))
     if not facts.refuses_writes or found.state not in _NEED_WRITES:
         return found
     refused = Reason("redis_refuses_writes", f"the ticket does not move: {facts.refuses_writes}")
     return replace(found, reasons=(refused, *found.reasons), waits_for="Redis to take writes again", until_ms=0)
+
+
+def _lost_with_it(facts: TicketFacts) -> Iterator[Reason]:
+    """Tell how many owners in a row ended while they had the ticket's first message: it may be what ends them."""
+    first = next(iter((*facts.ids, *facts.parked)), b"")
+    known = facts.attempts.get(first, NEVER)
+    if known.crashes:
+        owners = "owner was lost while it" if known.crashes == 1 else f"{known.crashes} owners were lost while they"
+        does = "it may end or freeze its process, and is tried with less and less beside it"
+        yield Reason("owners_lost", f"the last {owners} ran {_id(first)}: {does}")
+    elif known.losses:
+        ended = f"{pluralize(known.losses, 'owner')} in a row ended with {_id(first)}"
+        yield Reason("owners_lost", f"{ended}: it may have run")
 
 
 def _explained(facts: TicketFacts) -> TicketExplanation:

@@ -100,6 +100,7 @@ def stuck_rows(heads: Iterable[Head], seen: StuckContext, now_ms: int, most: int
                 "behind_is_exact": parked.is_exact,
                 "attempts": attempts.starts,
                 "put_off": attempts.put_off,
+                "owners_lost": max(attempts.crashes, attempts.losses),
                 **_describe_head(head, seen.states, attempts, seen.rules.of(head.ticket)),
             }
         )

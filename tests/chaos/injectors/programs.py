@@ -52,19 +52,22 @@ def kill_arbiter(cluster: Cluster, name: str) -> None:
 
 
 def pause(cluster: Cluster, names: Sequence[str], seconds: float, recover: str = "tickets") -> None:
-    """SIGSTOP for ``seconds``, then SIGCONT: what goes on then is a zombie if the pause was longer than its lease."""
+    """SIGSTOP for ``seconds``, then SIGCONT: what goes on then is a zombie if the pause was longer than its lease. The
+    arbiter is stopped too, as where a machine is paused; it would end a worker that stands still alone."""
     began = []
     for name in names:
         program = cluster.program(name)
-        if program.worker:
-            began.append((program.worker, program.who, now_ns()))
-            stop_process(program.worker)
+        if program.worker and program.process is not None:
+            began.append(((program.process.pid, program.worker), program.who, now_ns()))
+            for pid in began[-1][0]:
+                stop_process(pid)
     try:
         time.sleep(seconds)
     finally:
         lease_s = cluster.shape.lease_s if recover == "tickets" else cluster.shape.leader_lease_s
-        for pid, who, t0 in began:
-            continue_process(pid)
+        for pids, who, t0 in began:
+            for pid in pids:
+                continue_process(pid)
             cluster.fault("pause", t0, now_ns(), who, recover if seconds > lease_s else "", bound_s=lease_s + SLACK_S)
 
 

@@ -333,4 +333,12 @@ BUGS = (
         _OWN + "a_dead_letter_and_its_message_are_never_both_there",
         "K5",
     ),
+    Bug(
+        mutant(
+            "only a process itself sees that it stands still",
+            CodeEdit("usher.common.http.server.watch:Pulse.last_update", "<= _WORD.unpack(word)[1]", "< math.inf"),
+        ),
+        _OWN + "what_is_silent_for_too_long_is_ended",
+        "K12f",
+    ),
 )

@@ -3,15 +3,19 @@ Redis."""
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
+from gunicorn.config import Config
 
 from tests.chaos.rig.sink import Sink
 from tests.integration.actors import ConsumerActor, Run, Stage, Trouble
 from tests.integration.factories import LEASE_MS, plan
 from usher.common.base.errors import GiveUp, ReplyUnknown
+from usher.common.http.server.watch import Pulse
 from usher.consumer.lifecycle.crash_report import note_crash
 from usher.consumer.lifecycle.journal import read_journal
 
@@ -35,6 +39,15 @@ def index_and_pending_list_change_together(stage: Stage) -> None:
     assert stage.world.broken() == []
     stage.finish(stage.leader("m2"), [a])
     stage.check_done(T, ids)
+
+
+def what_is_silent_for_too_long_is_ended(_stage: Stage) -> None:
+    """Its arbiter looks; the worker that froze has said for how long it might be silent."""
+    with contextlib.closing(Pulse(Config())) as pulse:
+        pulse.say(0.05, "runs")
+        assert pulse.last_update() > 0
+        time.sleep(0.2)
+        assert pulse.last_update() < 0
 
 
 def the_sweep_gets_past_the_living(stage: Stage) -> None:

@@ -108,7 +108,6 @@ PLANS: tuple[Plan, ...] = (
         extra=nobody_waits_long,
         drain_s=15.0,
         brief=False,
-        known="letter C: a frozen process holds its tickets",
     ),
     Plan(
         "K12n",

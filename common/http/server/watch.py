@@ -1,0 +1,88 @@
+"""The watch over a worker, kept by its arbiter, which is another process.
+
+C code that does not release the interpreter lock stops every thread of its process, those that look after leases and
+deadlines too. So the worker says, each time gunicorn's loop turns (once a second at least), for how long it may be
+silent from then on; the arbiter counts the silence, and ends a worker whose time is up. A worker whose service threads
+stand still says nothing either.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+import time
+from typing import Any, NamedTuple
+
+from gunicorn.workers.gthread import ThreadWorker
+from gunicorn.workers.workertmp import WorkerTmp
+
+#: A start that takes longer makes no progress.
+START_S = 60.0
+#: The arbiter looks this often.
+LOOK_S = 1.0
+#: A busy machine alone makes a worker silent for a second or two.
+LEAST_SILENCE_S = 3.0
+#: The worker speaks again after this.
+_EVERY_S = 0.5
+#: Most that one look of the arbiter adds to the silence: it looks every second, unless it stood still itself, with the
+#: whole machine or container.
+_LONGEST_LOOK_S = 2.0
+#: number of the word, seconds of silence, what the worker does
+_WORD = struct.Struct("=Qd16s")
+
+
+class Liveness(NamedTuple):
+    """``silence_s``: how long a program may be silent from now on. ``stalled``: the services that stand still, and for
+    how long; "" when all go on."""
+
+    silence_s: float
+    stalled: str = ""
+
+
+class Pulse(WorkerTmp):
+    """The file that the worker writes and the arbiter reads; gunicorn's own has a time only."""
+
+    def __init__(self, cfg: Any) -> None:
+        super().__init__(cfg)
+        self._words = 0
+        self._heard = b""
+        self._looked_s = time.monotonic()
+        self.silent_s = 0.0
+        self.say(START_S, "starts")
+
+    def say(self, silence_s: float, does: str) -> None:
+        """Say that the worker lives, and for how long it may be silent. Called in the worker."""
+        self._words += 1
+        os.pwrite(self.fileno(), _WORD.pack(self._words, silence_s, does.encode()), 0)
+
+    def last_update(self) -> float:
+        """Return now, or a time that makes gunicorn end the worker. Called in the arbiter, every second."""
+        now, word = time.monotonic(), os.pread(self.fileno(), _WORD.size, 0)
+        self.silent_s = self.silent_s + min(now - self._looked_s, _LONGEST_LOOK_S) if word == self._heard else 0.0
+        self._looked_s, self._heard = now, word
+        return now if self.silent_s <= _WORD.unpack(word)[1] else -math.inf
+
+    def facts(self) -> dict[str, Any]:
+        """Return for how long the worker was silent, and what it did when it was last heard: starts, runs or drains."""
+        did = _WORD.unpack(self._heard)[2].rstrip(b"\0").decode() if self._heard else ""
+        return {"did": did, "silent_s": round(self.silent_s, 1)}
+
+
+class WatchedWorker(ThreadWorker):
+    """gunicorn's threaded worker with a ``Pulse``."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.tmp.close()
+        self.tmp: Pulse = Pulse(self.cfg)
+        self._spoke_s = -math.inf
+
+    def notify(self) -> None:
+        """Say that this process lives, unless its services stand still. Called by gunicorn's loop at each turn."""
+        now = time.monotonic()
+        if now - self._spoke_s >= _EVERY_S:
+            self._spoke_s = now
+            silence_s, does = self.app.silence()
+            if silence_s:
+                self.tmp.say(silence_s, does)
