@@ -111,6 +111,7 @@ class Incarnation:
         )
         call_in_children(self.executor.end_in_child)
         self.reader = InboxReader(link("read"), keys, name, self.lanes, self.lease)
+        self.reader.most_bytes, self.reader.slots = settings.capacity_bytes, settings.concurrency
         self.reader.message_type = message_type(keys.stream, settings.sources is not None)
         self.heartbeat = Heartbeat(beat_link, steps(beat_link), self.lease, self._works, on_lost)
         self.guard = LeaseGuard(self.lease, on_lost)

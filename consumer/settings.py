@@ -32,6 +32,15 @@ class ConsumerSettings(CommonSettings):
     capacity: int = Field(
         2000, ge=1, le=100_000, description="Most messages handed over to this consumer and not yet acknowledged."
     )
+    capacity_bytes: int = Field(
+        256 * 1024 * 1024,
+        ge=1,
+        description=(
+            "Bytes of messages that this process holds; the others that were handed over to it are read as these end."
+            " Beyond it one at a time is read while a handler is idle, so that tickets that wait for a retry hold up no"
+            " others."
+        ),
+    )
     ack_mode: str = Field(
         "pipelined",
         pattern=r"^(pipelined|strict)$",
@@ -75,4 +84,12 @@ class ConsumerSettings(CommonSettings):
     )
     retry_cap_seconds: float = Field(60.0, ge=0, le=86_400, description="Longest wait between attempts.")
     drain_seconds: float = Field(20.0, ge=0, le=3600, description="At a stop: time for running handlers to finish.")
-    run_log_length: int = Field(10_000, ge=0, le=10_000_000, description="Batches kept in the run log; 0 turns it off.")
+    run_log_length: int = Field(
+        10_000,
+        ge=0,
+        le=10_000_000,
+        description=(
+            "Batches kept in the run log; one of more than 8 KiB (about a hundred messages) counts as several. 0 turns"
+            " it off."
+        ),
+    )

@@ -372,17 +372,17 @@ class RedisModel:
             page[-1] if page else None, found, [entry_id for entry_id in page if entry_id not in self.pending]
         )
 
-    def end_tail(self, ticket: bytes, believed: bytes, ids: Sequence[bytes], is_last: bool) -> bool:
+    def end_tail(self, ticket: bytes, believed: bytes, ids: Sequence[bytes], is_last: bool) -> int | None:
         """end_tail.lua."""
         record = self.index.get(ticket)
         if record is None or record.head != believed:
-            return False
+            return None
         for entry_id in ids:
             if self.pending.get(entry_id) == MASTER:
                 self.finish(entry_id)
         if is_last:
             del self.index[ticket]
-        return True
+        return len(ids)
 
     def read_parked(self) -> list[tuple[bytes, bytes]]:
         """read_parked.lua, all pages at once."""

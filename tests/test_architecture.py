@@ -238,6 +238,21 @@ def test_a_class_that_takes_the_world_is_found() -> None:
     assert not rules.god_classes(_source("class Roster:\n    def __init__(self, a, b, c, d, e, f, g, *, h): ..."))
 
 
+#: Scripts that read entries and count no bytes, and why they need not.
+_READS_LITTLE = {
+    "hand_over": "what a peek saw, or a notification brought",
+    "send_delayed": "what due_delayed named",
+    "look_again": "one entry",
+}
+
+
+@pytest.mark.parametrize("name", _SCRIPTS)
+def test_a_script_that_reads_entries_is_bounded_by_bytes(name: str) -> None:
+    reads = any(word in _SCRIPTS[name] for word in ("'XRANGE'", "'XREVRANGE'", "body_of(", "read_letter("))
+    assert not reads or "--- @include bodies\n" in _SCRIPTS[name] or name in _READS_LITTLE
+    assert "has_room()" in _SCRIPTS[name] or "each_entry(" in _SCRIPTS[name] or name in _READS_LITTLE or not reads
+
+
 @pytest.mark.parametrize("name", _SCRIPTS)
 def test_every_script_begins_with_its_contract(name: str) -> None:
     _clean(rules.lua_header(name, _SCRIPTS[name]) + rules.lua_keys(name, _SCRIPTS[name]))

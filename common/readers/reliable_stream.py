@@ -161,8 +161,8 @@ class ReliableStream:
         ]
 
     def claim_idle(self, count: int, min_idle_ms: int, cursor: bytes = ZERO) -> Claimed:
-        """Take over up to ``count`` entries that were idle for at least ``min_idle_ms``: their reader died, or gave
-        them back.
+        """Take over up to ``count`` entries (fewer where they are large) that were idle for at least ``min_idle_ms``:
+        their reader died, or gave them back.
 
         Begin with ``cursor`` 0-0 and go on with the one of the answer. A dead reader's message is suspect: it is
         unknown whether it had been started, so its attempts are not charged; let it run alone, with ``charge`` before.
@@ -208,9 +208,7 @@ class ReliableStream:
 
         Returns the ids for which letters were written; the others are not, or no longer, this reader's.
         """
-        if not messages:
-            return []
-        args: list[Arg] = [self._keys.group, self.reader, _flag(remove)]
+        args: list[Arg] = []
         for message in messages:
             args += (
                 message.stream_id,
@@ -222,9 +220,11 @@ class ReliableStream:
             )
         log_keys = self._log_keys
         script_keys = (self._keys.stream, self._keys.dead, self._keys.attempts, log_keys.checkpoints, log_keys.groups)
-        return _confirmed(
-            [message.stream_id for message in messages], self._scripts.run("stream_bury", script_keys, args)
-        )
+        head = (self._keys.group, self.reader, _flag(remove))
+        replies: list[int] = []
+        while len(replies) < len(messages):  # a call does not bury all where they are large
+            replies += self._scripts.run("stream_bury", script_keys, (*head, *args[6 * len(replies) :]))
+        return _confirmed([message.stream_id for message in messages], replies)
 
     def charge(self, attempts: Mapping[bytes, int]) -> list[bytes]:
         """Note failed attempts, by id, for the message's next reader. Returns ids that are not this reader's."""

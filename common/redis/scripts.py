@@ -2,6 +2,10 @@
 
 ``--- @include name`` pulls in ``lua/includes/name.lua``. The server is asked what it can do, its version is no guide:
 the ``#!lua`` line, by which a script says how it behaves when memory is full, is prepended only if the server reads it.
+
+A script that reads bodies (``lua/includes/bodies.lua``) is told how many bytes of them it may read, as its last
+argument: less after a call that took long or whose reply did not come, so that a slow Redis is not asked for the same
+again and again.
 """
 
 from __future__ import annotations
@@ -15,7 +19,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from usher.common.base.errors import NotNow, RedisTrouble
+from usher.common.base.clock import now_s
+from usher.common.base.errors import NotNow, RedisTrouble, ReplyUnknown
 from usher.common.redis.client import Arg, CommandRefused, Link, Meanwhile, ScriptMissing
 
 _INCLUDE = re.compile(r"^--- @include (\w+)\n", re.MULTILINE)
@@ -26,6 +31,15 @@ _MEMORY = {
     "-- Memory: works when full": "#!lua flags=allow-oom\n",
     "-- Memory: refused when full": "#!lua\n",
 }
+_READS_BODIES = "--- @include bodies\n"
+#: Most bytes of bodies that one call may read, and the fewest: of one entry, since each counts for 512 more.
+MOST_ROOM, _LEAST_ROOM = 8 * 1024 * 1024, 512
+#: More room may follow a call that took less than the first time, less follows one that took longer than the second. In
+#: seconds.
+_FAST_S, _SLOW_S = 0.2, 1.0
+#: Seconds after a reply that did not come before there is more room again: a new leader reads everything from the
+#: beginning, and must come to the end.
+REST_S = 60.0
 
 
 @functools.cache
@@ -34,6 +48,24 @@ def source(name: str) -> str:
     return _INCLUDE.sub(
         lambda found: _files()[found[1]].read_text(encoding="utf-8"), _files()[name].read_text(encoding="utf-8")
     )
+
+
+def next_room(room: int, took_s: float | None) -> int:
+    """Return the bytes of bodies that the next call of a script may read. ``took_s``: how long the last one took that
+    might read ``room``; None: its reply did not come.
+
+    >>> next_room(1_000_000, 0.01), next_room(1_000_000, 0.5), next_room(1_000_000, 3.0), next_room(1_000_000, None)
+    (2000000, 1000000, 500000, 500000)
+    """
+    if took_s is None or took_s > _SLOW_S:
+        return max(_LEAST_ROOM, room // 2)
+    return min(MOST_ROOM, 2 * room) if took_s < _FAST_S else room
+
+
+@functools.cache
+def reads_bodies(name: str) -> bool:
+    """Return whether step ``name`` takes the bytes of bodies that it may read as its last argument."""
+    return _READS_BODIES in _files()[name].read_text(encoding="utf-8")
 
 
 @functools.cache
@@ -69,6 +101,9 @@ class ScriptRunner:
         self._link = link
         self._reads_flags: bool | None = None
         self._prepared: dict[str, tuple[str, str]] = {}
+        # Of steps that read bodies: bytes that the next call may read, and until when these do not grow.
+        self._rooms: dict[str, int] = {}
+        self._rests_until_s: dict[str, float] = {}
 
     def run(
         self, name: str, keys: Sequence[str | bytes], args: Sequence[Arg], meanwhile: Meanwhile | None = None
@@ -78,10 +113,31 @@ class ScriptRunner:
         Sending the text after NOSCRIPT is no repetition: Redis did not run anything.
         """
         text, digest = self.prepared(name, keys[0])
+        room, began_s = self._room(name), now_s()
         try:
-            return self._link.call("EVALSHA", digest, len(keys), *keys, *args, meanwhile=meanwhile)
-        except ScriptMissing:
-            return self._link.call("EVAL", text, len(keys), *keys, *args)
+            try:
+                reply = self._link.call("EVALSHA", digest, len(keys), *keys, *args, *room, meanwhile=meanwhile)
+            except ScriptMissing:
+                reply = self._link.call("EVAL", text, len(keys), *keys, *args, *room)
+        except ReplyUnknown:
+            self._took(name, None)
+            raise
+        self._took(name, now_s() - began_s)
+        return reply
+
+    def _room(self, name: str) -> tuple[int, ...]:
+        """Return the argument by which step ``name`` knows how much it may read; none if it reads no bodies."""
+        return (self._rooms.get(name, MOST_ROOM),) if reads_bodies(name) else ()
+
+    def _took(self, name: str, seconds: float | None) -> None:
+        if not reads_bodies(name):
+            return
+        room = self._rooms.get(name, MOST_ROOM)
+        if seconds is None:
+            self._rests_until_s[name] = now_s() + REST_S
+        following = next_room(room, seconds)
+        if following < room or now_s() >= self._rests_until_s.get(name, 0.0):
+            self._rooms[name] = following
 
     def run_each(self, name: str, keys: Sequence[str | bytes], each: Sequence[Sequence[Arg]]) -> list[Any]:
         """Run step ``name``, which changes nothing, once per argument list, in one batch. Raises the first error."""
@@ -107,13 +163,15 @@ class ScriptRunner:
         except RedisTrouble as trouble:
             not_sent = NotNow("CONNECT", f"not sent, because an earlier command failed: {trouble}")
             return [trouble, *[not_sent] * (len(each) - 1)]
-        digest = self.prepared(name, each[0][0][0])[1]
+        digest, room = self.prepared(name, each[0][0][0])[1], self._room(name)
         try:
             return [
                 first,
-                *self._link.pipeline([("EVALSHA", digest, len(keys), *keys, *args) for keys, args in each[1:]]),
+                *self._link.pipeline([("EVALSHA", digest, len(keys), *keys, *args, *room) for keys, args in each[1:]]),
             ]
         except RedisTrouble as trouble:  # the first run has happened, and the caller must hear of it
+            if isinstance(trouble, ReplyUnknown):
+                self._took(name, None)
             return [first, *[trouble] * (len(each) - 1)]
 
     def prepared(self, name: str, key: str | bytes) -> tuple[str, str]:

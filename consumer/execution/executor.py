@@ -178,7 +178,11 @@ class Executor:
         return True
 
     def _is_over(self, lane: MessageLane, message: Message) -> bool:
-        """Give the message up, and return True, if its body is gone, or its attempts are used up."""
+        """Give the message up, and return True, if its body is gone, or its attempts are used up. A drain reads no
+        bodies: what it has brought waits, and is given back."""
+        if message.body_is_gone and self.lanes.paused:
+            self.lanes.retry(lane, message, now_s() + 1.0)
+            return True
         if message.body_is_gone:
             self.bury(lane, message, Bury("body_gone", ""))
             return True

@@ -5,8 +5,9 @@ for again, and no wake-up can be missed. The bodies come from our own pending li
 except for those that a record brings along.
 
 Neither the size of the bodies nor the speed of the network is known beforehand. So they are fetched page by page, in id
-order, and a page grows as long as it comes in a short time. The messages of a page are run whatever becomes of the next
-one: otherwise a batch whose every fetch is cut off would never get here.
+order, and a page grows as long as it comes in a short time and the last one was not large. The messages of a page are
+run whatever becomes of the next one: otherwise a batch whose every fetch is cut off would never get here. While this
+process holds ``most_bytes``, the next page waits.
 
 The states of a reader. ``read`` usually goes from Idle through Filling to Idle; it ends in Filling only if a page
 could not be fetched::
@@ -15,7 +16,7 @@ could not be fetched::
     Idle ------> Filling    it has records, whose messages are to go to the lanes, with their bodies
     Idle ------> Blocked    its next record names a message again that is about to be acknowledged
     Blocked ---> any        the record is looked at again, at the next ``read``
-    Filling ---> Filling    a page could not be fetched: the next ``read`` goes on with it
+    Filling ---> Filling    a page could not be fetched, or there is no room for it: the next ``read`` goes on with it
     Filling ---> Idle       all messages are in the lanes
     Filling ---> Idle       the group is missing: messages may be handed over anew, and the inbox is read again
 """
@@ -25,6 +26,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from usher.common.base.clock import now_s
@@ -48,14 +50,20 @@ from usher.common.redis.replies import (
 from usher.common.runtime.service import Service
 from usher.consumer.execution.lanes import Lanes
 from usher.consumer.handlers.message import Message, OwnLease
-from usher.consumer.policy.reads import FIRST_PAGE, next_page, plan_reads
+from usher.consumer.policy.reads import FIRST_PAGE, PAGE_BYTES, fitting, next_page, plan_reads
 
 log = logging.getLogger(__name__)
 
 #: Pause before a record is looked at again that names a message which is about to be acknowledged.
 _BLOCKED_S = 0.005
-#: Records of the inbox read by one call.
-_MOST_RECORDS = 100
+#: Pause before a look whether there is room for more bytes.
+_FULL_S = 0.01
+#: Bytes of a message from which on it counts, and mean bytes of a page in which they are looked for: thousands of
+#: smaller ones are no load.
+_HEAVY, _WORTH_A_LOOK = 4096, 256
+#: Records of the inbox read by one call. The new entries of a record have about 8 MiB at most (lua/leader/peek): that
+#: bounds a page whose sizes are a surprise.
+_MOST_RECORDS = 16
 #: Records that stay in the inbox while nothing must be fetched.
 _MOST_UNTRIMMED = 25
 
@@ -126,6 +134,10 @@ class InboxReader(Service):
         self._records_to_trim = 0  # records up to that one that are still in the inbox
         self._highest_id = -1  # rank of the highest id ever read
         self._page_size = FIRST_PAGE  # most messages fetched by one call
+        self._mean_bytes = 0.0  # of the messages that the last fetch brought
+        self._heavy: dict[bytes, int] = {}  # bytes by id, of large messages that may still be held
+        self.most_bytes, self.slots = 1 << 28, 1
+        self._drains = False
         # In a drain: hand-overs of tickets of which a message is yet to be acknowledged.
         self._postponed: list[HandOver] = []
         self.messages = 0
@@ -152,7 +164,7 @@ class InboxReader(Service):
 
     def run_once(self) -> float:
         self.read(self._BLOCK_MS)
-        return _BLOCKED_S if self.is_blocked else 0.0
+        return _BLOCKED_S if self.is_blocked else _FULL_S if isinstance(self._state, Filling) else 0.0
 
     def read(self, block_ms: int | None) -> int:
         """Read the records of the inbox above the last one seen; return the number of messages that were new.
@@ -191,14 +203,17 @@ class InboxReader(Service):
         return Filling(records, is_all, closed, hand_overs, bodies, sorted(wanted, key=rank))
 
     def _fill(self) -> int:
-        """Bring the messages that were read into the lanes, page by page, and return how many. A page that fails is
-        left for the next time."""
+        """Bring the messages that were read into the lanes, page by page, and return how many. A page that fails, or
+        for which there is no room, is left for the next time."""
         filling = self._state
         if not isinstance(filling, Filling):
             return 0
         added = 0
         while filling.left:
-            page = filling.left[: self._page_size]
+            room = PAGE_BYTES if self._drains else self._room()
+            if not room:
+                return added
+            page = filling.left[: fitting(self._page_size, self._mean_bytes, room)]
             bodies = {entry_id: filling.bodies[entry_id] for entry_id in page if entry_id in filling.bodies}
             try:
                 added += self._fill_lanes(filling.hand_overs, page, bodies)
@@ -213,13 +228,32 @@ class InboxReader(Service):
         self._records_to_trim += len(filling.records)
         return added
 
+    def _room(self) -> int:
+        """Return the room for more bytes of messages, at least one where a handler is idle."""
+        room = self.most_bytes - sum(self._heavy.values())
+        if room > 0:
+            return room
+        with self._lanes.locked() as board:
+            held = board.held_ids
+            self._heavy = {entry_id: size for entry_id, size in self._heavy.items() if entry_id in held}
+            is_idle = board.has_idle(self.slots)
+        return max(self.most_bytes - sum(self._heavy.values()), int(is_idle))
+
+    def _weigh(self, bodies: Bodies) -> None:
+        """Note how large these are, which go into the lanes."""
+        self._mean_bytes = sum(map(len, chain.from_iterable(filter(None, bodies.values())))) / len(bodies)
+        if self._mean_bytes >= _WORTH_A_LOOK:
+            sizes = {entry_id: sum(map(len, flat or ())) for entry_id, flat in bodies.items()}
+            self._heavy |= {entry_id: size for entry_id, size in sizes.items() if size >= _HEAVY}
+
     def read_rest(self) -> bool:
-        """Read the inbox to its end, for a drain, in which nothing is started any more. Return whether nothing is
-        postponed.
+        """Read the inbox to its end, for a drain, in which nothing is started any more, so that no bodies are needed.
+        Return whether nothing is postponed.
 
         A message that is named again and about to end here does not block the rest: only its ticket is postponed, to
         the next call.
         """
+        self._drains = True
         self._fill()
         while True:
             records = self._records(None)
@@ -290,6 +324,9 @@ class InboxReader(Service):
     ) -> int:
         if not wanted:
             return 0
+        if self._drains:
+            over = self._not_ours(set(wanted), hand_overs)
+            return self._put(dict.fromkeys(sorted(set(wanted) - over, key=rank)), hand_overs, {})
         bodies, attempts = self._bodies(wanted, brought)
         missing = [entry_id for entry_id in wanted if bodies.get(entry_id) is None]
         if missing:
@@ -299,8 +336,14 @@ class InboxReader(Service):
         elif len(bodies) > len(wanted):
             asked = set(wanted)
             bodies = {entry_id: flat for entry_id, flat in bodies.items() if entry_id in asked}
-        if bodies:
-            self._highest_id = max(self._highest_id, rank(next(reversed(bodies))))
+        return self._put(bodies, hand_overs, attempts)
+
+    def _put(self, bodies: Bodies, hand_overs: dict[bytes, HandOver], attempts: dict[bytes, Attempts]) -> int:
+        """Put messages with these bodies, in id order, into the lanes. Return how many."""
+        if not bodies:
+            return 0
+        self._highest_id = max(self._highest_id, rank(next(reversed(bodies))))
+        self._weigh(bodies)
         by_ticket: dict[bytes, list[Message]] = {}
         make, lease, charge = self.message_type, self._lease, attempts.get
         for entry_id, flat in bodies.items():
@@ -312,8 +355,8 @@ class InboxReader(Service):
             else:
                 messages.append(message)
         self._lanes.add(by_ticket.items())
-        self.messages += len(wanted)
-        return len(wanted)
+        self.messages += len(bodies)
+        return len(bodies)
 
     def _bodies(self, wanted: list[bytes], brought: dict[bytes, list[bytes]]) -> tuple[Bodies, dict[bytes, Attempts]]:
         """Return bodies by id, in id order, and the attempts known from former owners. A body that is missing, or None,
@@ -379,7 +422,7 @@ class InboxReader(Service):
         gone."""
         missing = sorted(rank(entry_id) for entry_id in wanted if entry_id not in bodies)
         while missing:
-            most = self._page_size  # the entries between them may be large too
+            most = fitting(self._page_size, self._mean_bytes, PAGE_BYTES)  # the entries between them may be large too
             command = read_own_command(self._keys, self._incarnation, from_rank(missing[0] - 1), most)
             _, reply = self._timed([command], most)
             if isinstance(reply, Exception):

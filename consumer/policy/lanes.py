@@ -124,6 +124,10 @@ class LaneBoard(Generic[M]):
             lane.busy = True
             self.ready.append(lane)
 
+    def has_idle(self, slots: int) -> bool:
+        """Return whether one of so many runners has nothing to do."""
+        return self.running < slots and not self.ready
+
     def take(self) -> Lane[M] | None:
         """Return a lane to run, or None."""
         if not self.ready:

@@ -14,8 +14,8 @@ from usher.common.protocol.stream_id import from_rank, rank
 
 #: More separate runs of ids than this are read as one: many commands in a round trip cost more than bodies read twice.
 _MOST_RUNS = 16
-#: Most messages that the first fetch, and any fetch, asks for.
-FIRST_PAGE, _MOST_PAGE = 16, 1000
+#: Most messages that the first fetch, and any fetch, asks for; and about how many bytes.
+FIRST_PAGE, _MOST_PAGE, PAGE_BYTES = 4, 1000, 16 * 1024 * 1024
 #: A larger page may follow one that came in less than the first time, counted from its first byte; a smaller page
 #: follows one that took longer than the second. In seconds.
 _FAST_S, _SLOW_S = 0.2, 1.0
@@ -34,7 +34,7 @@ def next_page(page: int, fetched: int, took_s: float | None) -> int:
     not count as a narrow network. None: the fetch was cut off.
 
     >>> next_page(16, 16, 0.01), next_page(16, 3, 0.01), next_page(16, 16, 5.0)
-    (32, 16, 8)
+    (64, 16, 8)
     >>> next_page(16, 16, None), next_page(16, 0, None)
     (4, 16)
     """
@@ -44,7 +44,17 @@ def next_page(page: int, fetched: int, took_s: float | None) -> int:
         return max(1, min(page, fetched) // 4)
     if took_s > _SLOW_S:
         return max(1, min(page, fetched) // 2)
-    return min(_MOST_PAGE, 2 * page) if took_s < _FAST_S and fetched >= page else page
+    return min(_MOST_PAGE, 4 * page) if took_s < _FAST_S and fetched >= page else page
+
+
+def fitting(page: int, mean_bytes: float, room: int) -> int:
+    """Return how many messages of up to ``page`` to fetch at once, where those of the last page had ``mean_bytes``, and
+    there is ``room`` for so many bytes: at least one.
+
+    >>> fitting(64, 100.0, 1 << 28), fitting(64, 1e6, 1 << 28), fitting(64, 1e6, 3_000_000), fitting(64, 1e6, -5)
+    (64, 16, 3, 1)
+    """
+    return max(1, min(page, int(min(PAGE_BYTES, room) / max(1.0, mean_bytes))))
 
 
 def plan_reads(wanted: Sequence[bytes], held: Callable[[], Collection[bytes]], highest_held: int) -> list[OwnRead]:

@@ -138,7 +138,7 @@ class Candidates:
 
     def _heads(self, ids: Sequence[bytes]) -> list[DeadLetter | None]:
         rows = self._scripts.run_each("read_letters", (self._keys.dead,), [(one, one, 1, "") for one in ids])
-        return [parse_letter(*row[0]) if row else None for row in rows]
+        return [parse_letter(*row[0]) if row else None for _, row in rows]
 
     def _with_letter(self, one: Candidate) -> Candidate:
         letters = self._letters.where("id", one.message_id, 1, _LETTER_S).letters
@@ -155,11 +155,13 @@ class Candidates:
         found: list[bytes] = []
         start, looked_at, ends_s = "+", 0, now_s() + _SEARCH_S
         while True:
-            count, last, some = self._scripts.run("find_entries", (key,), (field, value, start, _ENTRIES_AT_ONCE))
+            count, last, some, is_all = self._scripts.run(
+                "find_entries", (key,), (field, value, start, _ENTRIES_AT_ONCE)
+            )
             found += some
             looked_at += count
             self._on_page(what, looked_at)
-            if count < _ENTRIES_AT_ONCE or len(found) >= most:
+            if is_all or len(found) >= most:
                 return found[:most]
             start = f"({last.decode()}"
             if now_s() > ends_s:
@@ -223,7 +225,7 @@ class Candidates:
         for text, ids in missing.items():
             start = "+"
             while not ids <= found.keys():
-                count, last, records = self._scripts.run(
+                count, last, records, is_all = self._scripts.run(
                     "find_runs", (self._keys.runs,), (orjson.dumps(text), start, _RUNS_AT_ONCE)
                 )
                 for run in (run for record in records for run in reversed(list(decode_runs(record)))):
@@ -231,7 +233,7 @@ class Candidates:
                         found.setdefault(run.id.encode(), run)
                 looked_at += count
                 self._on_page("records of executions looked at", looked_at)
-                if count < _RUNS_AT_ONCE or now_s() > ends_s:
+                if is_all or now_s() > ends_s:
                     break
                 start = f"({last.decode()}"
         return found

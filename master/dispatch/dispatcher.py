@@ -251,7 +251,7 @@ class Dispatcher(Service):
         self._reject()
         # 10. The group's position, with what 8 took.
         self._position_saver.turn(self.board, self._steps, self._cursor.last_read)
-        found_more = more or handed or ruling or sweeping or reopening
+        found_more = more or handed or ruling or sweeping or reopening or self._rejected
         if found_more or self._recoverer.is_busy or self._events or self._unsure or self._rules_due:
             return 0.0
         # 11. Ask for a notification, if 8 did not: only when nothing is left to do, so under load nobody waits for one.
@@ -489,16 +489,10 @@ class Dispatcher(Service):
         """Write the dead letters that are due. They are remembered until Redis has them."""
         assert self._steps is not None
         if self._rejected:
-            event(
-                log,
-                "messages_rejected",
-                level=logging.WARNING,
-                count=len(self._rejected),
-                reason=self._rejected[0].reason,
-            )
-            self._steps.reject(self._rejected)
-            self.on_rejected(self._rejected)
-            self._rejected.clear()
+            over = self._rejected[: self._steps.reject(self._rejected)]
+            event(log, "messages_rejected", level=logging.WARNING, count=len(over), reason=over[0].reason)
+            self.on_rejected(over)
+            del self._rejected[: len(over)]
 
     def on_end(self) -> None:
         self._drop_memory()

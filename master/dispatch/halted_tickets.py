@@ -28,11 +28,12 @@ class HaltedTickets:
         ending = board.ending_page(_PAGE)
         if ending is not None:
             ticket, ids, is_last = ending
-            if not steps.end_tail(ticket.name, ticket.believed, ids, is_last):
+            count = steps.end_tail(ticket.name, ticket.believed, ids, is_last)
+            if count is None:
                 raise ReplyUnknown(
                     "the record of a ticket that ends is not the one believed: memory and the index differ"
                 )
-            board.ended(ticket, ids, is_last)
+            board.ended(ticket, ids[:count], is_last and count == len(ids))
             busy = True
         start = board.to_read()
         if start is not None:

@@ -65,17 +65,10 @@ class RuleWork:
         if not condemned:
             return False
         try:
-            refused = steps.end_by_rule(condemned)
+            written, refused = steps.end_by_rule(condemned)
         except RulesMoved:
             follow()
             return True
-        unsure.update(board.buried(condemned, refused))
-        ended(
-            [
-                Rejected(entry_id, doomed.ticket, RULE)
-                for doomed in condemned
-                if doomed.ticket not in refused
-                for entry_id in doomed.ids
-            ]
-        )
+        unsure.update(board.buried(written, refused))
+        ended([Rejected(entry_id, doomed.ticket, RULE) for doomed in written for entry_id in doomed.ids])
         return True

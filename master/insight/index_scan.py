@@ -81,7 +81,7 @@ class IndexScan:
         """Return the oldest heads as they are now, parked ones among them. ``under_master``: how many entries are
         pending there."""
         before = {head.ticket: head for head in self._found} | self._candidates
-        asked = list(dict.fromkeys([*before, *self._pending(b"", _PENDING)[1::2]]))
+        asked = list(dict.fromkeys([*before, *self._pending(b"", _PENDING)[1][1::2]]))
         values = self._link.call("HMGET", self._keys.tickets, *asked) if asked else []
         now: dict[bytes, Head] = {}
         for ticket, value in zip(asked, values, strict=True):
@@ -102,15 +102,17 @@ class IndexScan:
         self._moved_ms = {entry_id: ms for entry_id, ms in moved_ms.items() if ms}
         return kept
 
-    def _pending(self, name: bytes, most: int) -> list[bytes]:
-        """Return id and ticket, by turns, of the oldest entries that are pending for the name."""
+    def _pending(self, name: bytes, most: int) -> tuple[bool, list[bytes]]:
+        """Return whether there are no more, and id and ticket, by turns, of the oldest entries that are pending for the
+        name."""
         args = (self._keys.group, name, most, self._field, LONGEST_TICKET)
-        return list(self._scripts.run("pending_heads", (self._keys.stream,), args))
+        is_all, flat = self._scripts.run("pending_heads", (self._keys.stream,), args)
+        return bool(is_all), flat
 
     def _parked(self, under_master: int) -> list[Head]:
         """Return the oldest entries pending under the master, one of each ticket; those of tickets that are in the
         index too are behind another message."""
-        flat = self._pending(MASTER, _PARKED)
+        is_all, flat = self._pending(MASTER, _PARKED)
         first: dict[bytes, Head] = {}
         for at in range(0, len(flat), 2):
             entry_id, ticket = flat[at], flat[at + 1]
@@ -118,6 +120,6 @@ class IndexScan:
             first[ticket] = Head(ticket, b"", 0, known.id if known else entry_id, known.size + 1 if known else 1)
         self._waiting = Counter({ticket: head.size for ticket, head in first.items()})
         # Entries whose bodies were deleted count there but are not found here.
-        self._all_waiting = under_master <= len(flat) // 2 < _PARKED
+        self._all_waiting = is_all and under_master <= len(flat) // 2
         records = self._link.call("HMGET", self._keys.tickets, *first) if first else []
         return [head for head, record in zip(first.values(), records, strict=True) if record is None]

@@ -90,9 +90,9 @@ class TicketHistory:
         found: list[bytes] = []
         while True:
             with self._lock:
-                count, last, some = self._scripts.run(f"find_{what}", (key,), (*wanted, start, at_once))
+                _, last, some, is_all = self._scripts.run(f"find_{what}", (key,), (*wanted, start, at_once))
             found += some
-            if count < at_once:
+            if is_all:
                 return found, END
             start = f"({last.decode()}"
             if time.monotonic() > ends_s or len(found) >= _PIECE_EVENTS:

@@ -55,15 +55,14 @@ def add_ticket_states(link: Link, keys: Keys, rows: Sequence[dict[str, Any]]) ->
 def parked_rows(link: Link, scripts: ScriptRunner, keys: Keys, ticket_field: str, most: int) -> ParkedRows:
     """Return tickets without an owner that have parked messages, the oldest first: ``paused`` by a rule (``why``), or
     ``parked``. They have no record in the index; of very many parked messages only the oldest are looked at."""
-    flat = scripts.run(
+    is_all, flat = scripts.run(
         "pending_heads", (keys.stream,), (keys.group, MASTER, LOOKED_AT + 1, ticket_field, LONGEST_TICKET)
     )
     ids: dict[bytes, list[str]] = {}
     for entry_id, ticket in zip(flat[::2], flat[1::2], strict=True):
         ids.setdefault(ticket, []).append(entry_id.decode())
-    is_all = len(flat) <= 2 * LOOKED_AT
     if not ids:
-        return ParkedRows([], is_all)
+        return ParkedRows([], bool(is_all))
     records = link.call("HMGET", keys.tickets, *ids)
     alone = [ticket for ticket, record in zip(ids, records, strict=True) if record is None]
     book = read_rules(link, keys)
@@ -71,7 +70,7 @@ def parked_rows(link: Link, scripts: ScriptRunner, keys: Keys, ticket_field: str
         {"ticket_id": one.decode(errors="replace"), "message_ids": ids[one], **_held(book.of(one), "parked")}
         for one in alone[:most]
     ]
-    return ParkedRows(rows, is_all and len(alone) <= most)
+    return ParkedRows(rows, bool(is_all) and len(alone) <= most)
 
 
 def _held(rule: Rule | None, where: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from usher.common.base.errors import Fenced, UsherError
+from usher.common.base.errors import Fenced, ReplyUnknown, UsherError
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.stream_id import GroupPosition
@@ -192,17 +192,19 @@ class LeaderScripts:
         return ParkedPage(last or None, _found(found), gone)
 
     def reject(self, entries: Iterable[Rejected]) -> int:
-        """Make dead letters of these entries. Return the number written."""
+        """Make dead letters of these entries. Return how many of them, from the first one, are over now: not all where
+        bodies are large."""
         keys = self._keys
         args = [part for entry in entries for part in entry]
         return int(self._run("reject", (keys.stream, keys.leader, keys.dead), args)[1])
 
-    def end_tail(self, ticket: bytes, believed: bytes, ids: Sequence[bytes], is_last: bool) -> bool:
+    def end_tail(self, ticket: bytes, believed: bytes, ids: Sequence[bytes], is_last: bool) -> int | None:
         """Make dead letters of the entries parked behind a given-up one; the ticket is free again after the last.
-        Return False when its record is not the one believed."""
+        Return how many of the ids, from the first one, are over now; None when its record is not the one believed."""
         keys = self._keys
         args = (ticket, believed, int(is_last), *ids)
-        return bool(self._run("end_tail", (keys.stream, keys.leader, keys.tickets, keys.dead), args)[0] == b"OK")
+        state, ended = self._run("end_tail", (keys.stream, keys.leader, keys.tickets, keys.dead), args)
+        return int(ended) if state == b"OK" else None
 
     def hand_over(
         self, plan: HandOverPlan, new: NewEntries = NO_NEW_ENTRIES, meanwhile: Meanwhile | None = None
@@ -247,9 +249,10 @@ class LeaderScripts:
             self._counts.hand_over(plan, reply, began_ns)
         return reply
 
-    def end_by_rule(self, condemned: Sequence[Condemned]) -> list[bytes]:
-        """Make dead letters of the messages that a rule condemns. Return the tickets whose records are not as believed.
-        Raises RulesMoved."""
+    def end_by_rule(self, condemned: Sequence[Condemned]) -> tuple[list[Condemned], list[bytes]]:
+        """Make dead letters of the messages that a rule condemns. Return those that are over now, and the tickets whose
+        records are not as believed, which are among the former, without ids. Where bodies are large, not all of them
+        are. Raises RulesMoved."""
         keys = self._keys
         args: list[Any] = [self.rules_version]
         for doomed in condemned:
@@ -257,10 +260,14 @@ class LeaderScripts:
             error = f"{why}(rule {doomed.rule.id} of {doomed.rule.who or 'somebody'})"
             args += (doomed.ticket, doomed.believed, error.encode("utf-8", "surrogateescape"), b" ".join(doomed.ids))
         script_keys = (keys.stream, keys.leader, keys.tickets, keys.dead, keys.attempts, keys.counters)
-        state, refused = self._run("end_by_rule", script_keys, args)
+        state, ended = self._run("end_by_rule", script_keys, args)
         if state == b"RULES":
             raise RulesMoved
-        return list(refused)
+        told = list(zip(condemned, ended, strict=True))
+        return (
+            [doomed._replace(ids=doomed.ids[: max(0, count)]) for doomed, count in told if count],
+            [doomed.ticket for doomed, count in told if count < 0],
+        )
 
     def take_back(self, incarnation: str, count: int) -> TakenPage:
         """Bring one page of a dead incarnation's entries to ``master``."""
@@ -285,12 +292,19 @@ class LeaderScripts:
         """Free the records of a dead incarnation's tickets. Return None when it still has entries."""
         keys = self._keys
         script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.tickets, keys.dead)
-        reply = self._run("free_tickets", script_keys, (incarnation, *tickets))
-        return (
-            Freed(reply[1], [(found.id, found.ticket or b"") for found in _found(reply[2])])
-            if reply[0] == b"OK"
-            else None
-        )
+        freed, left = Freed([], []), list(tickets)
+        while True:
+            state, *reply = self._run("free_tickets", script_keys, (incarnation, *left))
+            if state != b"OK":
+                if len(left) < len(tickets):
+                    raise ReplyUnknown(f"{incarnation} was handed something by another client: {state.decode()}")
+                return None
+            others, parked, looked_at = reply
+            freed.others.extend(others)
+            freed.parked.extend((found.id, found.ticket or b"") for found in _found(parked))
+            del left[:looked_at]
+            if not left:
+                return freed
 
     def sweep(self, known: Sequence[str], min_idle_ms: int, cursor: bytes, count: int) -> Swept:
         """Take one step of the idle sweep; entries owned by ``known`` incarnations with a living lease are left
@@ -320,9 +334,13 @@ class LeaderScripts:
         """Give entries, as (ticket, id), that came as new although the group was given them before, back to their
         owners, if they are in processing."""
         keys = self._keys
-        args = [part for entry in entries for part in entry]
-        _, over, done = self._run("rejoin", (keys.stream, keys.leader, keys.tickets), args)
-        return Rejoined(over, done)
+        rejoined, left = Rejoined([], []), [part for entry in entries for part in entry]
+        while left:
+            _, over, done, looked_at = self._run("rejoin", (keys.stream, keys.leader, keys.tickets), left)
+            rejoined.over.extend(over)
+            rejoined.done.extend(done)
+            del left[: 2 * looked_at]
+        return rejoined
 
     def due_delayed(self, most: int) -> DueLook:
         """Put delayed messages in the order of their times. Return up to ``most`` that are due."""

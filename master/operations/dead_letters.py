@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from usher.common.base.clock import now_s
 from usher.common.protocol.keys import Keys, LogKeys
@@ -70,7 +70,7 @@ class DeadLetters:
         found: list[DeadLetter] = []
         looked_at = 0
         while looked_at < _MOST_LOOKED_AT:
-            letters = self._read(wanted, after, min(PAGE, max(1, limit)), until)
+            is_all, letters = self._read(wanted, after, min(PAGE, max(1, limit)), until)
             looked_at += len(letters)
             for letter in letters:
                 after = letter.id
@@ -78,7 +78,7 @@ class DeadLetters:
                     found.append(letter)
                     if len(found) == limit:
                         return LetterPage(found, after)
-            if not letters:
+            if is_all:
                 return LetterPage(found, None)
         return LetterPage(found, after)
 
@@ -88,13 +88,13 @@ class DeadLetters:
         found: list[DeadLetter] = []
         end, ends_s = wanted.end if below is None else b"(" + below, now_s() + within_s
         while True:
-            letters = self._rows(wanted.start, end, PAGE, "newest")
+            is_all, letters = self._rows(wanted.start, end, PAGE, "newest")
             for letter in letters:
                 if wanted.fits(letter):
                     found.append(letter)
                     if len(found) == limit:
                         return LetterPage(found, letter.id)
-            if len(letters) < PAGE:
+            if is_all:
                 return LetterPage(found, None)
             end = b"(" + letters[-1].id
             if now_s() > ends_s:
@@ -107,31 +107,34 @@ class DeadLetters:
         start, ends_s = "+", now_s() + within_s
         while len(found) < most:
             with self._lock:
-                count, last, some = self._scripts.run(
+                _, last, some, is_all = self._scripts.run(
                     "find_entries", (self._keys.dead,), (f"usher-{field}", value, start, _FIND_AT_ONCE)
                 )
             found += some
             start = f"({last.decode()}"
-            if count < _FIND_AT_ONCE or now_s() > ends_s:
+            if is_all or now_s() > ends_s:
                 break
         with self._lock:
             rows = self._scripts.run_each(
                 "read_letters", (self._keys.dead,), [(one, one, 1, "") for one in found[:most]]
             )
-        letters = [parse_letter(letter_id, head) for row in rows for letter_id, head in row]
-        return LetterPage(letters, None if count < _FIND_AT_ONCE and len(found) <= most else last)
+        letters = [parse_letter(letter_id, head) for _, row in rows for letter_id, head in row]
+        return LetterPage(letters, None if is_all and len(found) <= most else last)
 
-    def _read(self, wanted: LetterFilter, after: bytes | None, count: int, until: bytes | None) -> list[DeadLetter]:
+    def _read(
+        self, wanted: LetterFilter, after: bytes | None, count: int, until: bytes | None
+    ) -> tuple[bool, list[DeadLetter]]:
         start = wanted.start if after is None else b"(" + after
         end = wanted.end
         if until is not None and (wanted.before_ms is None or wanted.before_ms >= milliseconds(until)):
             end = until
         return self._rows(start, end, count, "")
 
-    def _rows(self, start: bytes, end: bytes, count: int, newest: str) -> list[DeadLetter]:
+    def _rows(self, start: bytes, end: bytes, count: int, newest: str) -> tuple[bool, list[DeadLetter]]:
+        """Return whether there are no more, and up to ``count`` letters: fewer where they are large."""
         with self._lock:
-            rows = self._scripts.run("read_letters", (self._keys.dead,), (start, end, count, newest))
-        return [parse_letter(letter_id, head) for letter_id, head in rows]
+            is_all, rows = self._scripts.run("read_letters", (self._keys.dead,), (start, end, count, newest))
+        return bool(is_all), [parse_letter(letter_id, head) for letter_id, head in rows]
 
     def all(self, wanted: LetterFilter, until: bytes) -> Iterator[list[DeadLetter]]:
         """Yield pages of all letters that match, up to the letter ``until``; letters written meanwhile are not
@@ -172,12 +175,12 @@ class DeadLetters:
         missing, found = set(tickets), {}
         end = b"+"
         for _ in range(_MOST_LOOKED_AT // PAGE if missing else 0):
-            letters = self._rows(b"-", end, PAGE, "newest")
+            is_all, letters = self._rows(b"-", end, PAGE, "newest")
             for letter in letters:
                 if letter.policy == PARK and letter.ticket in missing:
                     missing.remove(letter.ticket)
                     found[letter.ticket] = letter
-            if len(letters) < PAGE or not missing:
+            if is_all or not missing:
                 break
             end = b"(" + letters[-1].id
         return found
@@ -202,13 +205,17 @@ class DeadLetters:
         script_keys: list[str] = [keys.stream, keys.tickets, keys.dead, keys.attempts, keys.changed, keys.leader]
         if step == "redrive":
             script_keys.append(LogKeys(keys.stream).delayed)
-        with self._lock:
-            reply: list[Any] = self._scripts.run(step, script_keys, (keys.group, *ids))
-        self.leader_url = bytes(reply[0]).decode().partition(" ")[2]
-        return [
-            LetterResult(letter_id, word.decode().lower(), *rest)
-            for letter_id, (word, *rest) in zip(ids, reply[1:], strict=True)
-        ]
+        results: list[LetterResult] = []
+        while len(results) < len(ids):
+            left = ids[len(results) :]
+            with self._lock:
+                leader, *answers = self._scripts.run(step, script_keys, (keys.group, *left))
+            self.leader_url = bytes(leader).decode().partition(" ")[2]
+            results += [
+                LetterResult(letter_id, word.decode().lower(), *rest)
+                for letter_id, (word, *rest) in zip(left, answers, strict=False)
+            ]
+        return results
 
     def note(self, action: OperatorAction, outcome: str) -> None:
         """Write a line of the action log, over the same link."""

@@ -169,6 +169,8 @@ def _load_index(
             # Entries that come as new are not parked under ``master``. Those that are neither are found to be over when
             # they are handed over.
             ids = [entry_id for entry_id in ids if rank(entry_id) <= last_read]
+        if record.owner == TAIL:
+            ids = ids[:1]  # the others are under ``master``, and read there
         owner = board.set_record(ticket, record.owner, record.fence, ids, now)
         if owner is not None:
             dead.add(owner)
@@ -232,8 +234,9 @@ def _take_in_parked(
         board.take_in(unknown)
         if known:
             rejoin(known, board, steps)
-        if rejected:
-            steps.reject(rejected)
+        while rejected:
+            del rejected[: steps.reject(rejected)]
+            made_progress()
         made_progress()
         if page.last is None:
             return

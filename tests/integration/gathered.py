@@ -9,7 +9,7 @@ from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.sources import SHARDS, shards_of
 from usher.common.redis.client import Link
 from usher.common.redis.replies import Entry, TicketStream
-from usher.common.redis.scripts import ScriptRunner
+from usher.common.redis.scripts import MOST_ROOM, ScriptRunner
 from usher.master.policy.fair_queue import TurnOutcome, TurnResult
 
 HOLDER = "m1"
@@ -51,7 +51,7 @@ class Gathered:
         script_keys = (keys.stream, keys.shares, keys.gathered, keys.dead, *names, *groups)
         args = (keys.group, holder, "ticket_id", LONGEST_TICKET, self._scope, most, quantum, *shards_of(names))
         if text:
-            _, _, *flat = self.link.call("EVAL", text, len(script_keys), *script_keys, *args)
+            _, _, *flat = self.link.call("EVAL", text, len(script_keys), *script_keys, *args, MOST_ROOM)
         else:
             _, _, *flat = (ScriptRunner(link) if link is not None else self.scripts).run("gather", script_keys, args)
         return [

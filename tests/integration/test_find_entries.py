@@ -15,10 +15,10 @@ def find(world: World, ticket: bytes, start: str = "+", most: int = 100) -> list
 def test_entries_of_the_ticket_are_found_newest_first_page_by_page(world: World) -> None:
     ids = world.send(T, *TRICKY_IDS)
     world.send(U)
-    assert find(world, T) == [len(ids) + 1, ids[0], ids[::-1]]
-    assert find(world, T, most=2) == [2, ids[-1], [ids[-1]]]
-    assert find(world, T, f"({ids[-1].decode()}", 1) == [1, ids[-2], [ids[-2]]]
-    assert find(world, b"none") == [len(ids) + 1, ids[0], []]
+    assert find(world, T) == [len(ids) + 1, ids[0], ids[::-1], 1]
+    assert find(world, T, most=2) == [2, ids[-1], [ids[-1]], 0]
+    assert find(world, T, f"({ids[-1].decode()}", 1) == [1, ids[-2], [ids[-2]], 0]
+    assert find(world, b"none") == [len(ids) + 1, ids[0], [], 1]
 
 
 def test_a_part_of_an_id_and_a_later_field_are_no_match(world: World) -> None:
@@ -30,21 +30,20 @@ def test_a_part_of_an_id_and_a_later_field_are_no_match(world: World) -> None:
 
 def test_nothing_there_gives_nothing(world: World) -> None:
     world.link.call("DEL", world.keys.stream)
-    assert find(world, T) == [0, b"", []]
-    assert world.scripts.run("find_runs", (world.keys.runs,), (b'"T"', "+", 10)) == [0, b"", []]
-    assert (
-        world.scripts.run("pending_heads", (world.keys.stream,), (world.keys.group, MASTER, 10, "ticket_id", 256)) == []
-    )
+    assert find(world, T) == [0, b"", [], 1]
+    assert world.scripts.run("find_runs", (world.keys.runs,), (b'"T"', "+", 10)) == [0, b"", [], 1]
+    args = (world.keys.group, MASTER, 10, "ticket_id", 256)
+    assert world.scripts.run("pending_heads", (world.keys.stream,), args) == [1, []]
     world.make_group()
 
 
 def test_records_of_the_run_log_are_found_by_a_text_that_is_no_pattern(world: World) -> None:
     for record in (b'{"tickets":["a.c"]}', b'{"tickets":["abc"]}', b'{"tickets":["%a"]}'):
         world.link.call("XADD", world.keys.runs, "*", "batch", record)
-    count, last, found = world.scripts.run("find_runs", (world.keys.runs,), (b'"a.c"', "+", 10))
+    count, last, found, _ = world.scripts.run("find_runs", (world.keys.runs,), (b'"a.c"', "+", 10))
     assert (count, found) == (3, [b'{"tickets":["a.c"]}'])
     assert world.scripts.run("find_runs", (world.keys.runs,), (b'"%a"', "+", 1))[2] == [b'{"tickets":["%a"]}']
-    assert world.scripts.run("find_runs", (world.keys.runs,), (b'"%a"', b"(" + last, 1)) == [0, b"", []]
+    assert world.scripts.run("find_runs", (world.keys.runs,), (b'"%a"', b"(" + last, 1)) == [0, b"", [], 1]
 
 
 def test_the_oldest_that_are_pending_for_a_name_come_with_their_tickets(world: World) -> None:
@@ -53,8 +52,8 @@ def test_the_oldest_that_are_pending_for_a_name_come_with_their_tickets(world: W
     parked = world.parked(leader, T, b"2-1", b"3-1", b"4-1")
     with world.unchanged():
         args = (world.keys.group, MASTER, 2, "ticket_id", 256)
-        assert world.scripts.run("pending_heads", (world.keys.stream,), args) == [parked[0], T, parked[1], T]
+        assert world.scripts.run("pending_heads", (world.keys.stream,), args) == [0, [parked[0], T, parked[1], T]]
         of_all = (world.keys.group, "", 2, "ticket_id", 256)
-        assert world.scripts.run("pending_heads", (world.keys.stream,), of_all) == [b"1-1", U, parked[0], T]
+        assert world.scripts.run("pending_heads", (world.keys.stream,), of_all) == [0, [b"1-1", U, parked[0], T]]
     world.delete(parked[0])
-    assert world.scripts.run("pending_heads", (world.keys.stream,), args)[:2] == [parked[1], T]
+    assert world.scripts.run("pending_heads", (world.keys.stream,), args)[1] == [parked[1], T]

@@ -166,10 +166,10 @@ class Mirror(RedisModel):
         self._compare()
         return real
 
-    def end_tail(self, ticket: bytes, believed: bytes, ids: Sequence[bytes], is_last: bool) -> bool:
+    def end_tail(self, ticket: bytes, believed: bytes, ids: Sequence[bytes], is_last: bool) -> int | None:
         self._bring_up_to_date()
         real = self._steps.end_tail(ticket, believed, ids, is_last)
-        assert super().end_tail(ticket, believed, ids, is_last) is real
+        assert super().end_tail(ticket, believed, ids, is_last) == real
         self._compare()
         return real
 
@@ -274,7 +274,7 @@ class RuledMirror(Mirror, RuledRedis):
             assert self.known != self.version
             raise
 
-    def end_by_rule(self, condemned: Sequence[Condemned]) -> list[bytes]:
+    def end_by_rule(self, condemned: Sequence[Condemned]) -> tuple[list[Condemned], list[bytes]]:
         self._bring_up_to_date()
         self._know()
         try:

@@ -207,7 +207,7 @@ class TestChange:
         with _full(world):
             pause(rules, b"U")
             leader.rules_version = rules.read().version
-            assert leader.end_by_rule([Condemned(b"T", b"", ids, rule)]) == []
+            assert leader.end_by_rule([Condemned(b"T", b"", ids, rule)])[1] == []
             assert rules.lift(rule_id(Target.TICKET, "U"), _ALICE) is not None
         assert len(world.dead()) == 2
 
@@ -242,7 +242,7 @@ class TestTheLeader:
         ids = world.parked(leader, b"T", *TRICKY_IDS)
         world.link.call("HSET", world.keys.attempts, ids[0], "3 2 0 0")
         rule = end(rules, world, leader)
-        assert leader.end_by_rule([Condemned(b"T", b"", ids, rule)]) == []
+        assert leader.end_by_rule([Condemned(b"T", b"", ids, rule)])[1] == []
         assert world.state().letters() == [(entry_id, b"T", b"rule") for entry_id in ids]
         first = world.dead()[0]
         assert first[b"usher-error"] == f"poison (rule {rule.id} of bob)".encode()
@@ -253,7 +253,7 @@ class TestTheLeader:
         )
         assert (world.pending(), world.link.call("HLEN", world.keys.attempts)) == ({}, 0)
         with world.unchanged():
-            assert leader.end_by_rule([Condemned(b"T", b"", ids, rule)]) == [], "the same call again writes nothing"
+            assert leader.end_by_rule([Condemned(b"T", b"", ids, rule)])[1] == [], "the same call again writes nothing"
 
     def test_a_rule_that_was_lifted_a_moment_ago_ends_nothing(self, world: World, rules: LiveRules) -> None:
         leader = world.elect()
@@ -279,11 +279,11 @@ class TestTheLeader:
         later = world.parked(leader, b"T", b"2-1")
         rule = end(rules, world, leader)
         with world.unchanged():
-            assert leader.end_by_rule([Condemned(b"T", b"", later, rule)]) == [b"T"]
-            assert leader.end_by_rule([Condemned(b"T", world.head(b"T"), later, rule)]) == [b"T"]
+            assert leader.end_by_rule([Condemned(b"T", b"", later, rule)])[1] == [b"T"]
+            assert leader.end_by_rule([Condemned(b"T", world.head(b"T"), later, rule)])[1] == [b"T"]
         world.give_up(a, b"T", "park", owned[0])
         with world.unchanged():
-            assert leader.end_by_rule([Condemned(b"T", world.head(b"T"), later, rule)]) == [b"T"]
+            assert leader.end_by_rule([Condemned(b"T", world.head(b"T"), later, rule)])[1] == [b"T"]
 
     def test_a_returned_ticket_loses_what_was_ended_from_its_record(self, world: World, rules: LiveRules) -> None:
         leader, a = world.elect(), world.join("a")
@@ -293,11 +293,11 @@ class TestTheLeader:
         rule = end(rules, world, leader)
         head = world.head(b"T")
         assert head.startswith(b"returned ")
-        assert leader.end_by_rule([Condemned(b"T", head, [first], rule)]) == []
+        assert leader.end_by_rule([Condemned(b"T", head, [first], rule)])[1] == []
         record = world.record(b"T")
         assert record is not None
         assert record.ids == [second]
-        assert leader.end_by_rule([Condemned(b"T", head, [second], rule)]) == []
+        assert leader.end_by_rule([Condemned(b"T", head, [second], rule)])[1] == []
         assert (world.record(b"T"), world.pending()) == (None, {})
 
     def test_one_whose_body_is_gone_is_a_letter_too(self, world: World, rules: LiveRules) -> None:

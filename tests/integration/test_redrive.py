@@ -359,13 +359,13 @@ def test_the_tail_goes_with_it_and_the_leader_ends_what_it_has_parked(world: Wor
     later = world.parked(leader, T, b"5-1")
     assert leader.hand_over(plan(a, {T: more}, {T: world.head(T)})).targets[0].refused == [T]
     with world.unchanged():
-        assert not leader.end_tail(T, b"tail 1", more, True)
-    assert leader.end_tail(T, world.head(T), more[:1], False)
-    assert leader.end_tail(T, world.head(T), more, True)
+        assert leader.end_tail(T, b"tail 1", more, True) is None
+    assert leader.end_tail(T, world.head(T), more[:1], False) == 1
+    assert leader.end_tail(T, world.head(T), more, True) == len(more)
     assert (world.pending(), world.state().index) == ({b"master": later}, {})
     assert [letter[0] for letter in world.state().letters()] == ids + more
     with world.unchanged():
-        assert not leader.end_tail(T, b"tail " + fence, later, True)
+        assert leader.end_tail(T, b"tail " + fence, later, True) is None
 
 
 def test_a_master_that_does_not_lead_ends_nothing(world: World) -> None:

@@ -64,7 +64,7 @@ class RuledRedis(RedisModel):
                     self.broken.append(f"{part} goes out although it is {held.told()}")
         return super().hand_over(plan, news)
 
-    def end_by_rule(self, condemned: Sequence[Condemned]) -> list[bytes]:
+    def end_by_rule(self, condemned: Sequence[Condemned]) -> tuple[list[Condemned], list[bytes]]:
         """end_by_rule.lua."""
         if self.known != self.version:
             raise RulesMoved
@@ -87,7 +87,7 @@ class RuledRedis(RedisModel):
                 record.ids = [entry_id for entry_id in record.ids if entry_id not in doomed.ids]
                 if not record.ids:
                     del self.index[doomed.ticket]
-        return refused
+        return [doomed._replace(ids=[]) if doomed.ticket in refused else doomed for doomed in condemned], refused
 
     def _note_letter(self, ticket: bytes, entry_id: bytes) -> None:
         lower = [other for other, owner in self.pending.items() if owner == MASTER and rank(other) < rank(entry_id)]
@@ -128,7 +128,7 @@ class RuledLeader(Leader):
         condemned = self.board.condemned(3)
         try:
             if condemned:
-                self.unsure.update(self.board.buried(condemned, self.redis.end_by_rule(condemned)))
+                self.unsure.update(self.board.buried(*self.redis.end_by_rule(condemned)))
         except RulesMoved:
             self.follow()
 

@@ -37,21 +37,16 @@ local function bury(dead_key, id, ticket, reason, error, attempts, owner, first_
   return kept == #fields and shortened == 0
 end
 
-local function body_of(stream, id)
-  local found = redis.call('XRANGE', stream, id, id)
-  return found[1] and found[1][2]
-end
-
 local function now_ms()
   local time = redis.call('TIME')
   return string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
 end
 
 -- Read a dead letter back: {head = values by name, fields = flat list of the original fields}; nil when it is missing.
+-- Needs bodies, included before.
 local function read_letter(dead_key, letter_id)
-  local found = redis.call('XRANGE', dead_key, letter_id, letter_id)
-  if not found[1] then return nil end
-  local flat, head, at = found[1][2], {}, 1
+  local flat, head, at = body_of(dead_key, letter_id), {}, 1
+  if not flat then return nil end
   while at < #flat do
     local name = flat[at]
     head[name] = flat[at + 1]

@@ -3,7 +3,8 @@
 -- ARGV: 1 group, 2 epoch, 3 incarnation, then tickets
 -- Returns: {"FENCED"}, {"ALIVE"}, {"PENDING"} (its list is not empty), or
 --          {"OK", {tickets that another owner or word has}, {id, ticket, ...: entries of freed records that are under
---          `master` already}}
+--          `master` already}, number of the tickets, from the first one, that were looked at}: fewer than given where
+--          bodies were read, and are large
 -- Why Lua: a record may only go while the pending list shows that nothing stands behind it. An entry that it still
 --          names may be under `master` without the leader having seen it (an operator's XCLAIM); it must be known
 --          before anything later of the ticket is planned. Or it is not pending and has no body: Redis >= 7 drops such
@@ -12,6 +13,7 @@
 -- Memory: works when full
 --- @include leads
 --- @include records
+--- @include bodies
 --- @include letter
 --- @include at_full_memory
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
@@ -22,13 +24,15 @@ local letters
 local function has_letter(id)
   if not letters then
     letters = {}
-    local newest = redis.call('XREVRANGE', KEYS[5], '+', '-', 'COUNT', 200)
-    for _, letter in ipairs(newest) do letters[letter[2][2]] = true end
+    each_entry('XREVRANGE', KEYS[5], '+', '-', 200, function(_, letter) letters[letter[2]] = true end)
   end
   return letters[id]
 end
 at_full_memory(KEYS[4])
+local looked = 0
 for at = 4, #ARGV do
+  if not has_room() then break end
+  looked = looked + 1
   local ticket = ARGV[at]
   local record = redis.call('HGET', KEYS[4], ticket)
   if record then
@@ -38,8 +42,8 @@ for at = 4, #ARGV do
         if #redis.call('XPENDING', KEYS[1], ARGV[1], id, id, 1, 'master') == 1 then
           parked[#parked + 1] = id
           parked[#parked + 1] = ticket
-        elseif not body_of(KEYS[1], id)
-          and #redis.call('XPENDING', KEYS[1], ARGV[1], id, id, 1) == 0
+        elseif #redis.call('XPENDING', KEYS[1], ARGV[1], id, id, 1) == 0
+          and not body_of(KEYS[1], id)
           and not has_letter(id) then
           bury(KEYS[5], id, ticket, 'body_gone', '', '0', ARGV[3], now_ms(), now_ms(), nil)
         end
@@ -50,4 +54,4 @@ for at = 4, #ARGV do
     end
   end
 end
-return {'OK', others, parked}
+return {'OK', others, parked, looked}

@@ -11,27 +11,19 @@
 -- Memory: refused when full
 --- @include leads
 --- @include group
+--- @include bodies
 --- @include ticket_of
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local group = group_facts(KEYS[1], ARGV[1])
 local position = group['last-delivered-id']
-local reply, n, last, is_all = {'OK', position, 0, 0}, 4, position, false
-local HIGHEST = '18446744073709551615-18446744073709551615' -- above it XRANGE finds no id to begin with
 local field, longest, most = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
--- Entries may be large, and Redis stands still meanwhile: a few show how large they are, and a call ends with about
--- ENOUGH bytes.
-local ENOUGH, left, bytes, chunk = 8 * 1024 * 1024, tonumber(ARGV[3]), 0, 8
-repeat
-  chunk = math.min(chunk, left)
-  local entries = last == HIGHEST and {} or redis.call('XRANGE', KEYS[1], '(' .. last, '+', 'COUNT', chunk)
-  for _, entry in ipairs(entries) do
-    local ticket, size = ticket_of(entry[2], field, longest, most)
-    reply[n + 1], reply[n + 2] = entry[1], ticket
-    n, bytes = n + 2, bytes + size
-  end
-  left, last, is_all = left - #entries, n > 4 and reply[n - 1] or last, #entries < chunk
-  chunk = math.max(1, math.floor((ENOUGH - bytes) / math.max(1, 2 * bytes / math.max(1, n - 4))))
-until is_all or left <= 0 or bytes >= ENOUGH
+local reply, n, before = {'OK', position, 0, 0}, 4, room
+local is_all, count = each_entry('XRANGE', KEYS[1], '(' .. position, '+', tonumber(ARGV[3]), function(id, fields)
+  local ticket, size = ticket_of(fields, field, longest, most)
+  reply[n + 1], reply[n + 2] = id, ticket
+  n = n + 2
+  return size
+end)
 reply[3] = is_all and 1 or 0
-reply[4] = bytes
+reply[4] = before - room - EACH * count
 return reply

@@ -2,11 +2,13 @@
 -- KEYS: 1 stream, 2 leader, 3 dead
 -- ARGV: 1 group, 2 epoch, 3 start ("-" or "(<id>"), 4 count, 5 ticket field, 6 longest ticket in bytes, 7 longest
 --       message in bytes (0: any)
--- Returns: {"FENCED"} or {"OK", last id of the page or "", {id, ticket (see peek), ...}, {ids whose body was gone}}
+-- Returns: {"FENCED"} or {"OK", last id of the page or "", {id, ticket (see peek), ...}, {ids whose body was gone}}; a
+--          page is shorter than asked for where bodies are large
 -- Why Lua: the page and the bodies must be of one moment, and an entry whose body is gone becomes a dead letter in the
 --          same step.
 -- Memory: works when full
 --- @include leads
+--- @include bodies
 --- @include ticket_of
 --- @include letter
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
@@ -14,6 +16,7 @@ local rows = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], '+', ARGV[4], 'ma
 local field, longest, most, last = ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7]), ''
 local entries, gone, n = {}, {}, 0
 for _, row in ipairs(rows) do
+  if not has_room() then break end
   local id = row[1]
   local fields = body_of(KEYS[1], id)
   if fields then

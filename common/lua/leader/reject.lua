@@ -1,22 +1,26 @@
 -- reject: entries that cannot be handed to any owner become dead letters.
 -- KEYS: 1 stream, 2 leader, 3 dead
 -- ARGV: 1 group, 2 epoch, then for each entry: id, ticket (shown, may be ""), reason
--- Returns: {"FENCED"} or {"OK", number of letters written}
+-- Returns: {"FENCED"} or {"OK", number of the entries, from the first one, that are over now}: fewer than given where
+--          bodies are large
 -- Why Lua: letter and XACK are one step, so that a message is neither lost nor doubled. Repeating the call writes
 --          nothing more.
 -- Memory: works when full
 --- @include leads
+--- @include bodies
 --- @include letter
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
-local written, now = 0, now_ms()
+local ended, now = 0, now_ms()
 for at = 3, #ARGV, 3 do
+  if not has_room() then break end
   local id = ARGV[at]
   if #redis.call('XPENDING', KEYS[1], ARGV[1], id, id, 1, 'master') == 1 then
     local fields = body_of(KEYS[1], id)
     local more = {cut = ARGV[at + 2] == 'too_large'}
     bury(KEYS[3], id, ARGV[at + 1], fields and ARGV[at + 2] or 'body_gone', '', '0', 'master', now, now, fields, more)
     redis.call('XACK', KEYS[1], ARGV[1], id)
-    written = written + 1
+    spend(fields and not more.cut and size_of(fields) or 0) -- written too
   end
+  ended = ended + 1
 end
-return {'OK', written}
+return {'OK', ended}

@@ -6,11 +6,13 @@
 -- KEYS: 1 stream, 2 leader, 3 tickets
 -- ARGV: 1 group, 2 epoch, then for each entry: ticket, id
 -- Returns: {"FENCED"} or {"OK", {ids that the index does not decide: they stay under `master`}, {ids that were done
---          before}}
+--          before}, number of the entries, from the first one, that were looked at}: fewer than given where bodies are
+--          large
 -- Why Lua: an owner may acknowledge between our look at the index and the claim.
 -- Memory: works when full
 --- @include leads
 --- @include util
+--- @include bodies
 --- @include records
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local over, done = {}, {}
@@ -25,12 +27,15 @@ local function is_of_this_stream(ids)
   if found[ids] == nil then
     found[ids] = false
     for held in string.gmatch(ids, '%S+') do
-      found[ids] = found[ids] or #redis.call('XRANGE', KEYS[1], held, held) == 1
+      found[ids] = found[ids] or body_of(KEYS[1], held) ~= nil
     end
   end
   return found[ids]
 end
+local looked = 0
 for at = 3, #ARGV, 2 do
+  if not has_room() then break end
+  looked = looked + 1
   local ticket, id = ARGV[at], ARGV[at + 1]
   local record = redis.call('HGET', KEYS[3], ticket)
   local owner, fence, ids
@@ -49,4 +54,4 @@ for at = 3, #ARGV, 2 do
     over[#over + 1] = id -- late rather than never
   end
 end
-return {'OK', over, done}
+return {'OK', over, done, looked}

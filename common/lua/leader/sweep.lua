@@ -2,7 +2,8 @@
 -- KEYS: 1 stream, 2 leader, 3 dead, then the leases of the known incarnations
 -- ARGV: 1 group, 2 epoch, 3 least idle time in ms, 4 cursor ("0-0" at first), 5 count, 6 ticket field, 7 longest ticket
 --       in bytes, 8 longest message in bytes (0: any), then the known incarnations, in the order of their leases
--- Returns: {"FENCED"} or {"OK", next cursor, {id, ticket (see peek), former owner, ...}, {ids whose body was gone}}
+-- Returns: {"FENCED"} or {"OK", next cursor, {id, ticket (see peek), former owner, ...}, {ids whose body was gone}};
+--          fewer than asked for where bodies are large
 -- Why Lua: XAUTOCLAIM takes an entry from any owner. The owners are read before, and entries of a living lease or a
 --          reserved name (`halted`, `master`) go back in the same step. XAUTOCLAIM scans 10 x COUNT entries per call:
 --          without the cursor, entries beyond that are never found. Where all of these have an owner it claims none:
@@ -10,6 +11,7 @@
 --          waiting time would be lost.
 -- Memory: works when full
 --- @include leads
+--- @include bodies
 --- @include ticket_of
 --- @include letter
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
@@ -20,10 +22,10 @@ local reserved, living = {master = true, halted = true}, {}
 for i = 9, #ARGV do
   if redis.call('EXISTS', KEYS[i - 5]) == 1 then living[ARGV[i]] = true end
 end
-local rows, owners, strays, gone = {}, {}, {}, {}
+local rows, owners, idle_ms, strays, gone = {}, {}, {}, {}, {}
 local function look()
   rows = redis.call('XPENDING', stream, group, ARGV[4], '+', 10 * count)
-  for _, row in ipairs(rows) do owners[row[1]] = row[2] end
+  for _, row in ipairs(rows) do owners[row[1]], idle_ms[row[1]] = row[2], row[3] end
 end
 local function is_looked_after(owner) return reserved[owner] or living[owner] end
 local function body_is_gone(id)
@@ -36,8 +38,8 @@ look()
 -- it would not be found for as long as the step. Touched, it counts as idle from now on. An entry that Redis >= 7 does
 -- not claim it has dropped, because its body is gone.
 for _, row in ipairs(rows) do
-  local id, owner, idle_ms = unpack(row)
-  local is_stray = idle_ms == 0 and not is_looked_after(owner)
+  local id, owner, idle = unpack(row)
+  local is_stray = idle == 0 and not is_looked_after(owner)
   if is_stray and #redis.call('XCLAIM', stream, group, owner, '0', id, 'JUSTID') == 0 then body_is_gone(id) end
 end
 if #gone > 0 then look() end -- XAUTOCLAIM reaches as many entries further now: whose are these?
@@ -46,10 +48,14 @@ for _, row in ipairs(rows) do
   if row[3] >= tonumber(ARGV[3]) and not is_looked_after(row[2]) then least_ms = ARGV[3] end
 end
 local found = redis.call('XAUTOCLAIM', stream, group, 'master', least_ms, ARGV[4], 'COUNT', count, 'JUSTID')
+local following
 for _, id in ipairs(found[2]) do
   local owner = owners[id] or ''
   if is_looked_after(owner) then
     if owner ~= 'master' then redis.call('XCLAIM', stream, group, owner, '0', id, 'JUSTID') end
+  elseif owner ~= '' and not has_room() then -- the next call begins here
+    redis.call('XCLAIM', stream, group, owner, '0', id, 'IDLE', idle_ms[id], 'JUSTID')
+    following = following or id
   else
     local fields = body_of(stream, id)
     if fields then
@@ -65,4 +71,4 @@ end
 for _, id in ipairs(found[3] or {}) do
   if not living[owners[id] or ''] then body_is_gone(id) end
 end
-return {'OK', found[1], strays, gone}
+return {'OK', following or found[1], strays, gone}

@@ -13,6 +13,7 @@
 -- Memory: works when full
 --- @include leads
 --- @include util
+--- @include bodies
 --- @include ticket_of
 --- @include records
 --- @include letter
@@ -27,10 +28,12 @@ local stream, group, tickets_key, dead_one = KEYS[1], ARGV[1], KEYS[4], ARGV[3]
 local field, longest, most = ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7])
 local rows = redis.call('XPENDING', stream, group, '-', '+', ARGV[4], dead_one)
 at_full_memory(tickets_key)
-local entries, gone, leaving, n = {}, {}, {}, 0
+local entries, gone, leaving, n, size = {}, {}, {}, 0, 0
 local first_of, names = {}, {} -- the lowest id of each ticket of the page
 for _, row in ipairs(rows) do
+  if not has_room() then break end
   local id = row[1]
+  size = size + 1
   local fields = body_of(stream, id)
   if fields then
     redis.call('XCLAIM', stream, group, 'master', '0', id, 'JUSTID')
@@ -58,12 +61,12 @@ for ticket, ids in pairs(leaving) do
     if owner == dead_one then write_record(tickets_key, ticket, owner, fence, without(kept, ids)) end
   end
 end
-if #rows == 0 then
+if size == 0 then
   -- Not left to reap: if the group is lost before that, and a successor has its registration, the inbox would be
   -- forgotten.
   redis.call('DEL', KEYS[7], KEYS[8])
 elseif not is_told then
-  local has_more = #rows == tonumber(ARGV[4])
+  local has_more = size < #rows or size == tonumber(ARGV[4])
   in_chunks(#names, function(from, to)
     local earlier = redis.call('HMGET', KEYS[7], unpack(names, from, to)) -- their first entry was on an earlier page
     local known = redis.call('HMGET', KEYS[6], unpack(first_of, from, to))
@@ -77,4 +80,4 @@ elseif not is_told then
   end)
   if has_more then redis.call('PEXPIRE', KEYS[7], 3600000) end
 end
-return {'OK', #rows, entries, gone}
+return {'OK', size, entries, gone}

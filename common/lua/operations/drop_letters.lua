@@ -1,12 +1,14 @@
 -- drop_letters: dead letters are thrown away for good; a ticket that waited for one goes on without it.
 -- KEYS: 1 stream, 2 tickets, 3 dead, 4 attempts, 5 changed, 6 leader
 -- ARGV: 1 group, then ids of letters
--- Returns: {what the leader key holds, or "", then for each letter: {"DROPPED"}, {"RELEASED"}: its ticket goes on with
+-- Returns: {what the leader key holds, or "", then for each letter, from the first one (fewer than given where they are
+--          large): {"DROPPED"}, {"RELEASED"}: its ticket goes on with
 --          its next message, {"GONE"}: there is no such letter (any more), or {"HELD"}: its ticket has an owner, try
 --          again later}. GONE and HELD change nothing.
 -- Why Lua: letter, entry and the ticket's record go together, for any caller and under any leader.
 -- Memory: works when full
 --- @include records
+--- @include bodies
 --- @include letter
 --- @include tell_leader
 --- @include at_full_memory
@@ -33,5 +35,8 @@ local function drop(letter_id)
 end
 
 local reply = {redis.call('GET', KEYS[6]) or ''}
-for at = 2, #ARGV do reply[at] = drop(ARGV[at]) end
+for at = 2, #ARGV do
+  if not has_room() then break end
+  reply[at] = drop(ARGV[at])
+end
 return reply

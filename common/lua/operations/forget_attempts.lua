@@ -10,16 +10,16 @@
 --- @include leads
 --- @include util
 --- @include group
---- @include letter
+--- @include bodies
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local delivered = group_facts(KEYS[1], ARGV[1])['last-delivered-id']
-local function comes(id) return is_above(id, delivered) and body_of(KEYS[1], id) end
+local function may_come(id) return is_above(id, delivered) and (not has_room() or body_of(KEYS[1], id)) end
 local page = redis.call('HSCAN', KEYS[3], ARGV[3], 'COUNT', ARGV[4])
 local gone = {}
 for at = 1, #page[2], 2 do
   local id = page[2][at]
   local is_id = string.find(id, '^%d+%-%d+$')
-  if not is_id or (#redis.call('XPENDING', KEYS[1], ARGV[1], id, id, 1) == 0 and not comes(id)) then
+  if not is_id or (#redis.call('XPENDING', KEYS[1], ARGV[1], id, id, 1) == 0 and not may_come(id)) then
     redis.call('HDEL', KEYS[3], id)
     gone[#gone + 1] = id
   end

@@ -1,7 +1,8 @@
 -- redrive: dead letters become messages again, each exactly once: its letter goes in the same step.
 -- KEYS: 1 stream, 2 tickets, 3 dead, 4 attempts, 5 changed, 6 leader, 7 delayed
 -- ARGV: 1 group, then ids of letters
--- Returns: {what the leader key holds, or "", then for each letter: {"RESUMED"}: the ticket waited for it; it goes on
+-- Returns: {what the leader key holds, or "", then for each letter, from the first one (fewer than given where they are
+--          large): {"RESUMED"}: the ticket waited for it; it goes on
 --          with this very message, at its place in the stream, and then with its later ones; {"ADDED", new id}: it is a
 --          new message at the end of the stream, with its uid as it was (one whose due_ms was no time: among the delayed
 --          messages, due now); {"GONE"}: there is no such letter (any more);
@@ -13,6 +14,7 @@
 -- Memory: refused when full
 --- @include util
 --- @include group
+--- @include bodies
 --- @include records
 --- @include letter
 --- @include numbers
@@ -64,6 +66,7 @@ local function add_again(head, fields)
   else
     give_uid(fields, id)
   end
+  spend(size_of(fields)) -- written too
   return {'ADDED', redis.call('XADD', to, id_now, unpack(fields))}
 end
 
@@ -101,5 +104,8 @@ local function redrive(letter_id)
 end
 
 local reply = {redis.call('GET', KEYS[6]) or ''}
-for at = 2, #ARGV do reply[at] = redrive(ARGV[at]) end
+for at = 2, #ARGV do
+  if not has_room() then break end
+  reply[at] = redrive(ARGV[at])
+end
 return reply

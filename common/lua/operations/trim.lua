@@ -10,12 +10,12 @@
 -- Memory: works when full
 --- @include util
 --- @include group
+--- @include bodies
 local floor, is_in_it, is_noted = ARGV[1], ARGV[4] == '', ARGV[4] == ''
 for _, group in ipairs(redis.call('XINFO', 'GROUPS', KEYS[1])) do
   local facts = facts_of(group)
   if facts['name'] == ARGV[4] then
-    local last_id = facts_of(redis.call('XINFO', 'STREAM', KEYS[1]))['last-generated-id']
-    is_in_it = not is_above(facts['last-delivered-id'], last_id)
+    is_in_it = not is_beyond(KEYS[1], facts)
   end
   local oldest = redis.call('XPENDING', KEYS[1], facts['name'], '-', '+', 1)[1]
   if is_above(floor, facts['last-delivered-id']) or (oldest and is_above(floor, oldest[1])) then

@@ -13,6 +13,7 @@
 -- Memory: works when full
 --- @include util
 --- @include records
+--- @include run_log
 --- @include at_full_memory
 if redis.call('EXISTS', KEYS[2]) == 0 then return {'LOST'} end
 at_full_memory(KEYS[3])
@@ -91,6 +92,6 @@ end
 -- A batch that comes again, because our reply was lost, has nothing that is done now: its entries are GONE, or of a
 -- ticket that another owner has by now for later entries. Its record is there.
 if ARGV[3] ~= '' and (n > 0 or (theirs > 0 and theirs == #finished)) then
-  redis.call('XADD', KEYS[5], 'MAXLEN', '~', ARGV[4], '*', 'batch', next(refused) and with_refusals(ARGV[3]) or ARGV[3])
+  note_run(KEYS[5], ARGV[4], next(refused) and with_refusals(ARGV[3]) or ARGV[3])
 end
 return reply

@@ -8,6 +8,7 @@
 -- Why Lua: only the owner may charge; after its lease the next owner counts. The attempts of an entry that is no
 --          longer pending would stay for ever.
 -- Memory: works when full
+--- @include run_log
 --- @include at_full_memory
 if redis.call('EXISTS', KEYS[2]) == 0 then return {'LOST'} end
 redis.call('HLEN', KEYS[3]) -- what is no hash fails here
@@ -24,5 +25,5 @@ for at = 5, #ARGV, 2 do
     end
   end
 end
-if ARGV[3] ~= '' and has_changed then redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[4], '*', 'batch', ARGV[3]) end
+if ARGV[3] ~= '' and has_changed then note_run(KEYS[4], ARGV[4], ARGV[3]) end
 return {'OK', noted}

@@ -10,9 +10,11 @@
 -- Why Lua: letter, XACK and index are one step: a crash in between would lose the message or keep it in two places. A
 --          parked message stays pending, under `halted`: its id is its place in the ticket's order. The ticket's later
 --          entries of its owner go to `master` in the same step, and the index says `halted <fence> <id> <those ids>`.
---          `tail <fence> <last delivered id>` asks the leader to end the ticket's parked entries up to that id.
+--          `tail <fence> <last delivered id> <ids>` asks the leader to end the ticket's parked entries up to that id:
+--          those that the caller had, and were too large to be ended here, are the <ids>.
 -- Memory: works when full
 --- @include records
+--- @include bodies
 --- @include letter
 --- @include tell_leader
 --- @include at_full_memory
@@ -54,14 +56,30 @@ if is_there then
 end
 if policy == 'skip' then return 'OK' end
 
+-- Return whether an entry behind it is under `master` now. Redis >= 7 drops an entry whose body is gone when it is
+-- claimed; the record names what is under `master`, and nothing else.
+local function goes_back(behind)
+  if #redis.call('XCLAIM', stream, group, 'master', '0', behind, 'JUSTID') > 0 then return true end
+  if not body_of(stream, behind) then
+    bury(KEYS[4], behind, ticket, 'body_gone', '', '0', me, now_ms(), now_ms(), nil)
+  end
+  return false
+end
+
 if policy == 'tail' then
+  local for_leader = ''
   for behind in string.gmatch(left, '%S+') do
-    local body = body_of(stream, behind)
-    local more = {policy = 'tail', fence = fence}
-    local reason, now = body and 'behind_dead_letter' or 'body_gone', now_ms()
-    bury(KEYS[4], behind, ticket, reason, 'behind ' .. id, '0', me, now, now, body, more)
-    redis.call('XACK', stream, group, behind)
-    redis.call('HDEL', KEYS[5], behind)
+    if not has_room() then
+      if goes_back(behind) then for_leader = for_leader .. ' ' .. behind end
+    else
+      local body = body_of(stream, behind)
+      local more = {policy = 'tail', fence = fence}
+      local reason, now = body and 'behind_dead_letter' or 'body_gone', now_ms()
+      bury(KEYS[4], behind, ticket, reason, 'behind ' .. id, '0', me, now, now, body, more)
+      redis.call('XACK', stream, group, behind)
+      redis.call('HDEL', KEYS[5], behind)
+      spend(body and size_of(body) or 0) -- written too
+    end
   end
   local delivered = id
   for _, facts in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
@@ -69,21 +87,14 @@ if policy == 'tail' then
     for at = 1, #facts, 2 do known[facts[at]] = facts[at + 1] end
     if known['name'] == group then delivered = known['last-delivered-id'] end
   end
-  redis.call('HSET', KEYS[3], ticket, 'tail ' .. fence .. ' ' .. delivered)
+  redis.call('HSET', KEYS[3], ticket, 'tail ' .. fence .. ' ' .. delivered .. for_leader)
   tell_leader(KEYS[6], ticket)
   return 'ENDED'
 end
 
 local over = {}
 for behind in string.gmatch(left, '%S+') do
-  if #redis.call('XCLAIM', stream, group, 'master', '0', behind, 'JUSTID') == 0 then
-    -- Redis >= 7 drops an entry whose body is gone when it is claimed; the record names what is under `master`, and
-    -- nothing else.
-    if not body_of(stream, behind) then
-      bury(KEYS[4], behind, ticket, 'body_gone', '', '0', me, now_ms(), now_ms(), nil)
-    end
-    over[behind] = true
-  end
+  if not goes_back(behind) then over[behind] = true end
 end
 left = without(left, over)
 if policy == 'park' then

@@ -3,13 +3,15 @@
 -- KEYS: 1 stream, 2 lease, 3 tickets, 4 dead
 -- ARGV: 1 group, 2 incarnation, then for each ticket: ticket, all its ids in processing in id order, separated by
 --       spaces
--- Returns: {"LOST"} (no draining lease; nothing happened) or {"OK", {tickets that were not given back}}
+-- Returns: {"LOST"} (no draining lease; nothing happened) or {"OK", {tickets that were not given back}}: among
+--          these are those that bodies left no room for
 -- Why Lua: entries and index change together. Each ticket is marked `returned` with its ids: hand_over then refuses a
 --          plan that would begin with a later entry, made by a leader that does not know of it yet. The mark names what
 --          is pending under `master` and nothing else: Redis >= 7 drops an entry whose body is gone when it is claimed
 --          (here, or by renew or sweep before).
 -- Memory: works when full
 --- @include records
+--- @include bodies
 --- @include letter
 --- @include at_full_memory
 if redis.call('GET', KEYS[2]) ~= 'draining' then return {'LOST'} end
@@ -23,7 +25,7 @@ for at = 3, #ARGV, 2 do
   local given = split_ids(ids)
   local given_set = {}
   for _, id in ipairs(given) do given_set[id] = true end
-  if owner == ARGV[2] and #held == #ids and without(held, given_set) == '' then
+  if has_room() and owner == ARGV[2] and #held == #ids and without(held, given_set) == '' then
     local over = {}
     for _, id in ipairs(given) do
       if #redis.call('XCLAIM', KEYS[1], ARGV[1], 'master', '0', id, 'JUSTID') == 0 then

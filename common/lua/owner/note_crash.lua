@@ -8,6 +8,7 @@
 --          often it is reported: a number of starts that is not above the known one says nothing new.
 -- Memory: works when full
 --- @include attempts
+--- @include run_log
 --- @include at_full_memory
 local stream, group, attempts_key, noted_key = KEYS[1], ARGV[1], KEYS[2], KEYS[4]
 redis.call('HLEN', attempts_key) -- what is no hash fails here, before anything has changed
@@ -33,5 +34,5 @@ if not left.err and #left == 1 then -- take_back will come for them: it need not
   redis.call('HSET', noted_key, '', '1')
   redis.call('PEXPIRE', noted_key, ARGV[5])
 end
-if ARGV[3] ~= '' then redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[4], '*', 'batch', ARGV[3]) end
+if ARGV[3] ~= '' then note_run(KEYS[3], ARGV[4], ARGV[3]) end
 return {'OK', noted}

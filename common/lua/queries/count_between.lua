@@ -1,8 +1,10 @@
 -- count_between: one page of counting the entries of a stream between two ids; only numbers travel.
 -- KEYS: 1 stream
 -- ARGV: 1 id (not counted itself), 2 id (not counted itself), 3 most entries to look at
--- Returns: {number of entries found, id of the last one or the id given}
+-- Returns: {number of entries found: fewer than asked for where they are large, id of the last one or the id given, 1
+--          when there are no more or 0}
 -- Why Lua: XRANGE alone would send every body.
 -- Memory: works when full, as nothing is written
-local found = redis.call('XRANGE', KEYS[1], '(' .. ARGV[1], '(' .. ARGV[2], 'COUNT', ARGV[3])
-return {#found, #found > 0 and found[#found][1] or ARGV[1]}
+--- @include bodies
+local is_all, n, last = each_entry('XRANGE', KEYS[1], '(' .. ARGV[1], '(' .. ARGV[2], tonumber(ARGV[3]), function() end)
+return {n, last or ARGV[1], is_all and 1 or 0}

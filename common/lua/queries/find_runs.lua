@@ -1,15 +1,16 @@
 -- find_runs: one page of looking for a text in the run log, newest first; only records that have it travel.
 -- KEYS: 1 runs
 -- ARGV: 1 text (a ticket as JSON), 2 from ("+" or "(<id>"), 3 most records to look at
--- Returns: {number looked at, id of the last one or "", {records}}
+-- Returns: {number looked at: fewer than asked for where records are large, id of the last one or "", {records}, 1 when
+--          there are no more or 0}
 -- Why Lua: a record holds up to a thousand executions, and few are of the ticket that is meant.
 -- Memory: works when full, as nothing is written
-local rows = redis.call('XREVRANGE', KEYS[1], ARGV[2], '-', 'COUNT', ARGV[3])
+--- @include bodies
 local found = {}
-for _, row in ipairs(rows) do
-  for at = 1, #row[2], 2 do
-    local record = row[2][at + 1]
-    if row[2][at] == 'batch' and string.find(record, ARGV[1], 1, true) then found[#found + 1] = record end
+local is_all, n, last = each_entry('XREVRANGE', KEYS[1], ARGV[2], '-', tonumber(ARGV[3]), function(_, fields)
+  for at = 1, #fields, 2 do
+    local record = fields[at + 1]
+    if fields[at] == 'batch' and string.find(record, ARGV[1], 1, true) then found[#found + 1] = record end
   end
-end
-return {#rows, #rows > 0 and rows[#rows][1] or '', found}
+end)
+return {n, last or '', found, is_all and 1 or 0}

@@ -5,6 +5,7 @@
 --       stream), 6 the name in the group
 -- Returns: {last id looked at, or "" at the end, {ids of the ticket}}
 -- Why Lua: an operator's question about one ticket must not bring the bodies of thousands of others over the wire.
+--- @include bodies
 local stream, field, ticket, count = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[4])
 local function is_of_ticket(fields)
   for at = 1, #fields, 2 do
@@ -12,21 +13,18 @@ local function is_of_ticket(fields)
   end
   return false
 end
-local found, last, looked = {}, '', 0
-if ARGV[5] == '' then
-  local rows = redis.call('XRANGE', stream, ARGV[3], '+', 'COUNT', count)
-  for _, row in ipairs(rows) do
-    if is_of_ticket(row[2]) then found[#found + 1] = row[1] end
-  end
-  looked = #rows
-  if looked > 0 then last = rows[looked][1] end
-else
-  local rows = redis.call('XPENDING', stream, ARGV[5], ARGV[3], '+', count, ARGV[6])
-  for _, row in ipairs(rows) do
-    local entry = redis.call('XRANGE', stream, row[1], row[1])[1]
-    if entry and is_of_ticket(entry[2]) then found[#found + 1] = row[1] end
-  end
-  looked = #rows
-  if looked > 0 then last = rows[looked][1] end
+local found = {}
+local function look(id, fields)
+  if is_of_ticket(fields) then found[#found + 1] = id end
 end
-return {looked < count and '' or last, found}
+if ARGV[5] == '' then
+  local is_all, _, last = each_entry('XRANGE', stream, ARGV[3], '+', count, look)
+  return {is_all and '' or last, found}
+end
+local rows = redis.call('XPENDING', stream, ARGV[5], ARGV[3], '+', count, ARGV[6])
+for n, row in ipairs(rows) do
+  local fields = body_of(stream, row[1])
+  if fields then look(row[1], fields) end
+  if not has_room() and n < #rows then return {row[1], found} end
+end
+return {#rows == count and rows[count][1] or '', found}

@@ -2,17 +2,19 @@
 -- KEYS: 1 stream, 2 dead, 3 attempts
 -- ARGV: 1 group, 2 reader, 3 least idle time in ms, 4 cursor ("0-0" at first), 5 count
 -- Returns: {next cursor, {id, fields, former reader, failed attempts so far, ...}, {ids whose body was gone: they are
---          dead letters now}}
+--          dead letters now}}; fewer than asked for where bodies are large
 -- Why Lua: XAUTOCLAIM does not say whose the entries were. JUSTID: taking over is no delivery. Without the cursor,
 --          what lies behind 10 x COUNT young entries is never found.
 -- Memory: works when full
+--- @include bodies
 --- @include letter
 --- @include at_full_memory
 local stream, group = KEYS[1], ARGV[1]
 local count = tonumber(ARGV[5])
 redis.call('XLEN', KEYS[2]) -- what is no stream fails here, before anything has changed
 local rows, owners = redis.call('XPENDING', stream, group, ARGV[4], '+', 10 * count), {}
-for _, row in ipairs(rows) do owners[row[1]] = row[2] end
+local idle_ms, following = {}, nil
+for _, row in ipairs(rows) do owners[row[1]], idle_ms[row[1]] = row[2], row[3] end
 at_full_memory(KEYS[3])
 local taken, gone = {}, {}
 local function body_is_gone(id)
@@ -32,8 +34,12 @@ for _, row in ipairs(rows) do
 end
 local found = redis.call('XAUTOCLAIM', stream, group, ARGV[2], ARGV[3], ARGV[4], 'COUNT', count, 'JUSTID')
 for _, id in ipairs(found[2]) do
-  local fields = body_of(stream, id)
-  if fields then
+  local gets_back = owners[id] and owners[id] ~= '' and not has_room()
+  local fields = not gets_back and body_of(stream, id)
+  if gets_back then -- the next call begins here
+    redis.call('XCLAIM', stream, group, owners[id], '0', id, 'IDLE', idle_ms[id], 'JUSTID')
+    following = following or id
+  elseif fields then
     local n = #taken
     taken[n + 1], taken[n + 2], taken[n + 3] = id, fields, owners[id] or ''
     taken[n + 4] = redis.call('HGET', KEYS[3], id) or '0'
@@ -42,4 +48,4 @@ for _, id in ipairs(found[2]) do
   end
 end
 for _, id in ipairs(found[3] or {}) do body_is_gone(id) end
-return {found[1], taken, gone}
+return {following or found[1], taken, gone}

@@ -12,11 +12,12 @@
 --- @include leads
 --- @include util
 --- @include group
+--- @include bodies
 --- @include letter
 if not leads(KEYS[4], ARGV[1]) then return {'FENCED'} end
 -- A page has more entries than even many busy producers add until the next look: none is named before all are in
 -- order.
-local most, ENOUGH, PAGE = tonumber(ARGV[2]), 8 * 1024 * 1024, 1000
+local most, PAGE = tonumber(ARGV[2]), 1000
 local stream = redis.call('EXISTS', KEYS[1]) == 1 and facts_of(redis.call('XINFO', 'STREAM', KEYS[1])) or {}
 local ends_at, first = stream['last-generated-id'] or '0-0', stream['first-entry'] and stream['first-entry'][1]
 local known = redis.call('GET', KEYS[3]) or '0-0'
@@ -45,12 +46,6 @@ local function value_of(fields, name)
   return ''
 end
 
-local function size_of(fields)
-  local bytes = 0
-  for _, part in ipairs(fields) do bytes = bytes + #part end
-  return bytes
-end
-
 -- Return the time at which a message is due: up to 15 digits of ms (until the year 33658), and perhaps a fraction, as
 -- of Python's time.time() * 1000. For any other value return false, and why it is none: nobody knows when it is due, so
 -- it is neither sent now nor kept for ever. 10 digits are this century in seconds, and in ms the first months of 1970.
@@ -73,38 +68,32 @@ local function reject(id, fields, why)
   unreadable[#unreadable + 1] = why
 end
 
--- One by one, and not all of them: Redis does nothing else meanwhile, and a page of large entries would be copied as a
--- whole. Never past the end: after the highest possible id there is no range, and the call would fail for ever.
-local sorted, bytes = 0, 0
-while known ~= ends_at and sorted < PAGE and bytes < ENOUGH do
-  local entry = redis.call('XRANGE', KEYS[1], '(' .. known, '+', 'COUNT', 1)[1]
-  if entry then
-    local due, why = due_ms(entry[2])
+if known ~= ends_at then
+  local is_all, _, last = each_entry('XRANGE', KEYS[1], '(' .. known, '+', PAGE, function(id, fields)
+    local due, why = due_ms(fields)
     if due then
-      redis.call('ZADD', KEYS[2], due, member_of(entry[1]))
+      redis.call('ZADD', KEYS[2], due, member_of(id))
     else
-      reject(entry[1], entry[2], why)
+      reject(id, fields, why)
+      spend(size_of(fields)) -- written too
     end
-    sorted, bytes = sorted + 1, bytes + size_of(entry[2])
-  end
+  end)
   -- Up to the end also if the last entries were deleted: else the stream's end would be reported again and again.
-  known = entry and entry[1] or ends_at
+  known = is_all and ends_at or last
 end
 if redis.call('GET', KEYS[3]) ~= known and ends_at ~= '0-0' then redis.call('SET', KEYS[3], known) end
 
 if known ~= ends_at then return {'OK', known, '0', unreadable} end
 
 local reply = {'OK', known, '-1', unreadable}
-bytes = 0
 for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, most)) do
-  local entry = redis.call('XRANGE', KEYS[1], member, member)[1]
-  if not entry then
+  if not has_room() then break end -- asked again at once: these are due
+  local fields = body_of(KEYS[1], member)
+  if not fields then
     redis.call('ZREM', KEYS[2], member) -- deleted by hand
   else
-    bytes = bytes + size_of(entry[2])
     reply[#reply + 1] = member
-    reply[#reply + 1] = value_of(entry[2], 'stream')
-    if bytes >= ENOUGH then break end
+    reply[#reply + 1] = value_of(fields, 'stream')
   end
 end
 local first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')

@@ -19,37 +19,44 @@
 -- Memory: refused when full
 --- @include util
 --- @include group
+--- @include bodies
 --- @include letter
 --- @include numbers
 local work, group, holder, field, longest = KEYS[1], ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local is_scoped, most, quantum = ARGV[5] == 'stream', tonumber(ARGV[6]), tonumber(ARGV[7])
--- Redis stands still meanwhile: a call ends with about ENOUGH bytes. More values than MOST_VALUES do not fit on Lua's
--- stack.
-local ENOUGH, MOST_VALUES, OURS = 8 * 1024 * 1024, 7000, {usher_from = true, usher_ticket = true}
+-- More values than MOST_VALUES do not fit on Lua's stack.
+local MOST_VALUES, OURS = 7000, {usher_from = true, usher_ticket = true}
 redis.call('HSETNX', KEYS[3], '', '')
 redis.call('XLEN', KEYS[4])
 redis.call('HLEN', KEYS[2])
 
-local function delivered(stream)
+local function group_of(stream)
   if redis.call('EXISTS', stream) == 0 then return nil end
   for _, reply in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
     local facts = facts_of(reply)
-    if facts['name'] == group then return facts['last-delivered-id'] end
+    if facts['name'] == group then return facts end
   end
 end
 
+local function first_id(stream, from, to)
+  local _, _, id = each_entry('XRANGE', stream, from, to, 1, function() end)
+  return id
+end
+
 -- Find the end of the work stream, and how much may be added.
+local at_first = room
 local ms, seq = end_of(work)
-local now, given = now_ms(), delivered(work) or '0-0'
+local now, given = now_ms(), (group_of(work) or {})['last-delivered-id'] or '0-0'
 
 local function undelivered()
   local count = seq - tonumber(string.match(given, '(%d+)$'))
   if count < most then return math.max(0, count) end
   -- There may be less of it: trimmed, or the group was made again at 0-0.
-  local first = redis.call('XRANGE', work, '(' .. given, '+', 'COUNT', 1)[1]
-  return first and math.max(0, seq - tonumber(string.match(first[1], '(%d+)$')) + 1) or 0
+  local first = first_id(work, '(' .. given, '+')
+  return first and math.max(0, seq - tonumber(string.match(first, '(%d+)$')) + 1) or 0
 end
-local room, bytes, moved_in_all = most - undelivered(), 0, 0
+local space, bytes, moved_in_all, chunk = most - undelivered(), 0, 0, 1
+room = at_first -- the end of the work stream may be as large: the first source has its turn all the same
 
 local function just_below(id)
   local high, low = string.match(id, '^(%d+)-(%d+)$')
@@ -117,6 +124,7 @@ local function add(source, groups, entries)
       return at - 1, cut, added.err
     end
     seq, bytes = seq + 1, bytes + size
+    spend(2 * size) -- read and written
   end
   note(source, groups, entries[#entries][1])
   return #entries, cut
@@ -126,7 +134,7 @@ end
 -- it begins no later, and lacks the entry that was moved last. A stream of which just that entry was deleted looks the
 -- same; what is left before it then comes again, which is better than never.
 local function is_another(source, moved)
-  return #redis.call('XRANGE', source, '-', moved, 'COUNT', 1) > 0 and #redis.call('XRANGE', source, moved, moved) == 0
+  return first_id(source, '-', moved) and not body_of(source, moved)
 end
 
 -- The group is not there: the first time, or it was destroyed, or the stream was deleted and came back.
@@ -137,9 +145,9 @@ local function make_group(source, groups)
   if type(made) == 'table' and made.err then return nil, made.err end
   redis.call('HSET', groups, group, start)
   if start ~= moved or start == last then return 'made ' .. start end
-  local first = redis.call('XRANGE', source, '-', '+', 'COUNT', 1)[1]
-  if first and not is_above(first[1], moved) then return 'made ' .. start end
-  return 'made ' .. start .. ' ' .. (first and first[1] or last)
+  local first = first_id(source, '-', '+')
+  if first and not is_above(first, moved) then return 'made ' .. start end
+  return 'made ' .. start .. ' ' .. (first or last)
 end
 
 local function refusal(words)
@@ -160,10 +168,8 @@ local function take(source, groups)
   if is_of_before(source) then return 'BEFORE', 0, '' end
   local moved, told, made, cut_in_all = 0, '', '', 0
   while true do
-    local double_mean = moved_in_all > 0 and math.max(1, 2 * bytes / moved_in_all)
-    local each = double_mean and math.max(1, math.floor((ENOUGH - bytes) / double_mean)) or 8
-    local count = math.min(quantum - moved, room - moved_in_all, each)
-    if count <= 0 or bytes >= ENOUGH then return 'MORE', moved, told end
+    local count = math.min(quantum - moved, space - moved_in_all, chunk)
+    if count <= 0 or not has_room() then return 'MORE', moved, told end
     local found = redis.pcall('XREADGROUP', 'GROUP', group, 'gather', 'COUNT', count, 'NOACK', 'STREAMS', source, '>')
     if type(found) == 'table' and found.err then
       if not string.find(found.err, 'NOGROUP', 1, true) or told ~= '' then
@@ -180,13 +186,15 @@ local function take(source, groups)
       if not made then return 'REFUSED', 0, words end
       told = made
     elseif not found then
-      local at = moved == 0 and told == '' and delivered(source)
-      if at and is_above(at, last_id(source)) then return 'AHEAD', 0, at end
+      local facts = moved == 0 and told == '' and group_of(source)
+      if facts and is_beyond(source, facts) then return 'AHEAD', 0, facts['last-delivered-id'] end
       return 'OVER', moved, told
     else
       local entries = found[1][2]
       local added, cut, words = add(source, groups, entries)
       moved, moved_in_all, cut_in_all = moved + added, moved_in_all + added, cut_in_all + cut
+      -- As in each_entry.
+      chunk = math.max(1, math.min(4 * chunk, CHUNK, math.floor(room * moved_in_all / (4 * math.max(1, bytes)))))
       if words then return 'REFUSED', moved, words end
       if cut > 0 then told = made .. (made ~= '' and ', ' or '') .. 'cut ' .. cut_in_all end
       if #entries < count then return 'OVER', moved, told end
@@ -201,9 +209,9 @@ for at = 5, 4 + count do
   local outcome, moved, told
   if not held[shard] then
     outcome, moved, told = 'NOT_MINE', 0, ''
-  elseif moved_in_all >= room then
+  elseif moved_in_all >= space then
     outcome, moved, told, reply[1] = 'FULL', 0, '', 1
-  elseif bytes >= ENOUGH then
+  elseif not has_room() then
     outcome, moved, told = 'MORE', 0, ''
   else
     outcome, moved, told = take(KEYS[at], KEYS[at + count])

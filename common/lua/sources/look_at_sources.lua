@@ -1,12 +1,14 @@
 -- look_at_sources: how far each of these sources is gathered; only numbers travel.
 -- KEYS: the sources
--- ARGV: 1 group, 2 most entries that are counted of one source where Redis has not counted them (before 7.0)
+-- ARGV: 1 group, 2 most entries that are counted of one source where Redis has not counted them (before 7.0): fewer where
+--       they are large, and of the last ones none
 -- Returns: for each source: {state, entries not gathered yet, 1 if there may be more of them, else 0}; states: ok,
 --          gone, not_a_stream, no_group (it was not looked at yet), ahead (its group is beyond its last id)
 -- Why Lua: one round trip for hundreds of sources, and XRANGE alone would send every body.
 -- Memory: works when full, as nothing is written
 --- @include util
 --- @include group
+--- @include bodies
 
 local function look(source)
   local kind = redis.call('TYPE', source).ok
@@ -19,12 +21,11 @@ local function look(source)
   end
   if not group then return 'no_group', redis.call('XLEN', source), 0 end
   if type(group['lag']) == 'number' and group['lag'] > 0 then return 'ok', group['lag'], 0 end
-  local given = group['last-delivered-id']
-  local found = #redis.call('XRANGE', source, '(' .. given, '+', 'COUNT', ARGV[2])
-  if found == 0 and is_above(given, facts_of(redis.call('XINFO', 'STREAM', source))['last-generated-id']) then
-    return 'ahead', 0, 0
-  end
-  return 'ok', found, found == tonumber(ARGV[2]) and 1 or 0
+  if not has_room() then return 'ok', 0, 1 end
+  if is_beyond(source, group) then return 'ahead', 0, 0 end
+  local start, most = '(' .. group['last-delivered-id'], tonumber(ARGV[2])
+  local is_all, found = each_entry('XRANGE', source, start, '+', most, function() end)
+  return 'ok', found, is_all and 0 or 1
 end
 
 local reply = {}

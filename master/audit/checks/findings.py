@@ -413,7 +413,7 @@ def index_agrees(owner: str, recorded: str) -> bool:
     """Return True when a pending entry's owner is the one that its ticket's record allows."""
     if recorded == HALTED.decode():
         return owner in RESERVED
-    return owner == (MASTER.decode() if recorded == "returned" else recorded)
+    return owner == (MASTER.decode() if recorded in ("returned", "tail") else recorded)
 
 
 def commands(check: AuditCheck, example: Example, keys: Keys) -> list[str]:

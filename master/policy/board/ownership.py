@@ -394,6 +394,7 @@ class Ownership:
             return None
         if owner == TAIL:
             ticket.standing, ticket.until = Standing.ENDING, rank(ids[0])
+            self._park(ticket, self._not_hidden(ticket, sorted(ids[1:], key=rank)))
             self._ending[name] = None
             return None
         incarnation = owner.decode()

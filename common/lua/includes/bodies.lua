@@ -1,0 +1,61 @@
+-- Bodies are copied into Lua, and Redis does nothing else meanwhile. So a script that reads bodies has `room` for about
+-- so many bytes, its last argument, which ScriptRunner adds: it looks at one entry in any case, goes on while
+-- has_room(), and says how far it came. An entry counts EACH bytes more than it has: so room for fewer bytes, which
+-- ScriptRunner gives after a call that took long, is room for fewer entries too.
+local EACH, CHUNK, room = 512, 32, tonumber(table.remove(ARGV))
+
+local function has_room() return room > 0 end
+
+local function spend(bytes) room = room - EACH - bytes end
+
+local function size_of(fields)
+  local bytes = 0
+  for at = 1, #fields do bytes = bytes + #fields[at] end
+  return bytes
+end
+
+local function body_of(stream, id)
+  local found = redis.call('XRANGE', stream, id, id)[1]
+  if not found then return nil end
+  spend(size_of(found[2]))
+  return found[2]
+end
+
+-- Call `look(id, fields)`, which may return the size of the fields, for up to `most` entries between two ends as
+-- `command`, XRANGE or XREVRANGE, has them, while there is room. Return whether there are no more, the number of
+-- entries, and the id of the last one or nil. Their sizes are not known before: so there are a few at a time, the fewer
+-- the larger the former ones were.
+local HIGHEST = '18446744073709551615-18446744073709551615' -- above it XRANGE finds no id to begin with
+local function each_entry(command, stream, from, to, most, look)
+  local n, last, chunk, before = 0, nil, 1, room
+  if from == '(' .. HIGHEST then return true, 0 end
+  while n < most and (n == 0 or has_room()) do
+    local wanted = math.min(chunk, most - n)
+    local rows = redis.call(command, stream, last and '(' .. last or from, to, 'COUNT', wanted)
+    local found, bytes = #rows, 0
+    for i = 1, found do
+      local row = rows[i]
+      bytes = bytes + (look(row[1], row[2]) or size_of(row[2]))
+    end
+    n, room, last = n + found, room - bytes - EACH * found, found > 0 and rows[found][1] or last
+    if found < wanted or last == HIGHEST then return true, n, last end
+    chunk = math.max(1, math.min(4 * chunk, CHUNK, math.floor(room * n / (2 * (before - room)))))
+  end
+  return false, n, last
+end
+
+-- Return the last id that the stream gave. XINFO STREAM copies its first and its last entry. Needs group and util, as
+-- the next function.
+local function last_id(stream)
+  if redis.call('EXISTS', stream) == 0 then return '0-0' end
+  local facts = facts_of(redis.call('XINFO', 'STREAM', stream))
+  if facts['first-entry'] then spend(size_of(facts['first-entry'][2]) + size_of(facts['last-entry'][2])) end
+  return facts['last-generated-id']
+end
+
+-- Return true when the group with these facts (see group_facts) is beyond the last id of the stream. Redis >= 7 knows
+-- the lag of one that is not.
+local function is_beyond(stream, facts)
+  if type(facts['lag']) == 'number' and redis.call('XLEN', stream) > 0 then return false end
+  return is_above(facts['last-delivered-id'], last_id(stream))
+end

@@ -1,0 +1,298 @@
+"""No script reads, copies or writes more than a few large bodies at once, whatever it is asked for: Redis does nothing
+else meanwhile. What it leaves it says, and the next call goes on there."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.actors import Trouble, TroubledLink, runner_on
+from tests.integration.factories import FIELD, Owner, World, fetch, plan
+from usher.common.base.errors import ReplyUnknown
+from usher.common.readers.reliable_stream import ReliableStream
+from usher.common.redis import scripts
+from usher.common.redis.client import Link
+from usher.common.redis.scripts import MOST_ROOM
+from usher.consumer.lifecycle.owner_scripts import Buried
+from usher.master.leader.leader_scripts import LeaderScripts, Rejected
+from usher.master.operations.dead_letters import DeadLetters
+from usher.master.policy.board.board import Board
+from usher.master.policy.board.rule_gate import Condemned
+from usher.master.policy.group_loss import Memory
+from usher.master.policy.letters import LetterFilter
+from usher.master.policy.rules import Rule, RuleAction, Target
+from usher.master.recovery.takeover import take_over
+
+T = b"T"
+_BODY = b"x" * 3_000_000
+#: Entries of that size after which a call ends that only reads them, and one that also writes them.
+_READ, _WRITTEN = 3, 2
+
+
+def large(world: World, count: int = 8, ticket: bytes = T, start: int = 1) -> list[bytes]:
+    return [world.add(b"%d-1" % n, FIELD, ticket, "body", _BODY) for n in range(start, start + count)]
+
+
+def parked(world: World, leader: LeaderScripts, count: int = 8, start: int = 1) -> list[bytes]:
+    ids = large(world, count, start=start)
+    while fetch(leader, 100):
+        pass
+    return ids
+
+
+def owned(world: World, leader: LeaderScripts, count: int = 8) -> tuple[list[bytes], Owner]:
+    ids, owner = parked(world, leader, count), world.join("a")
+    leader.hand_over(plan(owner, {T: ids}, {T: world.head(T)}))
+    return ids, owner
+
+
+def test_a_page_of_what_is_parked_ends_with_a_few(world: World) -> None:
+    leader = world.elect()
+    ids, after = parked(world, leader), None
+    found: list[bytes] = []
+    while (page := leader.read_parked(after, 500)).last is not None:
+        assert len(page.found) <= _READ
+        found, after = found + [one.id for one in page.found], page.last
+    assert found == ids
+
+
+def test_what_a_dead_owner_had_is_taken_back_a_few_at_a_time_and_its_loss_is_counted_once(world: World) -> None:
+    leader = world.elect()
+    ids, a = owned(world, leader)
+    incarnation = a.incarnation
+    world.end_lease(a)
+    sizes = []
+    while (page := leader.take_back(incarnation, 500)).size:
+        sizes.append(page.size)
+    assert (sum(sizes), max(sizes)) == (len(ids), _READ)
+    assert world.pending() == {b"master": ids}
+    assert world.link.call("HGETALL", world.keys.attempts) == [ids[0], b"0 0 0 1"], "only the first may have run"
+    freed = leader.free_tickets(incarnation, [T])
+    assert freed is not None
+
+
+def test_unusable_entries_become_letters_a_few_at_a_time(world: World) -> None:
+    leader = world.elect()
+    ids = parked(world, leader)
+    left = [Rejected(entry_id, b"", "empty_ticket_id") for entry_id in ids]
+    while left:
+        over = leader.reject(left)
+        assert over <= _WRITTEN
+        del left[:over]
+    assert [letter[0] for letter in world.state().letters()] == ids
+    assert world.pending() == {}
+
+
+def test_a_rule_ends_a_few_at_a_time_in_order(world: World) -> None:
+    leader = world.elect()
+    ids, rule = parked(world, leader), Rule(Target.TICKET, "T", RuleAction.DEAD_LETTER)
+    left = list(ids)
+    while left:
+        [written], refused = leader.end_by_rule([Condemned(T, b"", left, rule), Condemned(b"U", b"", left, rule)][:1])
+        assert (written.ids, refused) == (left[: len(written.ids)], [])
+        assert len(written.ids) <= _WRITTEN
+        del left[: len(written.ids)]
+    assert [letter[0] for letter in world.state().letters()] == ids
+    first, second = parked(world, leader, 4, 20), [b"99-9"]
+    some, refused = leader.end_by_rule([Condemned(T, b"", first, rule), Condemned(b"U", b"", second, rule)])
+    assert ([one.ticket for one in some], refused) == ([T], []), "the second one was not reached"
+
+
+def test_a_tail_ends_a_few_at_a_time_and_its_record_goes_with_the_last(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    world.owned(leader, a, T, b"1-1")
+    ids = parked(world, leader, 7, 2)
+    assert world.give_up(a, T, "tail") is Buried.ENDED
+    left, head = list(ids), world.head(T)
+    while left:
+        ended = leader.end_tail(T, head, left, True)
+        assert ended in range(1, _WRITTEN + 1)
+        del left[:ended]
+        assert (world.record(T) is None) == (not left)
+    assert [letter[0] for letter in world.state().letters()] == [b"1-1", *ids]
+
+
+def test_what_is_too_large_to_end_with_its_owner_ends_by_the_leader(world: World) -> None:
+    """The record says tail in the same step: a crash in between lets nothing of it run."""
+    leader = world.elect()
+    ids, a = owned(world, leader)
+    assert world.give_up(a, T, "tail") is Buried.ENDED
+    written = [letter[0] for letter in world.state().letters()]
+    rest = ids[len(written) :]
+    assert written == ids[: len(written)]
+    assert len(written) <= _READ
+    assert world.pending() == {b"master": rest}
+    record = world.record(T)
+    assert record is not None
+    assert (record.owner, record.ids) == (b"tail", [ids[-1], *rest])
+    board = Board(512)
+    board.set_record(T, record.owner, record.fence, record.ids, 0.0)
+    for _ in ids:
+        page = board.ending_page(500)
+        if page is None:
+            break
+        ticket, asked, is_last = page
+        count = leader.end_tail(ticket.name, ticket.believed, asked, is_last)
+        assert count
+        board.ended(ticket, asked[:count], is_last and count == len(asked))
+    assert [letter[0] for letter in world.state().letters()] == ids
+    assert (world.state().index, world.pending()) == ({}, {})
+    assert board.parked == 0
+
+
+def test_a_successor_ends_the_tail_too(world: World) -> None:
+    leader = world.elect()
+    ids, a = owned(world, leader)
+    world.give_up(a, T, "tail")
+    found = adopt(world, world.link, leader)
+    page = found.ending_page(500)
+    assert page is not None
+    assert page[1] == ids[len(world.dead()) :]
+
+
+def test_strays_are_found_a_few_at_a_time_and_the_others_stay_where_they_are(world: World) -> None:
+    leader = world.elect()
+    ids = parked(world, leader)
+    world.make_idle("stranger", 100_000, *ids)
+    cursor, found = b"0-0", []
+    for _ in range(len(ids)):
+        swept = leader.sweep([], 50_000, cursor, 100)
+        assert len(swept.strays) <= _READ
+        found += [stray.id for stray, _ in swept.strays]
+        cursor = swept.cursor
+        assert world.pending().get(b"stranger", []) == ids[len(found) :]
+        if cursor == b"0-0":
+            break
+    assert found == ids
+
+
+def test_a_plain_reader_takes_over_and_gives_up_a_few_at_a_time(world: World) -> None:
+    leader = world.elect()
+    ids = parked(world, leader)
+    world.make_idle("dead", 100_000, *ids)
+    reader = ReliableStream(world.link, world.keys.stream, world.keys.group, "r")
+    cursor, taken = b"0-0", []
+    for _ in range(len(ids)):
+        claimed = reader.claim_idle(100, 50_000, cursor)
+        assert len(claimed.messages) <= _READ
+        taken += claimed.messages
+        cursor = claimed.cursor
+        if cursor == b"0-0":
+            break
+    assert [message.stream_id for message in taken] == ids
+    assert reader.move_to_dead_letters(taken, "x", remove=False) == ids
+
+
+def test_letters_are_read_redriven_and_dropped_a_few_at_a_time(world: World) -> None:
+    leader = world.elect()
+    ids = parked(world, leader)
+    for at in range(0, len(ids), 2):
+        leader.reject([Rejected(entry_id, b"", "x") for entry_id in ids[at : at + 2]])
+    letters = DeadLetters(world.link, world.keys)
+    assert [one.message_id for one in letters.page(LetterFilter(), None, 100).letters] == ids
+    newest = letters.newest(LetterFilter(), None, 100, 10.0)
+    assert ([one.message_id for one in newest.letters], newest.cursor) == (ids[::-1], None)
+    named = world.letter_ids()
+    assert [one.word for one in letters.redrive(named[:4])] == ["added"] * 4
+    assert [one.word for one in letters.drop(named)] == ["gone"] * 4 + ["dropped"] * 4
+
+
+QUESTIONS: dict[str, tuple[object, ...]] = {
+    "count_above": (b"0-0", 100),
+    "count_between": (b"0-0", b"99-0", 100),
+    "find_entries": (FIELD, b"none", "+", 100),
+}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_questions_look_at_a_few_and_say_where_to_go_on(world: World, name: str) -> None:
+    large(world)
+    looked_at, last, *rest = world.scripts.run(name, (world.keys.stream,), QUESTIONS[name])  # type: ignore[arg-type]
+    assert (looked_at, rest[-1]) == (_READ, 0)
+    assert last == (b"6-1" if name == "find_entries" else b"3-1")
+
+
+def test_no_field_and_no_head_is_looked_for_without_end(world: World) -> None:
+    leader = world.elect()
+    ids = parked(world, leader)
+    values = world.scripts.run("read_field", (world.keys.stream,), (FIELD, *ids))
+    assert values == [T] * _READ + [None] * (len(ids) - _READ)
+    args = (world.keys.group, "master", 100, FIELD, 256)
+    assert world.scripts.run("pending_heads", (world.keys.stream,), args)[0] == 0
+    for group, name in (("", ""), (world.keys.group, "master")):
+        last, found = world.scripts.run("ticket_entries", (world.keys.stream,), (FIELD, T, "-", 100, group, name))
+        assert (last, found) == (ids[_READ - 1], ids[:_READ])
+
+
+# ---- a Redis that is slow ------------------------------------------------------------------------------------------------------
+
+
+def adopt(world: World, link: Link, steps: LeaderScripts) -> Board:
+    return take_over(link, world.keys, world.stream, steps, Board(512), Memory(), lambda: None).board
+
+
+def small(world: World, leader: LeaderScripts, count: int) -> list[bytes]:
+    """Entries of which a page has eight at first."""
+    ids = [world.add(b"%d-1" % n, FIELD, T, "body", b"x" * 1_060_000) for n in range(1, count + 1)]
+    while fetch(leader, 100):
+        pass
+    return ids
+
+
+def test_after_an_unsure_reply_the_next_page_is_half_as_large_and_grows_again(
+    world: World, any_redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scripts, "REST_S", 0.0)
+    ids = small(world, world.elect(), 24)
+    link = TroubledLink(any_redis_url, "test:slow")
+    leader = LeaderScripts(runner_on(link), world.keys, 0, FIELD)
+    leader.epoch = int(world.link.call("GET", world.keys.leader).split()[0])
+    sizes = []
+    for trouble in (None, Trouble.REPLY_LOST, Trouble.REPLY_LOST, None, None, None):
+        if trouble is not None:
+            link.troubles["read_parked"] = trouble
+            with pytest.raises(ReplyUnknown):
+                leader.read_parked(None, 500)
+        else:
+            sizes.append(len(leader.read_parked(None, 500).found))
+    link.close()
+    assert sizes == [8, 2, 4, 8]
+    assert len(ids) > 8
+
+
+def test_a_leader_adopts_although_redis_is_too_slow_for_the_pages_of_before(world: World, any_redis_url: str) -> None:
+    """Each call that may read more than 2 MiB is cut off, as by the timeout; formerly the same page was asked for
+    in each epoch."""
+    ids = small(world, world.elect(), 24)
+    link = SlowLink(any_redis_url, "test:slow")
+    runner = runner_on(link)
+    for elections in range(1, 8):
+        held = world.link.call("GET", world.keys.leader).split()[0].decode()
+        epoch = world.elect(f"http://{elections}", succeed=held).epoch
+        try:
+            board = adopt(world, link, LeaderScripts(runner, world.keys, epoch, FIELD))
+            break
+        except ReplyUnknown:
+            continue
+    link.close()
+    assert board.parked == len(ids)
+    assert elections <= 4
+
+
+class SlowLink(TroubledLink):
+    """A server that needs more than the timeout for a script that reads more than 2 MiB."""
+
+    def call(self, *command, **options):  # type: ignore[no-untyped-def]
+        if command[0] == "EVALSHA" and self._step(command) == "read_parked" and command[-1] > MOST_ROOM // 4:
+            self.troubles["read_parked"] = Trouble.REPLY_LOST
+        return super().call(*command, **options)
+
+
+def test_the_run_log_of_full_batches_is_bounded_by_bytes(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    for n in range(60):
+        [entry_id] = world.owned(leader, a, T)
+        record = b'{"ids":["%b"],"x":"%b"}' % (entry_id, b"x" * (80_000 if n % 2 else 10))
+        a.steps.ack({T: [entry_id]}, record, 40)
+    kept = world.link.call("XRANGE", world.keys.runs, "-", "+")
+    size = sum(len(part) for _, fields in kept for part in fields)
+    assert size <= 40 * 8192 + 100_000
