@@ -257,6 +257,13 @@ def dead_letter_and_effect(records: Records, rng: random.Random) -> Records | No
     return [*records, {"k": "dlq", "uid": commit["uid"], "mid": "", "attempts": 1, "reason": "gave_up"}]
 
 
+@_mutation("S1b")
+def letter_twice(records: Records, rng: random.Random) -> Records | None:
+    """A dead letter that was written, and written again when its answer was lost."""
+    letters = _of(records, "dlq")
+    return [*records, dict(rng.choice(letters))] if letters else None
+
+
 @_mutation("S8")
 def attempts_without_starts(records: Records, rng: random.Random) -> Records | None:
     letters = _of(records, "dlq")

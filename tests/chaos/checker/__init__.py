@@ -11,7 +11,8 @@ Records, one JSON object per line, ``k`` says which
     terms     what holds in this run: {strict, max_attempts, drain_ns, must: [...], tokens}
     send      producer: {uid, ticket, r: ok|info|fail, t0, t1, expect: effect|dlq|either, amount}
     stream    plain XREAD tail: {mid, uid, ticket, t}
-    start     handler, before any effect: {x, uid, ticket, tok, who, mid, attempt, t, kind (of the handler, if told)}
+    start     handler, before any effect: {x, uid, ticket, tok, who, mid, attempt, t, kind (of the handler,
+              if told), owner (the process that has the ticket, if it is another one)}
     skip      batch handler: a message that it was given and did not start, behind a failed one: {uid, who}
     finish    handler, after it: {x, ok, t}
     die       fault injector or restarter: {who, t}

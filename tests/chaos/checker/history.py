@@ -28,6 +28,7 @@ class Execution:
     finish: int | None = None
     ok: bool = False
     end: int = NEVER
+    owner: str = ""  # who has the ticket: the process itself, or one that it works for
 
 
 def position(mid: str) -> tuple[int, int]:
@@ -117,7 +118,8 @@ class History:
         """In the order of their start."""
         found: dict[str, Execution] = {}
         for r in self.of("start"):
-            found[r["x"]] = Execution(r["x"], r["uid"], r["ticket"], r["tok"], r["who"], r.get("mid", ""), r["t"])
+            found[r["x"]] = run = Execution(r["x"], r["uid"], r["ticket"], r["tok"], r["who"], r.get("mid", ""), r["t"])
+            run.owner = r.get("owner", r["who"])
         for r in self.of("finish"):
             execution = found.get(r["x"])
             if execution is not None:

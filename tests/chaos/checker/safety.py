@@ -63,7 +63,8 @@ def no_loss(history: History) -> Iterator[Finding]:
 
 
 def dead_letters(history: History) -> Iterator[Finding]:
-    """S1b: a dead letter has no effect, and was tried as often as it may be; what must be given up is given up."""
+    """S1b: a dead letter has no effect, and was tried as often as it may be; what must be given up is given up, and
+    once."""
     most = history.terms["max_attempts"]
     for uid, letter in history.dead.items():
         expect = history.sends.get(uid, {}).get("expect", "effect")
@@ -77,6 +78,9 @@ def dead_letters(history: History) -> Iterator[Finding]:
                     f" not {most}"
                 ),
             )
+    for (uid, mid), count in Counter((letter["uid"], letter["mid"]) for letter in history.of("dlq")).items():
+        if count > 1:
+            yield "S1b", f"{uid} ({mid}) has {count} dead letters"
     for uid, send in history.sends.items():
         if send.get("expect") == "dlq" and send["r"] == "ok" and uid not in history.dead and uid in history.committed:
             yield "S1b", f"{uid} should have been given up, and has an effect"
@@ -174,10 +178,10 @@ def tokens(history: History) -> Iterator[Finding]:
     holder: dict[tuple[str, int | None], str] = {}
     granted = {(run.ticket, run.tok, run.who) for run in history.executions}
     for run in history.executions:
-        if holder.setdefault((run.ticket, run.tok), run.who) != run.who:
+        if holder.setdefault((run.ticket, run.tok), run.owner) != run.owner:
             yield (
                 "S4",
-                f"ticket {run.ticket}: token {run.tok} was given to {holder[(run.ticket, run.tok)]} and to {run.who}",
+                f"ticket {run.ticket}: token {run.tok} was given to {holder[(run.ticket, run.tok)]} and to {run.owner}",
             )
     for ticket, runs in history.by_ticket.items():
         highest, since = -1, 0

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.chaos.injectors.programs import SLACK_S
 from tests.chaos.rig.cluster import Cluster
-from tests.chaos.rig.facts import GROUP, PREFIX
+from tests.chaos.rig.facts import GROUP
 from tests.chaos.rig.processes import continue_process, stop_process
 from tests.chaos.rig.producer import STREAM
 from tests.chaos.rig.records import now_ns
@@ -142,7 +142,7 @@ def delete_lease(cluster: Cluster, name: str) -> None:
     for incarnation in cluster.state.living():
         if incarnation.startswith(name + ":"):
             t0, who = now_ns(), cluster.program(name).who
-            cluster.state.call("DEL", f"{PREFIX}lease:{incarnation}")
+            cluster.state.call("DEL", f"{cluster.state.prefix}lease:{incarnation}")
             until = t0 + int(cluster.shape.lease_s * 1e9)
             cluster.fault("lease_deleted", t0, until, who, "tickets", bound_s=cluster.shape.lease_s + SLACK_S)
 

@@ -193,19 +193,18 @@ BUGS = (
     Bug(
         NO_ACK_CHECK,
         _OWNER + "test_a_zombies_late_acknowledgement_does_not_end_its_successors_delivery",
-        "K3",
+        "K17d",
         (
             _OWNER + "test_an_incarnation_whose_lease_has_ended_acknowledges_nothing_also_before_it_is_recovered",
             _OWNER + "test_a_living_incarnation_acknowledges_nothing_of_a_ticket_that_another_one_has",
             "K3d",
-            "K15",
         ),
     ),
     Bug(
         FREED_FIRST,
         _OWN + "what_a_dead_consumer_had_comes_before_what_waits_behind_it",
         "K2",
-        (_OWN + "what_waits_for_room_stays_behind_what_its_dead_owner_had", "K20", "K12a"),
+        (_OWN + "what_waits_for_room_stays_behind_what_its_dead_owner_had", "K20"),
     ),
     Bug(NO_EPOCH, _LEADER + "test_a_deposed_master_whose_hand_over_comes_late_takes_nothing", "K4"),
     Bug(

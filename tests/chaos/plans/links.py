@@ -78,9 +78,9 @@ PLANS: tuple[Plan, ...] = (
         "K5",
         "half-open links",
         lost_replies,
-        ("dropped_replies", "in_doubt"),
+        ("dropped_replies", "in_doubt", "dlq"),
         shape=Shape(proxied=frozenset({"redis"})),
-        load=Load(rate=100),
+        load=Load(rate=100, poison=0.08),
     ),
     Plan(
         "K6",

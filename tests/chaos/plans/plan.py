@@ -66,3 +66,14 @@ def gap_s(cluster: Cluster) -> float:
 
 def calm(_cluster: Cluster, seconds: float) -> None:
     time.sleep(seconds)
+
+
+def wait_until_ended(cluster: Cluster, uids: set[str], within_s: float = 20.0) -> None:
+    """Until each has its effect, or its letter."""
+    until_s = time.monotonic() + within_s
+    while time.monotonic() < until_s:
+        ended = {commit["uid"] for commit in cluster.sink.commits()}
+        ended |= {letter["uid"] for letter in cluster.state.dead_letters()}
+        if uids <= ended:
+            return
+        time.sleep(0.2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.chaos.injectors import programs, redis_faults
 from tests.chaos.plans.plan import Plan, gap_s, rounds
+from tests.chaos.plans.programs import deleted_leases
 from tests.chaos.plans.servers import no_memory
 from tests.chaos.rig.cluster import Cluster
 from tests.chaos.rig.producer import Load
@@ -49,6 +50,16 @@ PLANS: tuple[Plan, ...] = (
         ("full", "refused_sends", "effects_while_full", "OOM"),
         strict=True,
         load=Load(tickets=4, sources=50),
+        brief=False,
+    ),
+    Plan(
+        "K17d",
+        "50 streams, leases deleted",
+        deleted_leases,
+        ("lease_deleted", "redelivered", "refused", "starts_dies"),
+        often=("zombies", "fenced"),
+        load=Load(rate=100, tickets=4, sources=50, work_ms=60, die_again=0.15, die_again_ms=400),
+        drain_s=15.0,
         brief=False,
     ),
     Plan(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from tests.chaos.checker.history import History
 from tests.chaos.checker.verdict import Violation
 from tests.chaos.injectors import programs, proxy
-from tests.chaos.plans.plan import Plan, gap_s, rounds
+from tests.chaos.plans.plan import Plan, rounds, wait_until_ended
 from tests.chaos.rig.cluster import Cluster, Shape
 from tests.chaos.rig.producer import Load
 from tests.chaos.rig.records import now_ns
@@ -32,9 +32,11 @@ def lost_acks(cluster: Cluster, seconds: float) -> None:
         threads[-1].start()
 
     cluster.sink.on_lose_ack = lose
-    for number in rounds(seconds, 1.5):
+    uids = {
         cluster.producer.send(f"L{number}", abort=str(_MOST - 1), lose_ack=str(_MOST))
-    time.sleep(3 * gap_s(cluster))
+        for number in rounds(seconds, 1.5)
+    }
+    wait_until_ended(cluster, uids)
     for thread in threads:
         thread.join()
 
@@ -54,16 +56,16 @@ def _end(cluster: Cluster, link: str, way: str) -> None:
 
 def freezing(cluster: Cluster, seconds: float) -> None:
     """Messages whose handler keeps the interpreter for an hour: nothing in its process runs any more."""
-    for number in rounds(seconds, 6.0):
-        cluster.producer.send(f"F{number}", "dlq", freeze_ms="3600000")
-    time.sleep(2 * _MOST * gap_s(cluster))
+    uids = {cluster.producer.send(f"F{number}", "dlq", freeze_ms="3600000") for number in rounds(seconds, 6.0)}
+    wait_until_ended(cluster, uids)
 
 
 def slow_suspects(cluster: Cluster, seconds: float) -> None:
     """Messages that end their process twice, and then take long."""
-    for number in rounds(seconds, 3.0):
-        cluster.producer.send(f"S{number}", abort=str(_MOST - 1), hang_ms="4000")
-    time.sleep(3 * gap_s(cluster))
+    uids = {
+        cluster.producer.send(f"S{number}", abort=str(_MOST - 1), hang_ms="8000") for number in rounds(seconds, 3.0)
+    }
+    wait_until_ended(cluster, uids)
 
 
 def nobody_waits_long(history: History, cluster: Cluster) -> Iterator[str | Violation]:

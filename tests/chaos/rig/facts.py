@@ -41,7 +41,7 @@ class State:
     def __init__(self, port: int, sources: Sequence[str] = ()) -> None:
         self._wire = Wire(port)
         self._sources = sources or ()
-        self.stream, self._prefix = (WORK_STREAM, WORK_PREFIX) if sources else (STREAM, PREFIX)
+        self.stream, self.prefix = (WORK_STREAM, WORK_PREFIX) if sources else (STREAM, PREFIX)
 
     def close(self) -> None:
         self._wire.close()
@@ -92,31 +92,31 @@ class State:
     def leader_url(self) -> str:
         """Where the leader says that it is reached; "" when nobody leads."""
         with contextlib.suppress(Refused, Unknown):
-            held = self.call("GET", self._prefix + "leader")
+            held = self.call("GET", self.prefix + "leader")
             return held.decode().rpartition(" ")[2] if held else ""
         return ""
 
     def living(self) -> list[str]:
         """Incarnations that are registered and have a lease."""
         found = []
-        for name, stored in mapping(self.call("HGETALL", self._prefix + "consumers")).items():
+        for name, stored in mapping(self.call("HGETALL", self.prefix + "consumers")).items():
             incarnation = f"{name.decode()}:{stored.decode().split(' ', 1)[0]}"
-            if self.call("EXISTS", f"{self._prefix}lease:{incarnation}"):
+            if self.call("EXISTS", f"{self.prefix}lease:{incarnation}"):
                 found.append(incarnation)
         return found
 
     def leftovers(self) -> dict[str, Any]:
         """For the record ``final``."""
         live = self.living()
-        kept = {self._prefix + name for name in STAYING} | {
-            f"{self._prefix}{kind}:{name}" for kind in ("lease", "inbox") for name in live
+        kept = {self.prefix + name for name in STAYING} | {
+            f"{self.prefix}{kind}:{name}" for kind in ("lease", "inbox") for name in live
         }
         rows = map(mapping, self.call("XINFO", "CONSUMERS", self.stream, GROUP))
         return {
             "pel": self.pending(),
             "lag": self.lag(),
-            "tickets": int(self.call("HLEN", self._prefix + "tickets")),
-            "attempts": int(self.call("HLEN", self._prefix + "attempts")),
+            "tickets": int(self.call("HLEN", self.prefix + "tickets")),
+            "attempts": int(self.call("HLEN", self.prefix + "attempts")),
             "members": [row[b"name"].decode() for row in rows],
             "live": live,
             "keys": sorted(set(self._keys()) - kept),
@@ -125,7 +125,7 @@ class State:
     def _keys(self) -> Iterable[str]:
         cursor = b"0"
         while True:
-            cursor, found = self.call("SCAN", cursor, "MATCH", self._prefix.replace("[", "\\[") + "*", "COUNT", 1000)
+            cursor, found = self.call("SCAN", cursor, "MATCH", self.prefix.replace("[", "\\[") + "*", "COUNT", 1000)
             yield from (key.decode() for key in found)
             if cursor == b"0":
                 return
@@ -133,7 +133,7 @@ class State:
     def dead_letters(self) -> list[dict[str, Any]]:
         """All dead letters: uid (the stream id if the message had none), id, attempts, reason."""
         letters = []
-        for _, flat in self.call("XRANGE", self._prefix + "dead", "-", "+"):
+        for _, flat in self.call("XRANGE", self.prefix + "dead", "-", "+"):
             fields: dict[bytes, bytes] = {}
             for at in range(0, len(flat), 2):
                 fields.setdefault(flat[at], flat[at + 1])

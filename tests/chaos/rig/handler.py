@@ -4,7 +4,8 @@ else.
 How it behaves is in the message: ``work_ms`` to work, ``fail`` to raise (``before:2``: before the effect, in the first
 two attempts; ``after:1``: after the effect; ``always``), ``broken_until_ns`` to raise until then, ``hang_ms`` to be
 stuck, ``freeze_ms`` to be stuck and to keep the interpreter, ``abort`` to end the process in the first so many
-attempts, ``lose_ack`` to have the acknowledgement of that attempt lost, ``log_lines`` to log so many. Standard library only: the same handler serves Usher
+attempts, ``die_again_ms`` to end the process so late in the second start, ``lose_ack`` to have the acknowledgement of
+that attempt lost, ``log_lines`` to log so many. Standard library only: the same handler serves Usher
 and what it is compared with.
 """
 
@@ -32,6 +33,8 @@ NAME_VARIABLE = "CHAOS_NAME"
 #: A thread that sleeps for 20 ms and wakes so much later was not scheduled.
 _STALL_NS = 100_000_000
 _TICK_S = 0.02
+#: Within this after the end of a process all goes on.
+_END_NS = 2_000_000_000
 
 
 log = logging.getLogger("chaos")
@@ -52,7 +55,7 @@ class _World:
         self.sink = SinkClient(os.environ[SINK_VARIABLE])
         self.who = f"{os.environ[NAME_VARIABLE]}/{os.getpid()}"
         self.serials = itertools.count(1)
-        self.sink.ask("hello", who=self.who)
+        self.owner = self.sink.ask("hello", who=self.who)  # the consumer, when this is a child of it
         self._ticker = threading.Thread(target=self._tick, name="chaos-tick", daemon=True)
         self._ticker.start()
 
@@ -88,18 +91,20 @@ def steps(message: Any, kind: str) -> Iterator[float]:
     mid = getattr(message, "source_id", message.id)
     x = f"{world.who}-{next(world.serials)}"
     world.sink.ask("open", ticket=ticket, tok=tok)  # a refusal is found out at the commit
+    dies = "die_again_ms" in fields and world.sink.ask("begin", uid=uid, who=world.who) == "2"
+    kind = "frozen" if "freeze_ms" in fields else "dies" if dies else kind
     facts = {"uid": uid, "ticket": ticket, "tok": tok, "who": world.who}
     world.history.write(
-        "start",
-        x=x,
-        **facts,
-        mid=mid,
-        attempt=message.attempt,
-        kind="frozen" if "freeze_ms" in fields else kind,
-        t=now_ns(),
+        "start", x=x, **facts, owner=world.owner, mid=mid, attempt=message.attempt, kind=kind, t=now_ns()
     )
     if message.attempt <= int(fields.get("abort", 0)):
         os.kill(os.getpid(), signal.SIGKILL)  # as a segmentation fault would, without a core file
+    if dies:
+        began = now_ns()
+        yield int(fields["die_again_ms"]) / 1000
+        end = {"t0": began, "t1": now_ns(), "since": now_ns(), "bound_ns": _END_NS}
+        world.history.write("fault", kind="died_again", who=world.who, recover="", **end)
+        os.kill(os.getpid(), signal.SIGKILL)
     ok = False
     try:
         if "freeze_ms" in fields:

@@ -124,6 +124,12 @@ class Program:
         return 0
 
 
+def _parent(pid: int) -> int:
+    with contextlib.suppress(OSError, IndexError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
+    return 0
+
+
 def _state(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
@@ -153,10 +159,13 @@ class Restarter:
         program.wanted = True
         self.programs[program.name] = program
 
-    def watch(self, who: str) -> None:
-        """Note the death of this process too: it runs handlers, and may be a child of a worker. Any thread may call
-        it."""
-        self._others[int(who.partition("/")[2])] = (who, now_ns())
+    def watch(self, who: str) -> str:
+        """Note the death of this process too: it runs handlers, and may be a child of a worker. Return who owns what it
+        runs: that worker, else itself. Any thread may call it."""
+        name, _, pid = who.partition("/")
+        self._others[int(pid)] = (who, now_ns())
+        parent = _parent(int(pid))
+        return f"{name}/{parent}" if parent in self.programs[name].workers else who
 
     def kill(self, pid: int, who: str = "") -> None:
         """kill -9; ``who``: the death of a worker is noted before."""

@@ -35,6 +35,8 @@ class Load:
     fail_after: float = 0.0
     poison: float = 0.0
     abort: float = 0.0
+    die_again: float = 0.0  # the second start ends its process ...
+    die_again_ms: int = 0  # ... after so long
     unkeyed: float = 0.0  # without a ticket id: each is a ticket of its own
     sources: int = 0  # so many ticket streams, which Usher gathers; 0: one
 
@@ -139,6 +141,7 @@ class Producer:
             (load.fail_before, "fail", f"before:{rng.choice((1, 1, 2))}"),
             (load.fail_after, "fail", "after:1"),
             (load.abort, "abort", "1"),
+            (load.die_again, "die_again_ms", str(load.die_again_ms)),
         ):
             if kind < part:
                 fields[name] = value

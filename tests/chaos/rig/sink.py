@@ -17,6 +17,7 @@ import socket
 import socketserver
 import sqlite3
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,9 @@ class Sink:
 
     def __init__(self, folder: Path) -> None:
         self.address = str(folder / "sink.sock")
-        #: A process that runs handlers has begun.
-        self.on_hello: Callable[[str], None] = lambda who: None
+        self.begun: dict[str, list[str]] = defaultdict(list)  # by uid: who began it, of those that ask
+        #: A process that runs handlers has begun. The answer: who owns what it runs.
+        self.on_hello: Callable[[str], str] = lambda who: who
         #: What happens to the acknowledgement of a handler that asks for its loss.
         self.on_lose_ack: Callable[[str], None] = lambda who: None
         self._lock = threading.Lock()
@@ -80,10 +82,15 @@ class Sink:
 
     def answer(self, asked: dict[str, Any]) -> str:
         """One transaction, or a wish of the handler."""
-        if asked["op"] in ("hello", "lose_ack"):
-            (self.on_hello if asked["op"] == "hello" else self.on_lose_ack)(asked["who"])
+        if asked["op"] == "hello":
+            return self.on_hello(asked["who"])
+        if asked["op"] == "lose_ack":
+            self.on_lose_ack(asked["who"])
             return "ok"
         with self._lock:
+            if asked["op"] == "begin":
+                self.begun[asked["uid"]].append(asked["who"])
+                return str(len(self.begun[asked["uid"]]))
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 answer = self._open(asked) if asked["op"] == "open" else self._commit(asked)
