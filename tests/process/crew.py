@@ -95,10 +95,10 @@ class Crew:
             lambda: all(ask(f"{url}/api/health/live").status == 200 for url in self.masters), 30, "masters listen"
         )
 
-    def start_master(self) -> None:
+    def start_master(self, stderr: int | None = None) -> None:
         port = quiet_port(1, random.Random())
         self.masters.append(f"http://127.0.0.1:{port}")
-        self._start(f"master-{len(self.masters)}", "master", USHER_BIND=f"127.0.0.1:{port}")
+        self._start(f"master-{len(self.masters)}", "master", stderr=stderr, USHER_BIND=f"127.0.0.1:{port}")
 
     def start_consumer(self, name: str, handler: str, stderr: int | None = None, **environ: str) -> None:
         """``stderr``: a descriptor for its log, else a file has it."""
@@ -112,9 +112,9 @@ class Crew:
             **environ,
         )
 
-    def run(self, name: str, *words: str, **environ: str) -> None:
+    def run(self, name: str, *words: str, stderr: int | None = None, **environ: str) -> None:
         """Start another command; what it says is its log."""
-        self._start(name, *words, **environ)
+        self._start(name, *words, stderr=stderr, **environ)
 
     def _start(self, name: str, *words: str, stderr: int | None = None, **environ: str) -> None:
         with (self.logs / name).open("ab") as log:

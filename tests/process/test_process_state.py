@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import requests
 
+from tests.outboxes import Outbox
 from tests.process.crew import KEYS, Crew
 from usher.common.cli.masters import ask
 from usher.common.redis.client import Link
@@ -39,6 +41,8 @@ def _send(link: Link, count: int, **fields: str) -> None:
 
 def _is_done(link: Link, count: int) -> bool:
     """All were read, and acknowledged."""
+    if not link.call("EXISTS", KEYS.stream):
+        return False
     facts = group_of(link.call("XINFO", "GROUPS", KEYS.stream), KEYS.group) or {}
     return facts.get(b"pending") == 0 and facts[b"entries-read"] == count == link.call("XLEN", KEYS.stream)
 
@@ -82,6 +86,30 @@ def test_a_log_that_nobody_reads_stops_nothing_and_what_is_missing_is_counted(fo
             assert ask(f"{url}/api/health").document["warnings"] == [f"the log lacks lines: {dropped:.0f} dropped"]
             assert crew.stop("c1") == 0
             assert b"consumer_drained" in read.read()
+
+
+def test_programs_whose_log_nobody_reads_from_their_first_line_on_work_and_end(
+    folder: Path, link: Link, sqlite_outbox: Outbox
+) -> None:
+    unread, pipe = os.pipe()
+    os.set_blocking(pipe, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(pipe, b"x" * 4096)
+    os.set_blocking(pipe, True)
+    ids = sqlite_outbox.stage_many(30)
+    with Crew(folder, link.url) as crew:
+        crew.start_master(stderr=pipe)
+        crew.start_consumer("c1", "logs:handle", stderr=pipe)
+        crew.run("streamer", "streamer", stderr=pipe, USHER_OUTBOX_URL=sqlite_outbox.url)
+        os.close(pipe)
+        crew.until(lambda: _is_done(link, len(ids)), 60, "what was staged is sent, handed over and handled")
+        warning = ["nobody reads the log: 0 dropped"]
+        for url in (crew.masters[0], _url_of(crew, "c1")):
+            health = ask(f"{url}/api/health")
+            assert (health.status, health.document["warnings"]) == (200, warning)
+        assert [crew.stop(name) for name in ("streamer", "c1", "master-1")] == [0, 0, 0]
+    os.close(unread)
 
 
 def test_a_consumer_whose_log_nobody_reads_leaves_when_its_lease_is_lost(folder: Path, link: Link) -> None:
