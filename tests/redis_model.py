@@ -272,7 +272,7 @@ class RedisModel:
             self.unread.pop(entry_id, None)
             if self.pending.get(entry_id) == MASTER:
                 self._claim(entry_id, MASTER, is_new=True)
-        self.delivered = news.found[-1].id if new else self.delivered
+        self.delivered = max([self.delivered, *(new - self.bodiless)], key=rank)  # read up to the last that is there
         return HandOverReply(fence, tuple(replies))
 
     def _state(self, incarnation: str, parts: Sequence[TicketPlan], plan: HandOverPlan) -> str:

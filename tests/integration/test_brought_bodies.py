@@ -30,6 +30,7 @@ class Play:
         self.leader: LeaderScripts = self.world.elect()
         self.consumer: ConsumerActor = stage.consumer("a")
         self.world.link.call("CONFIG", "RESETSTAT")
+        self._of_leader = 0
 
     def news(self, how: str) -> NewEntries:
         return hear(self.world, self.leader) if how == _HEARD else self.leader.peek(1000)
@@ -37,7 +38,9 @@ class Play:
     def give(self, parts: Mapping[bytes, Sequence[bytes]], how: str = _HEARD) -> int:
         """Hand over what came last; one record. Its fence."""
         heads = {ticket: self.world.head(ticket) for ticket in parts}
+        before = self._reads()
         reply = self.leader.hand_over(plan(self.consumer.incarnation, parts, heads), self.news(how))
+        self._of_leader += self._reads() - before
         assert reply.targets == (("OK", [], [], []),)
         brought = self.world.inbox_records(self.consumer.incarnation)[-1].bodies.keys()
         tried = self.world.link.call("HKEYS", self.world.keys.attempts)
@@ -46,7 +49,10 @@ class Play:
         return reply.fence
 
     def fetches(self) -> int:
-        """How often a pending list was read since the beginning."""
+        """How often the consumer read its pending list since the beginning."""
+        return self._reads() - self._of_leader
+
+    def _reads(self) -> int:
         found = re.search(rb"cmdstat_xreadgroup:calls=(\d+)", self.world.link.call("INFO", "commandstats"))
         return int(found[1]) if found else 0
 

@@ -233,7 +233,7 @@ def test_a_planned_entry_that_was_deleted_since_is_a_dead_letter_and_the_rest_is
     left = [one for one in ids if one != ids[which]]
     assert reply.targets == (("OK", [], [ids[which], *alone], []),)
     assert (world.pending(), world.inbox(a)) == ({a.name: left}, [HandOver(b"T", reply.fence, left)])
-    assert (world.state().index.keys(), _position(world)) == ({b"T"}, alone[-1])
+    assert (world.state().index.keys(), _position(world)) == ({b"T"}, left[-1])
     assert world.state().letters() == [(ids[which], b"T", b"body_gone"), (alone[0], b"U", b"body_gone")]
 
 
@@ -246,7 +246,7 @@ def test_a_deleted_entry_of_a_ticket_that_its_owner_goes_on_with_leaves_the_reco
     reply = leader.hand_over(plan(a, {b"T": lost}, {b"T": world.head(b"T")}), news)
     assert reply.targets == (("OK", [], lost, []),)
     assert (world.record(b"T"), world.inbox(a), world.pending()) == (record, inbox, {a.name: owned})
-    assert (world.state().letters(), _position(world)) == ([(lost[0], b"T", b"body_gone")], lost[0])
+    assert (world.state().letters(), _position(world)) == ([(lost[0], b"T", b"body_gone")], owned[-1])
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
@@ -257,13 +257,13 @@ def test_an_entry_that_is_left_and_was_deleted_since_is_pending_for_nobody(world
     world.delete(ids[which])
     leader.hand_over(NOTHING, news)
     assert world.pending() == {b"master": [one for one in ids if one != ids[which]]}
-    assert (_position(world), world.dead()) == (ids[-1], [])
+    assert (_position(world), world.dead()) == ([one for one in ids if one != ids[which]][-1], [])
     reply = leader.hand_over(plan(a, {b"T": ids}))
     assert reply.targets == (("OK", [], [ids[which]], []),), "the leader knew it, and learns that it is over"
 
 
 @pytest.mark.parametrize("how", ["deleted", "trimmed"])
-def test_when_all_news_are_gone_the_group_moves_on_all_the_same(world: World, how: str) -> None:
+def test_when_all_news_are_gone_the_group_is_where_it_was(world: World, how: str) -> None:
     leader, a = world.elect(), world.join("a")
     ids = world.send(b"T", b"1-1", b"2-1")
     news = leader.peek(100)
@@ -272,5 +272,17 @@ def test_when_all_news_are_gone_the_group_moves_on_all_the_same(world: World, ho
     else:
         world.link.call("XTRIM", world.keys.stream, "MAXLEN", 0)
     leader.hand_over(plan(a, {b"T": ids[:1]}), news)
-    assert (world.pending(), world.state().index, world.inbox(a), _position(world)) == ({}, {}, [], ids[-1])
+    assert (world.pending(), world.state().index, world.inbox(a), _position(world)) == ({}, {}, [], b"0-0")
     assert [entry_id for entry_id, _, _ in world.state().letters()] == ids[:1]
+
+
+def test_new_entries_are_read_and_claimed_with_the_commands_of_streams(world: World) -> None:
+    """XREADGROUP and XCLAIM carry them; the group's position is never set."""
+    leader, a = world.elect(), world.join("a")
+    ids = world.send_many([b"T"] * 2000)
+    world.link.call("CONFIG", "RESETSTAT")
+    leader.hand_over(plan(a, {b"T": ids[:1000]}), leader.peek(2000))
+    told = world.link.call("INFO", "commandstats")
+    assert b"cmdstat_xreadgroup:calls=1," in told and b"cmdstat_xclaim:calls=" in told
+    assert b"xgroup" not in told
+    assert (len(world.pending()[a.name]), len(world.pending()["master"]), _position(world)) == (1000, 1000, ids[-1])

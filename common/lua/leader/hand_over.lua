@@ -181,11 +181,11 @@ for t = 1, (#KEYS - 6) / 2 do
   i, at = i + unowned + others, at + 3 + others
 end
 
--- 3. Write, in this order. First the writes that may be refused (for lack of memory, or of the right to set a
---    position) and change nothing that matters: the group is set to where it is, a fence is drawn. So a call is refused
---    before anything has changed. The group moves last: should the script break off before, what is pending above the
---    group's position is seen twice; had it moved first, what is not pending below it would be lost.
+-- 3. Write, in this order. First a fence is drawn: what refuses writes, refuses this one, before anything has changed.
+--    The group reads the new entries last: should the script break off before, what is pending above the group's
+--    position is seen twice; had it read them first, what is not pending below it would be lost.
 
+local has_missing = false -- new entries were deleted since they were seen
 -- Claim `size` ids for `name`. Return false when it got all of them, else a set of ids that it got for certain (ask
 -- XPENDING about the others). An entry that has no owner yet is claimed with FORCE, if its body is there.
 local function claim(name, ids, size)
@@ -200,6 +200,7 @@ local function claim(name, ids, size)
       for k = 1, #got do has[got[k]] = true end
     end
   end)
+  has_missing = has_missing or has_news and claimed < size
   return claimed < size and has
 end
 
@@ -234,8 +235,6 @@ local function add_bodies(record, target_ids, over)
 end
 
 local fence = ''
-local read = has_news and entries_read(stream, facts, seen, args[10])
-if has_news then move_group(stream, group, position, facts['entries-read']) end
 if wants_fence then fence = next_number(KEYS[4], 'fence') end
 claim('master', for_master, #for_master)
 local reply = {'OK', fence}
@@ -270,5 +269,9 @@ for _, target in ipairs(targets) do
   end
   reply[#reply + 1] = {target.state, target.refused, gone, target.state == 'OK' and target.fresh or {}}
 end
-if has_news then move_group(stream, group, args[10], read) end
+-- Never more than were seen: the group must be given nothing that is pending for nobody.
+if has_missing then seen = #redis.call('XRANGE', stream, '(' .. position, args[10], 'COUNT', seen) end
+if has_news and seen > 0 then -- NOACK: they are pending by now, for their owners or for `master`
+  redis.call('XREADGROUP', 'GROUP', group, 'master', 'COUNT', seen, 'NOACK', 'STREAMS', stream, '>')
+end
 return reply
