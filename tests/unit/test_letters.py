@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from usher.common.protocol.attempts import Attempts
+from usher.common.protocol.attempts import RAN_PAST, Attempts
 from usher.consumer.handlers.error_trace import traced
 from usher.consumer.policy.outcome import unended
 from usher.master.policy.letters import DeadLetter, LetterFilter, Preview, parse_letter, split_letter
@@ -88,9 +88,9 @@ def test_a_preview_counts_by_what_letters_have_in_common() -> None:
 
 
 def test_what_hung_or_took_its_process_with_it_has_a_name_and_can_be_asked_for() -> None:
-    cut_off, hung = unended(Attempts(3, 3, 1)), unended(Attempts(3, 3))
+    cut_off, hung = unended(Attempts(3, 3, 1)).error, f"{RAN_PAST} (handler_stuck in the logs)"
     of_crash, of_hang = (
-        _letter(error_type=b"", error=one.error.encode(), reason=one.reason.encode()) for one in (cut_off, hung)
+        _letter(error_type=b"", error=one.encode(), reason=b"attempts_exhausted") for one in (cut_off, hung)
     )
     preview = Preview()
     preview.add([of_crash, of_hang, _letter()])

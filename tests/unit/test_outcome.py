@@ -49,7 +49,8 @@ def test_each_row_of_the_table(raised: BaseException, failures: int, decision: T
 
 
 @pytest.mark.parametrize(
-    ("crashes", "losses", "why"), [(1, 0, "its process ended while its"), (0, 3, "it ran past"), (0, 0, "it ran past")]
+    ("crashes", "losses", "why"),
+    [(1, 0, "its process ended while its"), (0, 3, "its last start failed"), (0, 0, "its last start failed")],
 )
 def test_attempts_that_were_used_up_without_an_error_say_what_is_known(crashes: int, losses: int, why: str) -> None:
     """And not more: whoever raised each time, beside others that ended the process, was not ended with it every
