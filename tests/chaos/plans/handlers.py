@@ -22,7 +22,7 @@ _FAILING = Load(rate=120, fail_before=0.05, fail_after=0.05, poison=0.01)
 
 def changing_kinds(cluster: Cluster, seconds: float) -> None:
     """A consumer is killed, or asked to end, and comes back with another kind of handler."""
-    kinds = (_ASYNC, *_BATCHES, HANDLER)
+    kinds = (_BATCHES[0], _ASYNC, *_BATCHES[1:], HANDLER)
     for number in rounds(seconds, gap_s(cluster)):
         name = programs.at_work(cluster, 1)[0]
         cluster.set_handler(name, kinds[number % len(kinds)])
@@ -80,6 +80,7 @@ PLANS: tuple[Plan, ...] = (
         ("kill", "restart", "redelivered", "starts_thread", "starts_async", "starts_batch"),
         strict=True,
         load=_FAILING,
+        seconds=7.0,
         varies=False,
     ),
 )
