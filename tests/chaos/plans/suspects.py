@@ -133,6 +133,5 @@ PLANS: tuple[Plan, ...] = (
         extra=nobody_waits_long,
         seconds=7.0,
         brief=False,
-        known="letter E: who logs waits for the reader",
     ),
 )
