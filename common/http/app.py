@@ -142,8 +142,10 @@ def add_health(
         "Answer if the program is alive, and if it stands still, what.", {200: _Alive, 503: _Unwell}, role=Role.ANYBODY
     )
     def live() -> Response:
-        why = "" if draining() else stalled()
-        return answer({"status": "failing", "reasons": [why]}, 503) if why else answer({"status": "alive"})
+        why = stalled()
+        if why and not draining():
+            return answer({"status": "failing", "reasons": [why]}, 503)
+        return answer({"status": "alive"})
 
     app.add_url_rule("/api/health/live", "live", live)
 
