@@ -285,4 +285,4 @@ def test_new_entries_are_read_and_claimed_with_the_commands_of_streams(world: Wo
     told = world.link.call("INFO", "commandstats")
     assert b"cmdstat_xreadgroup:calls=1," in told and b"cmdstat_xclaim:calls=" in told
     assert b"xgroup" not in told
-    assert (len(world.pending()[a.name]), len(world.pending()["master"]), _position(world)) == (1000, 1000, ids[-1])
+    assert (len(world.pending()[a.name]), len(world.pending()[b"master"]), _position(world)) == (1000, 1000, ids[-1])
