@@ -103,7 +103,7 @@ def test_thousands_of_old_and_of_new_entries_go_to_two_owners_and_thousands_stay
     leader, a, b = world.elect(), world.join("a"), world.join("b")
     old = world.send_many([b"T"] * 4500)
     leader.hand_over(NOTHING, leader.peek(10_000))
-    names = [b"T"] * 9000 + [b"U%d" % n for n in range(4001)] + [b"V"] * 5000
+    names = [b"T"] * 9000 + [b"U%d" % n for n in range(4001)] + [b"V"] * 2500
     ids = world.send_many(names)
     to_a, to_b = (
         {b"T": old + ids[:9000]},
