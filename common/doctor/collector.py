@@ -12,12 +12,13 @@ from usher.common.doctor.rights import find_rights
 from usher.common.doctor.source_status import SourcesReader
 from usher.common.doctor.writes import info_lines
 from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
+from usher.common.protocol.mishaps import Mishaps, parse_mishaps
 from usher.common.protocol.registration import parse
 from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.capabilities import ask
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.endpoints import CLUSTER, SENTINEL, coordinates_failovers, mode
-from usher.common.redis.replies import TicketStream, pairs, parse_leases
+from usher.common.redis.replies import TicketStream, cut_unread, pairs, parse_leases
 
 _SETTINGS = (
     "appendonly",
@@ -186,7 +187,8 @@ def _look_at_stream(link: Link, keys: Keys) -> TicketStreamFacts:
     states = _states(link, keys)
     names: tuple[NameInGroup, ...] = ()
     lag: int | None = 0
-    idle_ms = 0
+    idle_ms = cut = 0
+    of_stream = pairs(link.call("XINFO", "STREAM", keys.stream)) if span else {}
     has_group = True
     try:
         facts = reader.group_facts()
@@ -198,6 +200,7 @@ def _look_at_stream(link: Link, keys: Keys) -> TicketStreamFacts:
             for name, pending in reader.group_consumers()
         )
         idle_ms = _longest_idle_ms(link, keys, states)
+        cut = cut_unread(facts, of_stream)
     except GroupMissing:
         has_group = False
     return TicketStreamFacts(
@@ -217,6 +220,9 @@ def _look_at_stream(link: Link, keys: Keys) -> TicketStreamFacts:
             reply == 1
             for reply in link.pipeline([("EXISTS", key) for key in (log_keys.checkpoints, log_keys.counters)])
         ),
+        mishaps=parse_mishaps([counters.get(name.encode()) for name in Mishaps._fields]),
+        unread_cut=cut,
+        counts_added=not of_stream or b"entries-added" in of_stream,
     )
 
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from usher.common.protocol.mishaps import Mishaps
+
 
 class DoctorSeverity(enum.Enum):
     """Severities. BAD: the promise does not hold, or work stands still. WARN: it costs something, or soon will.
@@ -89,7 +91,8 @@ class TicketStreamFacts:
 
     ``has_group`` and ``position_saved``: a position without a group means that the group was lost. ``highest_number``
     is the highest epoch, fence or generation ever given; ``idle_ms`` the longest time that an entry of a name with a
-    lease was idle. ``is_log``: a streamer writes it or a log consumer reads it.
+    lease was idle. ``is_log``: a streamer writes it or a log consumer reads it. ``unread_cut``: entries that are gone
+    unread at this moment and not among the ``mishaps`` yet; ``counts_added`` False: this server cannot tell.
     """
 
     name: str
@@ -106,6 +109,9 @@ class TicketStreamFacts:
     highest_number: int = 0
     dead_letters: int = 0
     is_log: bool = False
+    mishaps: Mishaps = field(default_factory=Mishaps)
+    unread_cut: int = 0
+    counts_added: bool = True
 
     @property
     def pending(self) -> int:

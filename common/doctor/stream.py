@@ -13,6 +13,7 @@ _LAST_RANK = (1 << 128) - 1
 _POISONED_MS = 3_600_000
 _AHEAD_MS = 1000
 _SHOWN = 5
+_RECENT_S = 86_400
 
 
 def judge_stream(facts: DoctorFacts) -> Iterator[DoctorFinding]:
@@ -53,6 +54,7 @@ def judge_stream(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     yield from _consumers(stream)
     yield from _idle(facts, stream)
     yield from _log(facts, stream)
+    yield from _mishaps(facts, stream)
     if stream.dead_letters:
         yield DoctorFinding(
             "dead letters",
@@ -185,6 +187,40 @@ def _consumers(stream: TicketStreamFacts) -> Iterator[DoctorFinding]:
             " order may suffer"
         )
         yield DoctorFinding("strangers", WARN, _listed(strangers), means, "let other programs use a group of their own")
+
+
+def _mishaps(facts: DoctorFacts, stream: TicketStreamFacts) -> Iterator[DoctorFinding]:
+    """Judge what somebody did to the stream or its pending list by hand; for a day it is a reason to act."""
+    told, now_s = stream.mishaps, facts.clock.redis_ms // 1000 if facts.clock is not None else 0
+    if cut := told.unread_cut + stream.unread_cut:
+        is_new = bool(stream.unread_cut) or now_s - told.unread_cut_s < _RECENT_S
+        yield DoctorFinding(
+            "unread entries",
+            BAD if is_new else OK,
+            f"{cut:,} were cut before they were read" + ("" if is_new else ", none of them in the last day"),
+            "these messages were sent and never handled, and no letter tells of them",
+            "send them again; trim with `usher trim` alone: no MAXLEN or MINID in producers, no XTRIM"
+            if is_new
+            else "",
+        )
+    elif not stream.counts_added:
+        yield DoctorFinding(
+            "unread entries",
+            OK,
+            "this server does not count what is added",
+            "entries that are cut before they are read leave no trace before Redis 7",
+        )
+    if told.restored:
+        is_new = now_s - told.restored_s < _RECENT_S
+        yield DoctorFinding(
+            "pending entries",
+            WARN if is_new else OK,
+            f"{told.restored:,} were claimed again" + ("" if is_new else ", none of them in the last day"),
+            "somebody acknowledged them by hand, or deleted names from the group; they are handled all the same",
+            "find who did it (ACL LOG, MONITOR): where no master has seen them, nobody claims them again"
+            if is_new
+            else "",
+        )
 
 
 def _listed(names: list[NameInGroup]) -> str:

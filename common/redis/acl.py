@@ -134,7 +134,7 @@ def _senders(given: Sequence[str], log: LogKeys) -> tuple[AclProgram, ...]:
     return (
         AclProgram(
             "producer",
-            "programs that add messages with a plain XADD",
+            "programs that add messages with a plain XADD (no MAXLEN: that cuts what is not read yet)",
             (),
             ("xadd",),
             (*given, log.delayed),
@@ -164,6 +164,7 @@ _MASTER = (
     "hand_over",
     "take_back",
     "free_tickets",
+    "restore",
     "sweep",
     "save_position",
     "note_repeats",
@@ -255,7 +256,8 @@ _HEAD = """\
 # The user `default` has no rights; keep a user of your own for administration: `user admin on >... ~* &* +@all`.
 # Rights are by kind of program, not by name: a consumer's user may touch the keys of other consumers of the same
 # stream. And they hold for all keys of a user alike (Redis 6.2): a user that may trim an inbox may trim the stream.
-# This confines mistakes and break-ins to this one system, no further.
+# This confines mistakes and break-ins to this one system, no further: who may XADD may cut unread messages with it
+# (MAXLEN, MINID), since rights do not tell options apart. Masters tell of that from Redis 7 on (`unread_entries_cut`).
 """
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from usher.common.base.errors import GroupMissing
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.stream_id import GroupPosition, Span
+from usher.common.protocol.stream_id import GroupPosition, Span, rank
 from usher.common.redis.client import CommandRefused, Link
 
 #: Stricter than lua/includes/records.lua: records that this accepts are accepted there too.
@@ -51,6 +51,15 @@ class GroupConsumer(NamedTuple):
 
     name: bytes
     pending: int
+
+
+def cut_unread(group: Mapping[bytes, Any], stream: Mapping[bytes, Any]) -> int:
+    """Do the same as lua/includes/group.lua, with the facts of XINFO GROUPS and XINFO STREAM: how many entries are gone
+    that the group was not given, as far as this can be known. They are not counted as mishaps yet."""
+    read, first = group.get(b"entries-read"), stream[b"first-entry"]
+    if read is None or (first and rank(first[0]) <= rank(group[b"last-delivered-id"])):
+        return 0
+    return max(0, stream[b"entries-added"] - read - stream[b"length"])
 
 
 def parse_record(value: bytes) -> TicketRecord:

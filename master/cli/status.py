@@ -119,6 +119,11 @@ def drawn(seen: dict[str, Any]) -> RenderableType:
         first_ms = seen["delayed"]["first_ms"]
         when = "" if first_ms is None else f"  the first in {span(first_ms - seen['time_ms'])}"
         facts.append(("delayed", f"{seen['delayed']['messages']:,}{when}  (usher delayed list)"))
+    told = seen["mishaps"]
+    for name, what in (("unread_cut", "cut unread, lost"), ("restored", "taken out by hand")):
+        if told[name]:
+            more = "claimed again  " if name == "restored" else ""
+            facts.append((what, f"{told[name]:,}  {more}(usher doctor)"))
     if seen["write_trouble"]:
         facts.insert(0, ("trouble", f"{seen['write_trouble']}  (usher doctor)"))
     if seen["sources"] is not None:

@@ -43,6 +43,7 @@ from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import NOTHING, HandOverPlan, HandOverReply
 from usher.master.policy.board.views import BoardFacts, Parked
 from usher.master.recovery.idle_sweep import IdleSweep
+from usher.master.recovery.pending_check import PendingCheck, report_cut
 from usher.master.recovery.reconciler import PAGE, Reconciler
 from usher.master.recovery.recoverer import Recoverer
 from usher.master.recovery.takeover import rejoin, sort_again, take_over
@@ -104,7 +105,8 @@ class Dispatcher(Service):
         self._rules_due = False  # the rules may have changed since they were read
         self._rejected: list[Rejected] = []  # dead letters to be written
         self._reconciler = Reconciler(limits.reconcile_s)
-        self._position_saver = PositionSaver(self._stream)
+        self._position_saver = PositionSaver(self._stream, limits.reconcile_s)
+        self._pending_check = PendingCheck(self._limits.reconcile_s)
         self._unwell: str | None = None  # why the last turn as leader failed; None after one that did not
 
     # ---- from other threads ------------------------------------------------------------------------------------------
@@ -192,6 +194,7 @@ class Dispatcher(Service):
         self._rejected.clear()
         self._recoverer = Recoverer(self.counts)
         self._idle_sweep = IdleSweep(self._limits.min_idle_ms, self._limits.sweep_s)
+        self._pending_check = PendingCheck(self._limits.reconcile_s)
         if self.board.tickets or self.board.consumers:
             self.board = self._new_board()
 
@@ -249,9 +252,14 @@ class Dispatcher(Service):
         more = self._take_new_entries()
         # 9. Dead letters of entries that 2, 3 and 8 could not use: after 8, since only taken entries can be rejected.
         self._reject()
-        # 10. The group's position, with what 8 took.
-        self._position_saver.turn(self.board, self._steps, self._cursor.last_read)
-        found_more = more or handed or ruling or sweeping or reopening or self._rejected
+        # 10. The group's position, with what 8 took; and what of the board is not pending any more: no command is under
+        #     way, so that Redis and memory are of one moment.
+        look = self._position_saver.turn(self.board, self._steps, self._cursor.last_read)
+        if look is not None:
+            report_cut(look.cut, self._keys.stream, look.position.delivered)
+            self._pending_check.learn(self.board, look.pending, now_s())
+        checking = self._pending_check.turn(self.board, self._steps)
+        found_more = more or handed or ruling or sweeping or reopening or checking or self._rejected
         if found_more or self._recoverer.is_busy or self._events or self._unsure or self._rules_due:
             return 0.0
         # 11. Ask for a notification, if 8 did not: only when nothing is left to do, so under load nobody waits for one.
@@ -335,6 +343,7 @@ class Dispatcher(Service):
         if not names:
             names, was_all = self._reconciler.page(self.board, now)
             self._rules_due |= was_all and self._rule_work.has_moved(self._steps)
+            self._pending_check.look_at(names, self._steps)
         if not names:
             return
         for name, value in zip(names, self._link.call("HMGET", self._keys.tickets, *names), strict=True):
@@ -386,6 +395,7 @@ class Dispatcher(Service):
 
     def _learn(self, plan: HandOverPlan, reply: HandOverReply) -> None:
         """Update memory with the outcome of a plan."""
+        assert self._steps is not None
         follow_up = self.board.confirm(plan, reply)
         gone = [entry_id for answer in reply.targets for entry_id in answer.gone]
         if gone:
@@ -399,6 +409,7 @@ class Dispatcher(Service):
                 why="gone, or not pending: see Lost group in the runbook",
             )
         self._unsure.update(follow_up.unsure)
+        self._pending_check.restore(self.board, reply.missing, self._steps)
         if follow_up.doubt:
             raise ReplyUnknown("an entry was not pending under master: memory and the pending list differ")
         for incarnation in follow_up.lost:
@@ -433,6 +444,7 @@ class Dispatcher(Service):
         if reply is None:
             return False
         self._cursor.advance(new)
+        report_cut(reply.cut, self._keys.stream, new.position)
         self._position_saver.remember(new)
         self._rejected += entries.rejected
         self._learn(plan, reply)

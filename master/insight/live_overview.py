@@ -20,6 +20,7 @@ from usher.common.doctor.writes import INFO_COMMANDS, write_trouble
 from usher.common.http.server.push_sockets import LiveSocket, LiveSockets
 from usher.common.protocol.attempts import decode
 from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
+from usher.common.protocol.mishaps import Mishaps, mishaps_command, parse_mishaps
 from usher.common.protocol.stream_id import milliseconds
 from usher.common.redis.client import Link
 from usher.common.redis.replies import group_of
@@ -198,12 +199,13 @@ class LiveOverview(Service):
                 ("XINFO", "GROUPS", keys.stream),
                 ("XPENDING", keys.stream, keys.group),
                 ("XLEN", LogKeys(keys.stream).delayed),
+                mishaps_command(keys),
             ]
         )
         for reply in replies[:5]:
             if isinstance(reply, Exception):
                 raise reply
-        entries, tickets, dead, retrying, leader, groups, pending, delayed = replies
+        entries, tickets, dead, retrying, leader, groups, pending, delayed, mishaps = replies
         group = group_of(groups, keys.group)
         total, lowest, _, owners = (0, None, None, ()) if isinstance(pending, Exception) else pending
         by_name = {bytes(name): int(count) for name, count in owners or ()}
@@ -234,6 +236,7 @@ class LiveOverview(Service):
             "retrying": retrying,
             "dead_letters": dead,
             "delayed": 0 if isinstance(delayed, Exception) else delayed,
+            "mishaps": parse_mishaps(mishaps)._asdict(),
             "oldest_ms": oldest_ms,
             "sent_per_second": sent,
             "done_per_second": done,
@@ -341,6 +344,7 @@ def _nothing_yet(keys: Keys) -> dict[str, Any]:
         "group": keys.group,
         "has_group": True,
         "lag_is_exact": True,
+        "mishaps": Mishaps()._asdict(),
         "stuck": [],
         "alarms": [],
     }

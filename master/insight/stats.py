@@ -15,6 +15,7 @@ from typing import Any
 from usher.common.base.clock import now_s
 from usher.common.doctor.writes import INFO_COMMANDS, write_trouble
 from usher.common.protocol.keys import HALTED, MASTER, Keys
+from usher.common.protocol.mishaps import Mishaps, mishaps_command, parse_mishaps
 from usher.common.protocol.registration import Registration, parse
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import Link
@@ -51,7 +52,7 @@ class StreamStats:
     ``oldest_s``: age of the oldest unfinished message, by Redis' clock; 0: there is none. ``oldest_unheld_s``: the same
     without messages that wait for an operator: see ``_unheld``. ``delayed``: messages that wait for their time, and
     ``late_s``: seconds since the first of them was due and not sent. ``consumers``: by name. ``refuses_writes``: Redis
-    refuses writes, because memory or disk is full, or replicas are missing.
+    refuses writes, because memory or disk is full, or replicas are missing. ``mishaps``: since the stream began.
     """
 
     entries: int = 0
@@ -70,6 +71,7 @@ class StreamStats:
     late_s: float = 0.0
     oldest_unheld_s: float = 0.0
     refuses_writes: bool = False
+    mishaps: Mishaps = field(default_factory=Mishaps)
 
     @property
     def handed_over(self) -> int:
@@ -118,8 +120,9 @@ class StreamStatsReader:
             ("XINFO", "GROUPS", keys.stream),
             ("XPENDING", keys.stream, keys.group),
             ("HGETALL", keys.rules),
+            mishaps_command(keys),
         ]
-        *counts, moment, stored, groups, pending, ruled, delayed, first = self._link.pipeline(
+        *counts, moment, stored, groups, pending, ruled, mishaps, delayed, first = self._link.pipeline(
             [*commands, *waiting_commands(keys)]
         )
         for reply in (*counts, moment, stored, ruled):
@@ -161,6 +164,7 @@ class StreamStatsReader:
             late_s,
             _age_s(unheld, now_ms),
             trouble is not None and trouble.is_certain,
+            parse_mishaps(mishaps),
         )
 
     def _unheld(self, new: list[bytes], by_owner: dict[bytes, int], rules: Rulebook) -> list[bytes]:

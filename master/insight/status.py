@@ -14,10 +14,16 @@ from usher.common.doctor.source_status import SourcesReader
 from usher.common.doctor.writes import INFO_COMMANDS, write_trouble
 from usher.common.protocol.keys import MASTER, Keys
 from usher.common.protocol.message import ticket_text
+from usher.common.protocol.mishaps import mishaps_command, parse_mishaps
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import CommandRefused, Link
-from usher.common.redis.replies import TicketRecord, TicketStream, pairs, parse_record
+from usher.common.redis.replies import (
+    TicketRecord,
+    TicketStream,
+    pairs,
+    parse_record,
+)
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.insight.lag import lag_of
 from usher.master.insight.ticket_states import ParkedRows, add_ticket_states, parked_rows
@@ -64,11 +70,11 @@ class StatusReader:
                 ("GET", keys.leader),
                 ("HLEN", keys.rules),
             ]
-            replies = self._link.pipeline([*sums, *waiting_commands(keys)])
+            replies = self._link.pipeline([*sums, mishaps_command(keys), *waiting_commands(keys)])
             for reply in replies[: len(sums)]:
                 if isinstance(reply, Exception):
                     raise reply
-            length, tickets, dead, leader, rules, *delayed = replies
+            length, tickets, dead, leader, rules, mishaps, *delayed = replies
             held = parse_held(leader)
             trouble = write_trouble(*self._link.pipeline(INFO_COMMANDS))
             seen: dict[str, Any] = {
@@ -82,6 +88,7 @@ class StatusReader:
                 "rules": rules,
                 "delayed": waiting_of(*delayed)._asdict(),
                 "write_trouble": None if trouble is None else trouble.text,
+                "mishaps": parse_mishaps(mishaps)._asdict(),
                 "time_ms": time.time_ns() // 1_000_000,
             }
             try:

@@ -57,10 +57,20 @@ class TakenPage(NamedTuple):
 
 class Freed(NamedTuple):
     """The end of a recovery: tickets that other consumers own, and (id, ticket) of entries that were under ``master``
-    unseen."""
+    unseen, or are there again (``restored``): nobody had them pending."""
 
     others: list[bytes]
     parked: list[tuple[bytes, bytes]]
+    restored: tuple[bytes, ...] = ()
+
+
+class PositionLook(NamedTuple):
+    """The group's position as it was saved; how many entries were cut unread since the last look; and how many are
+    pending for each name of the group."""
+
+    position: GroupPosition
+    cut: int
+    pending: dict[bytes, int]
 
 
 class Swept(NamedTuple):
@@ -243,8 +253,9 @@ class LeaderScripts:
             if position == new.position:
                 raise NotificationMismatch(f"other entries than those of the notification follow {position.decode()}")
             raise GroupMoved(f"the group was at {new.position.decode()}, and is at {position.decode()}")
-        answers = tuple(TargetReply(state.decode(), refused, gone, fresh) for state, refused, gone, fresh in replies)
-        reply = HandOverReply(int(detail or 0), answers)  # detail: the fence of the call
+        cut, missing, *targets_told = replies
+        answers = tuple(TargetReply(told[0].decode(), *told[1:]) for told in targets_told)
+        reply = HandOverReply(int(detail or 0), answers, cut, tuple(missing))  # detail: the fence of the call
         if plan.targets:
             self._counts.hand_over(plan, reply, began_ns)
         return reply
@@ -291,7 +302,7 @@ class LeaderScripts:
     def free_tickets(self, incarnation: str, tickets: Sequence[bytes]) -> Freed | None:
         """Free the records of a dead incarnation's tickets. Return None when it still has entries."""
         keys = self._keys
-        script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.tickets, keys.dead)
+        script_keys = (keys.stream, keys.leader, keys.lease(incarnation), keys.tickets, keys.dead, keys.counters)
         freed, left = Freed([], []), list(tickets)
         while True:
             state, *reply = self._run("free_tickets", script_keys, (incarnation, *left))
@@ -299,29 +310,38 @@ class LeaderScripts:
                 if len(left) < len(tickets):
                     raise ReplyUnknown(f"{incarnation} was handed something by another client: {state.decode()}")
                 return None
-            others, parked, looked_at = reply
+            others, parked, looked_at, restored = reply
             freed.others.extend(others)
             freed.parked.extend((found.id, found.ticket or b"") for found in _found(parked))
+            freed = freed._replace(restored=(*freed.restored, *restored))
             del left[:looked_at]
             if not left:
                 return freed
+
+    def restore(self, entries: Iterable[tuple[bytes, Sequence[bytes]]]) -> list[bytes]:
+        """Claim again what nobody has pending of these tickets, according to the index and to memory, which has these
+        ids under ``master``. Return the ids. Raises GroupMissing."""
+        keys = self._keys
+        args = [part for ticket, ids in entries for part in (ticket, b" ".join(ids))]
+        return list(self._run("restore", (keys.stream, keys.leader, keys.tickets, keys.counters), args)[1])
 
     def sweep(self, known: Sequence[str], min_idle_ms: int, cursor: bytes, count: int) -> Swept:
         """Take one step of the idle sweep; entries owned by ``known`` incarnations with a living lease are left
         alone."""
         keys = self._keys
-        script_keys = [keys.stream, keys.leader, keys.dead, *map(keys.lease, known)]
+        script_keys = [keys.stream, keys.leader, keys.dead, keys.tickets, *map(keys.lease, known)]
         args = (min_idle_ms, cursor, count, *self._parse_arguments, *known)
         _, cursor, flat, gone = self._run("sweep", script_keys, args)
         return Swept(cursor, list(zip(_found(flat, 3), flat[2::3], strict=True)), gone)
 
-    def save_position(self) -> GroupPosition:
-        """Save the group's position and return what was saved. Raises GroupMissing."""
+    def save_position(self) -> PositionLook:
+        """Save the group's position, and look whether anything is amiss. Raises GroupMissing."""
         keys = self._keys
-        _, delivered, oldest = self._run(
-            "save_position", (keys.stream, keys.leader, keys.position, LogKeys(keys.stream).groups), ()
+        _, delivered, oldest, cut, pending = self._run(
+            "save_position", (keys.stream, keys.leader, keys.position, LogKeys(keys.stream).groups, keys.counters), ()
         )
-        return GroupPosition(delivered, oldest or None)
+        by_name = {name: int(count) for name, count in pending}
+        return PositionLook(GroupPosition(delivered, oldest or None), cut, by_name)
 
     def note_repeats(self, until: bytes | None) -> None:
         """Note that the group is given entries up to ``until`` a second time (a higher note stays); None: it is past

@@ -25,6 +25,7 @@ from usher.master.membership.registry import RegisteredConsumer, read_registry
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import RETURNED, TAIL
 from usher.master.policy.group_loss import IndexedIdRange, Memory, reached, repeats, restart
+from usher.master.recovery.pending_check import report_restored
 from usher.master.recovery.recoverer import PAGE
 
 log = logging.getLogger(__name__)
@@ -203,6 +204,7 @@ def _is_freed(incarnation: str, board: Board, steps: LeaderScripts) -> bool:
     freed = steps.free_tickets(incarnation, list(consumer.tickets))
     if freed is None:
         return False
+    report_restored(freed.restored)
     # Nobody else acts in our epoch, but a drain that ended just now may have given tickets back: those are read again.
     for ticket in board.recovered(incarnation, freed.others):
         board.clear_record(ticket)

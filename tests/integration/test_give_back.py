@@ -130,13 +130,14 @@ def test_what_lost_its_body_is_named_only_if_it_is_still_pending(
         assert leader.hand_over(plan(b, {b"T": left}, {b"T": world.head(b"T")})).targets[0].refused == []
 
 
-def test_what_was_acknowledged_by_hand_is_left_out_without_a_letter(world: World) -> None:
+def test_what_was_acknowledged_by_hand_is_given_back_too(world: World) -> None:
+    """It was not handled: nobody but its owner knows of it."""
     _, a = _draining(world)
     world.link.call("XACK", world.keys.stream, world.keys.group, "1-1")
     assert a.steps.give_back({b"T": [b"1-1", b"2-1"]}) == []
     record = world.record(b"T")
     assert record is not None
-    assert record.ids == [b"2-1"]
+    assert record.ids == world.pending()[b"master"] == [b"1-1", b"2-1"]
     assert world.dead() == []
 
 

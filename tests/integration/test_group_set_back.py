@@ -71,17 +71,18 @@ def test_what_waits_is_known_once_and_all_that_comes_again_is_run_in_order(stage
     assert m.board.in_flight == 0
 
 
-def test_what_waited_when_the_group_was_made_anew_above_it_is_told_by_its_ids(
+def test_what_waited_when_the_group_was_made_anew_above_it_is_claimed_again_and_told_by_its_ids(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing of it runs any more, and no letter tells of it: whoever reads the log sends it again."""
+    """Memory knows of it, and nobody else does."""
     a, m, rule_id = _begin(stage)
     stage.link.call("XGROUP", "DESTROY", stage.keys.stream, stage.keys.group)
     stage.link.call("XGROUP", "CREATE", stage.keys.stream, stage.keys.group, "$")
     _lift(stage, rule_id)
     stage.finish(m, [a])
-    told = [record.__dict__["facts"] for record in caplog.records if record.getMessage() == "entries_not_pending"]
+    told = [record.__dict__["facts"] for record in caplog.records if record.getMessage() == "pending_entries_restored"]
     assert [(facts["count"], facts["ids"]) for facts in told] == [(4, b" ".join(WAITING))]
+    assert stage.history.ids(T) == DONE + WAITING
 
 
 def test_a_new_epoch_knows_what_comes_again_from_the_pending_list(stage: Stage) -> None:

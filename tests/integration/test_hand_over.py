@@ -132,7 +132,7 @@ def test_the_same_call_again_after_the_acknowledgement_hands_nothing_over(world:
     leader.hand_over(again)
     a.steps.ack({b"T": ids}, b"", 0)
     inbox = world.inbox(a)
-    assert leader.hand_over(again).targets == (("OK", [], ids, []),)
+    assert leader.hand_over(again).targets == (("OK", [b"T"], [], []),)
     assert (world.pending(), world.state().index, world.inbox(a)) == ({}, {}, inbox)
 
 
@@ -218,16 +218,39 @@ def test_an_id_that_a_stranger_took_is_a_stray(world: World) -> None:
 
 
 def test_ids_that_are_pending_for_nobody_are_over_and_the_rest_is_handed_over(world: World) -> None:
-    """Never read, acknowledged by hand, or never there at all: there is nothing to hand over, and nothing to be unsure
-    about."""
+    """Never read, or never there at all: there is nothing to hand over, and nothing to be unsure about. Acknowledged
+    and deleted by hand: only a letter is left of it."""
     leader, a = world.elect(), world.join("a")
     first, second, third = world.parked(leader, b"T", b"1-1", b"2-1", b"3-1")
     world.link.call("XACK", world.keys.stream, world.keys.group, second)
+    world.delete(second)
     [unread] = world.send(b"T", b"4-1")
     reply = leader.hand_over(plan(a, {b"T": [first, second, third, unread, b"9-9"]}))
     assert reply.targets == (("OK", [], [second, unread, b"9-9"], []),)
     assert world.pending() == {a.name: [first, third]}
     assert world.inbox(a) == [HandOver(b"T", reply.fence, [first, third])]
+    assert world.state().letters() == [(second, b"T", b"body_gone")]
+
+
+@pytest.mark.parametrize("how", ["XACK", "XGROUP DELCONSUMER"])
+def test_a_ticket_of_which_an_entry_was_taken_out_of_the_pending_list_waits_until_it_is_there_again(
+    world: World, how: str
+) -> None:
+    """Else its later messages would go before it; the others' go on."""
+    leader, a = world.elect(), world.join("a")
+    ids = world.parked(leader, b"T", b"1-1", b"2-1", b"3-1")
+    if how == "XACK":
+        world.link.call("XACK", world.keys.stream, world.keys.group, ids[1])
+    else:
+        world.link.call("XGROUP", "DELCONSUMER", world.keys.stream, world.keys.group, "master")
+    other = world.parked(leader, b"U", b"4-1")
+    reply = leader.hand_over(plan(a, {b"T": ids, b"U": other}))
+    assert reply.targets == (("OK", [b"T"], [], []),)
+    assert reply.missing == (b"T",)
+    assert world.pending()[a.name] == other
+    assert leader.restore([(b"T", ids)]) == (ids if how == "XGROUP DELCONSUMER" else ids[1:2])
+    assert leader.hand_over(plan(a, {b"T": ids})).missing == ()
+    assert world.pending() == {a.name: [*ids, *other]}
     assert world.dead() == []
 
 
@@ -329,7 +352,9 @@ def test_a_returned_ticket_of_which_an_even_lower_entry_turned_up_begins_with_th
     assert world.pending() == {b.name: [stray, *ids]}
 
 
-@pytest.mark.parametrize("how", ["acknowledged by hand", "adopted without its body", "swept without its body"])
+@pytest.mark.parametrize(
+    "how", ["acknowledged and deleted by hand", "adopted without its body", "swept without its body"]
+)
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_a_returned_ticket_goes_on_when_something_of_it_is_not_pending_any_more(
     world: World, which: int, how: str
@@ -337,8 +362,9 @@ def test_a_returned_ticket_goes_on_when_something_of_it_is_not_pending_any_more(
     """The leader knows its ids from the record; one that cannot be handed over must not stop the ticket (or everything)
     for ever."""
     leader, ids = _given_back(world, b"1-1", b"2-1", b"3-1")
-    if how == "acknowledged by hand":
+    if how == "acknowledged and deleted by hand":
         world.link.call("XACK", world.keys.stream, world.keys.group, ids[which])
+        world.delete(ids[which])
     else:
         world.delete(ids[which])
         if how == "adopted without its body":

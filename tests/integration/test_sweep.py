@@ -103,6 +103,17 @@ def test_after_a_sweep_of_a_dead_owner_the_end_of_its_recovery_names_what_was_sw
     assert world.state() == ({b"master": swept + left}, {}, [])
 
 
+def test_what_somebody_took_by_hand_from_a_living_owner_goes_back_to_it(world: World) -> None:
+    """It has it, and acknowledges it; under ``master`` it would be handed over once more."""
+    leader, a = world.elect(), world.join("a")
+    ids = world.owned(leader, a, b"T", b"1-1", b"2-1")
+    world.make_idle("stranger", _IDLE_MS, ids[0])
+    assert _sweep(leader, [a.incarnation]).strays == []
+    assert world.pending() == {a.name: ids}
+    a.steps.ack({b"T": ids}, b"", 0)
+    assert world.state() == ({}, {}, [])
+
+
 def test_reserved_names_keep_what_they_have(world: World) -> None:
     leader = world.elect()
     parked = _stray(world, leader, b"T", owner="master")

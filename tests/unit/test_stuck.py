@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from usher.common.protocol.attempts import Attempts
+from usher.common.protocol.mishaps import Mishaps
 from usher.master.policy.board.plans import HALTED, RETURNED, TAIL
 from usher.master.policy.board.views import Parked
 from usher.master.policy.explain.alarms import alarms
@@ -154,7 +155,7 @@ def snapshot(**more: Any) -> dict[str, Any]:
         "oldest_ms": None,
         "dead_letters": 0,
     }
-    calm["write_trouble"] = None
+    calm |= {"write_trouble": None, "mishaps": Mishaps()._asdict()}
     return calm | {"broad_rules": [], "stuck": [], "stuck_most": 50, "consumers": consumers} | more
 
 
@@ -271,3 +272,15 @@ def test_a_handler_may_take_its_time_before_somebody_has_to_act() -> None:
         "bad",
         "2 tickets are stuck or retrying; the oldest: INC-7 on c3, 3 attempts, 4 behind",
     )
+
+
+@pytest.mark.parametrize(("ago_s", "is_told"), [(60, True), (86_399, True), (86_500, False)])
+def test_what_somebody_did_to_the_stream_by_hand_is_told_for_a_day(ago_s: int, is_told: bool) -> None:
+    at = _NOW // 1000 - ago_s
+    cut = told(mishaps=Mishaps(1001, at, 1, at)._asdict())
+    expected = [
+        ("bad", "Cut from the stream before they were read, and lost: 1,001 messages"),
+        ("warn", "Taken out of the pending list by hand, and claimed again: 1 message"),
+    ]
+    assert (cut == expected) == is_told
+    assert is_told or cut[0][0] == "ok"

@@ -37,6 +37,16 @@ local function bury(dead_key, id, ticket, reason, error, attempts, owner, first_
   return kept == #fields and shortened == 0
 end
 
+-- Return true when one of the newest letters is that of this entry.
+local letters_of_ids
+local function has_letter(dead_key, id)
+  if not letters_of_ids then
+    letters_of_ids = {}
+    each_entry('XREVRANGE', dead_key, '+', '-', 200, function(_, letter) letters_of_ids[letter[2]] = true end)
+  end
+  return letters_of_ids[id]
+end
+
 local function now_ms()
   local time = redis.call('TIME')
   return string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))

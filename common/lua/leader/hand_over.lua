@@ -22,8 +22,9 @@
 --        bodies follow: id, number of names and values, then these; the next id, ...
 -- Returns: {"FENCED"}, {"RULES", ""} (they have changed: nothing happened), {"MOVED", the last id that the group was
 --          given} (it is not what it was when the new entries were seen, or those that a notification brought are not
---          the next ones: nothing happened), or {"OK", fence of this call or "", then
---          for each target:
+--          the next ones: nothing happened), or {"OK", fence of this call or "", number of entries that were cut from
+--          the stream before these, unread, {those of the refused tickets of which an entry is missing from the pending
+--          list: nobody of ours has ended it, as restore says}, then for each target:
 --          {state, {refused tickets}, {ids that are over: their body is gone, or they are not pending},
 --           {tickets believed owned that had no record any more: they got the call's fence}}}
 --          state: OK | LOST (no lease) | DRAINING | REVOKED | STRAY (an id is pending for another name than `master`);
@@ -98,10 +99,25 @@ local function may_have(name, record, believed)
   return owner == 'returned', false, ids
 end
 
+-- Pending for nobody, although the group was given it and its body is there. Bodies are copied for that: after ENOUGH
+-- bytes it counts as missing unseen.
+local missing, bytes_seen, ENOUGH = {}, 0, 1024 * 1024
+local function was_given(id)
+  facts = facts or group_facts(stream, group)
+  return not is_above(id, facts['last-delivered-id'])
+end
+local function is_missing(id)
+  if #redis.call('XPENDING', stream, group, id, id, 1) > 0 or not was_given(id) then return false end
+  if bytes_seen > ENOUGH then return true end
+  local body = body_of(stream, id)
+  for _, part in ipairs(body or {}) do bytes_seen = bytes_seen + #part end
+  return body and true
+end
+
 -- Given back by a drain: the next owner must begin with the lowest entry that is still pending, or below it.
 local function begins_late(returned, first)
   for id in gmatch(returned, '%S+') do
-    if is_parked(id, true) then return first and is_above(first, id) end
+    if is_parked(id, true) or is_missing(id) then return first and is_above(first, id) end
   end
   return false
 end
@@ -116,6 +132,12 @@ local function take(target, id)
     target.over[id] = true
   else
     target.state = 'STRAY'
+  end
+end
+
+local function lacks_one(from, to)
+  for k = from, to do
+    if not (has_news and not old[ids[k]] or is_parked(ids[k])) and is_missing(ids[k]) then return true end
   end
 end
 
@@ -152,6 +174,10 @@ for t = 1, (#KEYS - 6) / 2 do
       elseif granted and believed then
         -- Nothing of the ticket is in processing: its former owner's acknowledgement came before its report.
         granted = match(believed, '^%S+') == name
+      end
+      if granted and lacks_one(first, last) then
+        granted = false
+        missing[#missing + 1] = ticket
       end
       if granted then
         local before = target.size
@@ -210,6 +236,10 @@ local function those_there(target, ticket, ids, over, has, gone)
   for id in gmatch(ids, '%S+') do
     if over[id] then
       gone[#gone + 1] = id
+      -- Its letter is there if one of our scripts found its body gone.
+      if was_given(id) and not body_of(stream, id) and not has_letter(KEYS[5], id) then
+        bury(KEYS[5], id, ticket, 'body_gone', '', '0', 'master', now_ms(), now_ms(), nil)
+      end
     elseif has and not has[id] and #redis.call('XPENDING', stream, group, id, id, 1, target.name) == 0 then
       over[id] = true
       gone[#gone + 1] = id
@@ -235,9 +265,10 @@ local function add_bodies(record, target_ids, over)
 end
 
 local fence = ''
+local cut = has_news and count_cut(KEYS[4], stream, facts) or 0
 if wants_fence then fence = next_number(KEYS[4], 'fence') end
 claim('master', for_master, #for_master)
-local reply = {'OK', fence}
+local reply = {'OK', fence, cut, missing}
 for _, target in ipairs(targets) do
   local gone = {}
   if target.state == 'OK' then

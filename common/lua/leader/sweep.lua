@@ -1,9 +1,9 @@
 -- sweep: find idle entries that have no living owner, with XAUTOCLAIM, and bring them to `master`.
--- KEYS: 1 stream, 2 leader, 3 dead, then the leases of the known incarnations
+-- KEYS: 1 stream, 2 leader, 3 dead, 4 tickets, then the leases of the known incarnations
 -- ARGV: 1 group, 2 epoch, 3 least idle time in ms, 4 cursor ("0-0" at first), 5 count, 6 ticket field, 7 longest ticket
 --       in bytes, 8 longest message in bytes (0: any), then the known incarnations, in the order of their leases
 -- Returns: {"FENCED"} or {"OK", next cursor, {id, ticket (see peek), former owner, ...}, {ids whose body was gone}};
---          fewer than asked for where bodies are large
+--          fewer than asked for where bodies are large. An entry that the index has with a living owner goes back to it.
 -- Why Lua: XAUTOCLAIM takes an entry from any owner. The owners are read before, and entries of a living lease or a
 --          reserved name (`halted`, `master`) go back in the same step. XAUTOCLAIM scans 10 x COUNT entries per call:
 --          without the cursor, entries beyond that are never found. Where all of these have an owner it claims none:
@@ -13,6 +13,7 @@
 --- @include leads
 --- @include bodies
 --- @include ticket_of
+--- @include records
 --- @include letter
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 redis.call('XLEN', KEYS[3]) -- what is no stream fails here, before anything has changed
@@ -20,7 +21,7 @@ local stream, group = KEYS[1], ARGV[1]
 local count, field, longest, most = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
 local reserved, living = {master = true, halted = true}, {}
 for i = 9, #ARGV do
-  if redis.call('EXISTS', KEYS[i - 5]) == 1 then living[ARGV[i]] = true end
+  if redis.call('EXISTS', KEYS[i - 4]) == 1 then living[ARGV[i]] = true end
 end
 local rows, owners, idle_ms, strays, gone = {}, {}, {}, {}, {}
 local function look()
@@ -28,6 +29,14 @@ local function look()
   for _, row in ipairs(rows) do owners[row[1]], idle_ms[row[1]] = row[2], row[3] end
 end
 local function is_looked_after(owner) return reserved[owner] or living[owner] end
+-- Somebody took it by hand from its owner, who lives, has it, and acknowledges it. Under `master` the leader would
+-- hand it over once more.
+local function owner_in_index(id, ticket)
+  local record = type(ticket) == 'string' and redis.call('HGET', KEYS[4], ticket)
+  local owner, _, ids
+  if record then owner, _, ids = read_record(record) end
+  return owner and living[owner] and string.find(' ' .. ids .. ' ', ' ' .. id .. ' ', 1, true) and owner
+end
 local function body_is_gone(id)
   bury(KEYS[3], id, '', 'body_gone', '', '0', owners[id] or '', now_ms(), now_ms(), nil)
   redis.call('XACK', stream, group, id)
@@ -59,8 +68,13 @@ for _, id in ipairs(found[2]) do
   else
     local fields = body_of(stream, id)
     if fields then
-      local n = #strays
-      strays[n + 1], strays[n + 2], strays[n + 3] = id, ticket_of(fields, field, longest, most), owner
+      local ticket, n = ticket_of(fields, field, longest, most), #strays
+      local living_owner = owner_in_index(id, ticket)
+      if living_owner then
+        redis.call('XCLAIM', stream, group, living_owner, '0', id, 'JUSTID')
+      else
+        strays[n + 1], strays[n + 2], strays[n + 3] = id, ticket, owner
+      end
     else
       body_is_gone(id) -- before 7.0 the entry stays in the pending list
     end

@@ -13,9 +13,12 @@
 --          `tail <fence> <last delivered id> <ids>` asks the leader to end the ticket's parked entries up to that id:
 --          those that the caller had, and were too large to be ended here, are the <ids>.
 -- Memory: works when full
+--- @include util
+--- @include group
 --- @include records
 --- @include bodies
 --- @include letter
+--- @include claim_again
 --- @include tell_leader
 --- @include at_full_memory
 if redis.call('EXISTS', KEYS[2]) == 0 then return 'LOST' end
@@ -59,7 +62,10 @@ if policy == 'skip' then return 'OK' end
 -- Return whether an entry behind it is under `master` now. Redis >= 7 drops an entry whose body is gone when it is
 -- claimed; the record names what is under `master`, and nothing else.
 local function goes_back(behind)
-  if #redis.call('XCLAIM', stream, group, 'master', '0', behind, 'JUSTID') > 0 then return true end
+  if #redis.call('XCLAIM', stream, group, 'master', '0', behind, 'JUSTID') > 0
+    or claim_again(stream, group, 'master', behind) then
+    return true
+  end
   if not body_of(stream, behind) then
     bury(KEYS[4], behind, ticket, 'body_gone', '', '0', me, now_ms(), now_ms(), nil)
   end
@@ -81,12 +87,7 @@ if policy == 'tail' then
       spend(body and size_of(body) or 0) -- written too
     end
   end
-  local delivered = id
-  for _, facts in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
-    local known = {}
-    for at = 1, #facts, 2 do known[facts[at]] = facts[at + 1] end
-    if known['name'] == group then delivered = known['last-delivered-id'] end
-  end
+  local delivered = group_facts(stream, group)['last-delivered-id']
   redis.call('HSET', KEYS[3], ticket, 'tail ' .. fence .. ' ' .. delivered .. for_leader)
   tell_leader(KEYS[6], ticket)
   return 'ENDED'

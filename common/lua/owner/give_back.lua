@@ -8,11 +8,14 @@
 -- Why Lua: entries and index change together. Each ticket is marked `returned` with its ids: hand_over then refuses a
 --          plan that would begin with a later entry, made by a leader that does not know of it yet. The mark names what
 --          is pending under `master` and nothing else: Redis >= 7 drops an entry whose body is gone when it is claimed
---          (here, or by renew or sweep before).
+--          (here, or by renew or sweep before). What somebody took out of the pending list by hand is claimed again.
 -- Memory: works when full
+--- @include util
+--- @include group
 --- @include records
 --- @include bodies
 --- @include letter
+--- @include claim_again
 --- @include at_full_memory
 if redis.call('GET', KEYS[2]) ~= 'draining' then return {'LOST'} end
 at_full_memory(KEYS[3])
@@ -28,7 +31,8 @@ for at = 3, #ARGV, 2 do
   if has_room() and owner == ARGV[2] and #held == #ids and without(held, given_set) == '' then
     local over = {}
     for _, id in ipairs(given) do
-      if #redis.call('XCLAIM', KEYS[1], ARGV[1], 'master', '0', id, 'JUSTID') == 0 then
+      if #redis.call('XCLAIM', KEYS[1], ARGV[1], 'master', '0', id, 'JUSTID') == 0
+        and not claim_again(KEYS[1], ARGV[1], 'master', id) then
         if not body_of(KEYS[1], id) then
           bury(KEYS[4], id, ticket, 'body_gone', '', '0', ARGV[2], now_ms(), now_ms(), nil)
         end

@@ -13,6 +13,8 @@ _LAG, _OLD_MS = 1_000, 60_000
 _STILL_MS, _ATTEMPTS = 60_000, 3
 #: This many owners in a row that were lost with the same message are no accident.
 _LOST = 2
+#: Seconds for which an alarm tells what somebody did to the stream.
+_RECENT_S = 86_400
 BAD, WARN, OK = "bad", "warn", "ok"
 _WORDS = {BAD: "Critical", WARN: "Warning", OK: "OK"}
 
@@ -30,7 +32,7 @@ class Alarm(NamedTuple):
 
 def alarms(seen: Mapping[str, Any]) -> list[Alarm]:
     """Return the alarms of a snapshot of the pulse; when there are none, one that says that all is well."""
-    found = [*_of_programs(seen), *_of_tickets(seen), *_of_rules(seen), *_of_flow(seen)]
+    found = [*_of_programs(seen), *_of_stream(seen), *_of_tickets(seen), *_of_rules(seen), *_of_flow(seen)]
     return sorted(found, key=lambda one: one.level != BAD) or [
         Alarm(OK, _calm(seen), "/dead-letters" if seen["dead_letters"] else "")
     ]
@@ -56,6 +58,19 @@ def _of_programs(seen: Mapping[str, Any]) -> list[Alarm]:
     for state, says in (("lost", "lost; their messages are being taken back"), ("revoked", "not answering over HTTP")):
         if states[state]:
             found.append(Alarm(WARN, f"{pluralize(states[state], 'consumer')} {says}", "/consumers"))
+    return found
+
+
+def _of_stream(seen: Mapping[str, Any]) -> list[Alarm]:
+    """Tell what somebody did to the stream by hand within the last day."""
+    told, since_s = seen["mishaps"], seen["time_ms"] / 1000 - _RECENT_S
+    found = []
+    if told["unread_cut"] and told["unread_cut_s"] > since_s:
+        text = f"Cut from the stream before they were read, and lost: {pluralize(told['unread_cut'], 'message')}"
+        found.append(Alarm(BAD, text, "/doctor"))
+    if told["restored"] and told["restored_s"] > since_s:
+        text = f"Taken out of the pending list by hand, and claimed again: {pluralize(told['restored'], 'message')}"
+        found.append(Alarm(WARN, text, "/doctor"))
     return found
 
 

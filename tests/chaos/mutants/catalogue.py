@@ -326,6 +326,21 @@ BUGS = (
     ),
     Bug(
         mutant(
+            "what is missing from the pending list is not claimed again",
+            LuaEdit("restore", "and claim_again(stream, group, name, id)", "and false"),
+            LuaEdit("hand_over", "return body and true", "return false"),
+        ),
+        _OWN + "what_was_taken_out_by_hand_runs_all_the_same",
+    ),
+    Bug(
+        mutant(
+            "what a dead owner had and nobody has pending is forgotten",
+            LuaEdit("free_tickets", "if claim_again(stream, group, 'master', id) then", "if false then"),
+        ),
+        _OWN + "what_was_taken_out_by_hand_runs_all_the_same",
+    ),
+    Bug(
+        mutant(
             "dead letter and XACK apart",
             Replace("usher.consumer.lifecycle.owner_scripts:OwnerScripts.dead_letters", _letters_and_acks_apart),
         ),

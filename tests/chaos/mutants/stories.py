@@ -16,6 +16,7 @@ from tests.integration.actors import ConsumerActor, Run, Stage, Trouble
 from tests.integration.factories import LEASE_MS, plan
 from usher.common.base.errors import GiveUp, ReplyUnknown
 from usher.common.http.server.watch import Pulse
+from usher.common.protocol.mishaps import mishaps_command, parse_mishaps
 from usher.consumer.lifecycle.crash_report import note_crash
 from usher.consumer.lifecycle.journal import read_journal
 
@@ -198,6 +199,7 @@ def nobody_is_forgotten_who_still_has_something(stage: Stage) -> None:
     m.reap()
     stage.finish(m, [b])
     stage.check_done(T, ids)
+    assert parse_mishaps(stage.link.call(*mishaps_command(stage.keys))).restored == 0, "the leader claimed it again"
 
 
 def a_lost_report_costs_only_speed(stage: Stage) -> None:
@@ -271,6 +273,20 @@ def a_dead_letter_and_its_message_are_never_both_there(stage: Stage) -> None:
     stage.finish(m, [b])
     stage.check_done(T, [first, second])
     assert [letter[b"usher-id"] for letter in stage.world.dead()] == [first]
+
+
+def what_was_taken_out_by_hand_runs_all_the_same(stage: Stage) -> None:
+    """XGROUP DELCONSUMER of who has a message and of where the others wait; then the owner dies, too."""
+    m, a = stage.leader(window=2, reconcile_s=0.0), stage.consumer("a")
+    ids = [stage.send(T)[0] for _ in range(6)]
+    m.settle()
+    for name in ("master", a.incarnation):
+        stage.link.call("XGROUP", "DELCONSUMER", stage.keys.stream, stage.keys.group, name)
+    stage.end_lease(a)
+    a.crash()
+    b = stage.consumer("b")
+    stage.finish(m, [b])
+    stage.check_done(T, ids)
 
 
 def what_a_dead_consumer_had_comes_before_what_waits_behind_it(stage: Stage) -> None:

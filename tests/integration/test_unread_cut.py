@@ -1,0 +1,147 @@
+"""Messages that were cut from the stream before anybody read them (XADD with MAXLEN, XTRIM, XDEL): each is counted
+once, and told. Redis counts what is added from 7 on."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.actors import MasterActor, Stage
+from tests.integration.conftest import SYSTEM_SERVER
+from usher.common.doctor.collector import collect
+from usher.common.doctor.facts import DoctorSeverity
+from usher.common.doctor.stream import judge_stream
+from usher.common.protocol.mishaps import mishaps_command, parse_mishaps
+from usher.common.redis.embedded import SERVER_VARIABLE
+from usher.master.insight.status import StatusReader
+
+T = b"T"
+_FIRST = "embedded" if os.environ.get(SERVER_VARIABLE) else "shipped"
+pytestmark = pytest.mark.parametrize("any_redis_url", [_FIRST, *(["system"] if SYSTEM_SERVER else [])], indirect=True)
+
+
+@pytest.fixture
+def stage(any_redis_url: str) -> Iterator[Stage]:
+    with Stage(any_redis_url) as made:
+        if b"lag" not in made.link.call("XINFO", "GROUPS", made.keys.stream)[0]:
+            pytest.skip("this Redis does not count what is added")
+        yield made
+
+
+def _cut_so_far(stage: Stage) -> int:
+    return parse_mishaps(stage.link.call(*mishaps_command(stage.keys))).unread_cut
+
+
+def _send(stage: Stage, count: int) -> list[bytes]:
+    return [stage.send(T)[0] for _ in range(count)]
+
+
+def _begun(stage: Stage, **settings: int) -> MasterActor:
+    """A leader whose group has been at the end of the stream once, so that Redis knows how much it has read."""
+    m, a = stage.leader(reconcile_s=0.0, **settings), stage.consumer("a")
+    _send(stage, 3)
+    stage.finish(m, [a])
+    a.begin_drain()
+    m.settle()
+    return m
+
+
+def _look(m: MasterActor) -> None:
+    """The next turn saves the position, and looks."""
+    m.dispatcher._position_saver._saved_s = -1e9
+    m.turn()
+
+
+def _trim(stage: Stage, left: int) -> None:
+    stage.link.call("XTRIM", stage.keys.stream, "MAXLEN", left)
+
+
+@pytest.mark.parametrize("left", [0, 1, 7])
+def test_what_is_cut_while_nobody_reads_is_told_with_its_number_once(
+    stage: Stage, left: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    m = _begun(stage)
+    _send(stage, 20)
+    _trim(stage, left)
+    _look(m)
+    _look(m)
+    assert _cut_so_far(stage) == 20 - left
+    told = [record for record in caplog.records if record.getMessage() == "unread_entries_cut"]
+    assert [(record.__dict__["facts"]["count"], record.levelno) for record in told] == [(20 - left, logging.ERROR)]
+    b = stage.consumer("b")
+    more = _send(stage, 2)
+    stage.finish(m, [b])
+    assert stage.history.by(b.incarnation)[-2:] == more
+    assert _cut_so_far(stage) == 20 - left
+
+
+def test_every_cut_counts_what_it_took(stage: Stage) -> None:
+    m = _begun(stage)
+    for round_ in range(1, 4):
+        _send(stage, 10)
+        _trim(stage, 4)
+        _look(m)
+        assert _cut_so_far(stage) == (6 if round_ == 1 else 6 + 10 * (round_ - 1))
+
+
+def test_what_is_cut_between_two_hand_overs_is_counted_by_the_second(stage: Stage) -> None:
+    """The leader has not looked since: the script that takes what is left counts what is missing before it."""
+    m, b = _begun(stage), stage.consumer("b")
+    m.settle()
+    m.dispatcher._position_saver._saved_s = 1e12
+    m.dispatcher._cursor._notifier = None
+    _send(stage, 10)
+    _trim(stage, 4)
+    stage.finish(m, [b])
+    assert _cut_so_far(stage) == 6
+
+
+def test_what_was_read_may_be_cut(stage: Stage) -> None:
+    m, b = _begun(stage), stage.consumer("b")
+    _send(stage, 10)
+    stage.finish(m, [b])
+    _trim(stage, 0)
+    m.settle()
+    _send(stage, 3)
+    stage.finish(m, [b])
+    assert _cut_so_far(stage) == 0
+
+
+def test_a_group_that_begins_in_a_stream_that_was_trimmed_before_counts_nothing(stage: Stage) -> None:
+    stage.link.call("XGROUP", "DESTROY", stage.keys.stream, stage.keys.group)
+    _send(stage, 10)
+    _trim(stage, 4)
+    m, a = stage.leader(reconcile_s=0.0), stage.consumer("a")
+    stage.finish(m, [a])
+    assert (_cut_so_far(stage), len(stage.history.starts)) == (0, 4)
+
+
+def test_what_is_deleted_out_of_the_middle_is_counted_at_the_end(stage: Stage) -> None:
+    m = _begun(stage)
+    ids = _send(stage, 10)
+    stage.link.call("XDEL", stage.keys.stream, *ids[3:5])
+    b = stage.consumer("b")
+    stage.finish(m, [b])
+    assert _cut_so_far(stage) == 2
+
+
+def test_doctor_and_status_tell_of_it_also_without_a_leader(stage: Stage) -> None:
+    m = _begun(stage)
+    m.crash()
+    stage.end_lead()
+    _send(stage, 20)
+    _trim(stage, 5)
+
+    def found() -> dict[str, tuple[DoctorSeverity, str]]:
+        facts = collect(stage.link, stage.keys, 10_000)
+        return {finding.check: (finding.severity, finding.seen) for finding in judge_stream(facts)}
+
+    told = (DoctorSeverity.BAD, "15 were cut before they were read")
+    assert found()["unread entries"] == told
+    _look(stage.leader("m2", reconcile_s=0.0))
+    assert found()["unread entries"] == told
+    reader = StatusReader(stage.link, stage.keys)
+    assert reader.overview()["mishaps"]["unread_cut"] == 15
