@@ -59,6 +59,7 @@ _OF_THE_LOG = (
     "stale_counted",
     "effect_missing",
     "dead_and_done",
+    "cut_unread",
 )
 
 
@@ -143,6 +144,9 @@ class AuditRun:
         for check, count, example in judge_members(members, plan.limits):
             suspects.add(check, example.stream, count, [example])
             dead += [(example.stream, example.owner)] if check in ("owner_dead", "stranger_owns") else []
+        for one in facts:
+            if one.cut_unread:
+                suspects.add("cut_unread", one.stream, one.cut_unread, [Example(one.stream)])
         self._progress("comparing pending lists and indexes")
         index = self._read("redis_tickets")
         looks = [pending_proof.check_entries(pending, dead, plan.limits)]

@@ -33,6 +33,7 @@ from usher.master.dispatch.rules import RuleWork
 from usher.master.dispatch.stream_cursor import IDLE_READ_S, StreamCursor, TicketEntry
 from usher.master.dispatch.stream_notifier import StreamNotifier
 from usher.master.leader.counters import LeaderCounters
+from usher.master.leader.cut import report_cut
 from usher.master.leader.elector import Lead
 from usher.master.leader.leader_scripts import GroupMoved, LeaderScripts, NotificationMismatch, Rejected, RulesMoved
 from usher.master.leader.limits import LeaderLimits
@@ -43,7 +44,7 @@ from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import NOTHING, HandOverPlan, HandOverReply
 from usher.master.policy.board.views import BoardFacts, Parked
 from usher.master.recovery.idle_sweep import IdleSweep
-from usher.master.recovery.pending_check import PendingCheck, report_cut
+from usher.master.recovery.pending_check import PendingCheck
 from usher.master.recovery.reconciler import PAGE, Reconciler
 from usher.master.recovery.recoverer import Recoverer
 from usher.master.recovery.takeover import rejoin, sort_again, take_over

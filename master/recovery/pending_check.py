@@ -91,17 +91,3 @@ class PendingCheck:
         """Look at what the index says of these quiet tickets, if anything may be missing."""
         if self.suspects:
             report_restored(steps.restore([(name, ()) for name in names]))
-
-
-def report_cut(cut: int, stream: str, position: bytes) -> None:
-    """Log entries that were cut before they were read."""
-    if cut:
-        event(
-            log,
-            "unread_entries_cut",
-            level=logging.ERROR,
-            stream=stream,
-            count=cut,
-            behind=position,
-            why="trimmed or deleted before they were read: MAXLEN or MINID of an XADD, XTRIM or XDEL by hand",
-        )

@@ -21,6 +21,7 @@ from usher.common.protocol.sources import SourceSelection, shards_of
 from usher.common.redis.client import Arg, CommandRefused, Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
+from usher.master.leader.cut import report_cut
 from usher.master.policy.fair_queue import Rounds, Turn, TurnOutcome, TurnResult, is_trouble
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 1.5
 _BATCHES_AHEAD = 2
 _CUT = "cut "
 _MADE = "made "
+_UNREAD = "unread "
 
 
 @dataclass(frozen=True)
@@ -179,6 +181,7 @@ class Gatherer(Service):
             keys.shares,
             keys.gathered,
             keys.dead,
+            keys.counters,
             *turn.sources,
             *groups,
         )
@@ -258,6 +261,8 @@ class Gatherer(Service):
                     before=before,
                     why=why,
                 )
+        elif words.startswith(_UNREAD):
+            report_cut(int(words.removeprefix(_UNREAD)), source)
         elif words.startswith(_CUT):
             event(
                 log,

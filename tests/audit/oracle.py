@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -78,6 +79,9 @@ class _Oracle:
                     sorted(runs, key=lambda run: (run.fence, run.start, max(run.end, run.start), rank(run.id.encode())))
                 )
         yield from self._of_losses()
+        counters = pairs(self._link.call("HGETALL", self._keys.counters))
+        if int(counters.get(b"unread_cut", 0)) and time.time() - int(counters[b"unread_cut_s"]) < 86_400:
+            yield "cut_unread", ""
         yield from self._of_effects()
 
     def _ticket(self, entry_id: str) -> str:

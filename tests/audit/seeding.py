@@ -3,6 +3,7 @@ allowed."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import orjson
@@ -50,6 +51,7 @@ EXPECTED: dict[str, set[tuple[str, str]]] = {
     "run_unreadable": {(RUNS, "1-1")},
     "overtaken": {(RUNS, "33-1")},
     "lost": {(RUNS, "18-1")},
+    "cut_unread": {(PENDING, "")},
     "effect_twice": {(RUNS, "23-1"), (RUNS, "24-1"), (RUNS, "26-1"), (RUNS, "37-1")},
     "stale_counted": {(RUNS, "38-1"), (RUNS, "39-1"), (RUNS, "41-1")},
     "dead_and_done": {(RUNS, "19-1")},
@@ -116,6 +118,7 @@ def seed(link: Link) -> None:
 
 def _pending_side(link: Link, s: Seeder) -> None:
     names = {5: "twice", 11: "busy"}
+    link.call("HSET", s.keys.counters, "unread_cut", 1, "unread_cut_s", int(time.time()))
     s.add(
         *((f"{n}-1", names.get(n, f"t{n}")) for n in range(1, 6)),
         ("5-2", "twice"),

@@ -48,7 +48,7 @@ class Gathered:
         keys = self.keys
         names = [name.encode() for name in sources]
         groups = [LogKeys(name).groups for name in sources]
-        script_keys = (keys.stream, keys.shares, keys.gathered, keys.dead, *names, *groups)
+        script_keys = (keys.stream, keys.shares, keys.gathered, keys.dead, keys.counters, *names, *groups)
         args = (keys.group, holder, "ticket_id", LONGEST_TICKET, self._scope, most, quantum, *shards_of(names))
         if text:
             _, _, *flat = self.link.call("EVAL", text, len(script_keys), *script_keys, *args, MOST_ROOM)

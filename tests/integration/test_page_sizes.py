@@ -91,7 +91,7 @@ def test_three_hundred_sources_are_paged_searched_and_told_with_their_troubles(
     for at in range(0, len(names), 100):
         some = [name.encode() for name in names[at : at + 100]]
         groups = [LogKeys(name.decode()).groups for name in some]
-        script_keys = (keys.stream, keys.shares, keys.gathered, keys.dead, *some, *groups)
+        script_keys = (keys.stream, keys.shares, keys.gathered, keys.dead, keys.counters, *some, *groups)
         ScriptRunner(link).run(
             "gather", script_keys, (keys.group, "m1", "ticket_id", 256, "stream", 1000, 1, *shards_of(some))
         )

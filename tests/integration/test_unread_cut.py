@@ -11,10 +11,12 @@ import pytest
 
 from tests.integration.actors import MasterActor, Stage
 from tests.integration.conftest import SYSTEM_SERVER
+from tests.integration.gathered import Gathered
 from usher.common.doctor.collector import collect
 from usher.common.doctor.facts import DoctorSeverity
 from usher.common.doctor.stream import judge_stream
 from usher.common.protocol.mishaps import mishaps_command, parse_mishaps
+from usher.common.redis.client import Link
 from usher.common.redis.embedded import SERVER_VARIABLE
 from usher.master.insight.status import StatusReader
 
@@ -145,3 +147,20 @@ def test_doctor_and_status_tell_of_it_also_without_a_leader(stage: Stage) -> Non
     assert found()["unread entries"] == told
     reader = StatusReader(stage.link, stage.keys)
     assert reader.overview()["mishaps"]["unread_cut"] == 15
+
+
+def test_what_is_cut_from_a_source_before_it_was_gathered_is_told_once(any_redis_url: str) -> None:
+    link = Link(any_redis_url, "test:sources")
+    world = Gathered(link)
+    world.send("a", "1-1", "2-1")
+    world.gather("a")
+    if b"lag" not in link.call("XINFO", "GROUPS", "a")[0]:
+        pytest.skip("this Redis does not count what is added")
+    world.send("a", *(f"{at}-1" for at in range(3, 13)))
+    link.call("XTRIM", "a", "MAXLEN", 4)
+    assert [(one.moved, one.words) for one in world.gather("a")] == [(4, "unread 6")]
+    world.send("a", "13-1")
+    link.call("XTRIM", "a", "MAXLEN", 0)
+    assert [one.words for one in world.gather("a", "a") if one.words] == ["unread 1"]
+    assert parse_mishaps(link.call(*mishaps_command(world.keys))).unread_cut == 7
+    link.close()

@@ -38,6 +38,7 @@
 --- @include util
 --- @include group
 --- @include records
+--- @include bodies
 --- @include letter
 --- @include numbers
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
@@ -99,19 +100,16 @@ local function may_have(name, record, believed)
   return owner == 'returned', false, ids
 end
 
--- Pending for nobody, although the group was given it and its body is there. Bodies are copied for that: after ENOUGH
--- bytes it counts as missing unseen.
-local missing, bytes_seen, ENOUGH = {}, 0, 1024 * 1024
+-- Pending for nobody, although the group was given it and its body is there. Without room for that body it counts as
+-- missing unseen.
+local missing = {}
 local function was_given(id)
   facts = facts or group_facts(stream, group)
   return not is_above(id, facts['last-delivered-id'])
 end
 local function is_missing(id)
   if #redis.call('XPENDING', stream, group, id, id, 1) > 0 or not was_given(id) then return false end
-  if bytes_seen > ENOUGH then return true end
-  local body = body_of(stream, id)
-  for _, part in ipairs(body or {}) do bytes_seen = bytes_seen + #part end
-  return body and true
+  return not has_room() or body_of(stream, id) and true
 end
 
 -- Given back by a drain: the next owner must begin with the lowest entry that is still pending, or below it.

@@ -1,6 +1,6 @@
 -- gather: move new entries of source streams, in order, to the end of the work stream; each entry exactly once.
--- KEYS: 1 work stream, 2 shares, 3 gathered (source -> the last id moved), 4 dead, then the sources, then of each the
---       saved positions of its groups
+-- KEYS: 1 work stream, 2 shares, 3 gathered (source -> the last id moved), 4 dead, 5 counters, then the sources, then
+--       of each the saved positions of its groups
 -- ARGV: 1 group, 2 holder, 3 ticket field, 4 longest ticket in bytes, 5 scope (stream or group), 6 most entries in the
 --       work stream that its group has not been given, 7 most entries of one source, then the shard of each source
 -- Returns: {1 if the work stream was full, else 0, the last id that its group was given, then for each source: outcome,
@@ -10,7 +10,8 @@
 --          AHEAD (the group is beyond the stream's last id), REFUSED (Redis' words). Remark: "made <id>" when the
 --          group was not there and was made to go on behind that id, with the id before which entries may have been
 --          trimmed that were never moved, if any; "cut <n>" when n entries had too many fields and became dead letters;
---          both, with ", " between them; or "".
+--          "unread <n>" when n entries were cut from the source before they were moved, as far as that is known (each
+--          is told once); several, with ", " between them; or "".
 -- Why Lua: an entry must be in the work stream exactly if the source's group is past it, whatever happens to us.
 --          XREADGROUP NOACK moves the group, XADD follows. Everything that could refuse XADD is found before anything
 --          moves: memory (HSETNX needs some), a key of another type, an id that is not the highest. Should it be
@@ -162,17 +163,39 @@ local function is_of_before(source)
   return not pending.err and pending[1] > 0
 end
 
+-- How many entries of the source are gone without having been moved. Redis is told that they were read: it would say
+-- so with the next read, and nobody would know any more.
+local function skip_cut(source)
+  local replies = redis.pcall('XINFO', 'GROUPS', source)
+  for _, reply in ipairs(replies.err and {} or replies) do
+    local facts = facts_of(reply)
+    local lag = facts['lag']
+    if facts['name'] == group and facts['entries-read'] and (not lag or lag >= redis.call('XLEN', source)) then
+      local of_stream = facts_of(redis.call('XINFO', 'STREAM', source))
+      local gone = cut_unread(facts, of_stream)
+      if gone > 0 then
+        move_group(source, group, facts['last-delivered-id'], of_stream['entries-added'] - of_stream['length'])
+        count_up(KEYS[5], 'unread_cut', gone)
+      end
+      return gone
+    end
+  end
+  return 0
+end
+
 local function take(source, groups)
   local saved = redis.pcall('HGET', groups, group) -- what is no hash fails here, before anything has changed
   if type(saved) == 'table' and saved.err then return 'REFUSED', 0, saved.err end
   if is_of_before(source) then return 'BEFORE', 0, '' end
-  local moved, told, made, cut_in_all = 0, '', '', 0
+  local gone = skip_cut(source)
+  local unread = gone > 0 and 'unread ' .. gone or ''
+  local moved, told, made, cut_in_all = 0, unread, '', 0
   while true do
     local count = math.min(quantum - moved, space - moved_in_all, chunk)
     if count <= 0 or not has_room() then return 'MORE', moved, told end
     local found = redis.pcall('XREADGROUP', 'GROUP', group, 'gather', 'COUNT', count, 'NOACK', 'STREAMS', source, '>')
     if type(found) == 'table' and found.err then
-      if not string.find(found.err, 'NOGROUP', 1, true) or told ~= '' then
+      if not string.find(found.err, 'NOGROUP', 1, true) or made ~= '' then
         local outcome, words = refusal(found.err)
         return outcome, moved, words or ''
       end
@@ -186,7 +209,7 @@ local function take(source, groups)
       if not made then return 'REFUSED', 0, words end
       told = made
     elseif not found then
-      local facts = moved == 0 and told == '' and group_of(source)
+      local facts = moved == 0 and made == '' and group_of(source)
       if facts and is_beyond(source, facts) then return 'AHEAD', 0, facts['last-delivered-id'] end
       return 'OVER', moved, told
     else
@@ -196,15 +219,15 @@ local function take(source, groups)
       -- As in each_entry.
       chunk = math.max(1, math.min(4 * chunk, CHUNK, math.floor(room * moved_in_all / (4 * math.max(1, bytes)))))
       if words then return 'REFUSED', moved, words end
-      if cut > 0 then told = made .. (made ~= '' and ', ' or '') .. 'cut ' .. cut_in_all end
+      if cut > 0 then told = made .. unread .. (made .. unread ~= '' and ', ' or '') .. 'cut ' .. cut_in_all end
       if #entries < count then return 'OVER', moved, told end
     end
   end
 end
 
-local reply, held, count = {0, given}, {}, (#KEYS - 4) / 2
-for at = 5, 4 + count do
-  local shard = ARGV[at + 3]
+local reply, held, count = {0, given}, {}, (#KEYS - 5) / 2
+for at = 6, 5 + count do
+  local shard = ARGV[at + 2]
   if held[shard] == nil then held[shard] = redis.call('HGET', KEYS[2], 'shard ' .. shard) == holder end
   local outcome, moved, told
   if not held[shard] then

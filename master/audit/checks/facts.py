@@ -19,7 +19,8 @@ class AuditedStream:
     ``run_first``: the first record that is still in the run log, None when it is empty; ``run_capped``: records before
     it were cut off. ``ahead_ms``: how far ids of the stream are ahead of Redis' clock, by which records are dated
     (producers that give ids themselves, a clock that was set back). ``first``: the first entry that is still in the
-    stream, None when it is empty.
+    stream, None when it is empty. ``cut_unread``: how many entries were cut before they were read, within the last day
+    or not counted yet.
     """
 
     stream: str
@@ -34,6 +35,7 @@ class AuditedStream:
     dead_letters: int
     ahead_ms: int = 0
     first: bytes | None = None
+    cut_unread: int = 0
 
     @property
     def keys(self) -> Keys:

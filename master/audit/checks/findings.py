@@ -285,6 +285,15 @@ CHECKS: dict[str, AuditCheck] = {
             " (redis-cli MONITOR).",
         ),
         AuditCheck(
+            "cut_unread",
+            AuditSeverity.BAD,
+            "No entry leaves the stream before the group has read it (counted by Redis 7 or later).",
+            "Messages were sent and cut before anybody read them: MAXLEN or MINID of an XADD, XTRIM or XDEL. They were"
+            " never handled, and no letter tells of them.",
+            ("redis-cli XINFO STREAM {stream}", "redis-cli XINFO GROUPS {stream}"),
+            "Have them sent again; take the option out of the producer, and trim with `usher trim` only.",
+        ),
+        AuditCheck(
             "effect_twice",
             AuditSeverity.BAD,
             "A message that is recorded as done is not done again; only a former owner may record another success,"

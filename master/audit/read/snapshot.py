@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 from usher.common.base.errors import GroupMissing, StartRefused
 from usher.common.protocol.attempts import decode
 from usher.common.protocol.keys import Keys
+from usher.common.protocol.mishaps import mishaps_command, parse_mishaps
 from usher.common.protocol.registration import parse
 from usher.common.protocol.stream_id import ZERO
 from usher.common.redis.client import CommandRefused, Link
-from usher.common.redis.replies import TicketStream, pairs, parse_record
+from usher.common.redis.replies import TicketStream, cut_unread, pairs, parse_record
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.audit.checks.facts import AuditedStream, is_capped
 from usher.master.audit.checks.findings import (
@@ -33,6 +34,8 @@ from usher.master.audit.read.bulk import BulkReader, NotAllowed
 
 _GLOB = re.compile(r"([\\*?\[\]])")
 _BATCH = 200
+#: Seconds for which entries that were cut unread are a finding: nothing more can be found out about them.
+_RECENT_S = 86_400
 
 
 def stream_facts(link: Link, keys: Keys, run_log_length: int) -> AuditedStream:
@@ -48,19 +51,23 @@ def stream_facts(link: Link, keys: Keys, run_log_length: int) -> AuditedStream:
             " the group of your masters?"
         ) from missing
     runs = _span(link, keys.runs)
-    length, first, _ = _span(link, keys.stream)
+    of_stream = pairs(link.call("XINFO", "STREAM", keys.stream))
+    first = of_stream[b"first-entry"]
+    mishaps = parse_mishaps(link.call(*mishaps_command(keys)))
+    is_recent = int(seconds) - mishaps.unread_cut_s < _RECENT_S
     return AuditedStream(
         keys.stream,
         keys.group,
         int(seconds) * 1000 + int(micros) // 1000,
-        length,
+        of_stream[b"length"],
         group[b"last-delivered-id"],
         group[b"pending"],
         runs[0],
         runs[1],
         is_capped(runs[0], runs[2], run_log_length),
         _span(link, keys.dead)[0],
-        first=first,
+        first=first[0] if first else None,
+        cut_unread=cut_unread(group, of_stream) + (mishaps.unread_cut if is_recent else 0),
     )
 
 

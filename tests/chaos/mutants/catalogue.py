@@ -328,7 +328,7 @@ BUGS = (
         mutant(
             "what is missing from the pending list is not claimed again",
             LuaEdit("restore", "and claim_again(stream, group, name, id)", "and false"),
-            LuaEdit("hand_over", "return body and true", "return false"),
+            LuaEdit("hand_over", "return not has_room() or body_of(stream, id) and true", "return false"),
         ),
         _OWN + "what_was_taken_out_by_hand_runs_all_the_same",
     ),
