@@ -16,7 +16,8 @@
 --- @include records
 --- @include letter
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
-redis.call('XLEN', KEYS[3]) -- what is no stream fails here, before anything has changed
+redis.call('XLEN', KEYS[3]) -- what is no stream, or no hash, fails here, before anything has changed
+redis.call('HLEN', KEYS[4])
 local stream, group = KEYS[1], ARGV[1]
 local count, field, longest, most = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
 local reserved, living = {master = true, halted = true}, {}

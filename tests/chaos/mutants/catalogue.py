@@ -331,6 +331,7 @@ BUGS = (
             LuaEdit("hand_over", "return not has_room() or body_of(stream, id) and true", "return false"),
         ),
         _OWN + "what_was_taken_out_by_hand_runs_all_the_same",
+        "K14d",
     ),
     Bug(
         mutant(
@@ -338,6 +339,7 @@ BUGS = (
             LuaEdit("free_tickets", "if claim_again(stream, group, 'master', id) then", "if false then"),
         ),
         _OWN + "what_was_taken_out_by_hand_runs_all_the_same",
+        "K14d",
     ),
     Bug(
         mutant(
