@@ -3,7 +3,8 @@
 -- ARGV: 1 group, 2 epoch, 3 least idle time in ms, 4 cursor ("0-0" at first), 5 count, 6 ticket field, 7 longest ticket
 --       in bytes, 8 longest message in bytes (0: any), then the known incarnations, in the order of their leases
 -- Returns: {"FENCED"} or {"OK", next cursor, {id, ticket (see peek), former owner, ...}, {ids whose body was gone}};
---          fewer than asked for where bodies are large. An entry that the index has with a living owner goes back to it.
+--          fewer than asked for where bodies are large. An entry that the index has with a living owner goes back to
+--          it.
 -- Why Lua: XAUTOCLAIM takes an entry from any owner. The owners are read before, and entries of a living lease or a
 --          reserved name (`halted`, `master`) go back in the same step. XAUTOCLAIM scans 10 x COUNT entries per call:
 --          without the cursor, entries beyond that are never found. Where all of these have an owner it claims none:
