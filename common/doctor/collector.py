@@ -200,7 +200,7 @@ def _look_at_stream(link: Link, keys: Keys) -> TicketStreamFacts:
             for name, pending in reader.group_consumers()
         )
         idle_ms = _longest_idle_ms(link, keys, states)
-        cut = cut_unread(facts, of_stream)
+        cut = cut_unread(facts, of_stream, counters.get(b"cut_at " + keys.stream.encode()))
     except GroupMissing:
         has_group = False
     return TicketStreamFacts(

@@ -53,13 +53,16 @@ class GroupConsumer(NamedTuple):
     pending: int
 
 
-def cut_unread(group: Mapping[bytes, Any], stream: Mapping[bytes, Any]) -> int:
+def cut_unread(group: Mapping[bytes, Any], stream: Mapping[bytes, Any], counted: bytes | None) -> int:
     """Do the same as lua/includes/group.lua, with the facts of XINFO GROUPS and XINFO STREAM: how many entries are gone
-    that the group was not given, as far as this can be known. They are not counted as mishaps yet."""
+    that the group was not given, as far as this can be known. ``counted``: those that are
+    mishaps already (lua: count_cut), and are left out."""
     read, first = group.get(b"entries-read"), stream[b"first-entry"]
     if read is None or (first and rank(first[0]) <= rank(group[b"last-delivered-id"])):
         return 0
-    return max(0, stream[b"entries-added"] - read - stream[b"length"])
+    at, _, number = (counted or b"").partition(b" ")
+    known = int(number) if at == group[b"last-delivered-id"] else 0
+    return max(0, int(stream[b"entries-added"] - read - stream[b"length"]) - known)
 
 
 def parse_record(value: bytes) -> TicketRecord:

@@ -121,15 +121,6 @@ def test_a_group_that_begins_in_a_stream_that_was_trimmed_before_counts_nothing(
     assert (_cut_so_far(stage), len(stage.history.starts)) == (0, 4)
 
 
-def test_what_is_deleted_out_of_the_middle_is_counted_at_the_end(stage: Stage) -> None:
-    m = _begun(stage)
-    ids = _send(stage, 10)
-    stage.link.call("XDEL", stage.keys.stream, *ids[3:5])
-    b = stage.consumer("b")
-    stage.finish(m, [b])
-    assert _cut_so_far(stage) == 2
-
-
 def test_doctor_and_status_tell_of_it_also_without_a_leader(stage: Stage) -> None:
     m = _begun(stage)
     m.crash()

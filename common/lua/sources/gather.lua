@@ -163,22 +163,12 @@ local function is_of_before(source)
   return not pending.err and pending[1] > 0
 end
 
--- How many entries of the source are gone without having been moved. Redis is told that they were read: it would say
--- so with the next read, and nobody would know any more.
-local function skip_cut(source)
+-- Return how many entries of the source are gone without having been moved, as far as nobody was told yet.
+local function cut_from(source)
   local replies = redis.pcall('XINFO', 'GROUPS', source)
   for _, reply in ipairs(replies.err and {} or replies) do
     local facts = facts_of(reply)
-    local lag = facts['lag']
-    if facts['name'] == group and facts['entries-read'] and (not lag or lag >= redis.call('XLEN', source)) then
-      local of_stream = facts_of(redis.call('XINFO', 'STREAM', source))
-      local gone = cut_unread(facts, of_stream)
-      if gone > 0 then
-        move_group(source, group, facts['last-delivered-id'], of_stream['entries-added'] - of_stream['length'])
-        count_up(KEYS[5], 'unread_cut', gone)
-      end
-      return gone
-    end
+    if facts['name'] == group then return count_cut(KEYS[5], source, facts) end
   end
   return 0
 end
@@ -187,7 +177,7 @@ local function take(source, groups)
   local saved = redis.pcall('HGET', groups, group) -- what is no hash fails here, before anything has changed
   if type(saved) == 'table' and saved.err then return 'REFUSED', 0, saved.err end
   if is_of_before(source) then return 'BEFORE', 0, '' end
-  local gone = skip_cut(source)
+  local gone = cut_from(source)
   local unread = gone > 0 and 'unread ' .. gone or ''
   local moved, told, made, cut_in_all = 0, unread, '', 0
   while true do

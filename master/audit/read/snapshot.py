@@ -53,6 +53,7 @@ def stream_facts(link: Link, keys: Keys, run_log_length: int) -> AuditedStream:
     runs = _span(link, keys.runs)
     of_stream = pairs(link.call("XINFO", "STREAM", keys.stream))
     first = of_stream[b"first-entry"]
+    counted = link.call("HGET", keys.counters, f"cut_at {keys.stream}")
     mishaps = parse_mishaps(link.call(*mishaps_command(keys)))
     is_recent = int(seconds) - mishaps.unread_cut_s < _RECENT_S
     return AuditedStream(
@@ -67,7 +68,7 @@ def stream_facts(link: Link, keys: Keys, run_log_length: int) -> AuditedStream:
         is_capped(runs[0], runs[2], run_log_length),
         _span(link, keys.dead)[0],
         first=first[0] if first else None,
-        cut_unread=cut_unread(group, of_stream) + (mishaps.unread_cut if is_recent else 0),
+        cut_unread=cut_unread(group, of_stream, counted) + (mishaps.unread_cut if is_recent else 0),
     )
 
 
