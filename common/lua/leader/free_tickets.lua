@@ -18,7 +18,6 @@
 --- @include records
 --- @include bodies
 --- @include letter
---- @include claim_again
 --- @include at_full_memory
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 if redis.call('EXISTS', KEYS[3]) == 1 then return {'ALIVE'} end

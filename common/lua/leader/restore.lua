@@ -11,7 +11,6 @@
 --- @include util
 --- @include group
 --- @include records
---- @include claim_again
 --- @include at_full_memory
 if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local stream, group, restored = KEYS[1], ARGV[1], {}

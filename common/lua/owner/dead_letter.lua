@@ -18,7 +18,6 @@
 --- @include records
 --- @include bodies
 --- @include letter
---- @include claim_again
 --- @include tell_leader
 --- @include at_full_memory
 if redis.call('EXISTS', KEYS[2]) == 0 then return 'LOST' end

@@ -15,7 +15,6 @@
 --- @include records
 --- @include bodies
 --- @include letter
---- @include claim_again
 --- @include at_full_memory
 if redis.call('GET', KEYS[2]) ~= 'draining' then return {'LOST'} end
 at_full_memory(KEYS[3])
