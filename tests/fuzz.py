@@ -70,13 +70,10 @@ def _leads(url: str) -> bool:
 def _fill(redis_url: str, url: str) -> None:
     """A consumer that never works, tickets in its hands, and dead letters."""
     registration = {"name": "a", "health_url": "http://127.0.0.1:1/", "capacity": 100}
-    assert (
-        requests.post(
-            f"{url}/api/consumers/register", json=registration, headers=_headers(True), timeout=10
-        ).status_code
-        == 201
-    )
+    registered = requests.post(f"{url}/api/consumers/register", json=registration, headers=_headers(True), timeout=10)
+    assert registered.status_code == 201
     link = Link(redis_url, "fuzz")
+    link.call("DEL", KEYS.unproven(registered.json()["incarnation"]))  # as its first renewal does
     link.pipeline([("XADD", KEYS.stream, "*", "ticket_id", f"T{number % 7}", "text", "x") for number in range(30)])
     link.pipeline([("XADD", KEYS.stream, "*", "no", "ticket") for _ in range(10)])
     until(lambda: link.call("HLEN", KEYS.tickets) == 7 and link.call("XLEN", KEYS.dead) == 10, 30, "all is handed over")

@@ -95,7 +95,7 @@ def held() -> Iterator[Held]:
     ):
         (Path(name) / "shop.py").write_text(_HANDLER)
         link = Link(redis.url, "test")
-        with Crew(Path(name), redis.url, USHER_LEASE_SECONDS="20") as crew:
+        with Crew(Path(name), redis.url, USHER_LEASE_SECONDS="20", USHER_CONCURRENCY="100") as crew:
             crew.start(1, ["c1"], "shop:wait")
             entries = {ticket: link.call("XADD", KEYS.stream, "*", "ticket_id", ticket).decode() for ticket in _IDS}
             crew.until(lambda: link.call("HLEN", KEYS.tickets) == len(_IDS), 30, "all are handed over")

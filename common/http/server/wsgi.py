@@ -32,8 +32,8 @@ _REQUEST_LINE = 2048
 
 
 class _Readers:
-    """The bodies that are being read: ``most`` at a time of one caller, so that one who sends slowly leaves threads to
-    the others."""
+    """The bodies that are being read: ``most`` at a time of one token at one address, so that a slow sender leaves
+    threads to the others. Log-ins have no token: a limit of theirs would lock out all who come through one proxy."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -42,6 +42,9 @@ class _Readers:
 
     @contextlib.contextmanager
     def reading(self, caller: tuple[str, str]) -> Iterator[None]:
+        if not caller[1]:
+            yield
+            return
         with self._lock:
             if self._callers[caller] >= self._most:
                 raise TooManyBodies("this caller sends other bodies")
