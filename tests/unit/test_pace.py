@@ -6,7 +6,9 @@ import math
 
 import pytest
 
+from tests.boards import answer
 from usher.master.policy.board.board import Board
+from usher.master.policy.board.plans import HALTED, HandOverPlan
 from usher.master.policy.board.work_pace import WorkPace
 
 SLOTS, CAPACITY = 8, 2000
@@ -86,3 +88,42 @@ def test_one_ticket_with_many_messages_does_not_keep_others_from_the_slots_besid
     board.free("c1:1", [(b"T0", [b"2-0"])], 0.1)
     again = board.plan(1000, 0.1)
     assert again is not None and [part.ticket for part in again.targets[0].parts] == [b"T15"]
+
+
+def full_board() -> tuple[Board, HandOverPlan]:
+    """A board whose only consumer has all that it may have, and was found to be full."""
+    board = Board(512, 1.0)
+    board.join("c1:1", "c1", 1, CAPACITY, True)
+    for number in range(2):
+        board.arrive(b"1-%d" % number, b"T%d" % number)
+    plan = board.plan(1000, 0.0)
+    assert plan is not None and plan.size == 2
+    assert board.room == 0
+    return board, plan
+
+
+def test_a_consumer_has_room_again_after_a_plan_that_did_not_happen() -> None:
+    """Rules that moved, or a group that moved: else nothing would ever be peeked at for it again."""
+    board, plan = full_board()
+    board.withdraw(plan)
+    board.forget([(b"1-0", b"T0"), (b"1-1", b"T1")])
+    assert board.plan(1000, 0.0) is None
+    assert board.in_flight == 0 and board.room == 2
+
+
+def test_a_consumer_has_room_again_when_its_reports_were_lost() -> None:
+    """The reconciler finds no record of its tickets."""
+    board, plan = full_board()
+    board.confirm(plan, answer(plan))
+    for name in (b"T0", b"T1"):
+        board.clear_record(name)
+    assert board.in_flight == 0 and board.room == 2
+
+
+def test_a_consumer_has_room_again_after_refused_tickets() -> None:
+    board, plan = full_board()
+    board.confirm(plan, answer(plan, refused=[b"T0", b"T1"]))
+    for name, entry_id in ((b"T0", b"1-0"), (b"T1", b"1-1")):
+        board.set_record(name, HALTED, 0, [entry_id], 0.0)
+    assert board.plan(1000, 0.0) is None
+    assert board.in_flight == 0 and board.room == 2

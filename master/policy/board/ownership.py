@@ -238,11 +238,10 @@ class Ownership:
     def _release(self, consumer: ConsumerLoad, count: int, done_s: float | None = None) -> None:
         """Take ``count`` messages off a consumer, which finished them at ``done_s``. Tickets that waited for room try
         again."""
-        was_full = consumer.room <= 0
         if done_s is not None:
             consumer.pace.finished(count, done_s)
         consumer.in_flight -= count
-        if was_full:
+        if consumer.room > 0:  # whether it had room before says little: callers may have taken a ticket off it by now
             self._open.has_room_again(consumer)
         self.in_flight -= count
         if consumer.waiting:
