@@ -209,7 +209,9 @@ end
 --    The group reads the new entries last: should the script break off before, what is pending above the group's
 --    position is seen twice; had it read them first, what is not pending below it would be lost.
 
-local has_missing = false -- new entries were deleted since they were seen
+-- May new entries have been deleted since they were seen? Those that are pending, ahead of the group, can be claimed
+-- without a body (Redis 6.2): then what was claimed says nothing.
+local has_missing = has_news and #redis.call('XPENDING', stream, group, '(' .. position, args[10], 1) > 0
 -- Claim `size` ids for `name`. Return false when it got all of them, else a set of ids that it got for certain (ask
 -- XPENDING about the others). An entry that has no owner yet is claimed with FORCE, if its body is there.
 local function claim(name, ids, size)
