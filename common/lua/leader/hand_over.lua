@@ -86,8 +86,10 @@ if not has_news or next(old) then
 end
 local function is_parked(id, elsewhere)
   -- Many more may be parked in between than are handed over now; then ask for each id, as for an id from elsewhere.
+  if not parked[id] and (elsewhere or not complete) then
+    parked[id] = #redis.call('XPENDING', stream, group, id, id, 1, 'master') == 1
+  end
   return parked[id]
-    or ((elsewhere or not complete) and #redis.call('XPENDING', stream, group, id, id, 1, 'master') == 1)
 end
 
 -- 2. Per target and ticket: may it be handed over?
