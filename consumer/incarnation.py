@@ -96,7 +96,9 @@ class Incarnation:
         self.lease = OwnLease(taken.lease_s, taken.sent_s)
         self.lanes = Lanes()
         slots, capacity, masters = settings.concurrency, settings.capacity, master_client(settings, taken.leader_url)
-        self.reporter = Reporter(masters, name, slots, capacity, taken.ticket_window, lambda: self.lanes.keeps_up)
+        self.reporter = Reporter(
+            masters, name, taken.registration.slots, capacity, taken.ticket_window, lambda: self.lanes.keeps_up
+        )
         waits = linger(settings.flush_ms / 1000, settings.ack_mode == "strict", capacity - slots, taken.ticket_window)
         ack_link, beat_link = link("ack"), link("beat", max(0.2, taken.lease_s / 3))
         self.acker = Acker(

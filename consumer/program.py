@@ -20,12 +20,13 @@ from usher.common.http.server.watch import LEAST_SILENCE_S, Liveness
 from usher.common.observability.metrics import Metrics
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.message import ticket_text
-from usher.common.protocol.registration import NO_LOCK, Registration
+from usher.common.protocol.registration import MOST_SLOTS, NO_LOCK, Registration
 from usher.common.redis.startup_check import check_leases
 from usher.common.runtime.health import Health, judge, stalled
 from usher.common.runtime.name_lock import NameLock, boot_id
 from usher.common.runtime.process_state import ProcessState
 from usher.consumer.execution.ticket_state import describe_ticket
+from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.handlers.loader import load_handler
 from usher.consumer.incarnation import Incarnation, master_client, terms
 from usher.consumer.lifecycle.crash_report import report_crash
@@ -61,6 +62,11 @@ def name_what_ran(settings: ConsumerSettings) -> list[str]:
     ran = sorted(former.left, key=lambda left: left.start_us) if former is not None else []
     told = [f"{left.stream_id.decode()} of ticket {ticket_text(left.ticket)}" for left in ran[-_MOST_NAMED:]]
     return told if len(ran) == len(told) else [f"{len(ran) - len(told)} more", *told]
+
+
+def messages_at_once(calls: int, batch: BatchOptions | None) -> int:
+    """Return how many messages run at once in so many calls of a handler."""
+    return calls * (batch.most if batch is not None else 1)
 
 
 class ConsumerProgram:
@@ -134,9 +140,10 @@ class ConsumerProgram:
             if not self._lock_is_missed:
                 event(log, "name_lock_held", level=logging.WARNING, name=settings.consumer_name)
             self._lock_is_missed, lock = True, self._lock.begin_anew() or NO_LOCK
-        return Registration(
-            settings.consumer_name, uuid.uuid4().hex, health_url, settings.concurrency, settings.capacity, lock
-        )
+        # The leader gives at least two tickets for each of the slots: calls that wait for messages to become full, and
+        # are slower the fewer they are, would never be given more.
+        slots = min(MOST_SLOTS, messages_at_once(settings.concurrency, self._handler.batch))
+        return Registration(settings.consumer_name, uuid.uuid4().hex, health_url, slots, settings.capacity, lock)
 
     def stop(self) -> None:
         self._stopped = True
@@ -155,9 +162,9 @@ class ConsumerProgram:
             if self._stopped:
                 return  # nothing has been handed over yet, or the leader takes it back when the lease ends
             try:
-                name, batch = taken.registration.incarnation, self._handler.batch
-                slots = self._settings.concurrency * (batch.most if batch is not None else 1)
-                self._journal = Journal(self._journal_path(), origin(self._settings), name, slots)
+                name = taken.registration.incarnation
+                at_once = messages_at_once(self._settings.concurrency, self._handler.batch)
+                self._journal = Journal(self._journal_path(), origin(self._settings), name, at_once)
                 self._incarnation = Incarnation(
                     self._settings,
                     self._redis_url,

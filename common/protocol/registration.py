@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 NO_LOCK = "-"
+#: Most ``slots`` that masters accept.
+MOST_SLOTS = 1024
 #: Header of the answer to a report: how many messages the leader gives this consumer at a time.
 WINDOW_HEADER = "Usher-Window"
 #: The evidence of a name lock: the lock (boot id, device, inode), and a moment at which it was held.
@@ -23,8 +25,8 @@ class Registration:
 
     ``uuid`` is made by the process at its start: registering again with it is the same incarnation, so a lost reply is
     no conflict. ``lock`` is the evidence of its name lock (``boot-id:device:inode:moment``), or ``-``: a later holder
-    of the same lock proves that this process is dead, or has given this uuid up. ``slots`` handlers run at once;
-    ``capacity`` messages may be handed over and not yet acknowledged.
+    of the same lock proves that this process is dead, or has given this uuid up. ``slots`` messages run at
+    once; ``capacity`` messages may be handed over and not yet acknowledged.
     """
 
     name: str

@@ -29,7 +29,7 @@ from usher.common.http.fields import Fitting, PageLimit, TicketId
 from usher.common.http.openapi import tells
 from usher.common.http.rate_limits import rarely
 from usher.common.protocol.message import unkeyed_ticket
-from usher.common.protocol.registration import NAME, NO_LOCK, WINDOW_HEADER, name_of
+from usher.common.protocol.registration import MOST_SLOTS, NAME, NO_LOCK, WINDOW_HEADER, name_of
 from usher.master.membership.health_url import HealthHosts, UnfitUrl, host_of
 from usher.master.operations.action_log import By
 from usher.master.web.documents import Audit, Consumers, Deregistered, Registered, Reported, Sources, Ticket, Tickets
@@ -92,7 +92,7 @@ class _Registration(BaseModel):
     name: _Name = Field(validation_alias=AliasChoices("name", "consumer_name"))
     health_url: _HealthUrl = Field(validation_alias=AliasChoices("health_url", "healthURL"))
     uuid: _Uuid | None = None
-    slots: int = Field(1, ge=1, le=1024)
+    slots: int = Field(1, ge=1, le=MOST_SLOTS)
     capacity: int = Field(1000, ge=1, le=100_000)
     lock: _Lock = NO_LOCK
 
