@@ -13,6 +13,7 @@ from rich.table import Column, Table
 
 from benchmarks.measure import hot as measure_hot
 from benchmarks.measure import idle as measure_idle
+from benchmarks.measure import rebalance as measure_rebalance
 from benchmarks.measure import router as router_bench
 from benchmarks.measure import scale as measure_scale
 from usher.cli import load_command
@@ -191,6 +192,48 @@ def idle(seconds: float, masters: int, consumers: int, runs: int, no_aof: bool, 
         lambda: measure_idle.idle(seconds, masters, consumers, not no_aof, os.environ),
         runs,
         ("commands_per_second", "cpu_percent", "start_to_handled_seconds", "master_mib", "consumer_mib"),
+        as_json,
+    )
+
+
+@benchmarks.command(
+    help=(
+        "Measure how fast consumers that join during a backlog take their share: against the time that all slots"
+        " together need for what is left then."
+    )
+)
+@click.option("--messages", type=click.IntRange(min=100), default=1600, show_default=True, help="One per ticket.")
+@click.option(
+    "--handler-seconds", type=click.FloatRange(0.001, 60), default=0.2, show_default=True, help="Of each message."
+)
+@click.option(
+    "--slow-seconds", type=click.FloatRange(0, 600), default=0.0, show_default=True, help="Of every tenth message."
+)
+@click.option("--slots", type=click.IntRange(1, 1024), default=8, show_default=True, help="Handlers of each at a time.")
+@click.option("--joining", type=click.IntRange(1, 32), default=3, show_default=True, help="Consumers that join.")
+@click.option(
+    "--after-seconds", type=click.FloatRange(0, 600), default=8.0, show_default=True, help="When they are started."
+)
+@RUNS
+@VOLATILE
+@JSON
+def rebalance(
+    messages: int,
+    handler_seconds: float,
+    slow_seconds: float,
+    slots: int,
+    joining: int,
+    after_seconds: float,
+    runs: int,
+    no_aof: bool,
+    as_json: bool,
+) -> None:
+    report(
+        lambda: measure_rebalance.rebalance(
+            messages, handler_seconds, slow_seconds, slots, joining, after_seconds, not no_aof, os.environ
+        ),
+        runs,
+        ("seconds", "ideal_seconds", "ratio"),
         as_json,
     )
 

@@ -40,6 +40,11 @@ def computing(_message: Any) -> None:
     sum(number * number for number in range(33_000))
 
 
+def taking_its_time(message: Any) -> None:
+    """Wait for as long as the message says."""
+    time.sleep(float(message.fields["seconds"]))
+
+
 def waiting(message: Any) -> None:
     """Do nothing, except for some tickets."""
     if message.ticket.startswith(WAITING):

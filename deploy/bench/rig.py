@@ -107,9 +107,9 @@ class Rig:
         self.begin_consumers(consumers, handler, environ)
         return self._urls
 
-    def begin_consumers(self, consumers: int, handler: str, environ: dict[str, str]) -> None:
-        """Start consumers of the running masters."""
-        for number in range(1, consumers + 1):
+    def begin_consumers(self, consumers: int, handler: str, environ: dict[str, str], first: int = 1) -> None:
+        """Start consumers of the running masters, numbered from ``first``."""
+        for number in range(first, first + consumers):
             self._start(
                 f"consumer-{number}",
                 ["consumer", "--consumer-name", f"consumer-{number}", "--handler", handler],
