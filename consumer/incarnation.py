@@ -37,7 +37,7 @@ from usher.consumer.handlers.decorators import HandlerOptions, given
 from usher.consumer.handlers.loader import Handler, with_spans
 from usher.consumer.handlers.message import OwnLease, message_type
 from usher.consumer.isolation.values import ProcessSpec
-from usher.consumer.isolation.worker import MOST_CHILDREN, SuspectWorker
+from usher.consumer.isolation.worker import SuspectWorker, most_children
 from usher.consumer.lifecycle.heartbeat import Heartbeat
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.lifecycle.lease_guard import LeaseGuard
@@ -162,7 +162,7 @@ class Incarnation:
             is_rehearsal=False,
             has_lease=True,
         )
-        links = [wires.link(f"suspects-{number}") for number in range(min(settings.concurrency, MOST_CHILDREN))]
+        links = [wires.link(f"suspects-{number}") for number in range(most_children(settings.concurrency))]
         return [
             SuspectWorker(number, self.executor, self.lease, link, wires.steps(link), spec)
             for number, link in enumerate(links)

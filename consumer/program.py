@@ -29,6 +29,7 @@ from usher.consumer.execution.ticket_state import describe_ticket
 from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.handlers.loader import load_handler
 from usher.consumer.incarnation import Incarnation, master_client, terms
+from usher.consumer.isolation.worker import most_children
 from usher.consumer.lifecycle.crash_report import report_crash
 from usher.consumer.lifecycle.journal import Journal, read_journal
 from usher.consumer.lifecycle.registrar import Registrar, Taken
@@ -162,8 +163,8 @@ class ConsumerProgram:
             if self._stopped:
                 return  # nothing has been handed over yet, or the leader takes it back when the lease ends
             try:
-                name = taken.registration.incarnation
-                at_once = messages_at_once(self._settings.concurrency, self._handler.batch)
+                name, slots = taken.registration.incarnation, self._settings.concurrency
+                at_once = messages_at_once(slots, self._handler.batch) + most_children(slots)
                 self._journal = Journal(self._journal_path(), origin(self._settings), name, at_once)
                 self._incarnation = Incarnation(
                     self._settings,

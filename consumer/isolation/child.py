@@ -14,6 +14,7 @@ import faulthandler
 import math
 import os
 import queue
+import select
 import signal
 import socket
 import sys
@@ -42,6 +43,8 @@ from usher.consumer.policy.batches import judge
 _PR_SET_PDEATHSIG = 1
 #: Longest wait in seconds that an answer may give: JSON has no infinity.
 _LONGEST_WAIT_S = 10 * 365 * 86_400.0
+#: Seconds between looks at the lease, and how many of them must find that it has ended.
+_LOOK_S, _LOOKS = 0.05, 3
 
 
 class Slot(Service):
@@ -60,13 +63,17 @@ class Slot(Service):
         self._make = make
         self._limit_s = limit_s
         self._lease = lease
+        self.is_busy = False
         self._event_loop: asyncio.AbstractEventLoop | None = None
 
     def run_once(self) -> float:
         piece = self.pieces.get()
         if piece is None:
             raise ServiceEnded
-        answer(self._asker, self._run(piece).document())
+        self.is_busy = True
+        result = self._run(piece)
+        self.is_busy = False
+        answer(self._asker, result.document())
         return 0.0
 
     def on_end(self) -> None:
@@ -110,6 +117,34 @@ class Slot(Service):
         if handler.batch is None and returned is not None:
             check_ran(returned)
         return returned
+
+
+class LeaseEnd(Service):
+    """It ends this process when the lease has ended while a handler runs: who asked does so, unless it stands still,
+    and another owner may run the message by then."""
+
+    name = "guard"
+
+    def __init__(self, asker: socket.socket, lease: OwnLease, slot: Slot) -> None:
+        super().__init__()
+        self._orders = select.poll()
+        self._orders.register(asker, select.POLLIN)
+        self._lease = lease
+        self._slot = slot
+        self._looks = 0
+
+    def run_once(self) -> float:
+        # It may be renewed by an order that is not read yet, when a handler has kept the interpreter.
+        is_over = self._slot.is_busy and not self._lease.holds() and not self._orders.poll(0)
+        self._looks = self._looks + 1 if is_over else 0
+        if self._looks > _LOOKS:
+            end_all()
+        return _LOOK_S
+
+
+def end_all() -> None:
+    """End this process and all that the handler has started."""
+    os.killpg(0, signal.SIGKILL)
 
 
 def _without_us(raised: BaseException) -> BaseException:
@@ -175,11 +210,17 @@ def main(asked_by: int, where: int) -> None:
     slot = Slot(asker, handler, message_type(spec.stream, spec.is_gathered, spec.is_rehearsal), lease, limit_s)
     answer(asker, {"limit_s": limit_s})
     slot.start()
+    if spec.has_lease:
+        LeaseEnd(asker, lease, slot).start()
     for order in orders:
         if LEASE in order:
             lease.ends_s = order[LEASE]
         else:
             slot.pieces.put(Piece.of(order))
+    if (
+        slot.is_busy
+    ):  # who asked has gone, and we were not told: a handler that changes its user clears PR_SET_PDEATHSIG
+        end_all()
     slot.pieces.put(None)
     while not slot.join(1.0):
         pass

@@ -35,6 +35,8 @@ _SEND_S = 60.0
 _LOOK_EVERY_S = 0.1
 #: Extra seconds: the answer of a handler that ended in time is on its way.
 _GRACE_S = 0.2
+#: A look that comes later than this was kept from coming: this process stood still, and may be the whole machine.
+_LATE_S = 1.0
 #: On this signal the process writes down the calls of all its threads.
 TELL_WHERE = signal.SIGRTMAX
 _LONGEST_TRACE = 8000
@@ -65,6 +67,7 @@ class HandlerProcess:
         self._where = tempfile.TemporaryFile()  # noqa: SIM115 - closed at our own end
         self._limit_s = 0.0
         self._rest = b""
+        self._is_late = False
         #: Other observations, as sentences.
         self.notes: list[str] = []
 
@@ -75,15 +78,18 @@ class HandlerProcess:
         began_s = time.monotonic()
         limit_s = self._limit_s or self._usual_limit_s
         self.is_fresh = False
+        self._is_late = False
         try:
             self._socket.sendall(orjson.dumps(piece.document()) + b"\n")
             answer = self._hear(limit_s + _GRACE_S)
+        except TimeoutError:
+            answer, self._is_late = None, True
         except OSError:  # it has gone
             answer = None
         if answer is not None:
             return CallResult(**answer)
         seconds = time.monotonic() - began_s
-        if seconds < limit_s:
+        if not self._is_late:
             how = DIED
             told = _ending(process.returncode) if self._is_over(process) else "by closing what connects us with it"
         else:
@@ -118,11 +124,17 @@ class HandlerProcess:
         self._kill()
         self._where.close()
 
-    def tell(self, order: Mapping[str, Any]) -> None:
-        """Send something that has no answer, unless the process is too busy to take it."""
-        if self._process is not None:
-            with contextlib.suppress(OSError):
-                self._socket.send(orjson.dumps(order) + b"\n", socket.MSG_DONTWAIT)
+    def tell(self, order: Mapping[str, Any]) -> bool:
+        """Send something that has no answer. Return False when the process is too busy to take it."""
+        if self._process is None:
+            return False
+        try:
+            self._socket.send(orjson.dumps(order) + b"\n", socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:  # it has gone
+            pass
+        return True
 
     def begin(self) -> subprocess.Popen[bytes]:
         """Start the process if there is none. Raises StartRefused when the handler cannot be loaded."""
@@ -182,21 +194,27 @@ class HandlerProcess:
 
     def _hear(self, within_s: float) -> dict[str, Any] | None:
         """Return the next answer; None when there was none in time, or there will be none."""
-        until_s = time.monotonic() + within_s
+        looked_s = time.monotonic()
+        until_s = looked_s + within_s
+        sockets = select.poll()  # select() takes no number above 1023
+        sockets.register(self._socket, select.POLLIN)
         while b"\n" not in self._rest:
             self._check()
-            left_s = until_s - time.monotonic()
-            if left_s <= 0:
-                return None
+            now = time.monotonic()
+            if now - looked_s > _LATE_S:  # given back: the process may have stood still with us
+                until_s += now - looked_s
+            looked_s = now
+            left_s = until_s - now
             # Before the look: the output of its last moment counts.
             is_over = self._process is None or self._process.poll() is not None
-            if select.select([self._socket], [], [], 0 if is_over else min(left_s, _LOOK_EVERY_S))[0]:
+            if sockets.poll(0 if is_over else 1000 * min(max(left_s, 0.0), _LOOK_EVERY_S)):
                 chunk = self._socket.recv(65_536)
                 if not chunk:
                     return None
                 self._rest += chunk
-            elif is_over:
-                return None  # a child of the process still holds the socket
+            elif is_over or left_s <= 0:  # over: a child of the process still holds the socket
+                self._is_late = not is_over
+                return None
         line, _, self._rest = self._rest.partition(b"\n")
         answer: dict[str, Any] = orjson.loads(line)
         return answer

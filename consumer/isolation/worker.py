@@ -30,11 +30,16 @@ from usher.consumer.policy.quarantine import is_unseen, needs_fresh_process
 log = logging.getLogger(__name__)
 
 #: Most children of a consumer.
-MOST_CHILDREN = 4
+_MOST_CHILDREN = 4
 #: Seconds for which a child without work is kept.
 _IDLE_S = 10.0
 #: Seconds until a child is started again that could not be.
 _AGAIN_S = 1.0
+
+
+def most_children(slots: int) -> int:
+    """Return how many suspects of a consumer with so many slots run at a time, beside what its slots run."""
+    return min(slots, _MOST_CHILDREN)
 
 
 class _StopAsked(Exception):
@@ -101,7 +106,8 @@ class SuspectWorker(Service):
         child = self._begun(needs_fresh_process(message.known, executor.max_attempts))
         is_ready = child is not None and (not is_unseen(message.known) or self._note_ahead(message))
         # Both may have taken their time: the lease, and the ticket, are looked at again.
-        if child is None or not is_ready or lane.forgotten or not executor.may_start():
+        may_start = executor.may_start() and not executor.lanes.paused
+        if child is None or not is_ready or lane.forgotten or not may_start:
             executor.lanes.retry(lane, message, now_s() + _AGAIN_S)
             return
         if not executor.admit_apart(lane, message):
@@ -150,9 +156,8 @@ class SuspectWorker(Service):
         if self.stopping:
             raise _StopAsked
         ends_s = self._lease.ends_s
-        if ends_s != self._told_s and self._child is not None:
+        if ends_s != self._told_s and self._child is not None and self._child.tell({LEASE: ends_s}):
             self._told_s = ends_s
-            self._child.tell({LEASE: ends_s})
 
     def _note_ahead(self, message: Message) -> bool:
         """Note in Redis that it starts, as one more end in doubt: its owners end without a journal, so if this one does

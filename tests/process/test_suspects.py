@@ -213,3 +213,20 @@ def test_where_the_handler_cannot_be_loaded_twice_a_suspect_runs_in_company(fold
         go(crew, 2)
         crew.wait_until_handled([entry_id], within_s=10)
         crew.wait_until_settled(link)
+
+
+def test_a_suspect_takes_no_slot_of_the_journal_from_what_runs_beside_it(folder: Path, link: Link) -> None:
+    """A killer that is not in the journal would be charged never, and the suspect beside it in its place."""
+    with Crew(folder, link.url, **limits(USHER_CONCURRENCY="1")) as crew:
+        crew.start(1, ["c1"], "suspected:handle")
+        entry_id = suspect(crew, link)
+        killer = send(link, "U", does="kill", **{"for": "0"})
+        crew.until(lambda: len(crew.events("consumer_registered", "c1")) >= 3, 30, "it has ended its consumer")
+        noted = pairs(link.call("HGETALL", KEYS.attempts))
+        assert {one.decode(): value.split()[2] for one, value in noted.items()} == {entry_id: b"2", killer: b"1"}
+        go(crew, 3)
+        crew.wait_until_handled([entry_id], within_s=20)
+        crew.until(lambda: letters(link), 30, "the killer's letter")
+        crew.wait_until_settled(link)
+        assert [letter[b"usher-id"].decode() for letter in letters(link)] == [killer]
+        assert len(crew.events("consumer_registered", "c1")) == 3
