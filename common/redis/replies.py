@@ -181,13 +181,29 @@ class TicketStream:
 
     def create_group(self, start: bytes) -> bool:
         """Create the stream and its group, which has read up to ``start``; return False if the group was there."""
-        try:
-            self._link.call("XGROUP", "CREATE", self._keys.stream, self._keys.group, start, "MKSTREAM")
-        except CommandRefused as refused:
-            if "BUSYGROUP" in str(refused):
-                return False
-            raise
+        for option in (*self._entries_read(start), ()):
+            try:
+                self._link.call("XGROUP", "CREATE", self._keys.stream, self._keys.group, start, "MKSTREAM", *option)
+                return True
+            except CommandRefused as refused:
+                if "BUSYGROUP" in str(refused):
+                    return False
+                if not option:  # else it is Redis 6.2, which does not know it
+                    raise
         return True
+
+    def _entries_read(self, start: bytes) -> Iterator[tuple[str, int]]:
+        """Yield, where it can be known, the option that says how many entries are gone before a group that begins at
+        ``start``: so what is cut before it has read anything is counted too (lua/includes/group.lua: cut_unread)."""
+        try:
+            facts = pairs(self._link.call("XINFO", "STREAM", self._keys.stream))
+        except CommandRefused as refused:
+            if "no such key" not in str(refused):
+                raise
+            facts = {b"entries-added": 0, b"length": 0, b"first-entry": None}
+        first = facts[b"first-entry"]
+        if b"entries-added" in facts and (first is None or rank(first[0]) > rank(start)):
+            yield "ENTRIESREAD", int(facts[b"entries-added"] - facts[b"length"])
 
     def saved_position(self) -> GroupPosition | None:
         """Return the position that save_position noted last, or None."""

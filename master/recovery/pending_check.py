@@ -83,7 +83,9 @@ class PendingCheck:
         for name in names:
             ids = list(board.tickets[name].parked) if name in board.tickets else []
             for at in range(0, len(ids), _PAGE):
-                report_restored(steps.restore([(name, ids[at : at + _PAGE])]))
+                restored = steps.restore([(name, ids[at : at + _PAGE])])
+                self._known_missing = max(0, self._known_missing - len(restored))
+                report_restored(restored)
             looked += len(ids)
         return looked
 

@@ -71,6 +71,22 @@ def test_what_waited_under_master_is_claimed_again_and_runs_in_order(
 
 
 @_HOW
+def test_what_is_taken_out_again_at_once_is_claimed_again_again(
+    stage: Stage, take_out: Callable[[Stage, str], None]
+) -> None:
+    """No look in between saw that nothing was missing."""
+    m, a, ids = _backlog(stage)
+    waiting = stage.world.pending()[b"master"]
+    for round_ in (1, 2, 3):
+        take_out(stage, "master")
+        _look_closer(m)
+        assert stage.world.pending()[b"master"] == waiting
+        assert _restored(stage) == round_ * len(waiting)
+    stage.finish(m, [a])
+    stage.check_done(T, ids)
+
+
+@_HOW
 def test_it_is_claimed_again_also_when_it_is_to_be_handed_over_before_the_leader_has_compared(
     stage: Stage, take_out: Callable[[Stage, str], None]
 ) -> None:

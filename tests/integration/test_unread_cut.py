@@ -80,6 +80,21 @@ def test_what_is_cut_while_nobody_reads_is_told_with_its_number_once(
     assert _cut_so_far(stage) == 20 - left
 
 
+@pytest.mark.parametrize("before", [0, 10])
+def test_what_is_cut_before_the_group_has_read_anything_is_counted(stage: Stage, before: int) -> None:
+    """The first consumer has not come yet, and Redis counts from the first read only unless it is told."""
+    stage.link.call("DEL", stage.keys.stream)
+    _send(stage, before)
+    _trim(stage, 4)
+    m = stage.leader(reconcile_s=0.0)
+    _send(stage, 10)
+    _trim(stage, 5)
+    _look(m)
+    b = stage.consumer("b")
+    stage.finish(m, [b])
+    assert (_cut_so_far(stage), len(stage.history.starts)) == (min(before, 4) + 5, 5)
+
+
 def test_every_cut_counts_what_it_took(stage: Stage) -> None:
     m = _begun(stage)
     for round_ in range(1, 4):

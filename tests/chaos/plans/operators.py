@@ -126,7 +126,6 @@ PLANS: tuple[Plan, ...] = (
         shape=Shape(environ={"USHER_TICKET_WINDOW": "2"}, is_shipped=True),
         extra=cuts_are_told,
         brief=False,
-        known="letter F: what is cut unread is not told",
     ),
     Plan(
         "K14d",
@@ -138,7 +137,6 @@ PLANS: tuple[Plan, ...] = (
         drain_s=12.0,
         varies=False,
         brief=False,
-        known="letter F: what a deleted name had is lost",
     ),
     Plan("K14f", "FLUSHALL", flush_all, ("flush_all", "deleted", "group_lost"), seconds=3.0, extra=losses_are_told),
     Plan(
