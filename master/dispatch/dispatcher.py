@@ -41,7 +41,7 @@ from usher.master.leader.peeked import NO_NEW_ENTRIES, NewEntries
 from usher.master.leader.validation import partition_entries
 from usher.master.membership.registry import RegisteredConsumer
 from usher.master.policy.board.board import Board
-from usher.master.policy.board.plans import NOTHING, HandOverPlan, HandOverReply
+from usher.master.policy.board.plans import NOTHING, RETURNED, HandOverPlan, HandOverReply
 from usher.master.policy.board.views import BoardFacts, Parked
 from usher.master.recovery.idle_sweep import IdleSweep
 from usher.master.recovery.pending_check import PendingCheck
@@ -347,7 +347,14 @@ class Dispatcher(Service):
             self._pending_check.look_at(names, self._steps)
         if not names:
             return
-        for name, value in zip(names, self._link.call("HMGET", self._keys.tickets, *names), strict=True):
+        values = self._link.call("HMGET", self._keys.tickets, *names)
+        resumed = [
+            name
+            for name, value in zip(names, values, strict=True)
+            if value is not None and value.startswith(RETURNED + b" ") and self.board.is_hidden(name)
+        ]
+        self._pending_check.look_at_resumed(resumed, self._steps)
+        for name, value in zip(names, values, strict=True):
             self._unsure.discard(name)
             if value is None:
                 self.board.clear_record(name)

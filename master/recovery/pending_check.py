@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 #: Ids looked at by one script call, and in one turn.
 _PAGE, _TURN = 500, 5000
+#: Tickets that go on looked at by one script call; the index may name a window of messages of each.
+_RESUMED = 20
 
 
 def report_restored(ids: Sequence[bytes]) -> None:
@@ -93,3 +95,9 @@ class PendingCheck:
         """Look at what the index says of these quiet tickets, if anything may be missing."""
         if self.suspects:
             report_restored(steps.restore([(name, ()) for name in names]))
+
+    def look_at_resumed(self, names: Sequence[bytes], steps: LeaderScripts) -> None:
+        """Look at what the index says of tickets that go on, and of which memory did not keep all: while they waited,
+        no count would have told that something of it was taken out."""
+        for at in range(0, len(names), _RESUMED):
+            report_restored(steps.restore([(name, ()) for name in names[at : at + _RESUMED]]))

@@ -154,6 +154,27 @@ def test_what_is_halted_is_pending_for_that_again_and_goes_on_when_it_is_redrive
     stage.check_done(T, [ids[0], *ids])
 
 
+@_HOW
+def test_what_stands_behind_a_halted_message_is_claimed_again_when_that_is_redriven(
+    stage: Stage, take_out: Callable[[Stage, str], None]
+) -> None:
+    """The index names it, and memory does not keep it."""
+    m, a = stage.leader(reconcile_s=0.0), stage.consumer("a", policy="park")
+    ids = [*stage.send(T), *stage.send(T)]
+    m.settle()
+    a.read()
+    run = a.start()
+    assert run is not None
+    run.fail(GiveUp("it cannot be done"))
+    a.flush()
+    m.settle()
+    take_out(stage, "master")
+    DeadLetters(stage.link, stage.keys).redrive(stage.world.letter_ids())
+    stage.finish(m, [a])
+    stage.check_done(T, [ids[0], *ids])
+    assert _restored(stage) == 1
+
+
 def test_what_was_acknowledged_and_deleted_by_hand_ends_as_a_letter(stage: Stage) -> None:
     m, a, ids = _backlog(stage)
     gone = stage.world.pending()[b"master"][1]

@@ -203,6 +203,11 @@ class Board:
         window_is_full = self._ownership.window_is_full(ticket)
         return BoardFacts(ticket.standing.value, len(ticket.parked), ticket.above is None, window_is_full, due_ms)
 
+    def is_hidden(self, name: bytes) -> bool:
+        """Return whether Redis alone keeps account of some messages of a ticket that memory knows."""
+        ticket = self.tickets.get(name)
+        return ticket is not None and ticket.above is not None
+
     def parked_of(self, name: bytes) -> Parked | None:
         """Count what memory has parked of a ticket. It costs next to nothing, so many tickets may be asked about."""
         ticket = self.tickets.get(name)

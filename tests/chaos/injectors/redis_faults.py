@@ -153,8 +153,29 @@ def delete_consumer(cluster: Cluster, name: str = "") -> None:
     if not name:
         pending = {who: count for who, count in cluster.state.pending_by_name().items() if ":" in who}
         name = max(pending, key=pending.__getitem__, default="nobody")
-    count = int(cluster.state.call("XGROUP", "DELCONSUMER", cluster.state.stream, GROUP, name))
-    cluster.counts[f"deleted_{kind}"] += count
+    call, stream = cluster.state.call, cluster.state.stream
+    call("MULTI")
+    call("HGETALL", f"{cluster.state.prefix}tickets")
+    call("XPENDING", stream, GROUP, "-", "+", "1000000", name)
+    call("XRANGE", stream, "-", "+")
+    call("XGROUP", "DELCONSUMER", stream, GROUP, name)
+    records, pending, entries, count = call("EXEC")
+    cluster.counts[f"deleted_{kind}"] += int(count)
+    if name == "master":
+        _declare_known_to_redis_only(cluster, mapping(records), {row[0] for row in pending}, entries)
+
+
+def _declare_known_to_redis_only(
+    cluster: Cluster, records: dict[bytes, bytes], pending: set[bytes], entries: list[Any]
+) -> None:
+    """What came for a halted ticket after it had halted stands in no other place than under ``master``."""
+    lost = []
+    for entry_id, flat in entries:
+        owner, _, ids = records.get(mapping(flat)[b"ticket_id"], b"").partition(b" ")
+        if entry_id in pending and owner in (b"halted", b"returned") and entry_id not in ids.split():
+            lost.append(_uid(flat))
+    cluster.counts["known_to_redis_only"] += len(lost)
+    cluster.history.write("deleted", uids=lost, why="DELCONSUMER of master, ticket halted")
 
 
 def flush_scripts(cluster: Cluster) -> None:
