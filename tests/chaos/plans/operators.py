@@ -132,6 +132,7 @@ PLANS: tuple[Plan, ...] = (
         "XGROUP DELCONSUMER",
         delete_consumers,
         ("deleted_master", "deleted_owner", "deleted_halted", "broken"),
+        often=("known_to_redis_only",),
         shape=Shape(max_attempts=2, environ={"USHER_DEAD_LETTER_POLICY": "park", "USHER_TICKET_WINDOW": "2"}),
         load=Load(rate=60),
         drain_s=12.0,
