@@ -15,6 +15,8 @@ NO_LOCK = "-"
 MOST_SLOTS = 1024
 #: Header of the answer to a report: how many messages the leader gives this consumer at a time.
 WINDOW_HEADER = "Usher-Window"
+#: Header of a report: how many tickets of this consumer wait for a retry. None without it.
+RETRYING_HEADER = "Usher-Retrying"
 #: The evidence of a name lock: the lock (boot id, device, inode), and a moment at which it was held.
 _EVIDENCE = re.compile(r"([^:]+:[0-9]+:[0-9]+):([0-9]{1,20})")
 

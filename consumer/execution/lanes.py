@@ -61,6 +61,7 @@ class Lanes:
         self._ended = 0
         self._watched = False
         self._paused = False
+        self.on_retry: Callable[[], None] = lambda: None
         self.on_ready: Callable[[], None] = lambda: None  # for a runner that cannot wait here (an event loop)
 
     def locked(self) -> AbstractContextManager[LaneBoard[Message]]:
@@ -130,6 +131,7 @@ class Lanes:
             self._board.retry(lane, message, due_s)
             self._changed.notify()  # one thread must wait for just that long
         self.on_ready()
+        self.on_retry()
 
     def isolate(self, lane: MessageLane, message: Message) -> None:
         """Take the lane from its runner, which did not start ``message``: it comes first in the lane again, and runs in
@@ -178,6 +180,11 @@ class Lanes:
     @property
     def running(self) -> int:
         return self._board.running + self._board.running_apart
+
+    @property
+    def retrying(self) -> int:
+        """Return how many tickets wait for a retry: a glance, without the lock."""
+        return len(self._board.waiting)
 
     def load(self) -> tuple[int, int]:
         """Return how many tickets and messages are held: a glance, without the lock."""

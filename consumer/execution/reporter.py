@@ -19,6 +19,7 @@ import orjson
 from usher.common.base.clock import now_s
 from usher.common.base.log import event
 from usher.common.protocol.message import ticket_text
+from usher.common.protocol.registration import RETRYING_HEADER
 from usher.common.runtime.service import Service
 from usher.consumer.lifecycle.master_client import MasterClient, MasterUnavailable
 
@@ -34,6 +35,9 @@ _PAUSE_S, _CALM_PAUSE_S = 0.1, 0.5
 _LONGEST_WAIT_S = 5.0
 #: Most ids that wait to be reported; beyond it the oldest are dropped, and the leader's reconciler finds them.
 _MOST_WAITING = 50_000
+
+#: While nothing ends, the leader is told this often that tickets wait for a retry: it may be another one by now.
+_RETRYING_AGAIN_S = 5.0
 
 #: Dropped reports are logged again only after this long, with their number: while no master leads, all are dropped.
 _REPEAT_LOG_S = 10.0
@@ -52,7 +56,8 @@ class Reporter(Service):
     ``slots``: messages that run at a time. While half of those that it may have beyond these wait to be reported, the
     others keep it busy; the leader says how many these are, and one of a former version gives up to ``capacity``.
     ``ticket_window``: most messages of one ticket here; the leader hands over more of it when half
-    of them are done (master/policy/board/ownership.py).
+    of them are done (master/policy/board/ownership.py). ``retrying``: counts the tickets that wait for a retry. They
+    keep no handler busy: the leader hands over others, so it is told of them even if nothing has ended.
     """
 
     name = "report"
@@ -76,6 +81,8 @@ class Reporter(Service):
         self._size = 0  # number of ids in _items; _lock guards all three
         self._lock = threading.Lock()
         self._keeps_up = keeps_up
+        self.retrying: Callable[[], int] = lambda: 0
+        self._told_retrying = 0
         self._slots = slots
         self._capacity = capacity
         self._enough = 1
@@ -101,16 +108,18 @@ class Reporter(Service):
             self.wake()
 
     def run_once(self) -> float:
-        if not self._items:
+        retrying = self.retrying()
+        if not (self._items or self._must_tell(retrying)):
             self._tell_dropped()
-            return self.stalls_after_s / 3
+            return min(_RETRYING_AGAIN_S, self.stalls_after_s / 3) if retrying else self.stalls_after_s / 3
         early_s = self._early_s()
         if early_s > 0:
             return early_s
         self._last_s = now_s()
-        report = self._take()
+        report, self._told_retrying = self._take(), retrying
+        headers = {**_QUIETLY, RETRYING_HEADER: str(retrying)} if retrying else _QUIETLY
         try:
-            answer = self._masters.post("/api/messages/acknowledge", self._body(report), _QUIETLY)
+            answer = self._masters.post("/api/messages/acknowledge", self._body(report), headers)
         except MasterUnavailable as problem:
             self._drop(report, str(problem))
             return _PAUSE_S
@@ -130,6 +139,15 @@ class Reporter(Service):
         else:
             self._drop(report, f"{answer.url} answered {answer.status}")
         return 0.0
+
+    def hear_of_retry(self) -> None:
+        """Note that one more ticket waits for a retry."""
+        if not self._items and self._must_tell(self.retrying()):
+            self.wake()
+
+    def _must_tell(self, retrying: int) -> bool:
+        """Return whether the leader must hear how many tickets wait for a retry although nothing has ended."""
+        return retrying > self._told_retrying or (retrying > 0 and now_s() - self._last_s >= _RETRYING_AGAIN_S)
 
     def _take_window(self, window: int | None) -> None:
         """Note how many messages this consumer may have."""
@@ -202,6 +220,8 @@ class Reporter(Service):
 
     def _drop(self, report: list[Item], why: str, level: int = logging.WARNING) -> None:
         count = sum(len(ids) for _, _, ids in report)
+        if not count:
+            return
         self.dropped += count
         self._untold += count
         self._why = level, why

@@ -15,7 +15,7 @@ class Report:
     """Acknowledgements of one incarnation, posted by an HTTP thread, which may wait for ``answered``.
 
     ``answers``: None until the dispatcher has taken the report; empty when none are wanted. ``fenced``: the incarnation
-    has ended.
+    has ended. ``retrying``: tickets of it that wait for a retry.
     """
 
     incarnation: str
@@ -23,10 +23,12 @@ class Report:
     wants_answers: bool = True
     answers: list[list[str]] | None = None
     fenced: bool = False
+    retrying: int = 0
     answered: threading.Event = field(default_factory=threading.Event)
 
     def answer(self, board: Board, now_s: float) -> None:
         """Free the messages that are done, and answer the waiting thread."""
+        board.note_retrying(self.incarnation, self.retrying)
         if self.wants_answers:
             self.answers = [board.acknowledged(self.incarnation, ticket, ids, now_s) for ticket, ids in self.items]
         else:

@@ -86,7 +86,7 @@ class ServicePort:
         known = not report.wants_answers and report.incarnation in self._dispatcher.board.consumers
         if not self._dispatcher.leads:
             raise NotLeader(self._lead.leader_url)
-        posted = Report(report.incarnation, report.items, report.wants_answers)
+        posted = Report(report.incarnation, report.items, report.wants_answers, retrying=report.retrying)
         if self._dispatcher.post(posted) < _MOST_UNREAD and known:
             return []
         posted.answered.wait(_ANSWER_S)

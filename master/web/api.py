@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, chain
 from operator import itemgetter
 from typing import Annotated, Any
@@ -29,7 +30,7 @@ from usher.common.http.fields import Fitting, PageLimit, TicketId
 from usher.common.http.openapi import tells
 from usher.common.http.rate_limits import rarely
 from usher.common.protocol.message import unkeyed_ticket
-from usher.common.protocol.registration import MOST_SLOTS, NAME, NO_LOCK, WINDOW_HEADER, name_of
+from usher.common.protocol.registration import MOST_SLOTS, NAME, NO_LOCK, RETRYING_HEADER, WINDOW_HEADER, name_of
 from usher.master.membership.health_url import HealthHosts, UnfitUrl, host_of
 from usher.master.operations.action_log import By
 from usher.master.web.documents import Audit, Consumers, Deregistered, Registered, Reported, Sources, Ticket, Tickets
@@ -120,7 +121,7 @@ class ReportBody(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", title="Report")
 
     incarnation: _Incarnation
-    tickets: list[_ReportItem] = Field(min_length=1, max_length=MOST_MESSAGES)
+    tickets: list[_ReportItem] = Field(max_length=MOST_MESSAGES)
 
 
 class _TicketsQuery(BaseModel):
@@ -187,6 +188,8 @@ def _add_work(api: Blueprint, port: MasterPort, health_hosts: HealthHosts) -> No
     def acknowledge() -> Response:
         minimal = _MINIMAL in _preferences()
         report = read_report(read_body(request, ACKNOWLEDGE_BODY), not minimal)
+        if retrying := request.headers.get(RETRYING_HEADER, ""):
+            report = replace(report, retrying=_retrying(retrying))
         must_be_for(name_of(report.incarnation))
         results = port.acknowledge(report)
         if not minimal:
@@ -196,6 +199,11 @@ def _add_work(api: Blueprint, port: MasterPort, health_hosts: HealthHosts) -> No
         taken = Response(status=204, headers={"Preference-Applied": _MINIMAL, **window})
         del taken.headers["Content-Type"]
         return taken
+
+
+def _retrying(text: str) -> int:
+    """Return the number in the header Usher-Retrying; 0 when it is none."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 7 else 0
 
 
 def _preferences() -> set[str]:
@@ -279,8 +287,10 @@ def _report_of(document: object) -> tuple[str, list[AckItem]]:
     incarnation, tickets = document["incarnation"], document["tickets"]
     if type(incarnation) is not str or not _INCARNATION.fullmatch(incarnation):
         raise _unfit("incarnation", "must look like name:17")
-    if type(tickets) is not list or not 0 < len(tickets) <= MOST_MESSAGES:
-        raise _unfit("tickets", f"must be a list of 1 to {MOST_MESSAGES}")
+    if type(tickets) is not list or len(tickets) > MOST_MESSAGES:
+        raise _unfit("tickets", f"must be a list of up to {MOST_MESSAGES}")
+    if not tickets:  # it only tells how many tickets wait for a retry
+        return incarnation, []
     try:  # column by column: mostly one call for all items
         names, fences, lists = zip(*map(_PARTS, tickets), strict=True)
     except (TypeError, KeyError):

@@ -48,12 +48,14 @@ class AckReport:
     """An incarnation's acknowledged messages. They are freed by id and incarnation: doubled, late and reordered reports
     change nothing.
 
-    ``wants_answers``: False when the sender only needs to know that the report was taken.
+    ``wants_answers``: False when the sender only needs to know that the report was taken. ``retrying``: tickets of it
+    that wait for a retry.
     """
 
     incarnation: str
     items: list[AckItem]
     wants_answers: bool = True
+    retrying: int = 0
 
 
 class NameHeld(UsherError):

@@ -79,7 +79,13 @@ class Desk:
             raise NotLeader(_LEADER)
         if report.incarnation == "fenced:1":
             raise IncarnationFenced
-        event(log, "reported", incarnation=report.incarnation, wants_answers=report.wants_answers)
+        event(
+            log,
+            "reported",
+            incarnation=report.incarnation,
+            wants_answers=report.wants_answers,
+            retrying=report.retrying,
+        )
         return [["ok" if message_id != b"9-9" else "gone" for message_id in ids] for _, ids in report.items]
 
     def consumers(self) -> list[dict[str, Any]]:
@@ -249,6 +255,15 @@ def test_whoever_prefers_it_gets_no_words(master: Running, prefer: str) -> None:
     )
     assert "Content-Type" not in answered.headers
     assert answered.headers["Usher-Window"] == "80", "so many messages it is given at a time"
+
+
+def test_a_report_tells_how_many_tickets_wait_for_a_retry(master: Running) -> None:
+    for text in ("17", "many", "-1", "9999999", ""):
+        headers = {"Prefer": "return=minimal", "Usher-Retrying": text}
+        told = {"incarnation": "retrying:1", "tickets": []}
+        assert ask(master, "POST", ACKNOWLEDGE, json=told, headers=headers).status_code == 204
+    retrying = [told["retrying"] for told in master.records("reported") if told["incarnation"] == "retrying:1"]
+    assert retrying == [17, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("prefer", ["", "return=representation", "minimal", "x-return=minimal", "wait=1"])
@@ -543,7 +558,7 @@ def test_all_that_is_missing_is_named(master: Running) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"incarnation": "c1"}, {"incarnation": 5}, {"tickets": []}, {"tickets": [{}]}, {"tickets": None}, {"secret": 1}],
+    [{"incarnation": "c1"}, {"incarnation": 5}, {"tickets": [{}]}, {"tickets": None}, {"secret": 1}],
 )
 def test_a_report_that_is_not_one_is_422(master: Running, changes: dict[str, Any]) -> None:
     assert ask(master, "POST", ACKNOWLEDGE, json={**report(), **changes}).status_code == 422

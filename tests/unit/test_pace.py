@@ -127,3 +127,40 @@ def test_a_consumer_has_room_again_after_refused_tickets() -> None:
         board.set_record(name, HALTED, 0, [entry_id], 0.0)
     assert board.plan(1000, 0.0) is None
     assert board.in_flight == 0 and board.room == 2
+
+
+def test_tickets_that_wait_for_a_retry_keep_no_others_from_the_handlers() -> None:
+    """Two for each slot that wait for a minute: the handlers are idle, and the consumer says so."""
+    board = Board(512, 1.0)
+    board.join("c1:1", "c1", SLOTS, 100, True)
+    for number in range(500):
+        board.arrive(b"1-%d" % number, b"T%d" % number)
+    plan = board.plan(1000, 0.0)
+    assert plan is not None and plan.size == 2 * SLOTS
+    assert board.plan(1000, 60.0) is None and board.room == 0
+    board.note_retrying("c1:1", 12)
+    plan = board.plan(1000, 60.0)
+    assert plan is not None and plan.size == 12
+    board.note_retrying("c1:1", 12)
+    assert board.plan(1000, 60.0) is None
+    board.free("c1:1", [(b"T20", [b"1-20"])], 61.0)
+    assert board.plan(1000, 61.0) is not None, "a ticket that ends makes room"
+    board.note_retrying("c1:1", 99_999)
+    plan = board.plan(1000, 62.0)
+    assert plan is not None and board.in_flight == 100, "never above its capacity"
+    board.note_retrying("c1:1", 0)
+    board.note_retrying("c9:1", 7)  # nobody
+
+
+def test_with_many_tickets_that_wait_for_a_retry_a_ticket_that_ends_makes_room_again() -> None:
+    board = Board(512, 1.0)
+    board.join("c1:1", "c1", 1, CAPACITY, True)
+    for number in range(4):
+        board.arrive(b"1-%d" % number, b"T%d" % number)
+    board.note_retrying("c1:1", 2)
+    plan = board.plan(1000, 0.0)
+    assert plan is not None and plan.size == 4
+    board.confirm(plan, answer(plan))
+    assert board.room == 0
+    board.free("c1:1", [(b"T3", [b"1-3"])], 100.0)
+    assert board.room > 0

@@ -23,11 +23,14 @@ class Leader:
         self.status = 200
         self.longest_s = 1.0
         self.window: int | None = None
+        self.retrying: list[int] = []
 
     def close(self) -> None:
         """Nothing is open."""
 
     def post(self, _path: str, body: bytes, headers: dict[str, str]) -> MasterAnswer:
+        headers = dict(headers)
+        self.retrying.append(int(headers.pop("Usher-Retrying", "0")))
         assert headers == {"Prefer": "return=minimal"}
         if self.wait_s:
             return MasterAnswer("", 429, {}, 0.0, self.wait_s)
@@ -275,3 +278,33 @@ def test_what_a_short_outage_dropped_after_the_first_is_told_too(
         reporter.run_once()
     assert [ids for ids, _ in said] == [1, 5]
     assert "answered 503" in said[1][1]
+
+
+def test_the_leader_hears_how_many_tickets_wait_for_a_retry_although_nothing_ends(clock: Clock) -> None:
+    reporter, leader = begun(spare=1000)
+    waiting, woken = [0], []
+    reporter.retrying = lambda: waiting[0]
+    reporter.wake = lambda: woken.append(waiting[0])  # type: ignore[method-assign]
+    reporter.hear_of_retry()
+    assert not woken
+    clock.s += 1.0
+    waiting[0] = 3
+    reporter.hear_of_retry()
+    assert woken == [3]
+    assert reporter.run_once() == 0.0
+    assert (leader.retrying, leader.reports[1:]) == ([0, 3], [[]])
+    wait_s = reporter.run_once()
+    assert 0 < wait_s <= 5 and len(leader.reports) == 2, "it has been told"
+    waiting[0] = 2
+    reporter.run_once()
+    assert len(leader.reports) == 2, "fewer are told with what ends"
+    clock.s += 5.0
+    reporter.run_once()
+    assert leader.retrying == [0, 3, 2], "another master may lead"
+    waiting[0] = 0
+    clock.s += 60.0
+    reporter.run_once()
+    assert len(leader.reports) == 3
+    reporter.add(items(2, 1))
+    reporter.run_once()
+    assert leader.retrying == [0, 3, 2, 0] and leader.reports[-1] == ["2-0"]

@@ -37,7 +37,7 @@ class Board:
         # message.
         self.join, self.mark_lost, self.recovered = owned.join, owned.mark_lost, owned.recovered
         self.arrive, self.take_in = owned.arrive, owned.take_in
-        self.free, self.acknowledged = owned.free, owned.acknowledged
+        self.free, self.acknowledged, self.note_retrying = owned.free, owned.acknowledged, owned.note_retrying
         self.has, self.runs, self.quiet_since = owned.has, owned.runs, owned.quiet_since
         self.set_record, self.clear_record, self.halt = owned.set_record, owned.clear_record, owned.halt
         self.to_read, self.was_read = owned.to_read, owned.was_read

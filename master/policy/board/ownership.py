@@ -42,8 +42,7 @@ class Ownership:
 
     def join(self, incarnation: str, name: str, slots: int, capacity: int, accepts: bool) -> ConsumerLoad:
         """Add a living incarnation, or note that it accepts new work or no longer does."""
-        consumer = self.consumers.get(incarnation)
-        if consumer is None:
+        if (consumer := self.consumers.get(incarnation)) is None:
             pace = WorkPace(slots, capacity, self._work_s)
             consumer = self.consumers[incarnation] = ConsumerLoad(incarnation, name, slots, capacity, accepts, pace)
             self._rank()
@@ -137,8 +136,7 @@ class Ownership:
     def runs(self, name: bytes, entry_id: bytes) -> bool:
         """Return whether memory has the entry in processing with a living owner, or as the one that its ticket waits
         for."""
-        ticket = self.tickets.get(name)
-        if ticket is None:
+        if (ticket := self.tickets.get(name)) is None:
             return False
         is_owned = ticket.owner is not None and ticket.standing is OPEN
         return ticket.waits_for == entry_id or (is_owned and entry_id in ticket.running)
@@ -185,8 +183,7 @@ class Ownership:
         By id and incarnation, never by counting: doubled, late or reordered reports change nothing, nor does the report
         of a consumer that no longer has the ticket.
         """
-        consumer = self.consumers.get(incarnation)
-        if consumer is None:
+        if (consumer := self.consumers.get(incarnation)) is None:
             return
         freed, touched = 0, []
         for name, ids in items:
@@ -204,6 +201,12 @@ class Ownership:
             self._release(consumer, freed, now_s)
         for ticket in touched:
             self._finish(ticket)
+
+    def note_retrying(self, incarnation: str, tickets: int) -> None:
+        """Note that so many tickets of a consumer wait for a retry: they keep none of its handlers busy."""
+        if (consumer := self.consumers.get(incarnation)) is not None and consumer.retrying != tickets:
+            consumer.retrying = tickets
+            self._release(consumer, 0)
 
     def acknowledged(self, incarnation: str, name: bytes, ids: Sequence[bytes], now_s: float) -> list[str]:
         """Free one ticket's ids, and answer for each.
@@ -253,7 +256,7 @@ class Ownership:
         nothing is left."""
         owner = ticket.owner
         if not ticket.running and ticket.standing is OPEN and owner is not None:
-            if len(owner.tickets) == owner.pace.tickets:  # it may have one ticket more now
+            if owner.busy_tickets == owner.pace.tickets:  # it may have one ticket more now
                 self._open.has_room_again(owner)
                 self._queue.retry_unassigned()
             owner.tickets.pop(ticket.name, None)
@@ -397,8 +400,7 @@ class Ownership:
             self._ending[name] = None
             return None
         incarnation = owner.decode()
-        consumer = self.consumers.get(incarnation)
-        if consumer is None:
+        if (consumer := self.consumers.get(incarnation)) is None:
             consumer = self.join(incarnation, incarnation.rpartition(":")[0], 0, 0, False)
         ticket.owner = consumer
         consumer.tickets[name] = None
@@ -416,8 +418,7 @@ class Ownership:
 
     def clear_record(self, name: bytes) -> None:
         """Follow the index, which has no record of the ticket: nothing of it is in processing."""
-        ticket = self.tickets.get(name)
-        if ticket is None or ticket.standing is Standing.RECOVERING:
+        if (ticket := self.tickets.get(name)) is None or ticket.standing is Standing.RECOVERING:
             return
         self._disown(ticket)
         self._reopen(ticket)

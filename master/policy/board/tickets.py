@@ -82,7 +82,8 @@ class BoardTicket:
 
 @dataclass(eq=False)
 class ConsumerLoad:
-    """A consumer's incarnation in memory. ``waiting``: tickets that it owns and has no room for."""
+    """A consumer's incarnation in memory. ``retrying``: tickets of it that wait for a retry, as it says. ``waiting``:
+    tickets that it owns and has no room for."""
 
     incarnation: str
     name: str
@@ -91,6 +92,7 @@ class ConsumerLoad:
     accepts: bool
     pace: WorkPace
     in_flight: int = 0
+    retrying: int = 0
     # In the order in which it got them: a set's order differs from process to process.
     tickets: dict[bytes, None] = field(default_factory=dict)
     waiting: deque[BoardTicket] = field(default_factory=deque)
@@ -98,16 +100,22 @@ class ConsumerLoad:
     @property
     def room(self) -> int:
         """Number of messages that it may yet be handed: up to its pace, and one each of as many tickets as keep its
-        handlers busy. Messages of one ticket run one after the other, so they alone do not."""
+        handlers busy. Messages of one ticket run one after the other, so they alone do not; those that wait for a
+        retry do not either."""
         pace = self.pace
-        room = pace.window - self.in_flight
-        if room < (more := pace.tickets - len(self.tickets)):
+        room = pace.window - self.in_flight + self.retrying
+        if room < (more := pace.tickets - self.busy_tickets):
             room = more
         return min(room, self.capacity - self.in_flight)
 
+    @property
+    def busy_tickets(self) -> int:
+        """Number of its tickets that do not wait for a retry."""
+        return max(0, len(self.tickets) - self.retrying)
+
     def room_for(self, ticket: BoardTicket) -> int:
         """Return how many messages of this ticket it may yet be handed."""
-        room = self.pace.window - self.in_flight
+        room = min(self.pace.window + self.retrying, self.capacity) - self.in_flight
         if room <= 0 and ticket.owner is None and self.room > 0:
             return 1
         return room
