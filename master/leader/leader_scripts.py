@@ -400,6 +400,7 @@ class LeaderScripts:
             keys.inbox(incarnation),
             keys.consumers,
             keys.noted(incarnation),
+            keys.unproven(incarnation),
         )
         return bool(self._run("reap", script_keys, (incarnation, name, stored)) == b"OK")
 

@@ -47,6 +47,15 @@ def test_group_consumer_inbox_and_registration_go(world: World) -> None:
     assert _traces(world, a) == (False, False, False)
 
 
+def test_the_mark_of_one_that_never_renewed_goes_with_it(world: World) -> None:
+    """It ends by itself as the lease does; a clock that is set back keeps it for as long as it was set back."""
+    leader = world.elect()
+    a = _dead(world, leader)
+    world.link.call("SET", world.keys.unproven(a.incarnation), "1")
+    assert _reap(leader, a)
+    assert world.link.call("EXISTS", world.keys.unproven(a.incarnation)) == 0
+
+
 def test_reaping_twice_is_as_good_as_once(world: World) -> None:
     leader = world.elect()
     a = _dead(world, leader)
