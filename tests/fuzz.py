@@ -69,7 +69,7 @@ def _leads(url: str) -> bool:
 
 def _fill(redis_url: str, url: str) -> None:
     """A consumer that never works, tickets in its hands, and dead letters."""
-    registration = {"name": "a", "health_url": "http://127.0.0.1:1/", "capacity": 100}
+    registration = {"name": "a", "health_url": "http://127.0.0.1:1/", "slots": 8, "capacity": 100}
     registered = requests.post(f"{url}/api/consumers/register", json=registration, headers=_headers(True), timeout=10)
     assert registered.status_code == 201
     link = Link(redis_url, "fuzz")
