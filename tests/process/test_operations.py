@@ -142,8 +142,11 @@ def test_explain_says_what_runs_since_when_and_who_waits_behind_it(crew: Crew, l
     assert {run.consumer for run in crew.executions() if run.stream_id in again} == {other}, (
         "a drain holds for the name, not for one process"
     )
-    rows = {row["name"]: row["state"] for row in api.ask("GET", "/api/consumers")["consumers"]}
-    assert rows == {owner: "paused", other: "live"}
+
+    def states() -> dict[str, str]:
+        return {row["name"]: row["state"] for row in api.ask("GET", "/api/consumers")["consumers"]}
+
+    crew.until(lambda: states() == {owner: "paused", other: "live"}, 30, "it is no longer starting")
     api.ask("POST", f"/api/consumers/{owner}/resume", json={}, master=1)
     api.ask("POST", f"/api/consumers/{owner}/resume", 404, json={})
     api.ask("POST", "/api/consumers/nobody/drain", 404, json={})
