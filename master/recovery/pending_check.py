@@ -92,8 +92,8 @@ class PendingCheck:
         return looked
 
     def look_at(self, names: Sequence[bytes], steps: LeaderScripts) -> None:
-        """Look at what the index says of these quiet tickets, if anything may be missing."""
-        if self.suspects:
+        """Look at what the index says of these quiet tickets, if anything may be missing. Most turns have none."""
+        if names and self.suspects:
             report_restored(steps.restore([(name, ()) for name in names]))
 
     def look_at_resumed(self, names: Sequence[bytes], steps: LeaderScripts) -> None:

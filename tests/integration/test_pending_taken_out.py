@@ -3,6 +3,7 @@ order, and are told of. In silence they would never run."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -215,3 +216,23 @@ def test_only_what_is_there_and_was_given_to_the_group_is_claimed_again(world: W
     with world.unchanged():
         assert leader.restore([(T, []), (U, [])]) == []
     world.apart_because = "the living owner of what has no body ends it"
+
+
+def _scripts_run(stage: Stage) -> int:
+    found = re.search(rb"cmdstat_evalsha:calls=(\d+)", stage.link.call("INFO", "commandstats"))
+    return int(found[1]) if found else 0
+
+
+def test_where_no_ticket_is_quiet_redis_is_asked_nothing(stage: Stage) -> None:
+    """Consumers are believed to have more than is pending most of the time: acknowledgements come before their reports.
+    So each turn of a busy leader had a call for nothing."""
+    m = stage.leader()
+    stage.send(T)
+    m.settle()
+    assert m.dispatcher._steps is not None
+    m.dispatcher._pending_check.suspects = True
+    before = _scripts_run(stage)
+    m.dispatcher._pending_check.look_at((), m.dispatcher._steps)
+    assert _scripts_run(stage) == before
+    m.dispatcher._pending_check.look_at((T,), m.dispatcher._steps)
+    assert _scripts_run(stage) == before + 1

@@ -130,8 +130,11 @@ class OpenConsumers:
         names, found = self._affinity.ranking(ticket.name), self._by_name.get
         for name in (ticket.home, *names) if ticket.home else names:
             consumer = found(name)
-            if consumer is None or consumer.room <= 0:
+            if consumer is None:
                 continue
-            if (load := consumer.in_flight) < bound or load < consumer.slots:
+            load = consumer.in_flight
+            if load >= consumer.pace.window and consumer.room <= 0:  # the former first: it costs less, for every ticket
+                continue
+            if load < bound or load < consumer.slots:
                 return consumer
         return min(self._with_room(), key=lambda consumer: consumer.in_flight / consumer.pace.window, default=None)
