@@ -168,7 +168,7 @@ def delete_consumer(cluster: Cluster, name: str = "") -> None:
 def _declare_known_to_redis_only(
     cluster: Cluster, records: dict[bytes, bytes], pending: set[bytes], entries: list[Any]
 ) -> None:
-    """What came for a halted ticket after it had halted stands in no other place than under ``master``."""
+    """Declare as deleted what came for a halted ticket after it had halted: it stands nowhere but under ``master``."""
     lost = []
     for entry_id, flat in entries:
         owner, _, ids = records.get(mapping(flat)[b"ticket_id"], b"").partition(b" ")

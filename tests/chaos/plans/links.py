@@ -27,7 +27,7 @@ def lost_replies(cluster: Cluster, seconds: float) -> None:
 
 
 def partitions(cluster: Cluster, seconds: float) -> None:
-    """One program after the other loses its Redis for longer than a lease; links fall silent one by one and come back
+    """Cut one program after the other off from Redis for longer than a lease; links fall silent one by one and come back
     in another order; at last only the ways to the masters are cut, which must cost nothing but speed."""
     rng, lease_s = cluster.rng, cluster.shape.lease_s
     until_s = time.monotonic() + 0.75 * seconds

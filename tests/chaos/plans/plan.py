@@ -51,7 +51,7 @@ class Plan:
 
 
 def rounds(seconds: float, gap_s: float) -> Iterator[int]:
-    """One round every ``gap_s`` until the time is over, at least one."""
+    """Yield a number every ``gap_s`` until the time is over, at least one."""
     began = time.monotonic()
     for number in range(max(1, int(seconds / gap_s))):
         time.sleep(max(0.0, began + number * gap_s - time.monotonic()))

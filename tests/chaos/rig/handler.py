@@ -82,7 +82,7 @@ def unkeyed(uid: str) -> str:
 
 
 def steps(message: Any, kind: str) -> Iterator[float]:
-    """One execution by a handler of some kind. Yields the seconds for which it waits."""
+    """Record an execution by a handler of this kind. Yields the seconds for which it waits."""
     world = _World.get()
     fields = message.fields
     # System A knows one stream only; of several, the history has the source's own ids, which no step of Usher has made.
@@ -139,12 +139,12 @@ def skip(message: Any) -> None:
 
 
 def handle(message: Any) -> None:
-    """One execution."""
+    """Handle a message on a thread."""
     for seconds in steps(message, "thread"):
         time.sleep(seconds)
 
 
 async def handle_async(message: Any) -> None:
-    """One execution, on the event loop of a consumer with ``async def`` handlers."""
+    """Handle a message on the event loop of a consumer with ``async def`` handlers."""
     for seconds in steps(message, "async"):
         await asyncio.sleep(seconds)
