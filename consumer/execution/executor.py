@@ -95,7 +95,7 @@ class Executor:
         self._note_end: Callable[[Message], None] = starts.ended
         self._lease = lease
         self._policy = policy
-        self._rng = random.Random()
+        self.rng, self.clock = random.Random(), now_s  # of pauses before a retry
         self._on_broken = on_broken
         self.strict = strict
         self._limit_s = limit_s
@@ -230,7 +230,7 @@ class Executor:
             message.survived()
         if text is None:
             text = ErrorText(format_error(problem), type_name(problem), traced(problem))
-        decision = decide(problem, message.failures, self._policy, self._rng)
+        decision = decide(problem, message.failures, self._policy, self.rng)
         run = Finished(
             message.ticket, message.stream_id, message.fence, message.attempt, message.start_us, time.time_ns() // 1000
         )
@@ -253,7 +253,7 @@ class Executor:
         if not isinstance(problem, ProcessEnded):
             event(log, "handler_failed", level=logging.WARNING, retry_in_s=decision.wait_s, **facts)
         ran_s = None if lane.apart else (run.end_us - run.start_us) / 1e6
-        self.lanes.retry(lane, message, now_s() + decision.wait_s, ran_s)
+        self.lanes.retry(lane, message, self.clock() + decision.wait_s, ran_s)
 
     def requeue(self, lane: MessageLane, messages: Sequence[Message]) -> None:
         """Put back messages that were started in one call with others, and must wait for an earlier one of their

@@ -58,8 +58,14 @@ def load_handler(spec: str) -> Handler:
         target = getattr(target, part, None)
         if target is None:
             raise HandlerUnusable(f"USHER_HANDLER={spec}: {module_name}{_imported(module)} has no {attribute}")
+    return handler_of(target, spec)
+
+
+def handler_of(target: Any, spec: str = "") -> Handler:
+    """Return the handler that ``target`` is, named by ``spec``. Raises HandlerUnusable, which says what to mend."""
+    spec = spec or f"{getattr(target, '__module__', '')}:{getattr(target, '__qualname__', repr(target))}"
     if not callable(target):
-        raise HandlerUnusable(f"USHER_HANDLER={spec}: {attribute} is not a function")
+        raise HandlerUnusable(f"USHER_HANDLER={spec}: {spec.partition(':')[2]} is not a function")
     _check_runs(spec, target)
     _check_one_argument(spec, target)
     call = getattr(target, "__call__", None)  # noqa: B004

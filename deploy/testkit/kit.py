@@ -1,0 +1,334 @@
+"""Kit: a master and a consumer in one process, without threads, on a real Redis: from XADD to the handler, and to what
+Redis has afterwards.
+
+The objects are those of the two programs, moved step by step, so nothing depends on how fast the machine is. Waits for
+a retry pass on the kit's own clock, at once, and have no random part: a backoff is as long as it can be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import inspect
+import math
+import random
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from usher.common.base.clock import now_s
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.message import ticket_text
+from usher.common.protocol.registration import NO_LOCK, Registration
+from usher.common.redis.client import Link
+from usher.common.redis.scripts import ScriptRunner
+from usher.common.runtime.settings import load
+from usher.common.sending.producer import Producer
+from usher.consumer.execution.acker import Acker
+from usher.consumer.execution.batch_pool import BatchCall
+from usher.consumer.execution.executor import Executor
+from usher.consumer.execution.inbox_reader import InboxReader
+from usher.consumer.execution.lanes import Lanes, MessageLane
+from usher.consumer.execution.reporter import Item, Reporter
+from usher.consumer.handlers.loader import check_ran, handler_of, load_handler
+from usher.consumer.handlers.message import Message, OwnLease, message_type
+from usher.consumer.incarnation import terms
+from usher.consumer.lifecycle.journal import Journal
+from usher.consumer.lifecycle.master_client import MasterClient
+from usher.consumer.lifecycle.owner_scripts import OwnerScripts
+from usher.consumer.policy.acks import FailedAttempt, Linger, Success
+from usher.consumer.policy.outcome import Bury
+from usher.consumer.settings import ConsumerSettings
+from usher.deploy.testkit.messages import encoded
+from usher.master.dispatch.change_watch import ChangeWatch
+from usher.master.dispatch.dispatcher import Dispatcher
+from usher.master.dispatch.events import Report
+from usher.master.leader.elector import Elector, Lead
+from usher.master.leader.limits import limits_of
+from usher.master.membership.registration import Membership
+from usher.master.membership.registry import read_registry
+from usher.master.operations.dead_letters import DeadLetters
+from usher.master.policy.letters import DeadLetter, LetterFilter
+from usher.master.settings import LONGEST_LEASE_S, MasterSettings
+
+#: Most turns of the leader in which nothing is left to do, and most calls of one ``run``: beyond them something goes
+#: round in a circle.
+_MOST_TURNS, _MOST_CALLS = 1_000, 10_000
+_DONE = "done"
+#: Added to the kit's clock, so that no wait is over by the machine's own.
+_FAR_S = 1e7
+_MOST_LETTERS = 1_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A message given to the handler. ``outcome``: done, failed, retry_later or gave_up. ``at_s``: the kit's clock;
+    ``retry_in_s``: how long the message waits then, None when it does not come again."""
+
+    ticket_id: str
+    id: str
+    attempt: int
+    outcome: str
+    at_s: float
+    error: str = ""
+    retry_in_s: float | None = None
+
+
+class _DirectReports(Reporter):
+    """A reporter without HTTP: the leader, in the same process, hears at once what Redis has accepted."""
+
+    def __init__(self, incarnation: str, slots: int, capacity: int, window: int, post: Callable[[Report], int]) -> None:
+        super().__init__(MasterClient(["http://127.0.0.1:1"], ""), incarnation, slots, capacity, window)
+        self._name_of_us, self._post = incarnation, post
+
+    def add(self, items: Iterable[Item]) -> None:
+        self._post(Report(self._name_of_us, [(ticket, list(ids)) for ticket, _, ids in items], wants_answers=False))
+
+
+class _NotedOutcomes:
+    """Outcomes on their way to the acker, noted as calls."""
+
+    def __init__(self, acker: Acker, note: Callable[[bytes, bytes, int, str], None]) -> None:
+        self._acker = acker
+        self._note = note
+
+    def finished(self, item: Success) -> None:
+        self._note(item.ticket, item.stream_id, item.attempt, _DONE)
+        self._acker.finished(item)
+
+    def failed(self, item: FailedAttempt) -> None:
+        self._note(item.run.ticket, item.run.stream_id, item.run.attempt, item.outcome)
+        self._acker.failed(item)
+
+    def give_up(self, lane: MessageLane, message: Message, bury: Bury) -> None:
+        self._acker.give_up(lane, message, bury)
+
+
+class _WholeBackoff(random.Random):
+    """Randomness of which nothing is left: a backoff is its longest."""
+
+    def random(self) -> float:
+        return 1.0
+
+
+class Kit:
+    """A master and a consumer with ``handler`` (a function, or ``module:function``), on the empty Redis at ``url``.
+
+    ``settings`` are those of consumers and masters, as in the environment: ``Kit(url, handle, max_attempts=3)``.
+    """
+
+    def __init__(self, url: str, handler: Callable[..., Any] | str, **settings: Any) -> None:
+        if unknown := settings.keys() - ConsumerSettings.model_fields.keys() - MasterSettings.model_fields.keys():
+            raise TypeError(f"no settings of consumers or masters: {', '.join(sorted(unknown))}")
+        given = {f"USHER_{name.upper()}": str(value) for name, value in settings.items()}
+        environ = {"USHER_CONSUMER_NAME": "kit", "USHER_HANDLER": "kit:handler", "USHER_REDIS_URL": url} | given
+        mine, masters = load(ConsumerSettings, environ), load(MasterSettings, environ)
+        self.handler = load_handler(handler) if isinstance(handler, str) else handler_of(handler)
+        self._keys = keys = Keys(mine.work_stream, mine.group)
+        self._links: list[Link] = []
+        self.now_s = 0.0  # seconds that have passed on the kit's clock
+        self.calls: list[Call] = []
+        self._error = ""
+        self._broken: list[str] = []
+        self._loop: asyncio.Runner | None = None
+        self.producer = Producer(self._link(url, "send"), mine.one_stream, mine.ticket_field)
+        self._letters = DeadLetters(self._link(url, "letters"), keys)
+        self._lead(url, masters)
+        self._join(url, mine, masters)
+
+    def _link(self, url: str, role: str) -> Link:
+        self._links.append(Link(url, f"kit:{role}"))
+        return self._links[-1]
+
+    def _lead(self, url: str, settings: MasterSettings) -> None:
+        lead = Lead()
+        self._dispatcher = Dispatcher(self._link(url, "dispatch"), self._keys, lead, limits_of(settings))
+        self._elector = Elector(
+            self._link(url, "elect"), self._keys, lead, "http://kit", 1000 * LONGEST_LEASE_S, lambda: True
+        )
+        self._roster = self._link(url, "roster")
+        self._changes = ChangeWatch(self._link(url, "changes"), self._keys.changed, self._dispatcher.post)
+        self._elector.run_once()
+        self._dispatcher.run_once()
+
+    def _join(self, url: str, settings: ConsumerSettings, masters: MasterSettings) -> None:
+        slots, lease_ms = settings.concurrency, 1000 * LONGEST_LEASE_S
+        asked = Registration("kit", uuid.uuid4().hex, "http://kit/api/health", slots, settings.capacity, NO_LOCK)
+        registered = Membership(self._roster, self._keys, lease_ms).register(asked).registration
+        name, link = registered.incarnation, self._link(url, "consume")
+        self._steps = OwnerScripts(ScriptRunner(link), self._keys, registered)
+        self._lease_ms = lease_ms
+        self._lease = OwnLease(lease_ms / 1000, now_s())
+        self._lanes = lanes = Lanes()
+        reporter = _DirectReports(name, slots, settings.capacity, masters.ticket_window, self._dispatcher.post)
+        self._acker = Acker(
+            link, self._steps, lanes, reporter, name, Linger(0.0, 1), settings.run_log_length, self._broken.append
+        )
+        self._acker.policy = settings.dead_letter_policy
+        policy, limit_s = terms(settings, self.handler.options)
+        self._executor = Executor(
+            lanes,
+            _NotedOutcomes(self._acker, self._noted),
+            Journal(None, "", name, 1),
+            self._lease,
+            policy,
+            settings.ack_mode == "strict",
+            limit_s,
+            self._broken.append,
+        )
+        self._executor.clock, self._executor.rng = lambda: _FAR_S + self.now_s, _WholeBackoff()
+        self._reader = InboxReader(self._link(url, "read"), self._keys, name, lanes, self._lease)
+        self._reader.message_type = message_type(self._keys.stream, settings.sources is not None)
+
+    # ---- what a test says --------------------------------------------------------------------------------------------
+
+    def send(self, ticket_id: str | None, fields: Mapping[str, Any] | None = None, **more: Any) -> str:
+        """Add a message to the stream, as any producer does; return its id. Values that are not text, bytes or numbers
+        become JSON."""
+        return self.producer.send(
+            ticket_id, {name: encoded(value) for name, value in {**(fields or {}), **more}.items()}
+        )
+
+    def run(self, for_s: float = math.inf) -> list[Call]:
+        """Hand over and handle until nothing is left to do, retries included, whose waits pass at once; return the
+        calls. ``for_s``: stop when so many seconds have passed on the kit's clock, for a handler that never ends to ask
+        for a retry; 0 handles only what may start now."""
+        first, until_s = len(self.calls), self.now_s + for_s
+        while True:
+            self._renew()
+            self._settle()
+            if self._work():
+                continue
+            due_s = self._due_s()
+            if due_s is None or due_s > until_s:
+                break
+            self.now_s = max(self.now_s, due_s)
+            if len(self.calls) - first > _MOST_CALLS:
+                raise RuntimeError(f"the handler was called {_MOST_CALLS:,} times: run(for_s=...) ends it by the clock")
+        self.now_s = max(self.now_s, until_s) if until_s < math.inf else self.now_s
+        return self.calls[first:]
+
+    # ---- what came of it ---------------------------------------------------------------------------------------------
+
+    @property
+    def acknowledged(self) -> list[str]:
+        """Return the ids of messages that were handled and that Redis does not have as pending any more, in the order
+        in which they were handled."""
+        pending = self.pending
+        return [call.id for call in self.calls if call.outcome == _DONE and call.id not in pending]
+
+    @property
+    def pending(self) -> set[str]:
+        """Return the ids that the group has and that nobody has acknowledged: they wait for a retry, or behind one."""
+        found = self._roster.call("XPENDING", self._keys.stream, self._keys.group, "-", "+", _MOST_CALLS)
+        return {row[0].decode() for row in found}
+
+    @property
+    def retried(self) -> list[Call]:
+        """Return the calls after which the message came again, or will."""
+        return [call for call in self.calls if call.retry_in_s is not None]
+
+    @property
+    def given_up(self) -> list[DeadLetter]:
+        """Return the dead letters, oldest first: ``reason``, ``error``, ``ticket``, ``attempts`` and so on."""
+        return self._letters.page(LetterFilter(), None, _MOST_LETTERS).letters
+
+    def close(self) -> None:
+        """Close the connections."""
+        for link in self._links:
+            link.close()
+        if self._loop is not None:
+            self._loop.close()
+
+    # ---- steps -------------------------------------------------------------------------------------------------------
+
+    def _renew(self) -> None:
+        """Hold both leases: a test may have stood still in a debugger."""
+        self._elector.run_once()
+        self._lease.renewed(now_s())
+        self._steps.renew(self._lease_ms)
+
+    def _settle(self) -> None:
+        """Let the leader turn until it has nothing to do."""
+        self._dispatcher.post(read_registry(self._roster, self._keys))
+        for _ in range(_MOST_TURNS):
+            self._changes.look(None)
+            if self._dispatcher.run_once() > 0:
+                return
+        raise RuntimeError("the leader has always more to do")
+
+    def _work(self) -> bool:
+        """Read what was handed over, handle it, and write what came of it. Return whether there was anything."""
+        before = len(self.calls)
+        self._reader.read(None)
+        with self._lanes.locked() as board:
+            board.wake_due(_FAR_S + self.now_s)
+        while (lane := self._lanes.take_now()) is not None:
+            if self.handler.batch is not None:
+                self._call_batch(lane)
+            else:
+                self._call(lane)
+        was_flushed = self._acker.is_flushed
+        while not self._acker.is_flushed:
+            self._acker.run_once()
+        if self._broken:
+            raise RuntimeError(f"Usher itself failed: {self._broken[0]}")
+        return len(self.calls) > before or not was_flushed
+
+    def _call(self, lane: MessageLane) -> None:
+        executor = self._executor
+        message = executor.next_message(lane)
+        if message is None:
+            executor.lanes.release(lane, 0, 0.0)
+        elif executor.admit(lane, message, 1):
+            _, raised = self._called(message)
+            if raised is not None:
+                executor.raised(lane, message, raised)
+                self._tell_wait(message)
+            elif executor.succeeded(lane, message, 1, 2):
+                executor.lanes.release(lane, 1, 0.0)
+
+    def _call_batch(self, first: MessageLane) -> None:
+        lanes, batch = [first], self.handler.batch
+        assert batch is not None
+        while len(lanes) < batch.most and (more := self._lanes.take_now()) is not None:
+            lanes.append(more)
+        call = BatchCall(self._executor, lanes, batch)
+        if call.messages:
+            call.end(*self._called(call.messages))
+            for message in call.messages:
+                self._tell_wait(message)
+
+    def _called(self, given_to: Any) -> tuple[Any, BaseException | None]:
+        """Call the handler. What ends a test (Ctrl-C, ``pytest.fail``) goes through to it."""
+        self._error = ""
+        try:
+            returned = self.handler.call(given_to)
+            if inspect.iscoroutine(returned) and self.handler.is_async:
+                self._loop = self._loop or asyncio.Runner()
+                returned = self._loop.run(returned)
+            elif returned is not None and self.handler.batch is None:
+                check_ran(returned)
+            return returned, None
+        except (Exception, SystemExit) as problem:
+            self._error = f"{type(problem).__name__}: {problem}"
+            return None, problem
+
+    def _noted(self, ticket: bytes, stream_id: bytes, attempt: int, outcome: str) -> None:
+        error = "" if outcome == _DONE else self._error
+        self.calls.append(Call(ticket_text(ticket), stream_id.decode(), attempt, outcome, self.now_s, error))
+
+    def _tell_wait(self, message: Message) -> None:
+        """Note how long a message waits that comes again."""
+        with self._lanes.locked() as board:
+            queued, due_s, _ = board.look(message.ticket)
+        if due_s is None or message not in queued:
+            return
+        for at in reversed(range(len(self.calls))):
+            if self.calls[at].id == message.id:
+                self.calls[at] = dataclasses.replace(self.calls[at], retry_in_s=round(due_s - _FAR_S - self.now_s, 6))
+                return
+
+    def _due_s(self) -> float | None:
+        due_s = self._lanes.next_due_s()
+        return None if due_s is None else round(due_s - _FAR_S, 6)
