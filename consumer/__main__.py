@@ -18,7 +18,7 @@ from usher.common.base.errors import HandlerUnusable, StartRefused, UsherError
 from usher.common.base.log import configure
 from usher.common.base.text import format_error
 from usher.common.http.credentials import check_reach
-from usher.common.http.server.server import Certificate, check_address, leave, serve
+from usher.common.http.server.server import Certificate, check_address, end_program, leave, serve
 from usher.common.http.server.watch import START_S
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.redis.startup_check import check_at_start
@@ -54,7 +54,7 @@ def main(flags: dict[str, Any]) -> None:
         check_at_start(redis_url, {"USHER_LEASE_SECONDS": settings.lease_seconds})
         if settings.pin_cpu:
             pin_to_cpu(settings.consumer_name)
-        program = partial(ConsumerProgram, settings, redis_url, lambda why: leave(why=why))
+        program = partial(ConsumerProgram, settings, redis_url, lambda why: leave(why=why), end_program)
         serve(
             program,
             settings.bind,

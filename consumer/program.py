@@ -73,10 +73,14 @@ def messages_at_once(calls: int, batch: BatchOptions | None) -> int:
 class ConsumerProgram:
     """The consumer as usher.common.http.server.server runs it: web application, start, stop."""
 
-    def __init__(self, settings: ConsumerSettings, redis_url: str, leave: Callable[[str], None]) -> None:
+    def __init__(
+        self, settings: ConsumerSettings, redis_url: str, leave: Callable[[str], None], give_up: Callable[[str], None]
+    ) -> None:
+        """Make the program. ``leave`` ends this process, so that a new one is started; ``give_up`` ends the program."""
         self._settings = settings
         self._redis_url = redis_url
         self._leave = leave
+        self._give_up = give_up
         self._state = ProcessState()  # before code of others runs
         self._handler = load_handler(settings.handler)
         self._lock = NameLock(settings.state_folder, settings.consumer_name)
@@ -93,7 +97,7 @@ class ConsumerProgram:
             looked_at(settings.api_token, settings.viewer_token),
             self._health,
             self._facts,
-            self._metrics.page,
+            self._metrics,
             lambda: self._stopped,
             self._look,
             lambda: self.liveness().stalled,
@@ -107,7 +111,11 @@ class ConsumerProgram:
             log, "consumer_starting", name=settings.consumer_name, handler=settings.handler, slots=settings.concurrency
         )
         self._registrar = Registrar(
-            lambda: self._ask(health_url), master_client(settings, None), self._begin, self._tell_of_former
+            lambda: self._ask(health_url),
+            master_client(settings, None),
+            self._begin,
+            self._tell_of_former,
+            self._give_up,
         )
         self._registrar.start()
 

@@ -12,6 +12,7 @@ from usher.common.http import app as web
 from usher.common.http.app import Problem, answer
 from usher.common.http.auth import Doorman, needs
 from usher.common.http.credentials import Role
+from usher.common.observability.metrics import Metrics
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.runtime.health import Health
 
@@ -22,7 +23,7 @@ def create_app(
     doorman: Doorman,
     health: Callable[[], Health],
     facts: Callable[[], dict[str, Any]],
-    metrics: Callable[[], bytes] | None = None,
+    metrics: Metrics | None = None,
     draining: Callable[[], bool] = lambda: False,
     ticket: Callable[[bytes], dict[str, Any] | None] | None = None,
     stalled: Callable[[], str] = lambda: "",

@@ -27,6 +27,7 @@ from usher.common.http.credentials import Role
 from usher.common.http.openapi import tells
 from usher.common.http.problem import Problem, TooManyBodies, answer, answer_problem
 from usher.common.http.rate_limits import RateLimits
+from usher.common.observability.metrics import Metrics, counter
 from usher.common.protocol.stream_id import is_id
 from usher.common.runtime.health import Health
 
@@ -156,14 +157,17 @@ def _log_warning() -> Iterable[str]:
         yield f"{'nobody reads the log' if is_blocked else 'the log lacks lines'}: {dropped} dropped"
 
 
-def add_metrics(app: Flask, page: Callable[[], bytes]) -> None:
-    """Add ``/metrics`` for Prometheus."""
+def add_metrics(app: Flask, metrics: Metrics) -> None:
+    """Add ``/metrics`` for Prometheus, and to these the wrong tokens that the application's doorman was sent."""
 
     @tells("Metrics, for Prometheus.", {200: "text/plain"})
-    def metrics() -> Response:
-        return Response(page(), content_type="text/plain; version=0.0.4; charset=utf-8")
+    def show_metrics() -> Response:
+        return Response(metrics.page(), content_type="text/plain; version=0.0.4; charset=utf-8")
 
-    app.add_url_rule("/metrics", "metrics", metrics)
+    app.add_url_rule("/metrics", "metrics", show_metrics)
+    guard: Doorman = app.extensions["usher_doorman"]
+    text = "Requests and log-ins with a token that is not known; the log names their addresses."
+    metrics.add(lambda: [counter("refused_tokens", text, guard.refused_tokens)])
 
 
 def read_json(asked: Request, limit: int | None = None) -> object:

@@ -16,12 +16,18 @@ role of the token. Protection against foreign pages:
 * A request that changes something is refused when the browser says that it comes from another site
   (``Sec-Fetch-Site``, ``Origin``), even if no token is required. Pages must be sent with
   ``Referrer-Policy: same-origin``: with ``no-referrer``, browsers put ``null`` into Origin.
+
+Wrong tokens are counted and logged, with the address that sent them. An address that sent many gets 429 in place of
+401, and its log-ins are not tried for a while; known tokens in headers pass always, since others may have the address
+too (a proxy).
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
@@ -30,13 +36,20 @@ from flask import Flask, Request, current_app, g, redirect, request
 from itsdangerous import BadData, URLSafeTimedSerializer
 from werkzeug.wrappers import Response as AnyResponse
 
+from usher.common.base.clock import now_s
+from usher.common.base.log import event
 from usher.common.http.credentials import NOBODY_ASKED, STRANGER, Credentials, Identity, Role, digest_of, fixed_tokens
 from usher.common.http.problem import Problem
+from usher.common.http.token_buckets import KeyedTokenBuckets
+
+log = logging.getLogger(__name__)
 
 CSRF_FIELD, CSRF_HEADER = "csrf_token", "X-CSRF-Token"
 SESSION_S = 12 * 3600
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _FORM = "application/x-www-form-urlencoded"
+#: Wrong tokens of one address that are answered at once; after these, one in so many seconds.
+_MOST_WRONG, _WRONG_EACH_S = 20, 3.0
 
 View = TypeVar("View", bound=Callable[..., Any])
 
@@ -105,6 +118,9 @@ class Doorman:
             credentials.key, salt="session", signer_kwargs={"digest_method": hashlib.sha256}
         )
         self._secure = secure
+        self._wrong = KeyedTokenBuckets(1 / _WRONG_EACH_S, _MOST_WRONG)
+        #: Number of wrong tokens, in headers and at the log-in, since the start.
+        self.refused_tokens = 0
         #: With the prefix, browsers accept the cookie from this host over https only.
         self.cookie = "__Host-usher" if secure else "usher"
 
@@ -139,9 +155,13 @@ class Doorman:
 
     def sign_in(self, token: str, response: AnyResponse) -> Identity | None:
         """Put a session into ``response`` for the owner of ``token`` (viewers and operators); None if no identity that
-        may see pages has this token."""
+        may see pages has this token. Raises Problem 429 when the address has sent many wrong ones."""
+        address = request.remote_addr
+        if wait_s := self._wrong.wait_s(address, now_s()):
+            raise _too_many_wrong(wait_s)
         identity = self._credentials.find(token)
         if identity is None or not identity.role.may(Role.VIEWER):
+            self._note_wrong(address, "log-in")
             return None
         value = str(self._signer.dumps(self._credentials.seal(digest_of(token))))
         self._set_cookie(response, value, SESSION_S)
@@ -167,9 +187,17 @@ class Doorman:
             # WSGI decodes all headers as latin-1; tokens are UTF-8.
             text = token.strip().encode("latin-1", "replace").decode("utf-8", "surrogateescape")
             found = self._credentials.find(text) if scheme.lower() == "bearer" else None
+            if found is None and (wait_s := self._note_wrong(asked.remote_addr, "header")):
+                raise _too_many_wrong(wait_s)
             return found or STRANGER, False
         found = self._of_cookie(asked.cookies.get(self.cookie))
         return found or STRANGER, found is not None
+
+    def _note_wrong(self, address: str | None, place: str) -> float:
+        """Count and log a wrong token. Return for how many seconds its address is to send none."""
+        self.refused_tokens += 1
+        event(log, "token_refused", level=logging.WARNING, address=address, sent_in=place)
+        return self._wrong.take(address, now_s())
 
     def _of_cookie(self, cookie: str | None) -> Identity | None:
         if not cookie:
@@ -198,6 +226,11 @@ class Doorman:
         response.set_cookie(
             self.cookie, value, max_age=max_age_s, path="/", secure=self._secure, httponly=True, samesite="Strict"
         )
+
+
+def _too_many_wrong(wait_s: float) -> Problem:
+    why = "this address has sent many wrong tokens; send the right one, later"
+    return Problem(429, "too_many_wrong_tokens", why, headers={"Retry-After": str(math.ceil(wait_s))})
 
 
 def local_path(wanted: str) -> str:

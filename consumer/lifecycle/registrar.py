@@ -15,7 +15,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.log import event
 from usher.common.protocol.registration import NO_LOCK, Registration
 from usher.common.runtime.service import Service, ServiceEnded
-from usher.consumer.lifecycle.master_client import MasterClient, MasterUnavailable
+from usher.consumer.lifecycle.master_client import MasterAnswer, MasterClient, MasterUnavailable, refusal, wrong_fields
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +26,8 @@ _WAY_OUT = (
     "this consumer asks again until the other one, or its lease, has ended; to run both at the same time, give each its"
     " own USHER_CONSUMER_NAME"
 )
+#: In place of the name of a field that a master does not know (common/http/app.py).
+UNKNOWN_FIELD = "(unknown)"
 #: The ticket window of a master of an older version, which does not send it.
 _UNTOLD_WINDOW = 128
 
@@ -55,15 +57,17 @@ class Registrar(Service):
         masters: MasterClient,
         on_taken: Callable[[Taken], None],
         before: Callable[[], None] = lambda: None,
+        give_up: Callable[[str], None] = lambda why: None,
     ) -> None:
         """Make the service. ``ask`` makes a registration with a new uuid and the evidence of this moment. ``before``
-        must have succeeded before one is sent."""
+        must have succeeded before one is sent. ``give_up`` is told why a registration can never succeed."""
         super().__init__()
         self._ask = ask
         self._asked = ask()
         self._masters = masters
         self._on_taken = on_taken
         self._before = before
+        self._give_up = give_up
         self._was_over = False  # the last answer was 410
         self._was_held = False  # the last answer was 409, and nothing was asked since
         self._quiet_until_s = -math.inf  # a held name is not logged before this time
@@ -98,10 +102,17 @@ class Registrar(Service):
             event(log, "registration_expired", level=logging.WARNING, consumer=asked.name, master=answer.url)
             self._asked = self._ask()
             return _WHEN_HELD_S if was_over else 0.0
-        raise MasterUnavailable(
-            f"{answer.url} answered {answer.status}"
-            f" {answer.document.get('detail') or answer.document.get('title') or ''}"
-        )
+        raise self._refused(answer)
+
+    def _refused(self, answer: MasterAnswer) -> MasterUnavailable:
+        """Return the trouble of a registration that was refused. One that waiting cannot change ends the program: a
+        field that an older master does not know is none, since masters are upgraded, too."""
+        why = refusal(answer.document) or str(answer.status)
+        if 400 <= answer.status < 500 and answer.status != 429:
+            event(log, "registration_refused", level=logging.ERROR, master=answer.url, status=answer.status, why=why)
+        if answer.status == 422 and not any(field == UNKNOWN_FIELD for field, _ in wrong_fields(answer.document)):
+            self._give_up(f"{answer.url} refuses this registration: {why}")
+        return MasterUnavailable(f"{answer.url} answered {answer.status} {why}")
 
     def _accepted(self, answer: Mapping[str, Any], sent_s: float) -> None:
         registration = self._asked.with_generation(int(answer["generation"]))

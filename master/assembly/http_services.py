@@ -82,7 +82,7 @@ class HttpServices:
             health_hosts=self._place.hosts,
             letters=self._letters,
             operations=self._operations,
-            metrics=metrics.page,
+            metrics=metrics,
             vitals=self._vitals,
             pages=self._make_pages(),
             draining=draining,

@@ -13,6 +13,7 @@ from usher.common.http.app import Problem, answer_problem
 from usher.common.http.auth import Doorman
 from usher.common.http.openapi import add_document, tells
 from usher.common.http.rate_limits import RateLimits
+from usher.common.observability.metrics import Metrics
 from usher.master.insight.stats import StreamStatsReader, lag_document
 from usher.master.membership.health_url import HealthHosts
 from usher.master.web.api import REGISTER_BODY, routes
@@ -34,7 +35,7 @@ def create_app(
     limits: RateLimits | None = None,
     letters: LetterPort | None = None,
     operations: OperationsPort | None = None,
-    metrics: Callable[[], bytes] | None = None,
+    metrics: Metrics | None = None,
     vitals: StreamStatsReader | None = None,
     pages: PagePort | None = None,
     draining: Callable[[], bool] = lambda: False,

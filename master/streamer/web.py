@@ -35,7 +35,7 @@ class ServedStreamer:
         metrics.add(lambda: streamer_metrics(self._program, settings.outbox_name))
         self.app = web.create_app(__name__, looked_at(settings.api_token, settings.viewer_token), max_body=0)
         web.add_health(self.app, self._health, self._facts, lambda: self._stopped, lambda: self.liveness().stalled)
-        web.add_metrics(self.app, metrics.page)
+        web.add_metrics(self.app, metrics)
 
     def start(self, _port: int, _host: str) -> None:
         self._program.start()

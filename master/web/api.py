@@ -3,6 +3,7 @@ errors."""
 
 from __future__ import annotations
 
+import logging
 import re
 import uuid
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from typing import Annotated, Any
 from flask import Blueprint, Response, g, request
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, WithJsonSchema
 
+from usher.common.base.log import event
 from usher.common.http.app import (
     Problem,
     answer,
@@ -35,6 +37,8 @@ from usher.master.membership.health_url import HealthHosts, UnfitUrl, host_of
 from usher.master.operations.action_log import By
 from usher.master.web.documents import Audit, Consumers, Deregistered, Registered, Reported, Sources, Ticket, Tickets
 from usher.master.web.ports import AckItem, AckReport, MasterPort, RegisterAnswer, RegisterRequest
+
+log = logging.getLogger(__name__)
 
 #: The most bytes of a body. 64 KiB would not hold 500 messages of 500 tickets with ids of 256 bytes; this holds 1000.
 REGISTER_BODY, ACKNOWLEDGE_BODY = 4096, 512 * 1024
@@ -156,8 +160,20 @@ def _add_work(api: Blueprint, port: MasterPort, health_hosts: HealthHosts) -> No
     )
     @rarely
     def register() -> Response:
-        asked = _read_registration(health_hosts)
-        must_be_for(asked.name)
+        try:
+            asked = _read_registration(health_hosts)
+            must_be_for(asked.name)
+        except Problem as refused:
+            why = [refused.detail, *(f"{one['field']}: {one['problem']}" for one in refused.facts.get("errors", ()))]
+            event(
+                log,
+                "consumer_refused",
+                level=logging.WARNING,
+                status=int(refused.status),
+                address=request.remote_addr,
+                why=why,
+            )
+            raise
         given = port.register(asked)
         return answer(_registered(given), 201 if given.created else 200)
 

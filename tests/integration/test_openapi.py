@@ -20,6 +20,7 @@ from usher.common.http.app import Problem
 from usher.common.http.app import create_app as plain_app
 from usher.common.http.openapi import add_document, document
 from usher.common.http.problem import answer
+from usher.common.observability.metrics import Metrics
 from usher.common.runtime.health import Health
 from usher.consumer.web import create_app as consumer_app
 from usher.master.assembly.web_app import create_app
@@ -30,7 +31,7 @@ from usher.master.web.api import ReportBody, read_report
 def _master_app() -> Flask:
     parts: dict[str, Any] = {"letters": object()}
     return create_app(
-        Desk({}), doorman=doorman(TOKEN), health_hosts=parse_hosts("127.0.0.1"), metrics=lambda: b"", **parts
+        Desk({}), doorman=doorman(TOKEN), health_hosts=parse_hosts("127.0.0.1"), metrics=Metrics(), **parts
     )  # type: ignore[arg-type]
 
 
@@ -60,7 +61,7 @@ def test_a_route_that_tells_nothing_is_found() -> None:
 
 
 def test_a_consumer_has_one_too() -> None:
-    app = consumer_app(doorman(), lambda: Health(()), dict, lambda: b"")
+    app = consumer_app(doorman(), lambda: Health(()), dict, Metrics())
     add_document(app, "a consumer")
     validate(app.test_client().get("/api/openapi.json").get_json())
 

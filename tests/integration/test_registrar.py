@@ -221,3 +221,38 @@ def test_what_must_happen_before_happens_before_and_as_long_as_it_fails_nobody_i
         registrar.run_once()
     assert len(master.asked) == 1
     registrar.on_end()
+
+
+def test_a_registration_that_waiting_cannot_mend_ends_the_program_with_the_masters_reason(master: Master) -> None:
+    errors = [{"field": "health_url", "problem": "its host is not one of USHER_HEALTH_HOSTS"}]
+    master.answers += [(422, {"title": "invalid_fields", "detail": "some fields cannot be used", "errors": errors})]
+    ended: list[str] = []
+    registrar = Registrar(_ask, MasterClient([master.url], ""), lambda taken: None, give_up=ended.append)
+    with pytest.raises(MasterUnavailable, match="health_url: its host is not one of USHER_HEALTH_HOSTS"):
+        registrar.run_once()
+    registrar.on_end()
+    (why,) = ended
+    assert "some fields cannot be used: health_url: its host is not one of USHER_HEALTH_HOSTS" in why
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (403, {"title": "not_your_name", "detail": "this token is for another consumer"}),
+        (
+            422,
+            {"detail": "some fields cannot be used", "errors": [{"field": "(unknown)", "problem": "known are name"}]},
+        ),
+    ],
+    ids=["a token that somebody may mend", "a master of an older version"],
+)
+def test_a_refusal_that_others_may_mend_is_told_and_asked_again(
+    master: Master, answer: tuple[int, dict[str, Any]]
+) -> None:
+    master.answers += [answer]
+    ended: list[str] = []
+    registrar = Registrar(_ask, MasterClient([master.url], ""), lambda taken: None, give_up=ended.append)
+    with pytest.raises(MasterUnavailable, match=str(answer[1]["detail"])):
+        registrar.run_once()
+    registrar.on_end()
+    assert not ended

@@ -250,3 +250,23 @@ def test_a_browser_without_a_session_is_shown_the_way_in_and_nobody_else() -> No
 )
 def test_the_way_after_the_log_in_leads_nowhere_else(wanted: str) -> None:
     assert local_path(wanted) == "/"
+
+
+def test_wrong_tokens_are_counted_and_slow_the_log_ins_of_their_address_but_no_known_token() -> None:
+    app = _app()
+    client = app.test_client()
+    for _ in range(20):
+        assert client.get("/api/thing", headers=_bearer("guess")).status_code == 401
+    answered = client.get("/api/thing", headers=_bearer("guess"))
+    assert _title(answered, 429) == "too_many_wrong_tokens" and int(answered.headers["Retry-After"]) >= 1
+    assert client.post("/login", data={"token": "t-view"}).status_code == 429
+    assert client.get("/api/thing", headers=_bearer("t-view")).status_code == 200
+    elsewhere = {"REMOTE_ADDR": "127.0.0.2"}
+    assert client.post("/login", data={"token": "t-view"}, environ_base=elsewhere).status_code == 200
+    assert app.extensions["usher_doorman"].refused_tokens == 21
+
+
+def test_a_wrong_log_in_is_logged_with_its_address_and_without_the_token(caplog: pytest.LogCaptureFixture) -> None:
+    assert _app().test_client().post("/login", data={"token": "my-guess"}).status_code == 401
+    (refused,) = [record for record in caplog.records if record.getMessage() == "token_refused"]
+    assert refused.facts == {"address": "127.0.0.1", "sent_in": "log-in"}  # type: ignore[attr-defined]

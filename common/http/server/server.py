@@ -221,7 +221,16 @@ def leave(code: int = os.EX_TEMPFAIL, why: str = "") -> NoReturn:
     not go on."""
     if code in (0, *_NEVER_AGAIN):
         raise ValueError(f"exit code {code} would not bring a new worker")
+    _end_worker(code, why)
 
+
+def end_program(why: str) -> NoReturn:
+    """End this worker and the whole program now, from any thread, as one that cannot start: ``serve`` raises
+    StartRefused. For what no new worker could do better."""
+    _end_worker(Arbiter.WORKER_BOOT_ERROR, why)
+
+
+def _end_worker(code: int, why: str) -> NoReturn:
     def say() -> None:
         event(log, "worker_leaves", level=logging.ERROR, code=code, why=why, pid=os.getpid())
         _flush()
