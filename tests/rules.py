@@ -52,7 +52,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
         "master/streamer/metrics.py",
         "consumer/metrics.py",
     ),
-    "gunicorn": ("common/http/server/server.py", "common/http/server/watch.py", "common/http/server/wsgi.py"),
+    "gunicorn": ("common/http/server/*.py",),
     # An extra: only imported where somebody else has imported it before.
     "opentelemetry": ("common/observability/tracing.py",),
     "pytest": (

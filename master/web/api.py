@@ -160,20 +160,7 @@ def _add_work(api: Blueprint, port: MasterPort, health_hosts: HealthHosts) -> No
     )
     @rarely
     def register() -> Response:
-        try:
-            asked = _read_registration(health_hosts)
-            must_be_for(asked.name)
-        except Problem as refused:
-            why = [refused.detail, *(f"{one['field']}: {one['problem']}" for one in refused.facts.get("errors", ()))]
-            event(
-                log,
-                "consumer_refused",
-                level=logging.WARNING,
-                status=int(refused.status),
-                address=request.remote_addr,
-                why=why,
-            )
-            raise
+        asked = _admitted(health_hosts)
         given = port.register(asked)
         return answer(_registered(given), 201 if given.created else 200)
 
@@ -259,6 +246,23 @@ def _add_looks(api: Blueprint, port: MasterPort) -> None:
     @tells("The result of the last audit; null when there was none.", {200: Audit})
     def audit() -> Response:
         return answer({"audit": port.audit()})
+
+
+def _admitted(health_hosts: HealthHosts) -> RegisterRequest:
+    """Return the registration of the current request. Raises Problem 400, 403, 422, which the log says too."""
+    try:
+        asked = _read_registration(health_hosts)
+        must_be_for(asked.name)
+    except Problem as refused:
+        _log_refusal(refused)
+        raise
+    return asked
+
+
+def _log_refusal(refused: Problem) -> None:
+    why = [refused.detail, *(f"{one['field']}: {one['problem']}" for one in refused.facts.get("errors", ()))]
+    status, address = int(refused.status), request.remote_addr
+    event(log, "consumer_refused", level=logging.WARNING, status=status, address=address, why=why)
 
 
 def _registered(given: RegisterAnswer) -> dict[str, Any]:

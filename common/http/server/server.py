@@ -43,7 +43,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import faulthandler
-import functools
 import gc
 import logging
 import math
@@ -66,6 +65,7 @@ from usher.common.base.backoff import backoff_s
 from usher.common.base.errors import StartRefused, UsherError
 from usher.common.base.log import event, flush
 from usher.common.http.server.open_files import within_open_files
+from usher.common.http.server.server_log import NEVER_AGAIN, ServerLog
 from usher.common.http.server.sockets import Listener, TlsConnection
 from usher.common.http.server.watch import START_S, Liveness, WatchedWorker
 from usher.common.http.server.wsgi import exchanges
@@ -93,8 +93,6 @@ _ARBITER_EXTRA_S = 3
 _SHORT_LIFE_S = 5.0
 #: Objects that came and stayed before the collector looks at them.
 _NEW_OBJECTS = 20_000
-#: Exit codes of a worker that gunicorn takes for "never start me again".
-_NEVER_AGAIN = (Arbiter.WORKER_BOOT_ERROR, Arbiter.APP_LOAD_ERROR)
 #: The signals that end a program, all in the same way; and those that mean more workers, fewer, or a second arbiter,
 #: none of which fits here.
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
@@ -173,7 +171,7 @@ def serve(
     try:
         configured.run()
     except SystemExit as ended:
-        if ended.code in _NEVER_AGAIN:
+        if ended.code in NEVER_AGAIN:
             raise StartRefused(
                 _told(reader) or f"the {program} failed while it started; the lines above say why"
             ) from None
@@ -219,7 +217,7 @@ def check_address(bind: str, setting: str) -> None:
 def leave(code: int = os.EX_TEMPFAIL, why: str = "") -> NoReturn:
     """End this worker now, from any thread, without a drain; the arbiter starts a fresh one. For a process that must
     not go on."""
-    if code in (0, *_NEVER_AGAIN):
+    if code in (0, *NEVER_AGAIN):
         raise ValueError(f"exit code {code} would not bring a new worker")
     _end_worker(code, why)
 
@@ -379,7 +377,7 @@ class _Program(BaseApplication):
             "control_socket_disable": True,
             "preload_app": False,
             "proc_name": self._program,
-            "logger_class": _ServerLog,
+            "logger_class": ServerLog,
             "limit_request_line": 8190,
             "limit_request_fields": 64,
             "limit_request_field_size": 8190,
@@ -550,60 +548,3 @@ class _Program(BaseApplication):
     def _refuse(self, refused: UsherError) -> NoReturn:
         os.write(self._refusals, str(refused).encode(errors="replace")[:4000])
         sys.exit(Arbiter.WORKER_BOOT_ERROR)
-
-
-class _ServerLog:
-    """gunicorn's words in our log: troubles as they are, everything else only for those who ask for debug."""
-
-    def __init__(self, cfg: Any) -> None:
-        self.cfg = cfg
-        self._ended: set[int] = set()  # workers that stood still
-
-    def _say(self, level: int, message: str, *args: Any, **more: Any) -> None:
-        event(
-            log,
-            "web_server",
-            level=level,
-            says=(message % args if args else message),
-            exc_info=bool(more.get("exc_info")),
-        )
-
-    def critical(self, message: str, *args: Any, **more: Any) -> None:
-        stands_still = message.startswith("WORKER TIMEOUT")  # told by ``_Program._child_exit``
-        self._ended.update(args if stands_still else ())
-        self._say(logging.DEBUG if stands_still else logging.CRITICAL, message, *args, **more)
-
-    info = functools.partialmethod(_say, logging.DEBUG)
-
-    def debug(self, message: str, *args: Any, **more: Any) -> None:
-        """Say nothing: these lines have the path of every request, in which a token may stand by mistake."""
-
-    def warning(self, message: str, *args: Any, **more: Any) -> None:
-        if message.startswith("Invalid request"):  # it repeats parts of the request; and a flood is none of the log
-            self._say(logging.DEBUG, "a request that is not HTTP was refused")
-        else:
-            self._say(logging.DEBUG if self._is_told(message, args) else logging.WARNING, message, *args, **more)
-
-    def error(self, message: str, *args: Any, **more: Any) -> None:
-        refused = message.startswith("Worker (pid") and args[1:] and args[1] in _NEVER_AGAIN
-        told = refused or self._is_told(message, args)  # in better words
-        told = told or message.startswith(("Shutting down", "Reason:"))  # by ``serve``
-        self._say(logging.DEBUG if told else logging.ERROR, message, *args, **more)
-
-    def _is_told(self, message: str, args: tuple[Any, ...]) -> bool:
-        """Return whether this is of the end of a worker that stood still."""
-        return message.startswith("Worker (pid") and args[0] in self._ended
-
-    def exception(self, message: str, *args: Any, **more: Any) -> None:
-        slow = isinstance(
-            sys.exc_info()[1], TimeoutError
-        )  # a client that does not send its request, or read its answer
-        self._say(logging.DEBUG if slow else logging.ERROR, message, *args, exc_info=not slow)
-
-    def log(self, level: int, message: str, *args: Any, **more: Any) -> None:
-        self._say(level, message, *args, **more)
-
-    def _nothing(self, *_args: Any, **_more: Any) -> None:
-        """There is no access log, and our handlers are the root's."""
-
-    setup = access = reopen_files = close_on_exec = _nothing
