@@ -45,6 +45,7 @@ class Leader:
     def adopt(cls, redis: RedisModel, window: int) -> Leader:
         """A new epoch, as ``usher.master.recovery.takeover`` begins it."""
         leader = cls(redis, window)
+        leader.board.learn_time(redis.clock_ms, leader.now_s)
         leader.look_at(redis.roster())
         board, dead = leader.board, set()
         for ticket, record in list(redis.index.items()):
@@ -123,6 +124,7 @@ class Leader:
 
     def read_records(self, names: Iterable[bytes]) -> None:
         """Memory follows the index."""
+        self.board.learn_time(self.redis.clock_ms, self.now_s)
         for name in names:
             self.unsure.discard(name)
             record = self.redis.index.get(name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from usher.common.protocol.owner_words import due_ms_of, is_given_back, is_waiting
 from usher.common.protocol.registration import Registration, name_of
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.master.leader.leader_scripts import Freed, GroupMoved, ParkedPage, TakenPage
@@ -68,6 +69,7 @@ class RedisModel:
         self.fence = 0
         self.handed_over: list[HandedOver] = []
         self.broken: list[str] = []
+        self.clock_ms = 0
         self.changed: list[bytes] = []  # tickets whose records others than the leader changed
 
     # ---- others --------------------------------------------------------------------------------------------------------------
@@ -140,6 +142,24 @@ class RedisModel:
         record.ids = [entry_id for entry_id in record.ids if self._claim(entry_id, MASTER)]
         if not record.ids:
             del self.index[ticket]
+
+    def tick(self) -> None:
+        """A second has passed on Redis' clock."""
+        self.clock_ms += 1000
+
+    def put_off(self, incarnation: str, ticket: bytes, after_ms: int) -> None:
+        """give_back.lua for one whole ticket that is to wait."""
+        record = self._its_own(incarnation, ticket)
+        ids = [entry_id for entry_id in sorted(record.ids, key=rank) if self._claim(entry_id, MASTER)]
+        self._write(ticket, Record(f"waits@{self.clock_ms + after_ms}", record.fence, ids))
+        self.changed.append(ticket)
+
+    def retry(self, ticket: bytes) -> None:
+        """An operator ends a wait."""
+        record = self.index[ticket]
+        assert is_waiting(record.owner.encode())
+        record.owner = "returned"
+        self.changed.append(ticket)
 
     def park(self, incarnation: str, ticket: bytes) -> None:
         """dead_letter.lua with policy park, for the first message of a ticket."""
@@ -294,10 +314,12 @@ class RedisModel:
         record = self.index.get(part.ticket)
         if record is None:
             return part.believed == NOBODY or part.believed.split()[0] == incarnation.encode()
-        return part.believed == record.head and record.owner in (incarnation, "returned")
+        if (due_ms := due_ms_of(record.owner.encode())) is not None and due_ms > self.clock_ms:
+            return False
+        return part.believed == record.head and (record.owner == incarnation or is_given_back(record.owner.encode()))
 
     def _is_granted(self, incarnation: str, part: TicketPlan) -> bool:
-        if not self._may_have(incarnation, part) or self._owner(part) != "returned":
+        if not self._may_have(incarnation, part) or not is_given_back(self._owner(part).encode()):
             return self._may_have(incarnation, part)
         parked = [entry_id for entry_id in part.ids if self.pending.get(entry_id) == MASTER]
         returned = [entry_id for entry_id in self.index[part.ticket].ids if self.pending.get(entry_id) == MASTER]

@@ -19,6 +19,16 @@ def escape_control(text: str, kept: str = "") -> str:
     )
 
 
+def time_of_day(at_ms: int) -> str:
+    """Format milliseconds since the epoch as a time of day.
+
+    >>> time_of_day(1790000000000)
+    '14:13:20 UTC'
+    """
+    minutes, seconds = divmod(at_ms // 1000 % 86_400, 60)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:{seconds:02d} UTC"
+
+
 def json_safe(text: str) -> str:
     """Spell out the bytes of ``text`` that are not UTF-8 (surrogates): JSON cannot hold them.
 

@@ -155,6 +155,12 @@ def trim_inbox_command(inbox: str, first_kept: bytes) -> tuple[Any, ...]:
     return ("XTRIM", inbox, "MINID", first_kept)
 
 
+def redis_ms(link: Link) -> int:
+    """Ask for the time of Redis' clock, in milliseconds since the epoch."""
+    seconds, micros = link.call("TIME")
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
 def span_of(link: Link, stream: str) -> Span | None:
     """Ask for the span of a stream; None when there is no such stream."""
     try:

@@ -21,9 +21,10 @@ from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import Fenced, NotNow, ReplyUnknown
 from usher.common.base.log import event
 from usher.common.protocol.keys import Keys
+from usher.common.protocol.owner_words import is_waiting
 from usher.common.protocol.registration import name_of
 from usher.common.redis.client import SAME_MEMORY, Link
-from usher.common.redis.replies import TicketStream, parse_record
+from usher.common.redis.replies import TicketStream, parse_record, redis_ms
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.dispatch.events import ChangedElsewhere, DispatcherEvent, Report
@@ -41,7 +42,7 @@ from usher.master.leader.peeked import NO_NEW_ENTRIES, NewEntries
 from usher.master.leader.validation import partition_entries
 from usher.master.membership.registry import RegisteredConsumer
 from usher.master.policy.board.board import Board
-from usher.master.policy.board.plans import NOTHING, RETURNED, HandOverPlan, HandOverReply
+from usher.master.policy.board.plans import NOTHING, HandOverPlan, HandOverReply, is_given_back_head
 from usher.master.policy.board.views import BoardFacts, Parked
 from usher.master.recovery.idle_sweep import IdleSweep
 from usher.master.recovery.pending_check import PendingCheck
@@ -351,9 +352,11 @@ class Dispatcher(Service):
         resumed = [
             name
             for name, value in zip(names, values, strict=True)
-            if value is not None and value.startswith(RETURNED + b" ") and self.board.is_hidden(name)
+            if value is not None and is_given_back_head(value) and self.board.is_hidden(name)
         ]
         self._pending_check.look_at_resumed(resumed, self._steps)
+        if any(value is not None and is_waiting(value.partition(b" ")[0]) for value in values):
+            self.board.learn_time(redis_ms(self._link), now_s())
         for name, value in zip(names, values, strict=True):
             self._unsure.discard(name)
             if value is None:

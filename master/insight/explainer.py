@@ -15,6 +15,7 @@ from usher.common.base.clock import now_s, wall_ms
 from usher.common.doctor.writes import INFO_COMMANDS, write_trouble
 from usher.common.protocol.attempts import Attempts, decode
 from usher.common.protocol.keys import MASTER, Keys, LogKeys
+from usher.common.protocol.owner_words import HALTED, RETURNED, TAIL, due_ms_of
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import CommandRefused, Link
@@ -26,7 +27,6 @@ from usher.master.membership.registry import RegisteredConsumer, members_of, sta
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.delayed_messages import member_of
 from usher.master.operations.live_rules import rulebook
-from usher.master.policy.board.plans import HALTED, RETURNED, TAIL
 from usher.master.policy.board.views import BoardFacts
 from usher.master.policy.explain.explain import explain
 from usher.master.policy.explain.facts import (
@@ -127,7 +127,7 @@ class Explainer:
             if isinstance(reply, Exception):
                 raise reply
         value, ruled, registered, held = stored
-        kind, record = _record(value)
+        kind, record, due_ms = _record(value)
         ids = record.ids if record is not None else []
         rules = rulebook(ruled)
         members = members_of(self._link, keys, registered)
@@ -143,6 +143,7 @@ class Explainer:
             "rules": tuple(rules.all_of(ticket)),
             "crowd": _crowd(members, rules, pending),
             "health_url": "",
+            "due_ms": due_ms,
             "refuses_writes": trouble.text if trouble is not None and trouble.is_certain else "",
         }
         if kind == "owned" and record is not None:
@@ -248,14 +249,16 @@ class Explainer:
         self._link.close()
 
 
-def _record(value: Any) -> tuple[str, TicketRecord | None]:
+def _record(value: Any) -> tuple[str, TicketRecord | None, int]:
+    """Return the kind of a record, the record, and when its ticket goes on that was given back until then."""
     if value is None:
-        return "", None
+        return "", None, 0
     try:
         record = parse_record(value)
     except ValueError:
-        return "unreadable", None
-    return _KINDS.get(record.owner, "owned"), record._replace(ids=sorted(record.ids, key=rank))
+        return "unreadable", None, 0
+    record, due_ms = record._replace(ids=sorted(record.ids, key=rank)), due_ms_of(record.owner)
+    return _KINDS.get(record.owner, "owned") if due_ms is None else "put_off", record, due_ms or 0
 
 
 def _leader(held: Any) -> LeaderFacts | None:

@@ -15,6 +15,7 @@ from usher.common.doctor.writes import INFO_COMMANDS, write_trouble
 from usher.common.protocol.keys import MASTER, Keys
 from usher.common.protocol.message import ticket_text
 from usher.common.protocol.mishaps import mishaps_command, parse_mishaps
+from usher.common.protocol.owner_words import HALTED, RETURNED, TAIL, due_ms_of
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import CommandRefused, Link
@@ -32,7 +33,6 @@ from usher.master.membership.registry import read_left_ms, read_registry, state_
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.delayed_messages import waiting_commands, waiting_of
 from usher.master.operations.live_rules import read_rules
-from usher.master.policy.board.plans import HALTED, RETURNED, TAIL
 
 #: The most entries counted for the lag where Redis does not know it (before 7.0).
 _MOST_COUNTED = 100_000
@@ -242,6 +242,8 @@ def ticket_row(ticket: bytes, value: bytes) -> dict[str, Any]:
     ids = [entry_id.decode() for entry_id in record.ids]
     if record.owner == RETURNED:
         return row | {"state": "returned", "fence": record.fence, "message_ids": ids}
+    if (due_ms := due_ms_of(record.owner)) is not None:
+        return row | {"state": "put_off", "due_ms": due_ms, "fence": record.fence, "message_ids": ids}
     if record.owner == HALTED:
         return row | {"state": "halted", "fence": record.fence, "message_ids": ids}
     if record.owner == TAIL:

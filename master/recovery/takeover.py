@@ -15,15 +15,15 @@ from typing import Any
 from usher.common.base.clock import now_s
 from usher.common.base.errors import GroupMissing
 from usher.common.base.log import event
-from usher.common.protocol.keys import HALTED, MASTER, Keys
+from usher.common.protocol.keys import MASTER, Keys
+from usher.common.protocol.owner_words import HALTED, TAIL, is_given_back
 from usher.common.protocol.stream_id import ZERO, Span, before, rank
 from usher.common.redis.client import Link
-from usher.common.redis.replies import TicketStream
+from usher.common.redis.replies import TicketStream, redis_ms
 from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.leader.validation import partition_entries
 from usher.master.membership.registry import RegisteredConsumer, read_registry
 from usher.master.policy.board.board import Board
-from usher.master.policy.board.plans import RETURNED, TAIL
 from usher.master.policy.group_loss import IndexedIdRange, Memory, reached, repeats, restart
 from usher.master.recovery.pending_check import report_restored
 from usher.master.recovery.recoverer import PAGE
@@ -71,6 +71,7 @@ def take_over(
     Raises Fenced, and what Link.call raises.
     """
     _ensure_group(stream, keys, steps, memory, made_progress)
+    board.learn_time(redis_ms(link), now_s())
     span = stream.span() or Span(None, ZERO)
     delivered = stream.last_delivered()
     members = read_registry(link, keys)
@@ -166,7 +167,7 @@ def _load_index(
             continue
         ids = record.ids
         held.add(ids)
-        if record.owner == RETURNED:
+        if is_given_back(record.owner):
             # Entries that come as new are not parked under ``master``. Those that are neither are found to be over when
             # they are handed over.
             ids = [entry_id for entry_id in ids if rank(entry_id) <= last_read]
@@ -284,7 +285,7 @@ def sort_again(
     named = {
         (ticket, entry_id)
         for ticket, record in zip(tickets, stream.records_of(tickets), strict=True)
-        if record is not None and record.owner not in (HALTED, RETURNED, TAIL)
+        if record is not None and not (is_given_back(record.owner) or record.owner in (HALTED, TAIL))
         for entry_id in record.ids
     }
     held = [

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from usher.common.protocol.keys import HALTED, MASTER, Keys
+from usher.common.protocol.owner_words import TAIL, is_given_back
 from usher.common.protocol.registration import NO_LOCK, Registration
 from usher.common.redis.client import Link
 from usher.common.redis.replies import (
@@ -34,8 +35,6 @@ from usher.master.membership.registration import Membership
 from usher.master.policy.board.plans import (
     NOBODY,
     NOTHING,
-    RETURNED,
-    TAIL,
     HandOverPlan,
     HandOverReply,
     TargetPlan,
@@ -313,7 +312,7 @@ class World:
     # ---- the promise ---------------------------------------------------------------------------------------------------------
 
     def broken(self) -> list[str]:
-        """How pending list and index differ: ids and owners must be the same, but for `returned` tickets, which are
+        """How pending list and index differ: ids and owners must be the same, but for tickets that were given back, which are
         under ``master``."""
         in_index: dict[bytes, bytes] = {}
         found = []
@@ -332,7 +331,7 @@ class World:
                     found.append(f"{entry_id!r} is in two records")
                 in_index[entry_id] = (
                     MASTER
-                    if record.owner == RETURNED or (record.owner == HALTED and entry_id != record.ids[0])
+                    if is_given_back(record.owner) or (record.owner == HALTED and entry_id != record.ids[0])
                     else record.owner
                 )
         in_list = {entry_id: owner for owner, ids in self.pending().items() for entry_id in ids}

@@ -101,6 +101,8 @@ def test_members_of_the_group_are_judged(member: GroupMember, check: str | None)
         ("c:1", "c:1", True),
         ("c:2", "c:1", False),
         ("master", "returned", True),
+        ("master", "waits@1790000000000", True),
+        ("c:1", "waits@1790000000000", False),
         ("c:1", "returned", False),
         ("halted", "halted", True),
         ("master", "halted", True),

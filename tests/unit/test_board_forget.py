@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.boards import NOW, answer, arrive, board_with, freed, hand_over, held_back, ids, planned
+from usher.common.protocol.owner_words import HALTED, RETURNED, TAIL
 from usher.master.policy.board.board import Board
-from usher.master.policy.board.plans import HALTED, RETURNED, TAIL
 from usher.master.policy.board.tickets import Standing
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
 

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.boards import may_plan
 from tests.leader_model import Leader
 from tests.redis_model import HALTED, MASTER, STRANGER, RedisModel
+from usher.common.protocol.owner_words import is_waiting
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import rank
 from usher.master.membership.registry import RegisteredConsumer
@@ -164,6 +165,8 @@ class BoardMachine(RuleBasedStateMachine):
         assert self._facts() == before
 
     def _facts(self) -> Facts:
+        """What is due by now may go on, whether it was looked at or not."""
+        self.board._ownership.wake_due(self.leader.now_s)
         return [
             (t.name, list(t.running), list(t.parked), t.owner, t.believed, t.standing)
             for t in self.board.tickets.values()
@@ -243,6 +246,21 @@ class BoardMachine(RuleBasedStateMachine):
     def an_owner_ends_a_tail(self, some: int) -> None:
         owned = self._owned()
         self.redis.end(*owned[some % len(owned)])
+
+    @precondition(lambda self: self._owned())
+    @rule(some=some, after_ms=st.sampled_from([0, 1, 3000, 20_000]))
+    def an_owner_puts_a_ticket_off(self, some: int, after_ms: int) -> None:
+        owned = self._owned()
+        self.redis.put_off(*owned[some % len(owned)], after_ms)
+
+    def _put_off(self) -> list[bytes]:
+        return sorted(ticket for ticket, record in self.redis.index.items() if is_waiting(record.owner.encode()))
+
+    @precondition(lambda self: self._put_off())
+    @rule(some=some)
+    def an_operator_ends_a_wait(self, some: int) -> None:
+        put_off = self._put_off()
+        self.redis.retry(put_off[some % len(put_off)])
 
     def _waiting(self) -> list[bytes]:
         return sorted(ticket for ticket, record in self.redis.index.items() if record.owner == HALTED)
@@ -327,6 +345,7 @@ class BoardMachine(RuleBasedStateMachine):
         self._parked_is_what_master_has()
         self._nothing_is_stuck()
         self.leader.now_s += 1.0
+        self.redis.tick()
 
     def _the_sums_are_right(self) -> None:
         board = self.board
@@ -378,7 +397,7 @@ class BoardMachine(RuleBasedStateMachine):
                 assert board.consumers[target.incarnation].accepts
                 for part in target.parts:
                     ticket = self.board.tickets[part.ticket]
-                    assert ticket.standing is Standing.OPEN
+                    assert ticket.standing in (Standing.OPEN, Standing.WAITING)
                     assert ticket.owner is None or ticket.owner.incarnation == target.incarnation
         # Of two incarnations of a name the later one is chosen; the former is dead, and nobody has noticed.
         by_generation = sorted(
@@ -410,7 +429,9 @@ class BoardMachine(RuleBasedStateMachine):
         self.leader.take_in(self.redis.sweep(self._ownerless()))
         for ticket in self._waiting():
             (self.redis.drop if self.redis.index[ticket].ids[0] in self.redis.bodiless else self.redis.redrive)(ticket)
-        for _ in range(20 + 2 * self.last_id):
+        for ticket in self._put_off()[::2]:  # the others wait for their times
+            self.redis.retry(ticket)
+        for _ in range(30 + 2 * self.last_id):
             if not (self.redis.pending or self.redis.unread or self.redis.index or self.board.tickets):
                 break
             self._quiet_turn()
@@ -515,6 +536,8 @@ class Walk:
             ),
             (2, machine._owned, lambda: machine.an_owner_parks_a_message(some())),
             (1, machine._owned, lambda: machine.an_owner_ends_a_tail(some())),
+            (2, machine._owned, lambda: machine.an_owner_puts_a_ticket_off(some(), rng.choice([0, 1, 3000, 20_000]))),
+            (1, machine._put_off, lambda: machine.an_operator_ends_a_wait(some())),
             (3, machine._waiting, lambda: machine.an_operator_ends_a_halt(some(), rng.random() < 0.3)),
             (3, lambda: machine.leader.has_news, machine.the_leader_hears_of_it),
             (4, lambda: machine.board.to_read() or machine.board.ending_page(1), machine.a_page_is_read_again_or_ended),

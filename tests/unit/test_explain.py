@@ -187,6 +187,22 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
         *(ticket(parked=(A,), has_group=False), "parked", "no_group"),
         "the consumer group is not there: the leader makes it again, where it was",
     ),
+    "put off": (
+        *(ticket(kind="put_off", fence=8, ids=(A, B), due_ms=NOW + 123_000), "put_off", "put_off"),
+        "12-0 waits until 14:15:23 UTC, asked for by the handler: 2 min 3 s more; no consumer has it meanwhile",
+    ),
+    "put off, and due": (
+        *(ticket(kind="put_off", fence=8, ids=(A, B), due_ms=NOW - 1), "put_off", "about_to_move"),
+        "12-0 is handed over within moments by the leader http://m1",
+    ),
+    "put off, and due on Redis' clock in a moment": (
+        *(
+            ticket(kind="put_off", fence=8, ids=(A,), due_ms=NOW, board=BoardFacts("waiting", 1, True)),
+            "put_off",
+            "put_off",
+        ),
+        "12-0 waits until 14:13:20 UTC, asked for by the handler: 0 s more; no consumer has it meanwhile",
+    ),
     "returned": (
         *(ticket(kind="returned", fence=8, ids=(A, B)), "returned", "about_to_move"),
         "12-0 is handed over within moments by the leader http://m1",
@@ -577,7 +593,7 @@ _entries = st.builds(OwnEntry, st.sampled_from([A, B, b"", b"odd"]), _doings, *[
 _facts = st.builds(
     TicketFacts,
     *(_texts, _numbers),
-    kind=st.sampled_from(["", "owned", "returned", "halted", "tail", "unreadable"]),
+    kind=st.sampled_from(["", "owned", "returned", "put_off", "halted", "tail", "unreadable"]),
     fence=_numbers,
     ids=st.one_of(_ids, st.just((A, B))),
     owner=st.one_of(st.none(), _owners),

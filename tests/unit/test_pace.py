@@ -7,8 +7,9 @@ import math
 import pytest
 
 from tests.boards import answer
+from usher.common.protocol.owner_words import HALTED
 from usher.master.policy.board.board import Board
-from usher.master.policy.board.plans import HALTED, HandOverPlan
+from usher.master.policy.board.plans import HandOverPlan
 from usher.master.policy.board.work_pace import WorkPace
 
 SLOTS, CAPACITY = 8, 2000

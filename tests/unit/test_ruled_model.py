@@ -18,6 +18,7 @@ from tests.boards import wait_once
 from tests.leader_model import Leader
 from tests.redis_model import MASTER, RedisModel
 from tests.unit.test_board_model import TICKETS, BoardMachine, Walk
+from usher.common.protocol.owner_words import is_given_back
 from usher.common.protocol.stream_id import rank
 from usher.master.leader.leader_scripts import RulesMoved
 from usher.master.leader.peeked import NO_NEW_ENTRIES, NewEntries
@@ -72,7 +73,7 @@ class RuledRedis(RedisModel):
         for doomed in condemned:
             record = self.index.get(doomed.ticket)
             if (record.head if record is not None else NOBODY) != doomed.believed or (
-                record is not None and record.owner != "returned"
+                record is not None and not is_given_back(record.owner.encode())
             ):
                 refused.append(doomed.ticket)
                 continue
@@ -158,11 +159,11 @@ class RuledMachine(BoardMachine):
 
     @rule()
     def memory_is_full(self) -> None:
-        """What paused tickets have parked leaves memory; no other ticket loses anything."""
+        """What paused and waiting tickets have parked leaves memory; no other ticket loses anything."""
         others = {
             name: list(ticket.parked)
             for name, ticket in self.board.tickets.items()
-            if self.board.rules.of(name) is None
+            if self.board.rules.of(name) is None and ticket.standing is not Standing.WAITING
         }
         self.board.unload()
         assert others == {name: list(self.board.tickets[name].parked) for name in others}

@@ -9,7 +9,7 @@ import pytest
 
 from usher.common.protocol.attempts import Attempts
 from usher.common.protocol.mishaps import Mishaps
-from usher.master.policy.board.plans import HALTED, RETURNED, TAIL
+from usher.common.protocol.owner_words import HALTED, RETURNED, TAIL
 from usher.master.policy.board.views import Parked
 from usher.master.policy.explain.alarms import alarms
 from usher.master.policy.explain.stuck import STUCK_MS, Head, StuckContext, behind, oldest, parse_head, stuck_rows

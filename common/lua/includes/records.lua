@@ -1,9 +1,20 @@
 -- The index record of a ticket in processing: "<owner> <fence> <id> <id> ...", ids in the order of their hand-over.
 -- The owner is an incarnation, or one of the words `returned` (given back by a drain, or redriven), `halted` (its first
 -- id waits for an operator, pending under `halted`; the others are under `master`) and `tail` (its first id is the last
--- one that is to be ended, the others are under `master`; see dead_letter).
+-- one that is to be ended, the others are under `master`; see dead_letter), or `waits@<ms>`: given back until that time,
+-- by Redis' clock.
 local function read_record(record)
   return string.match(record, '^(%S+) (%d+) (.*)$')
+end
+
+-- Return when a ticket goes on that was given back until then, in ms of Redis' clock; nil: its owner is no such word.
+local function due_ms_of(owner)
+  return tonumber(string.match(owner, '^waits@(%d+)$'))
+end
+
+-- Return true when all that the record names is under `master`, and the next owner must begin with its lowest id.
+local function is_given_back(owner)
+  return owner == 'returned' or due_ms_of(owner) ~= nil
 end
 
 local function split_ids(ids)

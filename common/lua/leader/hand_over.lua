@@ -99,7 +99,8 @@ local function may_have(name, record, believed)
   local owner, fence, ids = read_record(record)
   if not owner or believed ~= owner .. ' ' .. fence then return false end
   if owner == name then return true, fence end
-  return owner == 'returned', false, ids
+  local due_ms = due_ms_of(owner)
+  return owner == 'returned' or due_ms and due_ms <= tonumber(now_ms()), false, ids
 end
 
 -- Pending for nobody, although the group was given it and its body is there. Without room for that body it counts as
@@ -114,7 +115,7 @@ local function is_missing(id)
   return not has_room() or body_of(stream, id) and true
 end
 
--- Given back by a drain: the next owner must begin with the lowest entry that is still pending, or below it.
+-- Given back: the next owner must begin with the lowest entry that is still pending, or below it.
 local function begins_late(returned, first)
   for id in gmatch(returned, '%S+') do
     if is_parked(id, true) or is_missing(id) then return first and is_above(first, id) end

@@ -27,7 +27,7 @@ for at = 3, #ARGV, 2 do
   local owner, _, ids
   if record then owner, _, ids = read_record(record) end
   if owner and owner ~= 'tail' then -- its id is only the end of a stretch
-    local name = owner == 'returned' and 'master' or owner
+    local name = is_given_back(owner) and 'master' or owner
     for id in string.gmatch(ids, '%S+') do
       ensure(id, name)
       if owner == 'halted' then name = 'master' end -- only its first id waits for an operator

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from usher.common.protocol.keys import HALTED, MASTER, Keys
+from usher.common.protocol.owner_words import TAIL, is_given_back
 
 #: Names of the group that are no incarnations, and that no lease is asked of.
 RESERVED = frozenset({MASTER.decode(), HALTED.decode()})
@@ -422,7 +423,8 @@ def index_agrees(owner: str, recorded: str) -> bool:
     """Return True when a pending entry's owner is the one that its ticket's record allows."""
     if recorded == HALTED.decode():
         return owner in RESERVED
-    return owner == (MASTER.decode() if recorded in ("returned", "tail") else recorded)
+    is_parked = recorded == TAIL.decode() or is_given_back(recorded.encode())
+    return owner == (MASTER.decode() if is_parked else recorded)
 
 
 def commands(check: AuditCheck, example: Example, keys: Keys) -> list[str]:

@@ -97,7 +97,7 @@ def check_index(pending: DataFrame, index: DataFrame) -> DataFrame | None:
     joined = owned.join(recorded.select("stream", "id", "indexed", "owner"), ["stream", "id"], "full_outer")
     owner, record = F.col("consumer"), F.col("owner")
     agrees = (
-        F.when(record.isin("returned", "tail"), owner == "master")
+        F.when(record.isin("returned", "tail") | record.startswith("waits@"), owner == "master")
         .when(record == "halted", owner.isin(*RESERVED))
         .otherwise(owner == record)
     )

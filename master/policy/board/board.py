@@ -42,6 +42,7 @@ class Board:
         self.set_record, self.clear_record, self.halt = owned.set_record, owned.clear_record, owned.halt
         self.to_read, self.was_read = owned.to_read, owned.was_read
         self.ending_page, self.ended = owned.ending_page, owned.ended
+        self.learn_time = owned.waits.learn_time
 
     @property
     def in_flight(self) -> int:
@@ -64,6 +65,7 @@ class Board:
         """Take up to ``limit`` ids for one hand_over call. Return None when nothing can be handed over now."""
         owned, gate, queue = self._ownership, self._gate, self._queue
         queue.retry(gate.take_due(now_s))
+        owned.wake_due(now_s)
         if not queue.has_runnable:
             return None
         parked_before, size = owned.parked, 0
@@ -148,8 +150,9 @@ class Board:
         self._ownership.reread(released.unloaded)
 
     def next_due_s(self) -> float | None:
-        """Return when the next slowed ticket may go on; None: no ticket is slowed."""
-        return self._gate.next_due_s()
+        """Return when the next slowed or waiting ticket may go on; None: there is none."""
+        known = [due_s for due_s in (self._gate.next_due_s(), self._ownership.waits.next_due_s()) if due_s is not None]
+        return min(known, default=None)
 
     def condemned(self, most: int) -> list[Condemned]:
         """Return up to ``most`` ids that become dead letters by a rule, each ticket's from its lowest one on."""
@@ -188,7 +191,7 @@ class Board:
         for ticket in self._gate.paused():
             if self._ownership.unload(ticket):
                 self._gate.was_unloaded(ticket.name)
-        for ticket in self._gate.slowed_or_condemned():
+        for ticket in (*self._gate.slowed_or_condemned(), *self._ownership.waits.tickets()):
             self._ownership.shorten(ticket)
 
     # ---- from other threads: what they see may be a moment old -------------------------------------------------------
@@ -200,6 +203,8 @@ class Board:
             return None
         due_s = self._gate.due_of(name)
         due_ms = 0 if due_s is None else now_ms + int(1000 * (due_s - now_s))
+        if ticket.standing is Standing.WAITING:
+            due_ms = ticket.until
         window_is_full = self._ownership.window_is_full(ticket)
         return BoardFacts(ticket.standing.value, len(ticket.parked), ticket.above is None, window_is_full, due_ms)
 

@@ -6,16 +6,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from usher.common.protocol.owner_words import RETURNED
 from usher.common.protocol.stream_id import rank
 
 #: Head of a record that does not exist.
 NOBODY = b""
-#: Owner in the record of a ticket that a drain gave back.
-RETURNED = b"returned"
-#: Owner in the record of a ticket that waits for an operator.
-HALTED = b"halted"
-#: Owner in the record of a ticket whose tail goes to the dead letters.
-TAIL = b"tail"
+#: How the head of a record begins whose ticket was given back (``owner_words.is_given_back``).
+_GIVEN_BACK = (RETURNED + b" ", b"waits@")
+
+
+def is_given_back_head(believed: bytes) -> bool:
+    """Return whether the head of a record says that the ticket was given back: it has no owner, and has a record."""
+    return believed.startswith(_GIVEN_BACK)
 
 
 class TicketPlan(NamedTuple):
@@ -29,7 +31,7 @@ class TicketPlan(NamedTuple):
     @property
     def changes_owner(self) -> bool:
         """Return whether the ticket gets an owner by this hand-over, and with it a new fence."""
-        return self.believed == NOBODY or self.believed.startswith(RETURNED + b" ")
+        return self.believed == NOBODY or self.believed.startswith(_GIVEN_BACK)
 
 
 class TargetPlan(NamedTuple):

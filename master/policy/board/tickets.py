@@ -8,6 +8,7 @@ standing        meaning                                               ends with
 OPEN            may be planned: its parked ids go to its owner, or    -
                 to a chosen consumer if it has none
 RECOVERING      its owner is dead; all is parked                      the recovery of the owner
+WAITING         it was given back until a time                        that time, by Redis' clock
 UNSURE          a hand-over was refused: memory and index differ      a new read of its record
 HALTED          it waits for an operator: a dead letter (park), or    redrive, drop, or a record that can be
                 a record that cannot be read                          read: compared now and then
@@ -30,6 +31,7 @@ from usher.master.policy.board.work_pace import WorkPace
 class Standing(enum.Enum):
     OPEN = "open"
     RECOVERING = "recovering"
+    WAITING = "waiting"
     UNSURE = "unsure"
     HALTED = "halted"
     ENDING = "ending"
@@ -46,8 +48,9 @@ class BoardTicket:
     only peeked at yet, in id order.
 
     ``above``: entries of the ticket above this id are under ``master`` too, and only Redis knows them; None: memory has
-    all. ``waits_for``: the message under ``halted``. ``until``: of an ending ticket, the rank of the last id that ends.
-    ``queued``: it is runnable, or waits in one place, and in no other, until it is tried again.
+    all. ``waits_for``: the message under ``halted``. ``until``: of an ending ticket, the rank of the last id that ends;
+    of a waiting one, when it is due, in ms of Redis' clock. ``queued``: it is runnable, or waits in one place, and in
+    no other, until it is tried again.
     """
 
     __slots__ = (

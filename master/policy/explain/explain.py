@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 
-from usher.common.base.text import pluralize
+from usher.common.base.text import pluralize, time_of_day
 from usher.common.protocol.attempts import NEVER
 from usher.common.protocol.stream_id import rank
 from usher.master.policy.explain.facts import EntryRow, OwnEntry, OwnerFacts, Reason, TicketExplanation, TicketFacts
@@ -20,7 +20,7 @@ from usher.master.policy.rules import Rule, RuleAction, Target
 #: Words for a leader's lease plus the time to take over, within which a dead leader has a successor; not for decisions.
 _SOON = "within moments"
 #: States that end with a write to Redis, and not with a handler, a time, or an operator's action.
-_NEED_WRITES = frozenset({"unread", "parked", "returned", "recovering", "ending"})
+_NEED_WRITES = frozenset({"unread", "parked", "returned", "put_off", "recovering", "ending"})
 
 
 def explain(facts: TicketFacts) -> TicketExplanation:
@@ -55,10 +55,17 @@ def _explained(facts: TicketFacts) -> TicketExplanation:
         return _halted(facts)
     if facts.kind == "tail":
         return _ending(facts)
+    if (
+        facts.kind == "put_off"
+        and facts.leader is not None
+        and (facts.due_ms > facts.now_ms or (facts.board is not None and facts.board.standing == "waiting"))
+    ):
+        return _put_off(facts)
     if facts.kind == "owned" and facts.owner is not None:
         return _owned(facts, facts.owner)
-    if facts.kind == "returned" or facts.parked or (facts.board is not None and facts.board.parked):
-        return _waiting(facts, "returned" if facts.kind == "returned" else "parked")
+    given_back = facts.kind in ("returned", "put_off")
+    if given_back or facts.parked or (facts.board is not None and facts.board.parked):
+        return _waiting(facts, facts.kind if given_back else "parked")
     if facts.unread:
         return _waiting(facts, "unread")
     return _nothing(facts)
@@ -209,10 +216,32 @@ def _waiting(facts: TicketFacts, where: str) -> TicketExplanation:
     )
 
 
+def _put_off(facts: TicketFacts) -> TicketExplanation:
+    """Explain a ticket that was given back until a time, which Redis keeps: no consumer and no restart shortens it."""
+    first, due = facts.ids[0] if facts.ids else b"?", span(facts.due_ms - facts.now_ms)
+    asked = f"asked for by the handler: {due} more; no consumer has it meanwhile"
+    reasons = [
+        Reason("put_off", f"{_id(first)} waits until {time_of_day(facts.due_ms)}, {asked}"),
+        *_behind(facts, first),
+    ]
+    reasons += [Reason("rule_too", f"a rule holds too: the ticket is {rule.told()}") for rule in facts.rules[:1]]
+    return TicketExplanation(
+        facts,
+        "put_off",
+        tuple(reasons),
+        tuple(_rows(facts, None)),
+        "its time",
+        facts.due_ms,
+        tuple(_rule_commands(facts)),
+    )
+
+
 def _place(facts: TicketFacts, what: str, where: str) -> Iterator[Reason]:
     if where == "returned":
         how = f"the ticket's next owner begins with it, under a fencing token above {facts.fence}"
-        yield Reason("returned", f"{what} was given back, by a drain or a redrive: {how}")
+        yield Reason("returned", f"{what} was given back, by a drain, a recall or a redrive: {how}")
+    elif where == "put_off":
+        yield Reason("was_put_off", f"{what} waited until {time_of_day(facts.due_ms)}, as its handler had asked")
     elif where == "parked":
         yield Reason("parked", f"{what} was read by the leader and is waiting: no consumer has it")
     else:
@@ -462,7 +491,7 @@ def _rows(facts: TicketFacts, run: OwnEntry | None) -> Iterator[EntryRow]:
     told = {entry.id: entry for entry in facts.told.entries} if facts.told is not None else {}
     words = {"running": "running", "waiting": "retrying"}
     before = b""
-    of_record = {"halted": "halted", "returned": "returned"}.get(facts.kind, "handed_over")
+    of_record = {"halted": "halted", "returned": "returned", "put_off": "put_off"}.get(facts.kind, "handed_over")
     for entry_id in facts.ids:
         own, known = told.get(entry_id), facts.attempts.get(entry_id, NEVER)
         state = words.get(own.state, "handed_over") if own is not None else of_record

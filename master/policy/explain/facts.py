@@ -6,8 +6,8 @@ The document of an explanation (``GET /api/tickets/{id}/explain``, ``usher ticke
      "state": one of STATES, "summary": "one sentence", "sentences": ["...", ...],
      "reasons": [{"code": "handler_runs", "text": "..."}, ...],  # the first is what it waits for; texts as in sentences
      "waits_for": "the handler on c3" | null, "until_ms": 1790000004000 | null,      # null: unknown
-     "entries": [{"id": "17-0", "state": "running" | "retrying" | "handed_over" | "halted" | "returned" | "ending" |
-                  "parked" | "unread", "attempt": 2 | null, "started_ms": ... | null, "due_ms": ... | null,
+     "entries": [{"id": "17-0", "state": "running" | "retrying" | "handed_over" | "halted" | "returned" | "put_off" |
+                  "ending" | "parked" | "unread", "attempt": 2 | null, "started_ms": ... | null, "due_ms": ... | null,
                   "behind": "12-0" | null}, ...],                                    # 200 at most
      "in_processing": 2, "parked": 5, "parked_is_exact": true, "unread": 0, "unread_is_exact": true,
      "owner": {"name": "c3", "incarnation": "c3:7", "state": "live", "lease_ms": 4000, "paused": false} | null,
@@ -46,6 +46,7 @@ STATES = (
     "halted",
     "ending",
     "returned",
+    "put_off",
     "unreadable",
 )
 #: Most entries that a document names.
@@ -121,7 +122,7 @@ class TicketFacts:
 
     ticket_id: str
     now_ms: int
-    kind: str = ""  # kind of its record: "" none, owned, returned, halted, tail, unreadable
+    kind: str = ""  # kind of its record: "" none, owned, returned, put_off, halted, tail, unreadable
     fence: int = 0
     ids: tuple[bytes, ...] = ()
     owner: OwnerFacts | None = None
@@ -147,13 +148,15 @@ class TicketFacts:
     refuses_writes: str = ""  # why Redis refuses writes, for people
     delayed: int = 0  # messages that wait for their time, when nothing else of the ticket is there
     delayed_is_exact: bool = True
-    due_ms: int = 0  # when the first of them is due
+    due_ms: int = 0  # when the first of them is due, or the ticket that was put off
 
     @property
     def of_record_parked(self) -> int:
         """Number of its record's entries that are under ``master``: all when they were given back, all but the first of
         a halted ticket."""
-        return {"returned": len(self.ids), "halted": max(0, len(self.ids) - 1)}.get(self.kind, 0)
+        return {"returned": len(self.ids), "put_off": len(self.ids), "halted": max(0, len(self.ids) - 1)}.get(
+            self.kind, 0
+        )
 
     @property
     def hidden(self) -> int:

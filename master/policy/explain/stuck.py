@@ -7,11 +7,12 @@ import heapq
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from usher.common.base.text import time_of_day
 from usher.common.protocol.attempts import NEVER, Attempts
 from usher.common.protocol.message import ticket_text
+from usher.common.protocol.owner_words import HALTED, RETURNED, TAIL, due_ms_of, is_given_back
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import milliseconds, rank
-from usher.master.policy.board.plans import HALTED, RETURNED, TAIL
 from usher.master.policy.board.views import Parked
 from usher.master.policy.rules import Rule, RuleAction, Rulebook
 
@@ -115,7 +116,7 @@ def behind(head: Head, parked: int) -> int:
     head."""
     if head.owner == HALTED:
         return max(head.size - 1, parked)
-    if head.owner in (b"", RETURNED):
+    if not head.owner or is_given_back(head.owner):
         return max(head.size, parked) - 1
     return head.size - 1 + parked
 
@@ -134,6 +135,9 @@ def _describe_head(head: Head, states: Mapping[str, str], attempts: Attempts, ru
         return {"state": "halted", "consumer": "", "why": "halted by a dead letter; waits for a redrive or a drop"}
     if head.owner == RETURNED:
         return {"state": "returned", "consumer": "", "why": "given back at a drain; waits for a new owner"}
+    if (due_ms := due_ms_of(head.owner)) is not None:
+        told = f"waits until {time_of_day(due_ms)}, asked for by its handler"
+        return {"state": "put_off", "consumer": "", "why": told}
     if head.owner == TAIL:
         return {"state": "ending", "consumer": "", "why": "its tail goes to the dead letters"}
     owner = head.owner.decode(errors="replace")

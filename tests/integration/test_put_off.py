@@ -1,0 +1,104 @@
+"""Tickets that were given back until a time (owner word ``waits@<ms>``): no script hands one over, or takes one for an
+incarnation's, before Redis' clock says so."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.factories import World, fetch, plan
+from tests.integration.test_rejoin import lose_the_group
+from usher.common.redis.replies import redis_ms
+from usher.master.leader.leader_scripts import LeaderScripts
+from usher.master.policy.board.board import Board
+from usher.master.policy.board.rule_gate import Condemned
+from usher.master.policy.group_loss import Memory
+from usher.master.policy.rules import Rule, RuleAction, Target
+from usher.master.recovery.takeover import Takeover, sort_again, take_over
+
+HOUR_MS = 3_600_000
+
+
+def put_off(world: World, leader: LeaderScripts, ticket: bytes, due_ms: int, *ids: bytes) -> bytes:
+    """A ticket that waits until then; the head of its record."""
+    sent = world.parked(leader, ticket, *ids)
+    world.spoil(ticket, b"waits@%d 5 %s" % (due_ms, b" ".join(sent)))
+    return world.head(ticket)
+
+
+def adopted(world: World, leader: LeaderScripts) -> Takeover:
+    return take_over(world.link, world.keys, world.stream, leader, Board(512), Memory(), lambda: None)
+
+
+class TestHandOver:
+    def test_before_its_time_it_is_refused_and_after_it_it_goes_on_under_a_new_fence(self, world: World) -> None:
+        leader, a = world.elect(), world.join()
+        head = put_off(world, leader, b"T", redis_ms(world.link) + HOUR_MS, b"1-1", b"2-1")
+        refused = leader.hand_over(plan(a, {b"T": [b"1-1", b"2-1"]}, {b"T": head}))
+        assert refused.targets[0].refused == [b"T"]
+        assert world.pending() == {b"master": [b"1-1", b"2-1"]}
+        world.spoil(b"T", b"waits@%d 5 1-1 2-1" % redis_ms(world.link))
+        granted = leader.hand_over(plan(a, {b"T": [b"1-1", b"2-1"]}, {b"T": world.head(b"T")}))
+        assert granted.targets[0].refused == []
+        record = world.record(b"T")
+        assert record == (a.name, granted.fence, [b"1-1", b"2-1"])
+        assert granted.fence > 5
+
+    def test_a_plan_that_begins_with_a_later_entry_is_refused(self, world: World) -> None:
+        leader, a = world.elect(), world.join()
+        head = put_off(world, leader, b"T", 1, b"1-1", b"2-1")
+        assert leader.hand_over(plan(a, {b"T": [b"2-1"]}, {b"T": head})).targets[0].refused == [b"T"]
+
+    def test_a_plan_that_believes_another_time_is_refused(self, world: World) -> None:
+        leader, a = world.elect(), world.join()
+        put_off(world, leader, b"T", 2, b"1-1")
+        assert leader.hand_over(plan(a, {b"T": [b"1-1"]}, {b"T": b"waits@1 5"})).targets[0].refused == [b"T"]
+
+
+class TestOthersWhoReadTheIndex:
+    def test_an_entry_that_comes_again_stays_under_master(self, world: World) -> None:
+        """W5: XCLAIM to a group consumer that is called as the word would hide the entry, and its ticket's second
+        would go out before it."""
+        leader = world.elect()
+        put_off(world, leader, b"T", redis_ms(world.link) + HOUR_MS, b"1-1", b"2-1")
+        lose_the_group(world)
+        fetch(leader, 10)
+        assert leader.rejoin([(b"T", b"1-1"), (b"T", b"2-1")]) == ([b"1-1", b"2-1"], [])
+        assert world.pending() == {b"master": [b"1-1", b"2-1"]}
+
+    def test_what_was_taken_out_of_the_pending_list_comes_back_under_master(self, world: World) -> None:
+        leader = world.elect()
+        put_off(world, leader, b"T", redis_ms(world.link) + HOUR_MS, b"1-1", b"2-1")
+        world.link.call("XACK", world.keys.stream, world.keys.group, "1-1")
+        assert leader.restore([(b"T", ())]) == [b"1-1"]
+        assert world.pending() == {b"master": [b"1-1", b"2-1"]}
+
+    def test_a_rule_may_end_it(self, world: World) -> None:
+        leader = world.elect()
+        head = put_off(world, leader, b"T", redis_ms(world.link) + HOUR_MS, b"1-1", b"2-1")
+        doomed = Condemned(b"T", head, [b"1-1"], Rule(Target.TICKET, "T", RuleAction.DEAD_LETTER, id="r"))
+        assert leader.end_by_rule([doomed]) == ([doomed], [])
+        assert world.head(b"T") == head
+        assert world.pending() == {b"master": [b"2-1"]}
+
+    def test_set_back_entries_of_it_are_not_in_processing(self, world: World) -> None:
+        leader = world.elect()
+        put_off(world, leader, b"T", redis_ms(world.link) + HOUR_MS, b"1-1")
+        assert sort_again([(b"1-1", b"T")], Board(512), world.stream) == ([], [(b"1-1", b"T")])
+
+
+class TestTakeover:
+    @pytest.mark.parametrize("after_ms", [-1, HOUR_MS])
+    def test_a_new_leader_plans_at_once_what_is_due_and_nothing_before(self, world: World, after_ms: int) -> None:
+        leader, a = world.elect(), world.join()
+        due_ms = redis_ms(world.link) + after_ms
+        put_off(world, leader, b"T", due_ms, b"1-1", b"2-1")
+        found = adopted(world, leader)
+        board, now_s = found.board, due_ms / 1000
+        assert (found.taken_back, board.in_flight, board.parked) == (0, 0, 2)
+        assert set(board.consumers) == {a.incarnation}, "no incarnation of that name is to be recovered"
+        board.learn_time(redis_ms(world.link), now_s)
+        planned = board.plan(100, now_s)
+        assert (planned is None) == (after_ms > 0)
+        assert (board.next_due_s() is None) == (after_ms < 0)
+        if planned is not None:
+            assert leader.hand_over(planned).targets[0].refused == []

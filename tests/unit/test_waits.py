@@ -1,0 +1,80 @@
+"""Waits: the board lets a ticket that was given back until a time alone, and plans it then."""
+
+from __future__ import annotations
+
+from tests.boards import NOW, answer, arrive, board_with, hand_over, ids, planned, wait_once
+from usher.master.policy.board.board import Board
+from usher.master.policy.board.tickets import Standing
+
+#: Redis' clock, when ours says NOW.
+REDIS_MS = 1_790_000_000_000
+
+
+def _waiting(after_ms: int = 5_000, window: int = 512) -> Board:
+    board = board_with("c", window=window)
+    board.learn_time(REDIS_MS, NOW)
+    board.set_record(b"T", b"waits@%d" % (REDIS_MS + after_ms), 5, ids(2, 1), NOW)
+    return board
+
+
+def test_it_is_planned_when_it_is_due_with_what_came_meanwhile_behind_it() -> None:
+    board = _waiting()
+    arrive(board, b"T", 3)
+    assert (board.in_flight, board.parked, board.room) == (0, 3, 100), "it takes nobody's share, and no slot"
+    assert board.plan(100, NOW + 4.999) is None
+    assert board.next_due_s() == NOW + 5
+    plan = board.plan(100, NOW + 5)
+    assert planned(plan) == {("c:1", b"T"): ids(1, 2, 3)}
+    assert plan is not None
+    [part] = plan.targets[0].parts
+    assert (part.believed, part.changes_owner) == (b"waits@%d 5" % (REDIS_MS + 5_000), True)
+    assert board.next_due_s() is None
+
+
+def test_a_wait_that_was_changed_meanwhile_counts_from_its_record() -> None:
+    board = _waiting()
+    board.set_record(b"T", b"waits@%d" % (REDIS_MS + 9_000), 5, ids(1, 2), NOW)
+    assert board.plan(100, NOW + 8.999) is None
+    assert board.plan(100, NOW + 9) is not None
+    board = _waiting()
+    board.set_record(b"T", b"returned", 5, ids(1, 2), NOW)
+    assert board.plan(100, NOW) is not None
+
+
+def test_a_refused_one_waits_until_its_record_is_read_again() -> None:
+    """Redis' clock was behind what we thought."""
+    board = _waiting()
+    plan = board.plan(100, NOW + 5)
+    assert plan is not None
+    board.confirm(plan, answer(plan, refused=[b"T"]))
+    assert board.tickets[b"T"].standing is Standing.UNSURE
+    board.learn_time(REDIS_MS + 4_900, NOW + 5)
+    board.set_record(b"T", b"waits@%d" % (REDIS_MS + 5_000), 5, ids(1, 2), NOW + 5)
+    assert board.plan(100, NOW + 5.09) is None
+    assert board.plan(100, NOW + 5.1) is not None
+    wait_once(board)
+
+
+def test_one_that_is_over_is_forgotten_and_its_timer_does_nothing() -> None:
+    board = _waiting()
+    board.clear_record(b"T")
+    assert board.tickets[b"T"].parked, "what is under master, nobody has ended"
+    assert hand_over(board) == {("c:1", b"T"): ids(1, 2)}
+    board.free("c:1", [(b"T", ids(1, 2))], NOW)
+    assert not board.tickets
+    assert board.plan(100, NOW + 5) is None
+
+
+def test_lost_announcements_are_found_by_comparing() -> None:
+    board = _waiting()
+    assert board.quiet_since(NOW + 1) == [b"T"]
+
+
+def test_full_memory_leaves_what_stands_behind_to_redis_until_it_is_due() -> None:
+    board = _waiting(window=2)
+    arrive(board, b"T", 3, 4, 5)
+    board.unload()
+    assert board.parked == 2
+    assert board.to_read() is None, "it would be read again and again while it waits"
+    assert planned(board.plan(100, NOW + 5)) == {("c:1", b"T"): ids(1, 2)}
+    assert board.to_read() == b"2-0"
