@@ -43,8 +43,10 @@ from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.lifecycle.lease_guard import LeaseGuard
 from usher.consumer.lifecycle.master_client import MasterClient, MasterUnavailable
 from usher.consumer.lifecycle.owner_scripts import Letter, OwnerScripts
+from usher.consumer.lifecycle.process_ending import ProcessEnding
 from usher.consumer.lifecycle.progress_watch import ProgressWatch
 from usher.consumer.lifecycle.registrar import Taken
+from usher.consumer.orders import Orders
 from usher.consumer.policy.acks import linger
 from usher.consumer.policy.outcome import RetryPolicy
 from usher.consumer.settings import ConsumerSettings
@@ -113,9 +115,7 @@ class Incarnation:
             self.lanes, self.acker, journal, self.lease, policy, settings.ack_mode == "strict", limit_s, on_lost
         )
         call_in_children(self.executor.end_in_child)
-        self.reader = InboxReader(link("read"), keys, name, self.lanes, self.lease)
-        self.reader.most_bytes, self.reader.slots = settings.capacity_bytes, settings.concurrency
-        self.reader.message_type = message_type(keys.stream, settings.sources is not None)
+        self.reader = self._make_reader(settings, wires, keys, on_lost)
         self.heartbeat = Heartbeat(beat_link, steps(beat_link), self.lease, self._works, on_lost)
         self.guard = LeaseGuard(self.lease, on_lost)
         self.pool = _pool(with_spans(handler, keys.stream), self.executor, settings.concurrency)
@@ -135,6 +135,18 @@ class Incarnation:
             self._deregister,
         )
         self._goodbye = master_client(settings, taken.leader_url)
+
+    def _make_reader(
+        self, settings: ConsumerSettings, wires: _Wires, keys: Keys, on_lost: Callable[[str], None]
+    ) -> InboxReader:
+        link = wires.link("read")
+        reader = InboxReader(link, keys, self.name, self.lanes, self.lease)
+        reader.most_bytes, reader.slots = settings.capacity_bytes, settings.concurrency
+        reader.message_type = message_type(keys.stream, settings.sources is not None)
+        steps, is_flushed = wires.steps(link), lambda: self.acker.is_flushed
+        ending = ProcessEnding(steps, is_flushed, self._journal, settings.run_log_length, on_lost)
+        reader.on_order = Orders(self.executor, self._journal, ending).obey
+        return reader
 
     def _watchdog(self, wires: _Wires, limit_s: float, run_log_length: int, on_lost: Callable[[str], None]) -> Watchdog:
         link, running = wires.link("watch"), self.executor.running

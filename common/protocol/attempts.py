@@ -17,6 +17,11 @@ _ONE = re.compile(rb"[0-9]{1,9}")
 CUT_OFF, RAN_PAST = "its process ended while its handler ran", "it ran past USHER_HANDLER_SECONDS"
 
 
+#: So many failures use up every number of attempts: an operator has given the message up (lua/operations/order.lua).
+#: Consumers of any version make a dead letter of it in its turn.
+GIVEN_UP = 900_000_000
+
+
 class Attempts(NamedTuple):
     """The counts of one message. ``starts``: known starts of its handler. ``failures``: starts that are charged against
     max_attempts. ``crashes``: unexplained ends of the process while it ran; 0: it is no suspect. ``losses``: silent
@@ -36,7 +41,13 @@ class Attempts(NamedTuple):
         >>> Attempts(starts=9, failures=1, crashes=0).blamed().failures
         2
         """
-        return self._replace(failures=min(self.starts, self.failures + self.crashes + 1))
+        charged = min(self.starts, self.failures + self.crashes + 1)
+        return self._replace(failures=max(self.failures, charged))
+
+    @property
+    def is_given_up(self) -> bool:
+        """True if an operator has given the message up."""
+        return self.failures >= GIVEN_UP
 
     @property
     def put_off(self) -> bool:

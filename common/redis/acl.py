@@ -184,6 +184,7 @@ _MASTER = (
     "count_between",
     "trim",
     "change_rules",
+    "order",
     "end_by_rule",
     "ticket_entries",
     "find_entries",

@@ -15,6 +15,9 @@ from usher.common.redis.client import CommandRefused, Link
 _RECORD = re.compile(rb"[^\s]+ (?:0|[1-9][0-9]{0,19})(?: [0-9]{1,20}-[0-9]{1,20})+")
 
 
+_ORDER = [b"order", b"ticket", b"id"]
+
+
 class Entry(NamedTuple):
     """An entry as Redis sends it: ``fields`` is the flat list of names and values, or None when the body is gone."""
 
@@ -30,12 +33,22 @@ class HandOver(NamedTuple):
     ids: list[bytes]
 
 
+class Order(NamedTuple):
+    """An operator's order about a message (lua/operations/order.lua). ``what``: retry, give_up or cancel."""
+
+    what: str
+    ticket: bytes
+    id: bytes
+
+
 class InboxRecord(NamedTuple):
-    """A record of an inbox. ``bodies``: fields by id of some of the messages, which need not be fetched."""
+    """A record of an inbox: hand-overs, or an order. ``bodies``: fields by id of some of the messages, which need not
+    be fetched."""
 
     id: bytes
     parts: list[HandOver]
     bodies: dict[bytes, list[bytes]]
+    order: Order | None = None
 
 
 class TicketRecord(NamedTuple):
@@ -90,7 +103,10 @@ def separator(tickets: Sequence[bytes]) -> bytes:
 def parse_inbox(reply: Any) -> Iterator[InboxRecord]:
     """Yield the records of an XREAD reply on one inbox; none for an empty reply."""
     for record_id, fields in reply[0][1] if reply else ():
-        yield InboxRecord(record_id, list(_hand_overs(fields)), _bodies(fields))
+        if len(fields) == 6 and fields[::2] == _ORDER:
+            yield InboxRecord(record_id, [], {}, Order(fields[1].decode(), fields[3], fields[5]))
+        else:
+            yield InboxRecord(record_id, list(_hand_overs(fields)), _bodies(fields))
 
 
 def _hand_overs(fields: list[bytes]) -> Iterator[HandOver]:

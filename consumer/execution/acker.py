@@ -30,7 +30,7 @@ from usher.consumer.execution.reporter import Reporter
 from usher.consumer.handlers.message import Message
 from usher.consumer.lifecycle.owner_scripts import Buried, Letter, OwnerScripts
 from usher.consumer.policy.acks import AckBatch, AckLedger, FailedAttempt, Finished, Linger, Success
-from usher.consumer.policy.outcome import Bury
+from usher.consumer.policy.outcome import OPERATOR, Bury
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,8 @@ BATCH = 500
 _LETTERS, _LETTER_BYTES = 50, 1 << 22
 #: The policy under which a ticket goes on after a dead letter.
 SKIP = "skip"
+#: Reasons of dead letters after which a ticket goes on under any policy.
+_GOES_ON = ("body_gone", OPERATOR)
 
 
 class GivenUp(NamedTuple):
@@ -143,7 +145,7 @@ class Acker(Service):
         """Give a message up; its lane is held. If its ticket does not simply go on, its queued messages are not ours
         from now on: the script takes them back, and they may be handed to us again before we have seen its answer."""
         # Nothing waits behind a message without a ticket id, so there is nothing to halt.
-        policy = SKIP if bury.reason == "body_gone" or not message.ticket_id else self.policy
+        policy = SKIP if bury.reason in _GOES_ON or not message.ticket_id else self.policy
         if policy != SKIP:
             with self._lanes.locked() as board:
                 board.close_fence(message.ticket, message.fence, message.stream_id)

@@ -18,6 +18,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import GiveUp, RetryLater, UsherError, readable
 from usher.common.base.log import event, in_hand
 from usher.common.base.text import format_error
+from usher.common.protocol.attempts import GIVEN_UP
 from usher.common.protocol.run_log import CRASHED, FAILED, GAVE_UP, RETRY_LATER
 from usher.common.runtime.fork_guard import leave
 from usher.consumer.execution.lanes import Lanes, MessageLane
@@ -101,6 +102,9 @@ class Executor:
         self._limit_s = limit_s
         # Messages whose handlers run, by the identity of the message; kept only with a time limit.
         self.running: dict[int, Message] = {}
+        # Messages that an operator has given up, or whose run in a child process is to be ended. Few: of this process.
+        self.given_up: set[bytes] = set()
+        self.cancelled: set[bytes] = set()
         self.refused_children = 0  # child processes in a row that could not load the handler
         self.handled = 0  # only roughly right: counted without a lock, for people to look at
         self.failed = 0
@@ -230,6 +234,8 @@ class Executor:
             message.survived()
         if text is None:
             text = ErrorText(format_error(problem), type_name(problem), traced(problem))
+        if message.stream_id in self.given_up:
+            message.failures = GIVEN_UP
         decision = decide(problem, message.failures, self._policy, self.rng)
         run = Finished(
             message.ticket, message.stream_id, message.fence, message.attempt, message.start_us, time.time_ns() // 1000

@@ -24,7 +24,7 @@ could not be fetched::
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -39,6 +39,7 @@ from usher.common.redis.client import Arg, Link
 from usher.common.redis.replies import (
     HandOver,
     InboxRecord,
+    Order,
     TicketStream,
     parse_bodies,
     parse_inbox,
@@ -142,6 +143,7 @@ class InboxReader(Service):
         self._postponed: list[HandOver] = []
         self.messages = 0
         self.message_type = Message
+        self.on_order: Callable[[Order], None] = lambda order: None
 
     @property
     def is_blocked(self) -> bool:
@@ -223,6 +225,7 @@ class InboxReader(Service):
                 raise
             del filling.left[: len(page)]
         self._state, self._last_record = _IDLE, filling.records[-1].id
+        self._obey(filling.records)
         if filling.is_all:
             self._forget_closed(filling.closed_fences)
         self._records_to_trim += len(filling.records)
@@ -262,9 +265,16 @@ class InboxReader(Service):
             ready = _by_id(part for part in parts if part.ticket not in ending)
             self._fill_lanes(ready, self._unknown(ready), {})
             self._postponed = [part for part in parts if part.ticket in ending]
+            self._obey(records)
             if not records:
                 return not self._postponed
             self._last_record = records[-1].id
+
+    def _obey(self, records: list[InboxRecord]) -> None:
+        """Carry out the orders among these records. The messages that were handed over before them are in the lanes."""
+        for record in records:
+            if record.order is not None:
+                self.on_order(record.order)
 
     def _trim(self) -> None:
         """Trim the records that were read from the inbox: they need not stay while nothing comes."""

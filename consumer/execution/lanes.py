@@ -86,6 +86,14 @@ class Lanes:
             self._wake(len(self._board.ready))
         self.on_ready()
 
+    def hasten(self, ticket: bytes, entry_id: bytes) -> bool:
+        """Let a ticket go on that waits to start this message again. Return whether it waited."""
+        with self._changed:
+            is_due = self._board.hasten(ticket, entry_id)
+            self._wake(len(self._board.ready))
+        self.on_ready()
+        return is_due
+
     # ---- runners -----------------------------------------------------------------------------------------------------
 
     def next_lane(self, timeout_s: float, ended: Ended | None = None) -> MessageLane | None:

@@ -42,6 +42,10 @@ def most_children(slots: int) -> int:
     return min(slots, _MOST_CHILDREN)
 
 
+class _CancelAsked(Exception):
+    """An operator wants what runs in the child to end."""
+
+
 class _StopAsked(Exception):
     """This worker is to end, whatever its child does."""
 
@@ -62,6 +66,7 @@ class SuspectWorker(Service):
         self._steps = steps
         self._spec = spec
         self._child: HandlerProcess | None = None
+        self._runs = b""  # the message that the child runs
         self._told_s = 0.0  # the end of the lease, as the child knows it
 
     def run_once(self) -> float:
@@ -114,7 +119,17 @@ class SuspectWorker(Service):
             return
         event(log, "suspect_isolated", **message.facts(), crashes=message.crashes, losses=message.losses)
         is_fresh, began_ns = child.is_fresh, time.monotonic_ns()
-        result = child.run(_piece_of(message))
+        self._runs = message.stream_id
+        try:
+            result = child.run(_piece_of(message))
+        except _CancelAsked:
+            self._end_child(gently=False)
+            text = ErrorText("an operator ended its run (`usher actions` says who, and why)")
+            executor.raised(lane, message, ProcessEnded(is_stuck=True, is_blamed=True), text)
+            return
+        finally:
+            self._runs = b""
+            executor.cancelled.discard(message.stream_id)
         if result.how == DONE:
             end_us = message.start_us + (time.monotonic_ns() - began_ns) // 1000
             if executor.succeeded(lane, message, message.start_us, end_us):
@@ -155,6 +170,8 @@ class SuspectWorker(Service):
         """Tell the child when the lease was renewed. Called again and again while it runs. Raises _StopAsked."""
         if self.stopping:
             raise _StopAsked
+        if self._runs in self._executor.cancelled:
+            raise _CancelAsked
         ends_s = self._lease.ends_s
         if ends_s != self._told_s and self._child is not None and self._child.tell({LEASE: ends_s}):
             self._told_s = ends_s

@@ -20,7 +20,7 @@ import re
 import struct
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from usher.common.base.log import event
 from usher.common.protocol.attempts import Attempts
@@ -41,6 +41,15 @@ _FREE, _RUNNING, _BLAMED = 0, 1, 2
 _ID = re.compile(rb"[0-9]{1,20}-[0-9]{1,20}")
 #: The slot of a start that found no free one.
 _NOWHERE = 0
+
+
+class KnownStart(Protocol):
+    """A start that this journal has, as a message or as ``running`` returns it."""
+
+    @property
+    def stream_id(self) -> bytes: ...
+    @property
+    def slot(self) -> int: ...
 
 
 class Former(NamedTuple):
@@ -89,23 +98,26 @@ class Journal:
         for at in range(_HEADER.size, len(self._map) - _SLOT.size + 1, _SLOT.size):
             left = _left(self._map, at)
             if left is not None and left.ticket == ticket:
-                found.append(left)
+                found.append(left._replace(slot=at))
         return found
 
-    def blame(self, messages: Iterable[Message]) -> None:
-        """Note that this process is about to end because of these messages, and of no other."""
-        for message in messages:
-            slot = message.slot
-            if slot:
-                self._map[slot + _STATE] = _BLAMED
-                if message.slot != slot:  # it ended at this moment, and another message may have its slot
-                    self._map[slot + _STATE] = _RUNNING
+    def blame(self, starts: Iterable[KnownStart]) -> None:
+        """Note that this process is about to end because of these starts, and of no other."""
+        for one in starts:
+            if self._has(one):
+                self._map[one.slot + _STATE] = _BLAMED
+                if not self._has(one):  # it ended at this moment, and another message may have its slot
+                    self._map[one.slot + _STATE] = _RUNNING
         self.explain()
 
-    def forget(self, message: Message) -> None:
+    def forget(self, start: KnownStart) -> None:
         """Clear the record of a start that is in Redis. Its slot is not used again: its handler may still run."""
-        if message.slot:
-            self._map[message.slot + _STATE] = _FREE
+        if self._has(start):
+            self._map[start.slot + _STATE] = _FREE
+
+    def _has(self, start: KnownStart) -> bool:
+        there = _left(self._map, start.slot) if start.slot else None
+        return there is not None and there.stream_id == start.stream_id
 
     def explain(self) -> None:
         """Note that this process is about to end and knows why: the messages that run are not to blame, except for

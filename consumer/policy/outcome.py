@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from usher.common.base.backoff import backoff_s
 from usher.common.base.errors import GiveUp, RetryLater
 from usher.common.base.text import format_error
-from usher.common.protocol.attempts import CUT_OFF, Attempts
+from usher.common.protocol.attempts import CUT_OFF, GIVEN_UP, Attempts
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class Bury:
     traceback: str = field(default="", compare=False)
 
 
+#: Reason of the dead letter of a message that an operator gave up.
+OPERATOR = "operator"
 #: Longest wait in seconds that can be asked for: ten years. Longer ones are no meaningful times.
 _LONGEST_WAIT_S = 10 * 365 * 86_400.0
 
@@ -50,6 +52,8 @@ def unended(known: Attempts) -> Bury:
     >>> unended(Attempts(starts=4, failures=4, crashes=2)).error
     'its process ended while its handler ran (handler_crashed or handler_stuck in the logs)'
     """
+    if known.is_given_up:
+        return Bury(OPERATOR, "an operator gave it up (`usher actions` says who, and why)")
     if known.crashes:
         error = f"{CUT_OFF} (handler_crashed or handler_stuck in the logs)"
     else:
@@ -63,6 +67,7 @@ def decide(raised: BaseException, failures: int, policy: RetryPolicy, rng: rando
     ==================  ====================  =================================
     the handler raised  attempts left         decision
     ==================  ====================  =================================
+    anything            given up by operator  Bury("operator")
     GiveUp              any                   Bury("gave_up")
     RetryLater          any                   TryAgain after what it asked for
     anything else       yes                   TryAgain with backoff
@@ -70,6 +75,8 @@ def decide(raised: BaseException, failures: int, policy: RetryPolicy, rng: rando
     ==================  ====================  =================================
     """
     error = format_error(raised)
+    if failures >= GIVEN_UP:
+        return Bury(OPERATOR, error)
     if isinstance(raised, GiveUp):
         return Bury("gave_up", error)
     if isinstance(raised, RetryLater):

@@ -58,7 +58,7 @@ class Left(NamedTuple):
     """A start that had not ended when its process did. ``before``: the message's attempts, this start included.
 
     ``is_blamed``: the process itself noted that it ends because of this one. ``start_us``: microseconds since the
-    epoch.
+    epoch. ``slot``: its place in the journal of the process that runs it.
     """
 
     ticket: bytes
@@ -67,6 +67,7 @@ class Left(NamedTuple):
     before: Attempts
     start_us: int
     is_blamed: bool
+    slot: int = 0
 
 
 def suspects(left: Sequence[Left], is_explained: bool) -> list[tuple[Left, Attempts]]:

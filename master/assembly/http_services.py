@@ -29,6 +29,7 @@ from usher.master.operations.action_log import ActionLog
 from usher.master.operations.bulk_letters import BulkLetters
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import LiveRules
+from usher.master.operations.ticket_orders import TicketOrders
 from usher.master.web.adapter import ServicePort
 from usher.master.web.operations_adapter import Operations
 from usher.master.web.pages.port import PagePort
@@ -112,7 +113,8 @@ class HttpServices:
             self._status.sources,
             place.settings.by_stream,
         )
-        return Operations(keys.stream, LiveRules(link("rules"), keys), ActionLog(link("actions"), keys), explainer)
+        rules, actions = LiveRules(link("rules"), keys), ActionLog(link("actions"), keys)
+        return Operations(keys.stream, rules, actions, explainer, TicketOrders(link("orders"), keys))
 
     def _make_pages(self) -> PagePort:
         place, link, keys = self._place, self._place.link, self._place.keys

@@ -11,6 +11,7 @@ from usher.common.runtime.settings import CommonSettings, options
 from usher.master.cli.options import caller, operator_context, print_rule_set_change, why_option
 from usher.master.cli.shared import console, consumers_table, print_json, status_reader
 from usher.master.operations.live_rules import TooManyRules
+from usher.master.operations.ticket_orders import TicketOrders
 from usher.master.web.operations_adapter import Operations
 
 
@@ -68,7 +69,7 @@ def resume(flags: dict[str, Any], name: str, why: str, as_json: bool) -> None:
 
 def _change(flags: dict[str, Any], name: str, why: str, as_json: bool, what: str) -> None:
     with operator_context(flags) as at:
-        operations = Operations(at.keys.stream, at.rules, at.actions, at.explainer)
+        operations = Operations(at.keys.stream, at.rules, at.actions, at.explainer, TicketOrders(at.link, at.keys))
         step = operations.drain if what == "drain" else operations.resume
         try:
             changed = step(name, caller(why))

@@ -1,4 +1,4 @@
-"""Define ``usher tickets``: look at tickets in processing, and explain what one waits for."""
+"""Define ``usher tickets``: look at tickets in processing, explain what one waits for, and order what becomes of it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from usher.common.base.labels import label
 from usher.common.base.text import escape_control
 from usher.common.runtime.settings import CommonSettings, options
 from usher.master.cli.follow import follow_ticket
-from usher.master.cli.options import OperatorContext, operator_context, session
+from usher.master.cli.options import OperatorContext, caller, operator_context, session, why_option
 from usher.master.cli.shared import console, print_json, status_reader, table, tickets_table, unblock_hint
 from usher.master.insight.ticket_states import LOOKED_AT
+from usher.master.operations.ticket_orders import OrderResult, TicketOrders
+from usher.master.policy.ticket_orders import TicketOrder
 
 
-@click.group(help="Look at tickets in processing.")
+@click.group(help="Look at tickets in processing, and order what becomes of their first messages.")
 def tickets() -> None:
     pass
 
@@ -104,7 +106,7 @@ class ExplainSettings(CommonSettings):
 @options(ExplainSettings)
 def explain_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None:
     with operator_context(flags) as at:
-        document = _ask_leader(at, ticket_id) or at.explainer.explain(ticket_id).document()
+        document = _explained(at, ticket_id)
     if as_json:
         print_json(document)
         return
@@ -123,6 +125,10 @@ def explain_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None
         click.echo(f"  and {len(document['entries']) - len(shown)} more")
     for way in document["commands"]:
         click.echo(escape_control(f"  {way['command']}   # {way['does']}"))
+
+
+def _explained(at: OperatorContext, ticket_id: str) -> dict[str, Any]:
+    return _ask_leader(at, ticket_id) or at.explainer.explain(ticket_id).document()
 
 
 def _ask_leader(at: OperatorContext, ticket_id: str) -> dict[str, Any] | None:
@@ -145,5 +151,63 @@ def _ask_leader(at: OperatorContext, ticket_id: str) -> dict[str, Any] | None:
     )
 
 
+_ORDERS = {
+    TicketOrder.RETRY: (
+        "retry",
+        "Start a ticket's first message now, instead of waiting for its next attempt.",
+    ),
+    TicketOrder.GIVE_UP: (
+        "give-up",
+        "Make a dead letter of a ticket's first unfinished message, in its turn; the ticket goes on with the next one,"
+        " under any dead letter policy. A message that runs is given up when its run has failed.",
+    ),
+    TicketOrder.CANCEL: (
+        "cancel",
+        "End the run of a ticket's message, as that of one past its deadline is ended: with its process, unless it has"
+        " one of its own. It counts as a crash, and what else runs there is cut off and runs again.",
+    ),
+}
+
+
+def _add_order(order: TicketOrder) -> None:
+    name, text = _ORDERS[order]
+
+    @tickets.command(name, help=f"{text} Exit code 1 when this makes no sense now.")
+    @click.argument("ticket_id")
+    @click.option("--preview", is_flag=True, help="Only say what it would do.")
+    @click.option("--yes", is_flag=True, help="Do not ask.")
+    @why_option()
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+    @options(ExplainSettings)
+    def give(flags: dict[str, Any], ticket_id: str, preview: bool, yes: bool, why: str, as_json: bool) -> None:
+        by = caller(why)
+        with operator_context(flags) as at:
+            orders = TicketOrders(at.link, at.keys)
+            result = orders.preview(order, ticket_id, lambda asked: _explained(at, asked))
+            if result.outcome == "planned" and not preview:
+                _ask(result, yes, as_json)
+                result = orders.give(order, ticket_id, by, lambda asked: _explained(at, asked))
+        if as_json:
+            print_json(result.shown())
+        else:
+            click.echo(escape_control(f"{result.outcome}: {result.note}"))
+        if result.outcome == "refused":
+            sys.exit(1)
+
+
+def _ask(planned: OrderResult, yes: bool, as_json: bool) -> None:
+    """Ask whether to go on, except for a retry, which harms nothing."""
+    if yes or planned.order == TicketOrder.RETRY.value:
+        return
+    if as_json:
+        raise click.UsageError("--json does not ask: pass --yes too")
+    if not sys.stdin.isatty():
+        raise click.UsageError("stdin is not a terminal: pass --yes")
+    if not click.confirm(escape_control(f"{planned.note}: go on?")):
+        sys.exit(1)
+
+
+for _order in TicketOrder:
+    _add_order(_order)
 tickets.add_command(follow_ticket)
 tickets.add_command(explain_ticket)

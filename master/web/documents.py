@@ -202,6 +202,17 @@ class ConsumerRuleChange(RuleChange):
     name: str
 
 
+class OrderAnswer(TypedDict):
+    """Result of an order. ``outcome``: planned (a preview), asked (``consumer`` was told), or done."""
+
+    ticket_id: str
+    order: str
+    outcome: str
+    note: str
+    message_id: str | None
+    consumer: str | None
+
+
 class ActionRow(TypedDict):
     """An operator's action. ``via``: http or cli."""
 

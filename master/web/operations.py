@@ -1,4 +1,4 @@
-"""The routes for operators: explain, rules, drain, the action log. Any master answers, leader or
+"""The routes for operators: explain, rules, drain, orders about a ticket, the action log. Any master answers, leader or
 standby.
 
 A rule, everywhere::
@@ -15,6 +15,12 @@ A change of the rules answers::
 After this answer nothing is handed over by the former rules; ``handed_over`` messages had been before, and run to their
 end.
 
+An order about the first unfinished message of a ticket, and its answer (refused: problem 409)::
+
+    {"ticket_id": "42", "order": "retry" | "give_up" | "cancel", "reason": "...", "preview": false}
+    {"ticket_id": "42", "order": "retry", "outcome": "planned" | "asked" | "done", "message_id": "17-0",
+     "consumer": "c3" | null, "note": "..."}
+
 An action: ``{"id", "time_ms", "who", "via": "http" | "cli", "what", "on", "why", "outcome", "version"?}``. The form of
 an explanation is in ``usher.master.policy.explain.explain``.
 """
@@ -28,16 +34,18 @@ from flask import Blueprint, Response, request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from usher.common.http.app import Problem, answer, read_json, read_model, unprocessable
-from usher.common.http.fields import OneLine, PageLimit, StreamId
+from usher.common.http.fields import OneLine, PageLimit, StreamId, TicketId
 from usher.common.http.openapi import tells
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.registration import NAME
 from usher.master.operations.action_log import By
 from usher.master.operations.action_log import OperatorAction as Done
 from usher.master.operations.live_rules import RuleSetChange, TooManyRules
+from usher.master.operations.ticket_orders import OrderResult
 from usher.master.policy.rules import LONGEST_REASON, Rule, RuleAction, Rulebook, Target
+from usher.master.policy.ticket_orders import TicketOrder
 from usher.master.web.api import TicketQuery, by_caller, read_ticket_id
-from usher.master.web.documents import Actions, ConsumerRuleChange, Explanation, RuleChange, Rules
+from usher.master.web.documents import Actions, ConsumerRuleChange, Explanation, OrderAnswer, RuleChange, Rules
 
 BODY = 8 * 1024
 _ON_A_PAGE, _MOST_ON_A_PAGE = 100, 500
@@ -65,6 +73,12 @@ class OperationsPort(Protocol):
 
     def resume(self, name: str, by: By) -> RuleSetChange | None:
         """End a drain; None: the consumer was not drained."""
+
+    def order(self, order: TicketOrder, ticket_id: str, by: By | None) -> OrderResult:
+        """Give an order about the first unfinished message of a ticket; without ``by`` only say what it would do."""
+
+    def offers(self, explained: dict[str, Any]) -> list[OrderResult]:
+        """Return the orders that make sense for a ticket that was just explained."""
 
     def actions(self, before: bytes | None, limit: int) -> tuple[list[dict[str, Any]], str | None]: ...
 
@@ -104,6 +118,15 @@ class _Why(BaseModel):
     reason: _Reason = ""
 
 
+class _NewOrder(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    ticket_id: TicketId
+    order: Annotated[str, Field(pattern="^(retry|give_up|cancel)$")]
+    reason: _Reason = ""
+    preview: bool = False
+
+
 class _Page(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -112,8 +135,8 @@ class _Page(BaseModel):
 
 
 def operation_routes(port: OperationsPort) -> Blueprint:
-    """Return ``/api/tickets/{id}/explain``, ``/api/explain``, ``/api/rules``, ``/api/consumers/{name}/drain`` and
-    ``/resume``, ``/api/actions``."""
+    """Return ``/api/tickets/{id}/explain``, ``/api/explain``, ``/api/rules``, ``/api/orders``,
+    ``/api/consumers/{name}/drain`` and ``/resume``, ``/api/actions``."""
     api = Blueprint("operations", __name__, url_prefix="/api")
 
     @api.get("/tickets/<rest:ticket_id>/explain")
@@ -168,8 +191,27 @@ def operation_routes(port: OperationsPort) -> Blueprint:
         )
         return answer({"actions": lines, "cursor": cursor})
 
+    _add_orders(api, port)
     _add_drain(api, port)
     return api
+
+
+def _add_orders(api: Blueprint, port: OperationsPort) -> None:
+    @api.post("/orders")
+    @tells(
+        "Order something about the first unfinished message of a ticket: retry (due now), give_up (it becomes a dead"
+        " letter, in order) or cancel (its run is ended). With preview nothing happens.",
+        {200: OrderAnswer},
+        body=_NewOrder,
+        problems={409: "order_refused"},
+    )
+    def order() -> Response:
+        asked = read_model(_NewOrder, read_json(request, BODY))
+        by = None if asked.preview else by_caller(asked.reason)
+        result = port.order(TicketOrder(asked.order), asked.ticket_id, by)
+        if result.outcome == "refused":
+            raise Problem(409, "order_refused", result.note)
+        return answer(result.shown())
 
 
 def _add_drain(api: Blueprint, port: OperationsPort) -> None:

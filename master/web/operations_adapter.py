@@ -1,5 +1,5 @@
 """Adapt the running master to operators (``usher.master.web.operations.OperationsPort``): explain, rules, drain and
-resume, the action log."""
+resume, orders about a ticket, the action log."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ from typing import Any
 from usher.master.insight.explainer import Explainer
 from usher.master.operations.action_log import ActionLog, By, OperatorAction
 from usher.master.operations.live_rules import LiveRules, RuleSetChange
+from usher.master.operations.ticket_orders import OrderResult, TicketOrders
 from usher.master.policy import rules
 from usher.master.policy.rules import Rule, Rulebook, Target, rule_id
+from usher.master.policy.ticket_orders import TicketOrder
 
 
 class Operations:
     """The operations of one master. Safe for many threads."""
 
-    def __init__(self, stream: str, live_rules: LiveRules, action_log: ActionLog, explainer: Explainer) -> None:
+    def __init__(
+        self, stream: str, live_rules: LiveRules, action_log: ActionLog, explainer: Explainer, orders: TicketOrders
+    ) -> None:
         self.stream = stream
         self._rules = live_rules
         self._log = action_log
         self._explainer = explainer
+        self._orders = orders
 
     def explain(self, ticket_id: str) -> dict[str, Any]:
         return self._explainer.explain(ticket_id).document()
@@ -44,6 +49,17 @@ class Operations:
         """End an operator's drain. A consumer that drains because it shuts down goes on with that."""
         return self._rules.lift(rule_id(Target.CONSUMER, name), by, "resume")
 
+    def order(self, order: TicketOrder, ticket_id: str, by: By | None) -> OrderResult:
+        if by is None:
+            return self._orders.preview(order, ticket_id, self.explain)
+        return self._orders.give(order, ticket_id, by, self.explain)
+
+    def offers(self, explained: dict[str, Any]) -> list[OrderResult]:
+        asked = (
+            self._orders.preview(order, explained["ticket_id"], lambda ticket_id: explained) for order in TicketOrder
+        )
+        return [one for one in asked if one.outcome != "refused"]
+
     def actions(self, before: bytes | None, limit: int) -> tuple[list[dict[str, Any]], str | None]:
         return self._log.page(before, limit)
 
@@ -55,3 +71,4 @@ class Operations:
         self._rules.close()
         self._log.close()
         self._explainer.close()
+        self._orders.close()

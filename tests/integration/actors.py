@@ -39,6 +39,8 @@ from usher.consumer.isolation.worker import SuspectWorker
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.lifecycle.master_client import MasterClient
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts
+from usher.consumer.lifecycle.process_ending import ProcessEnding
+from usher.consumer.orders import Orders
 from usher.consumer.policy.acks import Linger
 from usher.consumer.policy.outcome import RetryPolicy
 from usher.consumer.policy.quarantine import is_unseen
@@ -284,6 +286,8 @@ class ConsumerActor:
         )
         self.suspects = SuspectWorker(0, self.executor, self.lease, self.link, self.steps, ProcessSpec("", "", False))
         self.reader = InboxReader(self.read_link, keys, self.incarnation, self.lanes, self.lease)
+        ending = ProcessEnding(self.steps, lambda: True, self.journal, 0, self.lost.append)
+        self.reader.on_order = Orders(self.executor, self.journal, ending).obey
         self.drain = Drain(self.steps, self.lanes, self.reader, self.acker, LEASE_MS)
         self.runs: list[Run] = []
         self.drains = False

@@ -21,6 +21,7 @@ from usher.master.membership.health_url import parse_hosts
 from usher.master.operations.action_log import ActionLog
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import LiveRules
+from usher.master.operations.ticket_orders import TicketOrders
 from usher.master.web.api import routes
 from usher.master.web.dead_letters import letter_routes
 from usher.master.web.operations import operation_routes
@@ -50,7 +51,11 @@ class _Unused:
 def client(world: World) -> Client:
     link, keys = world.link, world.keys
     operations = Operations(
-        keys.stream, LiveRules(link, keys), ActionLog(link, keys), Explainer(link, keys, "ticket_id", LEASE_MS)
+        keys.stream,
+        LiveRules(link, keys),
+        ActionLog(link, keys),
+        Explainer(link, keys, "ticket_id", LEASE_MS),
+        TicketOrders(link, keys),
     )
     app = web.create_app(__name__, doorman(), 4096)
     app.register_blueprint(routes(_Unused(), parse_hosts("127.0.0.1")))  # type: ignore[arg-type]

@@ -30,6 +30,7 @@ from usher.master.operations.action_log import ActionLog
 from usher.master.operations.bulk_letters import BulkLetters
 from usher.master.operations.dead_letters import DeadLetters, LetterResult
 from usher.master.operations.live_rules import LiveRules
+from usher.master.operations.ticket_orders import TicketOrders
 from usher.master.web.operations_adapter import Operations
 from usher.master.web.pages.port import PagePort
 from usher.master.web.pages.site import add_pages
@@ -51,7 +52,11 @@ class Site:
         self.pulse = LiveOverview(link, keys, "ticket_id", LEASE_MS, self.sockets, lambda ticket: None)
         self.bulk = BulkLetters(DeadLetters(link, keys))
         operations = Operations(
-            keys.stream, LiveRules(link, keys), ActionLog(link, keys), Explainer(link, keys, "ticket_id", LEASE_MS)
+            keys.stream,
+            LiveRules(link, keys),
+            ActionLog(link, keys),
+            Explainer(link, keys, "ticket_id", LEASE_MS),
+            TicketOrders(link, keys),
         )
         story, facts = (
             TicketHistory(link, keys, "ticket_id"),

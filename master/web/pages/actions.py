@@ -10,15 +10,18 @@ from urllib.parse import urlsplit
 from flask import Blueprint, g, redirect, request
 from werkzeug.wrappers import Response as AnyResponse
 
+from usher.common.base.labels import label
 from usher.common.base.text import pluralize
 from usher.common.http.app import Problem
 from usher.common.http.auth import local_path, needs
 from usher.common.http.credentials import Role
-from usher.master.insight.formatting import visible
+from usher.common.protocol.message import LONGEST_TICKET
+from usher.master.insight.formatting import ticket_url, visible
 from usher.master.operations.action_log import FAILED, OperatorAction, chosen_letters, counted
 from usher.master.operations.bulk_letters import DROP, REDRIVE, BulkJob
 from usher.master.operations.dead_letters import AT_ONCE, LetterResult
 from usher.master.policy.letters import also_for
+from usher.master.policy.ticket_orders import TicketOrder
 from usher.master.web.api import by_caller
 from usher.master.web.operations import change_rule, drained
 from usher.master.web.pages.letter_filter import asked_filter, in_words
@@ -46,6 +49,7 @@ def action_routes(port: PagePort, notes: FlashMessages) -> Blueprint:
     _add_letters(actions, port, go)
     _add_jobs(actions, port, go)
     _add_rules(actions, port, go)
+    _add_orders(actions, port, go)
     return actions
 
 
@@ -168,6 +172,18 @@ def _add_rules(actions: Blueprint, port: PagePort, go: Go) -> None:
     def lift() -> AnyResponse:
         changed = port.operations.lift_rule(_read_form_text("id", 64), by_caller(_why()))
         return go(request.form.get("back", "/rules"), "That rule is gone already" if changed is None else changed.told)
+
+
+def _add_orders(actions: Blueprint, port: PagePort, go: Go) -> None:
+    @actions.post("/tickets/order")
+    @needs(Role.OPERATOR)
+    def order() -> AnyResponse:
+        ticket_id = _read_form_text("ticket_id", LONGEST_TICKET)
+        asked = request.form.get("order", "")
+        if asked not in [one.value for one in TicketOrder]:
+            raise Problem(422, "invalid_fields", "the field order must be retry, give_up or cancel")
+        result = port.operations.order(TicketOrder(asked), ticket_id, by_caller(_why()))
+        return go(ticket_url(ticket_id), f"{label(asked)}: {result.outcome}: {result.note}")
 
 
 def _job(port: PagePort, job_id: str) -> BulkJob:

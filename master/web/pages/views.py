@@ -192,6 +192,7 @@ def _ticket_page(port: PagePort, ticket_id: str) -> str:
         raise Problem(422, "invalid_fields", "back is not one from a page") from None
     entries = [entry | {"sent_ms": _ms(entry["id"])} for entry in explained["entries"]]
     facts = {"entries": entries[:_ENTRIES], "more_entries": max(0, len(entries) - _ENTRIES)}
+    facts["orders"] = port.operations.offers(explained)
     live = (
         ticket_url(ticket_id).replace("/tickets/", "/api/tickets/", 1) + "/events"
         if ticket_url(ticket_id).startswith("/tickets/")

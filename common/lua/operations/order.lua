@@ -1,0 +1,54 @@
+-- order: an operator's order about the first unfinished message of a ticket: retry (it starts at once), give_up (whoever
+--        has the ticket next, or has it now and does not run the message, makes a dead letter of it) or cancel (what
+--        runs of it is ended).
+-- KEYS: 1 stream, 2 tickets, 3 attempts, 4 changed, 5 actions, 6 lease of the owner, 7 inbox of the owner; without an
+--       owner there are no 6 and 7
+-- ARGV: 1 group, 2 retry | give_up | cancel, 3 ticket, 4 the head of its record as the caller read it ("" = no record),
+--       5 the message's id, 6 length of the action log, 7 the failures that use up every number of attempts; then names
+--       and values for the action log
+-- Returns: "ASKED" (it stands in the owner's inbox), "DONE" (nobody has the ticket: what was to be done is done),
+--          "MOVED" (the record is another by now, begins with another message, or waits for an operator), "GONE" (the
+--          message is not pending where the record says) or "LOST" (the owner has no lease any more). The last three
+--          change nothing.
+-- Why Lua: the order, its line in the action log and the check of who has the ticket are one step. An XADD alone would
+--          make the inbox of a dead incarnation anew. Repeating the call repeats the order: to give up twice, or to be
+--          due now twice, is the same as once.
+-- Memory: works when full
+--- @include util
+--- @include records
+--- @include attempts
+--- @include tell_leader
+--- @include at_full_memory
+local what, ticket, id = ARGV[2], ARGV[3], ARGV[5]
+redis.call('XLEN', KEYS[4]) -- what is no stream, or no hash, fails here, before anything has changed
+redis.call('XLEN', KEYS[5])
+redis.call('HLEN', KEYS[3])
+local record = redis.call('HGET', KEYS[2], ticket)
+local owner, fence, ids
+if record then owner, fence, ids = read_record(record) end
+if record and not owner or (owner and owner .. ' ' .. fence or '') ~= ARGV[4] then return 'MOVED' end
+local lowest
+for _, one in ipairs(split_ids(ids or id)) do
+  if not lowest or is_above(lowest, one) then lowest = one end
+end
+if lowest ~= id then return 'MOVED' end
+local has_owner = KEYS[6] ~= nil
+local waits = owner and string.find(owner, '^waits@%d+$')
+if owner and not (has_owner or waits or owner == 'returned') then return 'MOVED' end
+if #redis.call('XPENDING', KEYS[1], ARGV[1], id, id, 1, has_owner and owner or 'master') == 0 then return 'GONE' end
+if has_owner and redis.call('EXISTS', KEYS[6]) == 0 then return 'LOST' end
+
+at_full_memory(KEYS[3])
+if what == 'give_up' then
+  local starts, _, crashes, losses = read_attempts(redis.call('HGET', KEYS[3], id))
+  redis.call('HSET', KEYS[3], id, attempts_value(starts, ARGV[7], crashes, losses))
+end
+if has_owner then
+  redis.call('XADD', KEYS[7], '*', 'order', what, 'ticket', ticket, 'id', id)
+elseif waits then
+  write_record(KEYS[2], ticket, 'returned', fence, ids)
+  tell_leader(KEYS[4], ticket)
+end
+local outcome = has_owner and 'ASKED' or 'DONE'
+redis.call('XADD', KEYS[5], 'MAXLEN', '~', ARGV[6], '*', 'outcome', string.lower(outcome), unpack(ARGV, 8))
+return outcome

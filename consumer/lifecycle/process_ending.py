@@ -1,0 +1,63 @@
+"""End of the process because of handlers that run in it: by the watchdog, or because an operator asked for it.
+
+The messages become suspects, everything that finished is acknowledged, and the process leaves; its successor, a new
+incarnation with the same name lock, gets the tickets back at once. The journal names the messages to blame, should
+Redis not hear of it; whatever else ran was only in the way.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from usher.common.base.errors import OwnershipLost, RedisTrouble
+from usher.common.base.log import event
+from usher.common.protocol.run_log import CRASHED, encode
+from usher.common.redis.client import CommandRefused
+from usher.consumer.lifecycle.journal import Journal
+from usher.consumer.lifecycle.owner_scripts import OwnerScripts
+from usher.consumer.policy.acks import Finished
+from usher.consumer.policy.quarantine import Left
+
+log = logging.getLogger(__name__)
+
+#: Finished messages get this long to be acknowledged before the process leaves.
+_FLUSH_S = 0.5
+_POLL_S = 0.01
+
+
+class ProcessEnding:
+    """The way to end this process. ``leave`` gets the reason. Belongs to the thread of the connection behind
+    ``steps``."""
+
+    def __init__(
+        self,
+        steps: OwnerScripts,
+        is_flushed: Callable[[], bool],
+        journal: Journal,
+        run_log_length: int,
+        leave: Callable[[str], None],
+    ) -> None:
+        self._steps = steps
+        self._is_flushed = is_flushed
+        self._journal = journal
+        self._run_log_length = run_log_length
+        self._leave = leave
+
+    def end(self, starts: Sequence[Left], why: str) -> None:
+        """Charge these starts, which have not ended, with an end of their process, and leave."""
+        charged = {one.stream_id: one.before._replace(crashes=one.before.crashes + 1) for one in starts}
+        self._journal.blame(starts)
+        runs = [Finished(one.ticket, one.stream_id, one.fence, one.before.starts, one.start_us, 0) for one in starts]
+        record = encode(self._steps.incarnation, runs, [CRASHED] * len(runs)) if self._run_log_length else b""
+        try:
+            self._steps.charge(charged, record, self._run_log_length)
+            for one in starts:
+                self._journal.forget(one)
+        except (OwnershipLost, RedisTrouble, CommandRefused) as trouble:  # the process leaves whatever Redis answers
+            event(log, "attempt_not_recorded", level=logging.WARNING, why=str(trouble))
+        until_s = time.monotonic() + _FLUSH_S
+        while not self._is_flushed() and time.monotonic() < until_s:
+            time.sleep(_POLL_S)
+        self._leave(why)

@@ -1,0 +1,111 @@
+"""Orders of operators about the first unfinished message of a ticket: whether one makes sense now, and what it will do.
+Pure.
+
+=========  ============================================================================================================
+order      effect
+=========  ============================================================================================================
+retry      the message, which waits for its next attempt, is due at once
+give_up    it becomes a dead letter in its turn, and the ticket goes on: at once if it waits where it is, when its run
+           has failed if it runs, when a consumer gets it if nobody has it. A run that succeeds is a success.
+cancel     its run is ended as a run past its deadline is: with its process, unless it has one of its own; that counts
+           as a crash
+=========  ============================================================================================================
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+from usher.common.protocol.stream_id import rank
+
+
+class OwnedRecord(Protocol):
+    """A ticket's record in the index."""
+
+    @property
+    def owner(self) -> bytes: ...
+    @property
+    def fence(self) -> int: ...
+    @property
+    def ids(self) -> list[bytes]: ...
+
+
+class TicketOrder(enum.Enum):
+    RETRY = "retry"
+    GIVE_UP = "give_up"
+    CANCEL = "cancel"
+
+
+class PlannedOrder(NamedTuple):
+    """Plan of an order. ``refused``: why it makes no sense now, or "". ``does``: what it does, for people.
+    ``believed``: the head of the ticket's record, "" without one. ``owner``: the incarnation that carries it out, or
+    ""."""
+
+    refused: str = ""
+    does: str = ""
+    message_id: bytes = b""
+    believed: bytes = b""
+    owner: str = ""
+
+
+def plan_order(order: TicketOrder, record: OwnedRecord | None, told: Mapping[str, Any]) -> PlannedOrder:
+    """Return what the order would do. ``told``: the explanation of the ticket (``usher.master.policy.explain.facts``),
+    a moment older than its record."""
+    if record is None:
+        return _of_parked(order, told)
+    head = min(record.ids, key=rank)
+    believed = b"%s %d" % (record.owner, record.fence)
+    if b":" in record.owner:
+        return _of_owned(order, head, believed, record.owner.decode(), told)
+    if record.owner == b"returned" or record.owner.startswith(b"waits@"):
+        waits = record.owner != b"returned"
+        if order is TicketOrder.CANCEL or (order is TicketOrder.RETRY and not waits):
+            return _refuse(order, told)
+        does = "is due now" if order is TicketOrder.RETRY else _NEXT_LETTER
+        return PlannedOrder("", f"{head.decode()} {does}", head, believed)
+    return _refuse(order, told)
+
+
+_NEXT_LETTER = "becomes a dead letter as soon as a consumer gets it, and the ticket goes on"
+
+
+def _of_owned(order: TicketOrder, head: bytes, believed: bytes, owner: str, told: Mapping[str, Any]) -> PlannedOrder:
+    rows = {row["id"]: row["state"] for row in told["entries"]}
+    has_answered = told["max_attempts"] is not None  # else nobody knows whether it runs
+    state = rows.get(head.decode(), "handed_over")
+    name, of = owner.rpartition(":")[0], head.decode()
+    if order is TicketOrder.RETRY:
+        if has_answered and state != "retrying":
+            return _refuse(order, told)
+        does = f"{of}, which waits on {name} for its next attempt, is due now"
+    elif order is TicketOrder.CANCEL:
+        if has_answered and state != "running":
+            return _refuse(order, told)
+        does = (
+            f"the run of {of} on {name} is ended, and counts as a crash; it ends the process of {name}, so what else"
+            " runs there is cut off and runs again"
+        )
+    elif state == "running":
+        does = f"{of} becomes a dead letter if the run that is under way on {name} fails, and the ticket goes on"
+    else:
+        does = f"{of} becomes a dead letter on {name}, and the ticket goes on"
+    unsure = "" if has_answered else f" ({name} did not say whether it runs or waits)"
+    return PlannedOrder("", f"{does}{unsure}", head, believed, owner)
+
+
+def _of_parked(order: TicketOrder, told: Mapping[str, Any]) -> PlannedOrder:
+    parked = next((row["id"] for row in told["entries"] if row["state"] == "parked"), "")
+    if order is not TicketOrder.GIVE_UP or not parked:
+        return _refuse(order, told)
+    return PlannedOrder("", f"{parked} {_NEXT_LETTER}", parked.encode())
+
+
+def _refuse(order: TicketOrder, told: Mapping[str, Any]) -> PlannedOrder:
+    why = {
+        TicketOrder.RETRY: "nothing of it waits for its next attempt",
+        TicketOrder.GIVE_UP: "nothing of it can be given up",
+        TicketOrder.CANCEL: "nothing of it runs",
+    }[order]
+    return PlannedOrder(f"{why}: {told['summary']}")

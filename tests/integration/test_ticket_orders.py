@@ -1,0 +1,340 @@
+"""Orders of operators about a ticket's first message (order.lua): given by any master or command, carried out by who has
+the ticket, and refused where they make no sense; on a real Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.integration.actors import ConsumerActor, MasterActor, Run, Stage
+from tests.integration.factories import FIELD, LEASE_MS
+from tests.integration.test_charge import attempts
+from tests.integration.test_scripts_at_full_memory import _full
+from usher.common.base.clock import now_s, wall_ms
+from usher.common.base.errors import RetryLater
+from usher.common.protocol.attempts import GIVEN_UP
+from usher.common.redis.client import Link
+from usher.consumer.execution.ticket_state import describe_ticket
+from usher.consumer.policy.outcome import RetryPolicy
+from usher.master.insight.explainer import Explainer
+from usher.master.membership.owner_question import read_answer
+from usher.master.operations.action_log import ActionLog, By
+from usher.master.operations.live_rules import LiveRules
+from usher.master.operations.ticket_orders import OrderResult, TicketOrders
+from usher.master.policy.explain.facts import OwnerTold
+from usher.master.policy.rules import Rule, RuleAction, Target
+from usher.master.policy.ticket_orders import TicketOrder
+
+T = b"T"
+RETRY, GIVE_UP, CANCEL = TicketOrder.RETRY, TicketOrder.GIVE_UP, TicketOrder.CANCEL
+
+
+@pytest.fixture
+def stage(any_redis_url: str) -> Iterator[Stage]:
+    with Stage(any_redis_url) as made:
+        yield made
+
+
+class Desk:
+    """An operator's desk: it explains, as masters do, by asking the owner, and gives orders."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.link = Link(stage.url, "test:orders")
+        self.keys = stage.keys
+        self.orders = TicketOrders(self.link, stage.keys)
+        self.owner: ConsumerActor | None = None
+        self._explainer = Explainer(
+            self.link, stage.keys, FIELD, LEASE_MS, lambda url, ticket_id: self._told(ticket_id)
+        )
+
+    def _told(self, ticket_id: str) -> OwnerTold | None:
+        if self.owner is None:
+            return None
+        here = self.owner
+        told = describe_ticket(ticket_id.encode(), here.incarnation, here.journal, here.lanes, 3)
+        return read_answer(orjson.dumps(told), wall_ms())
+
+    def explain(self, ticket_id: str) -> dict[str, Any]:
+        return self._explainer.explain(ticket_id).document()
+
+    def give(self, order: TicketOrder, ticket_id: str = "T") -> OrderResult:
+        return self.orders.give(order, ticket_id, By("alice", "cli", "why"), self.explain)
+
+    def preview(self, order: TicketOrder) -> OrderResult:
+        return self.orders.preview(order, "T", self.explain)
+
+    def actions(self) -> list[tuple[str, str, str, str]]:
+        lines, _ = ActionLog(self.link, self.keys).page(None, 10)
+        return [(line["who"], line["what"], line["on"], line["outcome"]) for line in lines]
+
+
+@pytest.fixture
+def desk(stage: Stage) -> Iterator[Desk]:
+    made = Desk(stage)
+    yield made
+    made.link.close()
+
+
+@pytest.fixture
+def leader(stage: Stage) -> MasterActor:
+    return stage.leader()
+
+
+def consumer(stage: Stage, leader: MasterActor, desk: Desk, name: str = "a", **settings: Any) -> ConsumerActor:
+    made = stage.consumer(name, **settings)
+    leader.settle()
+    desk.owner = made
+    return made
+
+
+def started(actor: ConsumerActor) -> Run:
+    for _ in range(3):
+        if (run := actor.start()) is not None:
+            return run
+    raise AssertionError("nothing starts")
+
+
+def paused(stage: Stage) -> str:
+    """The id of a rule that pauses T."""
+    rule = Rule(Target.TICKET, "T", RuleAction.PAUSE)
+    changed = LiveRules(stage.link, stage.keys).set(rule, By("alice", "cli"))
+    assert changed.rule is not None
+    return changed.rule.id
+
+
+def waiting(stage: Stage, leader: MasterActor, actor: ConsumerActor, after_s: float = 300.0) -> list[bytes]:
+    """Two messages of T, the first of which has asked to be called again much later."""
+    ids = stage.send(T, b"1-1", b"2-1")
+    leader.settle()
+    actor.read()
+    started(actor).fail(RetryLater(after_s=after_s))
+    actor.flush()
+    assert actor.start() is None
+    return ids
+
+
+def test_a_ticket_that_waits_is_due_now(stage: Stage, leader: MasterActor, desk: Desk) -> None:
+    a = consumer(stage, leader, desk)
+    ids = waiting(stage, leader, a)
+    planned = desk.preview(RETRY)
+    assert (planned.outcome, planned.message_id, planned.consumer) == ("planned", "1-1", "a")
+    a.read()
+    assert a.start() is None, "a preview does nothing"
+    given = desk.give(RETRY)
+    assert (given.outcome, given.note) == ("asked", "1-1, which waits on a for its next attempt, is due now")
+    a.read()
+    for entry_id in ids:
+        run = started(a)
+        assert run.message.stream_id == entry_id
+        run.succeed()
+    a.flush()
+    assert desk.actions() == [("alice", "retry", "ticket T, message 1-1", "asked")]
+    assert stage.world.pending() == {}
+
+
+def test_what_is_asked_twice_is_done_once(stage: Stage, leader: MasterActor, desk: Desk) -> None:
+    """As after a lost reply."""
+    a = consumer(stage, leader, desk)
+    waiting(stage, leader, a)
+    assert [desk.give(RETRY).outcome for _ in range(2)] == ["asked", "asked"]
+    a.read()
+    run = started(a)
+    a.read()
+    assert a.start() is None, "one of a ticket at a time"
+    run.succeed()
+    started(a).succeed()
+
+
+@pytest.mark.parametrize("policy", ["skip", "park", "tail"])
+def test_the_first_message_is_given_up_in_order_and_the_ticket_goes_on(
+    stage: Stage, leader: MasterActor, desk: Desk, policy: str
+) -> None:
+    a = consumer(stage, leader, desk, policy=policy)
+    first, second = waiting(stage, leader, a)
+    assert desk.give(GIVE_UP).note == "1-1 becomes a dead letter on a, and the ticket goes on"
+    a.read()
+    assert a.start() is None, "it is not run again"
+    a.flush()
+    assert stage.world.state().letters() == [(first, T, b"operator")]
+    run = started(a)
+    assert run.message.stream_id == second
+    run.succeed()
+    a.flush()
+    assert (stage.world.pending(), attempts(stage.world)) == ({}, {})
+
+
+@pytest.mark.parametrize("problem", [RetryLater(after_s=300), ValueError("x")], ids=["later", "error"])
+def test_what_runs_is_given_up_only_when_its_run_has_failed(
+    stage: Stage, leader: MasterActor, desk: Desk, problem: Exception
+) -> None:
+    a = consumer(stage, leader, desk)
+    first, second = stage.send(T, b"1-1", b"2-1")
+    leader.settle()
+    a.read()
+    run = started(a)
+    assert "if the run that is under way on a fails" in desk.give(GIVE_UP).note
+    a.read()
+    a.flush()
+    assert stage.world.dead() == []
+    assert a.start() is None
+    run.fail(problem)
+    a.flush()
+    assert stage.world.state().letters() == [(first, T, b"operator")]
+    assert started(a).message.stream_id == second
+
+
+def test_a_run_that_succeeds_is_a_success(stage: Stage, leader: MasterActor, desk: Desk) -> None:
+    a = consumer(stage, leader, desk)
+    stage.send(T, b"1-1")
+    leader.settle()
+    a.read()
+    run = started(a)
+    desk.give(GIVE_UP)
+    a.read()
+    run.succeed()
+    a.flush()
+    assert (stage.world.dead(), stage.world.pending(), attempts(stage.world)) == ([], {}, {})
+
+
+def test_what_nobody_has_is_given_up_by_who_gets_it(stage: Stage, leader: MasterActor, desk: Desk) -> None:
+    """A paused ticket, which the leader has read."""
+    a = consumer(stage, leader, desk)
+    rule = paused(stage)
+    leader.settle()
+    first, second = stage.send(T, b"1-1", b"2-1")
+    leader.settle()
+    given = desk.give(GIVE_UP)
+    assert (given.outcome, given.message_id, given.consumer) == ("done", "1-1", "")
+    assert stage.world.dead() == []
+    LiveRules(stage.link, stage.keys).lift(rule, By("alice", "cli"))
+    leader.settle()
+    a.read()
+    assert a.start() is None
+    a.flush()
+    assert stage.world.state().letters() == [(first, T, b"operator")]
+    run = started(a)
+    assert run.message.stream_id == second
+    run.succeed()
+
+
+def test_what_was_given_up_stays_so_when_its_owner_is_lost(stage: Stage, leader: MasterActor, desk: Desk) -> None:
+    a = consumer(stage, leader, desk)
+    first, second = waiting(stage, leader, a)
+    assert desk.give(GIVE_UP).outcome == "asked"
+    a.crash()  # it never read the order
+    stage.end_lease(a)
+    leader.settle()
+    b = consumer(stage, leader, desk, "b")
+    b.read()
+    assert b.start() is None
+    b.flush()
+    assert stage.world.state().letters() == [(first, T, b"operator")]
+    assert started(b).message.stream_id == second
+
+
+def test_a_given_up_message_of_a_ticket_that_waits_in_redis_is_due_at_once(
+    stage: Stage, leader: MasterActor, desk: Desk
+) -> None:
+    """Of a ticket that its handler gave back until a time."""
+    a = consumer(stage, leader, desk)
+    waiting(stage, leader, a)
+    a.begin_drain()
+    a.give_back()
+    a.deregister()
+    fence = stage.world.record(T).fence  # type: ignore[union-attr]
+    stage.link.call("HSET", stage.keys.tickets, T, f"waits@{wall_ms() + 300_000} {fence} 1-1 2-1")
+    planned = [desk.preview(order).outcome for order in TicketOrder]
+    assert planned == ["planned", "planned", "refused"]
+    assert desk.give(RETRY).outcome == "done"
+    assert stage.world.record(T).owner == b"returned"  # type: ignore[union-attr]
+    b = consumer(stage, leader, desk, "b")
+    b.work()
+    assert stage.history.ids(T) == [b"1-1", b"1-1", b"2-1"]
+
+
+def test_a_run_is_ended_and_counts_as_a_crash(stage: Stage, leader: MasterActor, desk: Desk, tmp_path: Path) -> None:
+    a = consumer(stage, leader, desk, journal=tmp_path / "a.journal")
+    stage.send(T, b"1-1", b"2-1")
+    leader.settle()
+    a.read()
+    started(a)
+    assert "is ended, and counts as a crash" in desk.give(CANCEL).note
+    a.read()
+    assert a.lost == ["an operator cancelled a run"]
+    assert attempts(stage.world)[b"1-1"].crashes == 1
+    a.crash()
+    stage.end_lease(a)
+    leader.settle()
+    b = consumer(stage, leader, desk, "b")
+    b.read()
+    run = started(b)
+    assert (run.message.stream_id, run.is_apart) == (b"1-1", True)
+    desk.give(CANCEL)
+    b.read()
+    assert (b.lost, b.executor.cancelled) == ([], {b"1-1"}), "only its child process is ended"
+
+
+def test_orders_that_make_no_sense_are_refused_and_change_nothing(
+    stage: Stage, leader: MasterActor, desk: Desk
+) -> None:
+    assert desk.give(GIVE_UP).note.startswith("nothing of it can be given up: the ticket has nothing unread")
+    a = consumer(stage, leader, desk)
+    stage.send(T, b"1-1")
+    leader.settle()
+    a.read()
+    with stage.world.unchanged():
+        assert desk.give(CANCEL).note.startswith("nothing of it runs: ")
+        assert desk.give(RETRY).note.startswith("nothing of it waits for its next attempt: ")
+    run = started(a)
+    with stage.world.unchanged():
+        assert desk.give(RETRY).outcome == "refused"
+    run.succeed()
+
+
+def test_a_ticket_that_has_moved_since_is_left_alone(stage: Stage, leader: MasterActor, desk: Desk) -> None:
+    """The losing side: another owner has it by now, or its first message has ended."""
+    a = consumer(stage, leader, desk)
+    waiting(stage, leader, a)
+    planned = desk.orders._plan(RETRY, "T", desk.explain)
+    by = By("alice", "cli")
+    stage.link.call("HSET", stage.keys.tickets, T, "b:7 99 1-1 2-1")
+    with stage.world.unchanged():
+        assert desk.orders._run(RETRY, "T", planned, by) == "MOVED"
+    stage.link.call("HSET", stage.keys.tickets, T, planned.believed + b" 2-1")
+    with stage.world.unchanged():
+        assert desk.orders._run(RETRY, "T", planned, by) == "MOVED"
+    stage.link.call("HSET", stage.keys.tickets, T, planned.believed + b" 1-1 2-1")
+    stage.end_lease(a)
+    with stage.world.unchanged():
+        assert desk.orders._run(GIVE_UP, "T", planned, by) == "LOST", "no inbox is made for who is dead"
+    assert desk.give(RETRY).note.startswith("the ticket moves")
+
+
+def test_a_message_is_given_up_when_memory_is_full(stage: Stage, leader: MasterActor, desk: Desk) -> None:
+    consumer(stage, leader, desk)
+    paused(stage)
+    leader.settle()
+    stage.send(T, b"1-1")
+    leader.settle()
+    with _full(stage.world):
+        assert desk.give(GIVE_UP).outcome == "done"
+    assert attempts(stage.world)[b"1-1"].failures == GIVEN_UP
+
+
+def test_a_backoff_is_cut_short_too(stage: Stage, leader: MasterActor, desk: Desk) -> None:
+    a = consumer(stage, leader, desk)
+    a.executor._policy = RetryPolicy(3, 600.0, 600.0)
+    stage.send(T, b"1-1")
+    leader.settle()
+    a.read()
+    started(a).fail(ValueError("x"))
+    due_s = a.lanes.next_due_s()
+    assert due_s is not None
+    assert due_s > now_s()
+    desk.give(RETRY)
+    a.read()
+    started(a).succeed()
