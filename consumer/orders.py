@@ -33,8 +33,14 @@ class Orders:
         steps = {"retry": self._retry, "give_up": self._give_up, "cancel": self._cancel}
         step = steps.get(order.what)
         is_done = step is not None and step(order)
-        told = "order_obeyed" if is_done else "order_without_effect"
-        event(log, told, level=logging.WARNING, ticket=ticket_text(order.ticket), id=order.id, what=order.what)
+        event(
+            log,
+            "order_obeyed" if is_done else "order_without_effect",
+            level=logging.WARNING,
+            ticket=ticket_text(order.ticket),
+            id=order.id,
+            what=order.what,
+        )
 
     def _retry(self, order: Order) -> bool:
         return self._lanes.hasten(order.ticket, order.id)

@@ -345,6 +345,20 @@ def test_rules_are_set_and_lifted(site: Site, world: World) -> None:
     assert site.post("/rules/set", target="pattern", value="T", action="slow", rate_per_second="x").status_code == 422
 
 
+def test_what_may_be_ordered_is_offered_and_done(site: Site, guarded: Site, world: World) -> None:
+    busy(world)
+    page = site.get("/tickets/P").text
+    assert re.findall(r'<button name="order" value="(\w+)"', page) == ["give_up"]
+    assert "3-1 becomes a dead letter as soon as a consumer gets it" in page
+    answered = site.post("/tickets/order", ticket_id="P", order="give_up", why="refunded")
+    assert "3-1 becomes a dead letter" in site.get(answered.headers["Location"]).text
+    assert "refunded" in site.get("/actions").text
+    refused = site.post("/tickets/order", ticket_id="P", order="cancel")
+    assert "nothing of it runs" in site.get(refused.headers["Location"]).text
+    assert site.post("/tickets/order", ticket_id="P", order="eat").status_code == 422
+    assert guarded.client.post("/tickets/order", headers={"Authorization": "Bearer look"}).status_code == 403
+
+
 def test_what_is_paused_can_be_resumed_and_not_paused_again(site: Site, world: World) -> None:
     busy(world)
     assert "Pause ticket" in site.get("/tickets/T").text

@@ -36,6 +36,8 @@ from usher.common.base.errors import RetryLater
 def handle(message):
     while "until" in message.fields and not Path(message.fields["until"]).exists():
         time.sleep(0.02)
+    if "later" in message.fields and not Path(message.fields["later"]).exists():
+        raise RetryLater(after_s=300)
     if "fail" in message.fields:
         raise RetryLater(after_s=300)
     record(message)
@@ -51,7 +53,7 @@ class Api:
 
     def ask(self, method: str, path: str, status: int = 200, master: int = 0, **more: Any) -> Any:
         answered = requests.request(method, self._crew.masters[master] + path, timeout=20, **more)
-        assert answered.status_code == status, answered.text
+        assert answered.status_code == (status or answered.status_code), answered.text
         return answered.json()
 
     def explain(self, ticket: str, state: str, master: int = 0, reason: str = "") -> dict[str, Any]:
@@ -272,6 +274,60 @@ def test_the_commands_do_the_same_and_need_no_master_for_it(crew: Crew, link: Li
     assert "look at it" in usher(crew, "actions")
     (crew._home / "go").touch()
     crew.wait_until_handled([first, second], within_s=30)
+
+
+def test_a_ticket_that_waits_is_started_now_and_goes_on_in_order(crew: Crew, link: Link) -> None:
+    ids = send(link, {"ticket_id": "W", "later": "now"}, {"ticket_id": "W"})
+    api = Api(crew)
+    _wait_until_it_waits(api, "W")
+    (crew._home / "now").touch()
+    told = json.loads(usher(crew, "tickets", "retry", "W", "--why", "it is there", "--json"))
+    assert (told["outcome"] in ("asked", "done"), told["message_id"]) == (True, ids[0])
+    crew.wait_until_handled(ids, within_s=30)
+    assert out_of_order(crew.executions()) == []
+    assert "nothing of it waits for its next attempt" in usher(crew, "tickets", "retry", "W", code=1)
+    [line] = api.ask("GET", "/api/actions")["actions"]
+    assert (line["what"], line["on"], line["why"]) == ("retry", f"ticket W, message {ids[0]}", "it is there")
+
+
+def test_the_first_message_is_given_up_and_the_next_one_runs(crew: Crew, link: Link) -> None:
+    first, second = send(link, {"ticket_id": "G", "later": "never"}, {"ticket_id": "G"})
+    api = Api(crew)
+    _wait_until_it_waits(api, "G")
+    assert "stdin is not a terminal: pass --yes" in usher(crew, "tickets", "give-up", "G", code=2)
+    api.ask("POST", "/api/orders", json=_order("G", "give_up", reason="refunded"))
+    crew.wait_until_handled([second], within_s=30)
+    [(_, letter)] = link.call("XRANGE", KEYS.dead, "-", "+")
+    assert (pairs(letter)[b"usher-id"].decode(), pairs(letter)[b"usher-reason"]) == (first, b"operator")
+    assert api.ask("POST", "/api/orders", 409, json=_order("G", "give_up"))["title"] == "order_refused"
+    for wrong in ({"ticket_id": "G"}, _order("G", "eat"), _order("", "retry"), _order("G", "retry", more=1)):
+        assert api.ask("POST", "/api/orders", 422, json=wrong)["title"] == "invalid_fields"
+
+
+def test_a_run_is_ended_and_the_message_runs_again_in_a_process_of_its_own(crew: Crew, link: Link) -> None:
+    ids = send(link, {"ticket_id": "C", "until": "go"}, {"ticket_id": "C"})
+    api = Api(crew)
+    owner = api.explain("C", "running")["owner"]
+    assert "counts as a crash" in usher(crew, "tickets", "cancel", "C", "--preview")
+    assert usher(crew, "tickets", "cancel", "C", "--yes").startswith("asked: ")
+    told = api.explain("C", "running", reason="suspect_runs")
+    assert told["owner"]["incarnation"] != owner["incarnation"]
+    api.ask("POST", "/api/orders", json=_order("C", "cancel"))
+    (crew._home / "go").touch()
+    crew.wait_until_handled(ids, within_s=30)
+    assert out_of_order(crew.executions()) == []
+
+
+def _wait_until_it_waits(api: Api, ticket: str) -> None:
+    def is_so() -> bool:
+        told = api.ask("POST", "/api/orders", 0, json=_order(ticket, "retry", preview=True))
+        return "outcome" in told
+
+    until(is_so, 30, f"{ticket} waits for its next attempt")
+
+
+def _order(ticket: str, order: str, **more: Any) -> dict[str, Any]:
+    return {"ticket_id": ticket, "order": order, **more}
 
 
 def usher(crew: Crew, *words: str, code: int = 0) -> str:
