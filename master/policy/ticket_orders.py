@@ -18,6 +18,7 @@ import enum
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
+from usher.common.protocol.owner_words import is_given_back, is_waiting
 from usher.common.protocol.stream_id import rank
 
 
@@ -59,9 +60,8 @@ def plan_order(order: TicketOrder, record: OwnedRecord | None, told: Mapping[str
     believed = b"%s %d" % (record.owner, record.fence)
     if b":" in record.owner:
         return _of_owned(order, head, believed, record.owner.decode(), told)
-    if record.owner == b"returned" or record.owner.startswith(b"waits@"):
-        waits = record.owner != b"returned"
-        if order is TicketOrder.CANCEL or (order is TicketOrder.RETRY and not waits):
+    if is_given_back(record.owner):
+        if order is TicketOrder.CANCEL or (order is TicketOrder.RETRY and not is_waiting(record.owner)):
             return _refuse(order, told)
         does = "is due now" if order is TicketOrder.RETRY else _NEXT_LETTER
         return PlannedOrder("", f"{head.decode()} {does}", head, believed)

@@ -33,8 +33,7 @@ for _, one in ipairs(split_ids(ids or id)) do
 end
 if lowest ~= id then return 'MOVED' end
 local has_owner = KEYS[6] ~= nil
-local waits = owner and string.find(owner, '^waits@%d+$')
-if owner and not (has_owner or waits or owner == 'returned') then return 'MOVED' end
+if owner and not (has_owner or is_given_back(owner)) then return 'MOVED' end
 if #redis.call('XPENDING', KEYS[1], ARGV[1], id, id, 1, has_owner and owner or 'master') == 0 then return 'GONE' end
 if has_owner and redis.call('EXISTS', KEYS[6]) == 0 then return 'LOST' end
 
@@ -45,7 +44,7 @@ if what == 'give_up' then
 end
 if has_owner then
   redis.call('XADD', KEYS[7], '*', 'order', what, 'ticket', ticket, 'id', id)
-elseif waits then
+elseif owner and due_ms_of(owner) then
   write_record(KEYS[2], ticket, 'returned', fence, ids)
   tell_leader(KEYS[4], ticket)
 end
