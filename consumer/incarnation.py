@@ -49,6 +49,7 @@ from usher.consumer.lifecycle.registrar import Taken
 from usher.consumer.orders import Orders
 from usher.consumer.policy.acks import linger
 from usher.consumer.policy.outcome import RetryPolicy
+from usher.consumer.policy.ticket_pace import TicketPace
 from usher.consumer.settings import ConsumerSettings
 
 log = logging.getLogger(__name__)
@@ -108,12 +109,14 @@ class Incarnation:
             ack_link, steps(ack_link), self.lanes, self.reporter, name, waits, settings.run_log_length, on_lost
         )
         self.bell = DeadLetterNotifier(metrics, settings.dead_letter_webhook, settings.consumer_name, keys)
-        self.acker.policy, self.acker.on_dead_letter = settings.dead_letter_policy, self._ring
+        self.acker.policy = handler.options.stored_policy or settings.dead_letter_policy
+        self.acker.on_dead_letter = self._ring
         policy, limit_s = terms(settings, handler.options)
         self._limit_s = limit_s or math.inf
         self.executor = Executor(
             self.lanes, self.acker, journal, self.lease, policy, settings.ack_mode == "strict", limit_s, on_lost
         )
+        self.executor.pace = TicketPace(rate) if (rate := handler.options.rate) else None
         call_in_children(self.executor.end_in_child)
         self.reader = self._make_reader(settings, wires, keys, on_lost)
         self.heartbeat = Heartbeat(beat_link, steps(beat_link), self.lease, self._works, on_lost)

@@ -27,6 +27,7 @@ from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.policy.acks import FailedAttempt, Finished, Success
 from usher.consumer.policy.outcome import Bury, RetryPolicy, decide, unended
 from usher.consumer.policy.quarantine import is_suspect, is_used_up
+from usher.consumer.policy.ticket_pace import TicketPace
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +106,7 @@ class Executor:
         # Messages that an operator has given up, or whose run in a child process is to be ended. Few: of this process.
         self.given_up: set[bytes] = set()
         self.cancelled: set[bytes] = set()
+        self.pace: TicketPace | None = None
         self.refused_children = 0  # child processes in a row that could not load the handler
         self.handled = 0  # only roughly right: counted without a lock, for people to look at
         self.failed = 0
@@ -150,6 +152,9 @@ class Executor:
         """Return whether the handler may be called now, at ``start_us``; if so, count and record its start. If not, the
         lane is not the runner's any more."""
         if not message.plain and not self._may_start_here(lane, message):
+            return False
+        if self.pace is not None and (due_s := self.pace.due_s(message.ticket, now := now_s())) > now:
+            self.lanes.retry(lane, message, due_s)
             return False
         if self._limit_s:
             message.deadline = time.monotonic() + self._limit_s

@@ -76,6 +76,8 @@ def declared(handler: Callable[..., Any], attribute: str, kind: type[T]) -> T | 
 
 
 _ATTRIBUTE = "usher_options"
+#: Dead letter policies, and the words that Redis keeps (lua/owner/dead_letter.lua).
+_POLICIES = {"skip": "skip", "halt": "park", "park": "park", "tail": "tail"}
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,8 @@ class HandlerOptions:
     backoff_s: float | None = None
     backoff_cap_s: float | None = None
     deadline_s: float | None = None
+    dead_letter_policy: str | None = None
+    rate: float | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for values that no setting would accept."""
@@ -95,6 +99,15 @@ class HandlerOptions:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, (int, float)) and 0 <= value <= 86_400):
                 raise ValueError(f"{name} must be seconds from 0 to 86400 (it is {value!r})")
+        if self.dead_letter_policy not in (None, *_POLICIES):
+            raise ValueError(f"dead_letter_policy must be skip, halt or tail (it is {self.dead_letter_policy!r})")
+        if self.rate is not None and not (isinstance(self.rate, (int, float)) and 0.001 <= self.rate <= 1_000_000):
+            raise ValueError(f"rate must be messages per second, from 0.001 to 1000000 (it is {self.rate!r})")
+
+    @property
+    def stored_policy(self) -> str | None:
+        """The dead letter policy by the word that Redis keeps."""
+        return None if self.dead_letter_policy is None else _POLICIES[self.dead_letter_policy]
 
 
 def given(asked: float | None, setting: float) -> float:
@@ -108,17 +121,22 @@ def handler(
     backoff_s: float | None = None,
     backoff_cap_s: float | None = None,
     deadline_s: float | None = None,
+    dead_letter_policy: str | None = None,
+    rate: float | None = None,
 ) -> Callable[[F], F]:
     """Set options of one handler. A decorator; options that are not given are as the settings say.
 
     ``max_attempts``: starts before the message becomes a dead letter (USHER_MAX_ATTEMPTS). ``backoff_s``: wait in
     seconds before the second start, doubled for each further one (USHER_RETRY_SECONDS), up to ``backoff_cap_s``
     (USHER_RETRY_CAP_SECONDS). ``deadline_s``: longest that the handler may run before its process is ended; 0: no limit
-    (USHER_HANDLER_SECONDS). The function itself stays as it is. Raises ValueError for values that no setting accepts.
+    (USHER_HANDLER_SECONDS). ``dead_letter_policy``: what a ticket does after a dead letter: skip, halt or tail
+    (USHER_DEAD_LETTER_POLICY). ``rate``: messages of each ticket that start per second, evenly spaced; others go on
+    meanwhile, and a message that is tried again waits for its turn too. Not with ``@batch``. The function itself stays
+    as it is. Raises ValueError for values that no setting accepts.
     """
     if unused:
         raise TypeError("write @handler() with parentheses, and its options by name: @handler(max_attempts=3)")
-    options = HandlerOptions(max_attempts, backoff_s, backoff_cap_s, deadline_s)
+    options = HandlerOptions(max_attempts, backoff_s, backoff_cap_s, deadline_s, dead_letter_policy, rate)
 
     def mark(function: F) -> F:
         setattr(function, _ATTRIBUTE, options)

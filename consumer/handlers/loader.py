@@ -70,7 +70,13 @@ def handler_of(target: Any, spec: str = "") -> Handler:
     _check_one_argument(spec, target)
     call = getattr(target, "__call__", None)  # noqa: B004
     is_async = inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(call)
-    return Handler(target, is_async, options_of(target), batch_of(target))
+    options, batched = options_of(target), batch_of(target)
+    if options.rate is not None and batched is not None:
+        raise HandlerUnusable(
+            f"USHER_HANDLER={spec}: @handler(rate=...) is for a handler of single messages; slow the tickets of a"
+            " @batch handler with `usher slow`"
+        )
+    return Handler(target, is_async, options, batched)
 
 
 def with_spans(handler: Handler, stream: str) -> Handler:

@@ -20,6 +20,7 @@ from usher.common.protocol.attempts import GIVEN_UP
 from usher.common.redis.client import Link
 from usher.consumer.execution.ticket_state import describe_ticket
 from usher.consumer.policy.outcome import RetryPolicy
+from usher.consumer.policy.ticket_pace import TicketPace
 from usher.master.insight.explainer import Explainer
 from usher.master.membership.owner_question import read_answer
 from usher.master.operations.action_log import ActionLog, By
@@ -323,6 +324,27 @@ def test_a_message_is_given_up_when_memory_is_full(stage: Stage, leader: MasterA
     with _full(stage.world):
         assert desk.give(GIVE_UP).outcome == "done"
     assert attempts(stage.world)[b"1-1"].failures == GIVEN_UP
+
+
+def test_messages_of_a_ticket_start_at_the_handlers_pace_while_others_go_on(
+    stage: Stage, leader: MasterActor, desk: Desk
+) -> None:
+    a = consumer(stage, leader, desk)
+    a.executor.pace = TicketPace(0.01)
+    stage.send(T, b"1-1", b"2-1")
+    stage.send(b"U", b"3-1")
+    leader.settle()
+    a.read()
+    for entry_id in (b"1-1", b"3-1"):
+        run = started(a)
+        assert run.message.stream_id == entry_id
+        run.succeed()
+    assert (a.start(), a.start()) == (None, None)
+    a.flush()
+    told = desk.explain("T")
+    assert told["reasons"][0]["code"] == "handler_rate"
+    assert 90_000 < told["until_ms"] - wall_ms() <= 100_000
+    assert stage.world.pending() == {a.name: [b"2-1"]}
 
 
 def test_a_backoff_is_cut_short_too(stage: Stage, leader: MasterActor, desk: Desk) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from usher import GiveUp, Message, RetryLater, batch, handler
+from usher.common.base.errors import HandlerUnusable
 from usher.common.runtime.settings import load
 from usher.consumer.handlers.decorators import BatchOptions, HandlerOptions, batch_of, given, options_of
+from usher.consumer.handlers.loader import load_handler
 from usher.consumer.incarnation import terms
 from usher.consumer.policy.outcome import RetryPolicy
 from usher.consumer.settings import ConsumerSettings
@@ -46,6 +51,27 @@ def test_what_a_partial_asks_for_itself_stands_above_its_function() -> None:
     assert options_of(handler(max_attempts=3)(partial(handle, None))) == HandlerOptions(3)
 
 
+def test_a_handler_says_what_its_tickets_do_after_a_dead_letter_and_how_fast_they_go() -> None:
+    @handler(dead_letter_policy="halt", rate=2.5)
+    def handle(message: Message) -> None: ...
+
+    assert (options_of(handle).stored_policy, options_of(handle).rate) == ("park", 2.5)
+    assert HandlerOptions().stored_policy is None
+    handler(rate=2.5)(batched := batch(most=7)(lambda messages: None))
+    with pytest.raises(HandlerUnusable, match="slow the tickets"):
+        load_handler_of(batched)
+
+
+def load_handler_of(function: Callable[..., Any]) -> None:
+    """Load it as USHER_HANDLER names it."""
+    sys.modules["paced"] = module = ModuleType("paced")
+    module.handle = function  # type: ignore[attr-defined]
+    try:
+        load_handler("paced:handle")
+    finally:
+        del sys.modules["paced"]
+
+
 def test_without_parentheses_it_says_so() -> None:
     with pytest.raises(TypeError, match=r"write @handler\(\) with parentheses"):
         handler(print)  # type: ignore[arg-type]
@@ -73,6 +99,9 @@ def test_what_a_handler_asks_for_stands_above_the_settings() -> None:
         {"max_attempts": True},
         {"backoff_s": -1},
         {"deadline_s": "1"},
+        {"dead_letter_policy": "keep"},
+        {"rate": 0},
+        {"rate": "1"},
     ],
 )
 def test_what_no_setting_would_accept_is_refused_at_the_definition(wrong: dict[str, Any]) -> None:

@@ -123,6 +123,9 @@ def _doing(facts: TicketFacts, owner: OwnerFacts, run: OwnEntry | None) -> tuple
         return "running", Reason("handler_runs", text), f"the handler on {name}", 0
     if run.state == "waiting":
         due = span(run.due_ms - facts.now_ms)
+        if not run.attempt:
+            paced = f"{_id(run.id)} waits on {name} ({fence}) for its turn by the handler's rate, in {due}"
+            return "handed_over", Reason("handler_rate", paced), f"its turn on {name}", run.due_ms
         if facts.attempts.get(run.id, NEVER).put_off:
             asked = f"{_id(run.id)} asked on {name} ({attempt}, {fence}) to be called again later, in {due}"
             return "retrying", Reason("retry_later", asked), f"its next attempt on {name}", run.due_ms
