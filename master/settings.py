@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from usher.common.protocol.marks import check_tenant_field, check_weights
 from usher.common.runtime.settings import Address, CommonSettings, MaybeAddress
 
 #: Longest life of a lead, in seconds. A lease that lasts longer in Redis dates from before the clock of Redis was set
@@ -42,8 +43,32 @@ class MasterSettings(CommonSettings):
             " them, up to its capacity, and at least two tickets per slot."
         ),
     )
-    parked_limit: int = Field(
-        2_000_000, ge=1, description="Most entries that wait in all; at this many the master stops reading."
+    read_ahead: int = Field(
+        100_000,
+        ge=1,
+        le=10_000_000,
+        description=(
+            "Most waiting entries in the master's memory (and 64 MiB of ids); of long tickets Redis keeps the rest. At"
+            " this many it stops reading."
+        ),
+    )
+    tenant_field: Annotated[str, AfterValidator(check_tenant_field)] = Field(
+        "",
+        max_length=128,
+        description=(
+            "What tells whose a message is, for fair turns: a field; @stream: the stream it was gathered from;"
+            " @ticket:SEPARATOR: its ticket id up to that. Empty: all wait in one line."
+        ),
+    )
+    tenant_weights: Annotated[str, AfterValidator(check_weights)] = Field(
+        "", max_length=65_536, description="Weights of tenants, 1 to 1000: a=3,b=1; all others have 1."
+    )
+    priority_field: str = Field(
+        "",
+        max_length=128,
+        description=(
+            "Message field with the priority of its ticket: 0 (the least, and the default) to 9. Empty: all are alike."
+        ),
     )
     longest_message_bytes: int = Field(
         16 * 1024 * 1024,
@@ -116,6 +141,15 @@ class MasterSettings(CommonSettings):
     followers_limit: int = Field(
         5000, ge=0, le=1_000_000, description="Most live subscriptions to tickets that are open at a time."
     )
+
+    @property
+    def contradictions(self) -> list[str]:
+        found = super().contradictions
+        if self.tenant_field == "@stream" and self.sources is None:
+            found.append("USHER_TENANT_FIELD: @stream needs several streams in USHER_TICKET_STREAM")
+        if self.tenant_weights and not self.tenant_field:
+            found.append("USHER_TENANT_WEIGHTS: there are no tenants without USHER_TENANT_FIELD")
+        return found
 
     @property
     def archived_only(self) -> bool:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import Fenced, NotNow, ReplyUnknown
 from usher.common.base.log import event
-from usher.common.protocol.keys import Keys
+from usher.common.protocol.keys import MASTER, Keys
 from usher.common.protocol.owner_words import is_waiting
 from usher.common.protocol.registration import name_of
 from usher.common.redis.client import SAME_MEMORY, Link
@@ -38,6 +38,7 @@ from usher.master.leader.cut import report_cut
 from usher.master.leader.elector import Lead
 from usher.master.leader.leader_scripts import GroupMoved, LeaderScripts, NotificationMismatch, Rejected, RulesMoved
 from usher.master.leader.limits import LeaderLimits
+from usher.master.leader.marks import MarkReader
 from usher.master.leader.peeked import NO_NEW_ENTRIES, NewEntries
 from usher.master.leader.validation import partition_entries
 from usher.master.membership.registry import RegisteredConsumer
@@ -54,6 +55,8 @@ log = logging.getLogger(__name__)
 
 #: Most hand_over calls per turn, so that reports are freed in between.
 _PLANS_PER_TURN = 4
+#: Shortest time between two looks for long tickets while memory is full.
+_SHORTEN_S = 0.2
 
 
 class SortedEntries(NamedTuple):
@@ -103,12 +106,14 @@ class Dispatcher(Service):
         self._rule_work = RuleWork(link, keys)
         self._idle_sweep = IdleSweep(limits.min_idle_ms, limits.sweep_s)
         self._cursor = StreamCursor(limits, notifier)
+        self._marks = MarkReader(limits.marks)
         self._unsure: set[bytes] = set()  # tickets whose records must be read again
         self._rules_due = False  # the rules may have changed since they were read
         self._rejected: list[Rejected] = []  # dead letters to be written
         self._reconciler = Reconciler(limits.reconcile_s)
         self._position_saver = PositionSaver(self._stream, limits.reconcile_s)
         self._pending_check = PendingCheck(self._limits.reconcile_s)
+        self._shorten_s = 0.0  # when long tickets may be shortened again
         self._unwell: str | None = None  # why the last turn as leader failed; None after one that did not
 
     # ---- from other threads ------------------------------------------------------------------------------------------
@@ -201,14 +206,13 @@ class Dispatcher(Service):
             self.board = self._new_board()
 
     def _new_board(self) -> Board:
-        return Board(self._limits.ticket_window, self._limits.work_s)
+        return Board(self._limits.ticket_window, self._limits.work_s, self._limits.weights)
 
     def _begin(self, epoch: int) -> None:
         self._drop_memory()
         limits, started, memory = self._limits, now_s(), self._position_saver.memory
-        steps = LeaderScripts(
-            self._scripts, self._keys, epoch, limits.ticket_field, limits.longest_message, limits.spread, self.counts
-        )
+        field, longest, spread = limits.ticket_field, limits.longest_message, limits.spread
+        steps = LeaderScripts(self._scripts, self._keys, epoch, field, longest, spread, self.counts, self._marks)
         steps.check()
         self._connection = self._link.connections
         found = take_over(self._link, self._keys, self._stream, steps, self._new_board(), memory, self.made_progress)
@@ -259,6 +263,7 @@ class Dispatcher(Service):
         look = self._position_saver.turn(self.board, self._steps, self._cursor.last_read)
         if look is not None:
             report_cut(look.cut, self._keys.stream, look.position.delivered)
+            self._cursor.under_master = look.pending.get(MASTER, 0)
             self._pending_check.learn(self.board, look.pending, now_s())
         checking = self._pending_check.turn(self.board, self._steps)
         found_more = more or handed or ruling or sweeping or reopening or checking or self._rejected
@@ -429,8 +434,12 @@ class Dispatcher(Service):
     # ---- 7 and 8: new entries ----------------------------------------------------------------------------------------
 
     def _unload(self) -> None:
-        if self.board.parked >= self._limits.parked:
-            self.board.unload()
+        if self._cursor.may_read(self.board):
+            return
+        self.board.unload()
+        if (now := now_s()) >= self._shorten_s:  # it looks at every ticket
+            self.board.shorten_long()
+            self._shorten_s = now + _SHORTEN_S
 
     def _take_new_entries(self) -> bool:
         """Peek at new entries, and take them from the stream by a hand-over. Return whether more can be done at
@@ -473,6 +482,7 @@ class Dispatcher(Service):
         in_processing, late = sort_again(redelivered, self.board, self._stream)
         known = [*((ticket, entry_id) for entry_id, ticket in repeated), *in_processing]
         known += [(ticket, entry_id) for entry_id, ticket in unseen if not self.board.arrive(entry_id, ticket)]
+        self.board.learn(self._marks.read(new.found))
         return SortedEntries(unseen, known, in_processing, late, rejected, may_plan=not known and not redelivered)
 
     def _carry_out_or_forget(self, plan: HandOverPlan, new: NewEntries, entries: SortedEntries) -> HandOverReply | None:

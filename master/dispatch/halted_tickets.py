@@ -40,5 +40,6 @@ class HaltedTickets:
             page = steps.read_parked(start, _PAGE)
             usable, _ = partition_entries(page.found, steps.spread)  # unusable entries were rejected when they came
             unsure.update(board.was_read(usable, page.last))
+            board.learn(steps.marks.read(page.found))
             busy = True
         return busy

@@ -14,12 +14,15 @@ from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.leader.limits import LeaderLimits
 from usher.master.leader.peeked import NewEntries, notification_limit
 from usher.master.policy.board.board import Board
+from usher.master.policy.read_ahead import read_ahead_room
 
 log = logging.getLogger(__name__)
 
 #: Idle time after which the stream is read although no notification came: a stream that was deleted and came back with
 #: lower ids sends none.
 IDLE_READ_S = 2.0
+#: Entries under ``master`` at which nothing more is read: a takeover reads them all.
+_MOST_UNDER_MASTER = 2_000_000
 
 #: An entry with a usable ticket: (id, ticket).
 TicketEntry = tuple[bytes, bytes]
@@ -54,6 +57,8 @@ class StreamCursor:
         self._no_more_since_s = 0.0
         self._may_have_more = True  # the stream, as far as we know
         self._notification_limit = 1  # most entries that a notification may bring
+        self.under_master = 0  # entries pending under ``master``, when that was last looked at
+        self.is_full = False  # so many entries wait that no more are read
         self.last_read = ZERO
         self.repeats_until: bytes | None = None  # after a group loss: entries up to here were read before
         # Rank of the highest id that the group was given: it comes again when somebody sets the group back.
@@ -147,8 +152,16 @@ class StreamCursor:
         if self._notifier is not None:
             self._notifier.reject()
 
-    def _room(self, board: Board) -> int:
-        if board.parked >= self._limits.parked:
-            event(log, "waiting_limit_reached", level=logging.WARNING, parked=board.parked)
+    def may_read(self, board: Board) -> int:
+        """Return how many more entries there is space for, in memory and under ``master``."""
+        if self.under_master >= _MOST_UNDER_MASTER:
             return 0
-        return min(self._limits.batch, board.room)
+        return read_ahead_room(self._limits.read_ahead, board.parked, board.tickets)
+
+    def _room(self, board: Board) -> int:
+        may_read = self.may_read(board)
+        if not may_read and not self.is_full:
+            event(log, "waiting_limit_reached", level=logging.WARNING, parked=board.parked)
+        # It is told once, and again when a tenth had been free meanwhile.
+        self.is_full = not may_read or (self.is_full and may_read < self._limits.read_ahead // 10)
+        return min(self._limits.batch, may_read, board.room)

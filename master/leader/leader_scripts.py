@@ -13,13 +13,15 @@ from typing import Any, NamedTuple
 
 from usher.common.base.errors import Fenced, ReplyUnknown, UsherError
 from usher.common.protocol.keys import Keys, LogKeys
+from usher.common.protocol.marks import Mark
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.stream_id import GroupPosition
 from usher.common.redis.client import Meanwhile
 from usher.common.redis.replies import Entry, separator
 from usher.common.redis.scripts import ScriptRunner, ids_argument, sizes_argument
 from usher.master.leader.counters import LeaderCounters
-from usher.master.leader.peeked import NO_NEW_ENTRIES, EntryParser, NewEntries, PeekedEntry, digest_of
+from usher.master.leader.marks import NO_MARKS, MarkReader
+from usher.master.leader.peeked import LONGEST_MARK, NO_NEW_ENTRIES, EntryParser, NewEntries, PeekedEntry, digest_of
 from usher.master.policy.board.plans import HandOverPlan, HandOverReply, TargetReply, TicketPlan
 from usher.master.policy.board.rule_gate import Condemned
 
@@ -163,11 +165,14 @@ class LeaderScripts:
         longest_message: int = 0,
         spread: bool = False,
         counts: LeaderCounters | None = None,
+        marks: MarkReader = NO_MARKS,
     ) -> None:
         self._scripts = scripts
         self._keys = keys
-        self._parse_arguments = (ticket_field, LONGEST_TICKET, longest_message)
-        self._parser = EntryParser(ticket_field.encode(), longest_message)
+        tenant_field, priority_field = marks.fields
+        self._parse_arguments = (ticket_field, LONGEST_TICKET, longest_message, tenant_field, priority_field)
+        self._parser = EntryParser(ticket_field.encode(), longest_message, tenant_field, priority_field)
+        self.marks = marks
         self._counts = counts or LeaderCounters()
         self.epoch = epoch
         self.spread = spread
@@ -200,6 +205,16 @@ class LeaderScripts:
             "read_parked", (keys.stream, keys.leader, keys.dead), (start, count, *self._parse_arguments)
         )
         return ParkedPage(last or None, _found(found), gone)
+
+    def tenants_of(self, entries: Sequence[tuple[bytes, bytes]]) -> Sequence[Mark]:
+        """Read the marks of entries, (id, ticket), that consumers have, as far as they tell the tenant."""
+        name, ids = self.marks.fields[0], [entry_id for entry_id, _ in entries]
+        values = self._scripts.run("read_field", (self._keys.stream,), (name, *ids)) if name else [b""] * len(ids)
+        found = [
+            PeekedEntry(entry_id, ticket, 0, (value or b"")[:LONGEST_MARK])
+            for (entry_id, ticket), value in zip(entries, values, strict=True)
+        ]
+        return self.marks.read(found)
 
     def reject(self, entries: Iterable[Rejected]) -> int:
         """Make dead letters of these entries. Return how many of them, from the first one, are over now: not all where

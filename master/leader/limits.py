@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from usher.common.protocol.marks import NO_FIELDS, MarkFields, parse_weights
 from usher.master.settings import MasterSettings
+
+#: Most seconds of work that a consumer is given at a time where tenants or priorities are configured: what it has is
+#: before anything that comes later.
+_FAIR_WORK_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -14,25 +20,30 @@ class LeaderLimits:
     batch: int
     ticket_window: int
     work_s: float
-    parked: int
+    read_ahead: int
     reconcile_s: float
     sweep_s: float
     min_idle_ms: int
     ticket_field: str
     longest_message: int = 0
     spread: bool = False
+    marks: MarkFields = NO_FIELDS
+    weights: Mapping[bytes, float] | None = None  # of tenants; None: neither tenants nor priorities
 
 
 def limits_of(settings: MasterSettings) -> LeaderLimits:
+    marks = MarkFields(settings.tenant_field, settings.priority_field, settings.by_stream)
     return LeaderLimits(
         batch=settings.batch_size,
         ticket_window=settings.ticket_window,
-        work_s=settings.hand_over_seconds,
-        parked=settings.parked_limit,
+        work_s=settings.hand_over_seconds if marks.is_empty else min(settings.hand_over_seconds, _FAIR_WORK_S),
+        read_ahead=settings.read_ahead,
         reconcile_s=settings.reconcile_seconds,
         sweep_s=settings.sweep_seconds,
         min_idle_ms=int(2000 * settings.lease_seconds),
         ticket_field=settings.work_ticket_field,
         longest_message=settings.longest_message_bytes,
         spread=settings.unkeyed == "spread",
+        marks=marks,
+        weights=None if marks.is_empty else parse_weights(settings.tenant_weights),
     )

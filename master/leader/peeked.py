@@ -8,19 +8,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from usher.common.protocol.message import first_value
+
 #: Mean size of small entries, in bytes: a notification may bring a few of them, bodies included.
 _SMALL = 1024
 #: Factor by which the next notification may bring more, and the most it may bring.
 _GROWTH, _MOST = 8, 32
+#: Bytes of a tenant or priority field that are looked at (lua/includes/ticket_of.lua).
+LONGEST_MARK = 600
 
 
 class PeekedEntry(NamedTuple):
     """An entry as the leader sees it, without its body: peeked at, or found under ``master`` or a dead incarnation.
-    ``ticket`` is None when it names none; ``size`` is its bytes when it is too large, else 0."""
+    ``ticket`` is None when it names none; ``size`` is its bytes when it is too large, else 0. ``tenant`` and
+    ``priority``: values of the fields that tell these (``common/protocol/marks.py``), empty without them."""
 
     id: bytes
     ticket: bytes | None
     size: int = 0
+    tenant: bytes = b""
+    priority: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +51,13 @@ NO_NEW_ENTRIES = NewEntries(b"", [], True)
 
 
 class EntryParser(NamedTuple):
-    """Parser of entries. ``field`` names the ticket; ``longest_message`` is the most bytes of a message (0: any)."""
+    """Parser of entries. ``field`` names the ticket; ``longest_message`` is the most bytes of a message (0: any);
+    ``tenant_field`` and ``priority_field`` name two more fields (empty: none)."""
 
     field: bytes
     longest_message: int = 0
+    tenant_field: bytes = b""
+    priority_field: bytes = b""
 
     def parse(self, position: bytes, entries: Sequence[Any], is_all: bool, digest: str = "") -> NewEntries:
         """Parse [id, fields] pairs, as Redis sends them."""
@@ -60,11 +70,13 @@ class EntryParser(NamedTuple):
         ticket = next(
             (value for name, value in zip(fields[::2], fields[1::2], strict=True) if name == self.field), None
         )
-        return (
-            PeekedEntry(entry_id, ticket or b"", size)
-            if 0 < self.longest_message < size
-            else PeekedEntry(entry_id, ticket)
-        )
+        if 0 < self.longest_message < size:
+            return PeekedEntry(entry_id, ticket or b"", size)
+        if not (self.tenant_field or self.priority_field):
+            return PeekedEntry(entry_id, ticket)
+        names = (self.tenant_field, self.priority_field)
+        marks = [((first_value(fields, name) if name else None) or b"")[:LONGEST_MARK] for name in names]
+        return PeekedEntry(entry_id, ticket, 0, *marks)
 
 
 def digest_of(entries: Sequence[Any]) -> str:

@@ -46,8 +46,10 @@ class IdleSweep:
             event(
                 log, "orphaned_entries_found", level=logging.WARNING, count=len(swept.strays), former=",".join(former)
             )
-            usable, unusable = partition_entries((found for found, _ in swept.strays), steps.spread)
+            strays = [found for found, _ in swept.strays]
+            usable, unusable = partition_entries(strays, steps.spread)
             board.take_in(usable)
+            board.learn(steps.marks.read(strays))
             rejected += unusable
         if swept.gone:
             event(log, "pending_entries_deleted", level=logging.WARNING, count=len(swept.gone), first=swept.gone[0])

@@ -70,6 +70,7 @@ class Recoverer:
             return
         usable, unusable = partition_entries(page.found, steps.spread)
         board.take_in(usable)
+        board.learn(steps.marks.read(page.found))
         rejected += unusable
         self._taken[incarnation] += page.size
         if page.size == 0:

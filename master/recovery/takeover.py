@@ -94,6 +94,7 @@ def take_over(
         if pending and name not in (MASTER, HALTED) and ":" in incarnation and incarnation not in living:
             dead.add(incarnation)
     taken_back = _take_back_all(dead, board, steps, made_progress)
+    _learn_tenants(board, steps, made_progress)
     _take_in_parked(board, steps, repeats_until, made_progress)
     return Takeover(
         board, members, stream.last_delivered(), stream.highest_pending() or ZERO, repeats_until, taken_back
@@ -220,6 +221,14 @@ def _keep(incarnation: str, board: Board) -> None:
         board.keep(incarnation)
 
 
+def _learn_tenants(board: Board, steps: LeaderScripts, made_progress: Callable[[], None]) -> None:
+    """Learn the tenants of tickets in processing from their first messages there: nothing else of them may be read."""
+    owned = [(next(iter(one.running)), one.name) for one in board.tickets.values() if one.running]
+    for at in range(0, len(owned) if steps.marks.tells_tenants else 0, _PAGE):
+        board.learn(steps.tenants_of(owned[at : at + _PAGE]))
+        made_progress()
+
+
 def _take_in_parked(
     board: Board, steps: LeaderScripts, repeats_until: bytes | None, made_progress: Callable[[], None]
 ) -> None:
@@ -237,6 +246,7 @@ def _take_in_parked(
         board.take_in(unknown)
         if known:
             rejoin(known, board, steps)
+        board.learn(steps.marks.read(page.found))
         while rejected:
             del rejected[: steps.reject(rejected)]
             made_progress()

@@ -84,7 +84,7 @@ def crew(folder: Path, link: Link) -> Iterator[Crew]:
         "USHER_DEMO_WORK_MS": "1",
         "USHER_RECONCILE_SECONDS": "1",
         "USHER_TICKET_WINDOW": "20",
-        "USHER_PARKED_LIMIT": "100",
+        "USHER_READ_AHEAD": "100",
     }
     with Crew(folder, link.url, **environ) as made:
         made.start(2, ["c1", "c2"], "slowly:handle")

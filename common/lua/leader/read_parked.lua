@@ -1,7 +1,7 @@
 -- read_parked: one page of the entries pending under `master`, in id order; a new epoch starts from it.
 -- KEYS: 1 stream, 2 leader, 3 dead
 -- ARGV: 1 group, 2 epoch, 3 start ("-" or "(<id>"), 4 count, 5 ticket field, 6 longest ticket in bytes, 7 longest
---       message in bytes (0: any)
+--       message in bytes (0: any), 8 tenant field, 9 priority field ("": none)
 -- Returns: {"FENCED"} or {"OK", last id of the page or "", {id, ticket (see peek), ...}, {ids whose body was gone}}; a
 --          page is shorter than asked for where bodies are large
 -- Why Lua: the page and the bodies must be of one moment, and an entry whose body is gone becomes a dead letter in the
@@ -20,7 +20,7 @@ for _, row in ipairs(rows) do
   local id = row[1]
   local fields = body_of(KEYS[1], id)
   if fields then
-    entries[n + 1], entries[n + 2] = id, ticket_of(fields, field, longest, most)
+    entries[n + 1], entries[n + 2] = id, ticket_of(fields, field, longest, most, ARGV[8], ARGV[9])
     n = n + 2
   else
     bury(KEYS[3], id, '', 'body_gone', '', '0', 'master', now_ms(), now_ms(), nil)

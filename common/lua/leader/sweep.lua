@@ -1,7 +1,8 @@
 -- sweep: find idle entries that have no living owner, with XAUTOCLAIM, and bring them to `master`.
 -- KEYS: 1 stream, 2 leader, 3 dead, 4 tickets, then the leases of the known incarnations
 -- ARGV: 1 group, 2 epoch, 3 least idle time in ms, 4 cursor ("0-0" at first), 5 count, 6 ticket field, 7 longest ticket
---       in bytes, 8 longest message in bytes (0: any), then the known incarnations, in the order of their leases
+--       in bytes, 8 longest message in bytes (0: any), 9 tenant field, 10 priority field ("": none), then the known
+--       incarnations, in the order of their leases
 -- Returns: {"FENCED"} or {"OK", next cursor, {id, ticket (see peek), former owner, ...}, {ids whose body was gone}};
 --          fewer than asked for where bodies are large. An entry that the index has with a living owner goes back to
 --          it.
@@ -22,8 +23,8 @@ redis.call('HLEN', KEYS[4])
 local stream, group = KEYS[1], ARGV[1]
 local count, field, longest, most = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
 local reserved, living = {master = true, halted = true}, {}
-for i = 9, #ARGV do
-  if redis.call('EXISTS', KEYS[i - 4]) == 1 then living[ARGV[i]] = true end
+for i = 11, #ARGV do
+  if redis.call('EXISTS', KEYS[i - 6]) == 1 then living[ARGV[i]] = true end
 end
 local rows, owners, idle_ms, strays, gone = {}, {}, {}, {}, {}
 local function look()
@@ -34,7 +35,8 @@ local function is_looked_after(owner) return reserved[owner] or living[owner] en
 -- Somebody took it by hand from its owner, who lives, has it, and acknowledges it. Under `master` the leader would
 -- hand it over once more.
 local function owner_in_index(id, ticket)
-  local record = type(ticket) == 'string' and redis.call('HGET', KEYS[4], ticket)
+  if type(ticket) == 'table' then ticket = ticket[1] end
+  local record = ticket and redis.call('HGET', KEYS[4], ticket)
   local owner, _, ids
   if record then owner, _, ids = read_record(record) end
   return owner and living[owner] and string.find(' ' .. ids .. ' ', ' ' .. id .. ' ', 1, true) and owner
@@ -70,7 +72,7 @@ for _, id in ipairs(found[2]) do
   else
     local fields = body_of(stream, id)
     if fields then
-      local ticket, n = ticket_of(fields, field, longest, most), #strays
+      local ticket, n = ticket_of(fields, field, longest, most, ARGV[9], ARGV[10]), #strays
       local living_owner = owner_in_index(id, ticket)
       if living_owner then
         redis.call('XCLAIM', stream, group, living_owner, '0', id, 'JUSTID')

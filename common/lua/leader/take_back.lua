@@ -3,7 +3,7 @@
 -- KEYS: 1 stream, 2 leader, 3 lease of the incarnation, 4 tickets, 5 dead, 6 attempts, 7 noted and 8 inbox (of the
 --       incarnation)
 -- ARGV: 1 group, 2 epoch, 3 incarnation, 4 count, 5 ticket field, 6 longest ticket in bytes, 7 longest message in bytes
---       (0: any)
+--       (0: any), 8 tenant field, 9 priority field ("": none)
 -- Returns: {"FENCED"}, {"ALIVE"} (its lease still runs; nothing happened), or
 --          {"OK", number of entries of the page, {id, ticket (see peek), ...}, {ids whose body was gone}}; a page of 0
 --          entries means that its list is empty (and that its inbox is gone: without a lease nothing can be added to it
@@ -37,7 +37,7 @@ for _, row in ipairs(rows) do
   local fields = body_of(stream, id)
   if fields then
     redis.call('XCLAIM', stream, group, 'master', '0', id, 'JUSTID')
-    local ticket = ticket_of(fields, field, longest, most)
+    local ticket = ticket_of(fields, field, longest, most, ARGV[8], ARGV[9])
     entries[n + 1], entries[n + 2] = id, ticket
     n = n + 2
     if type(ticket) == 'table' then ticket = ticket[1] end

@@ -7,12 +7,15 @@ to running); the script's reply then confirms or refuses it (``confirm``).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 
+from usher.common.protocol.marks import Mark
 from usher.master.policy.board.ownership import Ownership
 from usher.master.policy.board.plans import HandOverPlan, HandOverReply, ReplyFollowUp, TargetPlan, TicketPlan, span
 from usher.master.policy.board.rule_gate import Condemned, RuleGate
 from usher.master.policy.board.tickets import RunQueue, Standing
+from usher.master.policy.board.turns import FairQueue
 from usher.master.policy.board.views import BoardFacts, Parked
 from usher.master.policy.rules import Rulebook
 
@@ -27,10 +30,15 @@ class Board:
     The ownership and the gate do not know each other: each method here concerns both.
     """
 
-    def __init__(self, ticket_window: int, work_s: float = math.inf) -> None:
-        """Make an empty board. ``work_s``: seconds of work that a consumer is given at a time (``WorkPace``)."""
-        self._queue = RunQueue(ticket_window)
+    def __init__(
+        self, ticket_window: int, work_s: float = math.inf, weights: Mapping[bytes, float] | None = None
+    ) -> None:
+        """Make an empty board. ``work_s``: seconds of work that a consumer is given at a time (``WorkPace``).
+        ``weights``: of tenants, which take turns; None: neither tenants nor priorities are configured."""
+        self._fair = None if weights is None else FairQueue(ticket_window, weights)
+        self._queue = self._fair or RunQueue(ticket_window)
         self._gate = RuleGate(ticket_window)
+        self._window = ticket_window
         self._ownership = owned = Ownership(ticket_window, work_s, self._queue, self._gate.worth_keeping)
         self.tickets, self.consumers = owned.tickets, owned.consumers
         # These are the ownership's own, for rules have no say in them. Bound, not forwarded: ``arrive`` runs for every
@@ -58,12 +66,19 @@ class Board:
 
     @property
     def room(self) -> int:
-        """Number of entries that could be read now and handed over at once; 0 while anything waits for room."""
-        return 0 if self._queue.is_waiting or self._gate.rules.pauses_all else self._ownership.room
+        """Number of entries that could be read now and handed over at once; 0 while anything waits for room. Where
+        tenants take turns, what stands behind a flood is read all the same: any number."""
+        if self._gate.rules.pauses_all:
+            return 0
+        if self._fair is not None:
+            return sys.maxsize
+        return 0 if self._queue.is_waiting else self._ownership.room
 
     def plan(self, limit: int, now_s: float) -> HandOverPlan | None:
         """Take up to ``limit`` ids for one hand_over call. Return None when nothing can be handed over now."""
-        owned, gate, queue = self._ownership, self._gate, self._queue
+        owned, gate, queue, fair = self._ownership, self._gate, self._queue, self._fair
+        if fair is not None:
+            fair.begin(now_s)
         queue.retry(gate.take_due(now_s))
         owned.wake_due(now_s)
         if not queue.has_runnable:
@@ -85,6 +100,8 @@ class Board:
             size += len(part.ids)
             if gate.has_rules:
                 gate.spend(part.ticket, len(part.ids))
+            if fair is not None:
+                fair.spend(ticket, len(part.ids))
         if not size:
             return None
         much_more = parked_before > size + _MUCH_MORE or self.redis_has_more
@@ -99,7 +116,7 @@ class Board:
         for target, answer in zip(plan.targets, reply.targets, strict=True):
             if answer.state == "OK":
                 for part in self._ownership.granted(target, answer, reply.fence):
-                    self._gate.give_back(part.ticket, len(part.ids))
+                    self._unspend(part)
                     unsure.append(part.ticket)
                 continue
             doubt = doubt or answer.state == "STRAY"
@@ -117,9 +134,22 @@ class Board:
     def _undo(self, parts: Iterable[TicketPlan]) -> None:
         for part in parts:
             self._ownership.put_back(part)
-            self._gate.give_back(part.ticket, len(part.ids))
+            self._unspend(part)
+
+    def _unspend(self, part: TicketPlan) -> None:
+        self._gate.give_back(part.ticket, len(part.ids))
+        if self._fair is not None:
+            self._fair.spend(self.tickets[part.ticket], -len(part.ids))
 
     # ---- consumers and entries ---------------------------------------------------------------------------------------
+
+    def learn(self, marks: Iterable[Mark]) -> None:
+        """Learn the tenants and priorities of entries that are on the board now, or in processing."""
+        if (fair := self._fair) is None:
+            return
+        for mark in marks:
+            if (ticket := self.tickets.get(mark.ticket)) is not None:
+                fair.learn(ticket, mark)
 
     def keep(self, incarnation: str) -> None:
         """Keep an incarnation that was not lost after all. One that a rule has drained gets nothing new."""
@@ -192,6 +222,11 @@ class Board:
             if self._ownership.unload(ticket):
                 self._gate.was_unloaded(ticket.name)
         for ticket in (*self._gate.slowed_or_condemned(), *self._ownership.waits.tickets()):
+            self._ownership.shorten(ticket)
+
+    def shorten_long(self) -> None:
+        """Leave to Redis' account what is parked of long tickets beyond their windows, because too much is parked."""
+        for ticket in [one for one in self.tickets.values() if len(one.parked) > self._window]:
             self._ownership.shorten(ticket)
 
     # ---- from other threads: what they see may be a moment old -------------------------------------------------------

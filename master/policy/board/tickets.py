@@ -50,7 +50,8 @@ class BoardTicket:
     ``above``: entries of the ticket above this id are under ``master`` too, and only Redis knows them; None: memory has
     all. ``waits_for``: the message under ``halted``. ``until``: of an ending ticket, the rank of the last id that ends;
     of a waiting one, when it is due, in ms of Redis' clock. ``queued``: it is runnable, or waits in one place, and in
-    no other, until it is tried again.
+    no other, until it is tried again. ``marks``: None while neither tenants nor priorities are
+    configured.
     """
 
     __slots__ = (
@@ -58,6 +59,7 @@ class BoardTicket:
         "believed",
         "compared_s",
         "home",
+        "marks",
         "name",
         "owner",
         "parked",
@@ -81,6 +83,50 @@ class BoardTicket:
         self.above: bytes | None = None
         self.waits_for = b""
         self.until = 0
+        self.marks: TicketMarks | None = None
+
+    @property
+    def tenant(self) -> bytes:
+        """Tenant of the newest message that was seen of it."""
+        return b"" if self.marks is None else self.marks.tenant
+
+    @property
+    def priority(self) -> int:
+        """Priority of its most urgent message that waits."""
+        return 0 if self.marks is None else self.marks.priority(self)
+
+
+class TicketMarks:
+    """Tenant and urgency of a ticket. ``turn``: its place in the queue of its tenant (``turns.py``); None: it is not
+    there. ``since``: when it began to wait for its turn, as time and number; None: it does not."""
+
+    __slots__ = ("_last", "since", "tenant", "turn")
+
+    def __init__(self) -> None:
+        self.tenant = b""
+        self.since: tuple[float, int] | None = None
+        self.turn: object = None
+        self._last: dict[int, bytes] = {}  # priority -> its last message of that priority
+
+    def learn(self, tenant: bytes, priority: int, entry_id: bytes) -> None:
+        """Learn the mark of one of its messages."""
+        self.tenant = tenant
+        if priority and (priority not in self._last or rank(entry_id) > rank(self._last[priority])):
+            self._last[priority] = entry_id
+
+    def priority(self, ticket: BoardTicket) -> int:
+        """Return the highest priority of which the ticket's last message waits: what stands before that one is as
+        urgent."""
+        for priority in sorted(self._last, reverse=True):
+            last = self._last[priority]
+            if last in ticket.running:
+                continue
+            if (ticket.parked and rank(last) >= rank(ticket.parked[0])) or (
+                ticket.above is not None and rank(last) > rank(ticket.above)
+            ):
+                return priority
+            del self._last[priority]
+        return 0
 
 
 @dataclass(eq=False)
@@ -133,6 +179,7 @@ class RunQueue:
         self._refill_at = ticket_window // 2
         self._runnable: deque[BoardTicket] = deque()
         self._unassigned: deque[BoardTicket] = deque()
+        self._append: Callable[[BoardTicket], None] = self._runnable.append
 
     @property
     def has_runnable(self) -> bool:
@@ -151,7 +198,7 @@ class RunQueue:
         if ticket.owner is not None and not ticket.owner.accepts:
             return  # it waits until its draining owner is done with it
         ticket.queued = True
-        self._runnable.append(ticket)
+        self._append(ticket)
 
     def next_runnable(self) -> BoardTicket | None:
         """Take out the next ticket that may be planned. A caller that puts it aside sets ``queued`` until ``retry``."""

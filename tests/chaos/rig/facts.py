@@ -175,7 +175,7 @@ _ACTIONS = {
     "source_group_created": "source_groups_made",
     "lease_too_long": "leases_clamped",
     "leadership_lease_too_long": "leads_clamped",
-    "waiting_limit_reached": "parked_limit",
+    "waiting_limit_reached": "read_ahead",
 }
 
 

@@ -1,0 +1,199 @@
+"""Turns: in which order tickets are planned where tenants or priorities are configured. Pure.
+
+Tenants take turns: of those that wait, the one that was given least for its weight is next (start-time fair queueing:
+the shares of deficit round robin, but who was quiet is next at once, and not at the end of a round). Being quiet saves
+nothing up, and one tenant alone gets everything. The unit is a message.
+
+Of a tenant, the most urgent ticket is next. Each level of priority counts as ``AGE_S`` seconds of waiting, so that a
+ticket waits behind none of its tenant's that came more than ``MOST_URGENT * AGE_S`` seconds after it.
+
+Goyal, Vin and Cheng, "Start-time Fair Queuing", 1996.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
+
+from usher.common.protocol.marks import Mark
+from usher.master.policy.board.tickets import BoardTicket, RunQueue, Standing, TicketMarks
+
+#: Seconds of waiting that one level of priority is worth.
+AGE_S = 10.0
+#: Number of tenants that are remembered though nothing of them waits.
+_MANY = 1000
+#: Number of outdated places that do not matter.
+_OUTDATED = 64
+
+
+class _Tenant:
+    """A tenant. ``due``: when its turn is, in messages that a tenant of weight 1 was given. ``waiting``: number of its
+    tickets that wait for their turns, in a heap that may also have outdated places of them."""
+
+    __slots__ = ("due", "is_held", "name", "places", "waiting", "weight")
+
+    def __init__(self, name: bytes, weight: float) -> None:
+        self.name = name
+        self.weight = weight
+        self.due = 0.0
+        self.places: list[_Place] = []
+        self.waiting = 0
+        self.is_held = False
+
+
+#: Place of a ticket: since when it waits, less what its priority is worth; which ticket came first; which place; the
+#: ticket.
+_Place = tuple[float, int, int, BoardTicket]
+
+
+class FairQueue(RunQueue):
+    """The run queue, in which tenants take turns. ``holds``: returns whether nothing of a tenant may be planned now;
+    it is asked again by ``begin``."""
+
+    def __init__(self, ticket_window: int, weights: Mapping[bytes, float]) -> None:
+        super().__init__(ticket_window)
+        self.holds: Callable[[bytes], bool] = lambda tenant: False
+        self._weights = weights
+        self._tenants: dict[bytes, _Tenant] = {}
+        self._turns: list[tuple[float, int, _Tenant]] = []  # a heap; a tenant may also be in it where it was before
+        self._held: list[_Tenant] = []
+        self._order = count()
+        self._now_s = 0.0
+        self._last = 0.0  # the turn that was had last
+        self._waiting = 0  # tickets of tenants that are not held
+        self._append = self._place
+
+    def begin(self, now_s: float) -> None:
+        """Begin a plan: tenants that were held try again."""
+        self._now_s = now_s
+        held, self._held = self._held, []
+        for tenant in held:
+            if self.holds(tenant.name):
+                self._held.append(tenant)
+            else:
+                tenant.is_held = False
+                self._waiting += tenant.waiting
+                self._enter(tenant)
+
+    @property
+    def has_runnable(self) -> bool:
+        # One that found no consumer means that none has room: nobody else need ask.
+        return self._waiting > 0 and not self._unassigned
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._waiting or self._held or self._unassigned)
+
+    def next_runnable(self) -> BoardTicket | None:
+        while self.has_runnable and (tenant := self._next_tenant()) is not None:
+            ticket = self._leave(tenant)
+            ticket.queued = False
+            if ticket.standing is Standing.OPEN and ticket.parked:
+                return ticket
+        return None
+
+    def spend(self, ticket: BoardTicket, messages: int) -> None:
+        """Note that so many messages of the ticket were planned; with less than 0, that they were not handed over
+        after all."""
+        tenant = self._of(ticket.tenant)
+        tenant.due = max(0.0, tenant.due + messages / tenant.weight)
+        if messages > 0 and (marks := ticket.marks) is not None:
+            marks.since = None
+            if marks.turn is not None:  # what is left of it waits anew
+                self._move(ticket, marks, marks.tenant)
+        self._last = min(self._last, tenant.due) if messages < 0 else self._last
+        if tenant.waiting and not tenant.is_held:
+            self._push(tenant)
+
+    def learn(self, ticket: BoardTicket, mark: Mark) -> None:
+        """Learn the mark of one of the ticket's messages; it may get another place by it."""
+        marks = ticket.marks = ticket.marks or TicketMarks()
+        tenant, priority = marks.tenant, marks.priority(ticket)
+        marks.learn(mark.tenant, mark.priority, mark.id)
+        if marks.turn is not None and (mark.tenant != tenant or mark.priority > priority):
+            self._move(ticket, marks, tenant)
+
+    def waiting(self) -> Iterator[BoardTicket]:
+        """Yield the tickets that wait for their turns."""
+        for tenant in list(self._tenants.values()):
+            yield from (place[-1] for place in list(tenant.places) if _is_valid(place))
+
+    # ---- places ------------------------------------------------------------------------------------------------------
+
+    def _place(self, ticket: BoardTicket) -> None:
+        marks = ticket.marks = ticket.marks or TicketMarks()
+        since_s, order = marks.since = marks.since or (self._now_s, next(self._order))
+        tenant = self._of(marks.tenant)
+        place = (since_s - AGE_S * marks.priority(ticket), order, next(self._order), ticket)
+        marks.turn = place
+        heapq.heappush(tenant.places, place)
+        tenant.waiting += 1
+        if len(tenant.places) > 2 * tenant.waiting + _OUTDATED:
+            tenant.places = list(filter(_is_valid, tenant.places))
+            heapq.heapify(tenant.places)
+        if not tenant.is_held:
+            self._waiting += 1
+            if tenant.waiting == 1:
+                self._enter(tenant)
+
+    def _move(self, ticket: BoardTicket, marks: TicketMarks, tenant: bytes) -> None:
+        """Give a ticket that waits another place; it was one of this tenant's."""
+        former = self._of(tenant)
+        former.waiting -= 1
+        self._waiting -= not former.is_held
+        self._place(ticket)
+
+    def _leave(self, tenant: _Tenant) -> BoardTicket:
+        """Take out the next ticket of a tenant that has one."""
+        while not _is_valid(place := heapq.heappop(tenant.places)):
+            pass
+        tenant.waiting -= 1
+        self._waiting -= 1
+        ticket = place[-1]
+        assert ticket.marks is not None
+        ticket.marks.turn = None
+        return ticket
+
+    # ---- tenants -----------------------------------------------------------------------------------------------------
+
+    def _of(self, name: bytes) -> _Tenant:
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            if len(self._tenants) > _MANY + 2 * len(self._turns):
+                self._forget()
+            tenant = self._tenants[name] = _Tenant(name, self._weights.get(name, 1.0))
+        return tenant
+
+    def _forget(self) -> None:
+        """Forget the tenants that would begin anew as they are."""
+        kept = (one for one in self._tenants.values() if one.waiting or one.due > self._last)
+        self._tenants = {tenant.name: tenant for tenant in kept}
+
+    def _enter(self, tenant: _Tenant) -> None:
+        """Let a tenant of which nothing waited take part: it has saved nothing up."""
+        tenant.due = max(tenant.due, self._last)
+        self._push(tenant)
+
+    def _push(self, tenant: _Tenant) -> None:
+        heapq.heappush(self._turns, (tenant.due, next(self._order), tenant))
+
+    def _next_tenant(self) -> _Tenant | None:
+        while self._turns:
+            due, _, tenant = self._turns[0]
+            if due != tenant.due or not tenant.waiting or tenant.is_held:
+                heapq.heappop(self._turns)
+            elif self.holds(tenant.name):
+                heapq.heappop(self._turns)
+                tenant.is_held = True
+                self._held.append(tenant)
+                self._waiting -= tenant.waiting
+            else:
+                self._last = due
+                return tenant
+        return None
+
+
+def _is_valid(place: _Place) -> bool:
+    marks = place[-1].marks
+    return marks is not None and marks.turn is place
