@@ -63,13 +63,6 @@ class MasterSettings(CommonSettings):
     tenant_weights: Annotated[str, AfterValidator(check_weights)] = Field(
         "", max_length=65_536, description="Weights of tenants, 1 to 1000: a=3,b=1; all others have 1."
     )
-    priority_field: str = Field(
-        "",
-        max_length=128,
-        description=(
-            "Message field with the priority of its ticket: 0 (the least, and the default) to 9. Empty: all are alike."
-        ),
-    )
     longest_message_bytes: int = Field(
         16 * 1024 * 1024,
         ge=0,
@@ -162,7 +155,7 @@ class StreamerSettings(CommonSettings):
 
     UNREAD: ClassVar[frozenset[str]] = (
         CommonSettings.UNREAD - {"log_level", "log_format", "tls_cert", "tls_key", "insecure"}
-    ) | {"lease_seconds", "ticket_scope"}
+    ) | {"lease_seconds", "ticket_scope", "priority_field"}
 
     outbox_url: str = Field(
         "", description="Database with the outbox, e.g. postgresql+psycopg://user@host/shop or sqlite:////srv/shop.db."

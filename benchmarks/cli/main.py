@@ -11,6 +11,7 @@ import click
 import orjson
 from rich.table import Column, Table
 
+from benchmarks.measure import fairness as measure_fairness
 from benchmarks.measure import hot as measure_hot
 from benchmarks.measure import idle as measure_idle
 from benchmarks.measure import rebalance as measure_rebalance
@@ -234,6 +235,32 @@ def rebalance(
         ),
         runs,
         ("seconds", "ideal_seconds", "ratio"),
+        as_json,
+    )
+
+
+@benchmarks.command(
+    help=(
+        "Measure fairness behind a flood: the waits of a quiet tenant without tenants, in one stream, and with a stream"
+        " each; what they cost the flood; the share of a tenant by its weight; and the wait of an urgent message."
+    )
+)
+@click.option("--flood", type=click.IntRange(min=3000), default=12_000, show_default=True, help="Messages.")
+@click.option(
+    "--handler-seconds", type=click.FloatRange(0.001, 10), default=0.01, show_default=True, help="Of each message."
+)
+@click.option("--slots", type=click.IntRange(1, 1024), default=8, show_default=True, help="Handlers at a time.")
+@click.option("--weight", type=click.IntRange(1, 100), default=3, show_default=True, help="Of one of two tenants.")
+@RUNS
+@VOLATILE
+@JSON
+def fairness(
+    flood: int, handler_seconds: float, slots: int, weight: int, runs: int, no_aof: bool, as_json: bool
+) -> None:
+    report(
+        lambda: measure_fairness.fairness(flood, handler_seconds, slots, weight, not no_aof, os.environ),
+        runs,
+        ("unfair_p99_ms", "p99_ms", "streams_p99_ms", "ratio", "streams_ratio", "share", "urgent_handler_times"),
         as_json,
     )
 

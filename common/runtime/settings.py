@@ -107,6 +107,7 @@ class CommonSettings(BaseModel):
     #: set of flags fits all commands, and their --help does not list them.
     UNREAD: ClassVar[frozenset[str]] = frozenset(
         {"redis_server", "tls_cert", "tls_key", "tls_ca", "insecure", "dead_letter_webhook", "log_level", "log_format"}
+        | {"priority_field"}
     )
 
     redis_url: RedisUrl = Field(
@@ -140,6 +141,13 @@ class CommonSettings(BaseModel):
     )
     ticket_field: str = Field(
         "ticket_id", min_length=1, max_length=128, description="Message field that names the ticket."
+    )
+    priority_field: str = Field(
+        "",
+        max_length=128,
+        description=(
+            "Message field with the priority of its ticket: 0 (the least, and the default) to 9. Empty: all are alike."
+        ),
     )
     lease_seconds: float = Field(
         10.0,

@@ -14,8 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 
 from usher.common.base.clock import now_s
+from usher.common.protocol.marks import priority_of
+from usher.common.protocol.message import first_value
 from usher.consumer.handlers.message import Message
 from usher.consumer.policy.lanes import Lane, LaneBoard
+from usher.consumer.policy.urgent_lanes import UrgentLanes
 
 MessageLane = Lane[Message]
 #: A lane whose runner is done with it for now, how many of its messages ended, and in how many seconds. A plain tuple,
@@ -50,8 +53,15 @@ class Lanes:
     """Thread-safe lanes. Changes that make a lane ready, or a runner wait, are methods here; for all else use the board
     in ``with lanes.locked() as board``, which wakes no thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, priority_field: str = "") -> None:
+        """Make lanes without messages. ``priority_field``: messages' field with their priority; empty: all are
+        alike."""
         self._board: LaneBoard[Message] = LaneBoard()
+        self._urgent: UrgentLanes[Message] | None = None
+        if name := priority_field.encode():
+            self._board.ready = self._urgent = UrgentLanes(
+                lambda message: priority_of(first_value(message.flat, name) or b"") or 0
+            )
         self._lock = threading.Lock()
         self._locked = _LockedBoard(self._board, self._lock)
         self._changed = threading.Condition(self._lock)
@@ -75,6 +85,8 @@ class Lanes:
         with self._changed:
             for ticket, messages in parts:
                 self._board.add(ticket, messages)
+            if self._urgent is not None:
+                self._urgent.sort()
             self._wake(len(self._board.ready))
         self.on_ready()
 

@@ -1,0 +1,62 @@
+"""Urgent lanes: which of the ready ones is next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from usher.consumer.policy.lanes import LaneBoard
+from usher.consumer.policy.urgent_lanes import UrgentLanes
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A message with a priority."""
+
+    stream_id: bytes
+    priority: int = 0
+    fence: int = 1
+
+
+def _board(**tickets: list[int]) -> LaneBoard[Entry]:
+    """Lanes with messages of these priorities."""
+    board: LaneBoard[Entry] = LaneBoard()
+    board.ready = UrgentLanes(lambda message: message.priority)
+    for at, (ticket, priorities) in enumerate(tickets.items(), 1):
+        board.add(ticket.encode(), [Entry(b"%d-%d" % (at, n), priority) for n, priority in enumerate(priorities)])
+    return board
+
+
+def _next(board: LaneBoard[Entry]) -> str:
+    lane = board.take()
+    assert lane is not None
+    return lane.ticket.decode()
+
+
+def test_the_most_urgent_is_next_and_equals_in_their_order() -> None:
+    board = _board(a=[0], b=[3], c=[9], d=[3, 0], e=[0])
+    assert [_next(board) for _ in range(5)] == ["c", "b", "d", "a", "e"]
+
+
+def test_a_lane_is_as_urgent_as_its_most_urgent_message_until_that_has_run() -> None:
+    board = _board(a=[0, 0], b=[0, 5, 0])
+    ran = []
+    for _ in range(5):
+        lane = board.take()
+        assert lane is not None
+        ran.append((lane.ticket.decode(), lane.queue.popleft().priority))
+        board.release(lane)
+    assert ran == [("b", 0), ("b", 5), ("a", 0), ("b", 0), ("a", 0)]
+
+
+def test_a_ready_lane_that_gets_an_urgent_message_moves_forward() -> None:
+    board = _board(a=[0], b=[0], c=[0])
+    board.add(b"c", [Entry(b"9-0", 9)])
+    board.ready.sort()  # type: ignore[attr-defined]
+    assert [_next(board) for _ in range(3)] == ["c", "a", "b"]
+
+
+def test_of_eight_lanes_one_is_not_urgent() -> None:
+    board = _board(**{f"calm{n}": [0] for n in range(3)}, **{f"loud{n}": [9] for n in range(20)})
+    order = [_next(board) for _ in range(23)]
+    assert [order.index(f"calm{n}") for n in range(3)] == [7, 15, 22]
+    assert [name for name in order if name.startswith("loud")] == [f"loud{n}" for n in range(20)]
