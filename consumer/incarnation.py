@@ -97,7 +97,7 @@ class Incarnation:
         self.is_over = False
         self._journal = journal
         self.lease = OwnLease(taken.lease_s, taken.sent_s)
-        self.lanes = Lanes(settings.priority_field)
+        self.lanes = Lanes(settings.marks)
         slots, capacity, masters = settings.concurrency, settings.capacity, master_client(settings, taken.leader_url)
         self.reporter = Reporter(
             masters, name, taken.registration.slots, capacity, taken.ticket_window, lambda: self.lanes.keeps_up

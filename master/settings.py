@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from usher.common.protocol.marks import check_tenant_field, check_weights
+from usher.common.protocol.marks import check_weights
 from usher.common.runtime.settings import Address, CommonSettings, MaybeAddress
 
 #: Longest life of a lead, in seconds. A lease that lasts longer in Redis dates from before the clock of Redis was set
@@ -50,14 +50,6 @@ class MasterSettings(CommonSettings):
         description=(
             "Most waiting entries in the master's memory (and 64 MiB of ids); of long tickets Redis keeps the rest. At"
             " this many it stops reading."
-        ),
-    )
-    tenant_field: Annotated[str, AfterValidator(check_tenant_field)] = Field(
-        "",
-        max_length=128,
-        description=(
-            "What tells whose a message is, for fair turns: a field; @stream: the stream it was gathered from;"
-            " @ticket:SEPARATOR: its ticket id up to that. Empty: all wait in one line."
         ),
     )
     tenant_weights: Annotated[str, AfterValidator(check_weights)] = Field(
@@ -155,7 +147,7 @@ class StreamerSettings(CommonSettings):
 
     UNREAD: ClassVar[frozenset[str]] = (
         CommonSettings.UNREAD - {"log_level", "log_format", "tls_cert", "tls_key", "insecure"}
-    ) | {"lease_seconds", "ticket_scope", "priority_field"}
+    ) | {"lease_seconds", "ticket_scope", "tenant_field", "priority_field"}
 
     outbox_url: str = Field(
         "", description="Database with the outbox, e.g. postgresql+psycopg://user@host/shop or sqlite:////srv/shop.db."

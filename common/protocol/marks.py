@@ -7,8 +7,10 @@ other. The priority is a number from 0 to 9; 0, the default, is the least.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from usher.common.protocol.message import first_value
 from usher.common.protocol.sources import FROM_FIELD
 
 #: Bytes of a tenant's name that count.
@@ -69,6 +71,11 @@ class MarkFields(NamedTuple):
         """
         level = priority_of(priority)
         return Mark(entry_id, ticket, self._tenant(ticket, tenant)[:LONGEST_TENANT], level or 0, level is not None)
+
+    def of(self, entry_id: bytes, ticket: bytes, flat: Sequence[bytes]) -> Mark:
+        """Return the mark of an entry with these names and values."""
+        tenant, priority = ((first_value(flat, name) if name else None) or b"" for name in self.names)
+        return self.read(entry_id, ticket, tenant, priority)
 
     def _tenant(self, ticket: bytes, value: bytes) -> bytes:
         if self.tenant == _STREAM:

@@ -20,6 +20,7 @@ import click
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from usher.common.base.errors import SettingsError, StartRefused
+from usher.common.protocol.marks import MarkFields, check_tenant_field
 from usher.common.protocol.sources import SCOPED_TICKET_FIELD, SourceSelection
 
 PREFIX = "USHER_"
@@ -107,7 +108,7 @@ class CommonSettings(BaseModel):
     #: set of flags fits all commands, and their --help does not list them.
     UNREAD: ClassVar[frozenset[str]] = frozenset(
         {"redis_server", "tls_cert", "tls_key", "tls_ca", "insecure", "dead_letter_webhook", "log_level", "log_format"}
-        | {"priority_field"}
+        | {"tenant_field", "priority_field"}
     )
 
     redis_url: RedisUrl = Field(
@@ -141,6 +142,14 @@ class CommonSettings(BaseModel):
     )
     ticket_field: str = Field(
         "ticket_id", min_length=1, max_length=128, description="Message field that names the ticket."
+    )
+    tenant_field: Annotated[str, AfterValidator(check_tenant_field)] = Field(
+        "",
+        max_length=128,
+        description=(
+            "What tells whose a message is, for fair turns: a field; @stream: the stream it was gathered from;"
+            " @ticket:SEPARATOR: its ticket id up to that. Empty: all wait in one line."
+        ),
     )
     priority_field: str = Field(
         "",
@@ -232,6 +241,11 @@ class CommonSettings(BaseModel):
     def by_stream(self) -> bool:
         """True if the tickets of several streams are told apart, by names of the form STREAM/ID."""
         return self.sources is not None and self.ticket_scope == "stream"
+
+    @property
+    def marks(self) -> MarkFields:
+        """The fields that tell a message's tenant and priority."""
+        return MarkFields(self.tenant_field, self.priority_field, self.by_stream)
 
     @property
     def contradictions(self) -> list[str]:

@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 
 from usher.common.base.clock import now_s
-from usher.common.protocol.marks import priority_of
-from usher.common.protocol.message import first_value
+from usher.common.protocol.marks import NO_FIELDS, MarkFields
 from usher.consumer.handlers.message import Message
+from usher.consumer.policy.fair_lanes import FairLanes
 from usher.consumer.policy.lanes import Lane, LaneBoard
-from usher.consumer.policy.urgent_lanes import UrgentLanes
 
 MessageLane = Lane[Message]
 #: A lane whose runner is done with it for now, how many of its messages ended, and in how many seconds. A plain tuple,
@@ -53,14 +52,14 @@ class Lanes:
     """Thread-safe lanes. Changes that make a lane ready, or a runner wait, are methods here; for all else use the board
     in ``with lanes.locked() as board``, which wakes no thread."""
 
-    def __init__(self, priority_field: str = "") -> None:
-        """Make lanes without messages. ``priority_field``: messages' field with their priority; empty: all are
-        alike."""
+    def __init__(self, marks: MarkFields = NO_FIELDS) -> None:
+        """Make lanes without messages. ``marks``: fields that tell the tenants and priorities of messages, if they are
+        to have turns by them."""
         self._board: LaneBoard[Message] = LaneBoard()
-        self._urgent: UrgentLanes[Message] | None = None
-        if name := priority_field.encode():
-            self._board.ready = self._urgent = UrgentLanes(
-                lambda message: priority_of(first_value(message.flat, name) or b"") or 0
+        self._fair: FairLanes[Message] | None = None
+        if not marks.is_empty:
+            self._board.ready = self._fair = FairLanes(
+                lambda ticket, message: marks.of(message.stream_id, ticket, message.flat)
             )
         self._lock = threading.Lock()
         self._locked = _LockedBoard(self._board, self._lock)
@@ -85,8 +84,8 @@ class Lanes:
         with self._changed:
             for ticket, messages in parts:
                 self._board.add(ticket, messages)
-            if self._urgent is not None:
-                self._urgent.sort()
+                if self._fair is not None and ticket in self._board.lanes:
+                    self._fair.got_more(self._board.lanes[ticket])
             self._wake(len(self._board.ready))
         self.on_ready()
 

@@ -8,10 +8,6 @@ from dataclasses import dataclass
 from usher.common.protocol.marks import NO_FIELDS, MarkFields, parse_weights
 from usher.master.settings import MasterSettings
 
-#: Most seconds of work that a consumer is given at a time where tenants or priorities are configured: what it has is
-#: before anything that comes later.
-_FAIR_WORK_S = 0.1
-
 
 @dataclass(frozen=True)
 class LeaderLimits:
@@ -32,11 +28,11 @@ class LeaderLimits:
 
 
 def limits_of(settings: MasterSettings) -> LeaderLimits:
-    marks = MarkFields(settings.tenant_field, settings.priority_field, settings.by_stream)
+    marks = settings.marks
     return LeaderLimits(
         batch=settings.batch_size,
         ticket_window=settings.ticket_window,
-        work_s=settings.hand_over_seconds if marks.is_empty else min(settings.hand_over_seconds, _FAIR_WORK_S),
+        work_s=settings.hand_over_seconds,
         read_ahead=settings.read_ahead,
         reconcile_s=settings.reconcile_seconds,
         sweep_s=settings.sweep_seconds,

@@ -1,11 +1,13 @@
-"""Urgent lanes: which of the ready ones is next."""
+"""Fair lanes: which of the ready ones is next."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
+from usher.common.protocol.marks import Mark
+from usher.consumer.policy.fair_lanes import FairLanes
 from usher.consumer.policy.lanes import LaneBoard
-from usher.consumer.policy.urgent_lanes import UrgentLanes
 
 
 @dataclass(frozen=True)
@@ -17,10 +19,12 @@ class Entry:
     fence: int = 1
 
 
-def _board(**tickets: list[int]) -> LaneBoard[Entry]:
-    """Lanes with messages of these priorities."""
+def _board(by_tenant: bool = False, **tickets: list[int]) -> LaneBoard[Entry]:
+    """Lanes with messages of these priorities. A ticket's tenant is its first letter."""
     board: LaneBoard[Entry] = LaneBoard()
-    board.ready = UrgentLanes(lambda message: message.priority)
+    board.ready = FairLanes(
+        lambda ticket, message: Mark(message.stream_id, ticket, ticket[:1] if by_tenant else b"", message.priority)
+    )
     for at, (ticket, priorities) in enumerate(tickets.items(), 1):
         board.add(ticket.encode(), [Entry(b"%d-%d" % (at, n), priority) for n, priority in enumerate(priorities)])
     return board
@@ -51,7 +55,7 @@ def test_a_lane_is_as_urgent_as_its_most_urgent_message_until_that_has_run() -> 
 def test_a_ready_lane_that_gets_an_urgent_message_moves_forward() -> None:
     board = _board(a=[0], b=[0], c=[0])
     board.add(b"c", [Entry(b"9-0", 9)])
-    board.ready.sort()  # type: ignore[attr-defined]
+    board.ready.got_more(board.lanes[b"c"])  # type: ignore[attr-defined]
     assert [_next(board) for _ in range(3)] == ["c", "a", "b"]
 
 
@@ -60,3 +64,27 @@ def test_of_eight_lanes_one_is_not_urgent() -> None:
     order = [_next(board) for _ in range(23)]
     assert [order.index(f"calm{n}") for n in range(3)] == [7, 15, 22]
     assert [name for name in order if name.startswith("loud")] == [f"loud{n}" for n in range(20)]
+
+
+def test_a_lane_of_a_quiet_tenant_has_the_next_turn() -> None:
+    board = _board(by_tenant=True, **{f"a{n}": [0] for n in range(100)})
+    for _ in range(10):
+        _next(board)
+    board.add(b"quiet", [Entry(b"9-0")])
+    assert "quiet" in [_next(board) for _ in range(2)]
+
+
+def test_tenants_have_turns_however_many_lanes_each_has() -> None:
+    lanes = {f"a{n}": [0] for n in range(60)} | {f"b{n}": [0] for n in range(20)} | {f"c{n}": [0] for n in range(20)}
+    board = _board(by_tenant=True, **lanes)
+    order = [_next(board) for _ in range(100)]
+    assert Counter(name[0] for name in order[:30]) == {"a": 10, "b": 10, "c": 10}
+    assert [name for name in order if name[0] == "a"] == [f"a{n}" for n in range(60)]
+
+
+def test_lanes_that_are_given_back_leave_no_trace() -> None:
+    board = _board(by_tenant=True, a1=[0], a2=[0], b1=[0])
+    board.drop_quiet([b"a1"])
+    board.add(b"a1", [Entry(b"9-0")])
+    assert sorted(_next(board) for _ in range(3)) == ["a1", "a2", "b1"]
+    assert (board.take(), vars(board.ready)["_places"], vars(board.ready)["_turns"]) == (None, {}, {})
