@@ -34,15 +34,21 @@ class Attempts(NamedTuple):
     losses: int = 0
 
     def blamed(self) -> Attempts:
-        """Charge the last start, and every crash of former ones. Starts that asked to be called later stay free.
+        """Charge the last start, and every crash of former ones that is not charged yet. Starts that asked to be called
+        later stay free.
+
+        The first crash never is; of more of them as many as there are failures, since a start that is charged leaves
+        two crashes at least.
 
         >>> Attempts(starts=3, failures=0, crashes=2).blamed()
         Attempts(starts=3, failures=3, crashes=2, losses=0)
         >>> Attempts(starts=9, failures=1, crashes=0).blamed().failures
         2
+        >>> Attempts(starts=9, failures=2, crashes=1).blamed().failures, Attempts(9, 4, 2).blamed().failures
+        (4, 5)
         """
-        charged = min(self.starts, self.failures + self.crashes + 1)
-        return self._replace(failures=max(self.failures, charged))
+        known = self.failures + self.crashes if self.crashes < 2 else max(self.failures, self.crashes)
+        return self._replace(failures=max(self.failures, min(self.starts, known + 1)))
 
     @property
     def is_given_up(self) -> bool:

@@ -32,7 +32,7 @@ from usher.consumer.policy.ticket_pace import TicketPace
 log = logging.getLogger(__name__)
 
 
-#: Child processes that could not load the handler, until suspects run in this process.
+#: Child processes that ran no handler, until suspects run in this process.
 _MOST_REFUSED = 3
 
 
@@ -107,7 +107,7 @@ class Executor:
         self.given_up: set[bytes] = set()
         self.cancelled: set[bytes] = set()
         self.pace: TicketPace | None = None
-        self.refused_children = 0  # child processes in a row that could not load the handler
+        self.refused_children = 0  # child processes in a row that ran no handler: they could not load it
         self.handled = 0  # only roughly right: counted without a lock, for people to look at
         self.failed = 0
 
@@ -168,6 +168,15 @@ class Executor:
             return False
         self._begin(message, time.time_ns() // 1000)
         return True
+
+    def not_started(self, lane: MessageLane, message: Message, wait_s: float) -> None:
+        """Take the start back: its child process ended before it called the handler. The lane is not the runner's any
+        more."""
+        self._note_end(message)
+        message.attempt -= 1
+        if message.stream_id in self.given_up:  # by then
+            message.failures = GIVEN_UP
+        self.lanes.retry(lane, message, self.clock() + wait_s)
 
     def _begin(self, message: Message, start_us: int) -> None:
         message.attempt += 1

@@ -37,7 +37,17 @@ from usher.consumer.handlers.error_trace import traced, type_name
 from usher.consumer.handlers.loader import Handler, check_ran, load_handler, with_spans
 from usher.consumer.handlers.message import Message, OwnLease, message_type
 from usher.consumer.isolation.process import TELL_WHERE
-from usher.consumer.isolation.values import DONE, GAVE_UP, LATER, LEASE, RAISED, CallResult, Piece, ProcessSpec
+from usher.consumer.isolation.values import (
+    DONE,
+    GAVE_UP,
+    LATER,
+    LEASE,
+    RAISED,
+    STARTS,
+    CallResult,
+    Piece,
+    ProcessSpec,
+)
 from usher.consumer.policy.batches import judge
 
 _PR_SET_PDEATHSIG = 1
@@ -89,6 +99,7 @@ class Slot(Service):
         message.first_ms = message.start_us // 1000
         message.slot = 1  # in hand: log lines name it
         in_hand.set(message)
+        answer(self._asker, {STARTS: True})
         began_s = time.monotonic()
         message.deadline = began_s + self._limit_s if self._limit_s else None
         raised: BaseException | None = None

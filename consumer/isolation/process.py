@@ -21,8 +21,9 @@ from typing import Any
 import orjson
 
 from usher.common.base.errors import StartRefused
+from usher.common.runtime.oom import oom_kills
 from usher.common.runtime.own_command import usher_command
-from usher.consumer.isolation.values import DIED, HUNG, CallResult, Piece, ProcessSpec, calls_of_handler
+from usher.consumer.isolation.values import DIED, HUNG, NOT_RUN, CallResult, Piece, ProcessSpec, calls_of_handler
 
 #: Receives the handler's prints: standard output is the report's.
 _STDERR = 2
@@ -75,15 +76,16 @@ class HandlerProcess:
         """Run the handler on this message and return how the call ended. Raises StartRefused when the handler cannot be
         loaded."""
         process = self.begin()
-        began_s = time.monotonic()
+        if not self._takes(piece):
+            told = _ending(process.returncode) if self._is_over(process) else f"within {_SEND_S:g} s"
+            self._kill()
+            return CallResult(NOT_RUN, f"the handler's process ended {told}, before it took the message")
+        began_s, kills = time.monotonic(), oom_kills()
         limit_s = self._limit_s or self._usual_limit_s
         self.is_fresh = False
-        self._is_late = False
+        self._is_late = is_in_doubt = False
         try:
-            self._socket.sendall(orjson.dumps(piece.document()) + b"\n")
             answer = self._hear(limit_s + _GRACE_S)
-        except TimeoutError:
-            answer, self._is_late = None, True
         except OSError:  # it has gone
             answer = None
         if answer is not None:
@@ -92,6 +94,8 @@ class HandlerProcess:
         if not self._is_late:
             how = DIED
             told = _ending(process.returncode) if self._is_over(process) else "by closing what connects us with it"
+            is_in_doubt = process.returncode == -signal.SIGKILL and oom_kills() != kills
+            told += ", when the kernel ended processes for want of memory" if is_in_doubt else ""
         else:
             how, told = (
                 HUNG,
@@ -103,7 +107,15 @@ class HandlerProcess:
             process.send_signal(TELL_WHERE)
             self._is_over(process, _LAST_WORDS_S)
         self._kill()
-        return CallResult(how, told, traceback=self._last_words(), seconds=seconds)
+        return CallResult(how, told, traceback=self._last_words(), seconds=seconds, is_in_doubt=is_in_doubt)
+
+    def _takes(self, piece: Piece) -> bool:
+        """Send the message. Return whether its handler is called: the process may end before it reads."""
+        try:
+            self._socket.sendall(orjson.dumps(piece.document()) + b"\n")
+            return self._hear(_SEND_S) is not None
+        except OSError:  # it has gone, or does not read
+            return False
 
     def __enter__(self) -> HandlerProcess:
         return self
@@ -231,12 +243,10 @@ class HandlerProcess:
         process, self._process = self._process, None
         if process is None:
             return
-        try:
+        self._socket.close()  # it reads the end, and ends itself if we may not: its handler has changed the user
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.wait()
-        self._socket.close()
 
     def _last_words(self) -> str:
         """Return its report of where its threads were, if it could write one."""

@@ -17,8 +17,9 @@ DONE, RAISED, LATER, GAVE_UP, HUNG, DIED, NOT_RUN = (
 )
 
 
-#: The key of an order that only says when the lease ends, on the clock ``now_s``.
-LEASE = "lease_ends_s"
+#: The key of an order that only says when the lease ends, on the clock ``now_s``; and of the answer that the handler is
+#: called next.
+LEASE, STARTS = "lease_ends_s", "starts"
 #: The frame that calls the handler; the frames below it are ours.
 _OURS = re.compile(r'^ +File ".*[/\\]consumer[/\\]isolation[/\\]child\.py".*$', re.MULTILINE)
 
@@ -93,7 +94,7 @@ class CallResult:
 
     ``how``: done, raised, retry_later, gave_up, hung (it was ended), died (it ended its process), not_run. ``error``:
     type and text of the exception, else another remark; ``after_s``: seconds that a RetryLater asks for; ``seconds``:
-    duration of the call.
+    duration of the call; ``is_in_doubt``: it died, and need not be the reason.
     """
 
     how: str
@@ -102,6 +103,7 @@ class CallResult:
     traceback: str = ""
     after_s: float = 0.0
     seconds: float = 0.0
+    is_in_doubt: bool = False
 
     @property
     def is_taken(self) -> bool:

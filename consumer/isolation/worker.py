@@ -4,7 +4,9 @@ on.
 The child calls the handler; everything that is ours stays here: lease, journal, attempts, acknowledgement. It is
 started for the first suspect, kept while more of them come, and ends with this process, however that ends. Its end, or
 that it has to be killed at the deadline, is seen from here, so nothing need be noted ahead. An end is charged to the
-message only if the child had run no other before; else it is a suspect still, and gets a fresh child the next time.
+message only if the child had run no other before, and was not ended for want of memory, for which it is the first to
+go; else it is a suspect still, and gets a fresh child the next time. A child that ends before it calls the handler
+charges nobody.
 """
 
 from __future__ import annotations
@@ -23,7 +25,18 @@ from usher.consumer.execution.executor import ErrorText, Executor, ProcessEnded
 from usher.consumer.execution.lanes import MessageLane
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.isolation.process import HandlerProcess
-from usher.consumer.isolation.values import DIED, DONE, GAVE_UP, HUNG, LATER, LEASE, CallResult, Piece, ProcessSpec
+from usher.consumer.isolation.values import (
+    DIED,
+    DONE,
+    GAVE_UP,
+    HUNG,
+    LATER,
+    LEASE,
+    NOT_RUN,
+    CallResult,
+    Piece,
+    ProcessSpec,
+)
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts
 from usher.consumer.policy.quarantine import is_unseen, needs_fresh_process
 
@@ -130,6 +143,11 @@ class SuspectWorker(Service):
         finally:
             self._runs = b""
             executor.cancelled.discard(message.stream_id)
+        if result.how == NOT_RUN:
+            self._refused(result.error)
+            executor.not_started(lane, message, _AGAIN_S)
+            return
+        executor.refused_children = 0
         if result.how == DONE:
             end_us = message.start_us + (time.monotonic_ns() - began_ns) // 1000
             if executor.succeeded(lane, message, message.start_us, end_us):
@@ -149,22 +167,20 @@ class SuspectWorker(Service):
             child = self._child
             child.begin()
         except (StartRefused, OSError) as refused:  # also where there is no room for a temporary file
-            self._end_child(gently=False)
-            self._executor.refused_children += 1
-            event(
-                log,
-                "suspect_not_isolated",
-                level=logging.ERROR,
-                why=str(refused),
-                runs_here=not self._executor.isolates,
-            )
+            self._refused(str(refused))
             return None
-        self._executor.refused_children = 0
         self._tell_of(child)
         if child.is_fresh:
             self._told_s = 0.0
         self._check()
         return child
+
+    def _refused(self, why: str) -> None:
+        """End a child that runs no handler, and say so."""
+        self._end_child(gently=False)
+        self._executor.refused_children += 1
+        runs_here = not self._executor.isolates
+        event(log, "suspect_not_isolated", level=logging.ERROR, why=why, runs_here=runs_here)
 
     def _check(self) -> None:
         """Tell the child when the lease was renewed. Called again and again while it runs. Raises _StopAsked."""
@@ -200,7 +216,9 @@ def _problem_of(result: CallResult, is_fresh: bool) -> tuple[BaseException, Erro
     """Return a call that did not end well as an error, and its text."""
     if result.how == DIED:
         text = f"{CUT_OFF} ({result.error}; handler_crashed in the logs)"
-        return ProcessEnded(is_stuck=False, is_blamed=is_fresh), ErrorText(text, traceback=result.traceback)
+        return ProcessEnded(is_stuck=False, is_blamed=is_fresh and not result.is_in_doubt), ErrorText(
+            text, traceback=result.traceback
+        )
     if result.how == HUNG:
         text = f"{RAN_PAST} (handler_stuck in the logs)"
         return ProcessEnded(is_stuck=True, is_blamed=True), ErrorText(text, traceback=result.traceback)

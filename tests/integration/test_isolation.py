@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from usher.common.base.clock import now_s
+from usher.common.runtime import oom
 from usher.consumer.isolation.process import HandlerProcess
-from usher.consumer.isolation.values import DIED, DONE, HUNG, LEASE, Piece, ProcessSpec
+from usher.consumer.isolation.values import DIED, DONE, HUNG, LEASE, NOT_RUN, Piece, ProcessSpec
 
 _HANDLERS = """
 import time
@@ -26,6 +28,10 @@ def soon(message):
 
 def long(message):
     time.sleep(4.5)
+
+@handler(deadline_s=0.5)
+def hangs(message):
+    time.sleep(30)
 
 @handler(deadline_s=30)
 def writes(message):
@@ -116,3 +122,54 @@ def many_files() -> Iterator[None]:
 def test_a_consumer_with_more_than_a_thousand_open_files_has_one_too() -> None:
     with HandlerProcess(ProcessSpec("kept:soon", "s", False), os.environ, lambda: None) as process:
         assert process.run(piece()).how == DONE
+
+
+def test_a_message_that_its_process_did_not_take_has_not_run() -> None:
+    """The process ends, by no doing of the message, when it has begun and before it reads."""
+    ends: list[int] = []
+    with HandlerProcess(ProcessSpec("kept:soon", "s", False), os.environ, lambda: _kill(ends)) as process:
+        for _ in range(2):
+            child = process.begin()
+            os.kill(child.pid, signal.SIGSTOP)
+            ends.append(child.pid)  # once it was sent: the next look ends it
+            result = process.run(piece())
+            assert (result.how, "before it took the message" in result.error) == (NOT_RUN, True)
+        assert process.run(piece()).how == DONE, "the next one has a process again"
+
+
+def _kill(ends: list[int]) -> None:
+    while ends:
+        os.kill(ends.pop(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("kills", "is_in_doubt"), [(7, False), (8, True)])
+def test_who_is_killed_while_the_kernel_ends_processes_for_want_of_memory_need_not_be_the_reason(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kills: int, is_in_doubt: bool
+) -> None:
+    """The kernel takes the child first, whoever needs the memory."""
+    counts = folder / "vmstat"
+    counts.write_text("nr_free_pages 12\noom_kill 7\n")
+    monkeypatch.setattr(oom, "_COUNTS", counts)
+
+    def end() -> None:
+        if (folder / "effect").exists():
+            counts.write_text(f"nr_free_pages 12\noom_kill {kills}\n")
+            os.kill(child.pid, signal.SIGKILL)
+
+    with HandlerProcess(ProcessSpec("kept:writes", "s", False), os.environ, end) as process:
+        child = process.begin()
+        result = process.run(piece())
+    assert (result.how, result.error[:10], result.is_in_doubt) == (DIED, "by SIGKILL", is_in_doubt)
+
+
+def test_one_that_we_may_not_end_ends_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its handler has changed the user."""
+
+    def refuse(*_: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    with HandlerProcess(ProcessSpec("kept:hangs", "s", False), os.environ, lambda: None) as process:
+        child = process.begin()
+        monkeypatch.setattr(os, "killpg", refuse)
+        assert process.run(piece()).how == HUNG
+    assert child.returncode == -signal.SIGKILL

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -14,6 +15,9 @@ from tests.integration.actors import ConsumerActor, MasterActor, Run, Stage, Tro
 from tests.integration.test_charge import attempts
 from usher.common.base.errors import GiveUp, RetryLater
 from usher.common.protocol.attempts import Attempts
+from usher.consumer.execution.lanes import MessageLane
+from usher.consumer.handlers.message import Message
+from usher.consumer.isolation.values import NOT_RUN, CallResult, Piece
 from usher.consumer.lifecycle.crash_report import note_crash
 from usher.consumer.lifecycle.journal import read_journal
 
@@ -171,6 +175,52 @@ def test_a_child_that_ends_is_charged_with_the_ends_before_unless_it_had_run_oth
     [letter] = stage.world.dead()
     assert (letter[b"usher-attempts"], letter[b"usher-error"]) == (b"3", b"its process ended while its handler ran")
     assert known(stage) == {}
+
+
+class _Gone:
+    """A child that ends before it takes the message."""
+
+    is_fresh = True
+
+    def run(self, _piece: Piece) -> CallResult:
+        return CallResult(NOT_RUN, "ended")
+
+    def end(self, gently: bool) -> None:
+        pass
+
+    notes: ClassVar[list[str]] = []
+
+
+def test_a_start_whose_child_ended_before_it_was_none(
+    stage: Stage, process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [first] = hand_over(stage, process, T)
+    process.begin()
+    process.crash()
+    worker = process.now.suspects
+    monkeypatch.setattr(worker, "_begun", lambda _fresh: _Gone())
+    assert process.now.executor.admit(*next_of(process), 1) is False, "it is set apart"
+    for _ in range(2):
+        worker.run_once()
+        process.now.flush()
+        assert known(stage)[first] == Attempts(1, 0, 1)
+        process.now.lanes._board.wake_due(1e12)
+        process.now.executor.admit(*next_of(process), 1)
+    assert process.now.executor.refused_children == 2
+    assert stage.world.dead() == []
+    run = process.begin()
+    assert (run.message.attempt, run.is_apart) == (2, True)
+    run.succeed()
+    process.now.flush()
+    assert known(stage) == {}
+
+
+def next_of(process: Process) -> tuple[MessageLane, Message]:
+    lane = process.now.lanes.take_now()
+    assert lane is not None
+    message = process.now.executor.next_message(lane)
+    assert message is not None
+    return lane, message
 
 
 def test_one_that_survives_by_raising_is_charged_with_that_and_no_suspect_any_more(

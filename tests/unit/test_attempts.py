@@ -92,8 +92,23 @@ def test_a_killer_is_given_up_after_max_attempts_whatever_it_did_before(
             known = noted(left(1, start))[b"1-1"]
         crashes += 1
         assert crashes <= 10
-    expected = max(max_attempts - raises, 2)
-    assert crashes == expected if laters == 0 else crashes <= expected
+    assert crashes == max(max_attempts - raises, 2)
+
+
+@given(st.lists(st.sampled_from(("raises", "later", "interrupted", "in doubt", "dies")), max_size=40))
+def test_no_more_is_charged_than_has_ended_badly(ends: list[str]) -> None:
+    """Whatever mixes: a start that asked to be called later is free, and each crash is charged once at most."""
+    known, bad = NEVER, 0
+    for end in ends:
+        start, bad = known._replace(starts=known.starts + 1), bad + (end != "later")
+        if end in ("raises", "later"):
+            known = start._replace(failures=known.failures + (end == "raises"), crashes=0)
+        elif end == "dies" and is_suspect(known):
+            known = start.blamed()._replace(crashes=known.crashes + 1)
+            assert known.failures > start.failures
+        else:
+            known = start._replace(crashes=known.crashes + 1)
+        assert known.failures <= bad
 
 
 @given(st.integers(1, 8))
