@@ -19,7 +19,7 @@ from usher.common.base.log import configure
 from usher.common.base.text import format_error
 from usher.common.http.credentials import check_reach
 from usher.common.http.server.server import Certificate, check_address, end_program, leave, serve
-from usher.common.http.server.watch import START_S
+from usher.common.http.server.watch import START_S, WorkerEnds
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.redis.startup_check import check_at_start
 from usher.common.runtime.settings import is_loopback, load, options
@@ -54,14 +54,15 @@ def main(flags: dict[str, Any]) -> None:
         check_at_start(redis_url, {"USHER_LEASE_SECONDS": settings.lease_seconds})
         if settings.pin_cpu:
             pin_to_cpu(settings.consumer_name)
-        program = partial(ConsumerProgram, settings, redis_url, lambda why: leave(why=why), end_program)
+        ends = WorkerEnds(partial(name_what_ran, settings))
+        program = partial(ConsumerProgram, settings, redis_url, lambda why: leave(why=why), end_program, ends)
         serve(
             program,
             settings.bind,
             settings.consumer_name,
             settings.drain_seconds + 5,
             certificate=Certificate(settings.tls_cert, settings.tls_key),
-            running=partial(name_what_ran, settings),
+            ends=ends,
         )
     except UsherError as refused:
         click.echo(f"usher consumer: {refused}", err=True)

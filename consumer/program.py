@@ -16,7 +16,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.log import event
 from usher.common.http.auth import looked_at
 from usher.common.http.server.server import url_of
-from usher.common.http.server.watch import LEAST_SILENCE_S, Liveness
+from usher.common.http.server.watch import LEAST_SILENCE_S, Liveness, WorkerEnds
 from usher.common.observability.metrics import Metrics
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.message import ticket_text
@@ -74,9 +74,16 @@ class ConsumerProgram:
     """The consumer as usher.common.http.server.server runs it: web application, start, stop."""
 
     def __init__(
-        self, settings: ConsumerSettings, redis_url: str, leave: Callable[[str], None], give_up: Callable[[str], None]
+        self,
+        settings: ConsumerSettings,
+        redis_url: str,
+        leave: Callable[[str], None],
+        give_up: Callable[[str], None],
+        ends: WorkerEnds,
     ) -> None:
-        """Make the program. ``leave`` ends this process, so that a new one is started; ``give_up`` ends the program."""
+        """Make the program. ``leave`` ends this process, so that a new one is started; ``give_up`` ends the program;
+        ``ends``: how the process before it ended."""
+        self._ends = ends
         self._settings = settings
         self._redis_url = redis_url
         self._leave = leave
@@ -129,6 +136,7 @@ class ConsumerProgram:
             return
         former = None if self._lock.is_anew else read_journal(path, origin(self._settings))
         if former is not None:
+            former = former._replace(is_from_outside=self._ends.is_from_outside)
             report_crash(self._redis_url, Keys(settings.work_stream, settings.group), former, settings.run_log_length)
         with contextlib.suppress(OSError):
             path.unlink()

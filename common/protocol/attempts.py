@@ -25,7 +25,7 @@ GIVEN_UP = 900_000_000
 class Attempts(NamedTuple):
     """The counts of one message. ``starts``: known starts of its handler. ``failures``: starts that are charged against
     max_attempts. ``crashes``: unexplained ends of the process while it ran; 0: it is no suspect. ``losses``: silent
-    ends of its owner while it was the next of its ticket; it may have run, or not.
+    ends of its owner while it was the next of its ticket (it may have run, or not), or ends from outside while it ran.
     """
 
     starts: int = 0

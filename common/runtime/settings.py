@@ -162,7 +162,8 @@ class CommonSettings(BaseModel):
         10.0,
         ge=0.5,
         le=LONGEST_OWNER_LEASE_S,
-        description="Life of a consumer's lease, which is renewed three times in that time.",
+        description="Life of a consumer's lease, which is renewed three times in that time. Below 6 it may end before a"
+        " frozen interpreter is noticed.",
     )
     api_token: str = Field(
         "", description="Bearer token that programs and commands send; a master takes it with all rights. Empty: none."

@@ -39,7 +39,8 @@ def report_crash(url: str, keys: Keys, former: Former, run_log_length: int) -> N
     finally:
         link.close()
     for left, attempts in noted:
-        is_likely = left.is_blamed or len(former.left) == 1  # but not sure: it may have returned a moment before
+        # But not sure: it may have returned a moment before.
+        is_likely = left.is_blamed or (len(former.left) == 1 and not former.is_from_outside)
         facts: dict[str, Any] = {
             "ticket": ticket_text(left.ticket),
             "id": left.stream_id.decode(),
@@ -47,6 +48,7 @@ def report_crash(url: str, keys: Keys, former: Former, run_log_length: int) -> N
             "attempt": attempts.starts,
             "failures": attempts.failures,
             "crashes": attempts.crashes,
+            "losses": attempts.losses,
         }
         if is_likely:
             event(log, "handler_crashed", level=logging.ERROR, **facts)
@@ -56,12 +58,12 @@ def report_crash(url: str, keys: Keys, former: Former, run_log_length: int) -> N
 
 def note_crash(scripts: ScriptRunner, keys: Keys, former: Former, run_log_length: int) -> list[tuple[Left, Attempts]]:
     """Call the script; return the attempts that Redis did not know yet."""
-    suspected = suspects(former.left, former.is_explained)
+    suspected = suspects(former.left, former.is_explained, former.is_from_outside)
     cut_off = former.left if run_log_length else []
     record = encode(former.incarnation, map(_run_of, cut_off), [CRASHED] * len(cut_off)) if cut_off else b""
     args: list[bytes | str | int] = [keys.group, former.incarnation, record, run_log_length, _NOTED_MS]
     for left, attempts in suspected:
-        args += (left.stream_id, attempts.starts, attempts.failures, attempts.crashes)
+        args += (left.stream_id, attempts.starts, attempts.failures, attempts.crashes, attempts.losses)
     reply = scripts.run("note_crash", (keys.stream, keys.attempts, keys.runs, keys.noted(former.incarnation)), args)
     noted = set(reply[1])
     return [(left, attempts) for left, attempts in suspected if left.stream_id in noted]

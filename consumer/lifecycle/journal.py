@@ -53,11 +53,12 @@ class KnownStart(Protocol):
 
 
 class Former(NamedTuple):
-    """The content of the journal of a process that has ended."""
+    """The content of the journal of a process that has ended. ``is_from_outside``: somebody else has ended it."""
 
     incarnation: str
     is_explained: bool
     left: list[Left]
+    is_from_outside: bool = False
 
 
 class Journal:

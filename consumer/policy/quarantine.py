@@ -4,6 +4,10 @@ An end of the consumer's own process proves nothing against any message that ran
 before, and another one, or somebody outside, may have ended it. So it is charged to none; all of them are suspects from
 then on, and a suspect runs in a child process (consumer/isolation), one message at a time. The consumer sees how the
 child ends, so neighbours leave quarantine by surviving, and the killer by using up its attempts.
+
+An end that came from outside (SIGKILL, while the kernel ended nothing for want of memory) is most probably none of
+their doing: it makes suspects only of those to whom it happens three times in a row, as the loss of an owner does that
+leaves no journal. The child takes a moment to start, and all others go on where they were.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from typing import NamedTuple
 
 from usher.common.protocol.attempts import Attempts
 
-#: Losses (owners that ended without a journal) after which a message is a suspect.
+#: Losses (owners that ended without a journal, or were ended from outside) after which a message is a suspect.
 _MOST_LOSSES = 3
 #: Ends of whole consumers that a message may be running in, beyond its attempts. Who takes its consumer along even from
 #: a child process (the memory of a whole container) is seen by nobody, and each such end is in doubt.
@@ -70,9 +74,13 @@ class Left(NamedTuple):
     slot: int = 0
 
 
-def suspects(left: Sequence[Left], is_explained: bool) -> list[tuple[Left, Attempts]]:
+def suspects(left: Sequence[Left], is_explained: bool, is_from_outside: bool = False) -> list[tuple[Left, Attempts]]:
     """Return the attempts to note for the starts that a process left. ``is_explained``: it ended for a reason that it
-    knew: then those that it blames are suspects, and the others were only in the way. Else all are."""
+    knew: then those that it blames are suspects, and the others were only in the way. Else all are, or, where the end
+    came from outside, have one more loss."""
+    crashes, losses = (0, 1) if is_from_outside and not is_explained else (1, 0)
     return [
-        (one, one.before._replace(crashes=one.before.crashes + 1)) for one in left if one.is_blamed or not is_explained
+        (one, one.before._replace(crashes=one.before.crashes + crashes, losses=one.before.losses + losses))
+        for one in left
+        if one.is_blamed or not is_explained
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import shlex
 import signal
 import sys
@@ -81,23 +82,22 @@ def _run(made: Plan, stop: StopRequest) -> int:
     """Run everything until asked to stop (``_asked_code``) or until a program is gone for good (1)."""
     running = Supervision(made.state_folder, made.environ, made.stop_seconds)
     running.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
-    relay = Relay(running.logs, coloured=sys.stdout.isatty() and not made.environ.get("NO_COLOR"))
+    shown = _Shown(Relay(running.logs, coloured=sys.stdout.isatty() and not made.environ.get("NO_COLOR")))
     code = 0
     try:
         stop.check()
         running.start()
         start(made, running, stop.check, lambda what: click.echo(f"usher: {what}", err=True))
-        _print_log_lines(relay)
-        _print_line(_summary(made))
-        _watch_until_asked(made, running, relay, stop)
+        shown.go_on(_summary(made))
+        _watch_until_asked(made, running, shown, stop)
     except StopAsked:
         pass
     except SupervisionLost as lost:
         click.echo(f"usher: {lost}", err=True)
         code = 1
     finally:
-        _stop(running, relay, stop)
-        relay.close()
+        _stop(running, shown, stop)
+        shown.relay.close()
     return code if code and not stop.insists else _asked_code(stop)
 
 
@@ -108,21 +108,21 @@ def _asked_code(stop: StopRequest) -> int:
     return stop.exit_code if stop.insists or stop.signal == signal.SIGINT else 0
 
 
-def _watch_until_asked(made: Plan, running: Supervision, relay: Relay, stop: StopRequest) -> None:
+def _watch_until_asked(made: Plan, running: Supervision, shown: _Shown, stop: StopRequest) -> None:
     watched_s = time.monotonic()
     while not stop.wait(_RELAY_EVERY_S):
-        _print_log_lines(relay)
+        shown.go_on()
         if time.monotonic() - watched_s >= _WATCH_EVERY_S:
             watch(running, made.redis_port is not None)
             watched_s = time.monotonic()
 
 
-def _stop(running: Supervision, relay: Relay, stop: StopRequest) -> None:
+def _stop(running: Supervision, shown: _Shown, stop: StopRequest) -> None:
     """Drain and end everything while the logs go on, where they still can be seen; asked once more, end it at once."""
 
     def hurry() -> bool:
         with contextlib.suppress(OSError):
-            _print_log_lines(relay)
+            shown.go_on()
         return stop.insists
 
     with contextlib.suppress(OSError):
@@ -133,18 +133,29 @@ def _stop(running: Supervision, relay: Relay, stop: StopRequest) -> None:
         click.echo("usher: everything has stopped", err=True)
 
 
-def _print_log_lines(relay: Relay) -> None:
-    for line in relay.lines():
-        _print_line(line)
+class _Shown:
+    """What is shown of the logs. Who does not read it holds nothing up, neither a stop: the rest waits in the files."""
 
+    def __init__(self, relay: Relay) -> None:
+        self.relay = relay
+        self._rest = memoryview(b"")
+        self._room = select.poll()
+        self._room.register(sys.stdout, select.POLLOUT)
 
-def _print_line(line: str) -> None:
-    """Print a line; a full disk under this output must stop nothing: the logs are files too."""
-    try:
-        click.echo(line)
-    except OSError as problem:
-        if problem.errno != errno.ENOSPC:
-            raise
+    def go_on(self, more: str = "") -> None:
+        """Show what the programs have logged, and ``more``, as far as there is room. Raises OSError when nobody can
+        read it any more; a full disk under it stops nothing."""
+        if more or not self._rest:
+            lines = [*self.relay.lines(), *([more] if more else [])]
+            text = "".join(line + "\n" for line in lines).encode(sys.stdout.encoding, "backslashreplace")
+            self._rest = memoryview(bytes(self._rest) + text)
+        while self._rest and self._room.poll(1000 * _RELAY_EVERY_S):
+            try:
+                self._rest = self._rest[os.write(sys.stdout.fileno(), self._rest[: select.PIPE_BUF]) :]
+            except OSError as problem:
+                if problem.errno != errno.ENOSPC:
+                    raise
+                self._rest = self._rest[:0]
 
 
 def _summary(made: Plan) -> str:

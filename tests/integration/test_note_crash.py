@@ -71,6 +71,17 @@ def test_failures_that_only_the_journal_knows_and_losses_that_only_redis_knows_a
     assert attempts(world)[b"1-1"] == Attempts(4, 3, 1, 2)
 
 
+def test_an_end_from_outside_counts_as_a_loss_once(world: World, dead: Owner, leader: LeaderScripts) -> None:
+    """Also for take_back, which would count one for whoever leaves no journal."""
+    world.link.call("HSET", world.keys.attempts, "1-1", encode(Attempts(1, 1, 0, 1)))
+    former = Former(dead.incarnation, False, [left(b"1-1", Attempts(2, 1, 0, 1)), left(b"2-1", Attempts(1))], True)
+    for expected in (2, 0):
+        assert len(note_crash(world.scripts, world.keys, former, 0)) == expected
+    world.end_lease(dead)
+    leader.take_back(dead.incarnation, 10)
+    assert attempts(world) == {b"1-1": Attempts(2, 1, 0, 2), b"2-1": Attempts(1, losses=1)}
+
+
 def test_what_is_not_pending_any_more_is_not_noted(world: World, dead: Owner) -> None:
     dead.steps.ack({b"T1": [b"1-1"]}, b"", 0)
     assert tell(

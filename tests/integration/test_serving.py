@@ -31,7 +31,8 @@ from usher.common.http.server import server as serving
 from usher.common.http.server import sockets as serving_sockets
 from usher.common.http.server import watch
 from usher.common.http.server.server import Certificate
-from usher.common.http.server.watch import Liveness
+from usher.common.http.server.watch import Liveness, WorkerEnds
+from usher.common.runtime import oom
 
 _CHILD = "from tests.integration.test_serving import child; child()"
 
@@ -44,8 +45,8 @@ log = logging.getLogger("child")
 class Program:
     """Says in its log what is called. ``how`` is a dict from the test."""
 
-    def __init__(self, how: dict[str, Any]) -> None:
-        event(log, "make")
+    def __init__(self, how: dict[str, Any], ends: WorkerEnds) -> None:
+        event(log, "make", is_from_outside=ends.is_from_outside)
         time.sleep(how.get("make_s", 0.0))
         if how.get("make") == "refuse":
             raise UsherError("USHER_HANDLER: there is no such function")
@@ -122,14 +123,17 @@ def child() -> None:
     serving_sockets.REQUEST_S = how.get("request_s", serving_sockets.REQUEST_S)
     serving_sockets.WRITE_S = how.get("write_s", serving_sockets.WRITE_S)
     certificate = Certificate(Path(how["cert"]), Path(how["key"])) if "cert" in how else Certificate()
+    ends = WorkerEnds(lambda: ["T 1-0"])
+    if "oom" in how:
+        oom._COUNTS = Path(how["oom"])
     try:
         serving.serve(
-            lambda: Program(how),
+            lambda: Program(how, ends),
             how.get("bind", "127.0.0.1:0"),
             "child",
             how.get("graceful_s", 10.0),
             certificate=certificate,
-            running=lambda: ["T 1-0"],
+            ends=ends,
         )
     except StartRefused as refused:
         event(log, "refused", says=str(refused))
@@ -312,6 +316,26 @@ def test_a_killed_worker_is_replaced_on_the_same_port(start: Callable[..., Runni
     assert running.worker != first
     assert {record["port"] for record in running.records("start")} == {port}
     assert running.get().json() == {"pid": running.worker}
+
+
+@pytest.mark.parametrize(
+    ("number", "kills", "is_from_outside"),
+    [(signal.SIGKILL, 3, True), (signal.SIGKILL, 4, False), (signal.SIGKILL, None, False), (signal.SIGSEGV, 3, False)],
+    ids=["killed", "out of memory", "not known", "crashed"],
+)
+def test_a_worker_knows_whether_the_last_one_was_ended_from_outside(
+    start: Callable[..., Running], tmp_path: Path, number: int, kills: int | None, is_from_outside: bool
+) -> None:
+    counts = tmp_path / "vmstat"
+    counts.write_text("" if kills is None else "pgfault 1\noom_kill 3\n")
+    running = start(oom=str(counts)).wait_until_up()
+    counts.write_text("" if kills is None else f"pgfault 1\noom_kill {kills}\n")
+    os.kill(running.worker, number)
+    running.wait_until_up(2)
+    assert [made["is_from_outside"] for made in running.records("make")] == [False, is_from_outside]
+    os.kill(running.worker, signal.SIGSEGV)
+    running.wait_until_up(3)
+    assert running.records("make")[2]["is_from_outside"] is False, "that was the end before the last"
 
 
 def test_a_worker_outlives_its_arbiter_only_for_the_drain_and_frees_the_port(start: Callable[..., Running]) -> None:

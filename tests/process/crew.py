@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 import signal
 import subprocess
@@ -147,10 +148,10 @@ class Crew:
     def is_well(self) -> bool:
         return all(is_well(url)[0] for url in self.masters)
 
-    def kill_worker(self, name: str) -> None:
-        """kill -9 of the process that runs the handlers; its parent brings a new one."""
+    def kill_worker(self, name: str, number: int = signal.SIGKILL) -> None:
+        """Kill the process that runs the handlers; its parent brings a new one."""
         pid = self.worker_of(name)
-        psutil.Process(pid).kill()
+        os.kill(pid, number)
         self._killed_ns[pid] = time.monotonic_ns()
 
     def kill_both(self, name: str) -> None:

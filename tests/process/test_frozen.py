@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import random
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.outboxes import made_outbox
 from tests.process.crew import KEYS, Crew, out_of_order
 from tests.process.test_deadline import send
+from tests.process.test_operations import leader
 from tests.topologies import figures
 from usher.common.redis.client import Link
 from usher.common.redis.replies import pairs
+from usher.deploy.local.plan import quiet_port
 
 pytestmark = pytest.mark.process
 
@@ -58,7 +62,24 @@ def started(message):
     file, _ = _Setup.get()
     file.started(message)
 '''
-FILES = {"freezing.py": _HANDLERS, "tests_started.py": _STARTED}
+#: Python imports it at its start.
+_FREEZER = """
+import ctypes
+import os
+import threading
+import time
+from pathlib import Path
+
+
+def freeze():
+    while not Path(f"freeze-{os.getpid()}").exists():
+        time.sleep(0.05)
+    ctypes.PyDLL(None).sleep(600)
+
+
+os.register_at_fork(after_in_child=lambda: threading.Thread(target=freeze, daemon=True).start())
+"""
+FILES = {"freezing.py": _HANDLERS, "tests_started.py": _STARTED, "sitecustomize.py": _FREEZER}
 
 
 def _flow(crew: Crew, link: Link, until_dead: int = 1, within_s: float = 90.0) -> list[str]:
@@ -112,3 +133,32 @@ def test_of_an_event_loop_that_stands_still_only_what_keeps_it_is_charged(folder
         assert (letter[b"usher-id"].decode(), letter[b"usher-attempts"]) == (freezes, b"%d" % _ATTEMPTS)
         assert {event["id"] for event in crew.events("handler_stuck")} == {freezes}
         assert link.call("HGETALL", KEYS.attempts) == []
+
+
+def test_a_master_and_a_streamer_that_freeze_are_ended_by_their_arbiters_and_work_goes_on(
+    folder: Path, link: Link
+) -> None:
+    """Something in them keeps the interpreter lock; the other master leads meanwhile, and the other streamer streams."""
+    outbox = made_outbox(f"sqlite:///{folder / 'outbox.db'}")
+    streams = {"USHER_OUTBOX_URL": outbox.url, "USHER_OUTBOX_LEASE_SECONDS": "2"}
+    with Crew(folder, link.url, PYTHONPATH=str(folder), **streams) as crew:
+        crew.start(2, ["c1"], "freezing:handle")
+        for name in ("streamer-1", "streamer-2"):
+            crew.run(name, "streamer", "--outbox-bind", f"127.0.0.1:{quiet_port(1, random.Random())}")
+        crew.until(lambda: len(crew.events("listening", "streamer")) == 2, 30, "streamers listen")
+        crew.until(lambda: crew.events("leader_elected", "streamer"), 20, "one of them streams")
+        streams_now = next(name for name in ("streamer-1", "streamer-2") if crew.events("leader_elected", name))
+        frozen = {name: crew.worker_of(name) for name in (crew.master_at(leader(link)), streams_now)}
+        for pid in frozen.values():
+            (folder / f"freeze-{pid}").touch()
+        sent = [send(link, f"U{number}") for number in range(20)]
+        outbox.stage_many(5)
+        crew.wait_until_handled(sent, within_s=30)
+        crew.until(lambda: outbox.store.waiting()[0] == 0, 30, "the other streamer goes on")
+        for name, pid in frozen.items():
+            crew.until(lambda name=name: crew.events("worker_stood_still", name), 40, "its arbiter ends it")
+            [told] = crew.events("worker_stood_still", name)
+            assert (told["pid"], told["did"], told["running"]) == (pid, "runs", [])
+            crew.until(lambda name=name, pid=pid: crew.worker_of(name) != pid, 20, "there is another one")
+        crew.until(crew.is_well, 20, "both masters are well")
+    outbox.close()

@@ -130,10 +130,10 @@ def test_a_killer_that_takes_its_time_keeps_nobody_waiting(folder: Path, link: L
 
 
 def suspect(crew: Crew, link: Link, name: str = "c1") -> str:
-    """A message that waits in a child: it ran when its consumer was killed."""
+    """A message that waits in a child: it ran when its consumer crashed."""
     entry_id = send(link, "T", does="wait")
     crew.until(lambda: crew.executions(), 20, "it runs")
-    crew.kill_worker(name)
+    crew.kill_worker(name, signal.SIGSEGV)
     crew.until(lambda: len(crew.executions()) == 2, 30, "it runs again")
     return entry_id
 
@@ -182,7 +182,7 @@ def test_the_child_ends_with_its_consumer_and_nobody_is_charged(folder: Path, li
 
 
 def test_a_child_that_is_killed_is_charged_and_its_consumer_goes_on(folder: Path, link: Link) -> None:
-    """As the kernel does when memory is short; the child is the first that it takes."""
+    """By somebody; when memory is short, it is the first that the kernel takes."""
     with Crew(folder, link.url, **limits()) as crew:
         crew.start(1, ["c1"], "suspected:handle")
         entry_id = suspect(crew, link)
@@ -204,7 +204,7 @@ def test_where_the_handler_cannot_be_loaded_twice_a_suspect_runs_in_company(fold
         crew.start(1, ["c1"], "suspected:handle")
         entry_id = send(link, "T", does="wait")
         crew.until(lambda: crew.executions(), 20, "it runs")
-        crew.kill_worker("c1")
+        crew.kill_worker("c1", signal.SIGSEGV)
         crew.until(lambda: len(crew.executions()) == 2, 60, "it runs again")
         refused = crew.events("suspect_not_isolated", "c1")
         assert [event["runs_here"] for event in refused] == [False, False, True]

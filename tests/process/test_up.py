@@ -488,3 +488,18 @@ def test_an_output_that_nobody_reads_any_more_ends_it_in_order(folder: Path) -> 
             assert not processes_of(folder)
         finally:
             kill_all_of(folder)
+
+
+def test_an_output_that_nobody_reads_stops_no_end(folder: Path) -> None:
+    env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_PORT=str(quiet_port(2, random.Random())))
+    with subprocess.Popen([*USHER, "up"], env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as up:
+        try:
+            assert up.stdout is not None and up.stderr is not None
+            assert any(line.startswith(b"Usher is up.") for line in up.stdout)
+            (folder / "state" / "logs" / "loud.log").write_text(("x" * 9000 + "\n") * 100)  # more than a pipe holds
+            time.sleep(2)
+            up.send_signal(signal.SIGTERM)
+            assert up.wait(60) == 0
+            assert b"everything has stopped" in up.stderr.read()
+        finally:
+            kill_all_of(folder)

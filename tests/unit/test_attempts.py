@@ -71,6 +71,17 @@ class TestSuspects:
         }
         assert noted(left(1, Attempts(2, 1, 1)), is_explained=True) == {}
 
+    def test_an_end_from_outside_is_a_loss_and_makes_a_suspect_only_the_third_time(self) -> None:
+        known = Attempts(1)
+        for losses in (1, 2, 3):
+            assert not is_suspect(known)
+            [(_, known)] = suspects([left(1, known)], is_explained=False, is_from_outside=True)
+            assert known == Attempts(1, losses=losses)
+        assert is_suspect(known)
+
+    def test_cut_off_in_a_drain_and_killed_it_is_neither(self) -> None:
+        assert suspects([left(1, Attempts(1))], is_explained=True, is_from_outside=True) == []
+
     def test_where_nothing_ran_nobody_is_a_suspect(self) -> None:
         assert noted() == {}
 

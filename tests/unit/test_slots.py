@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from usher import batch
+from usher.common.http.server.watch import WorkerEnds
 from usher.common.protocol.registration import MOST_SLOTS
 from usher.common.runtime.settings import load
 from usher.consumer.program import ConsumerProgram
@@ -33,7 +34,7 @@ def test_a_batch_handler_runs_as_many_messages_at_once_as_fit_into_its_calls(
             "USHER_STATE_DIR": str(tmp_path),
         },
     )
-    program = ConsumerProgram(settings, "redis://127.0.0.1:1", lambda why: None, lambda why: None)
+    program = ConsumerProgram(settings, "redis://127.0.0.1:1", lambda why: None, lambda why: None, WorkerEnds())
     assert program._ask("http://127.0.0.1:1/api/health").slots == slots
 
 

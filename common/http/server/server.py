@@ -53,7 +53,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -67,7 +67,7 @@ from usher.common.base.log import event, flush
 from usher.common.http.server.open_files import within_open_files
 from usher.common.http.server.server_log import NEVER_AGAIN, ServerLog
 from usher.common.http.server.sockets import Listener, TlsConnection
-from usher.common.http.server.watch import START_S, Liveness, WatchedWorker
+from usher.common.http.server.watch import START_S, Liveness, WatchedWorker, WorkerEnds
 from usher.common.http.server.wsgi import exchanges
 from usher.common.http.tls import ServerTls
 from usher.common.runtime.clock_steps import look_for_steps
@@ -148,15 +148,14 @@ def serve(
     setting: str = "USHER_BIND",
     bounds: Bounds = Bounds(),
     certificate: Certificate = Certificate(),
-    running: Callable[[], Sequence[str]] = lambda: (),
+    ends: WorkerEnds | None = None,
 ) -> None:
     """Run ``program`` at ``bind`` (``host:port``) until a signal ends it.
 
     ``make`` is called in the worker, after the fork, so that no thread and no connection is shared with the arbiter.
     ``Served.stop`` gets ``graceful_s`` seconds; the whole program is gone at most 3 s later (give a supervisor more
-    than that). ``running`` is asked in the arbiter, when a worker was ended because it stood still: it names what ran
-    there, for the log. Raises StartRefused when the address is not free, and with the message of whatever UsherError
-    ``make`` or ``start`` raised.
+    than that). ``ends`` hears of each worker that ends, in the arbiter. Raises StartRefused when the address is not
+    free, and with the message of whatever UsherError ``make`` or ``start`` raised.
     """
     tls = None if certificate.cert is None else ServerTls(certificate.cert, certificate.key, TlsConnection)
     listener = _listen(bind, setting)
@@ -164,7 +163,7 @@ def serve(
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     before = {number: signal.getsignal(number) or signal.SIG_DFL for number in (*Arbiter.SIGNALS, signal.SIGCHLD)}
-    configured = _Program(make, program, graceful_s, writer, bounds, tls, listener.detach(), running)
+    configured = _Program(make, program, graceful_s, writer, bounds, tls, listener.detach(), ends or WorkerEnds())
     gc.collect()
     # the arbiter and its worker share the pages of what is there now, as long as no collector writes into them
     gc.freeze()
@@ -336,7 +335,7 @@ class _Program(BaseApplication):
         bounds: Bounds,
         tls: ServerTls | None,
         listener: int,
-        running: Callable[[], Sequence[str]],
+        ends: WorkerEnds,
     ) -> None:
         self._make = make
         self._program = program
@@ -345,7 +344,7 @@ class _Program(BaseApplication):
         self._bounds = bounds
         self._tls = tls
         self._listener = listener
-        self._running = running
+        self._ends = ends
         # In the arbiter.
         self._arbiter_pid = 0
         self._asked = False  # a signal has come; a worker that is forked then sees it too
@@ -422,12 +421,10 @@ class _Program(BaseApplication):
             while not self._asked and time.monotonic() < ends_s:
                 time.sleep(0.05)
         self._started_s = time.monotonic()
+        self._ends.begin()
 
-    def _child_exit(self, _arbiter: Any, worker: Any) -> None:
-        if worker.aborted:  # by the arbiter: its time was up
-            why = "its interpreter or its services stood still: code keeps the interpreter lock, or waits for ever"
-            facts = worker.tmp.facts() | {"pid": worker.pid, "running": list(self._running()), "why": why}
-            event(log, "worker_stood_still", level=logging.ERROR, program=self._program, **facts)
+    def _child_exit(self, arbiter: Any, worker: Any) -> None:
+        self._ends.note(worker, self._program, worker.pid == arbiter.log.killed)
 
     # -- in the worker
 

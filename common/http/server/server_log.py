@@ -23,6 +23,7 @@ class ServerLog:
     def __init__(self, cfg: Any) -> None:
         self.cfg = cfg
         self._ended: set[int] = set()  # workers that stood still
+        self.killed = 0  # the last worker that was ended by SIGKILL
 
     def _say(self, level: int, message: str, *args: Any, **more: Any) -> None:
         event(
@@ -34,7 +35,7 @@ class ServerLog:
         )
 
     def critical(self, message: str, *args: Any, **more: Any) -> None:
-        stands_still = message.startswith("WORKER TIMEOUT")  # told by ``_Program._child_exit``
+        stands_still = message.startswith("WORKER TIMEOUT")  # told by ``WorkerEnds``
         self._ended.update(args if stands_still else ())
         self._say(logging.DEBUG if stands_still else logging.CRITICAL, message, *args, **more)
 
@@ -50,6 +51,7 @@ class ServerLog:
             self._say(logging.DEBUG if self._is_told(message, args) else logging.WARNING, message, *args, **more)
 
     def error(self, message: str, *args: Any, **more: Any) -> None:
+        self.killed = args[0] if args[1:] == ("SIGKILL",) else self.killed
         refused = message.startswith("Worker (pid") and args[1:] and args[1] in NEVER_AGAIN
         told = refused or self._is_told(message, args)  # in better words
         told = told or message.startswith(("Shutting down", "Reason:"))  # by ``serve``

@@ -8,14 +8,21 @@ stand still says nothing either.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import struct
 import time
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from gunicorn.workers.gthread import ThreadWorker
 from gunicorn.workers.workertmp import WorkerTmp
+
+from usher.common.base.log import event
+from usher.common.runtime.oom import oom_kills
+
+log = logging.getLogger(__name__)
 
 #: A start that takes longer makes no progress.
 START_S = 60.0
@@ -67,6 +74,30 @@ class Pulse(WorkerTmp):
         """Return for how long the worker was silent, and what it did when it was last heard: starts, runs or drains."""
         did = _WORD.unpack(self._heard)[2].rstrip(b"\0").decode() if self._heard else ""
         return {"did": did, "silent_s": round(self.silent_s, 1)}
+
+
+class WorkerEnds:
+    """What an arbiter learns from the ends of its workers. A worker that is forked then knows it too."""
+
+    def __init__(self, running: Callable[[], Sequence[str]] = lambda: ()) -> None:
+        """``running`` names what ran in a worker that stood still, for the log."""
+        self._running = running
+        self._kills: int | None = None
+        #: The last one was ended by SIGKILL, and neither by its arbiter nor by the kernel, for want of memory.
+        self.is_from_outside = False
+
+    def begin(self) -> None:
+        """Note that a worker begins."""
+        self._kills = oom_kills()
+
+    def note(self, worker: Any, program: str, is_killed: bool) -> None:
+        """Note that a worker has ended."""
+        self.is_from_outside = is_killed and not worker.aborted and self._kills is not None
+        self.is_from_outside = self.is_from_outside and oom_kills() == self._kills
+        if worker.aborted:  # by the arbiter: its time was up
+            why = "its interpreter or its services stood still: code keeps the interpreter lock, or waits for ever"
+            facts = worker.tmp.facts() | {"pid": worker.pid, "running": list(self._running()), "why": why}
+            event(log, "worker_stood_still", level=logging.ERROR, program=program, **facts)
 
 
 class WatchedWorker(ThreadWorker):

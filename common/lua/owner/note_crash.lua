@@ -2,7 +2,7 @@
 --             of its messages runs again.
 -- KEYS: 1 stream, 2 attempts, 3 runs, 4 noted (of the predecessor)
 -- ARGV: 1 group, 2 predecessor, 3 run-log record ("" = none), 4 length of the run log, 5 ms for which `noted` may stay,
---       then for each message: id, starts, failures, crashes
+--       then for each message: id, starts, failures, crashes, losses
 -- Returns: {"OK", {ids whose attempts are noted}}
 -- Why Lua: only what is still pending is noted, so that no field stays for ever; and a start is counted once, however
 --          often it is reported: a number of starts that is not above the known one says nothing new.
@@ -15,7 +15,7 @@ redis.call('HLEN', attempts_key) -- what is no hash fails here, before anything 
 redis.call('HLEN', noted_key)
 at_full_memory(attempts_key)
 local noted = {}
-for at = 6, #ARGV, 4 do
+for at = 6, #ARGV, 5 do
   local id = ARGV[at]
   local rows = redis.pcall('XPENDING', stream, group, id, id, 1)
   if not rows.err and #rows == 1 then
@@ -23,7 +23,7 @@ for at = 6, #ARGV, 4 do
     local told, told_failures, told_crashes = tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
     if told > starts then
       failures = math.max(failures, told_failures)
-      crashes = math.max(crashes, told_crashes)
+      crashes, losses = math.max(crashes, told_crashes), math.max(losses, tonumber(ARGV[at + 4]))
       redis.call('HSET', attempts_key, id, attempts_value(told, failures, crashes, losses))
       noted[#noted + 1] = id
     end

@@ -43,8 +43,8 @@ def park_and_redrive(cluster: Cluster, seconds: float) -> None:
 
 
 def delete_consumers(cluster: Cluster, seconds: float) -> None:
-    """XGROUP DELCONSUMER, in turn, of who waits (``master``), of a consumer at work, and of the halted: what it had is
-    pending no more. Nobody may lose it."""
+    """XGROUP DELCONSUMER, in turn, of who waits (``master``), of the halted, and of a consumer at work, which dies then:
+    what it had is pending no more. Nobody may lose it."""
     rng, began = cluster.rng, time.monotonic()
     sent: set[str] = set()
     for turn in itertools.count():
@@ -57,7 +57,9 @@ def delete_consumers(cluster: Cluster, seconds: float) -> None:
             sent.add(cluster.producer.send(ticket, broken_until_ns=str(now_ns() + int(0.4e9))))
             cluster.producer.send(ticket)
         if turn % 4 == 3:
-            delete_consumer(cluster, ("master", "halted", "")[turn // 4 % 3])
+            name = delete_consumer(cluster, ("master", "halted", "")[turn // 4 % 3])
+            if ":" in name:
+                _kill(cluster, name.partition(":")[0], "kill")
         if turn % 12 == 11:
             _redrive(cluster)
         time.sleep(0.1)

@@ -147,8 +147,9 @@ def delete_lease(cluster: Cluster, name: str) -> None:
             cluster.fault("lease_deleted", t0, until, who, "tickets", bound_s=cluster.shape.lease_s + SLACK_S)
 
 
-def delete_consumer(cluster: Cluster, name: str = "") -> None:
-    """XGROUP DELCONSUMER with all that is pending for this name; without one, for the consumer that has most."""
+def delete_consumer(cluster: Cluster, name: str = "") -> str:
+    """XGROUP DELCONSUMER with all that is pending for this name; without one, for the consumer that has most. Return
+    whose it was."""
     kind = name or "owner"
     if not name:
         pending = {who: count for who, count in cluster.state.pending_by_name().items() if ":" in who}
@@ -163,6 +164,7 @@ def delete_consumer(cluster: Cluster, name: str = "") -> None:
     cluster.counts[f"deleted_{kind}"] += int(count)
     if name == "master":
         _declare_known_to_redis_only(cluster, mapping(records), {row[0] for row in pending}, entries)
+    return name
 
 
 def _declare_known_to_redis_only(

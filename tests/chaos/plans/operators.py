@@ -131,7 +131,7 @@ PLANS: tuple[Plan, ...] = (
         "K14d",
         "XGROUP DELCONSUMER",
         delete_consumers,
-        ("deleted_master", "deleted_owner", "deleted_halted", "broken"),
+        ("deleted_master", "deleted_owner", "deleted_halted", "broken", "kill"),
         often=("known_to_redis_only",),
         shape=Shape(max_attempts=2, environ={"USHER_DEAD_LETTER_POLICY": "park", "USHER_TICKET_WINDOW": "2"}),
         load=Load(rate=60),
