@@ -77,9 +77,11 @@ class HandlerProcess:
         loaded."""
         process = self.begin()
         if not self._takes(piece):
-            told = _ending(process.returncode) if self._is_over(process) else f"within {_SEND_S:g} s"
+            told = f"did not take the message within {_SEND_S:g} s"
+            if self._is_over(process):
+                told = f"ended {_ending(process.returncode)} before it took the message"
             self._kill()
-            return CallResult(NOT_RUN, f"the handler's process ended {told}, before it took the message")
+            return CallResult(NOT_RUN, f"the handler's process {told}")
         began_s, kills = time.monotonic(), oom_kills()
         limit_s = self._limit_s or self._usual_limit_s
         self.is_fresh = False

@@ -129,5 +129,13 @@ def test_kill_9_from_outside_ends_no_message(folder: Path, link: Link) -> None:
         if oom_kills() is not None:  # the kernel may have done it, for all that is known
             assert {(event["crashes"], event["losses"] > 0) for event in crashed} == {(0, True)}
             assert crew.events("suspect_isolated") == [], "it runs again at once"
-        assert out_of_order(crew.executions()) == []
-        figures(suspects=len({event["id"] for event in crashed}), alone=len(crew.events("suspect_isolated")))
+        executions = crew.executions()
+        assert out_of_order(executions) == []
+        starts = {(run.stream_id, run.attempt): run.start_ns for run in executions}
+        went_on = [
+            (start_ns - ended_ns) / 1e9
+            for run in executions
+            if run.end_ns is None and (ended_ns := crew.cut_off_ns(run))
+            if (start_ns := starts.get((run.stream_id, run.attempt + 1)))
+        ]
+        figures(interrupted=len(crashed), went_on=len(went_on), longest_s=max(went_on, default=0.0))
