@@ -269,7 +269,8 @@ def test_it_is_told_once_with_a_line_for_each_that_redis_did_not_know(
     assert attempts(world) == {b"1-1": Attempts(1, 0, 1)}
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     [record] = [record for record in caplog.records if record.getMessage() == "handler_interrupted"]
-    assert record.facts == {"ticket": "T", "id": "1-1", "fence": 5, "attempt": 1, "failures": 0, "crashes": 1}  # type: ignore[attr-defined]
+    expected = {"ticket": "T", "id": "1-1", "fence": 5, "attempt": 1, "failures": 0, "crashes": 1, "losses": 0}
+    assert record.facts == expected  # type: ignore[attr-defined]
 
 
 def test_who_ran_by_itself_is_told_as_an_error(world: World, dead: Owner, caplog: pytest.LogCaptureFixture) -> None:
