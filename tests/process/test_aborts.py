@@ -138,4 +138,4 @@ def test_kill_9_from_outside_ends_no_message(folder: Path, link: Link) -> None:
             if run.end_ns is None and (ended_ns := crew.cut_off_ns(run))
             if (start_ns := starts.get((run.stream_id, run.attempt + 1)))
         ]
-        figures(interrupted=len(crashed), went_on=len(went_on), longest_s=max(went_on, default=0.0))
+        figures(interrupted=len(crashed), median_s=sorted(went_on)[len(went_on) // 2], longest_s=max(went_on))
