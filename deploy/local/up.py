@@ -134,7 +134,7 @@ def _stop(running: Supervision, shown: _Shown, stop: StopRequest) -> None:
 
 
 class _Shown:
-    """What is shown of the logs. Who does not read it holds nothing up, neither a stop: the rest waits in the files."""
+    """The output of the logs. Who does not read it holds nothing up, not even a stop: the rest waits in the files."""
 
     def __init__(self, relay: Relay) -> None:
         self.relay = relay

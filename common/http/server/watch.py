@@ -77,7 +77,7 @@ class Pulse(WorkerTmp):
 
 
 class WorkerEnds:
-    """What an arbiter learns from the ends of its workers. A worker that is forked then knows it too."""
+    """The arbiter's knowledge of how its last worker ended. A worker that is forked then knows it too."""
 
     def __init__(self, running: Callable[[], Sequence[str]] = lambda: ()) -> None:
         """``running`` names what ran in a worker that stood still, for the log."""
