@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,11 @@ class Running:
 
     def records(self, action: str) -> list[dict[str, Any]]:
         lines = self._log.read_text().rpartition("\n")[0].splitlines()  # the last one may be half written
+        told = (json.loads(line) for line in lines if line.startswith("{"))
         return [
-            found for found in (json.loads(line) for line in lines if line.startswith("{")) if found["action"] == action
+            found | {"time_ms": datetime.fromisoformat(found["timestamp"]).timestamp() * 1000}
+            for found in told
+            if found.get("event") == action
         ]
 
     def wait_for(self, action: str, count: int = 1) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 ``event(log, "ticket_handed_over", ticket="42", owner="c1:7")`` prints, for people::
 
-    12:00:01.123 INFO  master intake  ticket_handed_over ticket=42 owner=c1:7
+    2026-11-27T12:00:01.123+01:00 INFO  master intake  ticket_handed_over ticket=42 owner=c1:7
 
-and one JSON object per line with ``USHER_LOG_FORMAT=json``. Values are escaped: a ticket id with a line break cannot
-fake a line. Tracebacks, and records of several lines by other libraries, are indented, with control characters spelt
-out: only our own lines begin at the margin. Passwords and tokens become ``***``, whichever library logs them. A line
-that repeats is left out after a few times; the next one after that tells how often, as ``left_out``.
+and one JSON object per line with ``USHER_LOG_FORMAT=json``: ``timestamp``, ``level``, ``logger``, ``message``, for our
+lines ``event`` (its name, which is their message too), and the facts as fields. Values are escaped: a ticket id with a
+line break cannot fake a line. Tracebacks, and records of several lines by other libraries, are indented, with control
+characters spelt out: only our own lines begin at the margin. Passwords and tokens become ``***``, whichever library
+logs them. A line that repeats is left out after a few times; the next one after that tells how often, as ``left_out``.
 
 A handler's code logs through here too, and sets up logging as it likes. A line never raises, whatever it was given; and
 our events are written whatever becomes of the loggers of this process, since they do not go through them.
@@ -20,9 +21,9 @@ import json
 import logging
 import re
 import sys
-import time
 from collections.abc import Iterable
 from contextvars import ContextVar
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import orjson
@@ -197,22 +198,25 @@ class LogHandler(logging.Handler):
             self.writer.dropped += 1
 
     def _human(self, record: logging.LogRecord, message: str, facts: dict[Any, Any]) -> str:
-        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        head = f"{clock}.{record.msecs:03.0f} {record.levelname!s:<7} {self._program} {record.threadName!s:<9}"
+        clock = datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
+        head = f"{clock} {record.levelname!s:<7} {self._program} {record.threadName!s:<9}"
         told = "".join(f" {_as_text(name)}={_format_value(value)}" for name, value in facts.items())
         trace = f"\n{_traceback(record)}" if record.exc_info else ""
         return escape_control(redacted(f"{head} {message}{told}{trace}"), kept="\n\t").replace("\n", "\n    ")
 
     def _json(self, record: logging.LogRecord, message: str, facts: dict[Any, Any]) -> str:
-        document: dict[Any, Any] = {
-            "time_ms": int(record.created * 1000),
+        at = datetime.fromtimestamp(record.created, UTC)
+        own: dict[Any, Any] = {
+            "timestamp": at.isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "program": self._program,
             "thread": record.threadName,
-            "module": record.name,
-            "action": message,
-            **facts,
+            "logger": record.name,
+            "message": message,
         }
+        if isinstance(getattr(record, "facts", None), dict):
+            own["event"] = message
+        document = {**own, **facts, **own}  # these in front, and nobody's fact in their place
         if record.exc_info:
             document["traceback"] = _traceback(record)
         try:

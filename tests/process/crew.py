@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -33,6 +34,11 @@ KEYS = Keys("ticket_stream", "concurrency_stream_group")
 _AT_ONCE = 20
 #: Short lives, so that a test sees the end of one.
 _QUICK = {"USHER_LEASE_SECONDS": "3", "USHER_LEADER_LEASE_SECONDS": "2", "USHER_LOG_FORMAT": "json"}
+
+
+def logged_ms(record: dict[str, Any]) -> int:
+    """When a line was logged, in milliseconds since the epoch."""
+    return round(datetime.fromisoformat(record["timestamp"]).timestamp() * 1000)
 
 
 def _living_child(parent: psutil.Process) -> int | None:
@@ -177,10 +183,10 @@ class Crew:
             for line in file.read_text(errors="replace").splitlines():
                 if (
                     line.startswith("{")
-                    and (record := json.loads(line))["action"] == action
-                    and record["time_ms"] >= self._began_ms
+                    and (record := json.loads(line)).get("event") == action
+                    and (at_ms := logged_ms(record)) >= self._began_ms
                 ):
-                    found.append(record)
+                    found.append(record | {"time_ms": at_ms})
         return sorted(found, key=lambda record: int(record["time_ms"]))
 
     def executions(self) -> list[Execution]:

@@ -76,11 +76,11 @@ def test_a_log_that_nobody_reads_stops_nothing_and_what_is_missing_is_counted(fo
         assert not crew.events("consumer_lost")
         with os.fdopen(unread, "rb") as read:  # somebody reads again
             told: list[dict[str, object]] = []
-            while not any(line["action"] == "log_lines_dropped" for line in told):
+            while not any(line["message"] == "log_lines_dropped" for line in told):
                 told.append(json.loads(read.readline()))
             assert told[-1]["lines"] == dropped
-            assert "consumer_starting" in [line["action"] for line in told], "the lines of before are all there"
-            assert len([line for line in told if "xxx" in str(line["action"])]) == 500 - dropped
+            assert "consumer_starting" in [line["message"] for line in told], "the lines of before are all there"
+            assert len([line for line in told if "xxx" in str(line["message"])]) == 500 - dropped
             _send(link, 3)
             crew.until(lambda: _is_done(link, 503), 20, "more are handled")
             assert ask(f"{url}/api/health").document["warnings"] == [f"the log lacks lines: {dropped:.0f} dropped"]

@@ -25,6 +25,10 @@ def _root_logger_as_before() -> Iterator[None]:
     root.setLevel(level)
 
 
+#: A time with its zone (ISO 8601).
+_TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d"
+
+
 def _lines(capfd: pytest.CaptureFixture[str]) -> list[str]:
     captured = capfd.readouterr()
     assert captured.out == "", "logs go to stderr: stdout belongs to the commands"
@@ -36,7 +40,7 @@ def test_a_line_for_people_has_time_level_program_thread_action_and_facts(capfd:
     event(_log, "ticket_handed_over", ticket="42", owner="c1:7", after_s=0.25, id=b"5-1")
     (line,) = _lines(capfd)
     assert re.fullmatch(
-        r"\d\d:\d\d:\d\d\.\d{3} INFO +master MainThread ticket_handed_over ticket=42 owner=c1:7 after_s=0\.250 id=5-1",
+        rf"{_TIME} INFO +master MainThread ticket_handed_over ticket=42 owner=c1:7 after_s=0\.250 id=5-1",
         line,
     )
 
@@ -64,7 +68,7 @@ def test_no_text_of_others_can_fake_a_line_or_act_on_a_terminal(capfd: pytest.Ca
     except ValueError:
         _log.exception("failed: %s", evil)
     first, *others = _lines(capfd)
-    assert re.match(r"\d\d:\d\d:\d\d\.\d{3} ERROR +consumer MainThread failed: no$", first)
+    assert re.match(rf"{_TIME} ERROR +consumer MainThread failed: no$", first)
     assert all(line.startswith("    ") and line.isprintable() for line in others), others
     assert sum("all_is_well" in line for line in others) == 2
     assert "    Traceback (most recent call last):" in others
@@ -75,7 +79,8 @@ def test_a_json_line_is_one_object_and_takes_any_fact(capfd: pytest.CaptureFixtu
     event(_log, "service_retrying", level=logging.WARNING, problem=ValueError("no"), id=b"5-1", raw=b"\xff")
     (line,) = _lines(capfd)
     document = json.loads(line)
-    assert document["action"] == "service_retrying"
+    assert document["event"] == document["message"] == "service_retrying"
+    assert document["logger"] == _log.name and re.fullmatch(_TIME, document["timestamp"])
     assert document["level"] == "WARNING"
     assert document["program"] == "consumer"
     assert document["problem"] == "no"
@@ -172,9 +177,9 @@ def test_tasks_of_one_loop_have_each_their_own_in_hand(capfd: pytest.CaptureFixt
 
     asyncio.run(all_of_it())
     records = [json.loads(line) for line in _lines(capfd)]
-    records = [record for record in records if record["module"] == "tests.log"]
+    records = [record for record in records if record["logger"] == "tests.log"]
     assert len(records) == 6
-    assert all(record["action"] == str(record["number"]) for record in records)
+    assert all(record["message"] == str(record["number"]) for record in records)
 
 
 def test_the_level_is_kept(capfd: pytest.CaptureFixture[str]) -> None:
@@ -258,3 +263,11 @@ def test_what_different_messages_say_alike_is_not_left_out(capfd: pytest.Capture
         _alike(1, 100.0)
     in_hand.set(None)
     assert len(_lines(capfd)) == 30
+
+
+def test_a_line_of_a_handler_keeps_its_text_and_takes_no_place_of_ours(capfd: pytest.CaptureFixture[str]) -> None:
+    configure("consumer", "info", "json")
+    _log.info("charged %d", 5, extra={"facts": {"level": "mine", "event": "paid", "amount": 5}})
+    (line,) = _lines(capfd)
+    document = json.loads(line)
+    assert (document["message"], document["level"], document["amount"]) == ("charged 5", "INFO", 5)

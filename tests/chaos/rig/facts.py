@@ -186,7 +186,7 @@ def events(logs: Iterable[Path], action: str) -> list[dict[str, Any]]:
         for line in path.read_text("utf-8", "replace").splitlines():
             with contextlib.suppress(ValueError):
                 record = json.loads(line)
-                if isinstance(record, dict) and record.get("action") == action:
+                if isinstance(record, dict) and record.get("event") == action:
                     found.append(record)
     return found
 
@@ -207,7 +207,7 @@ def count_logs(logs: Iterable[Path]) -> Counter[str]:
 
 
 def _count(record: dict[str, Any], counts: Counter[str]) -> None:
-    action = record.get("action", "")
+    action = record.get("event", "")
     if action in _ACTIONS:
         counts[_ACTIONS[action]] += 1
     why = record.get("why", "")
