@@ -42,7 +42,9 @@ def main(flags: dict[str, Any]) -> None:
             # Whatever a handler prints is seen, in the order of the log, even if its process is killed.
             sys.stdout.reconfigure(line_buffering=True)
         configure(settings.consumer_name, settings.log_level, settings.log_format, settings.secrets)
-        check_reach(settings.bind, bool(settings.api_token or settings.viewer_token), settings.insecure)
+        check_reach(
+            settings.bind, bool(settings.api_token or settings.viewer_token), settings.insecure, settings.tokens
+        )
         if not is_loopback(settings.bind) and not settings.health_url:
             raise StartRefused(
                 "USHER_HEALTH_URL: set the URL under which the masters reach this consumer, since USHER_BIND is not on"

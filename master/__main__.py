@@ -36,7 +36,7 @@ def main(flags: dict[str, Any]) -> None:
     try:
         settings = load(MasterSettings, os.environ, flags)
         configure("master", settings.log_level, settings.log_format, settings.secrets)
-        check_reach(settings.bind, master_credentials(settings).asked, settings.insecure)
+        check_reach(settings.bind, master_credentials(settings).asked, settings.insecure, settings.tokens)
         check_address(settings.bind, "USHER_BIND")
         redis_url = resolve_redis_url(settings)
         check_at_start(redis_url, {"USHER_LEADER_LEASE_SECONDS": settings.leader_lease_seconds})

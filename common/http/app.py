@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 _DEEPEST = 16
 #: Most wrong fields that an answer names.
 _MOST_NAMED = 20
+#: For a year, browsers ask this host over HTTPS only.
+_HTTPS_ONLY = "max-age=31536000"
 _JSON = ("application/json", "application/problem+json")
 #: The ending of paths that also offer an event stream, and its content type.
 _EVENTS, _EVENT_STREAM = "/events", "text/event-stream"
@@ -74,6 +76,8 @@ def create_app(
     def harden(response: Response) -> Response:
         response.headers.setdefault("Cache-Control", "no-store")
         response.headers["X-Content-Type-Options"] = "nosniff"
+        if doorman.secure:
+            response.headers["Strict-Transport-Security"] = _HTTPS_ONLY
         return response
 
     app.register_error_handler(Problem, answer_problem)

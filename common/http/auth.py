@@ -117,7 +117,7 @@ class Doorman:
         self._signer = URLSafeTimedSerializer(
             credentials.key, salt="session", signer_kwargs={"digest_method": hashlib.sha256}
         )
-        self._secure = secure
+        self.secure = secure
         self._wrong = KeyedTokenBuckets(1 / _WRONG_EACH_S, _MOST_WRONG)
         #: Number of wrong tokens, in headers and at the log-in, since the start.
         self.refused_tokens = 0
@@ -224,7 +224,7 @@ class Doorman:
 
     def _set_cookie(self, response: AnyResponse, value: str, max_age_s: int) -> None:
         response.set_cookie(
-            self.cookie, value, max_age=max_age_s, path="/", secure=self._secure, httponly=True, samesite="Strict"
+            self.cookie, value, max_age=max_age_s, path="/", secure=self.secure, httponly=True, samesite="Strict"
         )
 
 

@@ -30,6 +30,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import SettingsError, StartRefused
@@ -180,8 +181,20 @@ def fixed_tokens(given: Mapping[str, tuple[str, Identity]]) -> dict[str, Identit
     return found
 
 
-def check_reach(bind: str, asked: bool, insecure: bool) -> None:
-    """Raise StartRefused if others can reach the address and no token is required, unless ``insecure`` insists."""
+#: Characters of the shortest token that a program takes which other machines can reach: as many guesses as are heard
+#: in years must not find one.
+SHORTEST_TOKEN = 16
+
+
+def check_reach(bind: str, asked: bool, insecure: bool, tokens: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Raise StartRefused if others can reach the address and no token is required, or one that is easily guessed
+    (``tokens``, by their settings), unless ``insecure`` insists."""
+    for setting, token in tokens.items():
+        if 0 < len(token) < SHORTEST_TOKEN and not insecure and not is_loopback(bind):
+            raise StartRefused(
+                f"{setting}: a token of {len(token)} characters can be guessed, and other machines can reach {bind};"
+                f" set one of at least {SHORTEST_TOKEN} (`usher token new` makes one; to do without: --insecure true)"
+            )
     if not asked and not insecure and not is_loopback(bind):
         raise StartRefused(
             f"USHER_API_TOKEN must be set to listen on {bind}, which other machines can reach (to do without:"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from usher.common.observability.metrics import Metrics
 from usher.common.protocol.keys import Keys
 from usher.common.runtime.service import Service
+from usher.common.runtime.settings import CommonSettings
 
 if TYPE_CHECKING:
     from usher.common.observability.webhook import Webhook
@@ -20,14 +21,19 @@ class DeadLetterNotifier:
     """A notifier that any thread may call; it never blocks. It sends no fields or texts of a message: they may be
     secrets."""
 
-    def __init__(self, metrics: Metrics, webhook_url: str, program: str, keys: Keys) -> None:
+    def __init__(self, metrics: Metrics, settings: CommonSettings, program: str, keys: Keys) -> None:
         self._counter = metrics.dead_letters
         self._webhook: Webhook | None = None
-        if webhook_url:
+        if settings.dead_letter_webhook:
             # Imported here, because few programs have a webhook, and requests costs each 4 MiB.
             from usher.common.observability.webhook import Webhook
 
-            self._webhook = Webhook(webhook_url, {"program": program, "stream": keys.stream, "group": keys.group})
+            self._webhook = Webhook(
+                settings.dead_letter_webhook,
+                {"program": program, "stream": keys.stream, "group": keys.group},
+                secret=settings.webhook_secret,
+                ca=settings.tls_ca,
+            )
 
     @property
     def services(self) -> Sequence[Service]:

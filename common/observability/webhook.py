@@ -3,10 +3,17 @@ sent are counted and dropped."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hashlib
+import hmac
 import logging
+import secrets
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -40,9 +47,26 @@ def redact_webhook_url(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}/..."
 
 
+def signature(secret: str, message_id: str, timestamp_s: int, body: bytes) -> str:
+    """Return the signature of a message as Standard Webhooks (standardwebhooks.com) has it in ``webhook-signature``.
+    ``secret``: ``whsec_`` and base64, or any text.
+
+    >>> secret, message_id = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "msg_p5jXN8AQM9LWM0D4loKWxJek"
+    >>> signature(secret, message_id, 1614265330, b'{"test": 2432232314}')
+    'v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE='
+    """
+    try:
+        key = base64.b64decode(secret.removeprefix("whsec_"), validate=True) if secret.startswith("whsec_") else b""
+    except binascii.Error:
+        key = b""
+    signed = f"{message_id}.{timestamp_s}.".encode() + body
+    return "v1," + base64.b64encode(hmac.digest(key or secret.encode(), signed, hashlib.sha256)).decode()
+
+
 class Webhook(Service):
     """A service that POSTs ``{"program", "stream", "group", "dead_letters": [...], "left_out": n}`` to one URL: the
-    first at once, then one per ``pause_s``.
+    first at once, then one per ``pause_s``. With a secret it signs them (Standard Webhooks): ``webhook-id``, the same
+    one for each try, ``webhook-timestamp`` and ``webhook-signature``.
 
     ``add`` may be called from any thread and never blocks. Answers other than 2xx, redirects included, are failures:
     retried a few times, then dropped; the letters themselves are in Redis.
@@ -50,8 +74,13 @@ class Webhook(Service):
 
     name = "bell"
 
-    def __init__(self, url: str, about: Mapping[str, str], pause_s: float = 5.0) -> None:
+    def __init__(
+        self, url: str, about: Mapping[str, str], pause_s: float = 5.0, secret: str = "", ca: Path | None = None
+    ) -> None:
+        """Make the service. ``ca``: a file of the trusted CAs; None: those of the system."""
         super().__init__()
+        self._secret = secret
+        self._id = ""
         self._url = url
         self._about = dict(about)
         self._pause_s = pause_s
@@ -63,6 +92,7 @@ class Webhook(Service):
         self._tries = 0
         self._not_before_s = 0.0
         self._session = requests.Session()
+        self._session.verify = True if ca is None else str(ca.expanduser())
         self._session.trust_env = False  # take no proxies and no .netrc from the environment
         self.sent = 0
         self.dropped = 0
@@ -108,18 +138,24 @@ class Webhook(Service):
     def _take(self) -> None:
         with self._lock:
             self._batch = [self._waiting.popleft() for _ in range(min(MOST_AT_ONCE, len(self._waiting)))]
+            self._id = f"msg_{secrets.token_urlsafe(18)}"
             self._batch_left_out, self._left_out = (self._left_out, 0) if self._batch else (0, self._left_out)
 
     def _post(self) -> str | None:
         """Send the batch once; return None, or the trouble in words that show nothing of the URL."""
         body = orjson.dumps({**self._about, "dead_letters": self._batch, "left_out": self._batch_left_out})
         headers = {"Content-Type": "application/json"}
+        if self._secret:
+            at_s = int(time.time())
+            headers |= {"webhook-id": self._id, "webhook-timestamp": str(at_s)}
+            headers["webhook-signature"] = signature(self._secret, self._id, at_s, body)
         try:
             with self._session.post(
                 self._url, data=body, headers=headers, timeout=_TIMEOUT_S, allow_redirects=False, stream=True
             ) as response:
                 return None if 200 <= response.status_code < 300 else f"it answered {response.status_code}"
-        except (requests.RequestException, ValueError) as problem:  # ValueError: a URL that urllib3 cannot take
+        # ValueError: a URL that urllib3 cannot take. OSError: a file of CAs that is not there.
+        except (requests.RequestException, ValueError, OSError) as problem:
             return type(problem).__name__
 
     def on_end(self) -> None:

@@ -107,8 +107,19 @@ class CommonSettings(BaseModel):
     #: Fields that commands with exactly this class never read: their flags take them, so that one environment and one
     #: set of flags fits all commands, and their --help does not list them.
     UNREAD: ClassVar[frozenset[str]] = frozenset(
-        {"redis_server", "tls_cert", "tls_key", "tls_ca", "insecure", "dead_letter_webhook", "log_level", "log_format"}
-        | {"tenant_field", "priority_field"}
+        {
+            "redis_server",
+            "tls_cert",
+            "tls_key",
+            "tls_ca",
+            "insecure",
+            "dead_letter_webhook",
+            "webhook_secret",
+            "tenant_field",
+            "priority_field",
+            "log_level",
+            "log_format",
+        }
     )
 
     redis_url: RedisUrl = Field(
@@ -187,6 +198,13 @@ class CommonSettings(BaseModel):
         max_length=2048,
         description="URL that gets dead letters, as a POST of JSON every few seconds. Empty: none.",
     )
+    webhook_secret: str = Field(
+        "",
+        description=(
+            "Secret by which the webhook's receiver knows that a POST is from here (Standard Webhooks: whsec_ and"
+            " base64, or any text). Empty: not signed."
+        ),
+    )
     log_level: str = Field(
         "info", pattern=r"^(debug|info|warning|error)$", description="debug, info, warning or error."
     )
@@ -207,10 +225,15 @@ class CommonSettings(BaseModel):
         except ValueError:  # not a usable URL
             password = ""
         return [
-            *(str(value) for field, value in self if field.endswith(("_token", "_webhook"))),
+            *(str(value) for field, value in self if field.endswith(("_token", "_secret", "_webhook"))),
             password,
             unquote(password),
         ]
+
+    @property
+    def tokens(self) -> dict[str, str]:
+        """The tokens that this program takes over HTTP, by their environment variables."""
+        return {name_of(field): value for field, value in self if field.endswith("_token")}
 
     @property
     def state_folder(self) -> Path:
@@ -278,8 +301,8 @@ def name_of(field: str) -> str:
 
 
 def is_secret(field: str) -> bool:
-    """Return True if a settings field is a token: no message shows its value, and no flag takes it."""
-    return field.endswith("_token")
+    """Return True if a settings field is a token or a secret: no message shows its value, and no flag takes it."""
+    return field.endswith(("_token", "_secret"))
 
 
 def load(cls: type[T], environ: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> T:

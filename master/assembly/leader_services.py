@@ -46,7 +46,7 @@ class LeaderServices:
         self.health = HealthChecker(
             link("health"), keys, self.lead, settings.health_seconds, settings.health_failures, asker, self._members
         )
-        self._bell = DeadLetterNotifier(metrics, settings.dead_letter_webhook, "master", keys)
+        self._bell = DeadLetterNotifier(metrics, settings, "master", keys)
         changes = ChangeWatch(link("changes"), keys.changed, self.dispatcher.post, self.roster.wake)
         janitor = Janitor(
             link("reap"), keys, self.lead, settings.sweep_seconds, lambda name: name in self.dispatcher.board.consumers

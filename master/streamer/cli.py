@@ -80,7 +80,9 @@ def _serve(settings: StreamerSettings) -> None:
     from usher.common.http.server.server import Certificate, check_address, leave, serve
     from usher.master.streamer.web import ServedStreamer
 
-    check_reach(settings.outbox_bind, bool(settings.api_token or settings.viewer_token), settings.insecure)
+    check_reach(
+        settings.outbox_bind, bool(settings.api_token or settings.viewer_token), settings.insecure, settings.tokens
+    )
     check_address(settings.outbox_bind, _BIND)
     redis_url = resolve_redis_url(settings)
     check_at_start(redis_url, {"USHER_OUTBOX_LEASE_SECONDS": settings.outbox_lease_seconds})

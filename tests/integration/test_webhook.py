@@ -3,6 +3,8 @@ is secret."""
 
 from __future__ import annotations
 
+import base64
+import hmac
 import json
 import threading
 import time
@@ -17,6 +19,7 @@ from usher.common.observability.dead_letter_notifier import DeadLetterNotifier
 from usher.common.observability.metrics import Metrics
 from usher.common.observability.webhook import _TRIES, MOST_AT_ONCE, MOST_WAITING, Webhook
 from usher.common.protocol.keys import Keys
+from usher.common.runtime.settings import CommonSettings
 
 _WITHIN_S = 20.0
 
@@ -30,6 +33,8 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.got: list[dict[str, Any]] = []
         self.paths: list[str] = []
+        self.headers: list[dict[str, str]] = []
+        self.bodies: list[bytes] = []
         self.answer: Callable[[int], int] = lambda number: 204
         self.location = ""
         self.release = threading.Event()
@@ -46,6 +51,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.server.paths.append(self.path)
+        self.server.headers.append(dict(self.headers))
+        self.server.bodies.append(body)
         self.server.got.append(json.loads(body))
         if self.server.holds:
             self.server.release.wait(_WITHIN_S)
@@ -170,10 +177,27 @@ def test_it_survives_the_abuse_of_its_contract(server: Server) -> None:
 
 def test_the_bell_counts_without_a_webhook_too() -> None:
     metrics = Metrics()
-    bell = DeadLetterNotifier(metrics, "", "c1", Keys("s", "g"))
+    bell = DeadLetterNotifier(metrics, CommonSettings(), "c1", Keys("s", "g"))
     bell.ring(b"T", b"1-0", "gave_up", "ValueError", 3, "park")
     bell.ring(b"\xff", b"2-0", "too_large")
     page = metrics.page().decode()
     assert 'usher_dead_letters_total{reason="gave_up"} 1.0' in page
     assert 'usher_dead_letters_total{reason="too_large"} 1.0' in page
     assert bell.services == ()
+
+
+def test_with_a_secret_each_try_of_a_post_is_signed_under_one_id(server: Server) -> None:
+    server.answer = lambda number: 500 if number == 1 else 204
+    hook = Webhook(server.url, {}, 0.0, secret="whsec_c2VjcmV0IG9mIG91cnM=")
+    hook.add({"message_id": "1-1"})
+    try:
+        while hook.sent == 0:
+            hook.run_once()
+    finally:
+        hook.on_end()
+    first, second = server.headers
+    assert first["webhook-id"] == second["webhook-id"]
+    for headers, body in zip(server.headers, server.bodies, strict=True):
+        signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
+        expected = base64.b64encode(hmac.digest(b"secret of ours", signed, "sha256")).decode()
+        assert headers["webhook-signature"] == f"v1,{expected}"

@@ -221,3 +221,12 @@ def test_the_command_prints_a_token_and_its_line(tmp_path: Path) -> None:
     assert Credentials({}, _file(tmp_path, made["line"])).find(made["token"]) == Identity(Role.CONSUMER, "shop-*")
     assert CliRunner().invoke(token, ["new", "viewer", "shop-*"]).exit_code == 2
     assert CliRunner().invoke(token, ["new", "all", "me"]).exit_code == 2
+
+
+def test_beyond_loopback_a_token_that_can_be_guessed_is_refused_with_its_setting() -> None:
+    short, long = {"USHER_API_TOKEN": "letmein"}, {"USHER_API_TOKEN": "0123456789abcdef"}
+    with pytest.raises(StartRefused, match=r"USHER_API_TOKEN: a token of 7 characters can be guessed.*at least 16"):
+        check_reach("0.0.0.0:1", True, False, short)
+    check_reach("0.0.0.0:1", True, False, long)
+    check_reach("127.0.0.1:1", True, False, short)
+    check_reach("0.0.0.0:1", True, True, short)

@@ -270,3 +270,9 @@ def test_a_wrong_log_in_is_logged_with_its_address_and_without_the_token(caplog:
     assert _app().test_client().post("/login", data={"token": "my-guess"}).status_code == 401
     (refused,) = [record for record in caplog.records if record.getMessage() == "token_refused"]
     assert refused.facts == {"address": "127.0.0.1", "sent_in": "log-in"}  # type: ignore[attr-defined]
+
+
+def test_where_browsers_come_by_https_they_are_told_to_come_by_nothing_else() -> None:
+    header = "Strict-Transport-Security"
+    assert header in _app(secure=True).test_client().get("/api/open").headers
+    assert header not in _app().test_client().get("/api/open").headers
