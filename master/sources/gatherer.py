@@ -62,7 +62,7 @@ class Gatherer(Service):
         self._sources = sources
         self._plan = plan
         self._lock = threading.Lock()
-        self._rounds = Rounds(_BATCHES_AHEAD * plan.batch)  # guarded by self._lock
+        self._rounds = Rounds(_BATCHES_AHEAD * plan.batch, plan.scope == "group")  # guarded by self._lock
         self._listed = frozenset(name.encode() for name in sources.names)
         self._rounds.found(self._listed)
         self._swept_s = now_s()

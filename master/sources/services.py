@@ -46,6 +46,7 @@ class SourceServices:
     ) -> None:
         self.url = settings.advertise_url
         self._setting = f"{settings.ticket_stream} (tickets: {settings.ticket_field} per {settings.ticket_scope})"
+        self._gathers_all = settings.ticket_scope == "group"  # lua/sources/share.lua looks at it
         holder = uuid.uuid4().hex[:12]
         plan = GatherPlan(settings.ticket_field, settings.ticket_scope, settings.batch_size)
         self._gatherer = gatherer = Gatherer(make_link("gather"), keys, holder, sources, plan)
@@ -76,4 +77,5 @@ class SourceServices:
             found = {source: ("not_trimmed", why) for source, why in trimmer.troubles()} | found
         shown = [(source.decode(errors="replace"), *told) for source, told in islice(found.items(), _SHOWN)]
         told = {"url": self.url, "setting": self._setting, "mode": self._watch.mode, "moved": self._gatherer.moved}
-        return orjson.dumps(told | {"sources": known, "troubles": shown}).decode()
+        told |= {"gathers_all": self._gathers_all, "sources": known, "troubles": shown}
+        return orjson.dumps(told).decode()

@@ -14,9 +14,9 @@ from usher.master.operations.trimming import StillNeeded, Trimming
 from usher.master.policy.trim import Cut, Refused, decide
 
 
-@pytest.fixture
-def world(link: Link) -> Gathered:
-    return Gathered(link)
+@pytest.fixture(params=["stream", "group"])
+def world(link: Link, request: pytest.FixtureRequest) -> Gathered:
+    return Gathered(link, request.param)
 
 
 def _state(world: Gathered, *sources: str) -> list[object]:
@@ -122,7 +122,7 @@ def test_a_source_whose_group_is_gone_for_a_moment_is_not_trimmed_beyond_what_wa
 ) -> None:
     sent = world.send("a", *(f"{number}-1" for number in range(1, 301)))
     link.call("XGROUP", "CREATE", "a", "other", "300-1")  # it has read everything
-    world.gather("a", quantum=100)
+    world.gather("a", most=100)
     link.call("XGROUP", "DESTROY", "a", "g")
     trimming = Trimming(link, Keys("a", "g"))
     decided = decide(trimming.facts())
@@ -140,7 +140,7 @@ def test_what_somebody_else_has_trimmed_while_the_group_was_gone_is_told(
     world: Gathered, link: Link, first: str, words: str
 ) -> None:
     sent = world.send("a", *(f"{number}-1" for number in range(1, 9)))
-    world.gather("a", quantum=3)
+    world.gather("a", most=3)
     link.call("XGROUP", "DESTROY", "a", "g")
     link.call("XTRIM", "a", "MINID", first)
     assert world.gather("a")[0].words == words

@@ -1,8 +1,10 @@
--- gather: move new entries of source streams, in order, to the end of the work stream; each entry exactly once.
+-- gather: move new entries of source streams, in order, to the end of the work stream; each entry exactly once. With the
+--         scope group, where several sources may have entries of a ticket, what is there is merged by id.
 -- KEYS: 1 work stream, 2 shares, 3 gathered (source -> the last id moved), 4 dead, 5 counters, then the sources, then
 --       of each the saved positions of its groups
 -- ARGV: 1 group, 2 holder, 3 ticket field, 4 longest ticket in bytes, 5 scope (stream or group), 6 most entries in the
---       work stream that its group has not been given, 7 most entries of one source, then the shard of each source
+--       work stream that its group has not been given, 7 most entries of one source (scope stream), then the shard of
+--       each source
 -- Returns: {1 if the work stream was full, else 0, the last id that its group was given, then for each source: outcome,
 --          number of entries moved, remark}. Outcomes: OVER (nothing is left), MORE (something may be left), FULL
 --          (not looked at: the work stream is full), NOT_MINE (another holder has its shard), GONE (there is no such
@@ -31,9 +33,11 @@ redis.call('HSETNX', KEYS[3], '', '')
 redis.call('XLEN', KEYS[4])
 redis.call('HLEN', KEYS[2])
 
+-- Return the facts of the group; nil, and Redis' words if it has any, where it is not.
 local function group_of(stream)
-  if redis.call('EXISTS', stream) == 0 then return nil end
-  for _, reply in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+  local replies = redis.pcall('XINFO', 'GROUPS', stream)
+  if replies.err then return nil, replies.err end
+  for _, reply in ipairs(replies) do
     local facts = facts_of(reply)
     if facts['name'] == group then return facts end
   end
@@ -90,9 +94,10 @@ local function gathered(source, id, fields)
 end
 
 -- Note how far the source is moved; trimmers need it too, should its group be gone for a moment.
-local function note(source, groups, id)
-  redis.call('HSET', KEYS[3], source, id)
-  redis.call('HSET', groups, group, id)
+local function note(of)
+  if not of.last then return end
+  redis.call('HSET', KEYS[3], of.source, of.last)
+  redis.call('HSET', of.groups, group, of.last)
 end
 
 -- No entry ever gets the id of a dead letter. XSETID and not XADD with XDEL: nothing is to count as deleted.
@@ -104,31 +109,30 @@ local function use_up(id)
   end
 end
 
-local function add(source, groups, entries)
-  local cut = 0
-  for at, found in ipairs(entries) do
-    local entry, size = gathered(source, found[1], found[2])
-    local id = numbered(ms, seq + 1)
-    local added
-    if #entry > MOST_VALUES then
-      added = {}
-      local ticket = entry[3] == 'usher_ticket' and entry[4] or ''
-      bury(KEYS[4], id, ticket, 'too_many_fields', '', '0', 'master', now, now, entry)
-      use_up(id)
-      cut = cut + 1
-    else
-      added = redis.pcall('XADD', work, id, unpack(entry))
+-- Add entries {id, fields, source}, which the groups of their sources are past.
+local function add(entries)
+  for _, found in ipairs(entries) do
+    local id, of = found[1], found[3]
+    if not of.refused then
+      local entry, size = gathered(of.source, id, found[2])
+      local new, added = numbered(ms, seq + 1), {}
+      if #entry > MOST_VALUES then
+        local ticket = entry[3] == 'usher_ticket' and entry[4] or ''
+        bury(KEYS[4], new, ticket, 'too_many_fields', '', '0', 'master', now, now, entry)
+        use_up(new)
+        of.cut = of.cut + 1
+      else
+        added = redis.pcall('XADD', work, new, unpack(entry))
+      end
+      if type(added) == 'table' and added.err then
+        redis.call('XGROUP', 'SETID', of.source, group, just_below(id))
+        of.refused = added.err
+      else
+        seq, bytes, moved_in_all = seq + 1, bytes + size, moved_in_all + 1
+        of.moved, of.last = of.moved + 1, id
+      end
     end
-    if type(added) == 'table' and added.err then
-      redis.call('XGROUP', 'SETID', source, group, just_below(found[1]))
-      if at > 1 then note(source, groups, entries[at - 1][1]) end
-      return at - 1, cut, added.err
-    end
-    seq, bytes = seq + 1, bytes + size
-    spend(2 * size) -- read and written
   end
-  note(source, groups, entries[#entries][1])
-  return #entries, cut
 end
 
 -- Return true when another stream took the place of this one unseen (RENAME, RESTORE, DEL and XADD in one transaction):
@@ -163,73 +167,163 @@ local function is_of_before(source)
   return not pending.err and pending[1] > 0
 end
 
--- Return how many entries of the source are gone without having been moved, as far as nobody was told yet.
-local function cut_from(source)
-  local replies = redis.pcall('XINFO', 'GROUPS', source)
-  for _, reply in ipairs(replies.err and {} or replies) do
-    local facts = facts_of(reply)
-    if facts['name'] == group then return count_cut(KEYS[5], source, facts) end
-  end
-  return 0
+local function ends(of, outcome, words)
+  of.outcome, of.words = outcome, words or ''
 end
 
-local function take(source, groups)
-  local saved = redis.pcall('HGET', groups, group) -- what is no hash fails here, before anything has changed
-  if type(saved) == 'table' and saved.err then return 'REFUSED', 0, saved.err end
-  if is_of_before(source) then return 'BEFORE', 0, '' end
-  local gone = cut_from(source)
-  local unread = gone > 0 and 'unread ' .. gone or ''
-  local moved, told, made, cut_in_all = 0, unread, '', 0
-  while true do
-    local count = math.min(quantum - moved, space - moved_in_all, chunk)
-    if count <= 0 or not has_room() then return 'MORE', moved, told end
-    local found = redis.pcall('XREADGROUP', 'GROUP', group, 'gather', 'COUNT', count, 'NOACK', 'STREAMS', source, '>')
-    if type(found) == 'table' and found.err then
-      if not string.find(found.err, 'NOGROUP', 1, true) or made ~= '' then
-        local outcome, words = refusal(found.err)
-        return outcome, moved, words or ''
-      end
-      if redis.call('EXISTS', source) == 0 then
-        redis.call('HDEL', KEYS[3], source)
-        redis.call('HDEL', groups, group)
-        return 'GONE', 0, ''
-      end
-      local words
-      made, words = make_group(source, groups)
-      if not made then return 'REFUSED', 0, words end
-      told = made
-    elseif not found then
-      local facts = moved == 0 and made == '' and group_of(source)
-      if facts and is_beyond(source, facts) then return 'AHEAD', 0, facts['last-delivered-id'] end
-      return 'OVER', moved, told
+-- Look at a source whose turn it is. Its turn may end here.
+local function open(of)
+  local saved = redis.pcall('HGET', of.groups, group) -- what is no hash fails here, before anything has changed
+  if type(saved) == 'table' and saved.err then return ends(of, 'REFUSED', saved.err) end
+  if is_of_before(of.source) then return ends(of, 'BEFORE') end
+  of.facts, of.why = group_of(of.source)
+  local gone = of.facts and count_cut(KEYS[5], of.source, of.facts) or 0 -- as far as nobody was told yet
+  if gone > 0 then of.unread = 'unread ' .. gone end
+end
+
+-- Make the group that is not there.
+local function begin(of)
+  if redis.call('EXISTS', of.source) == 0 then
+    redis.call('HDEL', KEYS[3], of.source)
+    redis.call('HDEL', of.groups, group)
+    return ends(of, 'GONE')
+  end
+  local made, words = make_group(of.source, of.groups)
+  if not made then return ends(of, 'REFUSED', words) end
+  of.made = made
+end
+
+-- Return the next entries, which the group is past from now on; nil when the turn has ended here.
+local function read(of, count)
+  local found = redis.pcall('XREADGROUP', 'GROUP', group, 'gather', 'COUNT', count, 'NOACK', 'STREAMS', of.source, '>')
+  if not found then return {} end
+  if not found.err then return found[1][2] end
+  if not string.find(found.err, 'NOGROUP', 1, true) or of.made ~= '' then return ends(of, refusal(found.err)) end
+  begin(of)
+  return not of.outcome and read(of, count) or nil
+end
+
+-- Nothing is left, or no more can be moved.
+local function finish(of)
+  if of.refused then return ends(of, 'REFUSED', of.refused) end
+  local is_idle = of.moved == 0 and of.made == '' and of.facts
+  if is_idle and is_beyond(of.source, of.facts) then return ends(of, 'AHEAD', of.facts['last-delivered-id']) end
+  of.outcome = 'OVER'
+end
+
+-- Move what comes next of one source.
+local function take(of)
+  while not of.outcome do
+    local count = math.min(quantum - of.moved, space - moved_in_all, chunk)
+    if count <= 0 or not has_room() then of.outcome = 'MORE' break end
+    local entries = read(of, count)
+    if not entries then break end
+    local before = bytes
+    for _, entry in ipairs(entries) do entry[3] = of end
+    add(entries)
+    note(of)
+    room = room - EACH * #entries - 2 * (bytes - before) -- read and written
+    -- As in each_entry.
+    chunk = math.max(1, math.min(4 * chunk, CHUNK, math.floor(room * moved_in_all / (4 * math.max(1, bytes)))))
+    if of.refused or #entries < count then finish(of) end
+  end
+end
+
+-- Return the id as text that sorts as ids do; equal ones sort by the names of their sources.
+local function sortable(id, source)
+  local high, low = string.match(id, '^(%d+)-(%d+)$')
+  return string.rep('0', 20 - #high) .. high .. string.rep('0', 20 - #low) .. low .. source
+end
+
+-- See what comes next of a source behind what was seen of it: one entry, then more and more.
+local function see(of)
+  of.look, of.seen, of.at = math.min(4 * of.look, CHUNK), {}, 1
+  local is_all, _, last = each_entry('XRANGE', of.source, '(' .. of.position, '+', of.look, function(id, fields)
+    local size = size_of(fields)
+    of.seen[#of.seen + 1] = {id, fields, of, size, sortable(id, of.source)}
+    return size
+  end)
+  of.is_all, of.position = is_all, last or of.position
+end
+
+-- Return the entries that are there by id, up to where it is not known what comes next; `of.count` are the source's.
+local function merged(all)
+  local entries = {}
+  for _, of in ipairs(all) do
+    of.count, of.look, of.seen, of.at = 0, 1 / 4, {}, 1
+    if has_room() then see(of) end
+  end
+  while #entries < space and (#entries == 0 or has_room()) do
+    local lowest
+    for _, of in ipairs(all) do
+      local head = of.seen[of.at]
+      if head and not (lowest and lowest[5] < head[5]) then lowest = head end
+    end
+    if not lowest then break end
+    local of = lowest[3]
+    entries[#entries + 1], of.count, of.at = lowest, of.count + 1, of.at + 1
+    spend(2 * lowest[4]) -- read once more, and written
+    if of.at > #of.seen and not of.is_all then
+      if not has_room() then break end
+      see(of)
+    end
+  end
+  return entries
+end
+
+-- Move what comes next of several sources.
+local function merge(opened)
+  local all = {}
+  for _, of in ipairs(opened) do
+    if not of.facts then
+      if string.find(of.why or '', 'WRONGTYPE', 1, true) then ends(of, 'NOT_A_STREAM') else begin(of) end
+    end
+    if not of.outcome then
+      of.position = (of.facts or group_of(of.source))['last-delivered-id']
+      all[#all + 1] = of
+    end
+  end
+  local entries = merged(all)
+  for _, of in ipairs(all) do
+    if of.count > 0 and not read(of, of.count) then of.refused = of.words end
+  end
+  add(entries)
+  for _, of in ipairs(all) do
+    note(of)
+    if of.refused or (of.is_all and not of.seen[of.at]) then
+      if not of.outcome then finish(of) end
     else
-      local entries = found[1][2]
-      local added, cut, words = add(source, groups, entries)
-      moved, moved_in_all, cut_in_all = moved + added, moved_in_all + added, cut_in_all + cut
-      -- As in each_entry.
-      chunk = math.max(1, math.min(4 * chunk, CHUNK, math.floor(room * moved_in_all / (4 * math.max(1, bytes)))))
-      if words then return 'REFUSED', moved, words end
-      if cut > 0 then told = made .. unread .. (made .. unread ~= '' and ', ' or '') .. 'cut ' .. cut_in_all end
-      if #entries < count then return 'OVER', moved, told end
+      of.outcome = 'MORE'
     end
   end
 end
 
-local reply, held, count = {0, given}, {}, (#KEYS - 5) / 2
-for at = 6, 5 + count do
-  local shard = ARGV[at + 2]
+local sources, opened, held, count, is_full = {}, {}, {}, (#KEYS - 5) / 2, 0
+for at = 1, count do
+  local shard = ARGV[at + 7]
   if held[shard] == nil then held[shard] = redis.call('HGET', KEYS[2], 'shard ' .. shard) == holder end
-  local outcome, moved, told
+  local of = {source = KEYS[at + 5], groups = KEYS[at + 5 + count], moved = 0, cut = 0, made = '', unread = ''}
+  sources[at] = of
   if not held[shard] then
-    outcome, moved, told = 'NOT_MINE', 0, ''
+    of.outcome = 'NOT_MINE'
   elseif moved_in_all >= space then
-    outcome, moved, told, reply[1] = 'FULL', 0, '', 1
+    of.outcome, is_full = 'FULL', 1
   elseif not has_room() then
-    outcome, moved, told = 'MORE', 0, ''
+    of.outcome = 'MORE'
   else
-    outcome, moved, told = take(KEYS[at], KEYS[at + count])
+    open(of)
+    if of.outcome then -- its turn is over
+    elseif is_scoped then take(of)
+    else opened[#opened + 1] = of end
   end
+end
+if #opened > 0 then merge(opened) end
+
+local reply = {is_full, given}
+for _, of in ipairs(sources) do
+  local remark = of.words or of.made .. of.unread
+  if not of.words and of.cut > 0 then remark = remark .. (remark ~= '' and ', ' or '') .. 'cut ' .. of.cut end
   local n = #reply
-  reply[n + 1], reply[n + 2], reply[n + 3] = outcome, moved, told
+  reply[n + 1], reply[n + 2], reply[n + 3] = of.outcome, of.moved, remark
 end
 return reply
