@@ -43,7 +43,7 @@ from that. Every master gathers its share, also a standby; gathering needs no le
 adds the entries and moves the source's group past them: done twice, or by two at a time, it moves nothing twice.
 Fairness is in the turns (policy/fair_queue.py), and in that the work stream takes no more than the leader reads next: a
 flood waits in its own stream. A ticket belongs to its source (USHER_TICKET_SCOPE), and handlers see the producer's own
-ids.
+ids. Where it does not (group), one master gathers all sources, and merges what is there by id.
 
 One epoch
 ---------

@@ -143,7 +143,8 @@ class CommonSettings(BaseModel):
         "stream",
         pattern=r"^(stream|group)$",
         description=(
-            "With several streams. stream: the same ticket id in two of them is two tickets. group: it is one ticket."
+            "With several streams. stream: the same ticket id in two of them is two tickets. group: it is one ticket,"
+            " with its messages in the order of their ids, as far as they are there."
         ),
     )
     group: str = Field(

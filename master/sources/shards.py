@@ -1,8 +1,8 @@
 """Shards: decide which master gathers which shard of the sources (lua/sources/share.lua).
 
-Every running master has an even part, whether it leads or stands by. The shards of a master that dies are taken over
-within the lease; one that stops gives them up at once. Shares only spread the work: a call for a shard that is no
-longer ours moves nothing.
+Every running master has an even part, whether it leads or stands by; where sources are merged by id, one has all. The
+shards of a master that dies are taken over within the lease; one that stops gives them up at once. Shares only spread
+the work: a call for a shard that is no longer ours moves nothing.
 """
 
 from __future__ import annotations

@@ -3,17 +3,21 @@ is merged by id, each entry exactly once, and one master does it for all."""
 
 from __future__ import annotations
 
+import itertools
+import logging
 import random
 
 import pytest
 
 from tests.integration.gathered import Gathered, outcomes
 from tests.integration.routers import until
+from tests.integration.test_gathering import running
 from usher.common.protocol.sources import SHARDS
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import Link
 from usher.common.redis.scripts import source
 
+log = logging.getLogger(__name__)
 ALL = set(range(SHARDS))
 
 
@@ -29,9 +33,7 @@ def came(world: Gathered) -> list[tuple[str, bytes]]:
 
 
 def by_id(sent: dict[str, list[bytes]]) -> list[tuple[str, bytes]]:
-    return sorted(
-        ((name, one) for name, ids in sent.items() for one in ids), key=lambda sent: (rank(sent[1]), sent[0])
-    )
+    return sorted(((name, one) for name, ids in sent.items() for one in ids), key=lambda sent: (rank(sent[1]), sent[0]))
 
 
 def test_a_burst_over_several_streams_comes_in_the_order_of_its_ids(world: Gathered) -> None:
@@ -47,7 +49,7 @@ def test_a_burst_over_several_streams_comes_in_the_order_of_its_ids(world: Gathe
         world.read()
         calls += 1
     ids = [rank(one) for _, one in came(world)]
-    swapped = sum(later < earlier for earlier, later in zip(ids, ids[1:], strict=False))
+    swapped = sum(later < earlier for earlier, later in itertools.pairwise(ids))
     assert (swapped, calls) == (0, 1)
     assert came(world) == by_id(sent)
     assert {name: world.position(name) for name in sent} == {name: ids[-1] for name, ids in sent.items()}
@@ -109,9 +111,7 @@ def test_large_entries_come_a_few_at_a_time_and_in_order(world: Gathered) -> Non
     sent: dict[str, list[bytes]] = {"a": [], "b": []}
     for number in range(1, 31):
         name = "ab"[number % 2]
-        sent[name] += [
-            world.link.call("XADD", name, f"{number}-1", "ticket_id", "T", "body", b"x" * 1_000_000)
-        ]
+        sent[name] += [world.link.call("XADD", name, f"{number}-1", "ticket_id", "T", "body", b"x" * 1_000_000)]
     moved = []
     while not moved or moved[-1]:
         moved.append(sum(count for _, count in outcomes(world.gather("a", "b"))))
@@ -180,3 +180,22 @@ def test_beside_a_master_of_a_former_version_no_shard_stays_without_a_holder(wor
     assert held[0] and held[1] and not held[2]
     _share(world, old, "{}", lease_ms=0)
     assert [_share(world, name) for name in "zh"] == [set(), ALL]
+
+
+def test_a_burst_while_masters_gather_comes_in_the_order_of_its_milliseconds(world: Gathered, redis_url: str) -> None:
+    """Two masters, of which one gathers everything; a producer that sends to three streams as fast as it can."""
+    world.link.call("DEL", world.keys.shares)
+    rng = random.Random(3)
+    sent: dict[str, list[bytes]] = {"t:a": [], "t:b": [], "t:c": []}
+    with running(redis_url, ticket_scope="group"), running(redis_url, ticket_scope="group"):
+        for _ in range(100):
+            names = [rng.choice(sorted(sent)) for _ in range(15)]
+            ids = world.link.pipeline([("XADD", name, "*", "ticket_id", "42") for name in names])
+            for name, one in zip(names, ids, strict=True):
+                sent[name].append(one)
+        until(lambda: len(world.entries()) == 1500)
+    assert world.all_moved() == sent
+    order = [rank(one) for _, one in came(world)]
+    log.info("neighbours swapped: %d of 1499", sum(b < a for a, b in itertools.pairwise(order)))
+    times = [one >> 64 for one in order]
+    assert times == sorted(times)

@@ -317,7 +317,7 @@ for at = 1, count do
     else opened[#opened + 1] = of end
   end
 end
-if #opened > 0 then merge(opened) end
+if #opened == 1 then take(opened[1]) elseif #opened > 1 then merge(opened) end
 
 local reply = {is_full, given}
 for _, of in ipairs(sources) do
