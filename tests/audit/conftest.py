@@ -23,14 +23,10 @@ _HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Starting Java takes its time on a busy machine; what takes minutes runs only when asked for: ``pytest -m slow
-    tests/audit``."""
+    """Starting Java takes its time on a busy machine."""
     for item in items:
-        if item.path.is_relative_to(_HERE):
-            if not item.get_closest_marker("timeout"):
-                item.add_marker(pytest.mark.timeout(1200))
-            if item.get_closest_marker("slow") and "slow" not in config.getoption("markexpr", ""):
-                item.add_marker(pytest.mark.skip(reason="takes minutes: pytest -m slow tests/audit"))
+        if item.path.is_relative_to(_HERE) and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(1200))
 
 
 @pytest.fixture(scope="session")

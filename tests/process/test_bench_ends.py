@@ -26,7 +26,7 @@ def _has(folder: Path, *names: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("moment", [REDIS, frozenset({"master"}), frozenset({"consumer"})])
 def test_ended_at_any_moment_it_leaves_nothing_behind(folder: Path, moment: frozenset[str], number: int) -> None:
     """Its servers went on, for minutes or for good."""

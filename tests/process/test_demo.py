@@ -70,7 +70,9 @@ def test_real_incidents(folder: Path) -> None:
     assert json.loads(done.stdout)["handled"] == 5000
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("moment", ["starting Redis", "sending"])
 def test_stopped_at_any_moment_it_leaves_nothing_behind(folder: Path, moment: str, number: int, code: int) -> None:
     words = ["--messages", "20000", "--work-ms", "5"]

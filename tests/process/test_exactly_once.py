@@ -25,7 +25,7 @@ from usher.consumer.sinks.sql import SqlSink
 
 pytestmark = pytest.mark.process
 
-_RIDES, _RIDERS = 100, 40
+_RIDES, _RIDERS = 60, 24
 _DOUBLE, _BEFORE, _AFTER = 0.10, 0.10, 0.05
 _HANDLERS = '''
 import os

@@ -92,7 +92,14 @@ def _flow(crew: Crew, link: Link, until_dead: int = 1, within_s: float = 90.0) -
     return others
 
 
-@pytest.mark.parametrize(("handler", "how"), [("handle", "sleep"), ("handle", "regex"), ("handle_batch", "sleep")])
+@pytest.mark.parametrize(
+    ("handler", "how"),
+    [
+        pytest.param("handle", "sleep", marks=pytest.mark.slow),
+        ("handle", "regex"),
+        pytest.param("handle_batch", "sleep", marks=pytest.mark.slow),
+    ],
+)
 def test_a_handler_that_freezes_its_process_becomes_a_letter_soon_and_others_go_on(
     folder: Path, link: Link, handler: str, how: str
 ) -> None:

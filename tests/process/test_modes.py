@@ -108,7 +108,9 @@ def test_cluster_whose_slot_moves_again_and_again(folder: Path) -> None:
         link.close()
 
 
-@pytest.mark.parametrize("how", [(), ("COORDINATED",)], ids=["plain", "coordinated"])
+@pytest.mark.parametrize(
+    "how", [(), pytest.param(("COORDINATED",), marks=pytest.mark.slow)], ids=["plain", "coordinated"]
+)
 def test_sentinel_with_a_failover_on_purpose(folder: Path, how: tuple[str, ...]) -> None:
     """Sentinel demotes the former master some 10 s after it has promoted the other one; nobody stays there for as
     long. A coordinated one loses nothing."""

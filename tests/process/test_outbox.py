@@ -118,6 +118,7 @@ def test_rocket_rides(folder: Path) -> None:
     _check(json.loads(done.stdout), 300)
 
 
+@pytest.mark.slow
 def test_rocket_rides_in_postgres(folder: Path, postgres_schema_url: str) -> None:
     words = ["--rides", "200", "--sql", postgres_schema_url, "--seed", "308"]
     done = subprocess.run(

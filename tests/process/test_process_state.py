@@ -137,12 +137,15 @@ def _end_lease(link: Link, name: str) -> None:
 @pytest.mark.parametrize(
     "does",
     [
-        "import sys; sys.stderr.close()",
+        pytest.param("import sys; sys.stderr.close()", marks=pytest.mark.slow),
         "import sys; sys.stderr = sys.stdout = None",
         "os.close(2)",
-        "os.dup2(os.open('/dev/null', os.O_WRONLY), 2); os.dup2(2, 1)",
-        "import sys; sys.stdout.close(); os.close(2)",
-        "logging.getLogger().handlers[0].flush = None; logging.getLogger().handlers[0].close()",
+        pytest.param("os.dup2(os.open('/dev/null', os.O_WRONLY), 2); os.dup2(2, 1)", marks=pytest.mark.slow),
+        pytest.param("import sys; sys.stdout.close(); os.close(2)", marks=pytest.mark.slow),
+        pytest.param(
+            "logging.getLogger().handlers[0].flush = None; logging.getLogger().handlers[0].close()",
+            marks=pytest.mark.slow,
+        ),
         "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM]); logging.getLogger().handlers.clear()",
     ],
 )
@@ -232,7 +235,7 @@ _SIGNALS = (
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_consumer_works_on_and_drains_whatever_its_handlers_set(
     folder: Path, link: Link, kind: str, seed: int
 ) -> None:

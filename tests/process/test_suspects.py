@@ -96,7 +96,9 @@ def child_of(crew: Crew, name: str) -> psutil.Process:
     return found[0]
 
 
-@pytest.mark.parametrize("handler", ["handle", "handle_async", "handle_batch"])
+@pytest.mark.parametrize(
+    "handler", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("handle", "handle_async")), "handle_batch"]
+)
 def test_a_killer_that_takes_its_time_keeps_nobody_waiting(folder: Path, link: Link, handler: str) -> None:
     with Crew(folder, link.url, **limits(USHER_LEASE_SECONDS="20")) as crew:
         crew.start(1, ["c1"], f"suspected:{handler}")

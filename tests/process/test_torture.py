@@ -175,7 +175,9 @@ def test_whatever_a_handler_raises_before_it_is_done_does_not_end_the_stage(fold
     assert (done.returncode, "SAFE: after each of" in done.stdout) == (0, True), done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("handler", "code"), [("fenced_batch", 0), ("naive_batch", 1), ("waits", 0)])
+@pytest.mark.parametrize(
+    ("handler", "code"), [pytest.param("fenced_batch", 0, marks=pytest.mark.slow), ("naive_batch", 1), ("waits", 0)]
+)
 def test_batch_and_async_handlers_are_called_as_a_consumer_calls_them(folder: Path, handler: str, code: int) -> None:
     done = torture(folder, f"shop:{handler}", "--effect", "shop:pages", "--stops", "1", "--json")
     assert done.returncode == code, done.stdout + done.stderr
@@ -198,6 +200,7 @@ def test_a_naive_counter_is_not_and_the_user_is_told_why(folder: Path) -> None:
     assert "Store message.fence with the effect and refuse a lower one" in text
 
 
+@pytest.mark.slow
 def test_asking_first_is_not_enough_and_the_place_is_named(folder: Path) -> None:
     done = torture(folder, "shop:asks_first", "--effect", "shop:pages", "--stops", "8", "--json")
     assert done.returncode == 1, done.stdout + done.stderr

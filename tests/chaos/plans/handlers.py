@@ -72,6 +72,7 @@ PLANS: tuple[Plan, ...] = (
         strict=True,
         shape=Shape(handlers=_BATCHES, max_attempts=3),
         load=_FAILING,
+        brief=False,
     ),
     Plan(
         "K20",
@@ -82,5 +83,6 @@ PLANS: tuple[Plan, ...] = (
         load=_FAILING,
         seconds=7.0,
         varies=False,
+        brief=False,
     ),
 )

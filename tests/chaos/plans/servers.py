@@ -78,6 +78,7 @@ PLANS: tuple[Plan, ...] = (
         rewrites_and_kills,
         ("aof_rewrites", "killed_in_rewrite", "kill_redis", "turns_failed"),
         strict=True,
+        brief=False,
     ),
     Plan(
         "K7c",
@@ -85,6 +86,7 @@ PLANS: tuple[Plan, ...] = (
         client_pauses_and_kills,
         ("held_calls", "killed_clients", "in_doubt"),
         seconds=4.5,
+        brief=False,
     ),
     Plan("K7p", "redis paused", redis_pauses, ("pause_redis",), seconds=8.0, brief=False),
     Plan("K8", "power loss", power_losses, ("power_loss", "lost_tail"), seconds=5.0, extra=only_the_tail_is_lost),

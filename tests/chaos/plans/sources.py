@@ -69,5 +69,6 @@ PLANS: tuple[Plan, ...] = (
         ("destroyed_source_groups", "destroy_group", "deleted_sources", "group_lost", "redelivered"),
         load=Load(tickets=4, sources=50),
         seconds=6.0,
+        brief=False,
     ),
 )
