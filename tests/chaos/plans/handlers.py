@@ -83,6 +83,5 @@ PLANS: tuple[Plan, ...] = (
         load=_FAILING,
         seconds=7.0,
         varies=False,
-        brief=False,
     ),
 )
