@@ -13,6 +13,8 @@ from usher.common.redis.client import CommandRefused, Link
 
 #: Stricter than lua/includes/records.lua: records that this accepts are accepted there too.
 _RECORD = re.compile(rb"[^\s]+ (?:0|[1-9][0-9]{0,19})(?: [0-9]{1,20}-[0-9]{1,20})+")
+#: What follows a ticket in an inbox record of a former version.
+_FORMER = re.compile(rb"[0-9]+(?: [0-9]{1,20}-[0-9]{1,20})+")
 
 
 _ORDER = [b"order", b"ticket", b"id"]
@@ -42,13 +44,16 @@ class Order(NamedTuple):
 
 
 class InboxRecord(NamedTuple):
-    """A record of an inbox: hand-overs, or an order. ``bodies``: fields by id of some of the messages, which need not
-    be fetched."""
+    """A record of an inbox: hand-overs, an order, or a recall. ``bodies``: fields by id of some of the messages, which need
+    not be fetched. ``recalled``: tickets that the leader wants back, under their fences, with the ids that they had then.
+    ``knows_waits``: its leader knows of tickets that wait. A record of a form that is not known has nothing of these."""
 
     id: bytes
     parts: list[HandOver]
     bodies: dict[bytes, list[bytes]]
     order: Order | None = None
+    recalled: Sequence[HandOver] = ()
+    knows_waits: bool = False
 
 
 class TicketRecord(NamedTuple):
@@ -105,13 +110,16 @@ def parse_inbox(reply: Any) -> Iterator[InboxRecord]:
     for record_id, fields in reply[0][1] if reply else ():
         if len(fields) == 6 and fields[::2] == _ORDER:
             yield InboxRecord(record_id, [], {}, Order(fields[1].decode(), fields[3], fields[5]))
+        elif fields[:2] == [b"recall", b"1"]:
+            yield InboxRecord(record_id, [], {}, recalled=list(_hand_overs([b"fence", b"", *fields[2:]])))
         else:
-            yield InboxRecord(record_id, list(_hand_overs(fields)), _bodies(fields))
+            knows_waits = _is_current(fields) and fields[6] == b"ids+waits"
+            yield InboxRecord(record_id, list(_hand_overs(fields)), _bodies(fields), knows_waits=knows_waits)
 
 
 def _hand_overs(fields: list[bytes]) -> Iterator[HandOver]:
     if not _is_current(fields):  # written by a leader of a former version: ticket, "fence id id", ticket, ...
-        for at in range(0, len(fields), 2):
+        for at in range(0, len(fields), 2) if all(map(_FORMER.fullmatch, fields[1::2])) else ():
             fence, *ids = fields[at + 1].split(b" ")
             yield HandOver(fields[at], int(fence), ids)
         return
@@ -123,7 +131,7 @@ def _hand_overs(fields: list[bytes]) -> Iterator[HandOver]:
 
 
 def _is_current(fields: list[bytes]) -> bool:
-    return len(fields) >= 8 and fields[3].startswith(b"\n")
+    return len(fields) >= 8 and fields[0] == b"fence" and fields[3].startswith(b"\n")
 
 
 def _bodies(fields: list[bytes]) -> dict[bytes, list[bytes]]:

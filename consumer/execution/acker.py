@@ -1,10 +1,11 @@
-"""Acker: it acknowledges finished messages and notes failed attempts, one script per batch, and writes given-up
-messages as dead letters.
+"""Acker: it acknowledges finished messages and notes failed attempts, one script per batch, writes given-up messages as
+dead letters, and gives tickets back that are recalled, or are to wait for long.
 
 One batch is under way at a time; one whose reply was lost goes again, unchanged, before anything later (the script
 answers OK or GONE). Failures are noted before successes, because a message may have failed first and succeeded later,
-and its acknowledgement forgets its failures. A dead letter is written after everything that finished before it, so that
-per ticket a prefix is acknowledged.
+and its acknowledgement forgets its failures. A dead letter is written, and a ticket given back, after everything that
+finished before it, so that per ticket a prefix is acknowledged. A ticket is given back again and again until the answer
+is sure; its fence is closed before the first time, so that nothing of it starts here whatever becomes of the calls.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import NamedTuple
 
@@ -28,8 +29,9 @@ from usher.consumer.execution.counters import HandlerCounters
 from usher.consumer.execution.lanes import Lanes, MessageLane
 from usher.consumer.execution.reporter import Reporter
 from usher.consumer.handlers.message import Message
-from usher.consumer.lifecycle.owner_scripts import Buried, Letter, OwnerScripts
+from usher.consumer.lifecycle.owner_scripts import Buried, GiveBack, Letter, OwnerScripts, ms_until
 from usher.consumer.policy.acks import AckBatch, AckLedger, FailedAttempt, Finished, Linger, Success
+from usher.consumer.policy.lanes import Recalled
 from usher.consumer.policy.outcome import OPERATOR, Bury
 
 log = logging.getLogger(__name__)
@@ -39,10 +41,27 @@ BATCH = 500
 #: Most dead letters written at once, and most bytes of their messages. Each is a call of its own, which copies the
 #: message, and Redis may run all of them before it answers another client.
 _LETTERS, _LETTER_BYTES = 50, 1 << 22
+#: Most tickets given back at once: each may have thousands of ids, and Redis does nothing else meanwhile.
+_GIVE_BACKS = 50
 #: The policy under which a ticket goes on after a dead letter.
 SKIP = "skip"
 #: Reasons of dead letters after which a ticket goes on under any policy.
 _GOES_ON = ("body_gone", OPERATOR)
+
+
+class GivenBack(NamedTuple):
+    """A ticket on its way back to ``master``. Its fence is closed. ``lane`` is held until then, if the ticket is to wait
+    until ``due_s``."""
+
+    ticket: bytes
+    fence: int
+    lane: MessageLane | None = None
+    due_s: float = 0.0
+
+    def asked(self, now_s: float) -> GiveBack:
+        """Return it as the script takes it now: with whatever Redis says that we have of it."""
+        after_ms = None if self.lane is None else ms_until(self.due_s, now_s)
+        return GiveBack(self.ticket, self.fence, after_ms=after_ms)
 
 
 class GivenUp(NamedTuple):
@@ -79,8 +98,8 @@ def _letter(item: GivenUp) -> Letter:
 
 
 class Acker(Service):
-    """The service that writes the outcome of handlers to Redis. ``finished``, ``failed`` and ``give_up`` may be called
-    from any thread; the rest belongs to this thread."""
+    """The service that writes the outcome of handlers to Redis. ``finished``, ``failed``, ``give_up``, ``put_off`` and
+    ``recall`` may be called from any thread; the rest belongs to this thread."""
 
     name = "ack"
     _IDLE_S = 2.0
@@ -112,11 +131,15 @@ class Acker(Service):
         self._given_up: deque[GivenUp] = deque()
         # Only this thread: given-up messages; what finished before them is in the ledger.
         self._burying: deque[GivenUp] = deque()
+        self._to_give_back: deque[GivenBack] = deque()
+        self._giving_back: deque[GivenBack] = deque()  # only this thread, as ``_burying``
         self._writing = False
         self._idle = True  # the thread waits to be woken
         self._lingering = False
         self._write_now = threading.Event()  # ends the linger
         self.policy = SKIP
+        #: Whether the leader knows of tickets that wait.
+        self.can_put_off: Callable[[], bool] = lambda: False
         self.on_dead_letter: Callable[[Letter], None] = lambda letter: None
         self.counts = HandlerCounters()
         self.acknowledged = 0
@@ -153,6 +176,29 @@ class Acker(Service):
         self._write_now.set()
         self.wake()
 
+    def put_off(self, lane: MessageLane, message: Message, due_s: float) -> None:
+        """Have a message wait until then, and with it its ticket; its lane is held. The ticket is given back if the
+        leader knows what that means; else it waits here."""
+        if not self.can_put_off():
+            self._lanes.wait(lane, message, due_s)
+            return
+        with self._lanes.locked() as board:
+            board.close_fence(message.ticket, message.fence, message.stream_id)
+        self._take_back(GivenBack(message.ticket, message.fence, lane, due_s))
+
+    def recall(self, tickets: Iterable[Recalled]) -> None:
+        """Give back those of these tickets of which nothing was started: the leader wants them for another consumer.
+        The others need no answer."""
+        with self._lanes.locked() as board:
+            closed = board.close_unstarted(tickets)
+        for ticket, fence in closed:
+            self._take_back(GivenBack(ticket, fence))
+
+    def _take_back(self, item: GivenBack) -> None:
+        self._to_give_back.append(item)
+        self._write_now.set()
+        self.wake()
+
     def hurry(self) -> None:
         """Write everything at once from now on, without waiting for more to finish: this incarnation ends."""
         self._linger_s = 0.0  # first: a linger that starts after the event was cleared must see it
@@ -164,12 +210,13 @@ class Acker(Service):
     @property
     def is_flushed(self) -> bool:
         """Return whether nothing waits to be written."""
-        return not (self._given_up or self._burying) and self.is_settled
+        waits = self._given_up or self._burying or self._to_give_back or self._giving_back
+        return not waits and self.is_settled
 
     @property
     def is_settled(self) -> bool:
-        """Return whether nothing but dead letters waits to be written: their lanes are held, and no other ticket is
-        concerned."""
+        """Return whether nothing but dead letters and tickets to be given back waits to be written: their lanes are
+        held or gone, and no other ticket is concerned."""
         is_empty = not (len(self._ledger) or self._failed or self._noting)
         return is_empty and not self._writing  # in this order: a batch leaves the ledger only after _writing is set
 
@@ -197,25 +244,28 @@ class Acker(Service):
         """Wait a moment for more to finish, so that a batch is worth its call. After a quiet time do not wait."""
         self._lingering = True
         left_s = self._flushed_s + self._linger_s - now_s()
-        if left_s > 0 and len(self._ledger) < self._enough and not self._given_up:
+        if left_s > 0 and len(self._ledger) < self._enough and not (self._given_up or self._to_give_back):
             self._write_now.wait(left_s)
         self._lingering = False
         self._write_now.clear()  # everything that set it before now is written now
 
     def _flush(self) -> None:
-        """Write everything that is there now: first failures, then successes, then the dead letters, which come after
-        them in their lanes. Leave what comes meanwhile to the next turn: handlers that ask to be called again at once
-        always bring one more failure."""
+        """Write everything that is there now: first failures, then successes, then what comes after them in their
+        lanes, tickets to be given back and dead letters. Leave what comes meanwhile to the next turn: handlers that ask
+        to be called again at once always bring one more failure."""
         while self._given_up:
             self._burying.append(self._given_up[0])
             self._given_up.popleft()
+        while self._to_give_back:
+            self._giving_back.append(self._to_give_back[0])
+            self._to_give_back.popleft()
         finished = len(self._ledger)  # before the failures are counted: they include those of finished messages
         for _ in range(-(-(len(self._noting) + len(self._failed)) // BATCH)):
             self._note_failures()
         while finished > 0 and (batch := self._ledger.next_batch(finished)) is not None:
             self._acknowledge(batch)
             finished -= len(batch.finished)
-        refused: CommandRefused | None = None
+        refused = self._give_back() if self._giving_back else None
         left = len(self._burying)
         while left > 0:
             items = self._next_letters(min(left, _LETTERS))
@@ -264,6 +314,25 @@ class Acker(Service):
         if held:
             self._lanes.resume(held)
         self._reporter.add((ticket, fences[ticket], ids) for ticket, ids in answer.done.items())
+
+    def _give_back(self) -> CommandRefused | None:
+        """Give tickets back, and return the refusal if Redis does not accept that: it must not hold up dead letters.
+        Raises what ``Link.call`` raises. Whatever is answered, nothing of a ticket under its fence is ours any more."""
+        left = len(self._giving_back)
+        while left > 0:
+            items = list(islice(self._giving_back, min(left, _GIVE_BACKS)))
+            try:
+                answers = self._steps.give_back([item.asked(now_s()) for item in items])
+            except CommandRefused as refused:
+                return refused
+            left -= len(answers)
+            with self._lanes.locked() as board:
+                for item in items[: len(answers)]:
+                    board.confirm_closed(item.ticket, item.fence)
+                    self._giving_back.popleft()
+            if held := [item.lane for item in items[: len(answers)] if item.lane is not None]:
+                self._lanes.resume(held)
+        return None
 
     def _next_letters(self, most: int) -> list[GivenUp]:
         items: list[GivenUp] = []

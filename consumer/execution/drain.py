@@ -3,8 +3,8 @@
 The order matters. First Redis refuses further hand-overs to us; nothing more can come into the inbox then, so the next
 read is complete. A ticket that was handed over anew while one of its messages ends here is read when that has ended,
 and holds up no other ticket. Handlers that run may finish; finished messages are acknowledged; every quiet ticket is
-given back whole. Messages that still run at the end of the grace time are not touched: the lease ends, and the leader
-takes them back.
+given back whole, with the time at which it is due, if it waits. What the leader recalls now is given back anyway.
+Messages that still run at the end of the grace time are not touched: the lease ends, and the leader takes them back.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from usher.common.redis.client import CommandRefused
 from usher.consumer.execution.acker import Acker
 from usher.consumer.execution.inbox_reader import InboxReader
 from usher.consumer.execution.lanes import Lanes
-from usher.consumer.lifecycle.owner_scripts import OwnerScripts
+from usher.consumer.lifecycle.owner_scripts import GiveBack, Given, OwnerScripts, ms_until
 
 log = logging.getLogger(__name__)
 
@@ -122,8 +122,13 @@ class Drain:
             return 0
         # A second safeguard: Redis still has the ids of ended messages in processing, so it keeps a ticket that is not
         # whole for the next look.
-        kept = set(self._steps.give_back(quiet))
-        given = [ticket for ticket in quiet if ticket not in kept]
+        now, waits = now_s(), self._reader.leader_puts_off
+        asked = [
+            GiveBack(ticket, fence, ids, ms_until(due_s, now) if waits and due_s is not None else None)
+            for ticket, (ids, fence, due_s) in quiet.items()
+        ]
+        answers = self._steps.give_back(asked)
+        given = [one.ticket for one, answer in zip(asked, answers, strict=False) if answer is Given.GIVEN]
         with self._lanes.locked() as board:
             board.drop_quiet(given)
         return len(given)

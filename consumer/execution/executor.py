@@ -25,7 +25,7 @@ from usher.consumer.execution.lanes import Lanes, MessageLane
 from usher.consumer.handlers.error_trace import traced, type_name
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.policy.acks import FailedAttempt, Finished, Success
-from usher.consumer.policy.outcome import Bury, RetryPolicy, decide, unended
+from usher.consumer.policy.outcome import PUT_OFF_S, Bury, RetryPolicy, decide, unended
 from usher.consumer.policy.quarantine import is_suspect, is_used_up
 from usher.consumer.policy.ticket_pace import TicketPace
 
@@ -66,13 +66,15 @@ class ErrorText:
 
 
 class Outcomes(Protocol):
-    """The taker of finished, failed and given-up messages (the acker)."""
+    """The taker of finished, failed, given-up and put-off messages (the acker)."""
 
     def finished(self, item: Success) -> None: ...
 
     def failed(self, item: FailedAttempt) -> None: ...
 
     def give_up(self, lane: MessageLane, message: Message, bury: Bury) -> None: ...
+
+    def put_off(self, lane: MessageLane, message: Message, due_s: float) -> None: ...
 
 
 class Executor:
@@ -273,7 +275,12 @@ class Executor:
         if not isinstance(problem, ProcessEnded):
             event(log, "handler_failed", level=logging.WARNING, retry_in_s=decision.wait_s, **facts)
         ran_s = None if lane.apart else (run.end_us - run.start_us) / 1e6
-        self.lanes.retry(lane, message, self.clock() + decision.wait_s, ran_s)
+        due_s = self.clock() + decision.wait_s
+        if decision.wait_s < PUT_OFF_S:
+            self.lanes.retry(lane, message, due_s, ran_s)
+            return
+        self.lanes.hold(lane, ran_s)
+        self._outcomes.put_off(lane, message, due_s)
 
     def requeue(self, lane: MessageLane, messages: Sequence[Message]) -> None:
         """Put back messages that were started in one call with others, and must wait for an earlier one of their

@@ -143,7 +143,10 @@ class InboxReader(Service):
         self._postponed: list[HandOver] = []
         self.messages = 0
         self.message_type = Message
+        #: Whether the leader that has handed over last knows of tickets that wait.
+        self.leader_puts_off = False
         self.on_order: Callable[[Order], None] = lambda order: None
+        self.on_recall: Callable[[Iterable[HandOver]], None] = lambda tickets: None
 
     @property
     def is_blocked(self) -> bool:
@@ -189,6 +192,8 @@ class InboxReader(Service):
             self._forget_closed(closed)
             return _IDLE
         found = len(records)
+        # What is recalled is looked at when all that was handed over before it, and nothing later, is in the lanes.
+        records = records[: next((number for number, record in enumerate(records, 1) if record.recalled), found)]
         hand_overs = _by_id(_parts(records))
         wanted = self._unknown(hand_overs)
         if len(wanted) < len(hand_overs):
@@ -271,10 +276,13 @@ class InboxReader(Service):
             self._last_record = records[-1].id
 
     def _obey(self, records: list[InboxRecord]) -> None:
-        """Carry out the orders among these records. The messages that were handed over before them are in the lanes."""
+        """Carry out the orders and recalls among these records. The messages that were handed over before them are in the
+        lanes."""
         for record in records:
             if record.order is not None:
                 self.on_order(record.order)
+            if record.recalled and not self._drains:  # a drain gives everything back
+                self.on_recall(record.recalled)
 
     def _trim(self) -> None:
         """Trim the records that were read from the inbox: they need not stay while nothing comes."""
@@ -284,7 +292,12 @@ class InboxReader(Service):
 
     def _records(self, block_ms: int | None) -> list[InboxRecord]:
         command = read_inbox_command(self._inbox, self._last_record, block_ms, _MOST_RECORDS)
-        return list(parse_inbox(self._link.call(*command, block_s=(block_ms or 0) / 1000)))
+        records = list(parse_inbox(self._link.call(*command, block_s=(block_ms or 0) / 1000)))
+        for record in records:
+            self.leader_puts_off = record.knows_waits if record.parts else self.leader_puts_off
+            if not (record.parts or record.order or record.recalled):
+                event(log, "inbox_record_unknown", level=logging.ERROR, consumer=self._incarnation, record=record.id)
+        return records
 
     def _first_blocked(self, records: list[InboxRecord]) -> tuple[int, Blocked | None]:
         """Return how many records may be read, and the state that blocks the next one, which names a message that is

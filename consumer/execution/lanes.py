@@ -152,6 +152,14 @@ class Lanes:
         self.on_ready()
         self.on_retry()
 
+    def wait(self, lane: MessageLane, message: Message, due_s: float) -> None:
+        """Do the same for a lane that is held."""
+        with self._changed:
+            self._board.wait(lane, message, due_s)
+            self._changed.notify()
+        self.on_ready()
+        self.on_retry()
+
     def isolate(self, lane: MessageLane, message: Message) -> None:
         """Take the lane from its runner, which did not start ``message``: it comes first in the lane again, and runs in
         a child process."""

@@ -4,7 +4,8 @@ what ``Link.call`` raises."""
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from usher.common.base.errors import OwnershipLost
@@ -42,6 +43,35 @@ class Buried(enum.Enum):
     RETURNED = b"RETURNED"
     GONE = b"GONE"
     STALE = b"STALE"
+
+
+class GiveBack(NamedTuple):
+    """A ticket to give back. ``ids``: all that its owner has of it, in any order; without them it is whatever the index
+    names. ``after_ms``: nothing of it is handed over earlier than so many milliseconds from now, by Redis' clock."""
+
+    ticket: bytes
+    fence: int
+    ids: Sequence[bytes] = ()
+    after_ms: int | None = None
+
+
+def ms_until(due_s: float, now_s: float) -> int:
+    """Return for how many milliseconds a ticket is to wait that is due then: never less, although Redis knows no
+    fraction of them.
+
+    >>> ms_until(2.5, 1.0), ms_until(1.0, 2.5)
+    (1501, 0)
+    """
+    return math.ceil(1000 * (due_s - now_s)) + 1 if due_s > now_s else 0
+
+
+class Given(enum.Enum):
+    """The result of giving a ticket back. GONE: nothing of it under this fence is ours, perhaps because an earlier call
+    gave it back. KEPT: it has other ids than were named; nothing happened."""
+
+    GIVEN = b"GIVEN"
+    GONE = b"GONE"
+    KEPT = b"KEPT"
 
 
 class Letter(NamedTuple):
@@ -144,15 +174,16 @@ class OwnerScripts:
         """Make Redis refuse hand-overs to this incarnation from now on."""
         self._check(self._scripts.run("drain", (self._lease,), (lease_ms,)))
 
-    def give_back(self, tickets: Mapping[bytes, Sequence[bytes]]) -> list[bytes]:
-        """Give whole, quiet tickets back to ``master``. Return those that were not given back."""
+    def give_back(self, tickets: Iterable[GiveBack]) -> list[Given]:
+        """Give tickets back to ``master`` of which nothing runs, and of which no message that ended waits to be
+        acknowledged. Return the answers for the first of them, one at least; the others are to be asked for again."""
         args: list[Any] = [self._keys.group, self._incarnation]
-        for ticket, ids in tickets.items():
-            args += (ticket, b" ".join(ids))
+        for ticket, fence, ids, after_ms in tickets:
+            args += (ticket, fence, b" ".join(ids), "" if after_ms is None else after_ms)
         keys = self._keys
-        reply = self._scripts.run("give_back", (keys.stream, self._lease, keys.tickets, keys.dead), args)
+        reply = self._scripts.run("give_back", (keys.stream, self._lease, keys.tickets, keys.dead, keys.changed), args)
         self._check(reply[0])
-        return list(reply[1])
+        return list(map(Given, reply[1:]))
 
     def deregister(self) -> bool:
         """Leave for good. Return False when entries are still pending for this incarnation."""

@@ -11,6 +11,8 @@ The states of a lane, and the methods that change them::
                                                                       (quarantine.py)
     waiting ----wake_due-------> ready
     held -------resume---------> ready or (none)
+    held -------wait-----------> waiting
+    ready ------close_unstarted> (none)       the leader wants the ticket for another consumer
     suspect ----take_suspect---> running
 
     requeue: the runner gives back messages that it did not end, and goes on running the lane
@@ -27,7 +29,7 @@ import contextlib
 import heapq
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from usher.common.protocol.stream_id import rank
 
@@ -42,6 +44,25 @@ class HasId(Protocol):
 
 
 M = TypeVar("M", bound=HasId)
+
+
+class Recalled(Protocol):
+    """A ticket that the leader wants back (common/redis/replies.py). ``ids``: those that its record named then."""
+
+    @property
+    def ticket(self) -> bytes: ...
+    @property
+    def fence(self) -> int: ...
+    @property
+    def ids(self) -> Sequence[bytes]: ...
+
+
+class QuietTicket(NamedTuple):
+    """The queued ids of a ticket that does not run, in order; their fence; and when it is due, if it waits."""
+
+    ids: list[bytes]
+    fence: int
+    due_s: float | None
 
 
 class Lane(Generic[M]):
@@ -173,6 +194,10 @@ class LaneBoard(Generic[M]):
         """Take the lane from its runner; ``message`` is first in it again, and the lane is ready at ``due_s``. If the
         ticket was forgotten while the message ran, the message is dropped."""
         self._leave(lane)
+        self.wait(lane, message, due_s)
+
+    def wait(self, lane: Lane[M], message: M, due_s: float) -> None:
+        """Do the same for a lane that is held."""
         if self._requeue_first(lane, message):
             self._order += 1
             heapq.heappush(self.waiting, (due_s, self._order, lane))
@@ -240,6 +265,26 @@ class LaneBoard(Generic[M]):
         self.forget(ticket, fence)
         self._closed_fences[ticket] = (fence, False)
 
+    def close_unstarted(self, recalled: Iterable[Recalled]) -> list[tuple[bytes, int]]:
+        """Close the fences of those tickets of which nothing was started under them, drop their lanes, and return
+        them.
+
+        Whatever was started of a ticket is among the ids that its record had when it was recalled, because all that was
+        handed over before is in the lanes: what ended stays a held id until its acknowledgement is answered.
+        """
+        unstarted = {lane.ticket: lane for lane in self.ready}
+        closed = [
+            (part.ticket, part.fence)
+            for part in recalled
+            if (lane := unstarted.get(part.ticket)) is not None
+            and {message.fence for message in (*lane.queue, *lane.early)} == {part.fence}
+            and not self.is_ending(part.ticket, part.ids)
+        ]
+        if closed:
+            self._closed_fences.update((ticket, (fence, False)) for ticket, fence in closed)
+            self.drop_quiet(ticket for ticket, _ in closed)
+        return closed
+
     def confirm_closed(self, ticket: bytes, fence: int) -> None:
         """Note that Redis hands nothing more of the ticket over under ``fence``."""
         if self._closed_fences.get(ticket) == (fence, False):
@@ -255,17 +300,18 @@ class LaneBoard(Generic[M]):
             if self._closed_fences.get(ticket) == (fence, True):
                 del self._closed_fences[ticket]
 
-    def quiet(self) -> dict[bytes, list[bytes]]:
-        """Return the queued ids, in order, of each ticket that does not run. For a drain; waiting lanes count as
-        quiet."""
-        held = {lane.ticket for lane in (*self.ready, *self._suspects)}
-        held |= {lane.ticket for _, _, lane in self.waiting}
+    def quiet(self) -> dict[bytes, QuietTicket]:
+        """Return each ticket that has something queued and does not run. For a drain; waiting lanes count as quiet."""
+        held: dict[bytes, float | None] = {lane.ticket: None for lane in (*self.ready, *self._suspects)}
+        held |= {lane.ticket: due_s for due_s, _, lane in self.waiting}
         found = {}
-        for ticket in held:
+        for ticket, due_s in held.items():
             lane = self.lanes[ticket]
             if lane.early:
                 lane.merge_early()
-            found[ticket] = [message.stream_id for message in lane.queue]
+            if lane.queue:
+                fence = max(message.fence for message in lane.queue)
+                found[ticket] = QuietTicket([message.stream_id for message in lane.queue], fence, due_s)
         return found
 
     def look(self, ticket: bytes) -> tuple[list[M], float | None, bool]:

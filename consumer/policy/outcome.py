@@ -39,6 +39,9 @@ class Bury:
 
 #: Reason of the dead letter of a message that an operator gave up.
 OPERATOR = "operator"
+#: A wait of so many seconds, or more, is not spent here: the ticket is given back, with the time at which it is due.
+#: Less is not worth the two hand-overs.
+PUT_OFF_S = 2.0
 #: Longest wait in seconds that can be asked for: ten years. Longer ones are no meaningful times.
 _LONGEST_WAIT_S = 10 * 365 * 86_400.0
 

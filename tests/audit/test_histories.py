@@ -163,7 +163,7 @@ def test_what_a_former_owner_was_refused_is_no_effect_that_was_acknowledged(
 
     under = int(world.head(b"T").split()[1])
     a.steps.drain(60_000)
-    assert a.steps.give_back({b"T": [theirs]}) == []
+    assert world.give_back(a, {b"T": [theirs]}) == []
     leader.hand_over(give(b, {b"T": [theirs]}, {b"T": world.head(b"T")}))
     assert ran(a, (b"U", first, 1), (b"T", theirs, under)).stale == [b"T"]
     world.end_lease(b)

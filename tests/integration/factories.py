@@ -14,8 +14,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from usher.common.protocol.keys import HALTED, MASTER, Keys
+<<<<<<< HEAD
 from usher.common.protocol.owner_words import TAIL, is_given_back
 from usher.common.protocol.registration import NO_LOCK, Registration
+=======
+from usher.common.protocol.registration import GIVES_BACK, NO_LOCK, Registration
+>>>>>>> e54db11 (Tickets are given back under their fence, whole or as far as Redis knows, and until when they wait; recalls are read)
 from usher.common.redis.client import Link
 from usher.common.redis.replies import (
     HandOver,
@@ -28,7 +32,7 @@ from usher.common.redis.replies import (
     parse_record,
 )
 from usher.common.redis.scripts import ScriptRunner
-from usher.consumer.lifecycle.owner_scripts import Buried, Letter, OwnerScripts
+from usher.consumer.lifecycle.owner_scripts import Buried, GiveBack, Given, Letter, OwnerScripts
 from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.leader.peeked import NewEntries, PeekedEntry
 from usher.master.membership.registration import Membership
@@ -143,7 +147,7 @@ class World:
 
     def join(self, name: str = "a", lock: str = NO_LOCK, renews: bool = True) -> Owner:
         """Register an incarnation of ``name``; it has a lease, and renews it as a consumer does at once."""
-        asked = Registration(name, uuid.uuid4().hex, "http://127.0.0.1:1/api/health", 8, 10_000, lock)
+        asked = Registration(name, uuid.uuid4().hex + GIVES_BACK, "http://127.0.0.1:1/api/health", 8, 10_000, lock)
         registered = self.members.register(asked)
         assert registered.created
         owner = self.owner(registered.registration)
@@ -222,6 +226,21 @@ class World:
             ticket, entry_id or record.ids[0], "gave_up", error, 3, 1, 2, record.fence, "ValueError", "at x", policy
         )
         return owner.steps.dead_letter(letter)
+
+    def give_back(
+        self, owner: Owner, parts: Mapping[bytes, Sequence[bytes]], after_ms: int | None = None
+    ) -> list[bytes]:
+        """Have an owner give tickets back, under the fences that the index has, as often as bodies ask for it. Those that
+        were not given back."""
+        records = dict(zip(parts, self.stream.records_of(list(parts)), strict=True))
+        asked = [
+            GiveBack(ticket, record.fence if (record := records[ticket]) else 0, ids, after_ms)
+            for ticket, ids in parts.items()
+        ]
+        answers: list[Given] = []
+        while len(answers) < len(asked):
+            answers += owner.steps.give_back(asked[len(answers) :])
+        return [one.ticket for one, answer in zip(asked, answers, strict=True) if answer is not Given.GIVEN]
 
     def letter_ids(self) -> list[bytes]:
         """Ids of all dead letters."""
@@ -312,8 +331,13 @@ class World:
     # ---- the promise ---------------------------------------------------------------------------------------------------------
 
     def broken(self) -> list[str]:
+<<<<<<< HEAD
         """How pending list and index differ: ids and owners must be the same, but for tickets that were given back, which are
         under ``master``."""
+=======
+        """How pending list and index differ: ids and owners must be the same, but for tickets that were given back, which
+        are under ``master``."""
+>>>>>>> e54db11 (Tickets are given back under their fence, whole or as far as Redis knows, and until when they wait; recalls are read)
         in_index: dict[bytes, bytes] = {}
         found = []
         for ticket, value in pairs(self.link.call("HGETALL", self.keys.tickets)).items():
@@ -331,7 +355,13 @@ class World:
                     found.append(f"{entry_id!r} is in two records")
                 in_index[entry_id] = (
                     MASTER
+<<<<<<< HEAD
                     if is_given_back(record.owner) or (record.owner == HALTED and entry_id != record.ids[0])
+=======
+                    if record.owner == RETURNED
+                    or record.owner.startswith(b"waits@")
+                    or (record.owner == HALTED and entry_id != record.ids[0])
+>>>>>>> e54db11 (Tickets are given back under their fence, whole or as far as Redis knows, and until when they wait; recalls are read)
                     else record.owner
                 )
         in_list = {entry_id: owner for owner, ids in self.pending().items() for entry_id in ids}

@@ -119,7 +119,7 @@ def test_what_was_given_back_is_not_acknowledged_any_more(world: World) -> None:
     leader, a = world.elect(), world.join("a")
     ids = world.owned(leader, a, b"T")
     a.steps.drain(60_000)
-    a.steps.give_back({b"T": ids})
+    world.give_back(a, {b"T": ids})
     with world.unchanged():
         assert a.steps.ack({b"T": ids}, b"", 0) == AckAnswer({}, [b"T"])
 
@@ -181,7 +181,7 @@ def test_the_run_log_tells_what_was_refused_from_what_was_acknowledged_beside_it
     leader, a = world.elect(), world.join("a")
     theirs, mine = world.owned(leader, a, b"T", b"1-1", b"2-1"), world.owned(leader, a, b"U", b"3-1", b"4-1")
     a.steps.drain(60_000)
-    a.steps.give_back({b"T": theirs})
+    world.give_back(a, {b"T": theirs})
     ended = [Finished(b"T", b"1-1", 2**50, 1, 1_790_000_000_000_001, 1_790_000_000_000_002)]
     ended += [
         Finished(b"U", b"3-1", 7, 1, 3, 4),
@@ -203,7 +203,7 @@ def test_what_was_refused_by_itself_is_in_the_run_log_too(world: World) -> None:
     leader, a = world.elect(), world.join("a")
     ids = world.owned(leader, a, b"T", b"1-1")
     a.steps.drain(60_000)
-    a.steps.give_back({b"T": ids})
+    world.give_back(a, {b"T": ids})
     a.steps.ack({b"T": ids}, encode(a.incarnation, [Finished(b"T", ids[0], 7, 1, 3, 4)]), 100)
     [(_, [_, record])] = world.link.call("XRANGE", world.keys.runs, "-", "+")
     assert list(decode(record)) == [RunRecord(a.incarnation, "T", "1-1", 7, 1, 3, 4, STALE)]

@@ -98,7 +98,7 @@ def test_nobody_gives_up_what_was_given_back(world: World) -> None:
     leader, a = world.elect(), world.join("a")
     ids = world.owned(leader, a, b"T")
     a.steps.drain(60_000)
-    a.steps.give_back({b"T": ids})
+    world.give_back(a, {b"T": ids})
     with world.unchanged():
         assert a.steps.dead_letter(_letter(b"T", ids[0])) is Buried.STALE
 

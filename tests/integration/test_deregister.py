@@ -44,7 +44,7 @@ def test_after_a_drain_that_gave_everything_back_it_may_leave(world: World) -> N
     leader, a = world.elect(), world.join("a")
     ids = world.owned(leader, a, b"T")
     a.steps.drain(LEASE_MS)
-    a.steps.give_back({b"T": ids})
+    world.give_back(a, {b"T": ids})
     assert a.steps.deregister()
     assert world.pending() == {b"master": ids}
     assert world.head(b"T").startswith(b"returned ")

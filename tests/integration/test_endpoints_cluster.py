@@ -82,7 +82,7 @@ def test_every_step_of_the_protocol_works_in_a_cluster(link: Link) -> None:
     a.steps.charge({first: Attempts(1, 1)})
     assert a.steps.ack({b"T": [first]}, b"record", 100).done == {b"T": [first]}
     a.steps.drain(60_000)
-    assert a.steps.give_back({b"T": [second]}) == []
+    assert world.give_back(a, {b"T": [second]}) == []
     assert a.steps.deregister()
     leader.revoke(b.incarnation)
     world.end_lease(b)

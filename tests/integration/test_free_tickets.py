@@ -69,7 +69,7 @@ def test_what_a_successor_or_a_drain_has_stays_and_is_named(world: World) -> Non
     world.owned(leader, b, b"U")
     returned = world.owned(leader, c, b"V")
     c.steps.drain(60_000)
-    c.steps.give_back({b"V": returned})
+    world.give_back(c, {b"V": returned})
     before = world.state().index
     assert leader.free_tickets(a.incarnation, [b"V", b"T", b"U"]) == Freed([b"V", b"U"], [])
     assert world.state().index == {ticket: before[ticket] for ticket in (b"U", b"V")}

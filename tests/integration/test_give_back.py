@@ -1,4 +1,4 @@
-"""give_back.lua: a draining incarnation returns whole, quiet tickets, each marked with what it was."""
+"""give_back.lua: an owner returns tickets under their fences, each marked with what it was, and until when it waits."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.integration.factories import LEASE_MS, NASTY_TICKETS, TRICKY_IDS, Owner, World, fetch, plan
+from tests.integration.factories import LEASE_MS, NASTY_TICKETS, TRICKY_IDS, Owner, World, fetch, plan, states
 from usher.common.base.errors import OwnershipLost
+from usher.consumer.lifecycle.owner_scripts import GiveBack, Given
 from usher.master.leader.leader_scripts import LeaderScripts
+
+
+def _redis_ms(world: World) -> int:
+    seconds, micros = world.link.call("TIME")
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
+def _fence(world: World, ticket: bytes) -> int:
+    return int(world.head(ticket).split()[1])
 
 
 def _draining(
@@ -23,7 +33,7 @@ def _draining(
 def test_the_entries_go_to_master_and_the_record_says_that_they_were_returned(world: World) -> None:
     _, a = _draining(world, ids=TRICKY_IDS)
     fence = int(world.head(b"T").split()[1])
-    assert a.steps.give_back({b"T": TRICKY_IDS}) == []
+    assert world.give_back(a, {b"T": TRICKY_IDS}) == []
     assert world.pending() == {b"master": list(TRICKY_IDS)}
     assert world.record(b"T") == (b"returned", fence, list(TRICKY_IDS))
     assert set(world.deliveries().values()) == {1}, "giving back is no delivery"
@@ -32,32 +42,96 @@ def test_the_entries_go_to_master_and_the_record_says_that_they_were_returned(wo
 def test_the_same_call_twice_says_that_it_has_them_no_more(world: World) -> None:
     """The reply was lost; the tickets are under ``master`` all the same."""
     _, a = _draining(world)
-    a.steps.give_back({b"T": [b"1-1", b"2-1"]})
+    world.give_back(a, {b"T": [b"1-1", b"2-1"]})
     with world.unchanged():
-        assert a.steps.give_back({b"T": [b"1-1", b"2-1"]}) == [b"T"]
+        assert world.give_back(a, {b"T": [b"1-1", b"2-1"]}) == [b"T"]
 
 
-def test_an_incarnation_that_did_not_say_that_it_drains_gives_nothing_back(world: World) -> None:
+@pytest.mark.parametrize("state", ["live", "draining", "revoked"])
+def test_while_there_is_a_lease_its_holder_may_give_back(world: World, state: str) -> None:
     leader, a = world.elect(), world.join("a")
     ids = world.owned(leader, a, b"T")
-    with world.unchanged(), pytest.raises(OwnershipLost):
-        a.steps.give_back({b"T": ids})
-    a.steps.drain(LEASE_MS)
-    leader.revoke(a.incarnation)
-    with world.unchanged(), pytest.raises(OwnershipLost):
-        a.steps.give_back({b"T": ids})
+    if state == "draining":
+        a.steps.drain(LEASE_MS)
+    elif state == "revoked":
+        leader.revoke(a.incarnation)
+    assert world.give_back(a, {b"T": ids}) == []
+    assert world.pending() == {b"master": ids}
+
+
+def test_without_a_lease_nothing_is_given_back(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    ids = world.owned(leader, a, b"T")
     world.end_lease(a)
     with world.unchanged(), pytest.raises(OwnershipLost):
-        a.steps.give_back({b"T": ids})
+        world.give_back(a, {b"T": ids})
 
 
 @pytest.mark.parametrize(
-    "ids", [[b"1-1"], [b"2-1"], [], [b"1-1", b"2-1", b"3-1"], [b"1-1", b"3-1"], [b"1-1", b"1-1"], [b"1-12-1"]]
+    "ids", [[b"1-1"], [b"2-1"], [b"1-1", b"2-1", b"3-1"], [b"1-1", b"3-1"], [b"1-1", b"1-1"], [b"1-12-1"]]
 )
-def test_a_ticket_is_given_back_whole_or_not_at_all(world: World, ids: list[bytes]) -> None:
+def test_a_ticket_whose_ids_are_named_is_given_back_whole_or_not_at_all(world: World, ids: list[bytes]) -> None:
     _, a = _draining(world)
     with world.unchanged():
-        assert a.steps.give_back({b"T": ids}) == [b"T"]
+        assert world.give_back(a, {b"T": ids}) == [b"T"]
+
+
+def test_without_ids_all_that_the_record_names_goes_in_the_order_of_the_stream(world: World) -> None:
+    """RECALL.md, R5: the caller may not have read the newest of them yet; it has closed the fence."""
+    leader, a = world.elect(), world.join("a")
+    early, late = world.parked(leader, b"T", b"999-10", b"1000-1")
+    leader.hand_over(plan(a, {b"T": [late]}))
+    leader.hand_over(plan(a, {b"T": [early]}, {b"T": world.head(b"T")}))
+    fence = _fence(world, b"T")
+    assert a.steps.give_back([GiveBack(b"T", fence)]) == [Given.GIVEN]
+    assert world.record(b"T") == (b"returned", fence, [early, late])
+    assert world.pending() == {b"master": [early, late]}
+
+
+def test_a_call_that_comes_again_does_not_give_back_what_was_handed_over_since(world: World) -> None:
+    """RECALL.md, R1: the reply was lost, and the ticket came back to the same owner, under a later fence."""
+    leader, a = world.elect(), world.join("a")
+    ids = world.owned(leader, a, b"T")
+    call = GiveBack(b"T", _fence(world, b"T"))
+    assert a.steps.give_back([call]) == [Given.GIVEN]
+    assert states(leader.hand_over(plan(a, {b"T": ids}, {b"T": world.head(b"T")}))) == ["OK"]
+    with world.unchanged():
+        assert a.steps.give_back([call, call._replace(after_ms=1000)]) == [Given.GONE, Given.GONE]
+        assert a.steps.give_back([call._replace(fence=_fence(world, b"T") + 1)]) == [Given.GONE]
+    assert world.pending() == {a.name: ids}
+
+
+def test_the_leader_is_told_of_what_was_given_back_and_of_nothing_else(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    for ticket in (b"T", b"U", b"V"):
+        world.owned(leader, a, ticket)
+    before = world.link.call("XLEN", world.keys.changed)
+    calls = [GiveBack(ticket, _fence(world, ticket)) for ticket in (b"T", b"U", b"V")]
+    calls[1] = calls[1]._replace(fence=1)
+    assert a.steps.give_back(calls) == [Given.GIVEN, Given.GONE, Given.GIVEN]
+    told = world.link.call("XRANGE", world.keys.changed, "-", "+")[before:]
+    assert [fields for _, fields in told] == [[b"ticket", b"T"], [b"ticket", b"V"]]
+
+
+def test_a_ticket_that_is_to_wait_says_until_when_by_the_clock_of_redis(world: World) -> None:
+    """RECALL.md, W1: in the same step, so that no leader reads a ticket that was given back and may go on at once."""
+    leader, a = world.elect(), world.join("a")
+    ids = world.owned(leader, a, b"T", b"1-1", b"2-1")
+    fence, earliest_ms = _fence(world, b"T"), _redis_ms(world)
+    assert a.steps.give_back([GiveBack(b"T", fence, after_ms=86_400_000)]) == [Given.GIVEN]
+    record = world.record(b"T")
+    assert record is not None
+    due_ms = int(record.owner.removeprefix(b"waits@"))
+    assert 0 <= due_ms - 86_400_000 - earliest_ms <= _redis_ms(world) - earliest_ms
+    assert (record.fence, record.ids, world.pending()) == (fence, ids, {b"master": ids})
+
+
+def test_a_ticket_of_which_all_lost_its_body_does_not_wait(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    world.owned(leader, a, b"T", b"1-1")
+    world.delete(b"1-1")
+    assert a.steps.give_back([GiveBack(b"T", _fence(world, b"T"), after_ms=1000)]) == [Given.GIVEN]
+    assert (world.record(b"T") is None) == world.claiming_drops_the_bodiless
 
 
 def test_a_ticket_of_which_something_was_acknowledged_meanwhile_is_kept(world: World) -> None:
@@ -65,8 +139,8 @@ def test_a_ticket_of_which_something_was_acknowledged_meanwhile_is_kept(world: W
     _, a = _draining(world, ids=(b"1-1", b"1-10"))
     a.steps.ack({b"T": [b"1-1"]}, b"", 0)
     with world.unchanged():
-        assert a.steps.give_back({b"T": [b"1-1", b"1-10"]}) == [b"T"]
-    assert a.steps.give_back({b"T": [b"1-10"]}) == []
+        assert world.give_back(a, {b"T": [b"1-1", b"1-10"]}) == [b"T"]
+    assert world.give_back(a, {b"T": [b"1-10"]}) == []
 
 
 def test_a_ticket_whose_late_entry_was_handed_over_first_is_given_back_in_the_order_of_the_stream(world: World) -> None:
@@ -75,7 +149,7 @@ def test_a_ticket_whose_late_entry_was_handed_over_first_is_given_back_in_the_or
     leader.hand_over(plan(a, {b"T": [late]}))
     leader.hand_over(plan(a, {b"T": [early]}, {b"T": world.head(b"T")}))
     a.steps.drain(LEASE_MS)
-    assert a.steps.give_back({b"T": [early, late]}) == []
+    assert world.give_back(a, {b"T": [early, late]}) == []
     record = world.record(b"T")
     assert record is not None
     assert record.ids == [early, late]
@@ -86,7 +160,7 @@ def test_what_others_have_or_nobody_has_is_kept(world: World) -> None:
     b = world.join("b")
     theirs, parked = world.owned(leader, b, b"U"), world.parked(leader, b"V")
     with world.unchanged():
-        assert a.steps.give_back({b"U": theirs, b"V": parked, b"W": [b"9-9"]}) == [b"U", b"V", b"W"]
+        assert world.give_back(a, {b"U": theirs, b"V": parked, b"W": [b"9-9"]}) == [b"U", b"V", b"W"]
 
 
 @pytest.mark.parametrize(
@@ -96,14 +170,14 @@ def test_a_record_that_is_not_ours_to_give_is_kept(world: World, value: bytes) -
     _, a = _draining(world)
     world.spoil(b"T", value.replace(b"%s", a.name))
     with world.unchanged():
-        assert a.steps.give_back({b"T": [b"1-1", b"2-1"]}) == [b"T"]
+        assert world.give_back(a, {b"T": [b"1-1", b"2-1"]}) == [b"T"]
     world.apart_because = "the record was written by hand"
 
 
 @pytest.mark.parametrize("ticket", NASTY_TICKETS)
 def test_a_ticket_is_any_bytes(world: World, ticket: bytes) -> None:
     _, a = _draining(world, ticket)
-    assert a.steps.give_back({ticket: [b"1-1", b"2-1"]}) == []
+    assert world.give_back(a, {ticket: [b"1-1", b"2-1"]}) == []
     assert world.head(ticket).startswith(b"returned ")
 
 
@@ -118,7 +192,7 @@ def test_what_lost_its_body_is_named_only_if_it_is_still_pending(
     if when == "dropped by a renewal before":
         world.make_idle_if_there(a.incarnation, LEASE_MS, b"1-1", b"2-1")
         a.steps.renew(LEASE_MS)
-    assert a.steps.give_back({b"T": [b"1-1", b"2-1"]}) == []
+    assert world.give_back(a, {b"T": [b"1-1", b"2-1"]}) == []
     left = [entry_id for entry_id in (b"1-1", b"2-1") if entry_id not in lost or not world.claiming_drops_the_bodiless]
     record = world.record(b"T")
     assert (record.ids if record else []) == left
@@ -134,7 +208,7 @@ def test_what_was_acknowledged_by_hand_is_given_back_too(world: World) -> None:
     """It was not handled: nobody but its owner knows of it."""
     _, a = _draining(world)
     world.link.call("XACK", world.keys.stream, world.keys.group, "1-1")
-    assert a.steps.give_back({b"T": [b"1-1", b"2-1"]}) == []
+    assert world.give_back(a, {b"T": [b"1-1", b"2-1"]}) == []
     record = world.record(b"T")
     assert record is not None
     assert record.ids == world.pending()[b"master"] == [b"1-1", b"2-1"]
@@ -150,5 +224,5 @@ def test_thousands_are_given_back_in_one_call(world: World) -> None:
     leader.hand_over(plan(a, parts))
     parts[b"many"] = world.owned(leader, a, b"many", *[b"%d-1" % n for n in range(10_001, 15_001)])
     a.steps.drain(LEASE_MS)
-    assert a.steps.give_back(parts) == []
+    assert world.give_back(a, parts) == []
     assert world.pending().keys() == {b"master"}

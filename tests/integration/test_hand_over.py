@@ -303,7 +303,7 @@ def _given_back(world: World, *ids: bytes) -> tuple[LeaderScripts, list[bytes]]:
     leader, a = world.elect(), world.join("a")
     owned = world.owned(leader, a, b"T", *ids)
     a.steps.drain(60_000)
-    assert a.steps.give_back({b"T": owned}) == []
+    assert world.give_back(a, {b"T": owned}) == []
     return leader, owned
 
 
@@ -343,7 +343,7 @@ def test_a_returned_ticket_of_which_an_even_lower_entry_turned_up_begins_with_th
     a = world.join("a")
     ids = world.owned(leader, a, b"T", b"1000-1", b"1000-2")
     a.steps.drain(60_000)
-    a.steps.give_back({b"T": ids})
+    world.give_back(a, {b"T": ids})
     leader.sweep([], 50_000, b"0-0", 100)
     assert world.pending() == {b"master": [stray, *ids]}
     reply = leader.hand_over(plan(b, {b"T": [stray]}, {b"T": world.head(b"T")}))

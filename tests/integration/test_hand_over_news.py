@@ -189,7 +189,7 @@ def test_a_returned_ticket_is_refused_the_news_alone_and_gets_them_behind_what_w
     leader, a, b = world.elect(), world.join("a"), world.join("b")
     ids = world.owned(leader, a, b"T", b"1-1", b"2-1")
     a.steps.drain(60_000)
-    a.steps.give_back({b"T": ids})
+    world.give_back(a, {b"T": ids})
     first = world.send(b"T", b"3-1")
     reply = leader.hand_over(plan(b, {b"T": first}, {b"T": world.head(b"T")}), leader.peek(100))
     assert (reply.targets, world.pending()) == ((("OK", [b"T"], [], []),), {b"master": ids + first})

@@ -19,7 +19,7 @@ from usher.common.protocol.registration import Registration, name_of
 from usher.common.redis.client import Link
 from usher.common.redis.replies import TicketStream, pairs, parse_record
 from usher.common.redis.scripts import ScriptRunner
-from usher.consumer.lifecycle.owner_scripts import Buried, Letter, OwnerScripts
+from usher.consumer.lifecycle.owner_scripts import Buried, GiveBack, Given, Letter, OwnerScripts
 from usher.master.leader.leader_scripts import Freed, GroupMoved, LeaderScripts, ParkedPage, RulesMoved, TakenPage
 from usher.master.leader.peeked import NO_NEW_ENTRIES, NewEntries, PeekedEntry
 from usher.master.operations.action_log import By
@@ -123,7 +123,9 @@ class Mirror(RedisModel):
 
     def give_back(self, incarnation: str, ticket: bytes) -> None:
         self._bring_up_to_date()
-        assert self._owner_steps(incarnation).give_back({ticket: self.index[ticket].ids}) == []
+        record = self.index[ticket]
+        given = self._owner_steps(incarnation).give_back([GiveBack(ticket, record.fence, record.ids)])
+        assert given == [Given.GIVEN]
         super().give_back(incarnation, ticket)
         self._compare()
 

@@ -289,7 +289,7 @@ class TestTheLeader:
         leader, a = world.elect(), world.join("a")
         first, second = world.owned(leader, a, b"T", b"1-1", b"2-1")
         a.steps.drain(60_000)
-        a.steps.give_back({b"T": [first, second]})
+        world.give_back(a, {b"T": [first, second]})
         rule = end(rules, world, leader)
         head = world.head(b"T")
         assert head.startswith(b"returned ")

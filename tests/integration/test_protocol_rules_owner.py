@@ -372,14 +372,12 @@ def _drains(stage: Stage, order: list[bool]) -> None:
     ),
     mutant(
         "a ticket that is given back loses its record",
-        LuaEdit("give_back", "'returned', fence, without(ids, over)", "'returned', fence, ''"),
+        LuaEdit("give_back", "claim_all(ticket, held))", "claim_all(ticket, held) and '')"),
     ),
     mutant(
         "tickets are given back while they run",
-        CodeEdit("usher.consumer.policy.lanes:LaneBoard.quiet", "held = {", "held = {*self.lanes} | {"),
-        LuaEdit(
-            "give_back", "owner == ARGV[2] and #held == #ids and without(held, given_set) == ''", "owner == ARGV[2]"
-        ),
+        CodeEdit("usher.consumer.policy.lanes:LaneBoard.quiet", "= {lane", "= dict.fromkeys(self.lanes) | {lane"),
+        LuaEdit("give_back", "return #named == #held and without(held, set) == ''", "return true"),
     ),
 )
 def test_a_drain_hands_everything_on_in_order_and_repeats_nothing_whatever_the_leader_knows(stage: Stage) -> None:
@@ -391,7 +389,7 @@ def test_a_drain_hands_everything_on_in_order_and_repeats_nothing_whatever_the_l
 @rule(
     mutant(
         "a lease that has ended can give back",
-        LuaEdit("give_back", "if redis.call('GET', KEYS[2]) ~= 'draining' then return {'LOST'} end", ""),
+        LuaEdit("give_back", "if redis.call('EXISTS', KEYS[2]) == 0 then return {'LOST'} end", ""),
     )
 )
 def test_who_has_lost_the_lease_gives_nothing_back(stage: Stage) -> None:

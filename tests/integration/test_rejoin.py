@@ -153,7 +153,7 @@ def test_a_returned_ticket_belongs_to_nobody_its_entries_stay_under_master(world
     owner = world.join("a")
     ids = world.owned(leader, owner, b"T", b"1-1", b"2-1")
     owner.steps.drain(60_000)
-    assert owner.steps.give_back({b"T": ids}) == []
+    assert world.give_back(owner, {b"T": ids}) == []
     lose_the_group(world)
     fetch(leader, 10)
     with world.unchanged():

@@ -15,7 +15,7 @@ import pytest
 from tests.integration.factories import LEASE_MS, Owner, World, fetch, plan
 from usher.common.base.errors import NotNow
 from usher.common.redis.scripts import source
-from usher.consumer.lifecycle.owner_scripts import Buried, Letter
+from usher.consumer.lifecycle.owner_scripts import Buried, GiveBack, Letter
 from usher.master.leader.leader_scripts import Freed, LeaderScripts, Rejected
 from usher.master.leader.peeked import PeekedEntry
 
@@ -69,7 +69,7 @@ def test_an_owner_can_leave(world: World) -> None:
     with _full(world):
         a.steps.drain(LEASE_MS)
         assert world.lease(a) == b"draining"
-        assert a.steps.give_back({b"T": [first, second]}) == []
+        assert world.give_back(a, {b"T": [first, second]}) == []
         assert a.steps.deregister()
     assert world.pending()[b"master"][-1] == second
     assert world.head(b"T").startswith(b"returned ")
@@ -232,7 +232,7 @@ def _owner_calls(a: Owner, ids: list[bytes]) -> list[Callable[[], object]]:
         lambda: a.steps.ack({b"T": ids}, b"run", 100),
         lambda: a.steps.dead_letter(_letter(ids[0])),
         lambda: a.steps.drain(LEASE_MS),
-        lambda: a.steps.give_back({b"T": ids}),
+        lambda: a.steps.give_back([GiveBack(b"T", 1, ids)]),
         a.steps.deregister,
     ]
 

@@ -54,6 +54,9 @@ class Pool:
 
     def failed(self, failure: FailedAttempt) -> None: ...
 
+    def put_off(self, lane: MessageLane, given: Message, due_s: float) -> None:
+        self.lanes.wait(lane, given, due_s)
+
     def give_up(self, lane: MessageLane, given: Message, bury: Bury) -> None:
         self.given_up.append(given.id)
 

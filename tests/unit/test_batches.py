@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.books import Book
+from tests.unit.test_lanes import quiet_ids
 from usher import batch
 from usher.common.base.clock import now_s
 from usher.common.base.errors import GiveUp, PartialFailure, RetryLater
@@ -194,6 +195,9 @@ class Runners:
 
     def failed(self, failure: FailedAttempt) -> None:
         self.failures.append(failure)
+
+    def put_off(self, lane: MessageLane, given: Message, due_s: float) -> None:
+        self.lanes.wait(lane, given, due_s)
 
     def give_up(self, lane: MessageLane, given: Message, bury: Bury) -> None:
         self.given_up.append((given.id, bury.reason, given.attempt))
@@ -421,7 +425,7 @@ class TestPool:
             runners.lanes.pause()
             runners.until(lambda: runners.lanes.running == 0)
         assert runners.calls == [["1-0"]]
-        assert runners.lanes._board.quiet() == {b"A": [b"2-0"]}
+        assert quiet_ids(runners.lanes._board) == {b"A": [b"2-0"]}
 
     def test_a_ticket_forgotten_while_its_call_runs_leaves_nothing_behind(self, barrier: threading.Event) -> None:
         def handle(messages: list[Message]) -> Any:

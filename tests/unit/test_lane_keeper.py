@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.unit.test_lanes import quiet_ids
 from usher.common.base.clock import now_s
 from usher.consumer.execution import lanes as lane_keeper
 from usher.consumer.execution.lanes import Lanes, MessageLane
@@ -232,7 +233,7 @@ def test_what_a_runner_has_ended_goes_on_behind_the_others(lanes: Lanes) -> None
     lanes.pause()
     lane.queue.popleft()
     assert lanes.next_lane(PATIENCE_S, (lane, 1, 0.0)) is None
-    assert (lanes.running, lanes._board.quiet()) == (0, {})
+    assert (lanes.running, quiet_ids(lanes._board)) == (0, {})
 
 
 def test_a_retry_is_run_at_its_time_by_a_thread_that_was_waiting_longer(lanes: Lanes) -> None:
@@ -269,7 +270,7 @@ class TestPause:
         assert lanes.paused
         assert lanes.next_lane(PATIENCE_S) is None
         assert lanes.take_now() is None
-        assert lanes._board.quiet() == {b"T": [b"1-0"]}
+        assert quiet_ids(lanes._board) == {b"T": [b"1-0"]}
 
     def test_waiting_threads_come_back_at_once(self, lanes: Lanes) -> None:
         waiters = [Waiter(lanes) for _ in range(3)]
@@ -290,7 +291,7 @@ class TestPause:
         until(lambda: watches(lanes))
         lanes.pause()
         assert waiter.join() is None
-        assert lanes._board.quiet() == {b"READY": [b"2-0"]}
+        assert quiet_ids(lanes._board) == {b"READY": [b"2-0"]}
 
     def test_what_was_given_back_is_held_no_more(self, lanes: Lanes) -> None:
         lanes.add([messages(b"A", 1, 2), messages(b"B", 3)])

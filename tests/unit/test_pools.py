@@ -35,6 +35,9 @@ class Accounts:
 
     def failed(self, failure: FailedAttempt) -> None: ...
 
+    def put_off(self, lane: MessageLane, message: Message, due_s: float) -> None:
+        raise AssertionError("no wait is that long")
+
     def give_up(self, lane: MessageLane, message: Message, bury: Bury) -> None:
         self.buried.append(bury)
 

@@ -1,46 +1,73 @@
--- give_back: a draining incarnation returns whole, quiet tickets: nothing of them runs, nothing waits to be
---            acknowledged.
--- KEYS: 1 stream, 2 lease, 3 tickets, 4 dead
--- ARGV: 1 group, 2 incarnation, then for each ticket: ticket, all its ids in processing in id order, separated by
---       spaces
--- Returns: {"LOST"} (no draining lease; nothing happened) or {"OK", {tickets that were not given back}}: among
---          these are those that bodies left no room for
+-- give_back: an owner returns tickets of which nothing runs, and nothing waits to be acknowledged: in a drain, because
+--            the leader recalls them, or because their first message is to wait.
+-- KEYS: 1 stream, 2 lease, 3 tickets, 4 dead, 5 changed
+-- ARGV: 1 group, 2 incarnation, then for each ticket: ticket, fence, all its ids in processing, separated by spaces (""
+--       = whatever the record names: the caller runs nothing more of it under this fence), ms for which it is to wait
+--       ("" = it may go on at once)
+-- Returns: {"LOST"} (no lease; nothing happened) or {"OK", then for each ticket: "GIVEN", "GONE" (no record, or another
+--          owner or fence: nothing of it under this fence is the caller's, perhaps by this very call) or "KEPT" (the
+--          record has other ids than the call names)}: for fewer tickets than given where bodies left no room for more
 -- Why Lua: entries and index change together. Each ticket is marked `returned` with its ids: hand_over then refuses a
---          plan that would begin with a later entry, made by a leader that does not know of it yet. The mark names what
---          is pending under `master` and nothing else: Redis >= 7 drops an entry whose body is gone when it is claimed
---          (here, or by renew or sweep before). What somebody took out of the pending list by hand is claimed again.
+--          plan that would begin with a later entry, made by a leader that does not know of it yet. Or it is marked
+--          `waits@<ms>`, by Redis' clock: it is handed over no earlier. The mark names what is pending under `master`
+--          and nothing else, in id order: Redis >= 7 drops an entry whose body is gone when it is claimed (here, or by
+--          renew or sweep before). What somebody took out of the pending list by hand is claimed again. A call that
+--          comes twice, or late, must not give back what was handed to the caller again, under a later fence.
 -- Memory: works when full
 --- @include util
 --- @include group
 --- @include records
 --- @include bodies
 --- @include letter
+--- @include tell_leader
 --- @include at_full_memory
-if redis.call('GET', KEYS[2]) ~= 'draining' then return {'LOST'} end
-at_full_memory(KEYS[3])
-local kept = {}
-for at = 3, #ARGV, 2 do
-  local ticket, ids = ARGV[at], ARGV[at + 1]
-  local record = redis.call('HGET', KEYS[3], ticket)
+if redis.call('EXISTS', KEYS[2]) == 0 then return {'LOST'} end
+local stream, group, me, tickets_key = KEYS[1], ARGV[1], ARGV[2], KEYS[3]
+redis.call('XLEN', KEYS[5]) -- what is no stream fails here, before anything has changed; so does a missing group
+redis.call('XPENDING', stream, group)
+at_full_memory(tickets_key)
+
+local function are_all(named, held)
+  local set = {}
+  for _, id in ipairs(split_ids(named)) do set[id] = true end
+  return #named == #held and without(held, set) == ''
+end
+
+-- Claim these ids of a ticket for `master`. Return those that are under it now, in id order.
+local function claim_all(ticket, held)
+  local ids, over = split_ids(held), {}
+  table.sort(ids, function(one, other) return is_above(other, one) end)
+  for _, id in ipairs(ids) do
+    if #redis.call('XCLAIM', stream, group, 'master', '0', id, 'JUSTID') == 0
+      and not claim_again(stream, group, 'master', id) then
+      if not body_of(stream, id) then
+        bury(KEYS[4], id, ticket, 'body_gone', '', '0', me, now_ms(), now_ms(), nil)
+      end
+      over[id] = true
+    end
+  end
+  return without(table.concat(ids, ' '), over)
+end
+
+local function word_of(after)
+  return after == '' and 'returned' or string.format('waits@%.0f', tonumber(now_ms()) + tonumber(after))
+end
+
+local reply = {'OK'}
+for at = 3, #ARGV, 4 do
+  if at > 3 and not has_room() then break end
+  local ticket, named, after = ARGV[at], ARGV[at + 2], ARGV[at + 3]
+  local record = redis.call('HGET', tickets_key, ticket)
   local owner, fence, held
   if record then owner, fence, held = read_record(record) end
-  local given = split_ids(ids)
-  local given_set = {}
-  for _, id in ipairs(given) do given_set[id] = true end
-  if has_room() and owner == ARGV[2] and #held == #ids and without(held, given_set) == '' then
-    local over = {}
-    for _, id in ipairs(given) do
-      if #redis.call('XCLAIM', KEYS[1], ARGV[1], 'master', '0', id, 'JUSTID') == 0
-        and not claim_again(KEYS[1], ARGV[1], 'master', id) then
-        if not body_of(KEYS[1], id) then
-          bury(KEYS[4], id, ticket, 'body_gone', '', '0', ARGV[2], now_ms(), now_ms(), nil)
-        end
-        over[id] = true
-      end
-    end
-    write_record(KEYS[3], ticket, 'returned', fence, without(ids, over))
+  if owner ~= me or fence ~= ARGV[at + 1] then
+    reply[#reply + 1] = 'GONE'
+  elseif named ~= '' and not are_all(named, held) then
+    reply[#reply + 1] = 'KEPT'
   else
-    kept[#kept + 1] = ticket
+    write_record(tickets_key, ticket, word_of(after), fence, claim_all(ticket, held))
+    tell_leader(KEYS[5], ticket)
+    reply[#reply + 1] = 'GIVEN'
   end
 end
-return {'OK', kept}
+return reply
