@@ -1,0 +1,474 @@
+"""The owner's side of the rules for what is given back while its owner lives: recalled tickets, and such as wait. One
+story per counter-example of a model checker (`R1`, `W4`, ...).
+
+Every story runs as the system is, and then once without the rule: then one of its assertions must fail.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.chaos.mutants.edits import CodeEdit, LuaEdit, Replace, mutant
+from tests.chaos.mutants.rules import rule
+from tests.integration.actors import ConsumerActor, Run, Stage, Trouble
+from tests.integration.factories import plan
+from usher.common.base.errors import ReplyUnknown, RetryLater
+from usher.common.redis.replies import separator
+from usher.consumer.execution import inbox_reader
+from usher.consumer.execution.acker import Acker
+
+T, U = b"T", b"U"
+_LATER = RetryLater(100.0)
+
+
+def _stage_of(stage: Stage, *ids: bytes) -> tuple[Any, ConsumerActor, ConsumerActor]:
+    """A leader, the owner of entries of T that it has read, and another consumer."""
+    leader, a = stage.world.elect(), stage.consumer("a")
+    _hand_over(stage, leader, a, *stage.world.parked(leader, T, *ids))
+    a.read()
+    return leader, a, stage.consumer("b")
+
+
+def _hand_over(stage: Stage, leader: Any, owner: ConsumerActor, *ids: bytes) -> None:
+    """Entries of T that are under ``master`` go to ``owner``."""
+    reply = leader.hand_over(plan(owner.incarnation, {T: list(ids)}, {T: stage.world.head(T)}))
+    assert reply.targets[0] == ("OK", [], [], []), "the index says that they are his"
+
+
+def _recall(stage: Stage, owner: ConsumerActor, fence: int | None = None) -> None:
+    """The leader asks for T, under the fence that it has, or this one."""
+    record = stage.world.record(T)
+    assert record is not None
+    line = b"%d %b" % (record.fence if fence is None else fence, b" ".join(record.ids))
+    fields = ("recall", 1, "between", separator([T]), "tickets", T, "ids", line)
+    stage.link.call("XADD", stage.keys.inbox(owner.incarnation), "*", *fields)
+
+
+def _recalled(stage: Stage, owner: ConsumerActor) -> None:
+    """It asks, and the owner hears of it."""
+    _recall(stage, owner)
+    owner.read()
+
+
+def _allow_waits(stage: Stage) -> None:
+    stage.link.call("HSET", stage.keys.counters, "waits", stage.link.call("HGET", stage.keys.counters, "epoch"))
+
+
+def _started(consumer: ConsumerActor) -> Run:
+    run = consumer.start()
+    assert run is not None, "it has something to start"
+    return run
+
+
+def _finish(stage: Stage, *consumers: ConsumerActor) -> None:
+    """What they were handed over is done, in order, and each message once."""
+    ids = [entry_id for entry_id, _ in stage.link.call("XRANGE", stage.keys.stream, "-", "+")]
+    for consumer in consumers:
+        consumer.work()
+    assert not stage.history.disorder()
+    stage.check_done(T, ids)
+
+
+@rule(
+    mutant(
+        "what is recalled stays queued until the answer",
+        CodeEdit("usher.consumer.policy.lanes:LaneBoard.close_unstarted", "if closed:", "if not closed:"),
+    )
+)
+def test_a_recalled_ticket_goes_to_another_and_starts_there_only(stage: Stage) -> None:
+    leader, a, b = _stage_of(stage, b"1-1", b"2-1")
+    _recalled(stage, a)
+    assert a.start() is None
+    a.flush()
+    assert stage.world.pending() == {b"master": [b"1-1", b"2-1"]}
+    _hand_over(stage, leader, b, b"1-1", b"2-1")
+    a.work()
+    _finish(stage, b)
+    assert stage.history.by(b.incarnation) == [b"1-1", b"2-1"]
+
+
+@rule(mutant("a give-back has no fence", LuaEdit("give_back", " or fence ~= ARGV[at + 1]", "")))
+def test_r1_a_call_that_is_sent_again_takes_nothing_that_came_back_meanwhile(stage: Stage) -> None:
+    leader, a, _ = _stage_of(stage, b"1-1")
+    _recalled(stage, a)
+    a.link.troubles["give_back"] = Trouble.REPLY_LOST
+    with pytest.raises(ReplyUnknown):
+        a.flush()
+    _hand_over(stage, leader, a, b"1-1")
+    a.read()
+    a.flush()
+    assert stage.world.pending() == {a.name: [b"1-1"]}
+    _finish(stage, a)
+
+
+@rule(
+    mutant(
+        "the lane is dropped when the answer comes",
+        CodeEdit("usher.consumer.policy.lanes:LaneBoard.close_unstarted", "if closed:", "if not closed:"),
+        CodeEdit(
+            "usher.consumer.execution.acker:Acker._give_back",
+            "board.confirm_closed(item.ticket, item.fence)",
+            "board.forget(item.ticket, item.fence)",
+        ),
+    )
+)
+def test_r2_it_comes_back_under_a_later_fence_before_the_answer_is_heard(stage: Stage) -> None:
+    leader, a, _ = _stage_of(stage, b"1-1")
+    stage.world.parked(leader, T, b"2-1")
+    _recalled(stage, a)
+
+    def comes_back(step: str) -> None:
+        if step == "give_back":
+            _hand_over(stage, leader, a, b"1-1", b"2-1")
+            a.read()
+
+    a.link.after = comes_back
+    a.flush()
+    _finish(stage, a)
+
+
+@rule(
+    mutant(
+        "what runs is given back",
+        CodeEdit("usher.consumer.policy.lanes:LaneBoard.close_unstarted", "in self.ready}", "in self.lanes.values()}"),
+        Replace("usher.consumer.policy.lanes:LaneBoard.is_ending", lambda *_: False),
+    )
+)
+def test_r3_a_ticket_that_runs_is_not_given_back(stage: Stage) -> None:
+    _, a, _ = _stage_of(stage, b"1-1", b"2-1")
+    run = _started(a)
+    _recalled(stage, a)
+    a.flush()
+    assert stage.world.pending() == {a.name: [b"1-1", b"2-1"]}
+    run.succeed()
+    _finish(stage, a)
+
+
+@rule(
+    mutant(
+        "what ended and is not acknowledged is forgotten",
+        CodeEdit(
+            "usher.consumer.policy.lanes:LaneBoard.close_unstarted", "and not self.is_ending(part.ticket, part.ids)", ""
+        ),
+    )
+)
+def test_r3_a_ticket_whose_acknowledgement_is_not_answered_is_not_given_back(stage: Stage) -> None:
+    """Neither when it was not sent, nor when it is on its way, and comes late after it was sent again."""
+    _, a, _ = _stage_of(stage, b"1-1", b"2-1")
+    _started(a).succeed()
+    _recalled(stage, a)
+    a.link.troubles["ack"] = Trouble.LATE
+    with pytest.raises(ReplyUnknown):
+        a.flush()
+    _recalled(stage, a)
+    a.flush()
+    assert stage.world.pending() == {a.name: [b"2-1"]}
+    a.link.arrive(stage.link)
+    _finish(stage, a)
+
+
+@rule(
+    mutant(
+        "what is recalled stays queued until the answer",
+        CodeEdit("usher.consumer.policy.lanes:LaneBoard.close_unstarted", "if closed:", "if not closed:"),
+    )
+)
+def test_r4a_nothing_starts_here_after_a_call_whose_reply_was_lost(stage: Stage) -> None:
+    leader, a, b = _stage_of(stage, b"1-1")
+    _recalled(stage, a)
+    a.link.troubles["give_back"] = Trouble.REPLY_LOST
+    with pytest.raises(ReplyUnknown):
+        a.flush()
+    _hand_over(stage, leader, b, b"1-1")
+    b.read()
+    run = _started(b)
+    assert a.start() is None
+    a.flush()
+    run.succeed()
+    _finish(stage, a, b)
+
+
+@rule(
+    mutant(
+        "a call without an answer counts as done",
+        CodeEdit(
+            "usher.consumer.execution.acker:Acker._give_back",
+            "except CommandRefused as refused:\n            return refused",
+            "except Exception:\n            answers = [None] * len(items)",
+        ),
+    )
+)
+def test_r4b_a_call_that_was_never_heard_is_sent_again(stage: Stage) -> None:
+    leader, a, b = _stage_of(stage, b"1-1")
+    _recalled(stage, a)
+    a.link.troubles["give_back"] = Trouble.NEVER_SENT
+    with pytest.raises(ReplyUnknown):
+        a.flush()
+    _hand_over(stage, leader, a, *stage.world.parked(leader, T, b"2-1"))
+    a.read()
+    assert a.start() is None, "what stands before it is not done"
+    a.flush()
+    _hand_over(stage, leader, b, b"1-1", b"2-1")
+    _finish(stage, a, b)
+
+
+@rule(
+    mutant(
+        "what comes under a fence that is closed is taken",
+        CodeEdit("usher.consumer.policy.lanes:LaneBoard.add", "if ticket in self._closed_fences:", "if False:"),
+    )
+)
+def test_r5_a_hand_over_behind_the_recall_is_passed_over_and_comes_again(stage: Stage) -> None:
+    leader, a, _ = _stage_of(stage, b"1-1")
+    _recalled(stage, a)
+    _hand_over(stage, leader, a, *stage.world.parked(leader, T, b"2-1"))
+    a.flush()
+    assert stage.world.pending() == {b"master": [b"1-1", b"2-1"]}
+    _hand_over(stage, leader, a, b"1-1", b"2-1")
+    records = inbox_reader._MOST_RECORDS
+    inbox_reader._MOST_RECORDS = 1  # type: ignore[misc]
+    try:
+        for _ in range(4):
+            a.read()
+            while (run := a.start()) is not None:
+                run.succeed()
+    finally:
+        inbox_reader._MOST_RECORDS = records  # type: ignore[misc]
+    _finish(stage, a)
+
+
+@rule(
+    mutant(
+        "a recall counts for any fence",
+        CodeEdit(
+            "usher.consumer.policy.lanes:LaneBoard.close_unstarted",
+            "and {message.fence for message in (*lane.queue, *lane.early)} == {part.fence}",
+            "",
+        ),
+    )
+)
+def test_r6_a_recall_of_a_former_fence_is_not_followed(stage: Stage) -> None:
+    _, a, _ = _stage_of(stage, b"1-1")
+    record = stage.world.record(T)
+    assert record is not None
+    _recall(stage, a, fence=record.fence - 1)
+    a.read()
+    _finish(stage, a)
+
+
+@rule(
+    mutant(
+        "a recall is looked at before what stands in front of it",
+        CodeEdit(
+            "usher.consumer.execution.inbox_reader:InboxReader._read_inbox",
+            "records = records[: next(",
+            "[self.on_recall(record.recalled) for record in records]; records = records[: next(",
+        ),
+        CodeEdit("usher.consumer.execution.inbox_reader:InboxReader._fill", "self.on_recall(recalled)", "pass"),
+    )
+)
+def test_r3_what_is_handed_over_in_front_of_the_recall_is_in_its_lane_first(stage: Stage) -> None:
+    leader, a, b = stage.world.elect(), stage.consumer("a"), stage.consumer("b")
+    _hand_over(stage, leader, a, *stage.world.parked(leader, T, b"1-1"))
+    _recalled(stage, a)
+    a.flush()
+    assert stage.world.pending() == {b"master": [b"1-1"]}
+    _hand_over(stage, leader, b, b"1-1")
+    _finish(stage, a, b)
+
+
+def _drains_meanwhile(stage: Stage, trouble: Trouble | None) -> None:
+    leader, a, b = _stage_of(stage, b"1-1", b"2-1")
+    _recall(stage, a)
+    if trouble is not None:
+        a.read()
+        a.link.troubles["give_back"] = trouble
+        with pytest.raises(ReplyUnknown):
+            a.flush()
+    a.begin_drain()
+    a.give_back()
+    if not a.acker.is_flushed:
+        a.flush()
+    assert a.deregister(), "nothing of it is left"
+    _hand_over(stage, leader, b, b"1-1", b"2-1")
+    _finish(stage, b)
+
+
+@rule(
+    mutant(
+        "a drain does not wait for what is given back",
+        Replace("usher.consumer.execution.acker:Acker.is_flushed", Acker.is_settled),
+    )
+)
+def test_r7_a_drain_that_begins_before_the_answer_leaves_nothing_behind(stage: Stage) -> None:
+    for trouble in (Trouble.NEVER_SENT, Trouble.REPLY_LOST):
+        _drains_meanwhile(stage, trouble)
+        stage = stage.again()
+
+
+def test_r7_a_recall_that_a_drain_finds_changes_nothing(any_redis_url: str) -> None:
+    with Stage(any_redis_url) as stage:
+        _drains_meanwhile(stage, None)
+
+
+# ---- waits -----------------------------------------------------------------------------------------------------------
+
+
+def _due_in_s(stage: Stage) -> float:
+    """For how long T still waits, by the clock of Redis."""
+    seconds, micros = stage.link.call("TIME")
+    record = stage.world.record(T)
+    assert record is not None
+    assert record.owner.startswith(b"waits@"), record.owner
+    return int(record.owner[6:]) / 1000 - int(seconds) - int(micros) / 1e6
+
+
+def _comes_back(stage: Stage, leader: Any, consumer: ConsumerActor) -> None:
+    """Its time has come: the leader hands it over."""
+    record = stage.world.record(T)
+    assert record is not None
+    stage.world.spoil(T, b"returned %d %b" % (record.fence, b" ".join(record.ids)))
+    _hand_over(stage, leader, consumer, *record.ids)
+
+
+@rule(
+    mutant(
+        "a wait is a give-back like any other",
+        LuaEdit("give_back", "after == '' and 'returned'", "after and 'returned'"),
+    )
+)
+def test_w1_a_message_that_is_to_wait_leaves_with_its_time_and_its_ticket(stage: Stage) -> None:
+    leader, a, b = _stage_of(stage, b"1-1", b"2-1")
+    _allow_waits(stage)
+    _started(a).fail(_LATER)
+    a.flush()
+    assert a.lanes.load() == (0, 0), "neither a slot nor room is taken here"
+    assert 95.0 < _due_in_s(stage) <= 100.1
+    assert stage.world.pending() == {b"master": [b"1-1", b"2-1"]}
+    _comes_back(stage, leader, b)
+    b.read()
+    run = _started(b)
+    assert run.message.known.starts == 2, "its attempts went with it"
+    run.succeed()
+    b.work()
+    assert stage.history.ids(T) == [b"1-1", b"1-1", b"2-1"]
+
+
+@rule(
+    mutant(
+        "a ticket leaves before what ended is acknowledged",
+        CodeEdit(
+            "usher.consumer.execution.acker:Acker._flush",
+            "finished = len(self._ledger)",
+            "self._give_back(); finished = len(self._ledger)",
+        ),
+    )
+)
+def test_w4_what_ended_before_it_is_acknowledged_for_certain_before_the_ticket_leaves(stage: Stage) -> None:
+    leader, a, _ = _stage_of(stage, b"1-1", b"2-1", b"3-1")
+    _allow_waits(stage)
+    _started(a).succeed()
+    _started(a).fail(_LATER)
+    a.link.troubles["ack"] = Trouble.NEVER_SENT
+    with pytest.raises(ReplyUnknown):
+        a.flush()
+    assert stage.world.pending() == {a.name: [b"1-1", b"2-1", b"3-1"]}
+    a.flush()
+    assert stage.world.pending() == {b"master": [b"2-1", b"3-1"]}
+    _comes_back(stage, leader, a)
+    a.work()
+    assert stage.history.ids(T) == [b"1-1", b"2-1", b"2-1", b"3-1"]
+
+
+@rule(
+    mutant(
+        "a drain gives back at once what waits",
+        CodeEdit("usher.consumer.execution.drain:Drain._give_back", "if waits and due_s is not None", "if False"),
+    )
+)
+def test_w6_a_drain_gives_back_what_waits_here_with_its_time(stage: Stage) -> None:
+    """It waits here because no leader knew of such words then, or not for long."""
+    _, a, _ = _stage_of(stage, b"1-1", b"2-1")
+    _started(a).fail(_LATER)
+    a.flush()
+    assert (stage.world.pending(), a.lanes.retrying) == ({a.name: [b"1-1", b"2-1"]}, 1)
+    _allow_waits(stage)
+    a.begin_drain()
+    assert a.give_back() == 1
+    assert 95.0 < _due_in_s(stage) <= 100.1
+    assert a.deregister()
+
+
+@rule(
+    mutant(
+        "a stop forgets a message that has just asked to wait",
+        Replace("usher.consumer.execution.acker:Acker.is_flushed", Acker.is_settled),
+    )
+)
+def test_w6_a_message_that_asks_to_wait_during_a_drain_waits(stage: Stage) -> None:
+    _, a, _ = _stage_of(stage, b"1-1", b"2-1")
+    _allow_waits(stage)
+    run = _started(a)
+    a.begin_drain()
+    run.fail(_LATER)
+    a.link.troubles["give_back"] = Trouble.NEVER_SENT
+    with pytest.raises(ReplyUnknown):
+        a.flush()
+    assert a.give_back() == 0
+    a.flush()
+    assert 95.0 < _due_in_s(stage) <= 100.1
+    assert a.deregister()
+
+
+@rule(
+    mutant(
+        "waits are written down whoever leads",
+        CodeEdit(
+            "usher.common.redis.replies:TicketStream.leader_puts_off",
+            "return epoch is not None and epoch == announced",
+            "return True",
+        ),
+    )
+)
+def test_while_a_master_of_a_former_version_leads_it_waits_here(stage: Stage) -> None:
+    _, a, _ = _stage_of(stage, b"1-1", b"2-1")
+    _allow_waits(stage)
+    stage.link.call("HINCRBY", stage.keys.counters, "epoch", 1)  # elected by a script that says nothing of waits
+    _started(a).fail(_LATER)
+    a.flush()
+    assert stage.world.pending() == {a.name: [b"1-1", b"2-1"]}
+    assert a.start() is None
+    with a.lanes.locked() as board:
+        board.wake_due(board.waiting[0][0])
+    a.work()
+    assert stage.history.ids(T) == [b"1-1", b"1-1", b"2-1"]
+
+
+@pytest.mark.parametrize("trouble", [Trouble.REPLY_LOST, Trouble.NEVER_SENT])
+def test_r4_a_wait_whose_reply_was_lost_is_asked_for_again(any_redis_url: str, trouble: Trouble) -> None:
+    with Stage(any_redis_url) as stage:
+        leader, a, b = _stage_of(stage, b"1-1")
+        _allow_waits(stage)
+        _started(a).fail(_LATER)
+        a.link.troubles["give_back"] = trouble
+        with pytest.raises(ReplyUnknown):
+            a.flush()
+        assert a.start() is None
+        a.flush()
+        assert 95.0 < _due_in_s(stage) <= 100.1
+        _comes_back(stage, leader, b)
+        b.work()
+        assert stage.history.ids(T) == [b"1-1", b"1-1"]
+
+
+def test_a_record_of_a_form_that_is_not_known_is_passed_over_and_told(
+    any_redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Stage(any_redis_url) as stage:
+        leader, a = stage.world.elect(), stage.consumer("a")
+        stage.link.call("XADD", stage.keys.inbox(a.incarnation), "*", "novelty", "1", "of", "the future", "and", "1-1")
+        _hand_over(stage, leader, a, *stage.world.parked(leader, T, b"1-1"))
+        _finish(stage, a)
+        assert [record.message for record in caplog.records].count("inbox_record_unknown") == 1
