@@ -14,12 +14,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from usher.common.protocol.keys import HALTED, MASTER, Keys
-<<<<<<< HEAD
 from usher.common.protocol.owner_words import TAIL, is_given_back
-from usher.common.protocol.registration import NO_LOCK, Registration
-=======
 from usher.common.protocol.registration import GIVES_BACK, NO_LOCK, Registration
->>>>>>> e54db11 (Tickets are given back under their fence, whole or as far as Redis knows, and until when they wait; recalls are read)
 from usher.common.redis.client import Link
 from usher.common.redis.replies import (
     HandOver,
@@ -331,13 +327,8 @@ class World:
     # ---- the promise ---------------------------------------------------------------------------------------------------------
 
     def broken(self) -> list[str]:
-<<<<<<< HEAD
         """How pending list and index differ: ids and owners must be the same, but for tickets that were given back, which are
         under ``master``."""
-=======
-        """How pending list and index differ: ids and owners must be the same, but for tickets that were given back, which
-        are under ``master``."""
->>>>>>> e54db11 (Tickets are given back under their fence, whole or as far as Redis knows, and until when they wait; recalls are read)
         in_index: dict[bytes, bytes] = {}
         found = []
         for ticket, value in pairs(self.link.call("HGETALL", self.keys.tickets)).items():
@@ -355,13 +346,7 @@ class World:
                     found.append(f"{entry_id!r} is in two records")
                 in_index[entry_id] = (
                     MASTER
-<<<<<<< HEAD
                     if is_given_back(record.owner) or (record.owner == HALTED and entry_id != record.ids[0])
-=======
-                    if record.owner == RETURNED
-                    or record.owner.startswith(b"waits@")
-                    or (record.owner == HALTED and entry_id != record.ids[0])
->>>>>>> e54db11 (Tickets are given back under their fence, whole or as far as Redis knows, and until when they wait; recalls are read)
                     else record.owner
                 )
         in_list = {entry_id: owner for owner, ids in self.pending().items() for entry_id in ids}

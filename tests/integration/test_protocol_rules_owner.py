@@ -376,7 +376,11 @@ def _drains(stage: Stage, order: list[bool]) -> None:
     ),
     mutant(
         "tickets are given back while they run",
-        CodeEdit("usher.consumer.policy.lanes:LaneBoard.quiet", "= {lane.ticket: None", "= dict.fromkeys(self.lanes) | {lane.ticket: None"),
+        CodeEdit(
+            "usher.consumer.policy.lanes:LaneBoard.quiet",
+            "= {lane.ticket: None",
+            "= dict.fromkeys(self.lanes) | {lane.ticket: None",
+        ),
         LuaEdit("give_back", "return #named == #held and without(held, set) == ''", "return true"),
     ),
 )
