@@ -342,7 +342,6 @@ def _comes_back(stage: Stage, leader: Any, consumer: ConsumerActor) -> None:
 )
 def test_w1_a_message_that_is_to_wait_leaves_with_its_time_and_its_ticket(stage: Stage) -> None:
     leader, a, b = _stage_of(stage, b"1-1", b"2-1")
-    _allow_waits(stage)
     _started(a).fail(_LATER)
     a.flush()
     assert a.lanes.load() == (0, 0), "neither a slot nor room is taken here"
@@ -369,7 +368,6 @@ def test_w1_a_message_that_is_to_wait_leaves_with_its_time_and_its_ticket(stage:
 )
 def test_w4_what_ended_before_it_is_acknowledged_for_certain_before_the_ticket_leaves(stage: Stage) -> None:
     leader, a, _ = _stage_of(stage, b"1-1", b"2-1", b"3-1")
-    _allow_waits(stage)
     _started(a).succeed()
     _started(a).fail(_LATER)
     a.link.troubles["ack"] = Trouble.NEVER_SENT
@@ -396,7 +394,6 @@ def test_w6_a_drain_gives_back_what_waits_here_with_its_time(stage: Stage) -> No
     _started(a).fail(_LATER)
     a.flush()
     assert (stage.world.pending(), a.lanes.retrying) == ({a.name: [b"1-1", b"2-1"]}, 1)
-    _allow_waits(stage)
     stage.end_lead()
     stage.world.elect("http://two")
     a.begin_drain()
@@ -413,7 +410,6 @@ def test_w6_a_drain_gives_back_what_waits_here_with_its_time(stage: Stage) -> No
 )
 def test_w6_a_message_that_asks_to_wait_during_a_drain_waits(stage: Stage) -> None:
     _, a, _ = _stage_of(stage, b"1-1", b"2-1")
-    _allow_waits(stage)
     run = _started(a)
     a.begin_drain()
     run.fail(_LATER)
@@ -438,7 +434,6 @@ def test_w6_a_message_that_asks_to_wait_during_a_drain_waits(stage: Stage) -> No
 )
 def test_while_a_master_of_a_former_version_leads_it_waits_here(stage: Stage) -> None:
     _, a, _ = _stage_of(stage, b"1-1", b"2-1")
-    _allow_waits(stage)
     _be_of_a_former_version(stage)
     _started(a).fail(_LATER)
     a.flush()
@@ -454,7 +449,6 @@ def test_while_a_master_of_a_former_version_leads_it_waits_here(stage: Stage) ->
 def test_r4_a_wait_whose_reply_was_lost_is_asked_for_again(any_redis_url: str, trouble: Trouble) -> None:
     with Stage(any_redis_url) as stage:
         leader, a, b = _stage_of(stage, b"1-1")
-        _allow_waits(stage)
         _started(a).fail(_LATER)
         a.link.troubles["give_back"] = trouble
         with pytest.raises(ReplyUnknown):
