@@ -44,9 +44,10 @@ class Order(NamedTuple):
 
 
 class InboxRecord(NamedTuple):
-    """A record of an inbox: hand-overs, an order, or a recall. ``bodies``: fields by id of some of the messages, which need
-    not be fetched. ``recalled``: tickets that the leader wants back, under their fences, with the ids that they had then.
-    ``knows_waits``: its leader knows of tickets that wait. A record of a form that is not known has nothing of these."""
+    """A record of an inbox: hand-overs, an order, or a recall. ``bodies``: fields by id of some of the messages, which
+    need not be fetched. ``recalled``: tickets that the leader wants back, under their fences, with the ids that they
+    had then. ``knows_waits``: the leader knows of tickets that wait. A record of an unknown form has nothing of these.
+    """
 
     id: bytes
     parts: list[HandOver]

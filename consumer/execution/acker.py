@@ -50,8 +50,8 @@ _GOES_ON = ("body_gone", OPERATOR)
 
 
 class GivenBack(NamedTuple):
-    """A ticket on its way back to ``master``. Its fence is closed. ``lane`` is held until then, if the ticket is to wait
-    until ``due_s``."""
+    """A ticket on its way back to ``master``. Its fence is closed. If it is to wait until ``due_s``, ``lane`` is held
+    until it is given back."""
 
     ticket: bytes
     fence: int

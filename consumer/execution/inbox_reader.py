@@ -276,8 +276,8 @@ class InboxReader(Service):
             self._last_record = records[-1].id
 
     def _obey(self, records: list[InboxRecord]) -> None:
-        """Carry out the orders and recalls among these records. The messages that were handed over before them are in the
-        lanes."""
+        """Carry out the orders and recalls among these records. The messages that were handed over before them are in
+        the lanes."""
         for record in records:
             if record.order is not None:
                 self.on_order(record.order)

@@ -26,7 +26,6 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import GIVES_BACK, NO_LOCK, Registration
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.client import Arg, CommandRefused, Link, Meanwhile, ScriptMissing
-from usher.common.redis.replies import TicketStream
 from usher.common.redis.scripts import ScriptRunner
 from usher.consumer.execution.acker import SKIP, Acker
 from usher.consumer.execution.drain import Drain
@@ -274,7 +273,6 @@ class ConsumerActor:
             self.link, self.steps, self.lanes, self.reporter, self.incarnation, Linger(0.0, 500), 1000, self.lost.append
         )
         self.acker.policy = policy
-        self.acker.can_put_off = TicketStream(self.link, keys).leader_puts_off
         self.journal = Journal(journal, "", self.incarnation, registration.slots)
         self.executor = Executor(
             self.lanes,
@@ -290,8 +288,9 @@ class ConsumerActor:
         self.reader = InboxReader(self.read_link, keys, self.incarnation, self.lanes, self.lease)
         ending = ProcessEnding(self.steps, lambda: True, self.journal, 0, self.lost.append)
         self.reader.on_order = Orders(self.executor, self.journal, ending).obey
-        self.drain = Drain(self.steps, self.lanes, self.reader, self.acker, LEASE_MS, self.acker.can_put_off)
+        self.drain = Drain(self.steps, self.lanes, self.reader, self.acker, LEASE_MS)
         self.reader.on_recall = self.acker.recall
+        self.acker.can_put_off = lambda: self.reader.leader_puts_off
         self.runs: list[Run] = []
         self.drains = False
 

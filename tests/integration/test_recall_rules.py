@@ -52,11 +52,6 @@ def _recalled(stage: Stage, owner: ConsumerActor) -> None:
     owner.read()
 
 
-def _be_of_a_former_version(stage: Stage) -> None:
-    """The leader was elected by a script that says nothing of waits."""
-    stage.link.call("HDEL", stage.keys.counters, "waits")
-
-
 def _started(consumer: ConsumerActor) -> Run:
     run = consumer.start()
     assert run is not None, "it has something to start"
@@ -267,7 +262,7 @@ def test_r6_a_recall_of_a_former_fence_is_not_followed(stage: Stage) -> None:
             "records = records[: next(",
             "[self.on_recall(record.recalled) for record in records]; records = records[: next(",
         ),
-        CodeEdit("usher.consumer.execution.inbox_reader:InboxReader._fill", "self.on_recall(recalled)", "pass"),
+        CodeEdit("usher.consumer.execution.inbox_reader:InboxReader._obey", "self.on_recall(record.recalled)", "pass"),
     )
 )
 def test_r3_what_is_handed_over_in_front_of_the_recall_is_in_its_lane_first(stage: Stage) -> None:
@@ -390,12 +385,11 @@ def test_w4_what_ended_before_it_is_acknowledged_for_certain_before_the_ticket_l
 def test_w6_a_drain_gives_back_what_waits_here_with_its_time(stage: Stage) -> None:
     """It waits here because no leader knew of such words then, or not for long."""
     _, a, _ = _stage_of(stage, b"1-1", b"2-1")
-    _be_of_a_former_version(stage)
+    a.reader.leader_puts_off = False
     _started(a).fail(_LATER)
     a.flush()
     assert (stage.world.pending(), a.lanes.retrying) == ({a.name: [b"1-1", b"2-1"]}, 1)
-    stage.end_lead()
-    stage.world.elect("http://two")
+    a.reader.leader_puts_off = True
     a.begin_drain()
     assert a.give_back() == 1
     assert 95.0 < _due_in_s(stage) <= 100.1
@@ -434,7 +428,7 @@ def test_w6_a_message_that_asks_to_wait_during_a_drain_waits(stage: Stage) -> No
 )
 def test_while_a_master_of_a_former_version_leads_it_waits_here(stage: Stage) -> None:
     _, a, _ = _stage_of(stage, b"1-1", b"2-1")
-    _be_of_a_former_version(stage)
+    a.reader.leader_puts_off = False
     _started(a).fail(_LATER)
     a.flush()
     assert stage.world.pending() == {a.name: [b"1-1", b"2-1"]}

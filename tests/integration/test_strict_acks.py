@@ -159,7 +159,6 @@ def test_a_drain_waits_for_no_more_to_finish(any_redis_url: str) -> None:
             a.reader,
             a.acker,
             LEASE_MS,
-            lambda: True,
         )
         run = a.start()
         assert run is not None

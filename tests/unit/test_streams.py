@@ -52,6 +52,32 @@ def test_a_record_of_a_leader_of_a_former_version_is_read_also_with_tickets_of_o
     assert [part.ticket for part in _read(*(field for name in names for field in (name, b"7 1-1")))] == names
 
 
+@given(_TICKETS)
+def test_a_recall_names_each_ticket_under_its_fence_with_its_ids(tickets: list[bytes]) -> None:
+    between = separator(tickets)
+    lines = [b"%d %d-1 %d-2" % (number, number, number) for number in range(len(tickets))]
+    fields = [b"recall", b"1", b"between", between, b"tickets", between.join(tickets), b"ids", b"\n".join(lines)]
+    [record] = parse_inbox([[b"inbox", [[b"5-0", fields]]]])
+    assert (record.parts, record.bodies, record.order) == ([], {}, None)
+    assert record.recalled == [HandOver(t, n, [b"%d-1" % n, b"%d-2" % n]) for n, t in enumerate(tickets)]
+
+
+def test_a_record_says_whether_its_leader_knows_of_tickets_that_wait() -> None:
+    fields = [b"fence", b"7", b"between", b"\n", b"tickets", b"T", b"ids", b"1-1"]
+    for name, knows in ((b"ids", False), (b"ids+waits", True)):
+        fields[6] = name
+        [record] = parse_inbox([[b"inbox", [[b"5-0", fields]]]])
+        assert (record.knows_waits, record.parts) == (knows, [HandOver(b"T", 7, [b"1-1"])])
+    [former] = parse_inbox([[b"inbox", [[b"5-0", [b"T", b"7 1-1"]]]])
+    assert not former.knows_waits
+
+
+def test_a_record_of_a_form_that_is_not_known_names_nothing_and_stops_nobody() -> None:
+    for fields in ([b"novelty", b"1"], [b"recall", b"2", b"T", b"1-1"], [b"T", b"7 1-1", b"U", b"x"], []):
+        [record] = parse_inbox([[b"inbox", [[b"5-0", fields]]]])
+        assert record == InboxRecord(b"5-0", [], {})
+
+
 def test_an_empty_reply_names_nothing() -> None:
     assert list(parse_inbox(None)) == []
 

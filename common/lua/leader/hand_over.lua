@@ -18,7 +18,7 @@
 --       "<owner> <fence>"
 -- Inbox: one record per target: fence (of the call, or ""), between (what separates the tickets), tickets, and ids: for
 --        each ticket a line with its ids, separated by spaces; before them the ticket's fence, if it is not that of the
---        call. If a notification brought all of its entries, and they are small together and were not tried before, the
+--        call. The name of this last field says that this leader knows of tickets that wait. If a notification brought all of its entries, and they are small together and were not tried before, the
 --        bodies follow: id, number of names and values, then these; the next id, ...
 -- Returns: {"FENCED"}, {"RULES", ""} (they have changed: nothing happened), {"MOVED", the last id that the group was
 --          given} (it is not what it was when the new entries were seen, or those that a notification brought are not
@@ -295,7 +295,7 @@ for _, target in ipairs(targets) do
     in_chunks(2 * n, function(from, to) redis.call('HSET', tickets_key, unpack(record_args, from, to)) end)
     if n > 0 then
       local record = {
-        'fence', fence, 'between', between, 'tickets', concat(tickets, between), 'ids', concat(lines, '\n'),
+        'fence', fence, 'between', between, 'tickets', concat(tickets, between), 'ids+waits', concat(lines, '\n'),
       }
       if heard then add_bodies(record, target.ids, over) end
       redis.call('XADD', target.inbox, '*', unpack(record))

@@ -14,6 +14,5 @@ if held and not (ARGV[3] ~= '' and leads(KEYS[1], ARGV[3])) then
 end
 at_full_memory(KEYS[2])
 local epoch = next_number(KEYS[2], 'epoch')
-redis.call('HSET', KEYS[2], 'waits', epoch) -- its holder knows tickets that wait; consumers ask before they put one off
 redis.call('SET', KEYS[1], epoch .. ' ' .. ARGV[1], 'PX', ARGV[2])
 return {'ELECTED', epoch}
