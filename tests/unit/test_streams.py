@@ -68,7 +68,7 @@ def test_a_record_says_whether_its_leader_knows_of_tickets_that_wait() -> None:
         fields[6] = name
         [record] = parse_inbox([[b"inbox", [[b"5-0", fields]]]])
         assert (record.knows_waits, record.parts) == (knows, [HandOver(b"T", 7, [b"1-1"])])
-    [former] = parse_inbox([[b"inbox", [[b"5-0", [b"T", b"7 1-1"]]]])
+    [former] = parse_inbox([[b"inbox", [[b"5-0", [b"T", b"7 1-1"]]]]])
     assert not former.knows_waits
 
 
