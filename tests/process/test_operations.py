@@ -118,7 +118,7 @@ def test_explain_says_what_runs_since_when_and_who_waits_behind_it(crew: Crew, l
         rows = [(entry["id"], entry["state"], entry["behind"]) for entry in told["entries"]]
         assert rows == [(first, "running", None), (second, "handed_over", first)]
         assert abs(told["time_ms"] - told["entries"][0]["started_ms"]) < 60_000
-        waiting = api.explain("F%2Fx", "retrying", master)
+        waiting = api.explain("F%2Fx", "put_off", master)
         assert 0 < waiting["until_ms"] - time.time_ns() // 1_000_000 <= 300_000
         assert waiting["entries"][0]["id"] == failed
     assert api.explain("nobody", "idle")["waits_for"] is None
