@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 #: Public name -> the module that defines it.
 _HOMES = {
+    "AsyncProducer": "usher.common.sending.producer",
     "AsyncSqlSink": "usher.consumer.sinks.sql_async",
     "Duplicate": "usher.consumer.sinks.outcomes",
     "Entry": "usher.common.redis.replies",
     "GiveUp": "usher.common.base.errors",
+    "Invalid": "usher.common.base.errors",
     "Link": "usher.common.redis.client",
     "LogConsumer": "usher.common.outbox.log_consumer",
     "LogLost": "usher.common.outbox.log_reader",
@@ -38,6 +40,7 @@ _HOMES = {
     "RedisGuard": "usher.consumer.sinks.redis_guard",
     "ReliableStream": "usher.common.readers.reliable_stream",
     "RetryLater": "usher.common.base.errors",
+    "Router": "usher.consumer.handlers.router",
     "RouterOptions": "usher.common.router.options",
     "Sent": "usher.common.sending.producer",
     "SinkNotNow": "usher.consumer.sinks.outcomes",
@@ -49,6 +52,7 @@ _HOMES = {
     "SubscriptionEnded": "usher.common.router.subscription",
     "UntilSignal": "usher.common.runtime.signals",
     "UsherError": "usher.common.base.errors",
+    "around": "usher.consumer.handlers.around",
     "batch": "usher.consumer.handlers.decorators",
     "handler": "usher.consumer.handlers.decorators",
     "reader_name": "usher.common.readers.reliable_stream",
@@ -57,7 +61,7 @@ _HOMES = {
 }
 
 if TYPE_CHECKING:
-    from usher.common.base.errors import GiveUp, PartialFailure, RetryLater, UsherError
+    from usher.common.base.errors import GiveUp, Invalid, PartialFailure, RetryLater, UsherError
     from usher.common.outbox.log_consumer import LogConsumer, Record
     from usher.common.outbox.log_reader import LogLost
     from usher.common.outbox.writer import LogRecord, write_all_to_outbox, write_to_outbox
@@ -70,9 +74,11 @@ if TYPE_CHECKING:
     from usher.common.router.router import NOW, StreamRouter
     from usher.common.router.subscription import Subscription, SubscriptionEnded
     from usher.common.runtime.signals import UntilSignal
-    from usher.common.sending.producer import Outgoing, Producer, Sent
+    from usher.common.sending.producer import AsyncProducer, Outgoing, Producer, Sent
+    from usher.consumer.handlers.around import around
     from usher.consumer.handlers.decorators import batch, handler
     from usher.consumer.handlers.message import Message
+    from usher.consumer.handlers.router import Router
     from usher.consumer.sinks.outcomes import Duplicate, SinkNotNow, StaleFence
     from usher.consumer.sinks.redis_guard import RedisGuard
     from usher.consumer.sinks.sql import SqlSink
@@ -80,10 +86,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NOW",
+    "AsyncProducer",
     "AsyncSqlSink",
     "Duplicate",
     "Entry",
     "GiveUp",
+    "Invalid",
     "Link",
     "LogConsumer",
     "LogLost",
@@ -98,6 +106,7 @@ __all__ = [
     "RedisGuard",
     "ReliableStream",
     "RetryLater",
+    "Router",
     "RouterOptions",
     "Sent",
     "SinkNotNow",
@@ -109,6 +118,7 @@ __all__ = [
     "SubscriptionEnded",
     "UntilSignal",
     "UsherError",
+    "around",
     "batch",
     "handler",
     "reader_name",

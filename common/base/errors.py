@@ -128,3 +128,8 @@ class GiveUp(UsherError):
 
     def __init__(self, reason: str = "the handler gave up") -> None:
         super().__init__(reason)
+
+
+class Invalid(GiveUp):
+    """Raised for, or by, a handler: the message has not the form that the handler wants; it becomes a dead letter now,
+    ``invalid``."""

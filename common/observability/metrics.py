@@ -25,6 +25,7 @@ Source = Callable[[], Iterable[Metric]]
 DEAD_LETTER_REASONS = (
     "attempts_exhausted",
     "gave_up",
+    "invalid",
     "body_gone",
     "rule",
     "too_large",

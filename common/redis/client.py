@@ -24,6 +24,7 @@ from usher.common.redis.connection_hints import describe_unreachable
 from usher.common.redis.endpoints import (
     CLUSTER,
     check,
+    connection_beside,
     gives_slot_to,
     has_moved,
     is_fixed,
@@ -216,6 +217,9 @@ class Link:
         self._owed = 0  # replies under way; an aborted call leaves some, and then the next call reconnects
         self.connections = 0
         self.lasted_s = 0.0
+        self._begin(url, name, timeout_s)
+
+    def _begin(self, url: str, name: str, timeout_s: float) -> None:
         # The URL is parsed now, so that an unreadable one is an error at once (ValueError).
         check(url)
         self._is_fixed = is_fixed(url)
@@ -436,6 +440,18 @@ class Link:
         if before:
             self._unsent = unsent_bytes(self.socket)
         return self._unsent < before
+
+
+class ClientLink(Link):
+    """A link of its own to where a redis-py client of the application leads."""
+
+    def __init__(self, client: Any, name: str, timeout_s: float = 5.0) -> None:
+        self._client = client
+        super().__init__("", name, timeout_s)
+
+    def _begin(self, url: str, name: str, timeout_s: float) -> None:
+        self._is_fixed = True
+        self.url, self._connection = connection_beside(self._client, name, timeout_s)
 
 
 def check_reachable(url: str) -> None:

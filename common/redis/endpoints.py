@@ -42,6 +42,8 @@ _ASK_TIMEOUT_S = 1.0
 _SENTINEL_PASSWORD = "sentinel_password"
 #: Options of redis-py that a URL of a fixed address may have, besides those of TLS.
 _IN_A_URL = ("db", "username", "password")
+#: What leads to a server, of the options of a redis-py client; and those of TLS, which begin with ``ssl_``.
+_OF_A_CLIENT = ("host", "port", "path", "db", "username", "password", "credential_provider")
 _OVER_TLS = {"rediss+sentinel": SENTINEL, "rediss+cluster": CLUSTER}
 
 
@@ -159,16 +161,7 @@ def make_connection(url: str, name: str, timeout_s: float, at: Place | None = No
 
     Raises redis.RedisError when no host can tell where that is, ValueError when the URL cannot be parsed.
     """
-    options: dict[str, Any] = {
-        "client_name": name,
-        "retry": Retry(NoBackoff(), 0),
-        "socket_timeout": timeout_s,
-        "socket_connect_timeout": timeout_s,
-        "socket_keepalive": True,
-        "socket_read_size": 262_144,
-        "protocol": 2,
-        "decode_responses": False,
-    }
+    options = _options(name, timeout_s)
     if is_fixed(url):
         pool = redis.ConnectionPool.from_url(url, **options)
         if issubclass(pool.connection_class, redis.UnixDomainSocketConnection):
@@ -187,6 +180,46 @@ def make_connection(url: str, name: str, timeout_s: float, at: Place | None = No
         ask = partial(_slot_owner, parts, kind, options)
     host, port = at or _ask_sentinels(url, parts, ask)
     return kind(host=host, port=port, db=_service(parts)[1] if at_sentinels else 0, **options)
+
+
+def _options(name: str, timeout_s: float) -> dict[str, Any]:
+    return {
+        "client_name": name,
+        "retry": Retry(NoBackoff(), 0),
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
+        "socket_keepalive": True,
+        "socket_read_size": 262_144,
+        "protocol": 2,
+        "decode_responses": False,
+    }
+
+
+def connection_beside(client: Any, name: str, timeout_s: float) -> tuple[str, Any]:
+    """Return a connection as ``make_connection`` does, to where a redis-py client of the application leads (sync or
+    asyncio, one server), with its credentials and its TLS; and a URL for messages.
+
+    Raises TypeError for anything else: a cluster and sentinels are found by a URL.
+    """
+    pool = getattr(client, "connection_pool", None)
+    kind = getattr(pool, "connection_class", None)
+    if not isinstance(kind, type) or hasattr(pool, "service_name"):
+        raise TypeError(
+            f"a {type(client).__name__} is no redis-py client of one server: give its URL (redis://, redis+sentinel://,"
+            " redis+cluster://) or a Link"
+        )
+    given = getattr(pool, "connection_kwargs", {})
+    options = {key: given[key] for key in given if key in _OF_A_CLIENT or key.startswith("ssl_")}
+    options |= _options(name, timeout_s)
+    made: Any = redis.Connection
+    if "path" in options:
+        del options["socket_keepalive"]
+        url, made = f"unix://{options['path']}", redis.UnixDomainSocketConnection
+    elif any(base.__name__ == redis.SSLConnection.__name__ for base in kind.__mro__):  # or its twin for asyncio
+        url, made = f"rediss://{options['host']}:{options['port']}", redis.SSLConnection
+    else:
+        url = f"redis://{options['host']}:{options['port']}"
+    return url, made(**options)
 
 
 def coordinates_failovers(url: str) -> bool | None:

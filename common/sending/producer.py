@@ -3,7 +3,7 @@
 No producer needs this (``XADD`` from any language is a valid message); it is for programs that repeat a send whose
 reply was lost::
 
-    producer = Producer(Link(url, "shop"), dedup_s=3600)
+    producer = Producer("redis://...", dedup_s=3600)
     producer.send("42", {"text": "hello"}, uid="order-7")
 
 A uid is remembered for ``dedup_s`` seconds from its first send, for all producers of the stream, together with the id
@@ -23,6 +23,7 @@ dedup_s IDMP-MAXSIZE 10000``), that is used, except for delayed messages; else o
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import os
 import random
@@ -38,7 +39,7 @@ from usher.common.base.errors import NotNow, ReplyUnknown
 from usher.common.observability.tracing import context_fields
 from usher.common.protocol.keys import LogKeys, uid_key
 from usher.common.protocol.message import DUE_FIELD, UID_FIELD, check_ticket
-from usher.common.redis.client import Arg, CommandRefused, Link
+from usher.common.redis.client import Arg, ClientLink, CommandRefused, Link
 from usher.common.redis.replies import pairs
 from usher.common.redis.scripts import ScriptRunner
 
@@ -86,10 +87,11 @@ class Sent(NamedTuple):
 
 
 class Producer:
-    """Adds messages to one ticket stream, over a link that is its own.
+    """Adds messages to one ticket stream. ``redis``: a URL, or a redis-py client of one server, beside which it opens a
+    connection of its own; or a Link that is its own.
 
     Threads may share it: one batch at a time goes out. So may forked children: each has a connection of its own.
-    ``send`` waits for Redis, so on an event loop: ``await asyncio.to_thread(producer.send, "42", {...})``.
+    ``send`` waits for Redis: on an event loop use ``AsyncProducer``.
 
     ``dedup_s`` 0 (the default) remembers nothing: a uid is then only a field. A call that Redis does not answer is
     repeated for up to ``patience_s`` seconds: always when it certainly did not happen, and otherwise only when every
@@ -98,7 +100,7 @@ class Producer:
 
     def __init__(
         self,
-        link: Link,
+        redis: Link | str | Any,
         stream: str = "ticket_stream",
         ticket_field: str = "ticket_id",
         dedup_s: float = 0.0,
@@ -106,7 +108,7 @@ class Producer:
     ) -> None:
         if dedup_s < 0 or 0 < dedup_s < 0.001:
             raise ValueError("dedup_s must be 0, or at least 0.001 seconds")
-        self._link = link
+        self._link = link = linked(redis)
         self._scripts = ScriptRunner(link)
         self._stream = stream
         self._ticket_field = ticket_field.encode()
@@ -123,6 +125,11 @@ class Producer:
     ) -> str:
         """Add one message; return the id of its entry, also when it is a repeat. Raises what ``send_many`` raises."""
         return self.send_many([Outgoing(ticket_id, fields, uid)], due_ms)[0].id
+
+    def close(self) -> None:
+        """Close the connection. The next send opens it again."""
+        with self._lock():
+            self._link.close()
 
     @staticmethod
     def ms_from_now(seconds: float) -> int:
@@ -199,9 +206,11 @@ class Producer:
     def _add(self, stream: str, batch: Sequence[Prepared]) -> list[Sent]:
         """Add a batch to the stream, or to its delayed messages. Replies come in the order of the commands, so one
         thread at a time waits for its own."""
-        lock = self._locks.get(os.getpid()) or self._locks.setdefault(os.getpid(), threading.Lock())
-        with lock:
+        with self._lock():
             return self._added(stream, batch)
+
+    def _lock(self) -> threading.Lock:
+        return self._locks.get(os.getpid()) or self._locks.setdefault(os.getpid(), threading.Lock())
 
     def _added(self, stream: str, batch: Sequence[Prepared]) -> list[Sent]:
         if not self._dedup_s:
@@ -244,6 +253,40 @@ class Producer:
             native = _is_set_up(facts, self._dedup_s)
             self._native = (self._link.connections, now_s(), native)
         return native
+
+
+class AsyncProducer:
+    """A producer for an event loop, which goes on while a thread waits for Redis. The arguments and methods are those
+    of ``Producer``; the client may be one of ``redis.asyncio`` too.
+
+    One batch at a time goes out, so many messages are faster with one ``send_many``. A send that is cancelled may
+    happen all the same.
+    """
+
+    def __init__(self, redis: Link | str | Any, stream: str = "ticket_stream", **options: Any) -> None:
+        self._producer = Producer(redis, stream, **options)
+        self.ms_from_now = Producer.ms_from_now
+
+    async def send(
+        self, ticket_id: str | None, fields: Mapping[str, Value], uid: str | None = None, due_ms: int | None = None
+    ) -> str:
+        """See ``Producer.send``."""
+        return await asyncio.to_thread(self._producer.send, ticket_id, fields, uid, due_ms)
+
+    async def send_many(self, messages: Iterable[Outgoing], due_ms: int | None = None) -> list[Sent]:
+        """See ``Producer.send_many``."""
+        return await asyncio.to_thread(self._producer.send_many, list(messages), due_ms)
+
+    async def close(self) -> None:
+        """Close the connection. The next send opens it again."""
+        await asyncio.to_thread(self._producer.close)
+
+
+def linked(place: Link | str | Any) -> Link:
+    """Return the link to a URL, or beside a redis-py client; a Link as it is. Raises TypeError and ValueError."""
+    if isinstance(place, Link):
+        return place
+    return Link(place, "usher:producer") if isinstance(place, str) else ClientLink(place, "usher:producer")
 
 
 def _batches(prepared: Iterable[Prepared]) -> Iterator[list[Prepared]]:

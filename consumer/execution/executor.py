@@ -155,7 +155,7 @@ class Executor:
         lane is not the runner's any more."""
         if not message.plain and not self._may_start_here(lane, message):
             return False
-        if self.pace is not None and (due_s := self.pace.due_s(message.ticket, now := now_s())) > now:
+        if self.pace is not None and (due_s := self.pace.due_s(message.ticket, now := self.clock())) > now:
             self.lanes.retry(lane, message, due_s)
             return False
         if self._limit_s:

@@ -82,7 +82,8 @@ _POLICIES = {"skip": "skip", "halt": "park", "park": "park", "tail": "tail"}
 
 @dataclass(frozen=True)
 class HandlerOptions:
-    """The options of one handler that override the settings; None leaves a value to them. Times in seconds."""
+    """The options of one handler that override the settings; None leaves a value to them. Times in seconds. ``body``:
+    how a typed handler's value is read (consumer/handlers/typed.py)."""
 
     max_attempts: int | None = None
     backoff_s: float | None = None
@@ -90,6 +91,7 @@ class HandlerOptions:
     deadline_s: float | None = None
     dead_letter_policy: str | None = None
     rate: float | None = None
+    body: str | Callable[[bytes], Any] = ""
 
     def __post_init__(self) -> None:
         """Raise ValueError for values that no setting would accept."""
@@ -109,6 +111,10 @@ class HandlerOptions:
         """The dead letter policy by the word that Redis keeps."""
         return None if self.dead_letter_policy is None else _POLICIES[self.dead_letter_policy]
 
+    def terms(self) -> bool:
+        """Return whether any setting is overridden."""
+        return self != HandlerOptions(body=self.body)
+
 
 def given(asked: float | None, setting: float) -> float:
     """Return the value that was asked for, else the setting."""
@@ -123,6 +129,7 @@ def handler(
     deadline_s: float | None = None,
     dead_letter_policy: str | None = None,
     rate: float | None = None,
+    body: str | Callable[[bytes], Any] = "",
 ) -> Callable[[F], F]:
     """Set options of one handler. A decorator; options that are not given are as the settings say.
 
@@ -131,12 +138,14 @@ def handler(
     (USHER_RETRY_CAP_SECONDS). ``deadline_s``: longest that the handler may run before its process is ended; 0: no limit
     (USHER_HANDLER_SECONDS). ``dead_letter_policy``: what a ticket does after a dead letter: skip, halt or tail
     (USHER_DEAD_LETTER_POLICY). ``rate``: messages of each ticket that start per second, evenly spaced; others go on
-    meanwhile, and a message that is tried again waits for its turn too. Not with ``@batch``. The function itself stays
-    as it is. Raises ValueError for values that no setting accepts.
+    meanwhile, and a message that is tried again waits for its turn too. Not with ``@batch``. ``body``: what a typed
+    handler's value is made of: ``json`` or ``msgpack`` of the field ``body``, its ``bytes``, all ``fields``, or a
+    function of its bytes; as it is: JSON if there is a body, else all fields. The function itself stays as it is.
+    Raises ValueError for values that no setting accepts.
     """
     if unused:
         raise TypeError("write @handler() with parentheses, and its options by name: @handler(max_attempts=3)")
-    options = HandlerOptions(max_attempts, backoff_s, backoff_cap_s, deadline_s, dead_letter_policy, rate)
+    options = HandlerOptions(max_attempts, backoff_s, backoff_cap_s, deadline_s, dead_letter_policy, rate, body)
 
     def mark(function: F) -> F:
         setattr(function, _ATTRIBUTE, options)

@@ -22,8 +22,11 @@ from usher.common.base.errors import HandlerUnusable
 from usher.common.base.log import event
 from usher.common.base.text import format_error
 from usher.common.observability import tracing
+from usher.consumer.handlers.around import with_middleware
 from usher.consumer.handlers.decorators import BatchOptions, HandlerOptions, batch_of, options_of
 from usher.consumer.handlers.message import Message
+from usher.consumer.handlers.router import Router
+from usher.consumer.handlers.typed import typed_call
 
 log = logging.getLogger(__name__)
 
@@ -67,16 +70,23 @@ def handler_of(target: Any, spec: str = "") -> Handler:
     if not callable(target):
         raise HandlerUnusable(f"USHER_HANDLER={spec}: {spec.partition(':')[2]} is not a function")
     _check_runs(spec, target)
-    _check_one_argument(spec, target)
-    call = getattr(target, "__call__", None)  # noqa: B004
-    is_async = inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(call)
     options, batched = options_of(target), batch_of(target)
     if options.rate is not None and batched is not None:
         raise HandlerUnusable(
             f"USHER_HANDLER={spec}: @handler(rate=...) is for a handler of single messages; slow the tickets of a"
             " @batch handler with `usher slow`"
         )
-    return Handler(target, is_async, options, batched)
+    try:
+        if isinstance(target, Router):
+            call = target.handler_body()
+        else:
+            call = typed_call(target, options.body, batched is not None)
+        own = getattr(call, "__call__", None)  # noqa: B004
+        is_async = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(own)
+        call = with_middleware(target, call, is_async)
+    except HandlerUnusable as problem:
+        raise HandlerUnusable(f"USHER_HANDLER={spec}: {problem}") from None
+    return Handler(call, is_async, options, batched)
 
 
 def with_spans(handler: Handler, stream: str) -> Handler:
@@ -116,15 +126,6 @@ def _tell_of_future() -> None:
         what="the message counts as done at once, and its ticket's next one starts, whatever becomes of the future",
         way_out="let the handler do the work itself (USHER_CONCURRENCY), or wait: return future.result()",
     )
-
-
-def _check_one_argument(spec: str, target: Callable[..., Any]) -> None:
-    try:
-        inspect.signature(target).bind(object())
-    except TypeError:
-        raise HandlerUnusable(f"USHER_HANDLER={spec}: it must take exactly one argument, the message") from None
-    except ValueError:
-        pass  # a builtin without a signature: the first call will show
 
 
 def _check_runs(spec: str, target: Callable[..., Any]) -> None:

@@ -26,7 +26,7 @@ import click
 import orjson
 
 from usher.common.base.clock import now_s
-from usher.common.base.errors import GiveUp, HandlerUnusable, RetryLater, readable
+from usher.common.base.errors import GiveUp, HandlerUnusable, Invalid, RetryLater, readable
 from usher.common.base.log import configure, in_hand
 from usher.common.base.text import format_error
 from usher.common.protocol.attempts import Attempts
@@ -40,6 +40,7 @@ from usher.consumer.isolation.process import TELL_WHERE
 from usher.consumer.isolation.values import (
     DONE,
     GAVE_UP,
+    INVALID,
     LATER,
     LEASE,
     RAISED,
@@ -176,7 +177,7 @@ def ended(raised: BaseException | None, seconds: float) -> CallResult:
         after_s = float(problem.after_s)
         after_s = min(max(0.0, after_s), _LONGEST_WAIT_S) if not math.isnan(after_s) else 0.0
         return CallResult(LATER, format_error(problem), type_name(problem), traced(problem), after_s, seconds)
-    how = GAVE_UP if isinstance(problem, GiveUp) else RAISED
+    how = INVALID if isinstance(problem, Invalid) else GAVE_UP if isinstance(problem, GiveUp) else RAISED
     return CallResult(how, format_error(problem), type_name(problem), traced(problem), seconds=seconds)
 
 

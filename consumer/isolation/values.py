@@ -6,11 +6,12 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
-DONE, RAISED, LATER, GAVE_UP, HUNG, DIED, NOT_RUN = (
+DONE, RAISED, LATER, GAVE_UP, INVALID, HUNG, DIED, NOT_RUN = (
     "done",
     "raised",
     "retry_later",
     "gave_up",
+    "invalid",
     "hung",
     "died",
     "not_run",
@@ -92,9 +93,9 @@ class Piece:
 class CallResult:
     """The result of a handler's call.
 
-    ``how``: done, raised, retry_later, gave_up, hung (it was ended), died (it ended its process), not_run. ``error``:
-    type and text of the exception, else another remark; ``after_s``: seconds that a RetryLater asks for; ``seconds``:
-    duration of the call; ``is_in_doubt``: it died, and need not be the reason.
+    ``how``: done, raised, retry_later, gave_up, invalid, hung (it was ended), died (it ended its process), not_run.
+    ``error``: type and text of the exception, else another remark; ``after_s``: seconds that a RetryLater asks for;
+    ``seconds``: duration of the call; ``is_in_doubt``: it died, and need not be the reason.
     """
 
     how: str
@@ -128,6 +129,7 @@ class CallResult:
             DONE: "done",
             RAISED: "raises ",
             GAVE_UP: "",
+            INVALID: "",
             HUNG: "hung: ",
             DIED: "ended its process ",
             NOT_RUN: "not run: ",

@@ -16,7 +16,15 @@ import math
 import time
 
 from usher.common.base.clock import now_s
-from usher.common.base.errors import GiveUp, OwnershipLost, RedisTrouble, RetryLater, ServerChanged, StartRefused
+from usher.common.base.errors import (
+    GiveUp,
+    Invalid,
+    OwnershipLost,
+    RedisTrouble,
+    RetryLater,
+    ServerChanged,
+    StartRefused,
+)
 from usher.common.base.log import event
 from usher.common.protocol.attempts import CUT_OFF, RAN_PAST
 from usher.common.redis.client import CommandRefused, Link
@@ -30,6 +38,7 @@ from usher.consumer.isolation.values import (
     DONE,
     GAVE_UP,
     HUNG,
+    INVALID,
     LATER,
     LEASE,
     NOT_RUN,
@@ -225,4 +234,5 @@ def _problem_of(result: CallResult, is_fresh: bool) -> tuple[BaseException, Erro
     text_of = ErrorText(result.error, result.error_type, result.traceback)
     if result.how == LATER:
         return RetryLater(result.after_s), text_of
-    return (GiveUp() if result.how == GAVE_UP else RuntimeError(result.error)), text_of
+    raised = {GAVE_UP: GiveUp(), INVALID: Invalid()}.get(result.how)
+    return raised or RuntimeError(result.error), text_of

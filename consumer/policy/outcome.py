@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 from usher.common.base.backoff import backoff_s
-from usher.common.base.errors import GiveUp, RetryLater
+from usher.common.base.errors import GiveUp, Invalid, RetryLater
 from usher.common.base.text import format_error
 from usher.common.protocol.attempts import CUT_OFF, GIVEN_UP, Attempts
 
@@ -67,21 +67,25 @@ def unended(known: Attempts) -> Bury:
 def decide(raised: BaseException, failures: int, policy: RetryPolicy, rng: random.Random) -> TryAgain | Bury:
     """Decide what follows from ``raised``, when ``failures`` starts of the message have ended badly, this one included.
 
-    ==================  ====================  =================================
-    the handler raised  attempts left         decision
-    ==================  ====================  =================================
-    anything            given up by operator  Bury("operator")
-    GiveUp              any                   Bury("gave_up")
-    RetryLater          any                   TryAgain after what it asked for
-    anything else       yes                   TryAgain with backoff
-    anything else       no                    Bury("attempts_exhausted")
-    ==================  ====================  =================================
+        ==================  ====================  =================================
+        the handler raised  attempts left         decision
+        ==================  ====================  =================================
+    <<<<<<< HEAD
+        anything            given up by operator  Bury("operator")
+    =======
+        Invalid             any                   Bury("invalid")
+    >>>>>>> 45c3f525 (Typed handlers, routers, middleware; producers by URL, beside a client, and on an event loop)
+        GiveUp              any                   Bury("gave_up")
+        RetryLater          any                   TryAgain after what it asked for
+        anything else       yes                   TryAgain with backoff
+        anything else       no                    Bury("attempts_exhausted")
+        ==================  ====================  =================================
     """
     error = format_error(raised)
     if failures >= GIVEN_UP:
         return Bury(OPERATOR, error)
     if isinstance(raised, GiveUp):
-        return Bury("gave_up", error)
+        return Bury("invalid" if isinstance(raised, Invalid) else "gave_up", error)
     if isinstance(raised, RetryLater):
         return TryAgain(min(max(0.0, float(raised.after_s)), _LONGEST_WAIT_S))
     if failures >= policy.max_attempts:

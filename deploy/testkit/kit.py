@@ -38,6 +38,7 @@ from usher.consumer.lifecycle.master_client import MasterClient
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts
 from usher.consumer.policy.acks import FailedAttempt, Linger, Success
 from usher.consumer.policy.outcome import Bury
+from usher.consumer.policy.ticket_pace import TicketPace
 from usher.consumer.settings import ConsumerSettings
 from usher.deploy.testkit.messages import encoded
 from usher.master.dispatch.change_watch import ChangeWatch
@@ -167,7 +168,7 @@ class Kit:
         self._acker = Acker(
             link, self._steps, lanes, reporter, name, Linger(0.0, 1), settings.run_log_length, self._broken.append
         )
-        self._acker.policy = settings.dead_letter_policy
+        self._acker.policy = self.handler.options.stored_policy or settings.dead_letter_policy
         policy, limit_s = terms(settings, self.handler.options)
         self._executor = Executor(
             lanes,
@@ -180,6 +181,7 @@ class Kit:
             self._broken.append,
         )
         self._executor.clock, self._executor.rng = lambda: _FAR_S + self.now_s, _WholeBackoff()
+        self._executor.pace = TicketPace(rate) if (rate := self.handler.options.rate) else None
         self._reader = InboxReader(self._link(url, "read"), self._keys, name, lanes, self._lease)
         self._reader.message_type = message_type(self._keys.stream, settings.sources is not None)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
-from examples import sinks
+from examples import orders, sinks
 from usher.testing import Kit, message
 
 
@@ -45,3 +46,32 @@ def test_a_zombie_adds_nothing() -> None:
     with pytest.raises(Exception, match="fencing token"):
         sinks.once(message("42", amount=1, id="6-1", fence=1))
     assert sinks.total("42") == 1
+
+
+def test_events_are_validated_before_their_handlers_are_called(usher_kit: Callable[..., Kit]) -> None:
+    orders.booked.clear()
+    kit = usher_kit(orders.events)
+    early = kit.send("42", kind="cancelled", order=42)
+    kit.send("7", kind="paid", body={"order": 7, "amount": "12.50"})
+    kit.send("7", kind="paid", body={"order": -7, "amount": "a lot"})
+    kit.send("7", kind="sold")
+    kit.run(for_s=100)
+    assert orders.booked == {7: Decimal("12.50")}
+    assert [(letter.reason, letter.error, letter.attempts) for letter in kit.given_up] == [
+        (
+            "invalid",
+            "Invalid: order: Input should be greater than 0; amount: Input should be a valid decimal",
+            1,
+        ),
+        ("invalid", "Invalid: no handler is declared for kind='sold'", 1),
+    ]
+    assert [(call.id, call.retry_in_s) for call in kit.retried] == [(early, 60.0), (early, 60.0)]
+    orders.booked[42] = Decimal(1)
+    kit.run()
+    assert kit.acknowledged[-1] == early
+    assert 42 not in orders.booked
+
+
+def test_a_handler_of_one_kind_is_called_alone() -> None:
+    orders.paid(orders.Paid(order=42, amount=Decimal(1)), message("42", kind="paid"))
+    assert orders.booked[42] == Decimal(1)

@@ -104,6 +104,24 @@ def test_a_halted_ticket_stays_pending_and_others_go_on(usher_kit: Make) -> None
     assert kit.pending == {halted, behind}
 
 
+def test_what_a_handler_declares_holds_here_too(usher_kit: Make) -> None:
+    starts: list[tuple[str, float]] = []
+
+    @handler(dead_letter_policy="halt", rate=0.1)
+    def handle(one: Message) -> None:
+        starts.append((one.fields["n"], kit.now_s))
+        if one.fields["n"] == "3":
+            raise GiveUp("wrong")
+
+    kit = usher_kit(handle)
+    ids = [kit.send("42", n=n) for n in range(5)]
+    kit.run()
+    assert starts == [("0", 0.0), ("1", 10.0), ("2", 20.0), ("3", 30.0)]
+    assert kit.acknowledged == ids[:3]
+    assert kit.pending == set(ids[3:])
+    assert kit.retried == []
+
+
 def test_async_handlers_and_batches_are_called_as_a_consumer_calls_them(usher_kit: Make) -> None:
     async def later(one: Message) -> None:
         await asyncio.sleep(0)

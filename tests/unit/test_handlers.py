@@ -180,7 +180,9 @@ class TestRefused:
     @pytest.mark.parametrize("kind", ["def", "async def"])
     def test_a_function_that_does_not_take_one_argument(self, project: Path, kind: str, signature: str) -> None:
         write(project, "orders.py", f"{kind} {signature}: ...")
-        assert refusal("orders:handle") == "USHER_HANDLER=orders:handle: it must take exactly one argument, the message"
+        assert refusal("orders:handle") == (
+            "USHER_HANDLER=orders:handle: it must take exactly one argument, the message, or a typed value and the message"
+        )
 
     @pytest.mark.parametrize(
         "text",

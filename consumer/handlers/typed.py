@@ -1,0 +1,173 @@
+"""Typed handlers: ``def handle(order: Order, message: Message)`` is given an ``Order`` that pydantic has made of the
+message and found valid. What does not fit is given up as ``invalid``, at its first start: no retry mends it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, is_typeddict
+
+import typing_extensions
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+
+from usher.common.base.errors import HandlerUnusable, Invalid
+from usher.common.base.extras import how_to_install
+from usher.common.protocol.message import BODY_FIELD, EntryView, first_value
+
+#: Most fields of a message, and characters in all, that an error names.
+_MOST_NAMED, _LONGEST = 20, 2000
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+Reader = Callable[[Any], Any]
+
+
+def typed_call(target: Callable[..., Any], body: str | Callable[[bytes], Any], is_batch: bool) -> Callable[..., Any]:
+    """Return what calls ``target`` with a message: itself, or, if it asks for a type, a function that validates first.
+
+    ``body``: see ``handler``. Raises HandlerUnusable, without the handler's name, for what cannot be called.
+    """
+    asked, takes_message = _asked_type(target)
+    if asked is None:
+        if body != "":
+            raise HandlerUnusable("body= is for a handler of a typed value: def handle(order: Order, message)")
+        return target
+    if is_batch:
+        raise HandlerUnusable("a batch handler takes the list of messages; validate each in it (TypeAdapter)")
+    read = _reader(asked, body)
+    if _is_async(target):
+
+        @functools.wraps(target)
+        async def call_later(message: Any) -> Any:
+            value = read(message)
+            return await (target(value, message) if takes_message else target(value))
+
+        return call_later
+
+    @functools.wraps(target)
+    def call(message: Any) -> Any:
+        value = read(message)
+        return target(value, message) if takes_message else target(value)
+
+    return call
+
+
+def _asked_type(target: Callable[..., Any]) -> tuple[Any, bool]:
+    """Return the type of the value that ``target`` asks for, or None for one that takes the message alone; and whether
+    it takes the message too."""
+    try:
+        signature = inspect.signature(target)
+    except ValueError:  # a builtin without a signature: the first call will show
+        return None, True
+    needed = [one for one in signature.parameters.values() if one.default is one.empty and one.kind in _POSITIONAL]
+    if len(needed) == 2:
+        signature = _evaluated(target, signature)
+        value, other = (signature.parameters[one.name] for one in needed)
+        if other.name != "message" and not _is_message(other.annotation):
+            raise HandlerUnusable(_ONE_ARGUMENT)
+        if value.annotation is value.empty or _is_message(value.annotation):
+            raise HandlerUnusable(f"its first argument, {value.name}, needs a type: def handle(order: Order, message)")
+        return value.annotation, True
+    try:
+        signature.bind(object())
+    except TypeError:
+        raise HandlerUnusable(_ONE_ARGUMENT) from None
+    if len(needed) == 1 and needed[0].annotation is not inspect.Parameter.empty:
+        found = _evaluated(target, signature, must=False).parameters[needed[0].name].annotation
+        if inspect.isclass(found) and (
+            issubclass(found, BaseModel)
+            or dataclasses.is_dataclass(found)
+            or is_typeddict(found)
+            or typing_extensions.is_typeddict(found)
+        ):
+            return found, False
+    return None, True
+
+
+_ONE_ARGUMENT = "it must take exactly one argument, the message, or a typed value and the message"
+
+
+def _evaluated(target: Callable[..., Any], signature: inspect.Signature, must: bool = True) -> inspect.Signature:
+    """Return the signature with its annotations as types."""
+    try:
+        return inspect.signature(target, eval_str=True)
+    except Exception as problem:  # an annotation is code of the handler's own
+        if must:
+            raise HandlerUnusable(f"its annotations cannot be read: {type(problem).__name__}: {problem}") from None
+        return signature
+
+
+def _is_message(annotation: Any) -> bool:
+    return annotation is Any or (inspect.isclass(annotation) and issubclass(annotation, EntryView))
+
+
+def _is_async(target: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(getattr(target, "__call__", None))  # noqa: B004
+
+
+def _reader(asked: Any, body: str | Callable[[bytes], Any]) -> Reader:
+    """Return the function that makes a value of type ``asked`` of a message. It raises Invalid."""
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(asked)
+    except PydanticUserError as problem:
+        raise HandlerUnusable(f"pydantic cannot check {asked!r}: {str(problem).splitlines()[0]}") from None
+    validate, of_json = adapter.validate_python, adapter.validate_json
+    makers: dict[str, Reader] = {
+        "": lambda message: of_json(message.body) if _has_body(message) else validate(message.fields),
+        "json": lambda message: of_json(message.body),
+        "fields": lambda message: validate(message.fields),
+        "bytes": lambda message: validate(message.body),
+    }
+    if callable(body):
+        decode = body
+    elif body == "msgpack":
+        decode = _msgpack()
+    elif body in makers:
+        return functools.partial(_read, makers[body], None)
+    else:
+        raise HandlerUnusable(f"body must be json, msgpack, bytes, fields or a function of bytes (it is {body!r})")
+    return functools.partial(_read, validate, decode)
+
+
+def _read(validate: Reader, decode: Reader | None, message: Any) -> Any:
+    try:
+        if decode is None:
+            return validate(message)
+        try:
+            value = decode(message.body)
+        except Exception as problem:
+            raise Invalid(f"its body cannot be decoded: {type(problem).__name__}: {problem}") from None
+        return validate(value)
+    except ValidationError as wrong:
+        raise Invalid(_told(wrong)) from None
+
+
+def _told(wrong: ValidationError) -> str:
+    """Name the fields that do not fit, without their values, which a log must not have.
+
+    >>> try:
+    ...     TypeAdapter(dict[str, int]).validate_python({"a": "x"})
+    ... except ValidationError as wrong:
+    ...     _told(wrong)
+    'a: Input should be a valid integer, unable to parse string as an integer'
+    """
+    errors = wrong.errors(include_url=False, include_context=False, include_input=False)
+    named = [f"{'.'.join(map(str, one['loc'])) or 'the value'}: {one['msg']}" for one in errors[:_MOST_NAMED]]
+    more = len(errors) - len(named)
+    return "; ".join([*named, *([f"and {more} more"] if more else [])])[:_LONGEST]
+
+
+def _has_body(message: Any) -> bool:
+    return first_value(message.flat, BODY_FIELD) is not None
+
+
+def _msgpack() -> Reader:
+    try:
+        import msgpack
+    except ModuleNotFoundError:
+        raise HandlerUnusable(f"body='msgpack' needs a library: {how_to_install('msgpack')}") from None
+    unpack: Reader = msgpack.unpackb
+    return unpack
