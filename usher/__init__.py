@@ -61,6 +61,7 @@ _HOMES = {
 }
 
 if TYPE_CHECKING:
+    __version__: str
     from usher.common.base.errors import GiveUp, Invalid, PartialFailure, RetryLater, UsherError
     from usher.common.outbox.log_consumer import LogConsumer, Record
     from usher.common.outbox.log_reader import LogLost
@@ -129,6 +130,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a public name at its first use (PEP 562)."""
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("usher-streams")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'usher' has no attribute {name!r}; its public names: {', '.join(__all__)}")

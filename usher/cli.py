@@ -33,42 +33,61 @@ class Listed(NamedTuple):
     summary: str
 
 
-COMMANDS: dict[str, Listed] = {
-    "up": Listed("usher.deploy.local.up:up", "Run everything on this machine: Redis, two masters, consumers."),
-    "demo": Listed("usher.deploy.local.demo:demo", "Start everything, send messages, check every single one."),
-    "send": Listed("usher.common.cli.send:send", "Send messages: from a CSV file, made up, or one."),
-    "status": Listed("usher.master.cli.status:status", "Show consumers, tickets in processing, lag and rates."),
-    "tickets": Listed("usher.master.cli.tickets:tickets", "Look at tickets in processing; explain what one waits for."),
-    "consumers": Listed(
-        "usher.master.cli.consumers:consumers", "Look at the registered consumers; drain and resume them."
-    ),
-    "dead": Listed("usher.master.cli.dead:dead", "Look at dead letters, redrive them, or drop them."),
-    "rehearse": Listed(
-        "usher.deploy.rehearsal.cli:rehearse", "Try your handler on existing messages (dry run); nothing is changed."
-    ),
-    "delayed": Listed("usher.master.cli.delayed:delayed", "Look at messages that were sent for later, or drop them."),
-    "pause": Listed("usher.master.cli.rules:pause", "Pause a ticket, a pattern, or everything."),
-    "slow": Listed("usher.master.cli.rules:slow", "Slow a ticket, a pattern, or everything down."),
-    "resume": Listed("usher.master.cli.rules:resume", "Let what was paused or slowed go on."),
-    "rules": Listed("usher.master.cli.rules:rules", "Show the rules that hold now, and lift them."),
-    "actions": Listed("usher.master.cli.actions:actions", "Show what operators did, and why."),
-    "audit": Listed("usher.master.audit.cli:audit", "Prove from pending lists and run log: the promise held."),
-    "token": Listed("usher.common.cli.token:token", "Make a token for the HTTP API and the page."),
-    "acl": Listed("usher.common.cli.acl:acl", "Print Redis users with just the rights that Usher needs."),
-    "doctor": Listed("usher.common.cli.doctor:doctor", "Check Redis and what its set-up means for the promise."),
-    "torture": Listed("usher.consumer.torture.cli:torture", "Try your handler against repeats, kills and zombies."),
-    "master": Listed("usher.master.__main__:main", "Run a master (supervisord does this for you in `usher up`)."),
-    "consumer": Listed("usher.consumer.__main__:main", "Run a consumer with your handler."),
-    "streamer": Listed(
-        "usher.master.streamer.cli:streamer", "Run the streamer of an outbox: committed rows become messages."
-    ),
-    "log": Listed("usher.master.cli.log:log", "Browse the stream by id or time."),
-    "trim": Listed("usher.master.cli.trim:trim", "Cut what no reader of the stream needs; shows it first."),
-    "init-deploy": Listed(
-        "usher.deploy.local.init_deploy:init_deploy", "Write a folder from which supervisord or systemd runs Usher."
-    ),
-    "bench": Listed("usher.deploy.bench.cli:bench", "Measure throughput and latency on this machine."),
+#: The commands by what they are for, as ``usher --help`` lists them.
+PARTS: dict[str, dict[str, Listed]] = {
+    "Run": {
+        "up": Listed("usher.deploy.local.up:up", "Run everything on this machine: Redis, two masters, consumers."),
+        "demo": Listed("usher.deploy.local.demo:demo", "Start everything, send messages, check every single one."),
+        "master": Listed("usher.master.__main__:main", "Run a master (supervisord does this for you in `usher up`)."),
+        "consumer": Listed("usher.consumer.__main__:main", "Run a consumer with your handler."),
+        "streamer": Listed(
+            "usher.master.streamer.cli:streamer", "Run the streamer of an outbox: committed rows become messages."
+        ),
+    },
+    "Send": {
+        "send": Listed("usher.common.cli.send:send", "Send messages: from a CSV file, made up, or one."),
+        "delayed": Listed(
+            "usher.master.cli.delayed:delayed", "Look at messages that were sent for later, or drop them."
+        ),
+    },
+    "Look": {
+        "status": Listed("usher.master.cli.status:status", "Show consumers, tickets in processing, lag and rates."),
+        "tickets": Listed(
+            "usher.master.cli.tickets:tickets", "Look at tickets in processing; explain what one waits for."
+        ),
+        "consumers": Listed(
+            "usher.master.cli.consumers:consumers", "Look at the registered consumers; drain and resume them."
+        ),
+        "log": Listed("usher.master.cli.log:log", "Browse the stream by id or time."),
+        "rules": Listed("usher.master.cli.rules:rules", "Show the rules that hold now, and lift them."),
+        "actions": Listed("usher.master.cli.actions:actions", "Show what operators did, and why."),
+    },
+    "Act": {
+        "dead": Listed("usher.master.cli.dead:dead", "Look at dead letters, redrive them, or drop them."),
+        "pause": Listed("usher.master.cli.rules:pause", "Pause a ticket, a pattern, or everything."),
+        "slow": Listed("usher.master.cli.rules:slow", "Slow a ticket, a pattern, or everything down."),
+        "resume": Listed("usher.master.cli.rules:resume", "Let what was paused or slowed go on."),
+        "trim": Listed("usher.master.cli.trim:trim", "Cut what no reader of the stream needs; shows it first."),
+    },
+    "Check": {
+        "doctor": Listed("usher.common.cli.doctor:doctor", "Check Redis and what its set-up means for the promise."),
+        "audit": Listed("usher.master.audit.cli:audit", "Prove from pending lists and run log: the promise held."),
+        "rehearse": Listed(
+            "usher.deploy.rehearsal.cli:rehearse",
+            "Try your handler on existing messages (dry run); nothing is changed.",
+        ),
+        "torture": Listed("usher.consumer.torture.cli:torture", "Try your handler against repeats, kills and zombies."),
+        "bench": Listed("usher.deploy.bench.cli:bench", "Measure throughput and latency on this machine."),
+    },
+    "Deploy": {
+        "init-deploy": Listed(
+            "usher.deploy.local.init_deploy:init_deploy", "Write a folder from which supervisord or systemd runs Usher."
+        ),
+        "acl": Listed("usher.common.cli.acl:acl", "Print Redis users with just the rights that Usher needs."),
+        "token": Listed("usher.common.cli.token:token", "Make a token for the HTTP API and the page."),
+    },
 }
+COMMANDS: dict[str, Listed] = {name: listed for part in PARTS.values() for name, listed in part.items()}
 #: Commands that `usher up` and supervisord call; not listed in --help.
 HIDDEN: dict[str, Listed] = {
     "embedded-redis": Listed("usher.common.redis.embedded:main", "Become the embedded redis-server."),
@@ -108,8 +127,10 @@ class LazyGroup(click.Group):
             raise click.UsageError(f"{wrong.message} Did you mean '{close[0]}'?", ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, listed.summary) for name, listed in COMMANDS.items()])
+        widest = max(map(len, COMMANDS))  # one column for all
+        for part, commands in PARTS.items():
+            with formatter.section(part):
+                formatter.write_dl([(name.ljust(widest), listed.summary) for name, listed in commands.items()])
 
 
 def load_command(target: str) -> click.Command:
@@ -118,7 +139,29 @@ def load_command(target: str) -> click.Command:
     command = getattr(importlib.import_module(module_name), attribute)
     if not isinstance(command, click.Command):
         raise TypeError(f"{target} is not a click command")
+    _put_under_headings(command)
     return command
+
+
+def _put_under_headings(command: click.Command) -> None:
+    """Have the help of a command, and of those below it, list options that have a heading under it, after the
+    others."""
+
+    def format_options(ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for parameter in command.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                rows.setdefault(getattr(parameter, "heading", "Options"), []).append(record)
+        for heading, records in rows.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+        if isinstance(command, click.Group):
+            command.format_commands(ctx, formatter)
+
+    command.format_options = format_options  # type: ignore[method-assign]
+    for inner in command.commands.values() if isinstance(command, click.Group) else ():
+        _put_under_headings(inner)
 
 
 def _version() -> str:

@@ -355,6 +355,12 @@ def environment(settings: CommonSettings) -> dict[str, str]:
     return {name_of(field): str(value) for field, value in changed.items()}
 
 
+class _CommonOption(click.Option):
+    """The flag of a setting that all programs share. ``heading``: of its part of --help."""
+
+    heading = "Connection and stream"
+
+
 def options(cls: type[CommonSettings]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a command with one ``--flag`` per field of ``cls``; it gets them as one dict, ``flags``."""
 
@@ -370,10 +376,16 @@ def options(cls: type[CommonSettings]) -> Callable[[Callable[..., Any]], Callabl
             refuse = _refuse_secret if is_secret(field) else _warn_of_password if field.endswith("_url") else None
             hidden = is_secret(field) or field in cls.UNREAD
             # All are texts, whatever the metavar says: ``load`` checks them, together with those of the environment.
-            given = click.option(
-                flag, field, default=None, metavar=_metavar(field, cls), help=option, callback=refuse, hidden=hidden
-            )
-            decorated = given(decorated)
+            decorated = click.option(
+                flag,
+                field,
+                default=None,
+                metavar=_metavar(field, cls),
+                help=option,
+                callback=refuse,
+                hidden=hidden,
+                cls=_CommonOption if field in CommonSettings.model_fields else click.Option,
+            )(decorated)
         return decorated
 
     return decorate

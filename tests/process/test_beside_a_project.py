@@ -72,7 +72,7 @@ def test_a_project_with_packages_of_the_same_names_runs_with_the_wheel(
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    copy_of_the_checkout(folder / "tree", "tests/")
+    copied = copy_of_the_checkout(folder / "tree", "tests/")
     run(sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", folder / "wheels", folder / "tree")
     shutil.rmtree(folder / "tree")
     (wheel,) = (folder / "wheels").iterdir()
@@ -80,6 +80,10 @@ def test_a_project_with_packages_of_the_same_names_runs_with_the_wheel(
     run(sys.executable, "-m", "pip", "install", "--no-deps", "--target", site, wheel)
     (told,) = site.glob("*.dist-info/top_level.txt")
     assert told.read_text().split() == ["usher"]
+    held = {str(file.relative_to(site / "usher")) for file in (site / "usher").rglob("*") if file.is_file()}
+    kept = {name for name in copied if name.startswith(("common/", "consumer/", "deploy/", "master/"))}
+    assert kept <= held and {"py.typed", "testing.py", "deploy/testkit/pytest_plugin.py"} <= held
+    assert {entry.name.partition("-")[0] for entry in site.iterdir()} <= {"usher", "usher_streams", "bin"}
 
     # A shell in the installed folder can import our packages by another name, as one in the checkout's root can.
     done = subprocess.run([sys.executable, "-c", "import common"], cwd=site / "usher", capture_output=True, check=False)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 import usher as public
 from usher import cli
@@ -357,3 +358,15 @@ def test_a_full_disk_behind_the_output_is_told_in_one_line() -> None:
         1,
         b"usher: the disk on which it writes, or to which its output goes, is full\n",
     )
+
+
+def test_commands_are_listed_by_what_they_are_for_and_shared_flags_last() -> None:
+    listed = CliRunner().invoke(cli.usher, ["--help"]).stdout
+    headings = [line.rstrip(":") for line in listed.splitlines() if re.fullmatch(r"\w+:", line)]
+    assert headings == ["Options", *cli.PARTS]
+    assert list(cli.PARTS) == ["Run", "Send", "Look", "Act", "Check", "Deploy"]
+    told = CliRunner().invoke(cli.usher, ["tickets", "list", "--help"]).stdout
+    own, _, shared = told.partition("\nConnection and stream:\n")
+    assert "--limit" in own and "--help" in own and "--redis-url" not in own
+    assert "--redis-url" in shared and "--group" in shared and "--limit" not in shared
+    assert "\n  list " in CliRunner().invoke(cli.usher, ["tickets", "--help"]).stdout
