@@ -1,0 +1,199 @@
+"""The files for containers, piece by piece: nothing is started. Settings of every container are accepted together, and names,
+ports, mounts, selectors and times fit each other."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import click
+import pytest
+import yaml
+
+from tests.rules import ROOT
+from usher.cli import COMMANDS, load_command
+from usher.common.runtime.settings import CommonSettings, load
+from usher.consumer.settings import ConsumerSettings
+from usher.deploy.local.deploy_folder import AROUND_DRAIN_S
+from usher.master.settings import MasterSettings
+
+CONTAINER, KUBERNETES = ROOT / "deploy" / "container", ROOT / "deploy" / "kubernetes"
+_SETTINGS: dict[str, type[CommonSettings]] = {"master": MasterSettings, "consumer": ConsumerSettings}
+
+
+def accepted(command: str, environ: Mapping[str, str]) -> Any:
+    """Return the settings that a program takes from its environment; raises for a wrong one, and for any that no program
+    knows."""
+    loaded = load(_SETTINGS.get(command, CommonSettings), environ)
+    known = {f"USHER_{field.upper()}" for one in _SETTINGS.values() for field in one.model_fields}
+    assert {name for name in environ if name.startswith("USHER_")} <= known
+    return loaded
+
+
+def compose() -> dict[str, Any]:
+    text = (CONTAINER / "compose.yaml").read_text()
+    given = {"USHER_API_TOKEN": "secret"}
+    text = re.sub(r"\$\{(\w+)(?::-([^}]*)|:\?[^}]*)?\}", lambda found: given.get(found[1]) or found[2] or "", text)
+    read: dict[str, Any] = yaml.safe_load(text)
+    return read
+
+
+def ours(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {name: one for name, one in document["services"].items() if one["image"] == "usher"}
+
+
+class TestCompose:
+    def test_every_container_of_ours_has_settings_that_are_accepted(self) -> None:
+        services = ours(compose())
+        assert [one["command"][0] for one in services.values()] == [*["master"] * 2, *["consumer"] * 3, "send"]
+        masters = [f"http://{name}:8700" for name in services if name.startswith("master")]
+        consumers = [name for name in services if name.startswith("consumer")]
+        for name, one in services.items():
+            command = one["command"][0]
+            settings = accepted(command, one["environment"])
+            click.Context(load_command(COMMANDS[command].target)).command.make_context(command, one["command"][1:])
+            assert urlsplit(settings.redis_url).hostname == "redis"
+            if command == "master":
+                assert settings.health_hosts.split(",") == consumers
+                assert settings.advertise_url == f"http://{name}:8700" in masters
+            elif command == "consumer":
+                assert (settings.consumer_name, settings.master_urls.split(",")) == (name, masters)
+                assert settings.health_url == f"http://{name}:{settings.bind.rpartition(':')[2]}/api/health"
+                assert int(one["stop_grace_period"][:-1]) >= settings.drain_seconds + AROUND_DRAIN_S
+            if command != "send":
+                assert (
+                    f"127.0.0.1:{settings.bind.rpartition(':')[2]}/api/health/ready" in one["healthcheck"]["test"][-1]
+                )
+                assert f"{name}:/state" in one["volumes"]
+            assert one["read_only"] and one["cap_drop"] == ["ALL"]
+
+    def test_what_is_mounted_is_there_and_only_this_machine_is_let_in(self) -> None:
+        document = compose()
+        for one in document["services"].values():
+            for volume in one.get("volumes", ()):
+                source = volume.partition(":")[0]
+                assert source in document["volumes"] or (CONTAINER / source).is_file()
+            assert all(port.startswith("127.0.0.1:") for port in one.get("ports", ()))
+            assert ":" in one["image"] or one["image"] == "usher"
+            assert not isinstance(one.get("command"), str)
+        assert (CONTAINER / document["services"]["master-1"]["build"]["context"]).resolve() == ROOT
+
+    def test_prometheus_asks_all_of_them_and_grafana_finds_the_dashboard(self) -> None:
+        services = compose()["services"]
+        [job] = yaml.safe_load((CONTAINER / "prometheus.yml").read_text())["scrape_configs"]
+        [asked] = [one["targets"] for one in job["static_configs"]]
+        assert asked == [
+            f"{name}:{one['environment']['USHER_BIND'].rpartition(':')[2]}"
+            for name, one in services.items()
+            if name.startswith(("master", "consumer"))
+        ]
+        assert job["authorization"]["credentials_file"] == services["prometheus"]["configs"][0]["target"]
+        [provider] = yaml.safe_load((CONTAINER / "grafana-dashboards.yml").read_text())["providers"]
+        assert any(
+            volume.split(":")[1].startswith(provider["options"]["path"]) for volume in services["grafana"]["volumes"]
+        )
+
+    def test_its_schema_accepts_it(self) -> None:
+        read = pytest.importorskip("compose_spec").PyCompose.from_yaml(yaml.safe_dump(compose(), sort_keys=False))
+        read.validate()
+        assert set(read.services) == compose()["services"].keys()
+
+
+class TestImage:
+    def test_it_runs_as_nobody_and_takes_only_what_the_package_is_built_of(self) -> None:
+        lines = [line for line in (CONTAINER / "Dockerfile").read_text().splitlines() if not line.startswith("#")]
+        assert "USER 10001:10001" in lines
+        assert 'ENTRYPOINT ["usher"]' in lines
+        [ports] = [line.split()[1:] for line in lines if line.startswith("EXPOSE")]
+        assert ports == ["8700", "8721"]
+        taken = re.findall(r"^!(.+)$", (CONTAINER / "Dockerfile.dockerignore").read_text(), re.MULTILINE)
+        assert all((ROOT / name).exists() for name in taken)
+        assert {"common", "consumer", "deploy", "master", "usher", "pyproject.toml", "README.md", "LICENSE"} <= {*taken}
+        extras = re.search(r"/src\[([\w,]+)\]", "".join(lines))
+        assert extras is not None
+        pyproject = (ROOT / "pyproject.toml").read_text()
+        assert all(re.search(rf"^{extra} = ", pyproject, re.MULTILINE) for extra in extras[1].split(","))
+
+
+def manifests() -> dict[tuple[str, str], dict[str, Any]]:
+    found = {}
+    for file in (*KUBERNETES.glob("*.yaml"), *KUBERNETES.glob("keda/*.yaml")):
+        for one in yaml.safe_load_all(file.read_text()):
+            found[one["kind"], one.get("metadata", {}).get("name", file.parent.name)] = one
+    return found
+
+
+class TestKubernetes:
+    def test_kustomize_takes_every_file(self) -> None:
+        made = manifests()
+        assert {*made["Kustomization", "kubernetes"]["resources"], "kustomization.yaml"} == {
+            file.name for file in KUBERNETES.glob("*.yaml")
+        }
+        assert made["Kustomization", "keda"]["resources"] == ["..", "scaling.yaml"]
+
+    def test_the_containers_have_settings_that_are_accepted(self) -> None:
+        made = manifests()
+        [config] = made["Kustomization", "kubernetes"]["configMapGenerator"]
+        shared = dict(line.partition("=")[::2] for line in config["literals"])
+        shared |= {
+            "USHER_API_TOKEN": "secret",
+            "USHER_VIEWER_TOKEN": "other",
+            "USHER_REDIS_URL": "redis://u:p@redis:6379/0",
+        }
+        for kind, owner, replicas in (("StatefulSet", "usher-master", 2), ("Deployment", "usher-consumer", 3)):
+            spec = made[kind, owner]["spec"]
+            pod = spec["template"]["spec"]
+            [container] = pod["containers"]
+            fields = {"metadata.name": f"{owner}-0", "status.podIP": "10.1.2.3"}
+            environ = dict(shared)
+            for one in container["env"]:
+                value = one["value"] if "value" in one else fields[one["valueFrom"]["fieldRef"]["fieldPath"]]
+                for name, known in environ.items():
+                    value = value.replace(f"$({name})", known)
+                environ[one["name"]] = value
+            assert {next(iter(one.values()))["name"] for one in container["envFrom"]} == {"usher"}
+            settings = accepted(*container["args"], environ)
+            [port] = container["ports"]
+            assert settings.bind == f"0.0.0.0:{port['containerPort']}"
+            assert spec["replicas"] == replicas
+            assert not pod["enableServiceLinks"]
+            for probe, path in (("livenessProbe", "live"), ("readinessProbe", "ready")):
+                assert container[probe]["httpGet"] == {"path": f"/api/health/{path}", "port": port["name"]}
+            assert container["securityContext"]["readOnlyRootFilesystem"]
+            assert pod["securityContext"]["runAsNonRoot"]
+            mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+            assert mounts == {"state": "/state", "tmp": "/tmp"}
+            assert {volume["name"] for volume in pod["volumes"]} == mounts.keys()
+            if isinstance(settings, MasterSettings):
+                network = ipaddress.ip_network(settings.health_hosts)
+                assert settings.advertise_url == f"http://usher-master-0.{spec['serviceName']}:8700"
+            else:
+                assert ipaddress.ip_address(urlsplit(settings.health_url).hostname or "") in network
+                assert pod["terminationGracePeriodSeconds"] >= settings.drain_seconds + AROUND_DRAIN_S
+                addresses = [f"http://usher-master-{number}.usher-masters:8700" for number in range(2)]
+                assert settings.master_urls.split(",") == addresses
+
+    def test_selectors_find_their_pods(self) -> None:
+        made = manifests()
+        pods = [
+            one["spec"]["template"]["metadata"]["labels"]
+            for (kind, _), one in made.items()
+            if kind in ("StatefulSet", "Deployment")
+        ]
+        for (kind, _), one in made.items():
+            spec = one.get("spec", {})
+            selector = spec.get("podSelector") or spec.get("selector")
+            if kind != "ScaledObject" and selector:
+                wanted = selector.get("matchLabels", selector)
+                assert any(wanted.items() <= labels.items() for labels in pods), (kind, wanted)
+        assert made["ScaledObject", "usher-consumer"]["spec"]["scaleTargetRef"]["name"] == "usher-consumer"
+        assert made["Service", "usher-masters"]["spec"]["clusterIP"] == "None"
+
+    def test_the_schemas_of_kubernetes_accept_them(self) -> None:
+        kubernetes_validate = pytest.importorskip("kubernetes_validate")
+        for (kind, _), one in manifests().items():
+            if kind not in ("Kustomization", "ScaledObject", "TriggerAuthentication"):
+                kubernetes_validate.validate(one, "1.31", strict=True)
