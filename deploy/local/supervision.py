@@ -153,6 +153,14 @@ class Supervision:
         except OSError as gone:
             raise self._lost(gone) from gone
 
+    def drain_group(self, group: str) -> None:
+        """Let the programs of a group end in order; supervisord starts each again. Raises SupervisionLost."""
+        try:
+            with self._rpc() as supervisor:
+                supervisor.signalProcessGroup(group, "TERM")
+        except OSError as gone:
+            raise self._lost(gone) from gone
+
     def states(self) -> list[ProgramState]:
         """Return the states of all programs. Raises SupervisionLost when supervisord is gone, SupervisionHangs when it
         takes too long."""

@@ -10,6 +10,7 @@ import shlex
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,6 +24,7 @@ from usher.common.runtime.stop_request import StopAsked, StopRequest
 from usher.deploy.local.log_relay import Relay
 from usher.deploy.local.plan import EXAMPLE_HANDLER, LocalSettings, Plan, claimed, local_settings, plan, start, watch
 from usher.deploy.local.preflight import PassesOn
+from usher.deploy.local.source_watch import SourceWatch
 from usher.deploy.local.supervision import Supervision, SupervisionLost, leftover, longest_stop_s
 
 _RELAY_EVERY_S = 0.2
@@ -36,8 +38,9 @@ _WATCH_EVERY_S = 1.0
         " Ctrl-C drains and stops everything (exit code 130), SIGTERM too (0); asked again, they kill what still runs."
     ),
 )
+@click.option("--reload", is_flag=True, help="Restart consumers when a .py file here, or below, has changed.")
 @options(LocalSettings)
-def up(flags: dict[str, Any]) -> None:
+def up(flags: dict[str, Any], reload: bool) -> None:
     settings = local_settings(os.environ, flags)
     if settings.tls_cert is not None:
         raise StartRefused(
@@ -53,7 +56,7 @@ def up(flags: dict[str, Any]) -> None:
             if stop.asked:  # the checks ended early because of it
                 sys.exit(_asked_code(stop))
             raise
-        sys.exit(_run(made, stop))
+        sys.exit(_run(made, stop, SourceWatch(Path.cwd()) if reload else None))
 
 
 def _let_end(settings: LocalSettings, stop: StopRequest) -> None:
@@ -78,7 +81,7 @@ def _let_end(settings: LocalSettings, stop: StopRequest) -> None:
         raise StartRefused("asked to stop")
 
 
-def _run(made: Plan, stop: StopRequest) -> int:
+def _run(made: Plan, stop: StopRequest, sources: SourceWatch | None) -> int:
     """Run everything until asked to stop (``_asked_code``) or until a program is gone for good (1)."""
     running = Supervision(made.state_folder, made.environ, made.stop_seconds)
     running.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -89,7 +92,7 @@ def _run(made: Plan, stop: StopRequest) -> int:
         running.start()
         start(made, running, stop.check, lambda what: click.echo(f"usher: {what}", err=True))
         shown.go_on(_summary(made))
-        _watch_until_asked(made, running, shown, stop)
+        _watch_until_asked(made, running, shown, stop, sources)
     except StopAsked:
         pass
     except SupervisionLost as lost:
@@ -108,12 +111,17 @@ def _asked_code(stop: StopRequest) -> int:
     return stop.exit_code if stop.insists or stop.signal == signal.SIGINT else 0
 
 
-def _watch_until_asked(made: Plan, running: Supervision, shown: _Shown, stop: StopRequest) -> None:
+def _watch_until_asked(
+    made: Plan, running: Supervision, shown: _Shown, stop: StopRequest, sources: SourceWatch | None
+) -> None:
     watched_s = time.monotonic()
     while not stop.wait(_RELAY_EVERY_S):
         shown.go_on()
         if time.monotonic() - watched_s >= _WATCH_EVERY_S:
             watch(running, made.redis_port is not None)
+            if sources is not None and (changed := sources.changed()):
+                shown.go_on(f"usher: {', '.join(changed[:3])} changed: consumers drain, and start anew")
+                running.drain_group("consumer")
             watched_s = time.monotonic()
 
 

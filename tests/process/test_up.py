@@ -192,6 +192,20 @@ def test_a_handler_of_the_users_own_folder_and_a_second_ctrl_c(folder: Path) -> 
         assert up.end(signal.SIGINT, within_s=10) == 130
 
 
+def test_a_changed_handler_is_loaded_anew(folder: Path) -> None:
+    handler = folder / "shop.py"
+    handler.write_text("def handle(message):\n    print('before', message.fields['n'], flush=True)\n")
+    with UsherUp(folder, "--reload", "--consumers", "1", "--handler", "shop:handle") as up:
+        up.run("send", "--ticket", "42", "n=1")
+        until(lambda: "before 1" in up.output, 20, "the first handler")
+        handler.write_text("def handle(message):\n    print('and after', message.fields['n'], flush=True)\n")
+        until(lambda: "shop.py changed" in up.output, 20, "the change was seen")
+        until(lambda: "consumer_drained" in up.output or "drain" in up.output, 30, "the consumer has drained")
+        up.run("send", "--ticket", "42", "n=2")
+        until(lambda: "and after 2" in up.output, 40, "the changed handler")
+        assert up.end(signal.SIGINT) == 130
+
+
 def test_a_supervisord_that_hangs_does_not_hold_up_a_second_ctrl_c(folder: Path) -> None:
     with UsherUp(folder, "--consumers", "1") as up:
         for process in processes_of(folder):
