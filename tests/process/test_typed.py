@@ -13,19 +13,21 @@ ROOT = Path(__file__).resolve().parents[2]
 SHOP = """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from usher import (
-    NOW, AsyncSqlSink, GiveUp, Link, LogConsumer, LoopOptions, Message, MessageReadingLoop, Outgoing, PartialFailure,
+    NOW, AsyncProducer, AsyncSqlSink, GiveUp, Link, LogConsumer, LoopOptions, Message, MessageReadingLoop, Outgoing, PartialFailure,
     Producer, Record, RedisGuard, ReliableStream, RetryLater, Sent, SqlSink, StreamMessage, StreamRouter, batch, handler,
-    reader_name, write_to_outbox,
+    Invalid, Router, around, reader_name, write_to_outbox,
 )
 from usher.consumer.sinks.http import headers, received, refuse_by_status
 from usher.consumer.sinks.redis_guard import Outcome
+from usher.testing import Kit, message
 
 
 @handler(max_attempts=3, backoff_s=1, deadline_s=30)
@@ -43,6 +45,38 @@ def many(messages: list[Message]) -> dict[Message, str]:
     if not messages:
         raise PartialFailure({})
     return {message: "not stored" for message in messages}
+
+
+@dataclass
+class Order:
+    number: int
+
+
+def timed(one: Message) -> Iterator[None]:
+    yield
+
+
+router = around(timed)(handler(max_attempts=3)(Router()))
+
+
+@router.on("kind", "paid")
+def paid(order: Order, one: Message) -> None:
+    if order.number < 0:
+        raise Invalid("no such order")
+
+
+async def sends_later() -> str:
+    return await AsyncProducer("redis://...").send("42", {"n": 1})
+
+
+def test_shop(usher_kit: type[Kit]) -> None:
+    paid(Order(3), message("42", kind="paid", attempt=2))
+    kit = Kit("redis://...", router, max_attempts=3)
+    kit.send("42", kind="paid")
+    told: tuple[list[float | None], list[str]] = (
+        [call.retry_in_s for call in kit.run(for_s=10)], [letter.reason for letter in kit.given_up]
+    )
+    assert told
 
 
 def with_sinks(sink: SqlSink, other: AsyncSqlSink, guard: RedisGuard) -> None:
