@@ -163,7 +163,7 @@ class Kit:
         self._steps = OwnerScripts(ScriptRunner(link), self._keys, registered)
         self._lease_ms = lease_ms
         self._lease = OwnLease(lease_ms / 1000, now_s())
-        self._lanes = lanes = Lanes()
+        self._lanes = lanes = Lanes(settings.marks)
         reporter = _DirectReports(name, slots, settings.capacity, masters.ticket_window, self._dispatcher.post)
         self._acker = Acker(
             link, self._steps, lanes, reporter, name, Linger(0.0, 1), settings.run_log_length, self._broken.append
