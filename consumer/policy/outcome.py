@@ -67,19 +67,16 @@ def unended(known: Attempts) -> Bury:
 def decide(raised: BaseException, failures: int, policy: RetryPolicy, rng: random.Random) -> TryAgain | Bury:
     """Decide what follows from ``raised``, when ``failures`` starts of the message have ended badly, this one included.
 
-        ==================  ====================  =================================
-        the handler raised  attempts left         decision
-        ==================  ====================  =================================
-    <<<<<<< HEAD
-        anything            given up by operator  Bury("operator")
-    =======
-        Invalid             any                   Bury("invalid")
-    >>>>>>> 45c3f525 (Typed handlers, routers, middleware; producers by URL, beside a client, and on an event loop)
-        GiveUp              any                   Bury("gave_up")
-        RetryLater          any                   TryAgain after what it asked for
-        anything else       yes                   TryAgain with backoff
-        anything else       no                    Bury("attempts_exhausted")
-        ==================  ====================  =================================
+    ==================  ====================  =================================
+    the handler raised  attempts left         decision
+    ==================  ====================  =================================
+    anything            given up by operator  Bury("operator")
+    Invalid             any                   Bury("invalid")
+    GiveUp              any                   Bury("gave_up")
+    RetryLater          any                   TryAgain after what it asked for
+    anything else       yes                   TryAgain with backoff
+    anything else       no                    Bury("attempts_exhausted")
+    ==================  ====================  =================================
     """
     error = format_error(raised)
     if failures >= GIVEN_UP:

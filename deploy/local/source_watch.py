@@ -20,7 +20,7 @@ class SourceWatch:
     def changed(self) -> list[str]:
         """Return the files that came, went or changed since the last call."""
         before, self._seen = self._seen, self._look()
-        return sorted(path for path, _ in {*before.items()} ^ {*self._seen.items()})
+        return sorted({path for path, _ in {*before.items()} ^ {*self._seen.items()}})
 
     def _look(self) -> dict[str, tuple[int, int]]:
         found: dict[str, tuple[int, int]] = {}
