@@ -21,10 +21,10 @@ from usher.common.base.log import redacted
 from usher.common.redis.endpoints import mode
 from usher.common.runtime.settings import options
 from usher.common.runtime.stop_request import StopAsked, StopRequest
+from usher.deploy.local.code_watch import CodeWatch
 from usher.deploy.local.log_relay import Relay
 from usher.deploy.local.plan import EXAMPLE_HANDLER, LocalSettings, Plan, claimed, local_settings, plan, start, watch
 from usher.deploy.local.preflight import PassesOn
-from usher.deploy.local.source_watch import SourceWatch
 from usher.deploy.local.supervision import Supervision, SupervisionLost, leftover, longest_stop_s
 
 _RELAY_EVERY_S = 0.2
@@ -56,7 +56,7 @@ def up(flags: dict[str, Any], reload: bool) -> None:
             if stop.asked:  # the checks ended early because of it
                 sys.exit(_asked_code(stop))
             raise
-        sys.exit(_run(made, stop, SourceWatch(Path.cwd()) if reload else None))
+        sys.exit(_run(made, stop, CodeWatch(Path.cwd()) if reload else None))
 
 
 def _let_end(settings: LocalSettings, stop: StopRequest) -> None:
@@ -81,7 +81,7 @@ def _let_end(settings: LocalSettings, stop: StopRequest) -> None:
         raise StartRefused("asked to stop")
 
 
-def _run(made: Plan, stop: StopRequest, sources: SourceWatch | None) -> int:
+def _run(made: Plan, stop: StopRequest, sources: CodeWatch | None) -> int:
     """Run everything until asked to stop (``_asked_code``) or until a program is gone for good (1)."""
     running = Supervision(made.state_folder, made.environ, made.stop_seconds)
     running.logs.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ def _asked_code(stop: StopRequest) -> int:
 
 
 def _watch_until_asked(
-    made: Plan, running: Supervision, shown: _Shown, stop: StopRequest, sources: SourceWatch | None
+    made: Plan, running: Supervision, shown: _Shown, stop: StopRequest, sources: CodeWatch | None
 ) -> None:
     watched_s = time.monotonic()
     while not stop.wait(_RELAY_EVERY_S):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from usher.deploy.local.source_watch import SourceWatch
+from usher.deploy.local.code_watch import CodeWatch
 
 
 def test_python_files_of_the_project_are_watched_and_nothing_else(tmp_path: Path) -> None:
@@ -12,7 +12,7 @@ def test_python_files_of_the_project_are_watched_and_nothing_else(tmp_path: Path
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
     (tmp_path / "venv" / "pyvenv.cfg").write_text("")
-    watch = SourceWatch(tmp_path)
+    watch = CodeWatch(tmp_path)
     assert watch.changed() == []
     for name in (".git/hook.py", "venv/lib/other.py", "shop/__pycache__/orders.py", "shop/notes.txt"):
         (tmp_path / name).write_text("changed")

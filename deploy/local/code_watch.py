@@ -9,7 +9,7 @@ from pathlib import Path
 _MOST_FILES = 5_000
 
 
-class SourceWatch:
+class CodeWatch:
     """A watch on the ``.py`` files in a folder and those below it; virtual environments and hidden folders are left
     out."""
 
