@@ -14,6 +14,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from tests.oldest import oldest_server
 from usher.common.base.log import in_hand
@@ -40,6 +41,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 #: that people get with Usher, and all others on the oldest that Usher works with: it can do least.
 _WANTED = os.environ.get(SERVER_VARIABLE, "")
 _ON_SHIPPED = ("audit", "browser", "process")
+
+
+class _ByFile(LoadFileScheduling):
+    """Every file on one worker, and so all of the audit's: they share a Spark session, which takes long to get warm."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return "tests/audit" if file.startswith("tests/audit/") else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling | None:
+    return _ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -30,7 +30,7 @@ def _has(folder: Path, *names: str) -> bool:
 @pytest.mark.parametrize("moment", [REDIS, frozenset({"master"}), frozenset({"consumer"})])
 def test_ended_at_any_moment_it_leaves_nothing_behind(folder: Path, moment: frozenset[str], number: int) -> None:
     """Its servers went on, for minutes or for good."""
-    words = ["throughput", "--messages", "300000", "--runs", "5"]
+    words = ["throughput", "--messages", "60000", "--runs", "5"]
     with subprocess.Popen(
         [*USHER, "bench", *words],
         env=environ_for(folder),

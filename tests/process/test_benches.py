@@ -26,6 +26,7 @@ def _bench(*words: str) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.slow
 def test_a_crowd_registers_is_handed_what_it_may_have_and_the_others_do_the_work(tmp_path: Path) -> None:
     document = _bench("consumers", "--registered", "30", "--messages", "2000", "--consumers", "1", "--runs", "1")
     (run,) = document["runs"]
@@ -55,6 +56,7 @@ def test_latency_is_told_beside_that_of_bare_consumers(tmp_path: Path) -> None:
     assert document["bare_p50_ms"] == run["bare_p50_ms"] > 0
 
 
+@pytest.mark.slow
 def test_every_page_is_loaded_both_ways_while_messages_come(tmp_path: Path) -> None:
     document = _bench("page", "--pending", "200", "--rate", "100", "--gets", "3", "--consumers", "1")
     rows = document["runs"]

@@ -82,6 +82,7 @@ def test_cluster_with_a_slot_that_moves_in_the_middle(folder: Path) -> None:
         link.close()
 
 
+@pytest.mark.slow
 def test_cluster_whose_slot_moves_again_and_again(folder: Path) -> None:
     """The incarnations go on: the node that has the slot was given all that they know. Each move made every consumer
     start anew: of 7,206 messages 753 ran twice."""

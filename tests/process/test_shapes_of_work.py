@@ -181,7 +181,7 @@ def test_one_message_that_kills_readers_is_given_up_and_its_neighbours_are_handl
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="Linux can")
-@pytest.mark.parametrize("pinned", ["on", "off"])
+@pytest.mark.parametrize("pinned", ["on", pytest.param("off", marks=pytest.mark.slow)])
 def test_consumers_that_are_to_keep_to_one_cpu_do_and_masters_do_not(folder: Path, link: Link, pinned: str) -> None:
     """All threads of them, and what their handlers start; and the worker that follows one that was killed."""
     allowed, seen = os.sched_getaffinity(0), folder / "seen"
