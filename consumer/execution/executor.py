@@ -94,7 +94,6 @@ class Executor:
     ) -> None:
         self.lanes = lanes
         self._outcomes = outcomes
-        self._starts = starts
         self._note_start: Callable[[Message, int], None] = starts.started
         self._note_end: Callable[[Message], None] = starts.ended
         self._lease = lease
