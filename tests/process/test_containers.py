@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.machine import USHER, redis_cli, until
+from tests.process.machine import USHER, until
 from tests.unit.test_containers import compose
+from usher import Producer
 from usher.common.redis.embedded import EmbeddedRedis, free_port
 
 pytestmark = pytest.mark.process
@@ -55,8 +56,9 @@ def test_programs_are_process_1_by_themselves(folder: Path) -> None:
         try:
             for name, port in ports.items():
                 until(lambda port=port: _is_ready(port), 60, f"{name} is ready")  # type: ignore[misc]
-            send = [redis_cli(), "-u", server.url, "XADD", "ticket_stream", "*", "ticket_id", "42", "text", "hello"]
-            subprocess.run(send, capture_output=True, check=True, timeout=10)
+            producer = Producer(server.url)
+            producer.send("42", {"text": "hello"})
+            producer.close()
             until(lambda: "message_shown" in begun["consumer-1"][1].read_text(), 30, "the message is handled")
             for name in ("consumer-1", "master-1"):
                 process = begun[name][0]

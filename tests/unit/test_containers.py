@@ -35,7 +35,7 @@ def accepted(command: str, environ: Mapping[str, str]) -> Any:
 
 def compose() -> dict[str, Any]:
     text = (CONTAINER / "compose.yaml").read_text()
-    given = {"USHER_API_TOKEN": "secret"}
+    given = {"USHER_API_TOKEN": "of-32-characters-or-some-more-of-them"}
     text = re.sub(r"\$\{(\w+)(?::-([^}]*)|:\?[^}]*)?\}", lambda found: given.get(found[1]) or found[2] or "", text)
     read: dict[str, Any] = yaml.safe_load(text)
     return read
@@ -139,7 +139,7 @@ class TestKubernetes:
         [config] = made["Kustomization", "kubernetes"]["configMapGenerator"]
         shared = dict(line.partition("=")[::2] for line in config["literals"])
         shared |= {
-            "USHER_API_TOKEN": "secret",
+            "USHER_API_TOKEN": "of-32-characters-or-some-more-of-them",
             "USHER_VIEWER_TOKEN": "other",
             "USHER_REDIS_URL": "redis://u:p@redis:6379/0",
         }
