@@ -74,6 +74,7 @@ def wait_once(board: Board) -> None:
     """A ticket waits in one place at most, and knows whether it does: one that waits in two is planned twice, and put
     aside twice whenever the rules change."""
     waiting = [*board._queue._runnable, *board._queue._unassigned, *held_back(board)]
+    waiting += [asked.ticket for asked in board._ownership.recalls.asked.values() if asked.holds]
     waiting += [ticket for consumer in board.consumers.values() for ticket in consumer.waiting]
     names = [ticket.name for ticket in waiting]
     assert len(set(map(id, waiting))) == len(waiting), f"twice: {names}"

@@ -11,6 +11,7 @@ from tests.redis_model import HALTED, MASTER, PAGE, RedisModel
 from usher.common.protocol.registration import name_of
 from usher.master.dispatch.halted_tickets import HaltedTickets
 from usher.master.leader.leader_scripts import GroupMoved, Rejected, RulesMoved
+from usher.master.leader.marks import NO_MARKS
 from usher.master.leader.peeked import NewEntries, PeekedEntry
 from usher.master.membership.registry import RegisteredConsumer
 from usher.master.policy.board.board import Board
@@ -22,6 +23,7 @@ class _HaltSteps:
     """The steps that HaltedTickets asks for."""
 
     spread = False
+    marks = NO_MARKS
 
     def __init__(self, redis: RedisModel) -> None:
         self.read_parked = redis.parked_page
@@ -80,6 +82,7 @@ class Leader:
                     member.registration.slots,
                     member.registration.capacity,
                     member.accepts,
+                    member.registration.gives_back,
                 )
         for incarnation in list(self.board.consumers):
             if incarnation not in roster or not roster[incarnation].alive:
@@ -108,6 +111,12 @@ class Leader:
         self.reopen()
         self.hand_over()
         self.read()
+        self.recall()
+
+    def recall(self) -> None:
+        """Ask tickets back for consumers that have nothing to do."""
+        for incarnation, tickets in self.board.recalls(self.now_s):
+            self.unsure.update(self.redis.recall(incarnation, tickets))
 
     @property
     def has_news(self) -> bool:

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from usher.common.protocol.owner_words import due_ms_of, is_given_back, is_waiting
-from usher.common.protocol.registration import Registration, name_of
+from usher.common.protocol.registration import GIVES_BACK, Registration, name_of
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.master.leader.leader_scripts import Freed, GroupMoved, ParkedPage, TakenPage
+from usher.master.leader.marks import NO_MARKS
 from usher.master.leader.peeked import NO_NEW_ENTRIES, NewEntries, PeekedEntry
 from usher.master.membership.registry import RegisteredConsumer
 from usher.master.policy.board.plans import NOBODY, HandOverPlan, HandOverReply, TargetReply, TicketPlan
@@ -54,6 +55,7 @@ class RedisModel:
     """
 
     spread = False
+    marks = NO_MARKS
 
     def __init__(self, claiming_drops_the_bodiless: bool = True) -> None:
         self._drops_bodiless = claiming_drops_the_bodiless
@@ -70,6 +72,7 @@ class RedisModel:
         self.handed_over: list[HandedOver] = []
         self.broken: list[str] = []
         self.clock_ms = 0
+        self.recalled: list[tuple[str, bytes, int]] = []  # questions that their owners have not read
         self.changed: list[bytes] = []  # tickets whose records others than the leader changed
 
     # ---- others --------------------------------------------------------------------------------------------------------------
@@ -78,7 +81,7 @@ class RedisModel:
         """A new incarnation; its name's former one, if it is dead, has no registration any more."""
         for other in [other for other in self.registered if name_of(other) == name_of(incarnation)]:
             del self.registered[other]
-        self.registered[incarnation] = Registration(name_of(incarnation), "", "", 1, capacity)
+        self.registered[incarnation] = Registration(name_of(incarnation), GIVES_BACK, "", 1, capacity)
         self.leases[incarnation] = "live"
 
     def roster(self) -> dict[str, RegisteredConsumer]:
@@ -143,9 +146,17 @@ class RedisModel:
         if not record.ids:
             del self.index[ticket]
 
-    def tick(self) -> None:
-        """A second has passed on Redis' clock."""
-        self.clock_ms += 1000
+    def tick(self, ms: int) -> None:
+        """Time has passed on Redis' clock."""
+        self.clock_ms += ms
+
+    def answer_recall(self, incarnation: str, ticket: bytes, fence: int) -> None:
+        """give_back.lua for one whole ticket, of which its owner has started nothing and has closed the fence."""
+        record = self.index.get(ticket)
+        if self.lives(incarnation) and record is not None and (record.owner, record.fence) == (incarnation, fence):
+            ids = [entry_id for entry_id in sorted(record.ids, key=rank) if self._claim(entry_id, MASTER)]
+            self._write(ticket, Record("returned", fence, ids))
+            self.changed.append(ticket)
 
     def put_off(self, incarnation: str, ticket: bytes, after_ms: int) -> None:
         """give_back.lua for one whole ticket that is to wait."""
@@ -354,13 +365,28 @@ class RedisModel:
         if last and fence < last[0]:
             self.broken.append(f"{part}: fence {fence} after {last[0]}")
 
+    def recall(self, incarnation: str, tickets: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
+        """recall.lua: the tickets that are not the incarnation's own under these fences."""
+        unsure = []
+        for ticket, fence in tickets:
+            record = self.index.get(ticket)
+            if (
+                self.leases.get(incarnation) == "live"
+                and record is not None
+                and record.head == b"%s %s" % (incarnation.encode(), fence)
+            ):
+                self.recalled.append((incarnation, ticket, record.fence))
+            else:
+                unsure.append(ticket)
+        return unsure
+
     def take_back(self, incarnation: str, count: int) -> TakenPage:
         """take_back.lua: one page."""
         if self.lives(incarnation):
             return TakenPage(True, 0, [], [])
         page = self.held_by(incarnation)[: min(count, PAGE)]
         found = [PeekedEntry(entry_id, self.ticket_of[entry_id]) for entry_id in page if self._bring(entry_id)]
-        for entry_id, ticket, _ in found:
+        for entry_id, ticket, *_ in found:
             record = self.index.get(ticket or b"")
             if record is not None and record.owner == incarnation and entry_id in record.ids:
                 record.ids.remove(entry_id)

@@ -162,6 +162,7 @@ _MASTER = (
     "reject",
     "end_tail",
     "hand_over",
+    "recall",
     "take_back",
     "free_tickets",
     "restore",

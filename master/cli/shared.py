@@ -32,7 +32,7 @@ _UNFOLDED = 10_000
 _READABLE = 28
 #: Colours of the states of consumers and tickets.
 _YELLOW, _RED = (
-    ("draining", "paused", "returned", "retrying"),
+    ("draining", "paused", "put_off", "returned", "retrying"),
     ("revoked", "lost", "halted", "unreadable", "recovering"),
 )
 _STYLES = {"live": "green"} | dict.fromkeys(_YELLOW, "yellow") | dict.fromkeys(_RED, "red")

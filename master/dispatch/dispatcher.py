@@ -254,8 +254,11 @@ class Dispatcher(Service):
         #    After 6, since what was handed over needs no room; before 8, which peeks at nothing if too much is parked.
         ruling = self._rule_work.turn(self.board, self._steps, self._unsure, self.on_rejected, self._follow_rules)
         self._unload()
-        # 8. New entries. Older ones are on the board by now, or the board knows that they are yet to be read.
+        # 8. New entries. Older ones are on the board by now, or the board knows that they are yet to be read. If there
+        #    are none, some may be asked back for consumers that have nothing to do.
         more = self._take_new_entries()
+        if not more:
+            self._recall()
         # 9. Dead letters of entries that 2, 3 and 8 could not use: after 8, since only taken entries can be rejected.
         self._reject()
         # 10. The group's position, with what 8 took; and what of the board is not pending any more: no command is under
@@ -300,7 +303,14 @@ class Dispatcher(Service):
             known, registration = self.board.consumers.get(incarnation), member.registration
             accepts = member.accepts and self.board.rules.of_consumer(registration.name) is None
             if member.alive and not self._recoverer.has(incarnation) and (known is None or known.accepts != accepts):
-                self.board.join(incarnation, registration.name, registration.slots, registration.capacity, accepts)
+                self.board.join(
+                    incarnation,
+                    registration.name,
+                    registration.slots,
+                    registration.capacity,
+                    accepts,
+                    registration.gives_back,
+                )
                 event(
                     log,
                     "consumer_joined" if known is None else "consumer_changed",
@@ -376,6 +386,9 @@ class Dispatcher(Service):
             to_recover = self.board.set_record(name, record.owner, record.fence, record.ids, now)
             if to_recover is not None:
                 self._recoverer.add(to_recover)
+        if back := self.board.take_came_back():
+            self.counts.came_back += back
+            event(log, "tickets_recalled", count=back)
 
     # ---- 6: hand-over ------------------------------------------------------------------------------------------------
 
@@ -515,6 +528,13 @@ class Dispatcher(Service):
         except NotNow as refused:
             # They were read and are on no board: only reading everything again finds them.
             raise ReplyUnknown(f"entries could not rejoin their owners: {refused}") from refused
+
+    def _recall(self) -> None:
+        """Ask tickets back for consumers that have nothing to do: no entry waits for them."""
+        assert self._steps is not None
+        for incarnation, tickets in self.board.recalls(now_s()):
+            self._unsure.update(self._steps.recall(incarnation, tickets))
+            self.counts.recalled += len(tickets)
 
     # ---- 9: dead letters ---------------------------------------------------------------------------------------------
 

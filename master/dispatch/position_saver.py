@@ -53,7 +53,7 @@ class PositionSaver:
         has_moved = noted is None or noted.delivered != last_read or is_open or self._was_open
         if now - self._saved_s < (_SAVE_POSITION_S if has_moved else self._look_s):
             return None
-        look = steps.save_position()
+        look = steps.save_position(board.takeable())
         self.memory = Memory(look.position)
         self._was_open, self._saved_s = is_open, now
         return look

@@ -73,6 +73,8 @@ def _counted(counts: LeaderCounters) -> Iterable[Metric]:
     text = "From XADD to hand-over, by the clocks of Redis and master; at most 17 tickets of each batch are looked at."
     yield histogram("hand_over_wait_seconds", text, counts.waits)
     yield counter("consumers_lost", "Consumers whose lease ended without a goodbye.", counts.lost)
+    yield counter("recalled_tickets", "Tickets asked back from busy consumers for idle ones.", counts.recalled)
+    yield counter("recalled_tickets_returned", "Those of them that came back unstarted.", counts.came_back)
     yield histogram(
         "recovery_seconds",
         "From noticing a lost consumer until all its entries can be handed over again.",

@@ -53,6 +53,7 @@ class StreamStats:
     without messages that wait for an operator: see ``_unheld``. ``delayed``: messages that wait for their time, and
     ``late_s``: seconds since the first of them was due and not sent. ``consumers``: by name. ``refuses_writes``: Redis
     refuses writes, because memory or disk is full, or replicas are missing. ``mishaps``: since the stream began.
+    ``known_takeable``: what the leader noted last (see ``takeable``); None: it is of a former version.
     """
 
     entries: int = 0
@@ -72,6 +73,7 @@ class StreamStats:
     oldest_unheld_s: float = 0.0
     refuses_writes: bool = False
     mishaps: Mishaps = field(default_factory=Mishaps)
+    known_takeable: int | None = None
 
     @property
     def handed_over(self) -> int:
@@ -82,6 +84,12 @@ class StreamStats:
     def unfinished(self) -> int:
         """Return how many messages are neither done nor given up."""
         return self.lag + self.pending
+
+    @property
+    def takeable(self) -> int:
+        """Return how many messages another consumer could take now: not those that run, wait for their time, a rule or
+        an operator, or stand behind another of their ticket that runs."""
+        return self.unfinished if self.known_takeable is None else self.lag + self.known_takeable
 
 
 class StreamStatsReader:
@@ -121,8 +129,9 @@ class StreamStatsReader:
             ("XPENDING", keys.stream, keys.group),
             ("HGETALL", keys.rules),
             mishaps_command(keys),
+            ("HGET", keys.position, "takeable"),
         ]
-        *counts, moment, stored, groups, pending, ruled, mishaps, delayed, first = self._link.pipeline(
+        *counts, moment, stored, groups, pending, ruled, mishaps, takeable, delayed, first = self._link.pipeline(
             [*commands, *waiting_commands(keys)]
         )
         for reply in (*counts, moment, stored, ruled):
@@ -133,9 +142,9 @@ class StreamStatsReader:
         summary = None if isinstance(pending, Exception) else pending
         by_owner = {name: int(count) for name, count in (summary[3] or ())} if summary else {}
         registered = _registered(stored)
-        last = group[b"last-delivered-id"] if group else b"0-0"
         leases = [leases_command(keys, list(registered))] if registered else []
-        replies = self._link.pipeline([*INFO_COMMANDS, ("XRANGE", keys.stream, b"(" + last, "+", "COUNT", 1), *leases])
+        above = b"(" + (group[b"last-delivered-id"] if group else b"0-0")
+        replies = self._link.pipeline([*INFO_COMMANDS, ("XRANGE", keys.stream, above, "+", "COUNT", 1), *leases])
         told, (unread, *states) = replies[: len(INFO_COMMANDS)], replies[len(INFO_COMMANDS) :]
         new = [entry[0] for entry in unread] if isinstance(unread, list) else []
         oldest = [*new, summary[1]] if summary and summary[0] else new
@@ -143,14 +152,13 @@ class StreamStatsReader:
         unheld = self._unheld(new, by_owner, rules) if HALTED in by_owner or any(map(_holds, rules.rules)) else oldest
         lag = lag_of(self._scripts, keys.stream, group, entries, _MOST_COUNTED)
         sources = self._sources() or {"lag": 0, "lag_is_exact": True}
-        waiting, is_exact = lag.entries + sources["lag"], lag.is_exact and sources["lag_is_exact"]
         now_ms = int(moment[0]) * 1000 + int(moment[1]) // 1000
         later = waiting_of(delayed, first)
         late_s = 0.0 if later.first_ms is None else max(0.0, (now_ms - later.first_ms) / 1000)
         return StreamStats(
             entries,
-            waiting,
-            is_exact,
+            lag.entries + sources["lag"],
+            lag.is_exact and sources["lag_is_exact"],
             summary[0] if summary else 0,
             by_owner.get(MASTER, 0),
             by_owner.get(HALTED, 0),
@@ -165,6 +173,7 @@ class StreamStatsReader:
             _age_s(unheld, now_ms),
             trouble is not None and trouble.is_certain,
             parse_mishaps(mishaps),
+            int(takeable) if isinstance(takeable, bytes) else None,
         )
 
     def _unheld(self, new: list[bytes], by_owner: dict[bytes, int], rules: Rulebook) -> list[bytes]:
@@ -224,6 +233,7 @@ def lag_document(vitals: StreamStats) -> dict[str, Any]:
         "lag_is_exact": vitals.lag_is_exact,
         "pending": vitals.pending,
         "unfinished": vitals.unfinished,
+        "takeable": vitals.takeable,
         "oldest_seconds": round(vitals.oldest_s, 3),
         "consumers": len(live),
         "slots": sum(load.slots for load in live),

@@ -21,6 +21,8 @@ class LeaderCounters:
         self.handed_over = 0
         self.batches = 0
         self.lost = 0
+        self.recalled = 0
+        self.came_back = 0
         self.calls = DurationHistogram()
         self.waits = DurationHistogram(LONG_US)
         self.recoveries = DurationHistogram(LONG_US)

@@ -275,6 +275,15 @@ class LeaderScripts:
             self._counts.hand_over(plan, reply, began_ns)
         return reply
 
+    def recall(self, incarnation: str, tickets: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
+        """Ask an incarnation to give tickets, (ticket, fence), back of which it has started nothing. Return those that
+        are not its own under this fence; all, if its lease is not live."""
+        keys = self._keys
+        script_keys = (keys.leader, keys.tickets, keys.lease(incarnation), keys.inbox(incarnation))
+        between = separator([ticket for ticket, _ in tickets])
+        args = (incarnation, between, *chain.from_iterable(tickets))
+        return list(self._run("recall", script_keys, args)[1])
+
     def end_by_rule(self, condemned: Sequence[Condemned]) -> tuple[list[Condemned], list[bytes]]:
         """Make dead letters of the messages that a rule condemns. Return those that are over now, and the tickets whose
         records are not as believed, which are among the former, without ids. Where bodies are large, not all of them
@@ -349,11 +358,14 @@ class LeaderScripts:
         _, cursor, flat, gone = self._run("sweep", script_keys, args)
         return Swept(cursor, list(zip(_found(flat, 3), flat[2::3], strict=True)), gone)
 
-    def save_position(self) -> PositionLook:
-        """Save the group's position, and look whether anything is amiss. Raises GroupMissing."""
+    def save_position(self, takeable: int = 0) -> PositionLook:
+        """Save the group's position, and how many messages another consumer could take now, and look whether anything
+        is amiss. Raises GroupMissing."""
         keys = self._keys
         _, delivered, oldest, cut, pending = self._run(
-            "save_position", (keys.stream, keys.leader, keys.position, LogKeys(keys.stream).groups, keys.counters), ()
+            "save_position",
+            (keys.stream, keys.leader, keys.position, LogKeys(keys.stream).groups, keys.counters),
+            (takeable,),
         )
         by_name = {name: int(count) for name, count in pending}
         return PositionLook(GroupPosition(delivered, oldest or None), cut, by_name)

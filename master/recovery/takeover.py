@@ -78,7 +78,14 @@ def take_over(
     for incarnation, member in members.items():
         if member.alive:
             registration = member.registration
-            board.join(incarnation, registration.name, registration.slots, registration.capacity, member.accepts)
+            board.join(
+                incarnation,
+                registration.name,
+                registration.slots,
+                registration.capacity,
+                member.accepts,
+                registration.gives_back,
+            )
     held = IndexedIdRange(span)
     # Entries that the stream has had and the group has not been given were lost with the group: they come as new,
     # unless they are gone.

@@ -69,12 +69,13 @@ class LetterRow(TypedDict):
 
 class TicketRow(TypedDict):
     """A ticket. ``state``: processing, retrying (its first message has failed before), recovering (its owner is lost),
-    returned, paused (given back, and a rule holds it: ``why``), halted, ending, waiting or unreadable. ``dead_letter``:
-    the one that a halted ticket waits for."""
+    returned, put_off (given back until ``due_ms``), paused (given back, and a rule holds it: ``why``), halted, ending,
+    waiting or unreadable. ``dead_letter``: the one that a halted ticket waits for."""
 
     ticket_id: str
     state: str
     fence: NotRequired[int]
+    due_ms: NotRequired[int]
     message_ids: NotRequired[list[str]]
     consumer_name: NotRequired[str]
     owner: NotRequired[str]
@@ -109,12 +110,14 @@ class Sources(TypedDict):
 
 class Lag(TypedDict):
     """Numbers for autoscalers. ``lag``: messages not read yet, in the sources too where several are gathered.
-    ``unfinished``: lag and pending. ``consumers``, ``slots``: of live consumers."""
+    ``unfinished``: lag and pending. ``takeable``: what another consumer could take now, so not what runs, or waits for
+    anything but room. ``consumers``, ``slots``: of live consumers."""
 
     lag: int
     lag_is_exact: bool
     pending: int
     unfinished: int
+    takeable: int
     oldest_seconds: float
     consumers: int
     slots: int

@@ -53,7 +53,7 @@ class Mirror(RedisModel):
         self._deleted: set[bytes] = set()
         self._inside = False
         self.clock_ms = 1
-        self.calls = 0
+        self.calls = self.recalls = 0
         self.taken: set[str] = set()  # who had news then
 
     # ---- what the walk changes without a script ------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class Mirror(RedisModel):
         super().give_back(incarnation, ticket)
         self._compare()
 
-    def tick(self) -> None:
+    def tick(self, ms: int) -> None:
         """Time stands still: what waits longer than a second waits for an operator."""
 
     def put_off(self, incarnation: str, ticket: bytes, after_ms: int) -> None:
@@ -144,6 +144,27 @@ class Mirror(RedisModel):
             self._link.call("HSET", self._keys.tickets, ticket, value)
         else:
             self._link.call("HDEL", self._keys.tickets, ticket)
+        self._compare()
+
+    def recall(self, incarnation: str, tickets: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
+        self._bring_up_to_date()
+        real = self._steps.recall(incarnation, tickets)
+        mine = super().recall(incarnation, tickets)
+        assert real == mine
+        self._compare()
+        self.recalls += len(mine) < len(tickets)
+        return mine
+
+    def answer_recall(self, incarnation: str, ticket: bytes, fence: int) -> None:
+        self._bring_up_to_date()
+        [answer] = (
+            self._owner_steps(incarnation).give_back([GiveBack(ticket, fence)])
+            if self.lives(incarnation)
+            else [Given.GONE]
+        )
+        before = len(self.changed)
+        super().answer_recall(incarnation, ticket, fence)
+        assert (answer is Given.GIVEN) == (len(self.changed) > before)
         self._compare()
 
     def retry(self, ticket: bytes) -> None:
@@ -316,7 +337,7 @@ class RuledMirror(Mirror, RuledRedis):
         return real
 
 
-@pytest.mark.parametrize("seed", [201, 202, 204, 207])
+@pytest.mark.parametrize("seed", [201, 202, 204, 205, 207, 208, 209, 210])
 def test_the_scripts_do_what_the_model_says_while_rules_change(link: Link, seed: int) -> None:
     mirror = RuledMirror(link)
     RuledWalk(seed, mirror).go(250)

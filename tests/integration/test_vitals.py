@@ -49,11 +49,21 @@ def test_what_waits_where_is_told_apart(world: World) -> None:
         "lag_is_exact": True,
         "pending": 3,
         "unfinished": 4,
+        "takeable": 4,  # the leader has not said yet what others could take
         "oldest_seconds": 0,
         "consumers": 1,
         "slots": 8,
         "time_ms": 0,
     }
+
+
+def test_what_another_consumer_could_take_is_what_the_leader_noted_and_what_nobody_has_read(world: World) -> None:
+    leader = world.elect()
+    world.parked(leader, b"U", b"1-1", b"2-1")
+    world.send(b"W")
+    leader.save_position(1)
+    seen = StreamStatsReader(world.link, world.keys).read()
+    assert (lag_document(seen)["takeable"], seen.unfinished) == (2, 3)
 
 
 @pytest.mark.parametrize("is_read", [False, True])

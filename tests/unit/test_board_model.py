@@ -4,6 +4,7 @@ Redis does."""
 from __future__ import annotations
 
 import copy
+import math
 import random
 from collections.abc import Callable, Sequence
 
@@ -20,7 +21,7 @@ from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import rank
 from usher.master.membership.registry import RegisteredConsumer
 from usher.master.policy.board.board import Board
-from usher.master.policy.board.tickets import BoardTicket, Standing
+from usher.master.policy.board.tickets import BoardTicket, RunQueue, Standing
 
 TICKETS = [b"T1", b"T2", b"T3"]
 NAMES = ["c1", "c2", "c3"]
@@ -247,6 +248,21 @@ class BoardMachine(RuleBasedStateMachine):
         owned = self._owned()
         self.redis.end(*owned[some % len(owned)])
 
+    # ---- recalls ---------------------------------------------------------------------------------------------------------------
+
+    @rule()
+    def the_leader_recalls(self) -> None:
+        self.leader.recall()
+
+    @precondition(lambda self: self.redis.recalled)
+    @rule(some=some, again=st.booleans())
+    def an_owner_answers_a_recall(self, some: int, again: bool) -> None:
+        """In any order, or twice: what was recalled may be acknowledged, lost, or handed over anew by then."""
+        place = some % len(self.redis.recalled)
+        self.redis.answer_recall(*self.redis.recalled[place])
+        if not again:
+            del self.redis.recalled[place]
+
     @precondition(lambda self: self._owned())
     @rule(some=some, after_ms=st.sampled_from([0, 1, 3000, 20_000]))
     def an_owner_puts_a_ticket_off(self, some: int, after_ms: int) -> None:
@@ -344,8 +360,8 @@ class BoardMachine(RuleBasedStateMachine):
         self._no_limit_is_exceeded()
         self._parked_is_what_master_has()
         self._nothing_is_stuck()
-        self.leader.now_s += 1.0
-        self.redis.tick()
+        self.leader.now_s += 0.25
+        self.redis.tick(250)
 
     def _the_sums_are_right(self) -> None:
         board = self.board
@@ -392,6 +408,9 @@ class BoardMachine(RuleBasedStateMachine):
     def _nothing_is_stuck(self) -> None:
         """Whatever may be handed over is handed over by planning again and again, and nothing else is."""
         board = copy.deepcopy(self.board)
+        if type(board._queue) is RunQueue:
+            board._queue._append = board._queue._runnable.append  # a method of a deque is not copied
+        board._queue.retry(board._ownership.recalls.release(math.inf))  # what was asked back is held for a moment
         while (plan := board.plan(1000, 0.0)) is not None:
             for target in plan.targets:
                 assert board.consumers[target.incarnation].accepts
@@ -446,6 +465,7 @@ class BoardMachine(RuleBasedStateMachine):
         self.leader.turn()
         self._all_is_acknowledged()
         self.leader.now_s += 10.0
+        self.redis.tick(10_000)
         self.leader.reconcile(5.0)
 
     def _all_is_acknowledged(self) -> None:
@@ -536,6 +556,12 @@ class Walk:
             ),
             (2, machine._owned, lambda: machine.an_owner_parks_a_message(some())),
             (1, machine._owned, lambda: machine.an_owner_ends_a_tail(some())),
+            (4, always, machine.the_leader_recalls),
+            (
+                6,
+                lambda: machine.redis.recalled,
+                lambda: machine.an_owner_answers_a_recall(some(), rng.random() < 0.2),
+            ),
             (2, machine._owned, lambda: machine.an_owner_puts_a_ticket_off(some(), rng.choice([0, 1, 3000, 20_000]))),
             (1, machine._put_off, lambda: machine.an_operator_ends_a_wait(some())),
             (3, machine._waiting, lambda: machine.an_operator_ends_a_halt(some(), rng.random() < 0.3)),

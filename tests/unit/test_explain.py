@@ -361,6 +361,11 @@ class TestWhatElseIsSaid:
     def sentences(self, facts: TicketFacts) -> list[str]:
         return [reason.text for reason in explain(facts).reasons]
 
+    def test_a_ticket_that_is_asked_back(self) -> None:
+        facts = owned(OwnEntry(A, "queued"), board=BoardFacts("open", 0, True, recalled_for="c5"))
+        told = "being recalled from c3 for c5, which has nothing to do, unless it has started there by now"
+        assert told in self.sentences(facts)
+
     def test_starts_beyond_the_limit_are_told_without_it(self) -> None:
         """Those that asked to be called later (RetryLater) count as starts, and are in no limit."""
         [first, *_] = self.sentences(owned(replace(RUNS, attempt=7)))
@@ -405,7 +410,7 @@ class TestWhatElseIsSaid:
                 ticket(kind="returned", fence=8, ids=(A, B)),
                 [
                     (
-                        "12-0 was given back, by a drain or a redrive: the ticket's next owner begins with it, under"
+                        "12-0 was given back, by a drain, a recall or a redrive: the ticket's next owner begins with it, under"
                         " a fencing token above 8"
                     ),
                     "17-0 waits behind 12-0",

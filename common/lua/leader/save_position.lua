@@ -1,7 +1,7 @@
 -- save_position: note the group's position outside of the group, for the day it is lost; also for trimmers of any
 --                group. And look whether anything is amiss: entries cut unread, or taken out of the pending list.
 -- KEYS: 1 stream, 2 leader, 3 position, 4 groups of the stream, 5 counters
--- ARGV: 1 group, 2 epoch
+-- ARGV: 1 group, 2 epoch, 3 how many messages another consumer could take now, as the leader knows
 -- Returns: {"FENCED"} or {"OK", last delivered id, oldest pending id or "", number of entries that were cut before the
 --          group was given them (each is counted once), {{name in the group, number of entries pending for it}, ...}}
 -- Why Lua: both ids must be of one moment: a floor above an entry that is still pending would lose that entry.
@@ -14,7 +14,7 @@ if not leads(KEYS[2], ARGV[2]) then return {'FENCED'} end
 local summary, facts = redis.call('XPENDING', KEYS[1], ARGV[1]), group_facts(KEYS[1], ARGV[1])
 local oldest, delivered, cut = summary[2] or '', facts['last-delivered-id'], 0
 at_full_memory(KEYS[3])
-redis.call('HSET', KEYS[3], 'delivered', delivered, 'oldest_pending', oldest)
+redis.call('HSET', KEYS[3], 'delivered', delivered, 'oldest_pending', oldest, 'takeable', ARGV[3])
 redis.call('HSET', KEYS[4], ARGV[1], (oldest ~= '' and is_above(delivered, oldest)) and oldest or delivered)
 cut = count_cut(KEYS[5], KEYS[1], facts)
 return {'OK', delivered, oldest, cut, summary[4] or {}}

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from usher.common.protocol.marks import Mark
 from usher.master.policy.board.ownership import Ownership
 from usher.master.policy.board.plans import HandOverPlan, HandOverReply, ReplyFollowUp, TargetPlan, TicketPlan, span
+from usher.master.policy.board.recall import Recall
 from usher.master.policy.board.rule_gate import Condemned, RuleGate
-from usher.master.policy.board.tickets import RunQueue, Standing
+from usher.master.policy.board.tickets import OPEN, RunQueue, Standing
 from usher.master.policy.board.turns import FairQueue
 from usher.master.policy.board.views import BoardFacts, Parked
 from usher.master.policy.rules import Rulebook
@@ -50,7 +51,7 @@ class Board:
         self.set_record, self.clear_record, self.halt = owned.set_record, owned.clear_record, owned.halt
         self.to_read, self.was_read = owned.to_read, owned.was_read
         self.ending_page, self.ended = owned.ending_page, owned.ended
-        self.learn_time = owned.waits.learn_time
+        self.learn_time, self.take_came_back = owned.waits.learn_time, owned.recalls.take_came_back
 
     @property
     def in_flight(self) -> int:
@@ -108,6 +109,17 @@ class Board:
         lowest, highest = span(parts.values()) if much_more else (b"-", b"+")
         return HandOverPlan([TargetPlan(name, planned) for name, planned in parts.items()], size, lowest, highest)
 
+    def recalls(self, now_s: float) -> list[Recall]:
+        """Return the tickets to ask back now, for consumers that have nothing to do. They count as asked from now
+        on."""
+        recalls = self._ownership.recalls
+        if recalls.asked:
+            self._queue.retry(recalls.release(now_s))
+        if self._queue.has_runnable:
+            recalls.pause()
+            return []
+        return recalls.choose(self.consumers, self.tickets, now_s)
+
     def confirm(self, plan: HandOverPlan, reply: HandOverReply) -> ReplyFollowUp:
         """Update memory with the script's reply, and return what else it asks for."""
         lost: list[str] = []
@@ -156,7 +168,7 @@ class Board:
         self._ownership.keep(incarnation)
         consumer = self.consumers[incarnation]
         if self._gate.rules.of_consumer(consumer.name) is not None:
-            self.join(incarnation, consumer.name, consumer.slots, consumer.capacity, False)
+            self.join(incarnation, consumer.name, consumer.slots, consumer.capacity, False, consumer.gives_back)
 
     def forget(self, entries: Sequence[tuple[bytes, bytes]]) -> None:
         """Forget the entries, (id, ticket), that arrived last.
@@ -180,9 +192,11 @@ class Board:
         self._ownership.reread(released.unloaded)
 
     def next_due_s(self) -> float | None:
-        """Return when the next slowed or waiting ticket may go on; None: there is none."""
-        known = [due_s for due_s in (self._gate.next_due_s(), self._ownership.waits.next_due_s()) if due_s is not None]
-        return min(known, default=None)
+        """Return when the next slowed or waiting ticket may go on, or tickets may be asked back; None: unless
+        something happens, never."""
+        owned = self._ownership
+        known = (self._gate.next_due_s(), owned.waits.next_due_s(), owned.recalls.next_due_s())
+        return min((due_s for due_s in known if due_s is not None and due_s < math.inf), default=None)
 
     def condemned(self, most: int) -> list[Condemned]:
         """Return up to ``most`` ids that become dead letters by a rule, each ticket's from its lowest one on."""
@@ -229,6 +243,15 @@ class Board:
         for ticket in [one for one in self.tickets.values() if len(one.parked) > self._window]:
             self._ownership.shorten(ticket)
 
+    def takeable(self) -> int:
+        """Count what another consumer could be given now: parked messages that wait for room alone, and tickets that
+        could be recalled. It looks at every ticket."""
+        owned = self._ownership
+        parked = sum(len(one.parked) for one in self.tickets.values() if one.owner is None and one.standing is OPEN)
+        held = (*self._gate.paused(), *self._gate.slowed_or_condemned())
+        parked -= sum(len(one.parked) for one in held if one.owner is None and one.standing is OPEN)
+        return parked + owned.recalls.recallable(self.consumers.values())
+
     # ---- from other threads: what they see may be a moment old -------------------------------------------------------
 
     def glance(self, name: bytes, now_s: float, now_ms: int) -> BoardFacts | None:
@@ -241,7 +264,15 @@ class Board:
         if ticket.standing is Standing.WAITING:
             due_ms = ticket.until
         window_is_full = self._ownership.window_is_full(ticket)
-        return BoardFacts(ticket.standing.value, len(ticket.parked), ticket.above is None, window_is_full, due_ms)
+        asked = self._ownership.recalls.asked.get(name)
+        return BoardFacts(
+            ticket.standing.value,
+            len(ticket.parked),
+            ticket.above is None,
+            window_is_full,
+            due_ms,
+            "" if asked is None else asked.idle,
+        )
 
     def is_hidden(self, name: bytes) -> bool:
         """Return whether Redis alone keeps account of some messages of a ticket that memory knows."""

@@ -12,6 +12,7 @@ from usher.common.protocol.stream_id import ZERO, rank
 from usher.master.policy.board.parked_tickets import ParkedTickets
 from usher.master.policy.board.placement import OpenConsumers
 from usher.master.policy.board.plans import NOBODY, TargetPlan, TargetReply, TicketPlan
+from usher.master.policy.board.recall import Recalls
 from usher.master.policy.board.tickets import OPEN, BoardTicket, ConsumerLoad, RunQueue, Standing
 from usher.master.policy.board.work_pace import WorkPace
 
@@ -33,11 +34,15 @@ class Ownership(ParkedTickets):
         self._window = ticket_window
         self._work_s = work_s
         self._open = OpenConsumers(())
+        self.recalls = Recalls()
 
     # ---- consumers ---------------------------------------------------------------------------------------------------
 
-    def join(self, incarnation: str, name: str, slots: int, capacity: int, accepts: bool) -> ConsumerLoad:
-        """Add a living incarnation, or note that it accepts new work or no longer does."""
+    def join(
+        self, incarnation: str, name: str, slots: int, capacity: int, accepts: bool, gives_back: bool = False
+    ) -> ConsumerLoad:
+        """Add a living incarnation, or note that it accepts new work or no longer does. ``gives_back``: see
+        ConsumerLoad."""
         if (consumer := self.consumers.get(incarnation)) is None:
             pace = WorkPace(slots, capacity, self._work_s)
             consumer = self.consumers[incarnation] = ConsumerLoad(incarnation, name, slots, capacity, accepts, pace)
@@ -47,6 +52,7 @@ class Ownership(ParkedTickets):
                 consumer.pace = WorkPace(slots, capacity, self._work_s)
             consumer.accepts, consumer.slots, consumer.capacity = accepts, slots, capacity
             self._rank()
+        consumer.gives_back = gives_back
         for ticket in [self.tickets[of_it] for of_it in consumer.tickets] if accepts else ():
             self._queue.add(ticket)
         return consumer
@@ -66,6 +72,7 @@ class Ownership(ParkedTickets):
         consumer.accepts = False
         for name in consumer.tickets:
             self.tickets[name].standing = Standing.RECOVERING
+            self.recalls.forget(name)
         self._rank()
         return True
 
@@ -76,7 +83,14 @@ class Ownership(ParkedTickets):
             self.tickets[name].standing = OPEN
             self._finish(self.tickets[name])
         # An incarnation that only a record named has no capacity here: it gets nothing before the roster knows it.
-        self.join(incarnation, consumer.name, consumer.slots, consumer.capacity, consumer.capacity > 0)
+        self.join(
+            incarnation,
+            consumer.name,
+            consumer.slots,
+            consumer.capacity,
+            consumer.capacity > 0,
+            consumer.gives_back,
+        )
 
     def recovered(self, incarnation: str, others: Iterable[bytes] = ()) -> tuple[bytes, ...]:
         """Free the tickets of a lost incarnation: all that it had is under ``master``.
@@ -100,6 +114,7 @@ class Ownership(ParkedTickets):
     def _rank(self) -> None:
         """Rank consumers anew, because those that may be chosen have changed. Tickets that found none try again."""
         self._open = OpenConsumers(list(self.consumers.values()))
+        self.recalls.consumers_changed()
         self._queue.retry_unassigned()
 
     # ---- entries -----------------------------------------------------------------------------------------------------
@@ -180,6 +195,8 @@ class Ownership(ParkedTickets):
         if freed:
             self._release(consumer, freed, now_s)
         for ticket in touched:
+            if self.recalls.asked:
+                self.recalls.forget(ticket.name)
             self._finish(ticket)
 
     def note_retrying(self, incarnation: str, tickets: int) -> None:
@@ -360,7 +377,7 @@ class Ownership(ParkedTickets):
 
         Return the incarnation to recover when its owner is not among the living, else None.
         """
-        ticket = self._ticket(name)
+        ticket, asked = self._ticket(name), self.recalls.forget(name)
         self._disown(ticket)
         ticket.believed = b"%s %d" % (owner, fence)
         ticket.compared_s = now_s
@@ -372,6 +389,8 @@ class Ownership(ParkedTickets):
         if is_given_back(owner):
             if (due_ms := due_ms_of(owner)) is None:
                 ticket.standing = OPEN
+                if asked is not None:
+                    self.recalls.returned(asked)
             else:
                 self.waits.begin(ticket, due_ms)
             self._park(ticket, self._not_hidden(ticket, sorted(ids, key=rank)))
@@ -416,6 +435,7 @@ class Ownership(ParkedTickets):
         ticket.compared_s = now_s
 
     def _disown(self, ticket: BoardTicket) -> None:
+        self.recalls.forget(ticket.name)
         consumer = ticket.owner
         running = len(ticket.running)
         ticket.running = {}

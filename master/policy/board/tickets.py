@@ -131,8 +131,8 @@ class TicketMarks:
 
 @dataclass(eq=False)
 class ConsumerLoad:
-    """A consumer's incarnation in memory. ``retrying``: tickets of it that wait for a retry, as it says. ``waiting``:
-    tickets that it owns and has no room for."""
+    """A consumer's incarnation in memory. ``gives_back``: tickets may be asked back from it. ``retrying``: tickets of
+    it that wait for a retry, as it says. ``waiting``: tickets that it owns and has no room for."""
 
     incarnation: str
     name: str
@@ -142,6 +142,7 @@ class ConsumerLoad:
     pace: WorkPace
     in_flight: int = 0
     retrying: int = 0
+    gives_back: bool = False
     # In the order in which it got them: a set's order differs from process to process.
     tickets: dict[bytes, None] = field(default_factory=dict)
     waiting: deque[BoardTicket] = field(default_factory=deque)

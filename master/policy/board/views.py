@@ -16,10 +16,11 @@ class Parked(NamedTuple):
 @dataclass(frozen=True)
 class BoardFacts:
     """A ticket as the leader remembers it, when it is this master. ``standing``: see master/policy/board/tickets.py.
-    ``due_ms``: when a slowed ticket goes on."""
+    ``due_ms``: when a slowed or waiting ticket goes on. ``recalled_for``: the consumer for which it was asked back."""
 
     standing: str
     parked: int
     has_all: bool
     window_is_full: bool = False
     due_ms: int = 0
+    recalled_for: str = ""

@@ -83,6 +83,7 @@ def _owned(facts: TicketFacts, owner: OwnerFacts) -> TicketExplanation:
     state, reason, waits_for, until_ms = _doing(facts, owner, run)
     reasons = [
         reason,
+        *_recalled(facts, owner),
         *_lease(facts, owner),
         *_behind(facts, run.id if run is not None else facts.ids[0] if facts.ids else b"?"),
     ]
@@ -148,6 +149,15 @@ def _suspicion(facts: TicketFacts, entry_id: bytes) -> str:
     if known.crashes:
         return f"because its process ended {pluralize(known.crashes, 'time')} while it ran"
     return f"because {pluralize(known.losses, 'consumer')} in a row were lost with it as the next of its ticket"
+
+
+def _recalled(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
+    if facts.board is not None and facts.board.recalled_for:
+        idle = facts.board.recalled_for
+        text = (
+            f"being recalled from {owner.name} for {idle}, which has nothing to do, unless it has started there by now"
+        )
+        yield Reason("recalled", text)
 
 
 def _lease(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:

@@ -16,9 +16,9 @@ from tests.chaos.rig.records import now_ns
 SLACK_S = 1.0
 
 
-def kill_consumer(cluster: Cluster, name: str, forget_lock: bool = False) -> None:
-    """kill -9 of the working process. ``forget_lock``: its successor cannot prove that it is dead, as on another
-    host."""
+def kill_consumer(cluster: Cluster, name: str, forget_lock: bool = False, busy_s: float = 0.0) -> None:
+    """kill -9 of the working process. ``forget_lock``: its successor cannot prove that it is dead, as on another host.
+    ``busy_s``: for how long the others may have no room for what it had."""
     program = cluster.program(name)
     if not program.worker:
         return
@@ -29,7 +29,7 @@ def kill_consumer(cluster: Cluster, name: str, forget_lock: bool = False) -> Non
         cluster.counts["unproven_kills"] += 1
     who, t = program.who, now_ns()
     cluster.restarter.kill(program.worker, who)
-    cluster.fault("kill", t, t, who, "tickets", bound_s=cluster.shape.lease_s + SLACK_S)
+    cluster.fault("kill", t, t, who, "tickets", bound_s=cluster.shape.lease_s + SLACK_S + busy_s)
 
 
 def kill_program(cluster: Cluster, name: str) -> None:

@@ -188,6 +188,7 @@ class Bug:
 _OWN = "tests.chaos.mutants.stories:"
 _LEADER = "tests.integration.test_protocol_rules:"
 _OWNER = "tests.integration.test_protocol_rules_owner:"
+_RECALL = "tests.integration.test_recall_rules:"
 
 BUGS = (
     Bug(
@@ -311,6 +312,29 @@ BUGS = (
         ),
         _OWN + "the_inbox_is_trimmed_by_what_was_read",
         "K0",
+    ),
+    Bug(
+        mutant("a give-back has no fence", LuaEdit("give_back", " or fence ~= ARGV[at + 1]", "")),
+        _RECALL + "test_r1_a_call_that_is_sent_again_takes_nothing_that_came_back_meanwhile",
+        "K22",
+    ),
+    Bug(
+        mutant(
+            "what is recalled stays queued until the answer",
+            CodeEdit("usher.consumer.policy.lanes:LaneBoard.close_unstarted", "if closed:", "if not closed:"),
+        ),
+        _RECALL + "test_a_recalled_ticket_goes_to_another_and_starts_there_only",
+        "K22",
+    ),
+    Bug(
+        mutant(
+            "what waits is handed over at any time",
+            LuaEdit("hand_over", "due_ms and due_ms <= tonumber(now_ms())", "due_ms"),
+            CodeEdit(
+                "usher.master.policy.board.waits:Waits.take_due", "<= self._behind_ms + 1000 * now_s", "< math.inf"
+            ),
+        ),
+        _OWN + "what_waits_is_handed_over_at_its_time",
     ),
     Bug(
         mutant(

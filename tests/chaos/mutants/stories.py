@@ -14,7 +14,7 @@ from gunicorn.config import Config
 from tests.chaos.rig.sink import Sink
 from tests.integration.actors import ConsumerActor, Run, Stage, Trouble
 from tests.integration.factories import LEASE_MS, plan
-from usher.common.base.errors import GiveUp, ReplyUnknown
+from usher.common.base.errors import GiveUp, ReplyUnknown, RetryLater
 from usher.common.http.server.watch import Pulse
 from usher.common.protocol.mishaps import mishaps_command, parse_mishaps
 from usher.consumer.lifecycle.crash_report import note_crash
@@ -40,6 +40,29 @@ def index_and_pending_list_change_together(stage: Stage) -> None:
     assert stage.world.broken() == []
     stage.finish(stage.leader("m2"), [a])
     stage.check_done(T, ids)
+
+
+def what_waits_is_handed_over_at_its_time(stage: Stage) -> None:
+    """Its handler asked for quiet: neither an idle consumer nor a new leader shortens that, and it is not forgotten."""
+    m, a = stage.leader(), stage.consumer("a")
+    ids = stage.send(T)
+    m.settle()
+    a.read()
+    run = a.start()
+    assert run is not None
+    run.fail(RetryLater(3600.0))
+    a.flush()
+    for name in ("m2", "m3"):
+        m.crash()
+        stage.end_lead()
+        m = stage.leader(name)
+        m.settle()
+        if name == "m2":
+            assert stage.world.pending() == {b"master": ids}
+            stage.world.spoil(T, b"waits@1 %s" % b" ".join([stage.world.head(T).split()[1], *ids]))
+    stage.finish(m, [a])
+    assert stage.history.ids(T) == [*ids, *ids], "it asked at its first start, and was done at its second"
+    assert stage.world.pending() == {}
 
 
 def what_is_silent_for_too_long_is_ended(_stage: Stage) -> None:

@@ -56,6 +56,19 @@ def rolling_restarts(cluster: Cluster, seconds: float) -> None:
             return
 
 
+def joins_and_leaves(cluster: Cluster, seconds: float) -> None:
+    """Consumers come and go all the time, by SIGTERM or kill -9; once the leader goes. What is left can hardly carry the
+    load, so what a killed one had goes on later than it could."""
+    for number in rounds(seconds, 0.9):
+        [name] = programs.at_work(cluster, 1)
+        if number == 3:
+            programs.kill_leader(cluster)
+        elif cluster.rng.random() < 0.5:
+            programs.kill_consumer(cluster, name, forget_lock=cluster.rng.random() < 0.5, busy_s=4.0)
+        else:
+            programs.restart_gently(cluster, name)
+
+
 def nothing_redelivered(history: History, _cluster: Cluster) -> Iterator[str]:
     """K0, K10: each entry is started exactly once (by a process that the machine let run)."""
     for uid, runs in history.starts_of.items():
@@ -112,6 +125,19 @@ PLANS: tuple[Plan, ...] = (
         strict=True,
         extra=nothing_redelivered,
         gently=True,
+    ),
+    # Handlers of very different length, and as much work as there is room for: who has joined finds nothing that
+    # waits, and others with more than they can run.
+    Plan(
+        "K22",
+        "consumers join and leave",
+        joins_and_leaves,
+        ("recalled", "kill", "restart", "redelivered"),
+        often=("kill_leader", "drained"),
+        shape=Shape(consumers=4, slots=4, environ={"USHER_CAPACITY": "200"}),
+        load=Load(rate=40, tickets=400, skew=0.3, work_ms=150, fail_before=0.03),
+        seconds=7.0,
+        drain_s=12.0,
     ),
     Plan(
         "K10b",

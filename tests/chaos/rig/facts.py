@@ -223,5 +223,7 @@ def _count(record: dict[str, Any], counts: Counter[str]) -> None:
     elif action == "service_retrying":
         for word in ("LOADING", "OOM", "MISCONF", "READONLY", "NOSCRIPT", "BUSY"):
             counts[word] += word in record.get("problem", "")
+    elif action == "tickets_recalled":
+        counts["recalled"] += int(record.get("count", 0))
     if record.get("level") == "ERROR":
         counts["errors"] += 1

@@ -1,0 +1,193 @@
+"""Recalls: which tickets are asked back, from whom and for whom, and what becomes of the question."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.boards import NOW, arrive, board_with, hand_over, ids, planned, wait_once
+from usher.master.policy.board.board import Board
+
+#: Late enough for what was handed over at NOW.
+LATER = NOW + 0.06
+
+
+def loaded(tickets: int, slots: int = 4, *, gives_back: bool = True) -> Board:
+    """``a`` has that many tickets, of a message each; then ``b`` joins."""
+    board = board_with()
+    board.join("a:1", "a", slots, 1000, True, gives_back)
+    for number in range(1, tickets + 1):
+        arrive(board, b"T%d" % number, number)
+    hand_over(board)
+    board.join("b:2", "b", slots, 1000, True, True)
+    return board
+
+
+def asked(board: Board, now_s: float = LATER) -> dict[str, list[bytes]]:
+    wait_once(board)
+    return {one.incarnation: [ticket for ticket, _ in one.tickets] for one in board.recalls(now_s)}
+
+
+def test_the_youngest_tickets_are_asked_back_by_half_of_what_is_there() -> None:
+    assert asked(loaded(12)) == {"a:1": [b"T12", b"T11", b"T10", b"T9", b"T8", b"T7"]}
+
+
+def test_the_question_names_the_fence_and_the_ticket_comes_back_to_the_idle_one() -> None:
+    board = loaded(5)
+    [recall] = board.recalls(LATER)
+    assert recall == ("a:1", [(b"T5", b"7")])
+    board.set_record(b"T5", b"returned", 7, ids(5), LATER)
+    assert board.take_came_back() == 1
+    assert planned(board.plan(100, LATER)) == {("b:2", b"T5"): ids(5)}
+
+
+@pytest.mark.parametrize("tickets", [0, 1, 3, 4])
+def test_a_consumer_that_has_no_more_than_its_slots_is_never_asked(tickets: int) -> None:
+    board = loaded(tickets)
+    assert asked(board) == {}
+    assert board.next_due_s() is None, "nothing to wait for"
+
+
+def test_one_of_a_former_version_is_never_asked() -> None:
+    assert asked(loaded(12, gives_back=False)) == {}
+
+
+def test_no_more_than_the_idle_one_can_run_and_have_ready() -> None:
+    board = loaded(100)
+    assert len(asked(board)["a:1"]) == 8
+
+
+def test_nothing_is_asked_back_while_something_waits() -> None:
+    board = loaded(12)
+    arrive(board, b"T-new", 99)
+    assert asked(board) == {}
+    assert hand_over(board)
+    assert asked(board)
+
+
+def test_a_ticket_that_was_just_handed_over_is_left_and_looked_at_again() -> None:
+    board = loaded(12)
+    assert asked(board, NOW + 0.01) == {}
+    assert board.next_due_s() == NOW + 0.05
+    assert asked(board, NOW + 0.05)
+
+
+def test_one_question_per_consumer_at_a_time_and_none_twice() -> None:
+    board = loaded(20)
+    first = asked(board)["a:1"]
+    assert len(first) == 8
+    assert asked(board, LATER + 0.1) == {}, "it has not answered yet"
+    assert board.next_due_s() == LATER + 0.5
+    assert asked(board, LATER + 0.5) == {"a:1": [b"T12", b"T11", b"T10", b"T9", b"T8", b"T7", b"T6", b"T5"]}
+    assert asked(board, LATER + 1.1) == {}, "all were asked for, and stayed"
+    assert board.next_due_s() is None, "no polling"
+    assert asked(board, LATER + 6), "after a while they may be asked for again"
+
+
+def test_new_entries_of_an_asked_ticket_are_parked_until_it_is_answered() -> None:
+    board = loaded(5)
+    assert asked(board) == {"a:1": [b"T5"]}
+    arrive(board, b"T5", 9)
+    assert hand_over(board) == {}
+    assert asked(board, LATER + 0.5) == {}, "it stays silent: it has started the ticket"
+    assert hand_over(board) == {("a:1", b"T5"): ids(9)}
+
+
+def test_a_report_of_something_of_it_says_that_it_was_started() -> None:
+    board = board_with()
+    board.join("a:1", "a", 1, 1000, True, True)
+    arrive(board, b"S", 1)
+    arrive(board, b"T", 2, 3)
+    hand_over(board)
+    board.join("b:2", "b", 1, 1000, True, True)
+    assert asked(board) == {"a:1": [b"T"]}
+    arrive(board, b"T", 4)
+    board.free("a:1", [(b"T", ids(2))], LATER)
+    assert hand_over(board) == {("a:1", b"T"): ids(4)}
+
+
+def test_a_lost_owner_is_asked_nothing_more_and_what_was_asked_is_recovered() -> None:
+    board = loaded(6)
+    assert asked(board) == {"a:1": [b"T6", b"T5"]}
+    arrive(board, b"T6", 9)
+    board.mark_lost("a:1")
+    assert asked(board, LATER + 1) == {}
+    board.take_in([(b"%d-0" % number, b"T%d" % number) for number in range(1, 7)])
+    board.recovered("a:1")
+    assert hand_over(board)[("b:2", b"T6")] == ids(6, 9)
+    wait_once(board)
+
+
+def test_a_refused_question_is_forgotten_with_the_reading_of_the_record() -> None:
+    board = loaded(5)
+    assert asked(board) == {"a:1": [b"T5"]}
+    board.set_record(b"T5", b"a:1", 8, ids(5), LATER)
+    assert asked(board, LATER + 0.5) == {"a:1": [b"T5"]}
+
+
+def test_a_ticket_that_waits_for_room_at_its_owner_may_come_back_with_all_its_entries() -> None:
+    board = board_with()
+    board.join("a:1", "a", 1, 4, True, True)
+    arrive(board, b"S", 1)
+    arrive(board, b"T", 2, 3, 4, 5, 6)
+    hand_over(board)
+    assert list(board.tickets[b"T"].parked) == ids(5, 6)
+    board.join("b:2", "b", 1, 1000, True, True)
+    assert asked(board) == {"a:1": [b"T"]}
+    board.set_record(b"T", b"returned", 7, ids(2, 3, 4), LATER)
+    assert hand_over(board) == {("b:2", b"T"): ids(2, 3, 4, 5, 6)}
+    wait_once(board)
+
+
+def test_several_idle_ones_share_and_several_busy_ones_give() -> None:
+    board = board_with()
+    for name in ("a", "b"):
+        board.join(f"{name}:1", name, 4, 1000, True, True)
+    for number in range(1, 41):
+        arrive(board, b"T%d" % number, number)
+    hand_over(board)
+    for name in ("c", "d"):
+        board.join(f"{name}:2", name, 4, 1000, True, True)
+    recalls = asked(board)
+    assert set(recalls) == {"a:1", "b:1"}
+    for ticket in [ticket for tickets in recalls.values() for ticket in tickets]:
+        board.set_record(ticket, b"returned", 7, ids(int(ticket[1:])), LATER)
+    handed = planned(board.plan(1000, LATER))
+    taken = [incarnation for incarnation, _ in handed]
+    assert (taken.count("c:2"), taken.count("d:2")) == (8, 8)
+    assert board.plan(1000, LATER) is None
+
+
+def test_another_consumer_could_take_what_waits_for_room_and_what_would_be_recalled() -> None:
+    board = board_with()
+    board.join("a:1", "a", 2, 5, True, True)
+    for number in range(1, 9):
+        arrive(board, b"T%d" % number, number)
+    hand_over(board)
+    assert (board.in_flight, board.parked, board.takeable()) == (5, 3, 6), "three wait for room, and three for slots"
+    board.learn_time(1_000, NOW)
+    board.set_record(b"W", b"waits@9000", 3, ids(20), NOW)
+    board.set_record(b"H", b"halted", 3, ids(21), NOW)
+    arrive(board, b"T1", 30)
+    assert board.takeable() == 6, "not what waits for its time, for an operator, or behind what runs"
+
+
+def test_what_is_being_recalled_is_told() -> None:
+    board = loaded(5)
+    board.recalls(LATER)
+    seen = board.glance(b"T5", LATER, 0)
+    assert seen is not None
+    assert seen.recalled_for == "b"
+
+
+def test_one_that_has_less_than_its_share_is_not_asked_while_others_have_more() -> None:
+    board = board_with()
+    for name in ("a", "b"):
+        board.join(f"{name}:1", name, 4, 1000, True, True)
+    for number in range(1, 31):
+        arrive(board, b"T%d" % number, number)
+    hand_over(board)
+    few, many = sorted(board.consumers.values(), key=lambda one: one.in_flight)
+    for name in list(few.tickets)[5:]:
+        board.free(few.incarnation, [(name, ids(int(name[1:])))], NOW)
+    board.join("c:2", "c", 4, 1000, True, True)
+    assert list(asked(board)) == [many.incarnation]
