@@ -337,7 +337,7 @@ class RuledMirror(Mirror, RuledRedis):
         return real
 
 
-@pytest.mark.parametrize("seed", [201, 202, 204, 205, 207, 208, 209, 210])
+@pytest.mark.parametrize("seed", [201, 202, 204, 205])
 def test_the_scripts_do_what_the_model_says_while_rules_change(link: Link, seed: int) -> None:
     mirror = RuledMirror(link)
     RuledWalk(seed, mirror).go(250)
