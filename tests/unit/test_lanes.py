@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from usher.common.protocol.stream_id import rank
+from usher.common.redis.replies import HandOver
 from usher.consumer.policy.lanes import Lane, LaneBoard
 
 
@@ -272,6 +273,49 @@ class TestQuiet:
         assert taken(board).ticket == b"B"
 
 
+def recalled(board: LaneBoard[Entry], ticket: bytes, *ids: int, fence: int = 1) -> bool:
+    """Recall a ticket that had these ids then, and return whether it goes back."""
+    part = HandOver(ticket, fence, [entry.stream_id for entry in entries(*ids)])
+    return board.close_unstarted([part]) == [(ticket, fence)]
+
+
+class TestRecall:
+    def test_a_ticket_of_which_nothing_was_started_is_dropped_and_what_its_fence_still_brings_too(self) -> None:
+        board = filled(A=entries(1, 3), B=entries(2))
+        board.add(b"A", entries(0))
+        assert recalled(board, b"A", 0, 1, 3)
+        board.add(b"A", entries(4))
+        assert board.held_ids == {b"2-0"}
+        board.add(b"A", [Entry(b"0-0", 2)])
+        assert [taken(board).ticket for _ in range(2)] == [b"B", b"A"], "it came back under a later fence"
+
+    @pytest.mark.parametrize("state", ["runs", "held", "waits", "suspect", "ended", "unread", "other fence"])
+    def test_a_ticket_that_was_started_or_is_not_here_stays(self, state: str) -> None:
+        board = filled(A=entries(1, 2))
+        if state == "unread":
+            assert not recalled(board, b"B", 9)
+            return
+        if state == "other fence":
+            assert not recalled(board, b"A", 1, 2, fence=2)
+            assert board.take() is board.lanes[b"A"]
+            return
+        lane = taken(board)
+        first = lane.queue.popleft()
+        if state == "held":
+            board.hold(lane)
+        elif state == "waits":
+            board.retry(lane, first, 5.0)
+        elif state == "suspect":
+            board.isolate(lane, first)
+        elif state == "ended":
+            board.release(lane)
+        assert not recalled(board, b"A", 1, 2)
+        assert board.held_ids == {b"1-0", b"2-0"}
+        if state == "ended":
+            board.done([b"1-0"])
+            assert recalled(board, b"A", 2), "its acknowledgement is answered"
+
+
 class Consumer:
     """A consumer at random: every move is one that a reader, a runner or an acker makes."""
 
@@ -287,6 +331,9 @@ class Consumer:
         self.fence = 1
         self.ever: set[int] = set()
         self.forgotten: set[int] = set()  # of those that ran when their ticket was forgotten
+        self.fences: dict[int, int] = {}
+        self.tickets: dict[int, bytes] = {}
+        self.given_back: list[tuple[bytes, int, Lane[Entry] | None]] = []  # not answered yet; with the lane that waits
 
     def moves(self) -> list[Callable[[], None]]:
         often = [self.hand_over, self.take, self.end, self.end]
@@ -300,6 +347,10 @@ class Consumer:
             self.pass_time,
             self.pass_time,
             self.forget,
+            self.recall,
+            self.recall,
+            self.answer,
+            self.read_on,
         ]
 
     def hand_over(self) -> None:
@@ -314,7 +365,9 @@ class Consumer:
         if unknown:
             messages = [Entry(entry_id, self.fence) for entry_id in sorted(unknown, key=rank)]
             self.ever.update(numbers(messages))
+            self.fences.update((number, self.fence) for number in numbers(messages))
             self.added.setdefault(ticket, []).extend(numbers(messages))
+            self.tickets.update((number, ticket) for number in numbers(messages))
             self.board.add(ticket, messages)
 
     def take(self) -> None:
@@ -343,7 +396,12 @@ class Consumer:
         if message is None:
             self.board.release(lane)
             return
-        how = self.rng.choice(["goes on", "goes on", "released", "held", "retried"])
+        how = self.rng.choice(["goes on", "goes on", "released", "held", "retried", "put off"])
+        if how == "put off":
+            self.board.hold(lane)
+            self.board.close_fence(lane.ticket, message.fence, message.stream_id)
+            self.leaves(lane.ticket, message.fence, lane)
+            return
         if how == "retried":
             if message.number in self.forgotten:
                 self.added[lane.ticket].remove(message.number)
@@ -365,6 +423,37 @@ class Consumer:
             lane, message = self.held.pop(0)
             self.board.done([message.stream_id])
             self.board.resume(lane)
+
+    def leaves(self, ticket: bytes, fence: int, lane: Lane[Entry] | None) -> None:
+        """Nothing of the ticket under this fence is to be run here, whatever the inbox names."""
+        self.added[ticket] = [number for number in self.added[ticket] if self.fences[number] > fence]
+        self.given_back.append((ticket, fence, lane))
+        self.fence += 1
+        self.board.add(ticket, [Entry(b"%d-0" % (self.last_id + 1), fence)])
+
+    def recall(self) -> None:
+        """Of a ticket of which nothing runs, waits, or ended unanswered: it goes back, under its fence only."""
+        ticket = self.rng.choice([b"A", b"B", b"C", b"D"])
+        lane, mine = self.board.lanes.get(ticket), self.added.get(ticket, [])
+        fence = self.fences[mine[0]] if mine else self.fence
+        ended = [message.number for message in self.unacknowledged if self.tickets.get(message.number) == ticket]
+        is_unstarted = lane in self.board.ready and not ended and {self.fences[number] for number in mine} == {fence}
+        assert not recalled(self.board, ticket, *mine, *ended, fence=fence - 1)
+        assert recalled(self.board, ticket, *mine, *ended, fence=fence) == is_unstarted
+        if is_unstarted:
+            self.leaves(ticket, fence, None)
+
+    def answer(self) -> None:
+        """Redis has answered, for certain, that nothing under that fence is ours."""
+        if self.given_back:
+            ticket, fence, lane = self.given_back.pop(0)
+            self.board.confirm_closed(ticket, fence)
+            if lane is not None:
+                self.board.resume(lane)
+
+    def read_on(self) -> None:
+        """The inbox was read to its end since."""
+        self.board.forget_closed(self.board.closed_fences())
 
     def acknowledge(self) -> None:
         self.board.done([message.stream_id for message in self.unacknowledged])
@@ -404,12 +493,16 @@ class Consumer:
         for _ in range(10_000):
             if not self.board.lanes and not self.board.held_ids:
                 break
-            for move in (self.take, self.end, self.let_go, self.acknowledge, self.pass_time):
+            for move in (self.take, self.end, self.let_go, self.acknowledge, self.pass_time, self.answer, self.read_on):
                 move()
                 self.check()
         assert not self.board.lanes
         assert not self.board.held_ids
         assert (self.board.running, self.board.take(), self.board.wake_due(1e9)) == (0, None, None)
+        for move in (self.answer, self.read_on):
+            for _ in range(len(self.given_back) + 1):
+                move()
+        assert not self.board._closed_fences
 
 
 @pytest.mark.parametrize("seed", range(40))
