@@ -37,7 +37,8 @@ parked        on the leader's board and with no consumer: pending under ``master
               *waiting*. (The dead-letter policy ``park``, shown as *halt*, is another thing: it halts the ticket)
 halted        a ticket whose given-up message, pending under ``halted``, waits for an operator
 take back     dead incarnation -> ``master``; after a change of leader the *takeover* rebuilds the leader's state
-give back     living incarnation -> ``master``, at a drain
+give back     living incarnation -> ``master``, at a drain, or while it goes on: a ticket that is *recalled* (the leader
+              wants it for another consumer), or *put off* (its first message waits for a time that stands in Redis)
 attempt       one *start* of a handler
 dead letter   an entry given up, kept with its reason
 redrive       put a dead letter back

@@ -12,7 +12,7 @@ Threads and what they own
     (both)    execution/batch_pool.py    the same for batch handlers: one call with messages of several lanes
     suspects-N  isolation/worker.py      runs messages that may have ended a process, in a child process each
     ack       execution/acker.py         finished messages -> one ack script per batch; failures -> one charge script
-                                         per batch; dead letters
+                                         per batch; dead letters; tickets that go back: recalled, or put off
     report    execution/reporter.py      tells the leader over HTTP what Redis has accepted
     beat      lifecycle/heartbeat.py     renews the lease, in step with real progress
     guard     lifecycle/lease_guard.py   ends the process when the lease can have ended
@@ -71,7 +71,11 @@ Redis cannot be reached         running handlers finish, no new ones start once 
                                 process leaves
 a reply to an ack is lost       the same batch goes again before any later one; it is answered OK or GONE
 a master cannot be reached      only speed is lost: reports go to the next master
-the handler raises              the message is tried again in place, with backoff; its ticket waits, its slot does not
+the handler raises              the message is tried again in place, with backoff; its ticket waits, its slot does not.
+                                For a long wait the ticket is given back, with the time at which it is due
+the leader recalls a ticket     it is given back if nothing of it was started; else nothing is said
+a reply to a give-back is lost  the same again: GIVEN, or GONE. Its fence is closed since before the first call, so that
+                                nothing of the ticket under it starts here, and what comes under a later one does
 the handler ends the process    the arbiter starts a new one within a second; see above
 the body of a message is gone   dead letter ``body_gone``, in its place in the order
 SIGTERM                         drain: no new starts, running handlers finish, acknowledgements are flushed, the rest

@@ -6,10 +6,10 @@ from collections import Counter
 
 from tests.integration.actors import MAX_ATTEMPTS, ConsumerActor, MasterActor, Run, Stage, TroubledLink
 from usher.common.protocol.keys import HALTED, MASTER
+from usher.common.protocol.owner_words import is_given_back
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.replies import pairs, parse_record
 
-_RETURNED = b"returned"
 #: Somebody who takes entries without being asked to.
 STRANGER = b"stranger"
 
@@ -136,9 +136,9 @@ class Ledger:
             assert len(set(record.ids)) == len(record.ids), f"{ticket!r} has an id twice: {record}"
             assert not named & set(record.ids), f"an id is in two records: {record}"
             named.update(record.ids)
-            if record.owner not in (_RETURNED, HALTED):
+            is_masters = is_given_back(record.owner) or record.owner == HALTED
+            if not is_masters:
                 self._granted(ticket, record.fence, record.owner.decode())
-            is_masters = record.owner in (_RETURNED, HALTED)
             allowed = {MASTER, STRANGER} if is_masters else {record.owner}
             if not is_masters and not self.lease(record.owner.decode()):
                 allowed |= {MASTER, STRANGER}  # until it is recovered, what was taken back is under master

@@ -21,9 +21,11 @@ from tests.integration.factories import FIELD, LEASE_MS
 from tests.integration.ledger import Ledger
 from tests.integration.strangers import Strangers
 from usher.common.base.clock import moment_ns
-from usher.common.base.errors import Fenced, GiveUp, OwnershipLost, RedisTrouble
+from usher.common.base.errors import Fenced, GiveUp, OwnershipLost, RedisTrouble, RetryLater
 from usher.common.protocol.registration import NO_LOCK
 from usher.common.redis.client import Link
+from usher.common.redis.replies import pairs, parse_record, separator
+from usher.consumer.execution import executor
 from usher.master.dispatch.events import Report
 from usher.master.membership.registration import NameInUse
 
@@ -184,7 +186,9 @@ class ProtocolMachine(Strangers, RuleBasedStateMachine):
             if run is not None:
                 self.ledger.started(run, consumer)
 
-    @rule(ends=st.lists(st.tuples(_SOME, st.sampled_from(["ok", "ok", "ok", "fails", "gives up"])), max_size=4))
+    @rule(
+        ends=st.lists(st.tuples(_SOME, st.sampled_from(["ok", "ok", "ok", "fails", "waits", "gives up"])), max_size=4)
+    )
     def handlers_end(self, ends: list[tuple[int, str]]) -> None:
         for some, outcome in ends:
             runs: list[Run] = [run for consumer in self.living for run in consumer.runs]
@@ -194,16 +198,51 @@ class ProtocolMachine(Strangers, RuleBasedStateMachine):
             if outcome == "ok":
                 self.ledger.succeeds(run)
                 run.succeed()
+            elif outcome == "waits":
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(executor, "PUT_OFF_S", 0.0)  # the ticket leaves, and is due at once
+                    run.fail(RetryLater(0.0))
             else:
                 self.ledger.may_die.add(run.message.stream_id)
                 run.fail(GiveUp("never") if outcome == "gives up" else ValueError("not now"))
 
-    @rule(some=_SOME, step=st.sampled_from(["ack", "dead_letter"]), trouble=st.sampled_from([None, None, *Trouble]))
+    @rule(
+        some=_SOME,
+        step=st.sampled_from(["ack", "dead_letter", "give_back", "give_back"]),
+        trouble=st.sampled_from([None, None, *Trouble]),
+    )
     def a_consumer_writes(self, some: int, step: str, trouble: Trouble | None) -> None:
         consumer = self._consumer(some)
         if consumer is not None:
             consumer.link.troubles = {step: trouble} if trouble else {}
             self.flush(some)
+            consumer.link.troubles = {}
+
+    @rule(some=_SOME, busy=_BUSY, is_old=st.booleans(), trouble=st.sampled_from([None, None, *Trouble]), reads=_SOME)
+    def a_ticket_is_recalled(
+        self, some: int, busy: list[bytes], is_old: bool, trouble: Trouble | None, reads: int
+    ) -> None:
+        """Whoever asked, and whatever has become of the ticket since."""
+        self._keep_busy(busy)
+        owned = {consumer.name: consumer for consumer in self.living if self.ledger.lease(consumer.incarnation)}
+        index = pairs(self.stage.link.call("HGETALL", self.stage.keys.tickets))
+        mine = [
+            (owned[record.owner], ticket, record)
+            for ticket, value in sorted(index.items())
+            if (record := parse_record(value)).owner in owned
+        ]
+        if not mine:
+            return
+        consumer, ticket, record = mine[some % len(mine)]
+        line = b"%d %b" % (record.fence - is_old, b" ".join(record.ids))
+        fields = ("recall", 1, "between", separator([ticket]), "tickets", ticket, "ids", line)
+        self.stage.link.call("XADD", self.stage.keys.inbox(consumer.incarnation), "*", *fields)
+        if reads % 3:
+            with contextlib.suppress(RedisTrouble):
+                consumer.read()
+        if reads % 2:
+            consumer.link.troubles = {"give_back": trouble} if trouble else {}
+            self.flush(self.living.index(consumer))
             consumer.link.troubles = {}
 
     @rule(some=_SOME, how=st.sampled_from(["now", "now", "twice", "late", "never", "to both"]))
