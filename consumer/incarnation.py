@@ -17,6 +17,7 @@ from usher.common.http.server.watch import LEAST_SILENCE_S, LOOK_S, Liveness
 from usher.common.observability.dead_letter_notifier import DeadLetterNotifier
 from usher.common.observability.metrics import Metrics
 from usher.common.protocol.keys import Keys
+from usher.common.protocol.marks import parse_weights
 from usher.common.redis.client import Link, SameServer
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.fork_guard import call_in_children
@@ -97,7 +98,7 @@ class Incarnation:
         self.is_over = False
         self._journal = journal
         self.lease = OwnLease(taken.lease_s, taken.sent_s)
-        self.lanes = Lanes(settings.marks)
+        self.lanes = Lanes(settings.marks, parse_weights(settings.tenant_weights))
         slots, capacity, masters = settings.concurrency, settings.capacity, master_client(settings, taken.leader_url)
         self.reporter = Reporter(
             masters, name, taken.registration.slots, capacity, taken.ticket_window, lambda: self.lanes.keeps_up

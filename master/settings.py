@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from usher.common.protocol.marks import check_weights
 from usher.common.runtime.settings import Address, CommonSettings, MaybeAddress
 
 #: Longest life of a lead, in seconds. A lease that lasts longer in Redis dates from before the clock of Redis was set
@@ -51,9 +50,6 @@ class MasterSettings(CommonSettings):
             "Most waiting entries in the master's memory (and 64 MiB of ids); of long tickets Redis keeps the rest. At"
             " this many it stops reading."
         ),
-    )
-    tenant_weights: Annotated[str, AfterValidator(check_weights)] = Field(
-        "", max_length=65_536, description="Weights of tenants, 1 to 1000: a=3,b=1; all others have 1."
     )
     longest_message_bytes: int = Field(
         16 * 1024 * 1024,
@@ -147,7 +143,7 @@ class StreamerSettings(CommonSettings):
 
     UNREAD: ClassVar[frozenset[str]] = (
         CommonSettings.UNREAD - {"log_level", "log_format", "tls_cert", "tls_key", "insecure"}
-    ) | {"lease_seconds", "ticket_scope", "tenant_field", "priority_field"}
+    ) | {"lease_seconds", "ticket_scope", "tenant_field", "tenant_weights", "priority_field"}
 
     outbox_url: str = Field(
         "", description="Database with the outbox, e.g. postgresql+psycopg://user@host/shop or sqlite:////srv/shop.db."

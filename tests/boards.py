@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import HandOverPlan, HandOverReply, ReplyFollowUp, TargetReply
 from usher.master.policy.board.tickets import BoardTicket
+from usher.master.policy.board.turns import FairQueue
 
 NOW = 100.0
 
@@ -73,7 +74,9 @@ def may_plan(board: Board) -> bool:
 def wait_once(board: Board) -> None:
     """A ticket waits in one place at most, and knows whether it does: one that waits in two is planned twice, and put
     aside twice whenever the rules change."""
-    waiting = [*board._queue._runnable, *board._queue._unassigned, *held_back(board)]
+    queue = board._queue
+    runnable = queue.waiting() if isinstance(queue, FairQueue) else queue._runnable
+    waiting = [*runnable, *queue._unassigned, *held_back(board)]
     waiting += [asked.ticket for asked in board._ownership.recalls.asked.values() if asked.holds]
     waiting += [ticket for consumer in board.consumers.values() for ticket in consumer.waiting]
     names = [ticket.name for ticket in waiting]

@@ -33,9 +33,11 @@ class _HaltSteps:
 class Leader:
     """What the dispatcher does in its turns, with the pending list and the index of a model."""
 
+    board_class: Callable[[int], Board] = Board
+
     def __init__(self, redis: RedisModel, window: int) -> None:
         self.redis = redis
-        self.board = Board(window)
+        self.board = self.board_class(window)
         self.recoverer = Recoverer()
         self.unsure: set[bytes] = set()
         self.rejected: list[Rejected] = []

@@ -20,7 +20,7 @@ import click
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from usher.common.base.errors import SettingsError, StartRefused
-from usher.common.protocol.marks import MarkFields, check_tenant_field
+from usher.common.protocol.marks import MarkFields, check_tenant_field, check_weights
 from usher.common.protocol.sources import SCOPED_TICKET_FIELD, SourceSelection
 
 PREFIX = "USHER_"
@@ -116,6 +116,7 @@ class CommonSettings(BaseModel):
             "dead_letter_webhook",
             "webhook_secret",
             "tenant_field",
+            "tenant_weights",
             "priority_field",
             "log_level",
             "log_format",
@@ -162,6 +163,9 @@ class CommonSettings(BaseModel):
             "What tells whose a message is, for fair turns: a field; @stream: the stream it was gathered from;"
             " @ticket:SEPARATOR: its ticket id up to that. Empty: all wait in one line."
         ),
+    )
+    tenant_weights: Annotated[str, AfterValidator(check_weights)] = Field(
+        "", max_length=65_536, description="Weights of tenants, 1 to 1000: a=3,b=1; all others have 1."
     )
     priority_field: str = Field(
         "",

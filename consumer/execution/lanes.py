@@ -10,7 +10,7 @@ another thread watches. When handlers are not short, every ready lane wakes a th
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from usher.common.base.clock import now_s
@@ -52,14 +52,16 @@ class Lanes:
     """Thread-safe lanes. Changes that make a lane ready, or a runner wait, are methods here; for all else use the board
     in ``with lanes.locked() as board``, which wakes no thread."""
 
-    def __init__(self, marks: MarkFields = NO_FIELDS) -> None:
+    def __init__(self, marks: MarkFields = NO_FIELDS, weights: Mapping[bytes, float] | None = None) -> None:
         """Make lanes without messages. ``marks``: fields that tell the tenants and priorities of messages, if they are
-        to have turns by them."""
+        to have turns by them; ``weights``: of tenants."""
         self._board: LaneBoard[Message] = LaneBoard()
         self._fair: FairLanes[Message] | None = None
         if not marks.is_empty:
             self._board.ready = self._fair = FairLanes(
-                lambda ticket, message: marks.of(message.stream_id, ticket, message.flat)
+                lambda ticket, message: marks.of(message.stream_id, ticket, message.flat),
+                weights or {},
+                bool(marks.priority),
             )
         self._lock = threading.Lock()
         self._locked = _LockedBoard(self._board, self._lock)

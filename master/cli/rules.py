@@ -34,6 +34,7 @@ def _targets(command: Callable[..., Any]) -> Callable[..., Any]:
                 metavar="GLOB",
                 help="All tickets whose ids fit: * is any text, ? one character, [a-z] one of these.",
             ),
+            click.option("--tenant", metavar="NAME", help="All tickets of a tenant (USHER_TENANT_FIELD)."),
             click.option("--all", "everything", is_flag=True, help="All tickets."),
         )
     ):
@@ -41,11 +42,12 @@ def _targets(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def _target(ticket: str | None, pattern: str | None, everything: bool) -> tuple[Target, str]:
-    given = [(Target.TICKET, ticket)] * (ticket is not None) + [(Target.PATTERN, pattern)] * (pattern is not None)
+def _target(ticket: str | None, pattern: str | None, tenant: str | None, everything: bool) -> tuple[Target, str]:
+    named = ((Target.TICKET, ticket), (Target.PATTERN, pattern), (Target.TENANT, tenant))
+    given = [(target, value) for target, value in named if value is not None]
     given += [(Target.EVERYTHING, "")] * everything
     if len(given) != 1:
-        raise click.UsageError("give a ticket id, or --pattern GLOB, or --all")
+        raise click.UsageError("give a ticket id, or --pattern GLOB, or --tenant NAME, or --all")
     target, value = given[0]
     if (
         target is not Target.EVERYTHING
@@ -77,10 +79,10 @@ def list_rules(flags: dict[str, Any], as_json: bool) -> None:
     now_ms = time.time_ns() // 1_000_000
     rows = []
     for rule in book.rules:
-        rate, since = (
-            f"{rule.rate_per_second:g}/s" if rule.rate_per_second else "",
-            span(now_ms - rule.set_ms) if rule.set_ms else "",
-        )
+        limits = [f"{rule.rate_per_second:g}/s"] if rule.rate_per_second else []
+        limits += [f"{rule.concurrency} at a time"] if rule.concurrency else []
+        limits += [f"weight {rule.weight}"] if rule.weight else []
+        rate, since = ", ".join(limits), span(now_ms - rule.set_ms) if rule.set_ms else ""
         rows.append((rule.id, rule.target.value, rule.value, rule.action.value, rate, rule.who, since, rule.reason))
     console().print(
         table("Rules", ("id", "target", "value", "action", "rate", "who", "since", "reason"), rows, ids=("id",))
@@ -154,24 +156,43 @@ def pause(flags: dict[str, Any], why: str, as_json: bool, **chosen: Any) -> None
 
 @click.command(
     help=(
-        "Slow tickets down: hand over at most so many messages of each ticket per second. This holds until `usher"
-        " resume`."
+        "Slow tickets down: hand over at most so many messages of each ticket per second. A tenant has one limit for"
+        " all of its tickets together, over all consumers. This holds until `usher resume`."
     )
 )
 @_targets
 @click.option(
     "--rate",
     type=Number(min=0.001, max=1_000_000),
-    required=True,
     metavar="N",
-    help="Messages per second, of each ticket.",
+    help="Messages per second, of each ticket, or of the tenant.",
+)
+@click.option("--concurrency", type=click.IntRange(1, 1_000_000), metavar="N", help="Tickets of a tenant at a time.")
+@click.option(
+    "--weight",
+    type=click.IntRange(1, 1000),
+    metavar="N",
+    help="A tenant's share (USHER_TENANT_WEIGHTS).",
 )
 @_WHY
 @_JSON
 @options(CommonSettings)
-def slow(flags: dict[str, Any], rate: float, why: str, as_json: bool, **chosen: Any) -> None:
+def slow(
+    flags: dict[str, Any],
+    rate: float | None,
+    concurrency: int | None,
+    weight: int | None,
+    why: str,
+    as_json: bool,
+    **chosen: Any,
+) -> None:
     target, value = _target(**chosen)
-    _set(flags, Rule(target, value, RuleAction.SLOW, rate, why, caller().who), as_json)
+    if target is not Target.TENANT and (rate is None or concurrency or weight):
+        raise click.UsageError("give --rate; --concurrency and --weight are for a --tenant")
+    if not (rate or concurrency or weight):
+        raise click.UsageError("give --rate, --concurrency or --weight")
+    rule = Rule(target, value, RuleAction.SLOW, rate, why, caller().who, concurrency=concurrency, weight=weight)
+    _set(flags, rule, as_json)
 
 
 def _set(flags: dict[str, Any], rule: Rule, as_json: bool) -> None:

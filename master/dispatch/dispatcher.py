@@ -138,9 +138,22 @@ class Dispatcher(Service):
         return super().trouble or (self._unwell or of_notifier if self._lead.is_ours else None)
 
     def glance(self, ticket: bytes) -> BoardFacts | None:
-        """Return what memory has of a ticket, while this master leads; None otherwise, and when it has nothing. It may
-        be a moment old."""
-        return self.board.glance(ticket, now_s(), wall_ms()) if self.leads else None
+        """Return what memory has of a ticket, while this master leads; None otherwise, and when it has nothing (and is
+        not full). It may be a moment old."""
+        if not self.leads:
+            return None
+        found = self.board.glance(ticket, now_s(), wall_ms())
+        return BoardFacts("", 0, True, is_full=True) if found is None and self.is_full else found
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether so many entries wait that this master, which leads, reads no more."""
+        return self.leads and self._cursor.is_full
+
+    @property
+    def priorities_unreadable(self) -> int:
+        """Number of priorities that could not be read, since the start of the process."""
+        return self._marks.unreadable
 
     def parked_of(self, ticket: bytes) -> Parked | None:
         """Return how much of the ticket memory has parked, while this master leads; None when nothing is known. It may

@@ -82,8 +82,9 @@ class Explainer:
     def explain(self, ticket_id: str) -> TicketExplanation:
         """Explain what the ticket waits for. Raises what ``Link.call`` raises."""
         ticket = ticket_id.encode("utf-8", "surrogateescape")
+        board = self._board(ticket)
         with self._lock:
-            found = self._read(ticket_id, ticket)
+            found = self._read(ticket_id, ticket, board.tenant if board is not None else b"")
         owner_url = found.pop("health_url")
         told = self._ask_owner(owner_url, ticket_id) if owner_url else None
         if not (found["kind"] or found["unread"] or found["parked"]):
@@ -93,9 +94,8 @@ class Explainer:
                 "gathered_is_exact": seen["lag_is_exact"],
                 "by_stream": self._by_stream,
             }
-        return explain(
-            TicketFacts(ticket_id, wall_ms(), told=told, board=self._board(ticket), lease_ms=self._lease_ms, **found)
-        )
+        board, now_ms = self._board(ticket), wall_ms()
+        return explain(TicketFacts(ticket_id, now_ms, told=told, board=board, lease_ms=self._lease_ms, **found))
 
     def leader_url(self) -> str:
         """Return the leader's URL; "" when there is no leader."""
@@ -108,7 +108,7 @@ class Explainer:
         with self._lock:
             return self._link.call("HGET", self._keys.consumers, name) is not None
 
-    def _read(self, ticket_id: str, ticket: bytes) -> dict[str, Any]:
+    def _read(self, ticket_id: str, ticket: bytes, tenant: bytes) -> dict[str, Any]:
         """Return all facts that Redis knows, as arguments of TicketFacts, and the owner's health URL. Makes few round
         trips: a busy master is slow at each."""
         keys, until_s = self._keys, now_s() + _LOOK_S
@@ -140,7 +140,7 @@ class Explainer:
             "lag": lag.entries,
             "has_group": delivered is not None,
             "leader": _leader(held),
-            "rules": tuple(rules.all_of(ticket)),
+            "rules": tuple(rules.all_of(ticket, tenant)),
             "crowd": _crowd(members, rules, pending),
             "health_url": "",
             "due_ms": due_ms,

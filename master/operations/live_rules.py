@@ -50,6 +50,8 @@ class RuleSetChange(NamedTuple):
             f"; {at_least}{self.handed_over:,} already handed over will finish"
             if self.handed_over
             else "; nothing of it is in processing"
+            if self.is_exact
+            else "; what is handed over already will finish"
         )
         return self.outcome + (running if self.rule is not None else "")
 
@@ -112,6 +114,8 @@ class LiveRules:
         on = f"{rule.target.value} {rule.value}".rstrip() + (
             f" at {rule.rate_per_second:g}/s" if rule.rate_per_second else ""
         )
+        on += f", {rule.concurrency} at a time" if rule.concurrency else ""
+        on += f", weight {rule.weight}" if rule.weight else ""
         action = OperatorAction(by, what or rule.action.value, on)
         reply = self._change(chosen, dump(rule), action)
         for gone in self._gone() if reply[0] == b"FULL" else ():
@@ -178,7 +182,10 @@ class LiveRules:
             )
 
     def _handed_over(self, rule: Rule) -> tuple[int, bool]:
-        """Count the messages in processing that the rule is about; and whether that is all of them."""
+        """Count the messages in processing that the rule is about; and whether that is all of them. Only the leader
+        knows which are a tenant's."""
+        if rule.target is Target.TENANT:
+            return 0, False
         if rule.target is Target.TICKET:
             [record] = self._stream.records_of([rule.value.encode("utf-8", "surrogateescape")])
             return (len(record.ids) if record is not None and b":" in record.owner else 0), True

@@ -9,10 +9,14 @@ dead_letter  what is parked of the ticket becomes dead letters (reason ``rule``)
              with what it has
 ===========  =======================================================================================================
 
-A rule is for one ticket, for those whose ids match a pattern (``*``, ``?``, ``[a-z]``), for the stream, or for
-everything. There is one rule for a target: a second one replaces it. Of several that match a ticket the strongest
-holds: pause, then dead_letter, then the slowest. A rule for a ``consumer`` pauses it: it is handed nothing more, also
-after a restart under the same name.
+A rule is for one ticket, for those whose ids match a pattern (``*``, ``?``, ``[a-z]``), for those of a tenant, for the
+stream, or for everything. There is one rule for a target: a second one replaces it. Of several that match a ticket the
+strongest holds: pause, then dead_letter, then the slowest. A rule for a ``consumer`` pauses it: it is handed nothing
+more, also after a restart under the same name.
+
+A tenant that is slowed has one limit for all of its tickets together: ``rate_per_second`` messages, or
+``concurrency`` of them at a time, over all consumers; or another ``weight`` among the tenants. What slows its tickets
+one by one holds as well.
 
 Messages without a ticket id match no pattern; rules for the stream and for everything hold for them too.
 """
@@ -33,12 +37,13 @@ from usher.common.protocol.message import ticket_text
 #: Most rules at a time: each pattern is tried for every ticket that is planned.
 MOST_RULES = 1000
 LONGEST_REASON = 500
-_FIELDS = ("target", "value", "action", "rate_per_second", "reason", "who")
+_FIELDS = ("target", "value", "action", "rate_per_second", "reason", "who", "concurrency", "weight")
 
 
 class Target(enum.Enum):
     TICKET = "ticket"
     PATTERN = "pattern"
+    TENANT = "tenant"
     STREAM = "stream"
     EVERYTHING = "everything"
     CONSUMER = "consumer"
@@ -55,8 +60,9 @@ _STRENGTH = {RuleAction.PAUSE: 2, RuleAction.DEAD_LETTER: 1, RuleAction.SLOW: 0}
 
 @dataclass(frozen=True)
 class Rule:
-    """A live rule. ``value``: the ticket id, pattern, stream or consumer name; "" for everything. ``rate_per_second``:
-    for slow, else None. ``version``: the number of the change that set it; ``set_ms``: when, in milliseconds since the
+    """A live rule. ``value``: the ticket id, pattern, tenant, stream or consumer name; "" for everything.
+    ``rate_per_second``: for slow, else None; ``concurrency`` and ``weight``: of a tenant that is slowed, else None.
+    ``version``: the number of the change that set it; ``set_ms``: when, in milliseconds since the
     epoch."""
 
     target: Target
@@ -68,14 +74,18 @@ class Rule:
     version: int = 0
     set_ms: int = 0
     id: str = ""
+    concurrency: int | None = None
+    weight: int | None = None
 
     @property
     def strength(self) -> tuple[int, float]:
         """Strength of the rule: of two, the higher one holds."""
         return _STRENGTH[self.action], -(self.rate_per_second or 0.0)
 
-    def fits(self, ticket: str) -> bool:
-        """Return whether the rule is about the ticket; "" is one without an id."""
+    def fits(self, ticket: str, tenant: bytes = b"") -> bool:
+        """Return whether the rule is about the ticket, of this tenant if that is known; "" is one without an id."""
+        if self.target is Target.TENANT:
+            return tenant == _encode(self.value)
         if self.target is Target.TICKET:
             return self.value == ticket
         if self.target is Target.PATTERN:
@@ -98,10 +108,18 @@ class Rule:
         """Describe the rule for people: ``paused by alice: the customer asked (rule 3f2a, everything)``."""
         does = {RuleAction.PAUSE: "paused", RuleAction.DEAD_LETTER: "made dead letters"}.get(
             self.action
-        ) or f"slowed to {self.rate_per_second or 0:g}/s"
-        of = self.target.value + (f" {self.value}" if self.target in (Target.PATTERN, Target.STREAM) else "")
+        ) or self._slowed()
+        has_value = self.target in (Target.PATTERN, Target.STREAM, Target.TENANT)
+        of = self.target.value + (f" {self.value}" if has_value else "")
         why = f": {self.reason}" if self.reason else ""
         return f"{does} by {self.who or 'somebody'}{why} (rule {self.id}, {of})"
+
+    def _slowed(self) -> str:
+        if self.target is not Target.TENANT:
+            return f"slowed to {self.rate_per_second or 0:g}/s"
+        limits = [f"slowed to {self.rate_per_second:g}/s"] if self.rate_per_second else []
+        limits += [f"limited to {self.concurrency} at a time"] if self.concurrency else []
+        return " and ".join(limits + [f"given the weight {self.weight}"] * bool(self.weight))
 
 
 def rule_id(target: Target, value: str) -> str:
@@ -129,13 +147,30 @@ def parse(field: bytes, stored: bytes) -> Rule:
         value, reason, who, rate = (facts[name] for name in ("value", "reason", "who", "rate_per_second"))
         if not all(type(text) is str for text in (value, reason, who)):
             raise ValueError("not text")
-        rate = float(rate) if action is RuleAction.SLOW else None
+        limits = {}
+        if action is not RuleAction.SLOW:
+            rate = None
+        elif target is Target.TENANT:
+            limits = {name: _whole(facts.get(name)) for name in ("concurrency", "weight")}
+            rate = None if rate is None and any(limits.values()) else float(rate)
+        else:
+            rate = float(rate)
         if rate is not None and not 0 < rate < float("inf"):
             raise ValueError("no rate")
-        return Rule(target, value, action, rate, reason, who, int(version), int(set_ms), shown_id)
+        return Rule(target, value, action, rate, reason, who, int(version), int(set_ms), shown_id, **limits)
     except (ValueError, TypeError, KeyError, RecursionError):
         why = f"the rule {shown_id} cannot be read, so nothing moves: lift it (`usher rules lift {shown_id}`)"
         return Rule(Target.EVERYTHING, "", RuleAction.PAUSE, reason=why, id=shown_id)
+
+
+def _whole(value: object) -> int | None:
+    if value is not None and (type(value) is not int or value < 1):
+        raise ValueError("not a whole number")
+    return value
+
+
+def _encode(value: str) -> bytes:
+    return value.encode("utf-8", "surrogateescape")
 
 
 class Rulebook:
@@ -149,9 +184,15 @@ class Rulebook:
         self._patterns: list[tuple[re.Pattern[str], Rule]] = []
         self._broad: Rule | None = None
         self._consumers: dict[str, Rule] = {}
+        self._tenants: dict[bytes, Rule] = {}
+        #: Limits of tenants, which hold for all of their tickets together.
+        self.tenant_limits: dict[bytes, Rule] = {}
         for rule in self.rules:
             if rule.target is Target.TICKET:
-                self._exact[rule.value.encode("utf-8", "surrogateescape")] = rule
+                self._exact[_encode(rule.value)] = rule
+            elif rule.target is Target.TENANT:
+                of_tenants = self.tenant_limits if rule.action is RuleAction.SLOW else self._tenants
+                of_tenants[_encode(rule.value)] = rule
             elif rule.target is Target.PATTERN:
                 self._patterns.append((re.compile(fnmatch.translate(rule.value)), rule))
             elif rule.target is Target.CONSUMER:
@@ -161,26 +202,29 @@ class Rulebook:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether no rule is about tickets."""
-        return not (self._exact or self._patterns or self._broad)
+        """Return whether no rule is about tickets one by one."""
+        return not (self._exact or self._patterns or self._broad or self._tenants)
 
     @property
     def pauses_all(self) -> bool:
         return self._broad is not None and self._broad.action is RuleAction.PAUSE
 
-    def of(self, ticket: bytes) -> Rule | None:
-        """Return the rule that holds for a ticket, or None."""
+    def of(self, ticket: bytes, tenant: bytes = b"") -> Rule | None:
+        """Return the rule that holds for a ticket of this tenant, or None."""
         found = _stronger(self._broad, self._exact.get(ticket))
+        if self._tenants:
+            found = _stronger(found, self._tenants.get(tenant))
         if self._patterns and (text := text_of(ticket)):
             for pattern, rule in self._patterns:
                 if pattern.match(text):
                     found = _stronger(found, rule)
         return found
 
-    def all_of(self, ticket: bytes) -> list[Rule]:
-        """Return every rule that matches a ticket, the one that holds first."""
+    def all_of(self, ticket: bytes, tenant: bytes = b"") -> list[Rule]:
+        """Return every rule that matches a ticket, of this tenant if that is known, the one that holds first."""
         text = text_of(ticket)
-        return sorted((rule for rule in self.rules if rule.fits(text)), key=lambda rule: rule.strength, reverse=True)
+        found = (rule for rule in self.rules if rule.fits(text, tenant))
+        return sorted(found, key=lambda rule: rule.strength, reverse=True)
 
     def of_consumer(self, name: str) -> Rule | None:
         """Return the rule that pauses a consumer, or None."""

@@ -169,14 +169,16 @@ class Explanation(TypedDict):
 
 
 class RuleRow(TypedDict):
-    """A live rule. ``target``: ticket, pattern, stream, everything or consumer. ``action``: pause, slow (with
-    ``rate_per_second``) or dead_letter."""
+    """A live rule. ``target``: ticket, pattern, tenant, stream, everything or consumer. ``action``: pause, slow (with
+    ``rate_per_second``; of a tenant also with ``concurrency`` or ``weight``) or dead_letter."""
 
     id: str
     target: str
     value: str
     action: str
     rate_per_second: float | None
+    concurrency: int | None
+    weight: int | None
     reason: str
     who: str
     version: int

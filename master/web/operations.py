@@ -3,8 +3,10 @@ standby.
 
 A rule, everywhere::
 
-    {"id": "71f1ef5259c5", "target": "ticket" | "pattern" | "stream" | "everything" | "consumer", "value": "42",
-     "action": "pause" | "slow" | "dead_letter", "rate_per_second": 2.5 | null, "reason": "...", "who": "alice",
+    {"id": "71f1ef5259c5", "target": "ticket" | "pattern" | "tenant" | "stream" | "everything" | "consumer",
+     "value": "42",
+     "action": "pause" | "slow" | "dead_letter", "rate_per_second": 2.5 | null,
+     "concurrency": 4 | null, "weight": 3 | null, "reason": "...", "who": "alice",
      "version": 1829384756123, "set_ms": 1790000000000}
 
 A change of the rules answers::
@@ -91,15 +93,20 @@ _Reason = Annotated[OneLine, Field(max_length=LONGEST_REASON)]
 class _NewRule(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
-    target: Annotated[str, Field(pattern="^(ticket|pattern|stream|everything|consumer)$")]
+    target: Annotated[str, Field(pattern="^(ticket|pattern|tenant|stream|everything|consumer)$")]
     value: str = ""
     action: Annotated[str, Field(pattern="^(pause|slow|dead_letter)$")]
     rate_per_second: Annotated[float, Field(ge=0.001, le=1_000_000, allow_inf_nan=False)] | None = None
+    concurrency: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    weight: Annotated[int, Field(ge=1, le=1000)] | None = None
     reason: _Reason = ""
 
     @model_validator(mode="after")
     def _fits_together(self) -> _NewRule:
-        if (self.action == "slow") != (self.rate_per_second is not None):
+        of_tenant = self.concurrency is not None or self.weight is not None
+        if of_tenant and (self.target, self.action) != ("tenant", "slow"):
+            raise ValueError("concurrency and weight are for a tenant that is slowed")
+        if (self.action == "slow") != (of_tenant or self.rate_per_second is not None):
             raise ValueError("give rate_per_second with slow, and only then")
         if (self.target == "everything") != (self.value == ""):
             raise ValueError("give value, except with the target everything")
@@ -249,6 +256,8 @@ def change_rule(port: OperationsPort, document: object) -> RuleSetChange:
         asked.rate_per_second,
         asked.reason,
         by_caller().who,
+        concurrency=asked.concurrency,
+        weight=asked.weight,
     )
     try:
         return port.set_rule(rule, by_caller(asked.reason))

@@ -15,6 +15,7 @@ from usher.master.policy.board.ownership import Ownership
 from usher.master.policy.board.plans import HandOverPlan, HandOverReply, ReplyFollowUp, TargetPlan, TicketPlan, span
 from usher.master.policy.board.recall import Recall
 from usher.master.policy.board.rule_gate import Condemned, RuleGate
+from usher.master.policy.board.tenant_limits import TenantLimits
 from usher.master.policy.board.tickets import OPEN, RunQueue, Standing
 from usher.master.policy.board.turns import FairQueue
 from usher.master.policy.board.views import BoardFacts, Parked
@@ -37,6 +38,9 @@ class Board:
         """Make an empty board. ``work_s``: seconds of work that a consumer is given at a time (``WorkPace``).
         ``weights``: of tenants, which take turns; None: neither tenants nor priorities are configured."""
         self._fair = None if weights is None else FairQueue(ticket_window, weights)
+        self._weights, self._limits = weights or {}, TenantLimits()
+        if self._fair is not None:
+            self._fair.holds = self._limits.holds
         self._queue = self._fair or RunQueue(ticket_window)
         self._gate = RuleGate(ticket_window)
         self._window = ticket_window
@@ -79,6 +83,7 @@ class Board:
         """Take up to ``limit`` ids for one hand_over call. Return None when nothing can be handed over now."""
         owned, gate, queue, fair = self._ownership, self._gate, self._queue, self._fair
         if fair is not None:
+            self._limits.begin(now_s)
             fair.begin(now_s)
         queue.retry(gate.take_due(now_s))
         owned.wake_due(now_s)
@@ -91,6 +96,8 @@ class Board:
         bound = owned.load_bound(min(limit, parked_before))
         while size < limit and (ticket := queue.next_runnable()) is not None:
             most = limit - size
+            if fair is not None:
+                most = min(most, self._limits.room(ticket.tenant))
             if gate.has_rules and (most := gate.allow(ticket, most, now_s)) <= 0:
                 continue
             assigned = owned.assign(ticket, most, bound, now_s)
@@ -103,6 +110,7 @@ class Board:
                 gate.spend(part.ticket, len(part.ids))
             if fair is not None:
                 fair.spend(ticket, len(part.ids))
+                self._limits.spend(ticket, len(part.ids))
         if not size:
             return None
         much_more = parked_before > size + _MUCH_MORE or self.redis_has_more
@@ -152,6 +160,7 @@ class Board:
         self._gate.give_back(part.ticket, len(part.ids))
         if self._fair is not None:
             self._fair.spend(self.tickets[part.ticket], -len(part.ids))
+            self._limits.spend(self.tickets[part.ticket], -len(part.ids))
 
     # ---- consumers and entries ---------------------------------------------------------------------------------------
 
@@ -162,6 +171,7 @@ class Board:
         for mark in marks:
             if (ticket := self.tickets.get(mark.ticket)) is not None:
                 fair.learn(ticket, mark)
+                self._limits.began(ticket)
 
     def keep(self, incarnation: str) -> None:
         """Keep an incarnation that was not lost after all. One that a rule has drained gets nothing new."""
@@ -188,6 +198,10 @@ class Board:
     def follow(self, rules: Rulebook) -> None:
         """Follow these rules from now on; every ticket that was held back tries again."""
         released = self._gate.follow(rules)
+        if self._fair is not None:
+            self._limits.follow(rules, self.tickets.values())
+            given = {name: float(rule.weight) for name, rule in rules.tenant_limits.items() if rule.weight}
+            self._fair.weigh({**self._weights, **given})
         self._queue.retry(released.tickets)
         self._ownership.reread(released.unloaded)
 
@@ -195,7 +209,8 @@ class Board:
         """Return when the next slowed or waiting ticket may go on, or tickets may be asked back; None: unless
         something happens, never."""
         owned = self._ownership
-        known = (self._gate.next_due_s(), owned.waits.next_due_s(), owned.recalls.next_due_s())
+        held = map(self._limits.due_s, self._fair.held) if self._fair is not None else ()
+        known = (self._gate.next_due_s(), owned.waits.next_due_s(), owned.recalls.next_due_s(), *held)
         return min((due_s for due_s in known if due_s is not None and due_s < math.inf), default=None)
 
     def condemned(self, most: int) -> list[Condemned]:
@@ -234,7 +249,7 @@ class Board:
         may move (``was_read``)."""
         for ticket in self._gate.paused():
             if self._ownership.unload(ticket):
-                self._gate.was_unloaded(ticket.name)
+                self._gate.was_unloaded(ticket)
         for ticket in (*self._gate.slowed_or_condemned(), *self._ownership.waits.tickets()):
             self._ownership.shorten(ticket)
 
@@ -265,6 +280,12 @@ class Board:
             due_ms = ticket.until
         window_is_full = self._ownership.window_is_full(ticket)
         asked = self._ownership.recalls.asked.get(name)
+        turn, tenant = "", ticket.tenant
+        if self._fair is not None and tenant in self._fair.held:
+            turn, due_s = self._limits.told(tenant), self._limits.due_s(tenant)
+            due_ms = due_ms or (0 if due_s is None else now_ms + int(1000 * (due_s - now_s)))
+        elif self._fair is not None and self._fair.is_behind_urgent(ticket):
+            turn = "behind more urgent tickets"
         return BoardFacts(
             ticket.standing.value,
             len(ticket.parked),
@@ -272,6 +293,8 @@ class Board:
             window_is_full,
             due_ms,
             "" if asked is None else asked.idle,
+            turn,
+            tenant,
         )
 
     def is_hidden(self, name: bytes) -> bool:

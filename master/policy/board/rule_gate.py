@@ -50,7 +50,8 @@ class RuleGate:
         self._slowed: list[tuple[float, int, BoardTicket]] = []  # a heap, by the time at which the ticket may go on
         self._order = 0
         self._condemned: dict[bytes, BoardTicket] = {}
-        self._unloaded: dict[bytes, None] = {}  # paused tickets of which only Redis keeps account
+        # Paused tickets of which only Redis keeps account, and their tenants.
+        self._unloaded: dict[bytes, bytes] = {}
         self._buckets = TicketTokenBuckets()
         self._gave_back = False
 
@@ -62,13 +63,13 @@ class RuleGate:
         self._paused.clear()
         self._slowed.clear()
         self._condemned.clear()
-        unloaded = [name for name in self._unloaded if not self._is_paused(name)]
+        unloaded = [name for name, tenant in self._unloaded.items() if not self._is_paused(name, tenant)]
         for name in unloaded:
             del self._unloaded[name]
         return Released(held, unloaded)
 
-    def _is_paused(self, name: bytes) -> bool:
-        rule = self.rules.of(name)
+    def _is_paused(self, name: bytes, tenant: bytes) -> bool:
+        rule = self.rules.of(name, tenant)
         return rule is not None and rule.action is RuleAction.PAUSE
 
     # ---- plans -------------------------------------------------------------------------------------------------------
@@ -76,7 +77,7 @@ class RuleGate:
     def allow(self, ticket: BoardTicket, most: int, now_s: float) -> int:
         """Return how many messages of the ticket, up to ``most``, may be planned now. With 0, the ticket is put
         aside."""
-        rule = self.rules.of(ticket.name)
+        rule = self.rules.of(ticket.name, ticket.tenant)
         if rule is None:
             return most
         if rule.action is RuleAction.SLOW:
@@ -141,7 +142,7 @@ class RuleGate:
         found: list[Condemned] = []
         spared: list[BoardTicket] = []
         for name, ticket in list(self._condemned.items()):
-            rule = self.rules.of(name)
+            rule = self.rules.of(name, ticket.tenant)
             may_end = ticket.standing is Standing.OPEN and ticket.parked
             if rule is None or rule.action is not RuleAction.DEAD_LETTER or not may_end:
                 spared.append(self.acquit(name))
@@ -170,7 +171,7 @@ class RuleGate:
 
     def worth_keeping(self, ticket: BoardTicket) -> int:
         """Return how many messages of a ticket are worth having in memory when Redis keeps account of the others."""
-        rule = self.rules.of(ticket.name) if self.has_rules else None
+        rule = self.rules.of(ticket.name, ticket.tenant) if self.has_rules else None
         if rule is None or rule.action is not RuleAction.SLOW:
             return self._window
         return min(self._window, 1 + int(_KEPT_S * (rule.rate_per_second or 0)))
@@ -183,9 +184,9 @@ class RuleGate:
         """Return the tickets of which only messages worth keeping need to be in memory: slowed and condemned ones."""
         return [*(ticket for _, _, ticket in self._slowed), *self._condemned.values()]
 
-    def was_unloaded(self, name: bytes) -> None:
+    def was_unloaded(self, ticket: BoardTicket) -> None:
         """Note that nothing of a paused ticket is in memory until it may move."""
-        self._unloaded[name] = None
+        self._unloaded[ticket.name] = ticket.tenant
 
     def drop_empty(self) -> None:
         """Drop tickets that have nothing parked any more: a rule may hold for long, and they would pile up."""

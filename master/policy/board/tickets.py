@@ -118,14 +118,14 @@ class TicketMarks:
         """Return the highest priority of which the ticket's last message waits: what stands before that one is as
         urgent."""
         for priority in sorted(self._last, reverse=True):
-            last = self._last[priority]
+            last = self._last.get(priority, ZERO)  # other threads look, too
             if last in ticket.running:
                 continue
             if (ticket.parked and rank(last) >= rank(ticket.parked[0])) or (
                 ticket.above is not None and rank(last) > rank(ticket.above)
             ):
                 return priority
-            del self._last[priority]
+            self._last.pop(priority, None)
         return 0
 
 

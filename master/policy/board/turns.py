@@ -76,6 +76,27 @@ class FairQueue(RunQueue):
                 self._waiting += tenant.waiting
                 self._enter(tenant)
 
+    def weigh(self, weights: Mapping[bytes, float]) -> None:
+        """Give the tenants these weights from now on."""
+        self._weights = weights
+        for tenant in self._tenants.values():
+            tenant.weight = weights.get(tenant.name, 1.0)
+
+    @property
+    def held(self) -> list[bytes]:
+        """Tenants of which nothing may be planned now, and something waits."""
+        return [tenant.name for tenant in self._held]
+
+    def is_behind_urgent(self, ticket: BoardTicket) -> bool:
+        """Return whether a more urgent ticket of its tenant has its turn before this one. For people: it looks at all
+        of them."""
+        tenant, mine = self._tenants.get(ticket.tenant), ticket.priority
+        places = list(tenant.places) if tenant is not None and ticket.marks is not None else []
+        turn = ticket.marks.turn if ticket.marks is not None else None
+        return isinstance(turn, tuple) and any(
+            place < turn and place[-1].priority > mine and _is_valid(place) for place in places
+        )
+
     @property
     def has_runnable(self) -> bool:
         # One that found no consumer means that none has room: nobody else need ask.

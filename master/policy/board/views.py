@@ -16,7 +16,9 @@ class Parked(NamedTuple):
 @dataclass(frozen=True)
 class BoardFacts:
     """A ticket as the leader remembers it, when it is this master. ``standing``: see master/policy/board/tickets.py.
-    ``due_ms``: when a slowed or waiting ticket goes on. ``recalled_for``: the consumer for which it was asked back."""
+    ``due_ms``: when a slowed or waiting ticket goes on. ``recalled_for``: the consumer for which it was asked back.
+    ``turn``: why it does not have its turn, if that is known. ``is_full``: so many entries wait that no more are
+    read."""
 
     standing: str
     parked: int
@@ -24,3 +26,6 @@ class BoardFacts:
     window_is_full: bool = False
     due_ms: int = 0
     recalled_for: str = ""
+    turn: str = ""
+    tenant: bytes = b""
+    is_full: bool = False
