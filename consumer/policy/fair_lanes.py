@@ -36,9 +36,9 @@ class FairLanes(deque[Lane[M]]):
 
     def append(self, lane: Lane[M]) -> None:
         """Add a lane at its place: its tenant's next turn, behind those that are as urgent and have it too."""
-        messages = (*lane.queue, *lane.early)
-        marks = [self._mark_of(lane.ticket, one) for one in (messages if self._ranks else messages[-1:])]
-        tenant = marks[-1].tenant if marks else b""
+        messages = (*lane.queue, *lane.early) if self._ranks else (lane.early or lane.queue)
+        marks = [self._mark_of(lane.ticket, one) for one in (messages if self._ranks else (messages[-1],))]
+        tenant = marks[-1].tenant
         turn = self._turns[tenant] = max(self._turn, self._turns.get(tenant, 0.0)) + 1 / self._weights.get(tenant, 1.0)
         place = self._places[lane.ticket] = (-max((mark.priority for mark in marks), default=0), turn)
         at = len(self)
