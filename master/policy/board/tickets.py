@@ -180,7 +180,6 @@ class RunQueue:
         self._refill_at = ticket_window // 2
         self._runnable: deque[BoardTicket] = deque()
         self._unassigned: deque[BoardTicket] = deque()
-        self._append: Callable[[BoardTicket], None] = self._runnable.append
 
     @property
     def has_runnable(self) -> bool:
@@ -199,7 +198,10 @@ class RunQueue:
         if ticket.owner is not None and not ticket.owner.accepts:
             return  # it waits until its draining owner is done with it
         ticket.queued = True
-        self._append(ticket)
+        self._line_up(ticket)
+
+    def _line_up(self, ticket: BoardTicket) -> None:
+        self._runnable.append(ticket)
 
     def next_runnable(self) -> BoardTicket | None:
         """Take out the next ticket that may be planned. A caller that puts it aside sets ``queued`` until ``retry``."""

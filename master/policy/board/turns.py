@@ -62,7 +62,6 @@ class FairQueue(RunQueue):
         self._now_s = 0.0
         self._last = 0.0  # the turn that was had last
         self._waiting = 0  # tickets of tenants that are not held
-        self._append = self._place
 
     def begin(self, now_s: float) -> None:
         """Begin a plan: tenants that were held try again."""
@@ -142,7 +141,7 @@ class FairQueue(RunQueue):
 
     # ---- places ------------------------------------------------------------------------------------------------------
 
-    def _place(self, ticket: BoardTicket) -> None:
+    def _line_up(self, ticket: BoardTicket) -> None:
         marks = ticket.marks = ticket.marks or TicketMarks()
         since_s, order = marks.since = marks.since or (self._now_s, next(self._order))
         tenant = self._of(marks.tenant)
@@ -163,7 +162,7 @@ class FairQueue(RunQueue):
         former = self._of(tenant)
         former.waiting -= 1
         self._waiting -= not former.is_held
-        self._place(ticket)
+        self._line_up(ticket)
 
     def _leave(self, tenant: _Tenant) -> BoardTicket:
         """Take out the next ticket of a tenant that has one."""
