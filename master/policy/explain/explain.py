@@ -301,12 +301,8 @@ def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> t
             "its turn by the rule",
             due_ms,
         )
-    if facts.board is not None and facts.board.turn:
-        text = f"{what} waits for its turn: {facts.board.turn}"
-        return Reason("waits_for_turn", text), "its turn", facts.board.due_ms
-    if where == "unread" and facts.board is not None and facts.board.is_full:
-        text = f"{what} is not read yet: so many messages wait already that the leader reads no more (USHER_READ_AHEAD)"
-        return Reason("waiting_limit", text), "others to be done", 0
+    if (turn := _turn(facts, what, where)) is not None:
+        return turn
     if crowd.room <= 0:
         text = (
             f"{what} waits for room: the"
@@ -328,6 +324,17 @@ def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> t
         "the leader",
         0,
     )
+
+
+def _turn(facts: TicketFacts, what: str, where: str) -> tuple[Reason, str, int] | None:
+    """Return what keeps it from its turn while others have theirs, if that is known."""
+    if facts.board is not None and facts.board.turn:
+        text = f"{what} waits for its turn: {facts.board.turn}"
+        return Reason("waits_for_turn", text), "its turn", facts.board.due_ms
+    if where == "unread" and facts.board is not None and facts.board.is_full:
+        text = f"{what} is not read yet: so many messages wait already that the leader reads no more (USHER_READ_AHEAD)"
+        return Reason("waiting_limit", text), "others to be done", 0
+    return None
 
 
 def _no_leader() -> Reason:
