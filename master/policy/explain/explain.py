@@ -303,12 +303,6 @@ def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> t
         )
     if (turn := _turn(facts, what, where)) is not None:
         return turn
-    if crowd.room <= 0:
-        text = (
-            f"{what} waits for room: the"
-            f" {pluralize(crowd.live, 'consumer that takes work is full', 'consumers that take work are full')}"
-        )
-        return Reason("consumers_full", text), "room on a consumer", 0
     if facts.board is not None and facts.board.standing not in ("", "open"):
         text = f"{what} waits while the leader finds out who has the ticket ({facts.board.standing})"
         return Reason("leader_unsure", text), "the leader", 0
@@ -327,13 +321,19 @@ def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> t
 
 
 def _turn(facts: TicketFacts, what: str, where: str) -> tuple[Reason, str, int] | None:
-    """Return what keeps it from its turn while others have theirs, if that is known."""
+    """Return what keeps it from its turn while others have theirs, or all are full; None: nothing that is known."""
     if facts.board is not None and facts.board.turn:
         text = f"{what} waits for its turn: {facts.board.turn}"
         return Reason("waits_for_turn", text), "its turn", facts.board.due_ms
     if where == "unread" and facts.board is not None and facts.board.is_full:
         text = f"{what} is not read yet: so many messages wait already that the leader reads no more (USHER_READ_AHEAD)"
         return Reason("waiting_limit", text), "others to be done", 0
+    if facts.crowd.room <= 0:
+        text = (
+            f"{what} waits for room: the"
+            f" {pluralize(facts.crowd.live, 'consumer that takes work is full', 'consumers that take work are full')}"
+        )
+        return Reason("consumers_full", text), "room on a consumer", 0
     return None
 
 
