@@ -177,6 +177,10 @@ def test_what_is_being_recalled_is_told() -> None:
     seen = board.glance(b"T5", LATER, 0)
     assert seen is not None
     assert seen.recalled_for == "b"
+    board.recalls(LATER + 0.5)
+    seen = board.glance(b"T5", LATER + 0.5, 0)
+    assert seen is not None
+    assert seen.recalled_for == "", "it has started there"
 
 
 def test_one_that_has_less_than_its_share_is_not_asked_while_others_have_more() -> None:

@@ -279,7 +279,7 @@ class Board:
         if ticket.standing is Standing.WAITING:
             due_ms = ticket.until
         window_is_full = self._ownership.window_is_full(ticket)
-        asked = self._ownership.recalls.asked.get(name)
+        asked = self._ownership.recalls.unanswered.get(name)
         turn, tenant = "", ticket.tenant
         if self._fair is not None and tenant in self._fair.held:
             turn, due_s = self._limits.told(tenant), self._limits.due_s(tenant)

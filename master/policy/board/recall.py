@@ -32,14 +32,20 @@ _MOST = 100
 @dataclass
 class Asked:
     """A ticket that was asked back from its owner, an incarnation, for another consumer. ``holds``: it is ``queued``
-    here, so that its new entries stay parked meanwhile. ``is_open``: the owner may yet answer."""
+    here, so that its new entries stay parked meanwhile."""
 
     ticket: BoardTicket
     owner: str
     idle: str
     at_s: float
     holds: bool
-    is_open: bool = True
+
+
+def _older(asked: dict[bytes, Asked], than_s: float) -> Iterator[Asked]:
+    """Take out, and yield, what was asked up to then."""
+    while asked and (first := next(iter(asked.values()))).at_s <= than_s:
+        del asked[first.ticket.name]
+        yield first
 
 
 class Recall(NamedTuple):
@@ -50,10 +56,11 @@ class Recall(NamedTuple):
 
 
 class Recalls:
-    """The tickets that were asked back, oldest question first."""
+    """The tickets that were asked back, oldest question first. ``unanswered``: those that may yet come back."""
 
     def __init__(self) -> None:
         self.asked: dict[bytes, Asked] = {}
+        self.unanswered: dict[bytes, Asked] = {}
         self._came_back = 0
         self._look_s = 0.0  # no look before that
         self._again_s = math.inf  # when to look again, whatever happens meanwhile
@@ -69,7 +76,7 @@ class Recalls:
 
     def next_due_s(self) -> float:
         """Return when there may be something to do although nothing happens until then; infinite: never."""
-        answer_s = next((asked.at_s + _ANSWER_S for asked in self.asked.values() if asked.is_open), math.inf)
+        answer_s = next((asked.at_s + _ANSWER_S for asked in self.unanswered.values()), math.inf)
         return min(answer_s, self._again_s)
 
     def recallable(self, consumers: Iterable[ConsumerLoad]) -> int:
@@ -89,6 +96,7 @@ class Recalls:
     def forget(self, name: bytes) -> Asked | None:
         """Forget that a ticket was asked back: something of it was done, or its record is read again."""
         asked = self.asked.pop(name, None)
+        self.unanswered.pop(name, None)
         if asked is not None and asked.holds:
             asked.ticket.queued = asked.holds = False
         return asked
@@ -96,15 +104,12 @@ class Recalls:
     def release(self, now_s: float) -> list[BoardTicket]:
         """Return the held tickets whose owners stay silent; their new entries go on to them."""
         held = []
-        for name, asked in list(self.asked.items()):
-            if now_s < asked.at_s + _ANSWER_S:
-                break
-            asked.is_open = False
+        for asked in _older(self.unanswered, now_s - _ANSWER_S):
             if asked.holds:
                 asked.ticket.queued = asked.holds = False
                 held.append(asked.ticket)
-            if now_s >= asked.at_s + _FUTILE_S:
-                del self.asked[name]
+        for _ in _older(self.asked, now_s - _FUTILE_S):
+            pass
         return held
 
     def choose(
@@ -131,7 +136,7 @@ class Recalls:
         own."""
         slots = sum(one.slots for one in (*idle, *busy))
         share = sum(one.busy_tickets for one in (*idle, *busy)) / slots  # tickets per slot
-        unanswered = [asked for asked in self.asked.values() if asked.is_open]
+        unanswered = self.unanswered.values()
         being_asked, coming = {asked.owner for asked in unanswered}, Counter(asked.idle for asked in unanswered)
         wanting: list[str] = []
         for one in sorted(idle, key=lambda one: one.busy_tickets / one.slots):
@@ -144,7 +149,8 @@ class Recalls:
                 continue
             chosen = list(islice(self._unstarted(one, tickets, now_s), most))
             for ticket in chosen:
-                self.asked[ticket.name] = Asked(ticket, one.incarnation, wanting.pop(0), now_s, not ticket.queued)
+                asked = Asked(ticket, one.incarnation, wanting.pop(0), now_s, not ticket.queued)
+                self.asked[ticket.name] = self.unanswered[ticket.name] = asked
                 ticket.queued = True
             if chosen:
                 fences = [(ticket.name, ticket.believed.rpartition(b" ")[2]) for ticket in chosen]
