@@ -58,8 +58,11 @@ def rolling_restarts(cluster: Cluster, seconds: float) -> None:
 
 def joins_and_leaves(cluster: Cluster, seconds: float) -> None:
     """Consumers come and go all the time, by SIGTERM or kill -9; once the leader goes. What is left can hardly carry the
-    load, so what a killed one had goes on later than it could."""
+    load, so what a killed one had goes on later than it could. One is back before another goes."""
+    name = ""
     for number in rounds(seconds, 0.9):
+        if name:
+            programs.wait_until_back(cluster, name)
         [name] = programs.at_work(cluster, 1)
         if number == 3:
             programs.kill_leader(cluster)
