@@ -5,8 +5,17 @@ from __future__ import annotations
 import time
 from typing import Any, NamedTuple
 
+from usher.common.base.clock import wall_ms
 from usher.common.base.errors import GroupMissing, NotNow, RedisTrouble
-from usher.common.doctor.facts import Clock, DoctorFacts, DoctorFinding, DoctorSeverity, NameInGroup, TicketStreamFacts
+from usher.common.doctor.facts import (
+    Clock,
+    DoctorFacts,
+    DoctorFinding,
+    DoctorSeverity,
+    NameInGroup,
+    ProofFacts,
+    TicketStreamFacts,
+)
 from usher.common.doctor.findings import examine_server
 from usher.common.doctor.rights import find_rights
 from usher.common.doctor.source_status import SourcesReader
@@ -15,6 +24,7 @@ from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
 from usher.common.protocol.mishaps import Mishaps, parse_mishaps
 from usher.common.protocol.registration import parse
 from usher.common.protocol.sources import SourceSelection
+from usher.common.protocol.stream_id import ZERO, rank
 from usher.common.redis.capabilities import ask
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.endpoints import CLUSTER, SENTINEL, coordinates_failovers, mode
@@ -223,6 +233,32 @@ def _look_at_stream(link: Link, keys: Keys) -> TicketStreamFacts:
         mishaps=parse_mishaps([counters.get(name.encode()) for name in Mishaps._fields]),
         unread_cut=cut,
         counts_added=not of_stream or b"entries-added" in of_stream,
+        proof=read_proof(link, keys),
+    )
+
+
+def read_proof(link: Link, keys: Keys) -> ProofFacts | None:
+    """Return the facts; None when nothing is proven, the log was never cut, or we may not look."""
+    told, runs = link.pipeline([("HGETALL", keys.archived), ("XINFO", "STREAM", keys.runs)])
+    noted: dict[bytes, Any] = {} if isinstance(told, Exception) else pairs(told)
+    log: dict[bytes, Any] = {} if isinstance(runs, Exception) else pairs(runs)
+    if b"proven_until_ms" not in noted or not log.get(b"first-entry"):
+        return None
+    archived, first = noted.get(b"runs", ZERO), log[b"first-entry"][0]
+    # Before Redis 7.0 Redis does not count: then the log was surely cut when what was archived last is gone.
+    was_cut = (
+        log[b"entries-added"] > log[b"length"]
+        if b"entries-added" in log
+        else archived != ZERO and rank(archived) < rank(first)
+    )
+    if not was_cut:
+        return None
+    return ProofFacts(
+        archived,
+        max(0, wall_ms() - int(noted[b"proven_until_ms"])),
+        int(noted.get(b"proven_every_ms", 0)),
+        first,
+        log[b"last-generated-id"],
     )
 
 

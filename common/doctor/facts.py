@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from usher.common.protocol.mishaps import Mishaps
+from usher.common.protocol.stream_id import rank
 
 
 class DoctorSeverity(enum.Enum):
@@ -85,6 +86,23 @@ class NameInGroup:
 
 
 @dataclass(frozen=True)
+class ProofFacts:
+    """The archived and proven part of a run log, which now holds records from ``first`` to ``last`` and was cut before
+    them: ``archived`` is the last record in the archive. ``every_ms``: the time between the last two runs, 0 when it is
+    not known."""
+
+    archived: bytes
+    unproven_ms: int
+    every_ms: int
+    first: bytes
+    last: bytes
+
+    @property
+    def held_ms(self) -> int:
+        return (rank(self.last) - rank(self.first)) >> 64
+
+
+@dataclass(frozen=True)
 class TicketStreamFacts:
     """The ticket stream, its group and its index at one moment. ``last_generated`` is "" and ``entries`` 0 when the
     stream does not exist.
@@ -92,7 +110,8 @@ class TicketStreamFacts:
     ``has_group`` and ``position_saved``: a position without a group means that the group was lost. ``highest_number``
     is the highest epoch, fence or generation ever given; ``idle_ms`` the longest time that an entry of a name with a
     lease was idle. ``is_log``: a streamer writes it or a log consumer reads it. ``unread_cut``: entries that are gone
-    unread at this moment and not among the ``mishaps`` yet; ``counts_added`` False: this server cannot tell.
+    unread at this moment and not among the ``mishaps`` yet; ``counts_added`` False: this server cannot tell. ``proof``
+    is None without one.
     """
 
     name: str
@@ -112,6 +131,7 @@ class TicketStreamFacts:
     mishaps: Mishaps = field(default_factory=Mishaps)
     unread_cut: int = 0
     counts_added: bool = True
+    proof: ProofFacts | None = None
 
     @property
     def pending(self) -> int:

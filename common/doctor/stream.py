@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from usher.common.doctor.facts import DoctorFacts, DoctorFinding, DoctorSeverity, NameInGroup, TicketStreamFacts
+from usher.common.doctor.proof import judge_proof
 from usher.common.protocol.stream_id import rank
 
 OK, UNKNOWN, WARN, BAD = DoctorSeverity.OK, DoctorSeverity.UNKNOWN, DoctorSeverity.WARN, DoctorSeverity.BAD
@@ -55,6 +56,8 @@ def judge_stream(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     yield from _idle(facts, stream)
     yield from _log(facts, stream)
     yield from _mishaps(facts, stream)
+    if stream.proof is not None:
+        yield from judge_proof(stream.proof)
     if stream.dead_letters:
         yield DoctorFinding(
             "dead letters",

@@ -182,7 +182,8 @@ class Keys:
 
     @property
     def archived(self) -> str:
-        """Hash: ``entries`` and ``runs`` -> the last id in the archive. Written by the archive, read by trim."""
+        """Hash: ``entries`` and ``runs`` -> the last id in the archive; ``proven_since_ms``, ``proven_until_ms``, and
+        ``proven_every_ms`` between the last two proofs. Written by the archive, for metrics and the doctor."""
         return self.prefix + "archived"
 
     @property

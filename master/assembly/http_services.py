@@ -73,7 +73,7 @@ class HttpServices:
         self._vitals = self._kept(StreamStatsReader(link("vitals"), keys, self._status.sources))
         self._operations = self._kept(self._make_operations())
         metrics.add(MasterMetrics(self._vitals, all_services, leading.dispatcher, leading.health))
-        metrics.add(AuditMetrics(self._status.audit))
+        metrics.add(AuditMetrics(self._status.audit, self._status.proven_until_ms))
         self.app = self._make_app(metrics, draining, stalled)
 
     def _make_app(self, metrics: Metrics, draining: Callable[[], bool], stalled: Callable[[], str]) -> Flask:

@@ -9,9 +9,13 @@ Nothing imports this package unless an audit runs; only this package imports PyS
     cli, archive_cli                the commands
     settings                        settings of an audit
     job                             one audit: first look, second look, report
+    proof                           history proven from the archive, run by run
     checks/findings                 the checks and their words (pure); tests/audit/oracle executes them again, plainly
     checks/facts                    what one look at a stream can and cannot prove (pure)
     checks/pending_proof, run_proof the checks, in Spark
+    checks/carry                    what a ticket's executions carry from part to part, and from run to run
+    checks/clocks                   how far the clock of each consumer may be off
+    checks/links                    run log, stream and dead letters speak of the same messages
     checks/letters                  entries whose dead letter is gone
     checks/effects                  the run log against the effects that a SQL sink has stored
     checks/suspects                 the first look's suspects, for the second look
@@ -26,6 +30,7 @@ Nothing imports this package unless an audit runs; only this package imports PyS
     output/report                   the report as one plain value
     output/page, plots, screen, history  the report as HTML, on a terminal, and over time
     archive/archive, commits        streams and run log as Parquet, exactly once
+    archive/standing                what is proven, as archive and Redis say
 
 Why a running system gives no false alarm
 -----------------------------------------
@@ -34,7 +39,8 @@ Why a running system gives no false alarm
 2. Every script of Usher changes pending list, index and inbox in one step. So whatever the first look saw half-way is
    asked for again in one MULTI per suspect, and is a finding only if it is still wrong at that one moment.
 3. Times are compared on one clock: under one fence on the consumer's, between fences by the fences themselves, which
-   come from Redis; only ``owners_overlap`` and ``fence_fell`` compare clocks of two consumers, with a tolerance.
+   come from Redis; only ``owners_overlap`` and ``fence_fell`` compare clocks of two consumers, each rebased to Redis'
+   as far as fences and records bound it (``checks/clocks``), else with a tolerance.
 4. A run log that was cut proves nothing about entries that are older than its first record: they are left out, and the
    report says so.
 

@@ -6,23 +6,29 @@ import contextlib
 import dataclasses
 import os
 import sys
+import time
 import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 
-from usher.common.base.errors import StartRefused
+from usher.common.base.errors import GroupMissing, RedisTrouble, StartRefused
+from usher.common.base.log import redacted
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.stream_id import rank
-from usher.common.redis.client import check_reachable
+from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.endpoints import near
 from usher.common.redis.locate import resolve_redis_url
+from usher.master.audit.archive.standing import mark_told, nothing_new
 from usher.master.audit.read.session import SparkPlace, spark_session
 from usher.master.audit.settings import AuditSettings
 from usher.master.cli.shared import console, print_json, table
+
+if TYPE_CHECKING:
+    from usher.master.audit.output.report import AuditReport
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 _TO = click.option(
@@ -80,6 +86,81 @@ def archive(folder: Path | None, as_json: bool) -> None:
             table(f"Archive {place}", ("stream", "table", "rows", "after", "up to", "gap"), rows, numbers=("rows",))
         )
     sys.exit(1 if any(one.gap for one in added) else 0)
+
+
+@click.command(
+    help="""Archive what is new, and prove it together with what was proven before: the promise held from the first
+    archived execution until now, without a gap, or where it did not.
+
+    The cost follows what is new; with nothing new no Spark is started. Run it as often as the run log is long: it is
+    proven only what was archived before it was cut. Exit code 1: findings that no earlier run had."""
+)
+@_TO
+@click.option("--all", "again", is_flag=True, help="Prove the whole archive once more, and commit nothing.")
+@_JSON
+def prove(folder: Path | None, again: bool, as_json: bool) -> None:
+    settings: AuditSettings = click.get_current_context().obj
+    url = resolve_redis_url(settings)
+    check_reachable(url)
+    place = _folder(settings, folder)
+    from usher.master.audit.archive.commits import locked
+
+    with locked(place):
+        if not again and all(_nothing_new(settings, url, stream, place) for stream in settings.streams):
+            report = None
+        else:
+            report = _prove(settings, url, place, again)
+    if as_json:
+        from usher.master.audit.output.report import document
+
+        print_json({"archive": str(place), "new": report is not None} | (document(report) if report else {}))
+    elif report is None:
+        console().print("Nothing is new: what was proven is proven until now.")
+    else:
+        from usher.master.audit.output import page, screen
+
+        page.write(settings.folder / "proof.html", report)
+        screen.print_audit_report(report, settings.folder / "proof.html")
+    if not again:
+        for stream in settings.streams:
+            mark_told(place, Keys(stream, settings.group))
+    sys.exit(report.exit_code if report else 0)
+
+
+def _prove(settings: AuditSettings, url: str, place: Path, again: bool) -> AuditReport:
+    from usher.master.audit.output.report import AuditReport, run_name
+
+    started_ms = time.time_ns() // 1_000_000
+    with _spark(settings) as (spark, tell):
+        from usher.master.audit.job import plan_of
+        from usher.master.audit.proof import Proof
+
+        plan = plan_of(settings, url)
+        proven = [Proof(spark, plan, stream, place, tell).run(again=again) for stream in settings.streams]
+    return AuditReport(
+        run_name(started_ms),
+        started_ms,
+        time.time_ns() / 1e9 - started_ms / 1000,
+        redacted(url),
+        settings.streams,
+        settings.group,
+        tuple(found for one in proven for found in one.fresh),
+        tuple(sentence for one in proven for sentence in one.unproven),
+        {"executions": sum(one.executions for one in proven)},
+        proven=tuple(one.sentence() for one in proven),
+    )
+
+
+def _nothing_new(settings: AuditSettings, url: str, stream: str, place: Path) -> bool:
+    link = Link(near(url, stream), "usher:audit", timeout_s=30.0)
+    try:
+        return nothing_new(link, Keys(stream, settings.group), place)
+    except GroupMissing:  # told with the settings to look at, by the proof
+        return False
+    except (RedisTrouble, CommandRefused) as trouble:
+        raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
+    finally:
+        link.close()
 
 
 @click.command(
@@ -181,7 +262,6 @@ def _from_archive(settings: AuditSettings, states: list[Any], source: dict[str, 
 
 
 def _from_query(settings: AuditSettings, states: list[Any], source: dict[str, Any]) -> tuple[list[Any], list[str]]:
-    from usher.common.redis.client import Link
     from usher.common.redis.replies import TicketStream
     from usher.master.audit.checks import reconcile as reconciler
 

@@ -24,7 +24,7 @@ from usher.common.redis.endpoints import near
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.runtime.own_command import usher_command
 from usher.common.runtime.settings import load, options
-from usher.master.audit.archive_cli import archive, reconcile, telling
+from usher.master.audit.archive_cli import archive, prove, reconcile, telling
 from usher.master.audit.checks.findings import CHECKS
 from usher.master.audit.read.session import SparkPlace, spark_session
 from usher.master.audit.read.streams import expand, is_pattern
@@ -50,12 +50,16 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON doc
     metavar="NAMES",
     help="Streams to audit in one run, comma separated; patterns too, as in orders,tickets:*.",
 )
-@click.option("--schedule", is_flag=True, help="Audit again and again, every USHER_AUDIT_EVERY_MINUTES, until stopped.")
+@click.option(
+    "--schedule",
+    is_flag=True,
+    help="Do it again and again, every USHER_AUDIT_EVERY_MINUTES, until stopped; also `audit --schedule prove`.",
+)
 @options(AuditSettings)
 def audit(flags: dict[str, Any], as_json: bool, streams: str | None, schedule: bool) -> None:
     settings = load(AuditSettings, os.environ, flags if streams is None else flags | {"audit_streams": streams})
     context = click.get_current_context()
-    if schedule and context.invoked_subcommand is None:
+    if schedule and context.invoked_subcommand in (None, "archive", "prove"):
         _schedule(settings.audit_every_minutes * 60)
     if any(map(is_pattern, settings.streams)) and context.invoked_subcommand != "checks":
         found = expand(resolve_redis_url(settings), settings.streams, settings.group)
@@ -98,21 +102,10 @@ def _once(settings: AuditSettings, as_json: bool) -> int:
 
 
 def _audited(spark: Any, settings: AuditSettings, url: str, tell: Callable[[str], None]) -> Any:
-    from usher.master.audit.job import AuditPlan, AuditRun
+    from usher.master.audit.job import AuditRun, plan_of
     from usher.master.audit.output.report import summary
 
-    plan = AuditPlan(
-        url,
-        settings.streams,
-        settings.group,
-        settings.ticket_field,
-        settings.limits,
-        settings.audit_settle_seconds,
-        settings.run_log_length,
-        settings.audit_sink_url,
-        settings.audit_sink_name,
-    )
-    report = AuditRun(spark, plan, tell).run()
+    report = AuditRun(spark, plan_of(settings, url), tell).run()
     problems = []
     for stream in settings.streams:
         told = orjson.dumps(summary(report, stream))
@@ -257,4 +250,5 @@ def _runs_table(of: str, found: Sequence[Sequence[Any]], several: bool) -> Any:
 
 
 audit.add_command(archive)
+audit.add_command(prove)
 audit.add_command(reconcile)

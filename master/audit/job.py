@@ -17,18 +17,17 @@ from typing import Any
 from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from usher.common.base.errors import RedisTrouble, StartRefused
 from usher.common.base.extras import how_to_install
 from usher.common.base.log import redacted
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.message import UNREADABLE_DUE
 from usher.common.protocol.sources import is_work_stream
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.endpoints import near
 from usher.master.audit.checks import pending_proof, run_proof
-from usher.master.audit.checks.facts import AuditedStream, maybe_dropped, unproven
+from usher.master.audit.checks.clocks import bounds, offsets, wrong_clocks
+from usher.master.audit.checks.facts import AuditedStream, maybe_damaged, maybe_dropped, unproven
 from usher.master.audit.checks.findings import (
     CHECKS,
     AuditFinding,
@@ -37,13 +36,17 @@ from usher.master.audit.checks.findings import (
     GroupMember,
     judge_members,
 )
-from usher.master.audit.checks.letters import DeadLetterFrames, last_drop_ms
+from usher.master.audit.checks.letters import DeadLetterFrames, last_drop_ms, letters_in
 from usher.master.audit.checks.suspects import LOOKED_AT, SHOWN, Suspects
-from usher.master.audit.output.report import AuditReport
+from usher.master.audit.output.report import AuditReport, run_name
 from usher.master.audit.read import snapshot
 from usher.master.audit.read.bulk import BulkReader, Interrupted
+from usher.master.audit.read.session import fit
+from usher.master.audit.settings import AuditSettings
 from usher.master.operations.live_rules import rulebook
 
+#: Executions of a full record of the run log.
+RECORD_RUNS = 100
 #: Checks of ``judge_members``, which the second look repeats as a whole.
 _OF_MEMBERS = ("owner_dead", "stranger_owns", "consumer_leaked", "key_leaked")
 #: Facts of the past, in a log that does not change: they need no second look.
@@ -60,6 +63,11 @@ _OF_THE_LOG = (
     "effect_missing",
     "dead_and_done",
     "cut_unread",
+    "clock_wrong",
+    "letters_twice",
+    "letter_missing",
+    "ticket_differs",
+    "unread_and_run",
 )
 
 
@@ -81,6 +89,21 @@ class AuditPlan:
 
     def keys(self, stream: str) -> Keys:
         return Keys(stream, self.group)
+
+
+def plan_of(settings: AuditSettings, url: str) -> AuditPlan:
+    """Return the plan by these settings."""
+    return AuditPlan(
+        url,
+        settings.streams,
+        settings.group,
+        settings.ticket_field,
+        settings.limits,
+        settings.audit_settle_seconds,
+        settings.run_log_length,
+        settings.audit_sink_url,
+        settings.audit_sink_name,
+    )
 
 
 class AuditRun:
@@ -106,6 +129,7 @@ class AuditRun:
                 snapshot.stream_facts(link, self._plan.keys(stream), self._plan.run_log_length)
                 for stream, link in self._links.items()
             ]
+            fit(self._spark, sum(max(one.length, one.pending) + one.run_records * RECORD_RUNS for one in facts))
             self._first_look(facts)
             self._progress("looking at the suspects again")
             found = self._second_look()
@@ -149,7 +173,7 @@ class AuditRun:
                 suspects.add("cut_unread", one.stream, one.cut_unread, [Example(one.stream)])
         self._progress("comparing pending lists and indexes")
         index = self._read("redis_tickets")
-        looks = [pending_proof.check_entries(pending, dead, plan.limits)]
+        looks = [pending_proof.check_entries(pending, dead, plan.limits), *pending_proof.check_records(index, facts)]
         if (differing := pending_proof.check_index(pending, index)) is not None:
             looks.append(differing)
         if self.pending.longest_parked_ms > plan.limits.parked_ms:
@@ -166,7 +190,9 @@ class AuditRun:
         runs = self._keep(self._read("redis_runs"))
         self.runs = run_proof.count_runs(runs, self._suspects)
         facts = [self._floor_now(one) for one in facts]
-        run_proof.check_runs(runs, self._dead_letters(facts), facts, self._plan.limits, self.runs, self._suspects)
+        known = self._keep(offsets(bounds(runs), self._plan.limits.clocks_ms * 1000))
+        pending_proof.collect([wrong_clocks(known)], self._suspects)
+        run_proof.check_runs(runs, self._dead_letters(facts), facts, known, self.runs, self._suspects)
         for stream, first in self.pending.first_pending.items():
             self.runs.first_known[stream] = min(first, self.runs.first_known.get(stream, first))
         letters = DeadLetterFrames(self._dead_letters(facts), self._read("redis_stream"), self._last_drops_ms)
@@ -198,7 +224,11 @@ class AuditRun:
         read."""
         now = snapshot.stream_facts(self._links[facts.stream], facts.keys, self._plan.run_log_length)
         told = dataclasses.replace(
-            facts, run_first=now.run_first or facts.run_first, run_capped=now.run_capped, first=now.first
+            facts,
+            run_first=now.run_first or facts.run_first,
+            run_capped=now.run_capped,
+            first=now.first,
+            delivered=now.delivered,
         )
         return told.ahead_of(self.runs.ahead_ms.get(facts.stream, 0))
 
@@ -206,15 +236,7 @@ class AuditRun:
         frames = []
         for one in facts:
             if self._links[one.stream].call("XLEN", one.keys.dead):
-                letters = self._read("redis_stream", stream=one.stream, key=one.keys.dead)
-                names = {"id": "usher-id", "ticket": "usher-ticket", "reason": "usher-reason"}
-                frames.append(
-                    letters.select(
-                        "stream",
-                        F.col("id").alias("letter"),
-                        *(F.col("fields")[name].alias(to) for to, name in names.items()),
-                    ).filter(~F.col("reason").eqNullSafe(UNREADABLE_DUE))  # its id is one of the delayed messages
-                )
+                frames.append(letters_in(self._read("redis_stream", stream=one.stream, key=one.keys.dead)))
         return None if not frames else frames[0] if len(frames) == 1 else _union(frames)
 
     def _last_drops_ms(self) -> dict[str, int]:
@@ -295,6 +317,8 @@ class AuditRun:
                 runs.skipped_order.get(one.stream, 0),
                 runs.before_known.get(one.stream, 0),
             )
+            if one.stream in runs.maybe_damaged:
+                sentences.append(maybe_damaged(one.stream, runs.maybe_damaged[one.stream]))
             if one.stream in runs.maybe_dropped:
                 sentences.append(maybe_dropped(one.stream, runs.maybe_dropped[one.stream]))
         sentences += [
@@ -304,9 +328,8 @@ class AuditRun:
         ]
         seconds = round((time.time_ns() - started_ns) / 1e9, 3)
         started_ms = started_ns // 1_000_000
-        run = time.strftime("%Y%m%dT%H%M%S", time.gmtime(started_ms / 1000)) + f".{started_ms % 1000:03d}Z"
         return AuditReport(
-            run,
+            run_name(started_ms),
             started_ms,
             seconds,
             redacted(self._plan.url),

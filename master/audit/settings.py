@@ -38,7 +38,7 @@ class AuditSettings(CommonSettings):
         20, ge=1, le=100_000, description="More deliveries of an entry than this are a finding."
     )
     audit_clock_seconds: float = Field(
-        1.0, ge=0, le=3600, description="How far the clocks of two consumers may differ."
+        1.0, ge=0, le=3600, description="How far clocks of two consumers may differ where nothing bounds them."
     )
     audit_memory_mib: int = Field(
         1024, ge=512, le=1_048_576, description="Heap of the audit's JVM in MiB; what does not fit goes to disk."

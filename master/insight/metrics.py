@@ -13,6 +13,7 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
+from usher.common.base.clock import wall_ms
 from usher.common.base.errors import RedisTrouble
 from usher.common.observability.metrics import counter, gauge, gauges, histogram, service_metrics
 from usher.common.redis.client import CommandRefused
@@ -173,16 +174,25 @@ _SEVERITIES = ("bad", "warn")
 
 @dataclass(frozen=True)
 class AuditMetrics:
-    """Metrics of the last audit. ``read`` returns its summary, None when there was none (StatusReader.audit). Exports
-    nothing then, or while Redis is away."""
+    """Metrics of the last audit and of the proof from the archive. ``read`` returns the audit's summary, ``proven``
+    until when history is proven; None when there was none (StatusReader). Exports nothing then, or while Redis is
+    away."""
 
     read: Callable[[], Mapping[str, Any] | None]
+    proven: Callable[[], int | None]
 
     def __call__(self) -> Iterable[Metric]:
         try:
-            found = self.read()
+            found, until_ms = self.read(), self.proven()
         except (RedisTrouble, CommandRefused):
             return
+        if until_ms is not None:
+            yield gauge("audit_proven_until", "Until when history is proven (usher audit prove).", until_ms / 1000)
+            yield gauge(
+                "audit_unproven_seconds",
+                "How long ago that is: longer than the run log holds, and a part of history will not be proven.",
+                max(0.0, (wall_ms() - until_ms) / 1000),
+            )
         if found is None:
             return
         began_s = _number(found.get("started_ms")) / 1000

@@ -225,6 +225,12 @@ class StatusReader:
             return None
         return found if isinstance(found, dict) else None
 
+    def proven_until_ms(self) -> int | None:
+        """Return until when history is proven from the archive, by Redis' clock; None without a proof."""
+        with self._lock:
+            noted = self._link.call("HGET", self._keys.archived, "proven_until_ms")
+        return int(noted) if noted and noted.isdigit() else None
+
     def close(self) -> None:
         self._link.close()
 

@@ -31,12 +31,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A local session with our formats, set up for little data."""
+    """A local session with our formats, set up for little data; spark-defaults.conf says something else than we do."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"{', '.join(missing)} is not installed, so the audit is not tested: {HOW_TO_INSTALL}")
     place = SparkPlace("local[2]", tmp_path_factory.mktemp("spark"), 512, small=True)
     kept = dict(os.environ)
+    (place.folder / "spark-defaults.conf").write_text("spark.sql.execution.arrow.maxRecordsPerBatch 5000\n")
+    os.environ["SPARK_CONF_DIR"] = str(place.folder)
     try:
         with spark_session(place, os.environ) as session:
             yield session

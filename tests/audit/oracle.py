@@ -70,6 +70,11 @@ class _Oracle:
         yield from self._of_members()
         yield from self._of_attempts()
         yield from (("run_unreadable", record) for record in self._bad_records)
+        by_consumer: dict[str, list[Run]] = defaultdict(list)
+        for run in self._runs:
+            by_consumer[run.consumer].append(run)
+        self._clocks = {name: self._clock(runs) for name, runs in by_consumer.items()}
+        yield from (("clock_wrong", name) for name, (_, _, is_wrong) in self._clocks.items() if is_wrong)
         by_ticket: dict[str, list[Run]] = defaultdict(list)
         for run in self._runs:
             by_ticket[run.ticket].append(run)
@@ -183,7 +188,6 @@ class _Oracle:
 
     def _of_order(self, runs: list[Run]) -> Iterator[tuple[str, str]]:
         """Every pair of one ticket, in the order of (fence, start): slow and plain."""
-        tolerance = self._limits.clocks_ms * 1000
         for n, late in enumerate(runs):
             earlier = runs[:n]
             if late.end and late.end < late.start:
@@ -196,15 +200,29 @@ class _Oracle:
             if own and own[-1].consumer != late.consumer:
                 yield "fence_shared", late.id
             lower = [run for run in earlier if run.fence < late.fence]
-            if any(run.start > late.start + tolerance for run in lower):
+            latest_us = late.start - self._clocks[late.consumer][0]
+            if any(run.start - self._clocks[run.consumer][1] > latest_us for run in lower):
                 yield "fence_fell", late.id
-            elif any(run.consumer != late.consumer and run.end > late.start + tolerance for run in lower):
+            elif any(
+                run.consumer != late.consumer and run.end - self._clocks[run.consumer][1] > latest_us for run in lower
+            ):
                 yield "owners_overlap", late.id
             known = [run for run in earlier if run.fence == late.fence or run.outcome == "done"]
             behind = any(rank(run.id.encode()) > rank(late.id.encode()) for run in known)
             first = not any(run.id == late.id and run.outcome in _ENDED for run in earlier)
             if behind and first and rank(late.id.encode()) >> 64 > self._floor_ms:
                 yield "out_of_order", late.id
+
+    def _clock(self, runs: list[Run]) -> tuple[int, int, bool]:
+        """Least and most of what a consumer's clock is ahead of Redis', and whether it is wrong; no clock is set here."""
+        half = self._limits.clocks_ms * 500
+        most = min(run.start - run.fence // 1024 * 1000 for run in runs if run.fence // 1024 <= run.noted_ms)
+        least = max((run.end - (run.noted_ms + 1) * 1000 for run in runs if run.end), default=-(1 << 61))
+        if least > half:
+            return least, min(most, least + 2 * half), True
+        if most < -half:
+            return max(least, most - 2 * half), most, True
+        return max(least, -half), min(most, half), False
 
     def _of_effects(self) -> Iterator[tuple[str, str]]:
         done = [run for run in self._runs if run.outcome == "done"]

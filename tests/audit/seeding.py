@@ -22,7 +22,7 @@ LIMITS = AuditThresholds(
     owner_idle_ms=_HOUR_MS, parked_ms=_HOUR_MS, deliveries=20, attempts=5, clocks_ms=1000, reaped_ms=50
 )
 #: Cap of the run log: the one of ``CAPPED`` has as many records.
-CAP = 30
+CAP = 40
 _S = 1_000_000
 
 #: check -> (stream, what it is about): what the audit must find, and nothing else.
@@ -43,11 +43,12 @@ EXPECTED: dict[str, set[tuple[str, str]]] = {
     "consumer_leaked": {(PENDING, "gone:9")},
     "key_leaked": {(PENDING, "nobody:4")},
     "overlap": {(RUNS, "4-1")},
-    "owners_overlap": {(RUNS, "7-1")},
+    "owners_overlap": {(RUNS, "7-1"), (RUNS, "45-1")},
     "out_of_order": {(RUNS, "8-1"), (RUNS, "31-1")},
     "fence_shared": {(RUNS, "14-1")},
     "fence_fell": {(RUNS, "16-1")},
     "times_impossible": {(RUNS, "17-1")},
+    "clock_wrong": {(RUNS, "c3:3"), (RUNS, "c4:4")},
     "run_unreadable": {(RUNS, "1-1")},
     "overtaken": {(RUNS, "33-1")},
     "lost": {(RUNS, "18-1")},
@@ -116,6 +117,11 @@ def seed(link: Link) -> None:
     _capped(link, Seeder(link, CAPPED))
 
 
+def seed_runs(link: Link) -> None:
+    """The one with a run log alone."""
+    _runs_side(link, Seeder(link, RUNS))
+
+
 def _pending_side(link: Link, s: Seeder) -> None:
     names = {5: "twice", 11: "busy"}
     link.call("HSET", s.keys.counters, "unread_cut", 1, "unread_cut_s", int(time.time()))
@@ -167,7 +173,8 @@ _TICKETS = {
     12: "crash", 13: "share", 14: "share", 15: "fell", 16: "fell", 17: "time", 18: "lost", 19: "both", 20: "gave up",
     21: "failed", 22: "held", 23: "same fence", 24: "noted", 25: "behind", 26: "", 27: "unsaid", 28: "unsaid",
     29: "charged", 30: "charged", 31: "own order", 32: "own order", 33: "overtaken", 34: "overtaken", 35: "not noted",
-    36: "not noted", 37: "former", 38: "refused", 39: "taken", 40: "taken", 41: "", 42: "set back",
+    36: "not noted", 37: "former", 38: "refused", 39: "taken", 40: "taken", 41: "", 42: "set back", 43: "ahead",
+    44: "ahead", 45: "hidden",
 }
 # fmt: on
 
@@ -179,7 +186,7 @@ def _runs_side(link: Link, s: Seeder) -> None:
         ("0-1", "before"),
         *((f"{n}-1", names.get(n, "call")) for n in range(1, 6)),
         ("5-2", "call"),
-        *((f"{n}-1", names[n]) for n in range(6, 43)),
+        *((f"{n}-1", names[n]) for n in range(6, 46)),
     )
     s.read()
     s.live("c1:1", "c2:2")
@@ -190,7 +197,7 @@ def _runs_side(link: Link, s: Seeder) -> None:
         s.index(ticket, f"c1:1 9 {n}-1")
     s.own("c1:1", "36-1")
     s.index("not noted", "c1:1 9 35-1 36-1")
-    s.over("0-1", "5-2", *(f"{n}-1" for n in (*range(1, 22), *range(23, 33), 34, *range(37, 43))))
+    s.over("0-1", "5-2", *(f"{n}-1" for n in (*range(1, 22), *range(23, 33), 34, *range(37, 46))))
     # Fences tell when they were given (1024 to a millisecond), records when it was noted.
     s.ran(
         "c1:1",
@@ -202,9 +209,9 @@ def _runs_side(link: Link, s: Seeder) -> None:
     at_4_s = 4000 * 1024
     s.ran(
         "c2:2",
-        ("24-1", "noted", at_4_s, 500, 600),
-        ("25-1", "behind", at_4_s, 500, 600),
-        ("26-1", "", at_4_s, 1, 2),
+        ("24-1", "noted", at_4_s, 4 * _S + 500, 4 * _S + 600),
+        ("25-1", "behind", at_4_s, 4 * _S + 500, 4 * _S + 600),
+        ("26-1", "", at_4_s, 4 * _S + 1, 4 * _S + 2),
         record="9000-1",
     )
     s.ran(
@@ -215,10 +222,10 @@ def _runs_side(link: Link, s: Seeder) -> None:
         record="9001-1",
     )
     # Its former owner's acknowledgement counted, though c2 had it since 4 s: so did that of c2.
-    s.ran("c2:2", ("37-1", "former", at_4_s, 500, 600), record="9002-1")
+    s.ran("c2:2", ("37-1", "former", at_4_s, 4 * _S + 500, 4 * _S + 600), record="9002-1")
     # So it did of 38-1, of which c2's was refused then, and of 41-1; and of 39-1, behind what c2 had acknowledged of
     # the ticket. 42-1 was done before c2 had it: the group was set back.
-    s.ran("c2:2", ("40-1", "taken", at_4_s, 500, 600), record="9003-1")
+    s.ran("c2:2", ("40-1", "taken", at_4_s, 4 * _S + 500, 4 * _S + 600), record="9003-1")
     s.ran(
         "c1:1",
         ("38-1", "refused", 5, 100, 200),
@@ -229,11 +236,17 @@ def _runs_side(link: Link, s: Seeder) -> None:
     s.ran("c1:1", ("42-1", "set back", 5, 100, 200), record="9004-2")
     s.ran(
         "c2:2",
-        ("38-1", "refused", at_4_s, 500, 600, "stale"),
-        ("41-1", "", at_4_s, 500, 600, "failed"),
+        ("38-1", "refused", at_4_s, 4 * _S + 500, 4 * _S + 600, "stale"),
+        ("41-1", "", at_4_s, 4 * _S + 500, 4 * _S + 600, "failed"),
         record="9005-1",
     )
-    s.ran("c2:2", ("42-1", "set back", 9500 * 1024, 500, 600, "failed"), record="9600-1")
+    s.ran("c2:2", ("42-1", "set back", 9500 * 1024, 9_500_500, 9_500_600, "failed"), record="9600-1")
+    # The clock of c3 is 5 s ahead: c1, which had the ticket a second later, did not begin before it. That of c4 is 5 s
+    # back: it still ran when c1 began, 3 s before.
+    s.ran("c3:3", ("43-1", "ahead", 10_000 * 1024, 15_001_000, 15_002_000), record="10010-1")
+    s.ran("c1:1", ("44-1", "ahead", 11_000 * 1024, 11_001_000, 11_002_000), record="11010-1")
+    s.ran("c1:1", ("45-1", "hidden", 21_000 * 1024, 21_001_000, 21_100_000), record="21200-1")
+    s.ran("c4:4", ("45-1", "hidden", 20_000 * 1024, 15_001_000, 19_000_000, "stale"), record="24010-1")
     _more_runs(link, s)
 
 

@@ -76,6 +76,7 @@ def test_what_is_done_has_its_effect_or_is_found(
         ("5-1", "a", 5, 60, 70, "gave_up"),
         ("6-1", "c", 5, 1, 2),
     )
+    seeder.letter("5-1", "a")
     seeder.ran("c1:1", ("6-2", "d", 5, 1, 2))
     report = AuditRun(spark, AuditPlan(redis_url, ("s",), GROUP, "ticket_id", LIMITS, 0.1, CAP, url)).run()
     assert [(one.check.name, one.count) for one in report.found] == [("effect_missing", 2)]

@@ -33,9 +33,10 @@ def told(spark: SparkSession, url: str) -> dict[str, set[str]]:
 
 
 @pytest.fixture
-def seeder(link: Link) -> Seeder:
+def seeder(link: Link, request: pytest.FixtureRequest) -> Seeder:
+    """Entries 2-1 to 5-1 are of ticket a, or of those that a test names."""
     made = Seeder(link, "s")
-    made.add(("1-1", "first"), *((f"{n}-1", "a") for n in range(2, 6)))
+    made.add(("1-1", "first"), *((f"{n}-1", name) for n, name in enumerate(getattr(request, "param", "aaaa"), 2)))
     made.read()
     made.live("c1:1", "c2:2")
     made.ran("c1:1", ("1-1", "first", 5, 1, 2))
@@ -85,6 +86,7 @@ def test_a_dead_letter_that_runs_again_after_the_group_was_set_back_is_not_out_o
     assert told(spark, redis_url) == {"out_of_order": {"3-1"}}
 
 
+@pytest.mark.parametrize("seeder", ["aabb"], indirect=True)
 def test_a_clock_that_was_set_back_is_no_disorder_and_is_named(
     spark: SparkSession, link: Link, seeder: Seeder, redis_url: str
 ) -> None:
@@ -113,23 +115,10 @@ def test_two_messages_of_a_ticket_at_once_in_one_incarnation_overlap_under_two_f
     assert told(spark, redis_url) == {"overlap": {"3-1"}}
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"ids": [7]},
-        {"tickets": [7]},
-        {"consumer": 7},
-        {"outcomes": [7]},
-        {"start_us": [None]},
-        {"end_us": ["x"]},
-        {"ids": ["what"]},
-    ],
-)
 def test_a_record_of_somebody_else_is_told_and_the_others_are_judged(
-    spark: SparkSession, link: Link, seeder: Seeder, redis_url: str, wrong: dict[str, object]
+    spark: SparkSession, link: Link, redis_url: str
 ) -> None:
-    seeder.over(*(f"{n}-1" for n in range(1, 6)))
-    seeder.ran("c1:1", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(2, 6)))
+    """Each in a stream of its own."""
     right = {
         "consumer": "c1:1",
         "ids": ["9-1"],
@@ -139,8 +128,28 @@ def test_a_record_of_somebody_else_is_told_and_the_others_are_judged(
         "start_us": [1],
         "end_us": [2],
     }
-    link.call("XADD", seeder.keys.runs, "9999999999999-1", "batch", orjson.dumps(right | wrong))
-    assert told(spark, redis_url) == {"run_unreadable": {"9999999999999-1"}}
+    wrong: list[dict[str, object]] = [
+        {"ids": [7]},
+        {"tickets": [7]},
+        {"consumer": 7},
+        {"outcomes": [7]},
+        {"start_us": [None]},
+        {"end_us": ["x"]},
+        {"ids": ["what"]},
+    ]
+    names = [f"s{n}" for n in range(len(wrong))]
+    for name, changed in zip(names, wrong, strict=True):
+        seeder = Seeder(link, name)
+        seeder.add(*((f"{n}-1", "a") for n in range(1, 6)))
+        seeder.read()
+        seeder.live("c1:1")
+        seeder.over(*(f"{n}-1" for n in range(1, 6)))
+        seeder.ran("c1:1", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(1, 6)))
+        link.call("XADD", seeder.keys.runs, "9999999999999-1", "batch", orjson.dumps(right | changed))
+    found = audit(spark, plan(redis_url, *names)).found
+    assert [(one.stream, one.check.name, one.examples[0].id) for one in found] == [
+        (name, "run_unreadable", "9999999999999-1") for name in names
+    ]
 
 
 def test_what_a_former_owner_was_refused_is_no_effect_that_was_acknowledged(
@@ -179,6 +188,7 @@ def test_what_a_former_owner_was_refused_is_no_effect_that_was_acknowledged(
     assert runs == [(a.incarnation, second.decode(), "stale"), (c.incarnation, second.decode(), "done")]
 
 
+@pytest.mark.parametrize("seeder", ["acde"], indirect=True)
 def test_a_success_of_a_former_owner_that_counted_is_told_with_its_successor(
     spark: SparkSession, link: Link, seeder: Seeder, redis_url: str
 ) -> None:
@@ -239,6 +249,7 @@ def test_a_message_that_asks_to_be_called_later_uses_up_no_attempts(
 
 
 @pytest.mark.parametrize("new", ["c0:9", "c9:9"])
+@pytest.mark.parametrize("seeder", ["aabb"], indirect=True)
 def test_a_ticket_that_moved_while_its_entries_were_read_has_one_owner(
     spark: SparkSession, seeder: Seeder, redis_url: str, monkeypatch: pytest.MonkeyPatch, new: str
 ) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -15,7 +16,10 @@ from tests.audit.test_command import GROUP
 from tests.process.machine import USHER, until
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
-from usher.master.audit.read.session import _own_log
+from usher.master.audit.read.session import _own_log, fit
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def _audit(settings: dict[str, str], link: Link) -> subprocess.Popen[str]:
@@ -101,6 +105,17 @@ def test_the_folder_may_be_relative_and_have_a_space_in_its_name(
     assert (done.returncode, done.stderr) == (0, "")
     assert "nothing found, for there is nothing" in done.stdout
     assert (tmp_path / "an audit" / "audit.html").is_file()
+
+
+def test_what_the_user_has_set_for_spark_is_heeded_and_partitions_follow_the_rows(spark: SparkSession) -> None:
+    """What spark-defaults says (``conftest``), and what it does not say."""
+    assert spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch") == "5000"
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert not spark.sparkContext.getConf().contains("spark.task.maxFailures")
+    name = "spark.sql.shuffle.partitions"
+    for rows, parts in ((50_000_000, "50"), (2_000_000, "16"), (1000, "2")):
+        fit(spark, rows)
+        assert spark.conf.get(name) == parts
 
 
 def test_audits_at_the_same_time_have_a_log_and_a_spill_folder_each(tmp_path: Path) -> None:

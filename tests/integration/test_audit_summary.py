@@ -7,6 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
+from usher.common.doctor.collector import read_proof
+from usher.common.doctor.proof import judge_proof
 from usher.common.observability.metrics import Metrics
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
@@ -24,8 +26,8 @@ FOUND: dict[str, Any] = {
 
 def told(link: Link) -> dict[str, float]:
     """The gauges of an audit at a scrape."""
-    metrics = Metrics()
-    metrics.add(AuditMetrics(StatusReader(link, KEYS).audit))
+    metrics, status = Metrics(), StatusReader(link, KEYS)
+    metrics.add(AuditMetrics(status.audit, status.proven_until_ms))
     lines = [line for line in metrics.page().decode().splitlines() if line.startswith("usher_audit")]
     return {
         name.removeprefix("usher_audit_"): float(value) for name, _, value in (line.rpartition(" ") for line in lines)
@@ -56,6 +58,26 @@ def test_a_key_of_another_kind_and_a_redis_that_is_away_do_not_spoil_the_scrape(
     link.call("LPUSH", KEYS.audit, "x")
     assert told(link) == {}
     assert told(Link("redis://127.0.0.1:1", "test")) == {}
+
+
+def test_until_when_history_is_proven_is_told_also_without_an_audit(link: Link) -> None:
+    link.call("HSET", KEYS.archived, "proven_until_ms", 1_700_000_000_500)
+    gauges = told(link)
+    assert gauges["proven_until"] == 1_700_000_000.5
+    assert gauges["unproven_seconds"] > 80_000_000
+    assert len(gauges) == 2
+
+
+def test_the_doctor_knows_how_far_the_log_reaches_back_once_it_was_cut(link: Link) -> None:
+    for n in range(1, 4):
+        link.call("XADD", KEYS.runs, f"{n}000-0", "batch", "{}")
+    link.call("HSET", KEYS.archived, "runs", "1000-0", "proven_until_ms", 1000, "proven_every_ms", 500)
+    assert read_proof(link, KEYS) is None
+    link.call("XTRIM", KEYS.runs, "MAXLEN", 2)
+    found = read_proof(link, KEYS)
+    assert found is not None
+    assert (found.held_ms, found.every_ms, found.archived) == (1000, 500, b"1000-0")
+    assert [one.severity.value for one in judge_proof(found)] == ["warn"]
 
 
 def test_numbers_that_are_none_are_0(link: Link) -> None:

@@ -17,6 +17,7 @@ from usher.common.doctor.facts import (
     DoctorFinding,
     DoctorSeverity,
     NameInGroup,
+    ProofFacts,
     Rights,
     TicketStreamFacts,
 )
@@ -116,7 +117,15 @@ def test_where_all_is_well_every_finding_says_so() -> None:
     assert all(finding.seen and finding.means and not finding.do for finding in found)
 
 
+def with_proof(archived: bytes, every_ms: int) -> DoctorFacts:
+    """A run log that holds the last 150 s."""
+    return with_stream(proof=ProofFacts(archived, 5_000, every_ms, b"1000000-0", b"1150000-0"))
+
+
 ONE_THING_WRONG: list[tuple[DoctorFacts, str, DoctorSeverity]] = [
+    (with_proof(b"999999-9", 60_000), "proof", WARN),
+    (with_proof(b"1149000-0", 3_600_000), "proof", WARN),
+    (with_proof(b"1149000-0", 60_000), "proof", OK),
     (with_info(aof_enabled="0"), "append-only file", BAD),
     (with_config(appendfsync="everysec"), "fsync", OK),
     (with_config(appendfsync="no"), "fsync", WARN),

@@ -16,7 +16,6 @@ trim`` keeps it.
 
 from __future__ import annotations
 
-import shlex
 import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.stream_id import ZERO, after, rank
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import pairs
-from usher.master.audit.archive.commits import Commit, DataSet, spark_place
+from usher.master.audit.archive.commits import Commit, DataSet, spark_place, table_folder
 
 _TOP = b"18446744073709551615-18446744073709551615"
 
@@ -124,22 +123,6 @@ class Archive:
             self._link.call("HSET", self._keys.archived, table, last)
             if table == "entries":  # the stream's own floor, whatever the group
                 self._link.call("SET", LogKeys(self._keys.stream).archived, last)
-
-
-def table_folder(folder: Path, table: str, group: str) -> Path:
-    """Return the folder of one stream's table. Raises StartRefused when an older version has archived a run log there,
-    of whatever group."""
-    if table == "entries":
-        return folder / table
-    place = folder / table / f"group={urllib.parse.quote(group, safe='')}"
-    if (folder / table / "_commits").exists():
-        old, kept, new = (shlex.quote(str(one)) for one in (place.parent, f"{place.parent}.old", place))
-        raise StartRefused(
-            f"the run log in {place.parent} was archived by an older version, which did not tell groups apart. If only"
-            f" group {group} was archived: mv {old} {kept} && mkdir {old} && mv {kept} {new}; else move it away, or"
-            " give another folder (--to)"
-        )
-    return place
 
 
 def _refuse_other(table: str, before: Commit | None, last: bytes, keys: Keys) -> None:

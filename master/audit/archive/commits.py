@@ -23,10 +23,13 @@ import contextlib
 import fcntl
 import json
 import os
+import shlex
 import shutil
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+import urllib.parse
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from usher.common.base.errors import StartRefused
 from usher.common.protocol.stream_id import ZERO
@@ -35,7 +38,7 @@ from usher.common.protocol.stream_id import ZERO
 @dataclass(frozen=True)
 class Commit:
     """An addition to one table: the rows of ``stream`` above ``after`` up to ``last``; ``files`` as they are named in
-    staging. ``gap``: what may be missing."""
+    staging. ``gap``: what may be missing. ``facts``: what else is committed with it."""
 
     number: int
     stream: str
@@ -44,6 +47,7 @@ class Commit:
     rows: int
     gap: str = ""
     files: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 class DataSet:
@@ -76,20 +80,32 @@ class DataSet:
     def complete(self) -> tuple[list[Path], int]:
         """Return the files of all commits, and how many rows they have: other files in the folder (a copy, say) are no
         part of the table. Raises StartRefused when a commit or a file of one is missing."""
-        files, rows, last = [], 0, ZERO.decode()
+        commits = self.chain()
+        return self.files(commits), sum(commit.rows for commit in commits)
+
+    def chain(self) -> list[Commit]:
+        """Return the commits, each of which begins where the one before it ends; the first one behind 0-0. Raises
+        StartRefused when one is missing."""
+        chain, last = [], ZERO.decode()
         for commit in map(self._read, self._numbers()):
             if commit.after != last:
                 raise StartRefused(
                     f"the archive lacks a commit in {self._commits}: {commit.number} begins behind {commit.after}, not"
                     f" behind {last}"
                 )
-            files += [self.place(commit.number, name) for name in commit.files]
-            rows, last = rows + commit.rows, commit.last
+            chain.append(commit)
+            last = commit.last
+        return chain
+
+    def files(self, commits: Iterable[Commit], under: str = "") -> list[Path]:
+        """Return the files of ``commits``, of those whose name begins with ``under``. Raises StartRefused when one is
+        missing."""
+        files = [self.place(one.number, name) for one in commits for name in one.files if name.startswith(under)]
         if missing := next((file for file in files if not file.exists()), None):
             raise StartRefused(
                 f"the archive lacks {missing}: put it back from a copy, or begin a new archive in another folder"
             )
-        return files, rows
+        return files
 
     def _numbers(self) -> list[int]:
         return sorted(int(file.stem) for file in self._commits.glob("*.json") if file.stem.isdecimal())
@@ -159,6 +175,22 @@ class DataSet:
         """Return the final place of a staged file."""
         staged = Path(name)
         return self.folder / staged.parent / f"{number:08d}-{staged.name}"
+
+
+def table_folder(folder: Path, table: str, group: str) -> Path:
+    """Return the folder of one stream's table; ``runs`` and ``proof`` are of a group. Raises StartRefused when an older
+    version has archived a run log there, of whatever group."""
+    if table == "entries":
+        return folder / table
+    place = folder / table / f"group={urllib.parse.quote(group, safe='')}"
+    if (folder / table / "_commits").exists():
+        old, kept, new = (shlex.quote(str(one)) for one in (place.parent, f"{place.parent}.old", place))
+        raise StartRefused(
+            f"the run log in {place.parent} was archived by an older version, which did not tell groups apart. If only"
+            f" group {group} was archived: mv {old} {kept} && mkdir {old} && mv {kept} {new}; else move it away, or"
+            " give another folder (--to)"
+        )
+    return place
 
 
 def spark_place(folder: Path) -> str:

@@ -20,7 +20,7 @@ class AuditedStream:
     it were cut off. ``ahead_ms``: how far ids of the stream are ahead of Redis' clock, by which records are dated
     (producers that give ids themselves, a clock that was set back). ``first``: the first entry that is still in the
     stream, None when it is empty. ``cut_unread``: how many entries were cut before they were read, within the last day
-    or not counted yet.
+    or not counted yet. ``delivered``: how far the group had read when the run log had been read.
     """
 
     stream: str
@@ -36,6 +36,7 @@ class AuditedStream:
     ahead_ms: int = 0
     first: bytes | None = None
     cut_unread: int = 0
+    delivered: bytes = ZERO
 
     @property
     def keys(self) -> Keys:
@@ -99,6 +100,14 @@ def unproven(facts: AuditedStream, known_ms: int | None, skipped_order: int, bef
             f"{facts.stream}: {before_known:,} entries are not later than the first one that was handled ({since}): the"
             " group may be younger"
         )
+
+
+def maybe_damaged(stream: str, entries: int) -> str:
+    """Return what cannot be said of entries from before a record that cannot be read."""
+    return (
+        f"{stream}: nothing says that {entries:,} entries were handled; they may be in a record of the run log that"
+        " cannot be read (run_unreadable)"
+    )
 
 
 def maybe_dropped(stream: str, entries: int) -> str:

@@ -19,8 +19,9 @@ from usher.common.protocol.owner_words import TAIL, is_given_back
 #: Names of the group that are no incarnations, and that no lease is asked of.
 RESERVED = frozenset({MASTER.decode(), HALTED.decode()})
 #: Outcomes after which a message is over; the others are followed by another attempt.
-DONE, CRASHED = "done", "crashed"
-ENDED = (DONE, "gave_up")
+DONE, CRASHED, GAVE_UP = "done", "crashed", "gave_up"
+ENDED = (DONE, GAVE_UP)
+HALTED_NAME = HALTED.decode()
 #: A word of a hint that something is filled into, without the punctuation around it.
 _FILLED = re.compile(r"(?:[\w:]*\{\w+\}\w*)+")
 #: A fence is at least the milliseconds of Redis' clock when it was given, times this (common/lua/includes).
@@ -131,6 +132,23 @@ CHECKS: dict[str, AuditCheck] = {
             (_RECORD,),
             "Delete the field (HDEL {prefix}tickets {ticket}): the pending list is the truth, the leader indexes it"
             " anew.",
+        ),
+        AuditCheck(
+            "indexed_twice",
+            AuditSeverity.BAD,
+            "An entry is in the record of one ticket.",
+            "Two tickets claim it: the other one's later entries wait for what is not theirs.",
+            (_RECORD, _BODY, _PENDING),
+            _LEADER,
+        ),
+        AuditCheck(
+            "fence_future",
+            AuditSeverity.BAD,
+            "A fencing token is not given before its time.",
+            "The record's fencing token lies in the future: sinks that have seen it refuse all that come after.",
+            (_RECORD, "redis-cli TIME"),
+            "Was Redis' clock set back, or the record written by hand? Take the next tokens from above it: restart the"
+            " leader.",
         ),
         AuditCheck(
             "owner_dead",
@@ -335,6 +353,46 @@ CHECKS: dict[str, AuditCheck] = {
             "Discard the letter instead of redriving it.",
         ),
         AuditCheck(
+            "dead_and_pending",
+            AuditSeverity.WARN,
+            "A dead letter's message is over, or held under `halted` until the letter is dealt with.",
+            "The message is pending again beside its letter: it will run, and a redrive would run it once more.",
+            (_PENDING, _RUNS_OF_IT, "redis-cli XREVRANGE {dead} + - COUNT 10"),
+            "Was the group set back (XGROUP SETID)? Discard the letter when the message is done.",
+        ),
+        AuditCheck(
+            "letters_twice",
+            AuditSeverity.WARN,
+            "A message has one dead letter at most.",
+            "It lies among the dead letters more than once: redriving them all would run it as often.",
+            (_RUNS_OF_IT, "redis-cli XREVRANGE {dead} + - COUNT 10"),
+            "Was the group set back (XGROUP SETID)? Discard all of its letters but one.",
+        ),
+        AuditCheck(
+            "letter_missing",
+            AuditSeverity.BAD,
+            "A message that was given up has a dead letter, or was sent again, or its letter was dropped.",
+            "It was given up, was never done, and nothing is left of it to be redriven.",
+            (_RUNS_OF_IT, _BODY),
+            "Send it again if its effect is missing: usher send. Look for XDEL or DEL of dead letters by others.",
+        ),
+        AuditCheck(
+            "ticket_differs",
+            AuditSeverity.BAD,
+            "A message runs under the ticket that is in its entry.",
+            "It ran under another ticket: beside messages that it should have come before or after.",
+            (_RUNS_OF_IT, _BODY),
+            "Do all masters and consumers have the same USHER_TICKET_FIELD? Did another program write to the run log?",
+        ),
+        AuditCheck(
+            "unread_and_run",
+            AuditSeverity.BAD,
+            "A message runs after the group has read it.",
+            "The group has not read it, and it ran: it will be read, and run again; or it never was in the stream.",
+            (_RUNS_OF_IT, _BODY, "redis-cli XINFO GROUPS {stream}"),
+            "Was the group set back (XGROUP SETID), or Redis restored from a copy? Then this is its trace.",
+        ),
+        AuditCheck(
             "times_impossible",
             AuditSeverity.WARN,
             "An execution ends after it starts, and of one owner's executions the first recorded has not begun last.",
@@ -342,6 +400,15 @@ CHECKS: dict[str, AuditCheck] = {
             " weaker around that moment.",
             (_RUNS_OF_IT,),
             "Let NTP slew the clock, not step it.",
+        ),
+        AuditCheck(
+            "clock_wrong",
+            AuditSeverity.WARN,
+            "A consumer's clock is that of Redis, within half of USHER_AUDIT_CLOCK_SECONDS.",
+            "Fencing tokens and the times of its records say how far it is off. Executions are compared with that taken"
+            " out; handlers that ask for the time get a wrong one.",
+            ("redis-cli TIME",),
+            "Set the clock of that host, or of Redis' (NTP).",
         ),
         AuditCheck(
             "run_unreadable",

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from usher.common.protocol.keys import Keys
+from usher.common.protocol.message import UNREADABLE_DUE
 from usher.common.redis.client import Link
 from usher.common.redis.replies import pairs
 from usher.master.audit.checks.facts import is_capped
@@ -31,6 +32,14 @@ class DeadLetterFrames(NamedTuple):
     there: DataFrame | None
     entries: DataFrame
     last_drops_ms: Callable[[], dict[str, int]]
+
+
+def letters_in(entries: DataFrame) -> DataFrame:
+    """Return the dead letters in entries of their stream, without those of delayed messages, whose ids are others."""
+    names = {"id": "usher-id", "ticket": "usher-ticket", "reason": "usher-reason"}
+    told = (F.col("fields")[name].alias(to) for to, name in names.items())
+    letters = entries.select("stream", F.col("id").alias("letter"), *told)
+    return letters.filter(~F.col("reason").eqNullSafe(UNREADABLE_DUE))
 
 
 def not_added_again(entries: DataFrame, stream: DataFrame) -> DataFrame:

@@ -9,12 +9,15 @@ from typing import Any
 from pyspark.sql import DataFrame, Observation, Window
 from pyspark.sql import functions as F
 
-from usher.master.audit.checks.findings import RESERVED, AuditThresholds, Example
+from usher.master.audit.checks.facts import AuditedStream
+from usher.master.audit.checks.findings import FENCES_PER_MS, RESERVED, AuditThresholds, Example
 from usher.master.audit.checks.suspects import LOOKED_AT, Suspects
 
 #: Upper ends of the age classes of a plot, in milliseconds; the last class is open.
 AGES_MS = (1_000, 10_000, 60_000, 600_000, 3_600_000, 86_400_000)
 _TOP_TICKETS = 20
+#: How far fences may be ahead: as far as Redis' clock may have been set back.
+_FUTURE_MS = 3_600_000
 _DEAD_LISTED = 1000
 _BUCKETS = 4096
 
@@ -112,6 +115,23 @@ def check_index(pending: DataFrame, index: DataFrame) -> DataFrame | None:
     return _by_rules(
         joined.withColumn("ticket", F.coalesce("ticket", "indexed")), rules, F.concat(F.lit("index says "), record)
     )
+
+
+def check_records(index: DataFrame, facts: Sequence[AuditedStream]) -> list[DataFrame]:
+    """Return suspects that the index alone shows. A record may be read twice while the index grows."""
+    latest = F.lit(None).cast("bigint")
+    for one in facts:
+        latest = F.when(F.col("stream") == one.stream, (one.time_ms + _FUTURE_MS) * FENCES_PER_MS).otherwise(latest)
+    known = index.filter(F.col("id").isNotNull())
+    ahead = known.filter(F.col("fence") > latest)
+    claims = known.groupBy("stream", "id").agg(
+        F.min("ticket").alias("ticket"), F.max("ticket").alias("other"), F.min("owner").alias("owner")
+    )
+    twice = claims.filter(F.col("ticket") != F.col("other"))
+    return [
+        suspect("fence_future", ahead, F.format_string("fencing token %d", "fence"), F.col("owner")),
+        suspect("indexed_twice", twice, F.format_string("also in the record of %s", "other"), F.col("owner")),
+    ]
 
 
 def _bucket() -> Any:

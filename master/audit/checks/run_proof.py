@@ -2,7 +2,7 @@
 
 One sort per ticket carries them all: executions in the order of (fence, start). Fences come from one clock, Redis';
 starts and ends come from the clocks of consumers and are compared strictly under one fence only, where there is one
-consumer; between owners with a tolerance.
+consumer; between owners by what is known of their clocks (``clocks``).
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from typing import Any
 from pyspark.sql import DataFrame, Observation, Window
 from pyspark.sql import functions as F
 
+from usher.master.audit.checks.carry import ORDER, PART_RUNS, carried_into, hot_tickets, in_ranges, prefix, with_order
+from usher.master.audit.checks.clocks import on_redis_clock
 from usher.master.audit.checks.facts import AuditedStream
-from usher.master.audit.checks.findings import CRASHED, DONE, ENDED, FENCES_PER_MS, AuditThresholds
+from usher.master.audit.checks.findings import CRASHED, DONE, ENDED, FENCES_PER_MS, GAVE_UP
 from usher.master.audit.checks.letters import DeadLetterFrames, not_added_again
+from usher.master.audit.checks.links import check_links
 from usher.master.audit.checks.pending_proof import collect, suspect
 from usher.master.audit.checks.suspects import Suspects
 
@@ -25,6 +28,8 @@ RECOVERIES_MS = (100, 500, 1_000, 5_000, 10_000, 30_000, 60_000)
 _LAST_US = 253_402_300_799_999_999  # of the year 9999
 _FLAGS = ("overlap", "owners_overlap", "fence_shared", "fence_fell", "times_impossible")
 _LOOKED_AT = ("late", "again", "after")  # flags of executions to look at
+#: Flags after which a ticket is looked at as a whole.
+FLAGS = (*_FLAGS, *_LOOKED_AT, "behind")
 
 
 @dataclass
@@ -47,6 +52,9 @@ class RunFigures:
     before_known: dict[str, int] = field(default_factory=dict)
     #: stream -> entries of which nothing is known, from before the last drop of letters
     maybe_dropped: dict[str, int] = field(default_factory=dict)
+    #: stream -> when the last record that cannot be read was made; and entries that may be in one
+    damaged_ms: dict[str, int] = field(default_factory=dict)
+    maybe_damaged: dict[str, int] = field(default_factory=dict)
     #: stream -> the most by which an execution was recorded before the time of its entry's id
     ahead_ms: dict[str, int] = field(default_factory=dict)
 
@@ -65,10 +73,12 @@ def count_runs(runs: DataFrame, suspects: Suspects) -> RunFigures:
             F.sum(F.col("id").isNull().cast("int")).alias("unreadable"),
             F.sum((F.col("ticket") == "").cast("int")).alias("unkeyed"),
             F.max(F.col("ms") - F.col("record_ms")).alias("ahead"),
+            F.max(F.when(F.col("id").isNull(), F.col("record_ms"))).alias("damaged"),
         )
         .collect()
     )
     figures = RunFigures()
+    figures.damaged_ms = {row.stream: row.damaged for row in rows if row.damaged is not None}
     for row in rows:
         figures.executions += row.executions
         figures.unsuccessful += row.unsuccessful or 0
@@ -93,13 +103,13 @@ def check_runs(
     runs: DataFrame,
     dead: DataFrame | None,
     facts: Sequence[AuditedStream],
-    limits: AuditThresholds,
+    clocks: DataFrame,
     figures: RunFigures,
     suspects: Suspects,
 ) -> None:
     """Check overlaps, order and fences per ticket. A message without a ticket id has no order with any other. ``dead``:
-    the dead letters."""
-    told = _sorted_by_ticket(runs.filter(F.col("id").isNotNull() & (F.col("ticket") != "")), limits)
+    the dead letters; ``clocks``: of the consumers (``clocks``)."""
+    told = follow(runs, clocks, executions=figures.executions)
     seen = Observation()
     sums = [F.sum(F.col(name).cast("int")).alias(name) for name in (*_FLAGS, *_LOOKED_AT)]
     recovered = F.col("recovered_ms")
@@ -130,28 +140,41 @@ def check_runs(
         flagged.unpersist()
 
 
-def _sorted_by_ticket(runs: DataFrame, limits: AuditThresholds) -> DataFrame:
-    """Return every execution with those before it in its ticket, and flags that follow from them."""
-    row = Window.partitionBy("stream", "ticket").orderBy("fence", "start_us", "ended", "ms", "seq")
+def follow(
+    runs: DataFrame,
+    clocks: DataFrame,
+    carried: DataFrame | None = None,
+    executions: int = 0,
+    most: int = PART_RUNS,
+) -> DataFrame:
+    """Return every execution with what is known of those before it in its ticket, and flags that follow from that.
+    ``clocks``: the offset of each consumer's (``clocks``); ``carried``: what former runs know of the tickets
+    (``carry``). Of so many ``executions`` that a ticket may have more
+    than ``most``, such a ticket is cut into ranges, so that many tasks work on it."""
+    place, runs = ["stream", "ticket"], on_redis_clock(runs, clocks)
+    hot = hot_tickets(runs, most) if executions > most else None
+    told = with_order(runs) if hot is None else in_ranges(runs, hot, most)
+    if hot is not None:
+        place, carried = [*place, "range"], carried_into(told, hot, carried)
+    row = Window.partitionBy(*place).orderBy(*ORDER)
     before = row.rowsBetween(Window.unboundedPreceding, -1)
+    for name, value in prefix().items():
+        told = told.withColumn(f"before_{name}", F.max(value).over(before))
+    if carried is None:
+        told = told.withColumn("behind", F.lit(False)).withColumnsRenamed({f"before_{name}": name for name in prefix()})
+    else:
+        told = told.join(carried, place, "left")
+        known = F.struct(*(F.col(f"last.{name}").alias(name) for name in ORDER))
+        told = told.withColumn("behind", F.col("last").isNotNull() & (F.struct(*ORDER) < known))
+        told = told.withColumns({name: F.greatest(name, f"before_{name}") for name in prefix()})
+    return _flagged(told)
+
+
+def _flagged(told: DataFrame) -> DataFrame:
+    """Add what follows from an execution and those before it."""
     fence, start = F.col("fence"), F.col("start_us")
-    tolerance = limits.clocks_ms * 1000
-    told = (
-        runs.withColumn("ended", F.greatest("end_us", "start_us"))
-        .withColumn("under_fence", F.max(F.struct("fence", "ended", "start_us", "id")).over(before))
-        .withColumn("latest_end", F.max(F.struct("ended", "fence", "consumer", "id")).over(before))
-        .withColumn("latest_start", F.max(F.struct("start_us", "fence", "consumer", "id")).over(before))
-        .withColumn("started", F.max(F.struct("fence", "ms", "seq", "id", "start_us", "consumer")).over(before))
-        .withColumn(
-            "done",
-            F.max(F.when(F.col("outcome") == DONE, F.struct("ms", "seq", "id", "start_us", "consumer"))).over(before),
-        )
-        .withColumn("noted_last", F.max(F.when(F.col("outcome") == DONE, F.col("record_ms"))).over(before))
-        .withColumn("last", F.lag(F.struct("fence", "consumer", "id", "start_us")).over(row))
-    )
-    under, ends, starts, done, last = (
-        F.col(name) for name in ("under_fence", "latest_end", "latest_start", "done", "last")
-    )
+    under, ends, done, last = (F.col(name) for name in ("under_fence", "latest_end", "done", "last"))
+    over, begun = F.col("surely_ended"), F.col("surely_started")
     # Under a former fence only successes count: an acknowledgement records them with all successes before them. A crash
     # or failure is recorded by itself, without the successes before it if their owner died before it acknowledged them;
     # so they come again.
@@ -164,14 +187,14 @@ def _sorted_by_ticket(runs: DataFrame, limits: AuditThresholds) -> DataFrame:
     at_once = (under["fence"] == fence) & (under["ended"] > start) & ~one_call
     # One incarnation has one clock.
     at_home = (ends["fence"] < fence) & (ends["consumer"] == F.col("consumer")) & (ends["ended"] > start)
-    fell = (starts["fence"] < fence) & (starts["start_us"] > start + tolerance)
+    fell = (begun["fence"] < fence) & (begun["start_least"] > F.col("start_most"))
     flags: dict[str, Any] = {
         "overlap": at_once | at_home,
         "fence_fell": fell,
         "owners_overlap": (
-            (ends["fence"] < fence)
-            & (ends["consumer"] != F.col("consumer"))
-            & (ends["ended"] > start + tolerance)
+            (over["fence"] < fence)
+            & (over["consumer"] != F.col("consumer"))
+            & (over["end_least"] > F.col("start_most"))
             & ~fell
         ),
         "fence_shared": (last["fence"] == fence) & (last["consumer"] != F.col("consumer")),
@@ -205,17 +228,17 @@ def _describe_runs(rows: DataFrame, check: str) -> DataFrame:
         "overlap": F.format_string("; %s ran until %s", F.col("beside.id"), at(F.col("beside.ended"))),
         "owners_overlap": F.format_string(
             "; %s ran %s until %s under fencing token %d",
-            F.col("latest_end.consumer"),
-            F.col("latest_end.id"),
-            at(F.col("latest_end.ended")),
-            F.col("latest_end.fence"),
+            F.col("surely_ended.consumer"),
+            F.col("surely_ended.id"),
+            at(F.col("surely_ended.ended")),
+            F.col("surely_ended.fence"),
         ),
         "fence_fell": F.format_string(
             "; %s started %s at %s under fencing token %d",
-            F.col("latest_start.consumer"),
-            F.col("latest_start.id"),
-            at(F.col("latest_start.start_us")),
-            F.col("latest_start.fence"),
+            F.col("surely_started.consumer"),
+            F.col("surely_started.id"),
+            at(F.col("surely_started.start_us")),
+            F.col("surely_started.fence"),
         ),
         "fence_shared": F.format_string(
             "; %s ran %s under it before, from %s on",
@@ -391,20 +414,25 @@ def check_losses(
     facts: Sequence[AuditedStream],
     figures: RunFigures,
     suspects: Suspects,
+    ahead: DataFrame | None = None,
 ) -> None:
     """Find entries that were read and are over without a record, and entries that are pending behind a later message
     that is done. Nothing is claimed of entries that were over before ``figures.first_known``, nor of those whose letter
-    may be dropped."""
+    may be dropped. ``ahead``: the last message of each ticket that is done (``carry.done_ahead``), else as in
+    ``runs``."""
     floors = _per_stream({one.stream: one.floor_ms for one in facts})
     entries = pending.filter(F.col("in_stream") & (F.col("ms") > floors)).select(
         "stream", "id", "ms", "seq", "ticket", "consumer"
     )
     settled = entries.filter(F.col("consumer").isNull()).withColumn("passed", F.lit(None).cast("string"))
     done = runs.filter(F.col("outcome").isin(*ENDED)).select("stream", "id")
-    missing = settled.unionByName(_overtaken(entries.filter(F.col("consumer").isNotNull()), runs)).join(
-        done, ["stream", "id"], "left_anti"
-    )
-    found: list[DataFrame] = []
+    held = entries.filter(F.col("consumer").isNotNull())
+    if ahead is None:
+        is_done, at_id = (F.col("outcome") == DONE) & (F.col("ticket") != ""), F.struct("ms", "seq", "id")
+        ahead = runs.filter(is_done).groupBy("stream", "ticket").agg(F.max(at_id).alias("ahead"))
+    missing = settled.unionByName(_overtaken(held, ahead)).join(done, ["stream", "id"], "left_anti")
+    missing = missing.unionByName(_given_up(settled, runs))
+    found = check_links(runs, pending, letters.there, facts)
     if (dead := letters.there) is not None:
         missing = missing.join(dead.select("stream", "id"), ["stream", "id"], "left_anti")
         both = dead.join(
@@ -428,9 +456,31 @@ def check_losses(
             F.lit("pending for "), F.col("consumer"), F.lit(", and "), F.col("passed"), F.lit(" of its ticket is done")
         )
         found.append(suspect("overtaken", unsaid.filter(~is_over), detail, owner=F.col("consumer")))
-        collect([suspect("lost", unsaid.filter(is_over), "not pending, and in no record"), *found], suspects)
+        found.append(
+            suspect("letter_missing", unsaid.filter(is_over & (F.col("passed") == GAVE_UP)), "given up, and no letter")
+        )
+        gone = _in_no_record(unsaid.filter(is_over & F.col("passed").isNull()), figures)
+        collect([suspect("lost", gone, "not pending, and in no record"), *found], suspects)
     finally:
         kept.unpersist()
+
+
+def _in_no_record(gone: DataFrame, figures: RunFigures) -> DataFrame:
+    """Return the rows without those that may be in a record that cannot be read."""
+    if not figures.damaged_ms:
+        return gone
+    may_be = F.col("ms") <= _per_stream(figures.damaged_ms, -1)
+    for row in gone.filter(may_be).groupBy("stream").count().collect():
+        figures.maybe_damaged[row.stream] = row["count"]
+    return gone.filter(~may_be)
+
+
+def _given_up(settled: DataFrame, runs: DataFrame) -> DataFrame:
+    """Return the settled entries that were given up, and not done after all."""
+    ids = runs.filter(F.col("outcome") == GAVE_UP).select("stream", "id")
+    done = runs.filter(F.col("outcome") == DONE).select("stream", "id")
+    given = settled.join(ids, ["stream", "id"], "left_semi").join(done, ["stream", "id"], "left_anti")
+    return given.withColumn("passed", F.lit(GAVE_UP))
 
 
 def _no_former_letters(unsaid: DataFrame, letters: DeadLetterFrames, figures: RunFigures) -> DataFrame:
@@ -443,7 +493,7 @@ def _no_former_letters(unsaid: DataFrame, letters: DeadLetterFrames, figures: Ru
     return unsaid.filter(~was_dropped)
 
 
-def _overtaken(held: DataFrame, runs: DataFrame) -> DataFrame:
+def _overtaken(held: DataFrame, ahead: DataFrame) -> DataFrame:
     """Return the pending entries ``held`` that are behind a later message of their ticket which is done (``passed``:
     the last of these).
 
@@ -451,12 +501,6 @@ def _overtaken(held: DataFrame, runs: DataFrame) -> DataFrame:
     successes that will never be recorded because their owner died. So an entry that is pending before a failure may
     have succeeded, and one that is pending before a success has not.
     """
-    at = F.struct("ms", "seq", "id")
-    ahead = (
-        runs.filter((F.col("outcome") == DONE) & (F.col("ticket") != ""))
-        .groupBy("stream", "ticket")
-        .agg(F.max(at).alias("ahead"))
-    )
     joined = held.join(ahead, ["stream", "ticket"]).filter(F.struct("ms", "seq") < F.struct("ahead.ms", "ahead.seq"))
     joined = joined.filter(~F.col("ticket").contains("\ufffd"))  # not UTF-8: two tickets may read the same
     return joined.select("stream", "id", "ms", "seq", "ticket", "consumer", F.col("ahead.id").alias("passed"))

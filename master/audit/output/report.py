@@ -3,6 +3,7 @@ Pure."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -41,7 +42,7 @@ def section(check: AuditCheck) -> str:
 @dataclass(frozen=True)
 class AuditReport:
     """A run's report. ``unproven``: sentences about what could not be said; ``trend``: earlier runs, oldest first, from
-    the history."""
+    the history; ``proven``: sentences about the spans of a proof from the archive."""
 
     run: str
     started_ms: int
@@ -54,6 +55,7 @@ class AuditReport:
     figures: Mapping[str, Any]
     plots: Mapping[str, Any] = field(default_factory=dict)
     trend: tuple[Mapping[str, Any], ...] = ()
+    proven: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -82,6 +84,11 @@ class AuditReport:
         )
 
 
+def run_name(started_ms: int) -> str:
+    """Return the name of a run that began then."""
+    return time.strftime("%Y%m%dT%H%M%S", time.gmtime(started_ms / 1000)) + f".{started_ms % 1000:03d}Z"
+
+
 def document(report: AuditReport) -> dict[str, Any]:
     """Return the JSON document."""
     return {
@@ -94,6 +101,7 @@ def document(report: AuditReport) -> dict[str, Any]:
         "verdict": report.verdict,
         "findings": [_found(report, one) for one in in_order(report.found)],
         "unproven": list(report.unproven),
+        "proven": list(report.proven),
         "figures": dict(report.figures),
         "checks": list(CHECKS),
     }

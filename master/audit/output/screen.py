@@ -29,6 +29,8 @@ def print_audit_report(report: AuditReport, page: Path | None) -> None:
     """Print verdict, findings with examples, what stays open, and the figures."""
     screen = Console(highlight=False, emoji=False)
     screen.print(f"[{_STYLES[report.verdict]}]Audit {report.run}: {_safe(report.sentence())}[/]")
+    for sentence in report.proven:
+        screen.print(_safe(sentence))
     for one in in_order(report.found):
         more = f" (of {one.suspects:,} suspects)" if one.suspects != one.count else ""
         severity = f"[{_STYLES[one.check.severity]}]{label(one.check.severity.value)}[/]"

@@ -50,6 +50,22 @@ logger.scheduler.level = off
 """
 
 
+#: What we would have, unless spark-defaults or spark-submit --conf say otherwise.
+_PREFERRED = {
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    "spark.sql.session.timeZone": "UTC",
+    # kept frames go to disk; compressing them costs more than writing them
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",
+}
+_SMALL = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+_PARTITIONS = "spark.sql.shuffle.partitions"
+#: Set in sessions that an audit has started.
+_OURS = "spark.usher.ours"
+#: Rows that one task sorts: what fits into the memory of a task of 1 GiB of heap; and rows that are too few to share.
+PART_ROWS, _FEW_ROWS = 1_000_000, 500_000
+_LEAST_PARTS, _MOST_PARTS = 16, 4096
+
+
 @dataclass(frozen=True)
 class SparkPlace:
     """The place where Spark runs. ``folder``: for spill files and the Java shim; ``py_files``: zips of our packages for
@@ -115,6 +131,9 @@ def _started(place: SparkPlace, file: BinaryIO, spill: Path) -> Iterator[Any]:
         ) from failed
     try:
         spark.sparkContext.setLogLevel("OFF")
+        for name, value in (_PREFERRED | (_SMALL if place.small else {})).items():
+            _prefer(spark, name, value)
+        spark.conf.set(_OURS, "true")
         source.register(spark)
         yield spark
     except (
@@ -128,6 +147,18 @@ def _started(place: SparkPlace, file: BinaryIO, spill: Path) -> Iterator[Any]:
         with contextlib.suppress(Py4JError, OSError):  # Java is gone
             spark.stop()
         end_java()
+
+
+def fit(spark: Any, rows: int) -> None:
+    """Let shuffles have partitions for ``rows``, in a session of ours, unless the user has said how many."""
+    if spark.conf.get(_OURS, None) is not None:
+        most = min(_MOST_PARTS, -(-rows // PART_ROWS))
+        _prefer(spark, _PARTITIONS, str(2 if rows < _FEW_ROWS else max(_LEAST_PARTS, most)))
+
+
+def _prefer(spark: Any, name: str, value: str) -> None:
+    if not spark.sparkContext.getConf().contains(name):
+        spark.conf.set(name, value)
 
 
 def why_java_failed(failed: Exception) -> str:
@@ -259,25 +290,12 @@ def _builder(place: SparkPlace, spill: Path) -> Any:
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": f"{place.memory_mib}m",
         "spark.driver.extraJavaOptions": java,
-        "spark.driver.maxResultSize": "256m",
         "spark.local.dir": str(spill),
         "spark.sql.warehouse.dir": str(place.folder / "warehouse"),
         "spark.sql.catalogImplementation": "in-memory",
-        "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
-        "spark.sql.shuffle.partitions": "16",
-        "spark.sql.session.timeZone": "UTC",
-        # kept frames go to disk; compressing them costs more than writing them
-        "spark.sql.inMemoryColumnarStorage.compressed": "false",
-        "spark.python.worker.reuse": "true",
-        "spark.task.maxFailures": "2",
     }
     if place.small:
         options["spark.driver.extraJavaOptions"] += " -XX:TieredStopAtLevel=1"
-        options |= {
-            "spark.sql.shuffle.partitions": "2",
-            "spark.sql.codegen.wholeStage": "false",
-            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        }
     if place.master.startswith("local"):
         options |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     if place.py_files:

@@ -23,6 +23,7 @@ from usher.common.redis.replies import TicketStream, cut_unread, pairs, parse_re
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.audit.checks.facts import AuditedStream, is_capped
 from usher.master.audit.checks.findings import (
+    HALTED_NAME,
     RESERVED,
     AuditThresholds,
     Example,
@@ -68,6 +69,7 @@ def stream_facts(link: Link, keys: Keys, run_log_length: int) -> AuditedStream:
         is_capped(runs[0], runs[2], run_log_length),
         _span(link, keys.dead)[0],
         first=first[0] if first else None,
+        delivered=group[b"last-delivered-id"],
         cut_unread=cut_unread(group, of_stream, counted) + (mishaps.unread_cut if is_recent else 0),
     )
 
@@ -222,6 +224,10 @@ def still_holds(name: str, example: Example, look: SuspectSnapshot, limits: Audi
         return owner is not None and (look.attempts or 0) > limits.attempts
     if name == "attempts_leaked":
         return owner is None and look.attempts is not None
+    if name == "dead_and_pending":
+        return owner is not None and owner != HALTED_NAME
+    if name == "indexed_twice":
+        return record is not None and example.id in record[1]
     if name == "overtaken":
         return owner is not None and look.in_stream
     if name == "lost":

@@ -1,0 +1,64 @@
+"""Tell what of a stream is proven, as its archive and Redis say. No Spark."""
+
+from __future__ import annotations
+
+import urllib.parse
+from pathlib import Path
+from typing import Any
+
+from usher.common.protocol.keys import Keys
+from usher.common.redis.client import Link
+from usher.common.redis.replies import TicketStream
+from usher.master.audit.archive.commits import DataSet, table_folder
+
+
+def data_sets(folder: Path, keys: Keys) -> tuple[DataSet, DataSet, DataSet]:
+    """Return entries, run log and proof of a stream in the archive's ``folder``. Raises StartRefused."""
+    place = folder / f"stream-{urllib.parse.quote(keys.stream, safe='')}"
+    entries, runs, proofs = (DataSet(table_folder(place, name, keys.group)) for name in ("entries", "runs", "proof"))
+    return entries, runs, proofs
+
+
+def seen(link: Link, keys: Keys) -> list[Any]:
+    """Return what changes when there is anything new to prove."""
+    group = TicketStream(link, keys).group_facts()
+    lasts = []
+    for key in (keys.stream, keys.runs, keys.dead):
+        last = link.call("XREVRANGE", key, "+", "-", "COUNT", 1)
+        lasts.append(last[0][0].decode() if last else "")
+    return [*lasts, group[b"last-delivered-id"].decode(), group[b"pending"]]
+
+
+def nothing_new(link: Link, keys: Keys, folder: Path) -> bool:
+    """Return True when nothing has happened since the last run, and note that it is proven until now. Raises
+    StartRefused."""
+    *_, proofs = data_sets(folder, keys)
+    seconds, micros = link.call("TIME")
+    last = proofs.last()
+    if last is None or told_until(proofs) < last.number or last.facts["seen"] != seen(link, keys):
+        return False
+    note(link, keys, last.facts["since_ms"], int(seconds) * 1000 + int(micros) // 1000)
+    return True
+
+
+def told_until(proofs: DataSet) -> int:
+    """Return the last run whose findings were told to somebody."""
+    try:
+        return int((proofs.folder / "_told").read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def mark_told(folder: Path, keys: Keys) -> None:
+    """Note that the findings of the last run were told: one that is killed before is told by the next run."""
+    *_, proofs = data_sets(folder, keys)
+    if (last := proofs.last()) is not None:
+        (proofs.folder / "_told").write_text(str(last.number))
+
+
+def note(link: Link, keys: Keys, since_ms: int | None, until_ms: int) -> None:
+    """Note in Redis what is proven, for metrics and the doctor; only after the commit."""
+    since = () if since_ms is None else ("proven_since_ms", since_ms)
+    former = link.call("HGET", keys.archived, "proven_until_ms")
+    every = () if former is None else ("proven_every_ms", max(0, until_ms - int(former)))
+    link.call("HSET", keys.archived, "proven_until_ms", until_ms, *since, *every)

@@ -1,0 +1,95 @@
+"""Carry a proof of the run log over runs: what the judgement of an execution needs of those before it in its ticket.
+
+All of it are maxima, so parts of a history are judged one after another, or beside one another, and joined: the carry
+of a whole is the maximum of the carries of its parts, in any order and however often a part is counted. An execution
+that sorts before what its ticket carries (``behind``) is judged with the whole history of the ticket instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+
+from usher.master.audit.checks.findings import DONE
+
+#: The order of executions within a ticket: fences are given by Redis, starts are of one owner's clock under each.
+ORDER = ("fence", "start_us", "ended", "ms", "seq")
+_TICKET = ("stream", "ticket")
+#: Executions that one task sorts.
+PART_RUNS = 1_000_000
+
+
+def prefix() -> dict[str, Any]:
+    """Return what is known of executions before another one: the name and the value whose maximum it is."""
+    is_done = F.col("outcome") == DONE
+    return {
+        "last": F.struct(*ORDER, "consumer", "id"),
+        "under_fence": F.struct("fence", "ended", "start_us", "id"),
+        "latest_end": F.struct("ended", "fence", "consumer", "id"),
+        "surely_ended": F.struct("end_least", "fence", "consumer", "id", "ended"),
+        "surely_started": F.struct("start_least", "fence", "consumer", "id", "start_us"),
+        "started": F.struct("fence", "ms", "seq", "id", "start_us", "consumer"),
+        "done": F.when(is_done, F.struct("ms", "seq", "id", "start_us", "consumer")),
+        "noted_last": F.when(is_done, F.col("record_ms")),
+    }
+
+
+def with_order(runs: DataFrame) -> DataFrame:
+    """Return executions that have a place in a ticket, with ``ended``. A message without a ticket id has no order with
+    any other; an unreadable record has no id."""
+    keyed = runs.filter(F.col("id").isNotNull() & (F.col("ticket") != ""))
+    return keyed.withColumn("ended", F.greatest("end_us", "start_us"))
+
+
+def carry_of(runs: DataFrame) -> DataFrame:
+    """Return the carry of these executions (``clocks.on_redis_clock``) alone: a row per ticket."""
+    maxima = [F.max(value).alias(name) for name, value in prefix().items()]
+    return with_order(runs).groupBy(*_TICKET).agg(*maxima)
+
+
+def merged(carries: DataFrame, tickets: DataFrame | None = None) -> DataFrame:
+    """Return one row per ticket out of several; only those of ``tickets``, if given."""
+    wanted = carries if tickets is None else carries.join(tickets.select(*_TICKET).distinct(), [*_TICKET], "left_semi")
+    return wanted.groupBy(*_TICKET).agg(*(F.max(name).alias(name) for name in prefix()))
+
+
+def hot_tickets(runs: DataFrame, most: int = PART_RUNS) -> DataFrame | None:
+    """Return the tickets that have more executions than one task should sort; None without any."""
+    counts = with_order(runs).groupBy(*_TICKET).count().filter(F.col("count") > most)
+    rows = [(row.stream, row.ticket, row["count"]) for row in counts.collect()]
+    return runs.sparkSession.createDataFrame(rows, "stream string, ticket string, count bigint") if rows else None
+
+
+def in_ranges(runs: DataFrame, hot: DataFrame, most: int = PART_RUNS) -> DataFrame:
+    """Return executions with the ``range`` of their ticket in which they are: one, or, of ``hot`` tickets, several of
+    about ``most``, each behind the one before."""
+    keyed, names = with_order(runs), F.broadcast(hot.select(*_TICKET))
+    number = -(-hot.agg(F.sum("count")).collect()[0][0] // most)
+    cut = keyed.join(names, [*_TICKET], "left_semi").repartitionByRange(number, *_TICKET, *ORDER)
+    cut = cut.withColumn("range", F.spark_partition_id()).persist(StorageLevel.DISK_ONLY)
+    return keyed.join(names, [*_TICKET], "left_anti").withColumn("range", F.lit(0)).unionByName(cut)
+
+
+def carried_into(ranged: DataFrame, hot: DataFrame, carried: DataFrame | None) -> DataFrame:
+    """Return what each range of each ticket carries: of all ranges before it, and from before."""
+    names = F.broadcast(hot.select(*_TICKET))
+    maxima = [F.max(value).alias(name) for name, value in prefix().items()]
+    of_ranges = ranged.join(names, [*_TICKET], "left_semi").groupBy(*_TICKET, "range").agg(*maxima)
+    before = Window.partitionBy(*_TICKET).orderBy("range").rowsBetween(Window.unboundedPreceding, -1)
+    into = of_ranges.withColumns({name: F.max(name).over(before) for name in prefix()})
+    if carried is None:
+        return into
+    others = carried.join(names, [*_TICKET], "left_anti").withColumn("range", F.lit(0))
+    known = carried.withColumnsRenamed({name: f"known_{name}" for name in prefix()})
+    joined = into.join(known, [*_TICKET], "left")
+    both = {name: F.greatest(name, f"known_{name}") for name in prefix()}
+    return joined.withColumns(both).select(*into.columns).unionByName(others)
+
+
+def done_ahead(carries: DataFrame, tickets: DataFrame) -> DataFrame:
+    """Return (stream, ticket, ahead): the last message of each of ``tickets`` that is done."""
+    ahead = F.struct("done.ms", "done.seq", "done.id").alias("ahead")
+    return merged(carries, tickets).filter(F.col("done").isNotNull()).select(*_TICKET, ahead)

@@ -1,0 +1,210 @@
+"""The proof from the archive: run by run it says what one look at everything says, and without a gap, whatever was
+killed when."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pyarrow as pa
+import pytest
+
+from tests.audit import seeding
+from tests.audit.seeding import EXPECTED, GROUP, RUNS, Seeder
+from tests.audit.test_archive import Killed, die
+from tests.audit.test_job import plan
+from tests.commands import usher
+from usher.common.protocol.keys import Keys
+from usher.common.redis.client import Link
+from usher.master.audit.archive.standing import mark_told
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from usher.master.audit.archive.commits import Commit
+    from usher.master.audit.proof import Proven
+
+#: Checks of executions and of entries that are over: what a proof from the archive is about.
+_PROVEN = (
+    *("overlap", "owners_overlap", "out_of_order", "fence_shared", "fence_fell", "times_impossible", "run_unreadable"),
+    *("effect_twice", "stale_counted", "dead_and_done", "lost", "overtaken", "clock_wrong"),
+)
+
+
+def prove(spark: SparkSession, url: str, folder: Path, stream: str = "s", *, again: bool = False) -> Proven:
+    from usher.master.audit.proof import Proof
+
+    return Proof(spark, plan(url, stream), stream, folder).run(again=again)
+
+
+def standing(spark: SparkSession, folder: Path, stream: str = "s") -> set[tuple[str, str]]:
+    """(check, id) of all findings so far, as any reader of Parquet sees them."""
+    rows = spark.read.parquet(str(folder / f"stream-{stream}" / "proof" / f"group={GROUP}" / "found"))
+    return {(row.check, row.id or row.owner) for row in rows.collect()}
+
+
+def fresh(proven: Proven) -> dict[str, set[str]]:
+    return {one.check.name: {example.id or example.owner for example in one.examples} for one in proven.fresh}
+
+
+def _random_runs(tickets: int) -> list[dict[str, Any]]:
+    """Executions in the order in which they are recorded: some of them late, at once, twice, out of order."""
+    dice, rows, noted = random.Random(38), [], 0
+    for ticket in range(tickets):
+        fence, at_us = 1, 0
+        for _ in range(dice.randint(1, 12)):
+            fence += dice.choice((0, 0, 0, 1))
+            noted += 1
+            at_us += dice.choice((1, 1, 1, -3)) * dice.randint(0, 2) * 1_000_000
+            under = max(1, fence - dice.choice((0, 0, 0, 0, 1)))
+            took = dice.choice((-1, 0, 500_000, 500_000, 3_000_000))
+            ms = dice.randint(1, 6)
+            rows.append(
+                {
+                    "stream": "s",
+                    "record": f"{noted}-0",
+                    "record_ms": noted,
+                    "consumer": f"c{under}:{dice.choice((1, 1, 1, 2))}",
+                    "ticket": f"t{ticket}",
+                    "id": f"{ms}-0",
+                    "ms": ms,
+                    "seq": 0,
+                    "fence": under,
+                    "attempt": 1,
+                    "start_us": 10_000_000 + at_us,
+                    "end_us": 10_000_000 + at_us + took,
+                    "outcome": dice.choice(("done", "done", "done", "failed", "crashed")),
+                }
+            )
+    return rows
+
+
+def test_any_split_of_a_history_gives_the_same_verdict(spark: SparkSession) -> None:
+    """500 tickets at once, each cut anywhere, twice: an execution has the flags that it has in the whole, or its ticket
+    is told to be judged as a whole."""
+    from usher.master.audit.checks import carry, clocks, run_proof
+    from usher.master.audit.read import columns
+
+    rows, dice = _random_runs(500), random.Random(12)
+    cuts = {f"t{n}": sorted(dice.choices(range(13), k=2)) for n in range(500)}
+    seen = dict.fromkeys(cuts, 0)
+    parts: list[list[dict[str, Any]]] = [[], [], []]
+    for row in rows:
+        parts[sum(seen[row["ticket"]] >= one for one in cuts[row["ticket"]])].append(row)
+        seen[row["ticket"]] += 1
+    frames = [spark.createDataFrame(pa.Table.from_pylist(part, columns.RUNS)).cache() for part in [rows, *parts]]
+    names = [name for name in run_proof.FLAGS if name != "behind"]
+
+    def flagged(frame: Any) -> dict[tuple[str, str], tuple[bool, ...]]:
+        return {(one.ticket, one.record): tuple(one[name] for name in [*names, "behind"]) for one in frame.collect()}
+
+    right = clocks.offsets(clocks.bounds(frames[0].limit(0)), 0)
+    whole = flagged(run_proof.follow(frames[0], right))
+    assert flagged(run_proof.follow(frames[0], right, None, len(rows), 5)) == whole, (
+        "tickets that are cut into ranges, too"
+    )
+    carried, again, told = None, set(), {}
+    for part in frames[1:]:
+        told |= flagged(run_proof.follow(part, right, None if carried is None else carry.merged(carried, part)))
+        new = carry.carry_of(clocks.on_redis_clock(part, right))
+        carried = new if carried is None else carried.unionByName(new)
+    again = {ticket for (ticket, _), flags in told.items() if flags[-1]}
+    assert {place: flags[:-1] for place, flags in told.items() if place[0] not in again} == {
+        place: flags[:-1] for place, flags in whole.items() if place[0] not in again
+    }
+    assert 100 < len(again) < 400, "both kinds are there"
+    assert not [name for at, name in enumerate(names) if not any(flags[at] for flags in whole.values())]
+
+
+def test_run_by_run_the_same_is_found_as_in_one_look_whatever_is_killed_in_between(
+    spark: SparkSession, link: Link, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The history with everything wrong, in two runs, and a third one that was killed behind its commit."""
+    from usher.master.audit.archive.commits import DataSet
+
+    seeding.seed_runs(link)
+    keys = Keys(RUNS, GROUP)
+    records = [(record.decode(), fields[1]) for record, fields in link.call("XRANGE", keys.runs, "-", "+")]
+    link.call("DEL", keys.runs)
+    # What is recorded later is pending until then.
+    later = {one for _, batch in records[9:] for one in orjson.loads(batch)["ids"]} - {"19-1", "20-1"}
+    later &= {one.decode() for one, _ in link.call("XRANGE", RUNS, "-", "+")}
+    later -= {row[0].decode() for row in link.call("XPENDING", RUNS, GROUP, "-", "+", 100)}
+    link.call("XCLAIM", RUNS, GROUP, "master", 0, *sorted(later), "FORCE", "JUSTID")
+    told: list[tuple[str, str]] = []
+    publish = DataSet._publish
+
+    def not_the_proof(data: DataSet, commit: Commit) -> None:
+        if data.folder.parent.name == "proof" and commit.number > 1:
+            raise Killed
+        publish(data, commit)
+
+    for n, part in enumerate((records[:9], records[9:])):
+        link.pipeline([("XADD", keys.runs, record, "batch", batch) for record, batch in part])
+        if n:
+            link.call("XACK", RUNS, GROUP, *later)
+        if n:
+            with monkeypatch.context() as patched, pytest.raises(Killed):
+                patched.setattr(DataSet, "_publish", not_the_proof)
+                prove(spark, redis_url, tmp_path, RUNS)
+        proven = prove(spark, redis_url, tmp_path, RUNS)
+        mark_told(tmp_path, keys)
+        told += [(check, one) for check, ids in fresh(proven).items() for one in ids]
+        assert (proven.run, proven.since_ms) == ((1, 1), (3, 1))[n], "the second one was committed when it was killed"
+    expected = {(check, one) for check in _PROVEN for stream, one in EXPECTED[check] if stream == RUNS}
+    assert standing(spark, tmp_path, RUNS) == expected
+    whole = prove(spark, redis_url, tmp_path, RUNS, again=True)
+    assert {(check, one) for check, ids in fresh(whole).items() for one in ids} == expected
+    assert set(told) == expected
+    assert len(told) == len(expected), "each is told once, also that of the run that was killed"
+    assert proven.total == whole.total
+
+
+def test_the_command_says_the_span_and_costs_nothing_when_nothing_is_new(
+    spark: SparkSession,
+    settings: dict[str, str],
+    link: Link,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("USHER_TICKET_STREAM", "s")
+    monkeypatch.setenv("USHER_GROUP", GROUP)
+    seeder = Seeder(link, "s")
+    seeder.add(("1-1", "a"), ("2-1", "a"), ("3-1", ""))
+    seeder.read()
+    seeder.over("1-1", "2-1")
+    seeder.ran("c1:1", ("1-1", "a", 5, 100, 200), ("2-1", "a", 5, 200, 300), record="1700000000000-0")
+    assert usher("audit", "prove") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "s: proven from 2023-11-14 22:13:20 to" in shown
+    assert "without a gap: 2 executions in 1 runs, 2 of them now; 0 findings in all" in shown
+    noted = int(link.call("HGET", Keys("s", GROUP).archived, "proven_until_ms"))
+    with monkeypatch.context() as patched:
+        patched.setattr("usher.master.audit.archive_cli.spark_session", die)
+        assert usher("audit", "prove") == 0
+    assert "Nothing is new" in capsys.readouterr().out
+    assert int(link.call("HGET", Keys("s", GROUP).archived, "proven_until_ms")) >= noted
+    seeder.over("3-1")
+    assert usher("audit", "prove", "--json") == 1
+    told = orjson.loads(capsys.readouterr().out)
+    assert [(one["check"], [e["id"] for e in one["examples"]]) for one in told["findings"]] == [("lost", ["3-1"])]
+
+
+def test_behind_a_hole_in_the_archive_a_new_span_begins_and_that_is_said(
+    spark: SparkSession, link: Link, redis_url: str, tmp_path: Path
+) -> None:
+    seeder = Seeder(link, "s")
+    seeder.add(*((f"{n}-1", "a") for n in range(1, 7)))
+    seeder.read()
+    seeder.ran("c1:1", ("1-1", "a", 5, 100, 150), record="10-1")
+    seeder.over("1-1")
+    prove(spark, redis_url, tmp_path)
+    seeder.over("2-1", "3-1", "4-1")
+    link.call("DEL", seeder.keys.runs)
+    seeder.ran("c1:1", ("4-1", "a", 5, 400, 450), record="30-1")
+    proven = prove(spark, redis_url, tmp_path)
+    assert proven.since_ms == 30
+    assert fresh(proven) == {}, "what happened to 2-1 and 3-1 was cut before it was archived"
+    assert any("may be missing" in sentence for sentence in proven.unproven)
