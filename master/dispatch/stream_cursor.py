@@ -70,7 +70,7 @@ class StreamCursor:
         self._given = max(rank(last_delivered), rank(highest_pending))
         self._no_more_since_s = 0.0
         self._notification_limit = 1
-        self._may_have_more = True
+        self._may_have_more, self.is_full, self.under_master = True, False, 0
         if self._notifier is not None:
             self._notifier.poll()  # it may be old
             self._notifier.accept()
