@@ -144,7 +144,7 @@ def test_a_full_consumer_is_asked_for_one_ticket_and_not_for_each_that_waits() -
     assert len(feed.plan()) == 2
     before = feed.board._queue._unassigned
     assert (len(before), feed.plan(), len(before)) == (1, [], 1)
-    assert feed.board.room > 1000, "it is read on all the same"
+    assert feed.board.room > 0, "it is read on all the same"
 
 
 def test_a_ticket_that_found_no_room_keeps_its_place() -> None:

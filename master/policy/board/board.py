@@ -7,7 +7,6 @@ to running); the script's reply then confirms or refuses it (``confirm``).
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 from usher.common.protocol.marks import Mark
@@ -23,6 +22,8 @@ from usher.master.policy.rules import Rulebook
 
 #: Number of parked entries beyond a plan from which it pays to name the range of the plan's ids.
 _MUCH_MORE = 1000
+#: Most entries read ahead at a time: reports of consumers, which make room, do not wait for long.
+_AHEAD = 200
 
 
 class Board:
@@ -72,12 +73,11 @@ class Board:
     @property
     def room(self) -> int:
         """Number of entries that could be read now and handed over at once; 0 while anything waits for room. Where
-        tenants take turns, what stands behind a flood is read all the same: any number."""
+        tenants take turns, what stands behind a flood is read all the same: a few at a time."""
         if self._gate.rules.pauses_all:
             return 0
-        if self._fair is not None:
-            return sys.maxsize
-        return 0 if self._queue.is_waiting else self._ownership.room
+        room = 0 if self._queue.is_waiting else self._ownership.room
+        return room if self._fair is None else max(room, _AHEAD)
 
     def plan(self, limit: int, now_s: float) -> HandOverPlan | None:
         """Take up to ``limit`` ids for one hand_over call. Return None when nothing can be handed over now."""
