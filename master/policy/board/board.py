@@ -22,8 +22,8 @@ from usher.master.policy.rules import Rulebook
 
 #: Number of parked entries beyond a plan from which it pays to name the range of the plan's ids.
 _MUCH_MORE = 1000
-#: Most entries read ahead at a time: reports of consumers, which make room, do not wait for long.
-_AHEAD = 200
+#: Most entries read ahead at a time: fewer would hide for longer what stands behind a flood.
+_AHEAD = 1000
 
 
 class Board:
