@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from usher.common.protocol.attempts import GIVEN_UP
 from usher.common.protocol.keys import Keys
+from usher.common.protocol.registration import name_of, parse
 from usher.common.redis.client import Arg, Link
 from usher.common.redis.replies import TicketStream
 from usher.common.redis.scripts import ScriptRunner
@@ -76,7 +77,18 @@ class TicketOrders:
         told = explain(ticket_id)
         with self._lock:
             [record] = self._stream.records_of([ticket_id.encode("utf-8", "surrogateescape")])
-        return plan_order(order, record, told)
+            planned = plan_order(order, record, told)
+            if planned.owner and not self._takes_orders(planned.owner):
+                return PlannedOrder(f"{name_of(planned.owner)} is of a former version, which takes no orders")
+        return planned
+
+    def _takes_orders(self, owner: str) -> bool:
+        """Return whether an incarnation reads orders: one of a former version would stop at a record of that form."""
+        stored = self._link.call("HGET", self._keys.consumers, name_of(owner))
+        try:
+            return stored is None or parse(b"", stored).gives_back
+        except ValueError:
+            return False
 
     def _run(self, order: TicketOrder, ticket_id: str, planned: PlannedOrder, by: By) -> str:
         keys, ticket = self._keys, ticket_id.encode("utf-8", "surrogateescape")

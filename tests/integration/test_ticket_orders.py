@@ -4,6 +4,7 @@ the ticket, and refused where they make no sense; on a real Redis."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from tests.integration.test_scripts_at_full_memory import _full
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import RetryLater
 from usher.common.protocol.attempts import GIVEN_UP
+from usher.common.protocol.owner_words import is_waiting
+from usher.common.protocol.registration import GIVES_BACK
 from usher.common.redis.client import Link
 from usher.consumer.execution.ticket_state import describe_ticket
 from usher.consumer.policy.outcome import RetryPolicy
@@ -87,6 +90,7 @@ def leader(stage: Stage) -> MasterActor:
 
 def consumer(stage: Stage, leader: MasterActor, desk: Desk, name: str = "a", **settings: Any) -> ConsumerActor:
     made = stage.consumer(name, **settings)
+    made.acker.can_put_off = lambda: False  # it waits at its consumer
     leader.settle()
     desk.owner = made
     return made
@@ -237,24 +241,24 @@ def test_what_was_given_up_stays_so_when_its_owner_is_lost(stage: Stage, leader:
     assert started(b).message.stream_id == second
 
 
-def test_a_given_up_message_of_a_ticket_that_waits_in_redis_is_due_at_once(
-    stage: Stage, leader: MasterActor, desk: Desk
+@pytest.mark.parametrize("order", [RETRY, GIVE_UP])
+def test_a_ticket_that_waits_in_redis_goes_on_at_once(
+    stage: Stage, leader: MasterActor, desk: Desk, order: TicketOrder
 ) -> None:
-    """Of a ticket that its handler gave back until a time."""
     a = consumer(stage, leader, desk)
+    a.acker.can_put_off = lambda: True
     waiting(stage, leader, a)
-    a.begin_drain()
-    a.give_back()
-    a.deregister()
-    fence = stage.world.record(T).fence  # type: ignore[union-attr]
-    stage.link.call("HSET", stage.keys.tickets, T, f"waits@{wall_ms() + 300_000} {fence} 1-1 2-1")
-    planned = [desk.preview(order).outcome for order in TicketOrder]
-    assert planned == ["planned", "planned", "refused"]
-    assert desk.give(RETRY).outcome == "done"
-    assert stage.world.record(T).owner == b"returned"  # type: ignore[union-attr]
-    b = consumer(stage, leader, desk, "b")
-    b.work()
-    assert stage.history.ids(T) == [b"1-1", b"1-1", b"2-1"]
+    leader.settle()
+    record = stage.world.record(T)
+    assert record is not None
+    assert is_waiting(record.owner)
+    assert [desk.preview(one).outcome for one in TicketOrder] == ["planned", "planned", "refused"]
+    assert desk.give(order).outcome == "done"
+    stage.finish(leader, [a])
+    ran = [b"1-1"] if order is RETRY else []
+    assert stage.history.ids(T) == [b"1-1", *ran, b"2-1"]
+    assert len(stage.world.dead()) == (order is GIVE_UP)
+    assert (stage.world.pending(), attempts(stage.world)) == ({}, {})
 
 
 def test_a_run_is_ended_and_counts_as_a_crash(stage: Stage, leader: MasterActor, desk: Desk, tmp_path: Path) -> None:
@@ -313,6 +317,15 @@ def test_a_ticket_that_has_moved_since_is_left_alone(stage: Stage, leader: Maste
     with stage.world.unchanged():
         assert desk.orders._run(GIVE_UP, "T", planned, by) == "LOST", "no inbox is made for who is dead"
     assert desk.give(RETRY).note.startswith("the ticket moves")
+
+
+def test_an_owner_of_a_former_version_gets_no_orders(stage: Stage, leader: MasterActor, desk: Desk) -> None:
+    a = consumer(stage, leader, desk)
+    waiting(stage, leader, a)
+    former = replace(a.registration, uuid=a.registration.uuid.removesuffix(GIVES_BACK))
+    stage.link.call("HSET", stage.keys.consumers, "a", former.dump())
+    with stage.world.unchanged():
+        assert desk.give(GIVE_UP).note == "a is of a former version, which takes no orders"
 
 
 def test_a_message_is_given_up_when_memory_is_full(stage: Stage, leader: MasterActor, desk: Desk) -> None:
