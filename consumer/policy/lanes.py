@@ -226,8 +226,8 @@ class LaneBoard(Generic[M]):
         it looks through all waiting lanes."""
         lane = self.lanes.get(ticket)
         found = [item for item in self.waiting if item[2] is lane]
-        if lane is None or not found or lane.queue[0].stream_id != entry_id:
-            return False
+        if lane is None or not found or not lane.queue or lane.queue[0].stream_id != entry_id:
+            return False  # it may wait with nothing queued, because its ticket was forgotten
         self.waiting.remove(found[0])
         heapq.heapify(self.waiting)
         self.ready.append(lane)

@@ -4,11 +4,12 @@
 -- ARGV: 1 group, 2 incarnation, 3 run-log record ("" = none), 4 length of the run log, then for each message: id, its
 --       attempts (common/protocol/attempts.py)
 -- Returns: {"LOST"} or {"OK", {ids that are pending for this incarnation: their attempts are noted}}; the record goes
---          with a change only
+--          with a change only. A message that an operator has given up since its owner read its attempts stays so.
 -- Why Lua: only the owner may charge; after its lease the next owner counts. The attempts of an entry that is no
 --          longer pending would stay for ever.
 -- Memory: works when full
 --- @include run_log
+--- @include attempts
 --- @include at_full_memory
 if redis.call('EXISTS', KEYS[2]) == 0 then return {'LOST'} end
 redis.call('HLEN', KEYS[3]) -- what is no hash fails here
@@ -19,7 +20,13 @@ for at = 5, #ARGV, 2 do
   local rows = redis.pcall('XPENDING', KEYS[1], ARGV[1], id, id, 1, ARGV[2])
   if not rows.err and #rows == 1 then -- an error: the group is gone for the moment, and with it the count
     noted[#noted + 1] = id
-    if redis.call('HGET', KEYS[3], id) ~= value then
+    local known = redis.call('HGET', KEYS[3], id)
+    local _, failures = read_attempts(known)
+    if failures >= GIVEN_UP then
+      local starts, told, crashes, losses = read_attempts(value)
+      value = attempts_value(starts, math.max(failures, told), crashes, losses)
+    end
+    if known ~= value then
       redis.call('HSET', KEYS[3], id, value)
       has_changed = true
     end
