@@ -280,6 +280,7 @@ def test_all_files_that_are_read_are_packaged() -> None:
         for file in DEPLOY.rglob("*")
         if file.is_file() and file.suffix not in (".py", ".pyc")
     }
-    assert folders == {"deploy", "deploy.init"}
+    # The files for containers are read in a checkout only: they build an image of it, or are applied from it.
+    assert folders == {"deploy", "deploy.init", "deploy.container", "deploy.kubernetes", "deploy.kubernetes.keda"}
     assert '"usher.deploy" = ["*"]' in pyproject and '"usher.deploy.init" = ["*"]' in pyproject
     assert set(deploy_folder._COPIES) <= {file.name for file in DEPLOY.iterdir()}
