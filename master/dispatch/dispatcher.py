@@ -55,8 +55,8 @@ log = logging.getLogger(__name__)
 
 #: Most hand_over calls per turn, so that reports are freed in between.
 _PLANS_PER_TURN = 4
-#: Shortest time between two looks for long tickets while memory is full.
-_SHORTEN_S = 0.2
+#: While memory is full, the looks for what need not be in it take a tenth of the time at most.
+_PAUSE_PER_LOOK = 9.0
 
 
 class SortedEntries(NamedTuple):
@@ -113,7 +113,7 @@ class Dispatcher(Service):
         self._reconciler = Reconciler(limits.reconcile_s)
         self._position_saver = PositionSaver(self._stream, limits.reconcile_s)
         self._pending_check = PendingCheck(self._limits.reconcile_s)
-        self._shorten_s = 0.0  # when long tickets may be shortened again
+        self._unload_s = 0.0  # when to look again for what need not be in memory
         self._unwell: str | None = None  # why the last turn as leader failed; None after one that did not
 
     # ---- from other threads ------------------------------------------------------------------------------------------
@@ -460,12 +460,12 @@ class Dispatcher(Service):
     # ---- 7 and 8: new entries ----------------------------------------------------------------------------------------
 
     def _unload(self) -> None:
-        if self._cursor.may_read(self.board):
+        if self._cursor.may_read(self.board) or (now := now_s()) < self._unload_s:
             return
         self.board.unload()
-        if (now := now_s()) >= self._shorten_s:  # it looks at every ticket
-            self.board.shorten_long()
-            self._shorten_s = now + _SHORTEN_S
+        self.board.shorten_long()
+        ended = now_s()
+        self._unload_s = ended + _PAUSE_PER_LOOK * (ended - now)
 
     def _take_new_entries(self) -> bool:
         """Peek at new entries, and take them from the stream by a hand-over. Return whether more can be done at

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from tests.boards import NOW, answer, arrive, board_with, hand_over, ids, planned, wait_once
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.tickets import Standing
@@ -73,8 +75,28 @@ def test_lost_announcements_are_found_by_comparing() -> None:
 def test_full_memory_leaves_what_stands_behind_to_redis_until_it_is_due() -> None:
     board = _waiting(window=2)
     arrive(board, b"T", 3, 4, 5)
-    board.unload()
+    board.shorten_long()
     assert board.parked == 2
     assert board.to_read() is None, "it would be read again and again while it waits"
     assert planned(board.plan(100, NOW + 5)) == {("c:1", b"T"): ids(1, 2)}
     assert board.to_read() == b"2-0"
+
+
+def test_a_look_for_what_rules_hold_back_costs_nothing_for_tickets_that_wait() -> None:
+    """It is taken while memory is full, which a hundred thousand of them can make it, and what runs goes on."""
+    board = Board(4)
+    board.learn_time(REDIS_MS, NOW)
+    for number in range(20_000):
+        board.set_record(b"T%d" % number, b"waits@%d" % (REDIS_MS + 3_600_000), 5, [b"%d-1" % (number + 1)], 0.0)
+    calls = 0
+
+    def count(_frame: object, what: str, _arg: object) -> None:
+        nonlocal calls
+        calls += what in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        board.unload()
+    finally:
+        sys.setprofile(None)
+    assert calls < 100

@@ -250,11 +250,12 @@ class Board:
         for ticket in self._gate.paused():
             if self._ownership.unload(ticket):
                 self._gate.was_unloaded(ticket)
-        for ticket in (*self._gate.slowed_or_condemned(), *self._ownership.waits.tickets()):
+        for ticket in self._gate.slowed_or_condemned():
             self._ownership.shorten(ticket)
 
     def shorten_long(self) -> None:
-        """Leave to Redis' account what is parked of long tickets beyond their windows, because too much is parked."""
+        """Leave to Redis' account what is parked of long tickets beyond their windows, also of such as wait, because
+        too much is parked. It looks at every ticket."""
         for ticket in [one for one in self.tickets.values() if len(one.parked) > self._window]:
             self._ownership.shorten(ticket)
 

@@ -39,7 +39,3 @@ class Waits:
     def next_due_s(self) -> float | None:
         """Return when the next ticket may go on; None: none waits."""
         return (self._timers[0][0] - self._behind_ms) / 1000 if self._timers else None
-
-    def tickets(self) -> list[BoardTicket]:
-        """Return the waiting tickets; one may come twice."""
-        return [ticket for _, _, ticket in self._timers if ticket.standing is Standing.WAITING]
