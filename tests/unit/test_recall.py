@@ -195,3 +195,23 @@ def test_one_that_has_less_than_its_share_is_not_asked_while_others_have_more() 
         board.free(few.incarnation, [(name, ids(int(name[1:])))], NOW)
     board.join("c:2", "c", 4, 1000, True, True)
     assert list(asked(board)) == [many.incarnation]
+
+
+def test_the_idle_one_gets_a_ticket_that_came_back_also_when_it_has_most_of_the_messages() -> None:
+    """They are of one ticket, and keep one of its slots busy. Else the ticket would go back where it was, and be asked
+    for again and again."""
+    board = board_with()
+    board.join("b:2", "b", 4, 1000, True, True)
+    arrive(board, b"L", *range(1, 61))
+    hand_over(board)
+    board.join("a:1", "a", 4, 1000, True, True)
+    board.join("b:2", "b", 4, 1000, False, True)
+    for number in range(101, 107):
+        arrive(board, b"T%d" % number, number)
+    hand_over(board, 8)
+    board.join("b:2", "b", 4, 1000, True, True)
+    [recall] = board.recalls(LATER)
+    assert recall == ("a:1", [(b"T106", b"8"), (b"T105", b"8")])
+    for name, number in ((b"T106", 106), (b"T105", 105)):
+        board.set_record(name, b"returned", 8, ids(number), LATER)
+    assert planned(board.plan(100, LATER)) == {("b:2", b"T106"): ids(106), ("b:2", b"T105"): ids(105)}

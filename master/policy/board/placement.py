@@ -121,8 +121,8 @@ class OpenConsumers:
         return load_bound(in_flight, len(self._by_name)) if self._by_name else 0
 
     def choose(self, ticket: BoardTicket, bound: int) -> ConsumerLoad | None:
-        """Choose the ticket's former consumer after a crash, else the best ranked below the bound, else the least
-        loaded.
+        """Choose the ticket's former consumer after a crash, or who it was asked back for, else the best ranked below
+        the bound, else the least loaded.
 
         Return None when no consumer has room. A consumer with a free handler slot is never over the bound: at low load,
         tickets stay where they belong. Load is compared in seconds of work: by what each may have.
@@ -136,5 +136,7 @@ class OpenConsumers:
             if load >= consumer.pace.window and consumer.room <= 0:  # the former first: it costs less, for every ticket
                 continue
             if load < bound or load < consumer.slots:
+                return consumer
+            if name == ticket.home and consumer.busy_tickets < consumer.slots:  # many messages, but of few tickets
                 return consumer
         return min(self._with_room(), key=lambda consumer: consumer.in_flight / consumer.pace.window, default=None)

@@ -74,7 +74,7 @@ class BoardTicket:
         self.name = name
         self.owner: ConsumerLoad | None = None
         self.believed = NOBODY
-        self.home = ""  # name of its last owner, if that one died: it gets the ticket back
+        self.home = ""  # name of who gets it next: its last owner, if that one died, or who it was asked back for
         self.running: dict[bytes, None] = {}
         self.parked: deque[bytes] = deque()
         self.standing = OPEN
