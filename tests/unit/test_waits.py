@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 from tests.boards import NOW, answer, arrive, board_with, hand_over, ids, planned, wait_once
 from usher.master.policy.board.board import Board
@@ -88,6 +89,29 @@ def test_a_look_for_what_rules_hold_back_costs_nothing_for_tickets_that_wait() -
     board.learn_time(REDIS_MS, NOW)
     for number in range(20_000):
         board.set_record(b"T%d" % number, b"waits@%d" % (REDIS_MS + 3_600_000), 5, [b"%d-1" % (number + 1)], 0.0)
+    assert _calls_of(board.unload) < 100
+
+
+def test_many_that_are_due_at_once_go_on_in_their_order_at_no_cost_for_those_without_room() -> None:
+    board = board_with("c", slots=2, capacity=10)
+    board.learn_time(REDIS_MS, NOW)
+    for number in range(20_000):
+        board.set_record(b"T%d" % number, b"waits@%d" % (REDIS_MS + 5), 5, ids(number + 1), NOW)
+    plan = board.plan(100, NOW + 1)
+    for first in range(0, 50, 10):
+        assert planned(plan) == {("c:1", b"T%d" % n): ids(n + 1) for n in range(first, first + 10)}
+        assert plan is not None
+        board.confirm(plan, answer(plan))
+        assert board.plan(100, NOW + 1) is None
+        for n in range(first, first + 10):
+            board.free("c:1", [(b"T%d" % n, ids(n + 1))], NOW + 1)
+        plans = []
+        assert _calls_of(lambda plans=plans: plans.append(board.plan(100, NOW + 1))) < 20_000
+        [plan] = plans
+
+
+def _calls_of(step: Callable[[], object]) -> int:
+    """How many functions a step calls."""
     calls = 0
 
     def count(_frame: object, what: str, _arg: object) -> None:
@@ -96,7 +120,7 @@ def test_a_look_for_what_rules_hold_back_costs_nothing_for_tickets_that_wait() -
 
     sys.setprofile(count)
     try:
-        board.unload()
+        step()
     finally:
         sys.setprofile(None)
-    assert calls < 100
+    return calls

@@ -171,6 +171,10 @@ class ConsumerLoad:
         return room
 
 
+#: Number of tickets that found no consumer, from which on no other is tried.
+_ENOUGH = 200
+
+
 class RunQueue:
     """Queue of the tickets that may be planned: runnable ones in the order of their turns, and unassigned ones, for
     which no consumer had room, until that changes."""
@@ -183,8 +187,9 @@ class RunQueue:
 
     @property
     def has_runnable(self) -> bool:
-        """Return whether some ticket may be planned."""
-        return bool(self._runnable)
+        """Return whether some ticket may be planned. One that found no consumer means that none has room: of very
+        many, the others need not ask."""
+        return bool(self._runnable) and len(self._unassigned) < _ENOUGH
 
     @property
     def is_waiting(self) -> bool:
@@ -205,7 +210,7 @@ class RunQueue:
 
     def next_runnable(self) -> BoardTicket | None:
         """Take out the next ticket that may be planned. A caller that puts it aside sets ``queued`` until ``retry``."""
-        while self._runnable:
+        while self.has_runnable:
             ticket = self._runnable.popleft()
             ticket.queued = False
             if ticket.standing is OPEN and ticket.parked:
@@ -218,9 +223,11 @@ class RunQueue:
         self._unassigned.append(ticket)
 
     def retry_unassigned(self) -> None:
-        """Make the tickets that found no consumer runnable: one has room, or accepts work."""
+        """Make the tickets that found no consumer runnable, before the others: one has room, or accepts work."""
         if self._unassigned:
+            behind = len(self._runnable)
             self.retry(self._unassigned)
+            self._runnable.rotate(len(self._runnable) - behind)
 
     def retry(self, waiting: deque[BoardTicket] | list[BoardTicket]) -> None:
         """Make tickets that waited runnable, as far as they may still be planned. They no longer wait there."""
