@@ -90,8 +90,8 @@ def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[AclP
             "consumer",
             "consumers",
             _CONSUMER,
-            ("xread", "xreadgroup", "xtrim", "xrange", "hmget", "exists"),
-            (*work, keys.lease("*"), keys.inbox("*"), keys.noted("*")),
+            ("xread", "xreadgroup", "xtrim", "xrange", "hmget", "exists", "hgetall"),
+            (*work, keys.rules, keys.lease("*"), keys.inbox("*"), keys.noted("*")),
         ),
         AclProgram(
             "master",

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Never, TypeVar
 
+from usher.common.protocol.letter_policies import STORED
+
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
@@ -76,8 +78,6 @@ def declared(handler: Callable[..., Any], attribute: str, kind: type[T]) -> T | 
 
 
 _ATTRIBUTE = "usher_options"
-#: Dead letter policies, and the words that Redis keeps (lua/owner/dead_letter.lua).
-_POLICIES = {"skip": "skip", "halt": "park", "park": "park", "tail": "tail"}
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class HandlerOptions:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, (int, float)) and 0 <= value <= 86_400):
                 raise ValueError(f"{name} must be seconds from 0 to 86400 (it is {value!r})")
-        if self.dead_letter_policy not in (None, *_POLICIES):
+        if self.dead_letter_policy not in (None, *STORED):
             raise ValueError(f"dead_letter_policy must be skip, halt or tail (it is {self.dead_letter_policy!r})")
         if self.rate is not None and not (isinstance(self.rate, (int, float)) and 0.001 <= self.rate <= 1_000_000):
             raise ValueError(f"rate must be messages per second, from 0.001 to 1000000 (it is {self.rate!r})")
@@ -109,7 +109,7 @@ class HandlerOptions:
     @property
     def stored_policy(self) -> str | None:
         """The dead letter policy by the word that Redis keeps."""
-        return None if self.dead_letter_policy is None else _POLICIES[self.dead_letter_policy]
+        return None if self.dead_letter_policy is None else STORED[self.dead_letter_policy]
 
     def terms(self) -> bool:
         """Return whether any setting is overridden."""

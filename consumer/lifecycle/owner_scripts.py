@@ -99,6 +99,7 @@ class OwnerScripts:
         self._keys = keys
         self._registration = registration
         self.incarnation = self._incarnation = registration.incarnation
+        self.rules_key = keys.rules
         self._lease = keys.lease(registration.incarnation)
 
     def renew(self, lease_ms: int, start: bytes = b"-") -> Renewal:

@@ -274,7 +274,7 @@ class AuditRun:
         }
         if name == "parked_too_long":
             rules = rulebook(link.call("HGETALL", keys.rules))
-            held = {one for one in held if not rules.all_of(snapshot.ticket_name(one))}
+            held = {one for one in held if rules.of(snapshot.ticket_name(one)) is None}
         return [one for one in examples if one in held]
 
     # ---- reading -------------------------------------------------------------------------------------------------

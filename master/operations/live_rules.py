@@ -62,7 +62,8 @@ class RuleSetChange(NamedTuple):
         if rule is None:
             return self.note
         what = "drain" if rule.target is Target.CONSUMER else rule.action.value
-        return f"{f'{what} {rule.target.value} {escape_control(rule.value)}'.rstrip()}: {self.note}"
+        to = f" to {rule.to}" if rule.to else ""
+        return f"{f'{what} {rule.target.value} {escape_control(rule.value)}'.rstrip()}{to}: {self.note}"
 
     def shown(self) -> dict[str, Any]:
         """Return the change for programs."""
@@ -110,9 +111,9 @@ class LiveRules:
         """Make this the rule for its target. When there are too many, the oldest drain gives way that is more than a
         day old and whose consumer is not registered. Raises TooManyRules, and what ``Link.call`` raises; after
         ReplyUnknown it is safe to ask again."""
-        chosen = rule_id(rule.target, rule.value)
+        chosen = rule_id(rule.target, rule.value, rule.action)
         on = f"{rule.target.value} {rule.value}".rstrip() + (
-            f" at {rule.rate_per_second:g}/s" if rule.rate_per_second else ""
+            f" at {rule.rate_per_second:g}/s" if rule.rate_per_second else f" to {rule.to}" if rule.to else ""
         )
         on += f", {rule.concurrency} at a time" if rule.concurrency else ""
         on += f", weight {rule.weight}" if rule.weight else ""

@@ -170,7 +170,8 @@ class Explanation(TypedDict):
 
 class RuleRow(TypedDict):
     """A live rule. ``target``: ticket, pattern, tenant, stream, everything or consumer. ``action``: pause, slow (with
-    ``rate_per_second``; of a tenant also with ``concurrency`` or ``weight``) or dead_letter."""
+    ``rate_per_second``; of a tenant also with ``concurrency`` or ``weight``), dead_letter, route (``to`` a consumer) or
+    dead_letter_policy (``to``: skip, halt, tail; not of a tenant)."""
 
     id: str
     target: str
@@ -181,6 +182,7 @@ class RuleRow(TypedDict):
     weight: int | None
     reason: str
     who: str
+    to: str
     version: int
     set_ms: int
 

@@ -230,6 +230,10 @@ def test_what_a_rule_slows_goes_at_its_rate_and_what_it_ends_becomes_dead_letter
         {"target": "ticket", "value": "x" * 257, "action": "pause"},
         {"target": "stream", "value": "another", "action": "pause"},
         {"target": "consumer", "value": "c1", "action": "dead_letter"},
+        {"target": "ticket", "value": "T", "action": "route"},
+        {"target": "ticket", "value": "T", "action": "pause", "to": "c1"},
+        {"target": "tenant", "value": "T", "action": "dead_letter_policy", "to": "skip"},
+        {"target": "ticket", "value": "T", "action": "dead_letter_policy", "to": "c1"},
         {"target": "nobody", "value": "x", "action": "pause"},
         {"target": "ticket", "value": "x", "action": "pause", "reason": "two\nlines"},
         {"target": "ticket", "value": "x", "action": "pause", "more": 1},
@@ -302,6 +306,18 @@ def test_the_first_message_is_given_up_and_the_next_one_runs(crew: Crew, link: L
     assert api.ask("POST", "/api/orders", 409, json=_order("G", "give_up"))["title"] == "order_refused"
     for wrong in ({"ticket_id": "G"}, _order("G", "eat"), _order("", "retry"), _order("G", "retry", more=1)):
         assert api.ask("POST", "/api/orders", 422, json=wrong)["title"] == "invalid_fields"
+
+
+def test_routed_tickets_go_to_one_consumer_while_it_is_there_and_to_any_other_one_then(crew: Crew, link: Link) -> None:
+    assert "route pattern R* to c2: set" in usher(crew, "route", "--pattern", "R*", "--to", "c2")
+    routed = send(link, *[{"ticket_id": f"R{number}"} for number in range(60)])
+    crew.wait_until_handled(routed, within_s=30)
+    assert {run.consumer for run in crew.executions() if run.stream_id in routed} == {"c2"}
+    crew.stop("c2")
+    again = send(link, *[{"ticket_id": f"R{number}"} for number in range(60)])
+    crew.wait_until_handled(again, within_s=30)
+    assert {run.consumer for run in crew.executions() if run.stream_id in again} == {"c1"}
+    assert out_of_order(crew.executions()) == []
 
 
 def test_a_run_is_ended_and_the_message_runs_again_in_a_process_of_its_own(crew: Crew, link: Link) -> None:

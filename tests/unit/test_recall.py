@@ -6,6 +6,7 @@ import pytest
 
 from tests.boards import NOW, arrive, board_with, hand_over, ids, planned, wait_once
 from usher.master.policy.board.board import Board
+from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
 
 #: Late enough for what was handed over at NOW.
 LATER = NOW + 0.06
@@ -49,6 +50,13 @@ def test_a_consumer_that_has_no_more_than_its_slots_is_never_asked(tickets: int)
 
 def test_one_of_a_former_version_is_never_asked() -> None:
     assert asked(loaded(12, gives_back=False)) == {}
+
+
+def test_a_routed_ticket_is_never_asked_back() -> None:
+    """It would be handed to the same consumer again."""
+    board = loaded(12)
+    board.follow(Rulebook([Rule(Target.PATTERN, "T1[0-2]", RuleAction.ROUTE, to="a")]))
+    assert asked(board) == {"a:1": [b"T9", b"T8", b"T7", b"T6", b"T5"]}
 
 
 def test_no_more_than_the_idle_one_can_run_and_have_ready() -> None:

@@ -476,3 +476,62 @@ class TestDeadLetter:
         assert hand_over(board) == {}
         follow(board)
         assert hand_over(board) == {("c1:1", b"D"): ids(2)}
+
+
+class TestRoute:
+    def test_a_routed_ticket_goes_to_its_consumer_however_busy_that_is_and_waits_for_room_there(self) -> None:
+        board = board_with("c1", "c2", capacity=3)
+        follow(board, route("R*", "c2", Target.PATTERN))
+        arrive(board, b"R1", 1)
+        arrive(board, b"R2", 2)
+        arrive(board, b"R3", 3)
+        arrive(board, b"R4", 4)
+        assert hand_over(board) == {("c2:1", name): ids(number) for number, name in enumerate((b"R1", b"R2", b"R3"), 1)}
+        wait_once(board)
+        assert freed(board, "c2:1", b"R1", ids(1)) == ["ok"]
+        assert hand_over(board) == {("c2:1", b"R4"): ids(4)}
+
+    def test_while_its_consumer_takes_no_work_any_other_one_gets_it(self) -> None:
+        board = board_with("c1")
+        follow(board, route("R", "c2"))
+        arrive(board, b"R", 1)
+        assert hand_over(board) == {("c1:1", b"R"): ids(1)}
+        assert freed(board, "c1:1", b"R", ids(1)) == ["ok"]
+        board.join("c2:1", "c2", 4, 100, False)
+        arrive(board, b"R", 2)
+        assert hand_over(board) == {("c1:1", b"R"): ids(2)}
+
+    def test_a_former_owner_ends_what_it_has_first(self) -> None:
+        board = board_with("c1")
+        arrive(board, b"R", 1, 2)
+        hand_over(board)
+        board.join("c2:1", "c2", 4, 100, True)
+        follow(board, route("R", "c2"))
+        arrive(board, b"R", 3)
+        assert hand_over(board) == {}
+        freed(board, "c1:1", b"R", ids(1))
+        assert hand_over(board) == {}
+        freed(board, "c1:1", b"R", ids(2))
+        assert hand_over(board) == {("c2:1", b"R"): ids(3)}
+        wait_once(board)
+
+    def test_a_routed_ticket_waits_for_other_rules_like_any_other(self) -> None:
+        board = board_with("c1", "c2")
+        follow(board, route("R", "c2"), rule("R"))
+        arrive(board, b"R", 1)
+        assert hand_over(board) == {}
+        follow(board, route("R", "c2"))
+        assert hand_over(board) == {("c2:1", b"R"): ids(1)}
+
+
+def route(value: str, to: str, target: Target = Target.TICKET, set_ms: int = 0) -> Rule:
+    return Rule(target, value, RuleAction.ROUTE, set_ms=set_ms, id=rule_id(target, value, RuleAction.ROUTE), to=to)
+
+
+def test_of_several_routes_that_of_the_ticket_holds_then_the_newest_pattern() -> None:
+    everything = route("", "c0", Target.EVERYTHING, 9)
+    old, new = route("a*", "c1", Target.PATTERN, 1), route("*b", "c2", Target.PATTERN, 2)
+    book = Rulebook([everything, new, old, route("ab", "c3"), rule("x")])
+    found = [book.route_of(name) for name in (b"x", b"a", b"acb", b"ab")]
+    assert found == ["c0", "c1", "c2", "c3"]
+    assert (book.is_empty, Rulebook([everything]).is_empty, Rulebook().has_routes) == (False, True, False)

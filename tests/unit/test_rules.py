@@ -110,7 +110,7 @@ class TestStored:
         "odd",
         [
             *({"rate_per_second": rate} for rate in (0, -1, float("inf"), float("nan"), "x", None)),
-            *({"value": 5}, {"reason": None}, {"who": ["alice"]}, {"target": "planet"}, {"action": None}),
+            *({"value": 5}, {"reason": None}, {"who": ["alice"]}, {"to": 1}, {"target": "planet"}, {"action": None}),
         ],
     )
     def test_a_rule_with_one_odd_part_pauses_everything_too(self, odd: dict[str, Any]) -> None:

@@ -46,6 +46,7 @@ class Board:
         self._gate = RuleGate(ticket_window)
         self._window = ticket_window
         self._ownership = owned = Ownership(ticket_window, work_s, self._queue, self._gate.worth_keeping)
+        owned.recalls.route_of = self._gate.route
         self.tickets, self.consumers = owned.tickets, owned.consumers
         # These are the ownership's own, for rules have no say in them. Bound, not forwarded: ``arrive`` runs for every
         # message.
@@ -100,7 +101,8 @@ class Board:
                 most = min(most, self._limits.room(ticket.tenant))
             if gate.has_rules and (most := gate.allow(ticket, most, now_s)) <= 0:
                 continue
-            assigned = owned.assign(ticket, most, bound, now_s)
+            route = gate.route(ticket) if gate.has_routes else ""
+            assigned = owned.assign(ticket, most, bound, now_s, route)
             if assigned is None:
                 continue
             incarnation, part = assigned

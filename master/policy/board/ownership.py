@@ -281,13 +281,17 @@ class Ownership(ParkedTickets):
         are handed over."""
         return self._open.bound(self.in_flight + more)
 
-    def assign(self, ticket: BoardTicket, most: int, bound: int, now_s: float) -> tuple[str, TicketPlan] | None:
+    def assign(
+        self, ticket: BoardTicket, most: int, bound: int, now_s: float, route: str = ""
+    ) -> tuple[str, TicketPlan] | None:
         """Hand up to ``most`` parked ids of a ticket to its owner, or to a consumer chosen now, which becomes its
-        owner.
+        owner. ``route``: the name of the consumer that is to have it; another owner first ends what it has.
 
         Return the incarnation and the part of the plan; None when the ticket has to wait.
         """
-        consumer = ticket.owner or self._open.choose(ticket, bound)
+        consumer = ticket.owner or self._open.choose(ticket, bound, route)
+        if route and consumer is not None and consumer.name != route and self._open.has(route):
+            return None
         if consumer is None:
             self._queue.wait_unassigned(ticket)
             return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
@@ -61,6 +61,7 @@ class Recalls:
     def __init__(self) -> None:
         self.asked: dict[bytes, Asked] = {}
         self.unanswered: dict[bytes, Asked] = {}
+        self.route_of: Callable[[BoardTicket], str] = lambda ticket: ""  # the consumer that is to have it by a rule
         self._came_back = 0
         self._look_s = 0.0  # no look before that
         self._again_s = math.inf  # when to look again, whatever happens meanwhile
@@ -163,7 +164,7 @@ class Recalls:
         """Yield the tickets of a consumer that it has hardly started, the youngest first."""
         for name in islice(reversed(one.tickets), one.busy_tickets - one.slots):
             ticket = tickets[name]
-            if name in self.asked or ticket.standing is not OPEN or not ticket.running:
+            if name in self.asked or ticket.standing is not OPEN or not ticket.running or self.route_of(ticket):
                 continue
             if now_s >= ticket.compared_s + _YOUNG_S:
                 yield ticket

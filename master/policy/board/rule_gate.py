@@ -44,7 +44,7 @@ class RuleGate:
 
     def __init__(self, ticket_window: int) -> None:
         self.rules = Rulebook()
-        self.has_rules = False  # rules about tickets; asked for every part of a plan
+        self.has_rules = self.has_routes = False  # asked for every part of a plan
         self._window = ticket_window
         self._paused: deque[BoardTicket] = deque()
         self._slowed: list[tuple[float, int, BoardTicket]] = []  # a heap, by the time at which the ticket may go on
@@ -58,7 +58,7 @@ class RuleGate:
     def follow(self, rules: Rulebook) -> Released:
         """Follow these rules from now on. Every ticket that was held back tries again."""
         self.rules = rules
-        self.has_rules = not rules.is_empty
+        self.has_rules, self.has_routes = not rules.is_empty, rules.has_routes
         held = [*self._paused, *self.slowed_or_condemned()]
         self._paused.clear()
         self._slowed.clear()
@@ -94,6 +94,10 @@ class RuleGate:
         else:
             self.condemn(ticket)
         return 0
+
+    def route(self, ticket: BoardTicket) -> str:
+        """Return the name of the consumer that is to have the ticket by a rule, or ""."""
+        return self.rules.route_of(ticket.name, ticket.tenant) if self.has_routes else ""
 
     def spend(self, name: bytes, count: int) -> None:
         """Spend tokens for messages of a ticket that were planned after ``allow``."""

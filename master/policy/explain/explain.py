@@ -15,7 +15,7 @@ from usher.common.protocol.attempts import NEVER
 from usher.common.protocol.stream_id import rank
 from usher.master.policy.explain.facts import EntryRow, OwnEntry, OwnerFacts, Reason, TicketExplanation, TicketFacts
 from usher.master.policy.letters import DeadLetter
-from usher.master.policy.rules import Rule, RuleAction, Target
+from usher.master.policy.rules import BESIDE, Rule, RuleAction, Target
 
 #: Words for a leader's lease plus the time to take over, within which a dead leader has a successor; not for decisions.
 _SOON = "within moments"
@@ -312,7 +312,9 @@ def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> t
             "the leader to read it",
             0,
         )
-    slowed = f", but not faster than its rule lets it ({rule.told()})" if rule is not None else ""
+    slowed = ""
+    if rule is not None and rule.action is RuleAction.SLOW:
+        slowed = f", but not faster than its rule lets it ({rule.told()})"
     return (
         Reason("about_to_move", f"{what} is handed over {_SOON} by the leader {facts.leader.url}{slowed}"),
         "the leader",
@@ -475,7 +477,7 @@ def _nothing(facts: TicketFacts) -> TicketExplanation:
 
 def _later(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
     """Explain what keeps later entries from following their ticket's owner."""
-    rule = facts.rules[0] if facts.rules else None
+    rule = next((rule for rule in facts.rules if rule.action not in BESIDE), None)
     if rule is not None:
         yield Reason(
             f"rule_{rule.action.value}", f"what is not handed over yet is {rule.told()}; what {owner.name} has goes on"
@@ -491,6 +493,9 @@ def _later(facts: TicketFacts, owner: OwnerFacts) -> Iterator[Reason]:
             "owner_takes_nothing",
             f"the rest waits until {owner.name} is done with what it has, then others get it",
         )
+    beside = {rule.action: rule for rule in reversed(facts.rules) if rule.action in BESIDE}
+    for rule in beside.values():
+        yield Reason("rule_too", f"a rule holds too: the ticket is {rule.told()}")
 
 
 def _behind(facts: TicketFacts, first: bytes) -> Iterator[Reason]:

@@ -159,6 +159,7 @@ def _add_rules(actions: Blueprint, port: PagePort, go: Go) -> None:
         )
         value = {"stream": port.operations.stream, "everything": ""}.get(target, value)
         rule: dict[str, Any] = {"target": target, "value": value, "action": action, "reason": _why()}
+        rule["to"] = form.get("to", "").strip()
         if rate:
             try:
                 rule["rate_per_second"] = float(rate)
