@@ -13,7 +13,7 @@ import pytest
 
 from tests.redis_model import MASTER, RedisModel
 from tests.unit.test_board_model import Walk
-from tests.unit.test_ruled_model import RuledRedis, RuledWalk
+from tests.unit.test_ruled_model import RuledRedis, RuledWalk, ids_of, made_rule
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import Registration, name_of
 from usher.common.redis.client import Link
@@ -27,7 +27,7 @@ from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import LiveRules
 from usher.master.policy.board.plans import HandOverPlan, HandOverReply
 from usher.master.policy.board.rule_gate import Condemned
-from usher.master.policy.rules import Rule, RuleAction, Target, rule_id
+from usher.master.policy.rules import RuleAction, Target
 
 LEASE_MS = 600_000
 #: Longer than any test.
@@ -302,9 +302,10 @@ class RuledMirror(Mirror, RuledRedis):
     def change(self, target: Target, value: str, action: RuleAction | None) -> None:
         by = By("alice", "test")
         if action is None:
-            self._live.lift(rule_id(target, value), by)
+            for lifted in ids_of(target, value):
+                self._live.lift(lifted, by)
         else:
-            self._live.set(Rule(target, value, action, 2.0 if action is RuleAction.SLOW else None), by)
+            self._live.set(made_rule(target, value, action), by)
         super().change(target, value, action)
         assert {rule.id: (rule.target, rule.value, rule.action) for rule in self._live.read().rules} == {
             chosen: (rule.target, rule.value, rule.action) for chosen, rule in self.rules.items()

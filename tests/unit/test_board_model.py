@@ -21,7 +21,7 @@ from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import rank
 from usher.master.membership.registry import RegisteredConsumer
 from usher.master.policy.board.board import Board
-from usher.master.policy.board.tickets import BoardTicket, RunQueue, Standing
+from usher.master.policy.board.tickets import BoardTicket, ConsumerLoad, RunQueue, Standing
 
 TICKETS = [b"T1", b"T2", b"T3"]
 NAMES = ["c1", "c2", "c3"]
@@ -424,7 +424,7 @@ class BoardMachine(RuleBasedStateMachine):
         )
         chosen = {consumer.name: consumer for consumer in by_generation if consumer.accepts}
         there_is_room = any(consumer.room > 0 for consumer in chosen.values())
-        stuck = [ticket.name for ticket in board.tickets.values() if self._could_go(ticket, there_is_room)]
+        stuck = [ticket.name for ticket in board.tickets.values() if self._could_go(ticket, chosen)]
         assert not stuck, f"forgotten: {stuck}"
         assert all(consumer.room >= 0 for consumer in board.consumers.values() if consumer.capacity)
         assert self._room_is_told(there_is_room, board.room), "there is room, and nothing more would be read"
@@ -432,10 +432,13 @@ class BoardMachine(RuleBasedStateMachine):
     def _room_is_told(self, there_is_room: bool, room: int) -> bool:
         return room > 0 or not there_is_room
 
-    def _could_go(self, ticket: BoardTicket, there_is_room: bool) -> bool:
+    def _could_go(self, ticket: BoardTicket, chosen: dict[str, ConsumerLoad]) -> bool:
+        """``chosen``: the consumers that may be chosen, by name."""
         if ticket.standing is not Standing.OPEN or not ticket.parked or len(ticket.running) > self.window // 2:
             return False
-        return there_is_room if ticket.owner is None else ticket.owner.accepts and ticket.owner.room > 0
+        if ticket.owner is not None:
+            return ticket.owner.accepts and ticket.owner.room > 0
+        return any(consumer.room > 0 for consumer in chosen.values())
 
     # ---- the end -------------------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ is full.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -24,10 +25,21 @@ from usher.master.leader.leader_scripts import RulesMoved
 from usher.master.leader.peeked import NO_NEW_ENTRIES, NewEntries
 from usher.master.policy.board.plans import NOBODY, HandOverPlan, HandOverReply
 from usher.master.policy.board.rule_gate import Condemned
-from usher.master.policy.board.tickets import BoardTicket, Standing
+from usher.master.policy.board.tickets import BoardTicket, ConsumerLoad, Standing
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target, rule_id
 
 _TARGETS = [(Target.TICKET, name.decode()) for name in TICKETS] + [(Target.PATTERN, "T[12]"), (Target.EVERYTHING, "")]
+
+
+def ids_of(target: Target, value: str) -> list[str]:
+    """The ids of all rules for a target: routes and policies stand beside others."""
+    return sorted({rule_id(target, value, action) for action in RuleAction})
+
+
+def made_rule(target: Target, value: str, action: RuleAction) -> Rule:
+    rate = 2.0 if action is RuleAction.SLOW else None
+    to = {RuleAction.ROUTE: "c1", RuleAction.LETTER_POLICY: "skip"}.get(action, "")
+    return Rule(target, value, action, rate, to=to, id=rule_id(target, value, action))
 
 
 class RuledRedis(RedisModel):
@@ -44,12 +56,11 @@ class RuledRedis(RedisModel):
         """change_rules.lua."""
         self.version += 1
         if action is None:
-            self.rules.pop(rule_id(target, value), None)
+            for lifted in ids_of(target, value):
+                self.rules.pop(lifted, None)
         else:
-            rate = 2.0 if action is RuleAction.SLOW else None
-            self.rules[rule_id(target, value)] = Rule(
-                target, value, action, rate, version=self.version, id=rule_id(target, value)
-            )
+            made = made_rule(target, value, action)
+            self.rules[made.id] = replace(made, version=self.version)
 
     @property
     def book(self) -> Rulebook:
@@ -168,8 +179,11 @@ class RuledMachine(BoardMachine):
         self.board.unload()
         assert others == {name: list(self.board.tickets[name].parked) for name in others}
 
-    def _could_go(self, ticket: BoardTicket, there_is_room: bool) -> bool:
-        return self.board.rules.of(ticket.name) is None and super()._could_go(ticket, there_is_room)
+    def _could_go(self, ticket: BoardTicket, chosen: dict[str, ConsumerLoad]) -> bool:
+        if self.board.rules.of(ticket.name) is not None or not super()._could_go(ticket, chosen):
+            return False
+        named = chosen.get(self.board.rules.route_of(ticket.name, ticket.tenant))
+        return named is None or (ticket.owner in (None, named) and named.room > 0)
 
     def _room_is_told(self, there_is_room: bool, room: int) -> bool:
         return self.board.rules.pauses_all or super()._room_is_told(there_is_room, room)
@@ -210,7 +224,7 @@ class RuledWalk(Walk):
             for whom in _TARGETS:  # else everything is paused before long
                 self.machine.redis.change(*whom, None)
             machine.an_operator_changes_the_rules(
-                rng.choice(_TARGETS), rng.choice([*RuleAction, RuleAction.DEAD_LETTER])
+                rng.choice(_TARGETS), rng.choice([*RuleAction, *[RuleAction.DEAD_LETTER] * 4])
             )
 
         return [

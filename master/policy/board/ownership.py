@@ -112,10 +112,18 @@ class Ownership(ParkedTickets):
         return tuple(name for name in unsure if name in self.tickets)
 
     def _rank(self) -> None:
-        """Rank consumers anew, because those that may be chosen have changed. Tickets that found none try again."""
+        """Rank consumers anew, because those that may be chosen have changed. Tickets that found none, or wait for
+        their owners, try again."""
         self._open = OpenConsumers(list(self.consumers.values()))
         self.recalls.consumers_changed()
         self._queue.retry_unassigned()
+        self.retry_waiting()
+
+    def retry_waiting(self) -> None:
+        """Let tickets that wait for their owners try again: a route may be another one now."""
+        for consumer in self.consumers.values():
+            if consumer.waiting:
+                self._queue.retry(consumer.waiting)
 
     # ---- entries -----------------------------------------------------------------------------------------------------
 
@@ -291,6 +299,8 @@ class Ownership(ParkedTickets):
         """
         consumer = ticket.owner or self._open.choose(ticket, bound, route)
         if route and consumer is not None and consumer.name != route and self._open.has(route):
+            ticket.queued = True
+            consumer.waiting.append(ticket)
             return None
         if consumer is None:
             self._queue.wait_unassigned(ticket)
