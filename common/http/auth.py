@@ -17,9 +17,8 @@ role of the token. Protection against foreign pages:
   (``Sec-Fetch-Site``, ``Origin``), even if no token is required. Pages must be sent with
   ``Referrer-Policy: same-origin``: with ``no-referrer``, browsers put ``null`` into Origin.
 
-Wrong tokens are counted and logged, with the address that sent them. An address that sent many gets 429 in place of
-401, and its log-ins are not tried for a while; known tokens in headers pass always, since others may have the address
-too (a proxy).
+Wrong tokens are counted and logged, with the address that sent them. The log-ins of an address that sent many are not
+tried for a while. Tokens in headers are always looked at: others may have the address too (a proxy).
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ CSRF_FIELD, CSRF_HEADER = "csrf_token", "X-CSRF-Token"
 SESSION_S = 12 * 3600
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _FORM = "application/x-www-form-urlencoded"
-#: Wrong tokens of one address that are answered at once; after these, one in so many seconds.
+#: Wrong tokens of one address after which its log-ins are slowed, to one in so many seconds.
 _MOST_WRONG, _WRONG_EACH_S = 20, 3.0
 
 View = TypeVar("View", bound=Callable[..., Any])
@@ -158,7 +157,8 @@ class Doorman:
         may see pages has this token. Raises Problem 429 when the address has sent many wrong ones."""
         address = request.remote_addr
         if wait_s := self._wrong.wait_s(address, now_s()):
-            raise _too_many_wrong(wait_s)
+            why = "this address has sent many wrong tokens; try again later"
+            raise Problem(429, "too_many_wrong_tokens", why, headers={"Retry-After": str(math.ceil(wait_s))})
         identity = self._credentials.find(token)
         if identity is None or not identity.role.may(Role.VIEWER):
             self._note_wrong(address, "log-in")
@@ -187,17 +187,17 @@ class Doorman:
             # WSGI decodes all headers as latin-1; tokens are UTF-8.
             text = token.strip().encode("latin-1", "replace").decode("utf-8", "surrogateescape")
             found = self._credentials.find(text) if scheme.lower() == "bearer" else None
-            if found is None and (wait_s := self._note_wrong(asked.remote_addr, "header")):
-                raise _too_many_wrong(wait_s)
+            if found is None:
+                self._note_wrong(asked.remote_addr, "header")
             return found or STRANGER, False
         found = self._of_cookie(asked.cookies.get(self.cookie))
         return found or STRANGER, found is not None
 
-    def _note_wrong(self, address: str | None, place: str) -> float:
-        """Count and log a wrong token. Return for how many seconds its address is to send none."""
+    def _note_wrong(self, address: str | None, place: str) -> None:
+        """Count and log a wrong token."""
         self.refused_tokens += 1
+        self._wrong.take(address, now_s())
         event(log, "token_refused", level=logging.WARNING, address=address, sent_in=place)
-        return self._wrong.take(address, now_s())
 
     def _of_cookie(self, cookie: str | None) -> Identity | None:
         if not cookie:
@@ -226,11 +226,6 @@ class Doorman:
         response.set_cookie(
             self.cookie, value, max_age=max_age_s, path="/", secure=self.secure, httponly=True, samesite="Strict"
         )
-
-
-def _too_many_wrong(wait_s: float) -> Problem:
-    why = "this address has sent many wrong tokens; send the right one, later"
-    return Problem(429, "too_many_wrong_tokens", why, headers={"Retry-After": str(math.ceil(wait_s))})
 
 
 def local_path(wanted: str) -> str:
