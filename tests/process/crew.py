@@ -183,7 +183,7 @@ class Crew:
             for line in file.read_text(errors="replace").splitlines():
                 if (
                     line.startswith("{")
-                    and (record := json.loads(line)).get("event") == action
+                    and (record := json.loads(line))["message"] == action
                     and (at_ms := logged_ms(record)) >= self._began_ms
                 ):
                     found.append(record | {"time_ms": at_ms})
