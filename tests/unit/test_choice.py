@@ -13,7 +13,8 @@ BEST, SECOND, THIRD = Affinity(["c1", "c2", "c3"]).ranking(b"42")
 
 def consumer(name: str, in_flight: int = 0, slots: int = 2, capacity: int = 100, generation: int = 1) -> ConsumerLoad:
     pace = WorkPace(slots, capacity, math.inf)
-    return ConsumerLoad(f"{name}:{generation}", name, slots, capacity, True, pace, in_flight)
+    tickets = {b"%d" % number: None for number in range(in_flight)}
+    return ConsumerLoad(f"{name}:{generation}", name, slots, capacity, True, pace, in_flight, tickets=tickets)
 
 
 def chosen(*consumers: ConsumerLoad, home: str = "") -> str:

@@ -205,6 +205,7 @@ class Board:
             given = {name: float(rule.weight) for name, rule in rules.tenant_limits.items() if rule.weight}
             self._fair.weigh({**self._weights, **given})
         self._queue.retry(released.tickets)
+        self._ownership.has_routes = self._gate.has_routes
         self._ownership.retry_waiting()
         self._ownership.reread(released.unloaded)
 

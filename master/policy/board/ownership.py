@@ -31,6 +31,7 @@ class Ownership(ParkedTickets):
         super().__init__(queue, worth_keeping)
         self.consumers: dict[str, ConsumerLoad] = {}
         self.in_flight = 0
+        self.has_routes = False  # rules name the consumers of some tickets
         self._window = ticket_window
         self._work_s = work_s
         self._open = OpenConsumers(())
@@ -112,12 +113,13 @@ class Ownership(ParkedTickets):
         return tuple(name for name in unsure if name in self.tickets)
 
     def _rank(self) -> None:
-        """Rank consumers anew, because those that may be chosen have changed. Tickets that found none, or wait for
-        their owners, try again."""
+        """Rank consumers anew, because those that may be chosen have changed. Tickets that found none try again, and
+        those that a route keeps from their owners."""
         self._open = OpenConsumers(list(self.consumers.values()))
         self.recalls.consumers_changed()
         self._queue.retry_unassigned()
-        self.retry_waiting()
+        if self.has_routes:
+            self.retry_waiting()
 
     def retry_waiting(self) -> None:
         """Let tickets that wait for their owners try again: a route may be another one now."""
@@ -252,9 +254,9 @@ class Ownership(ParkedTickets):
         if consumer.room > 0:  # whether it had room before says little: callers may have taken a ticket off it by now
             self._open.has_room_again(consumer)
         self.in_flight -= count
-        if consumer.waiting:
-            self._queue.retry(consumer.waiting)
         self._queue.retry_unassigned()
+        if consumer.waiting:  # before those without an owner, which other consumers may have
+            self._queue.retry_first(consumer.waiting)
 
     def _finish(self, ticket: BoardTicket) -> None:
         """Settle a ticket after ids have left it: free it if nothing runs, queue it if something waits, forget it if

@@ -225,9 +225,13 @@ class RunQueue:
     def retry_unassigned(self) -> None:
         """Make the tickets that found no consumer runnable, before the others: one has room, or accepts work."""
         if self._unassigned:
-            behind = len(self._runnable)
-            self.retry(self._unassigned)
-            self._runnable.rotate(len(self._runnable) - behind)
+            self.retry_first(self._unassigned)
+
+    def retry_first(self, waiting: deque[BoardTicket]) -> None:
+        """Make tickets that waited runnable, before the others: these came later."""
+        behind = len(self._runnable)
+        self.retry(waiting)
+        self._runnable.rotate(len(self._runnable) - behind)
 
     def retry(self, waiting: deque[BoardTicket] | list[BoardTicket]) -> None:
         """Make tickets that waited runnable, as far as they may still be planned. They no longer wait there."""
