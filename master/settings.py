@@ -105,7 +105,7 @@ class MasterSettings(CommonSettings):
         2000, ge=1, le=10**6, description="Most HTTP requests of one token from one address; 429 beyond."
     )
     registers_per_minute: float = Field(
-        600, ge=1, le=10**6, description="Most registrations of one token from one address; 429 beyond."
+        600, ge=1, le=10**6, description="Most registrations of one token, and log-ins, from one address; 429 beyond."
     )
     requests_in_flight: int = Field(
         256, ge=1, le=100_000, description="Most HTTP requests that are being answered or wait for it; 503 beyond."

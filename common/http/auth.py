@@ -17,8 +17,8 @@ role of the token. Protection against foreign pages:
   (``Sec-Fetch-Site``, ``Origin``), even if no token is required. Pages must be sent with
   ``Referrer-Policy: same-origin``: with ``no-referrer``, browsers put ``null`` into Origin.
 
-Wrong tokens are counted and logged, with the address that sent them. The log-ins of an address that sent many are not
-tried for a while. Tokens in headers are always looked at: others may have the address too (a proxy).
+Wrong tokens are counted and logged, with the address that sent them. Log-ins are limited as what else is rarely needed
+is (``rate_limits``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
@@ -35,11 +34,9 @@ from flask import Flask, Request, current_app, g, redirect, request
 from itsdangerous import BadData, URLSafeTimedSerializer
 from werkzeug.wrappers import Response as AnyResponse
 
-from usher.common.base.clock import now_s
 from usher.common.base.log import event
 from usher.common.http.credentials import NOBODY_ASKED, STRANGER, Credentials, Identity, Role, digest_of, fixed_tokens
 from usher.common.http.problem import Problem
-from usher.common.http.token_buckets import KeyedTokenBuckets
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +44,6 @@ CSRF_FIELD, CSRF_HEADER = "csrf_token", "X-CSRF-Token"
 SESSION_S = 12 * 3600
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _FORM = "application/x-www-form-urlencoded"
-#: Wrong tokens of one address after which its log-ins are slowed, to one in so many seconds.
-_MOST_WRONG, _WRONG_EACH_S = 20, 3.0
 
 View = TypeVar("View", bound=Callable[..., Any])
 
@@ -117,7 +112,6 @@ class Doorman:
             credentials.key, salt="session", signer_kwargs={"digest_method": hashlib.sha256}
         )
         self.secure = secure
-        self._wrong = KeyedTokenBuckets(1 / _WRONG_EACH_S, _MOST_WRONG)
         #: Number of wrong tokens, in headers and at the log-in, since the start.
         self.refused_tokens = 0
         #: With the prefix, browsers accept the cookie from this host over https only.
@@ -154,14 +148,10 @@ class Doorman:
 
     def sign_in(self, token: str, response: AnyResponse) -> Identity | None:
         """Put a session into ``response`` for the owner of ``token`` (viewers and operators); None if no identity that
-        may see pages has this token. Raises Problem 429 when the address has sent many wrong ones."""
-        address = request.remote_addr
-        if wait_s := self._wrong.wait_s(address, now_s()):
-            why = "this address has sent many wrong tokens; try again later"
-            raise Problem(429, "too_many_wrong_tokens", why, headers={"Retry-After": str(math.ceil(wait_s))})
+        may see pages has this token."""
         identity = self._credentials.find(token)
         if identity is None or not identity.role.may(Role.VIEWER):
-            self._note_wrong(address, "log-in")
+            self._note_wrong(request, "log-in")
             return None
         value = str(self._signer.dumps(self._credentials.seal(digest_of(token))))
         self._set_cookie(response, value, SESSION_S)
@@ -188,16 +178,15 @@ class Doorman:
             text = token.strip().encode("latin-1", "replace").decode("utf-8", "surrogateescape")
             found = self._credentials.find(text) if scheme.lower() == "bearer" else None
             if found is None:
-                self._note_wrong(asked.remote_addr, "header")
+                self._note_wrong(asked, "header")
             return found or STRANGER, False
         found = self._of_cookie(asked.cookies.get(self.cookie))
         return found or STRANGER, found is not None
 
-    def _note_wrong(self, address: str | None, place: str) -> None:
+    def _note_wrong(self, asked: Request, place: str) -> None:
         """Count and log a wrong token."""
         self.refused_tokens += 1
-        self._wrong.take(address, now_s())
-        event(log, "token_refused", level=logging.WARNING, address=address, sent_in=place)
+        event(log, "token_refused", level=logging.WARNING, address=asked.remote_addr, sent_in=place)
 
     def _of_cookie(self, cookie: str | None) -> Identity | None:
         if not cookie:

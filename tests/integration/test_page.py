@@ -18,6 +18,7 @@ from usher.cli import usher
 from usher.common.base.errors import NotNow
 from usher.common.http import app as web
 from usher.common.http.credentials import Identity, Role
+from usher.common.http.rate_limits import RateLimits
 from usher.common.http.server.push_sockets import LiveSockets
 from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link
@@ -36,6 +37,8 @@ from usher.master.web.pages.port import PagePort
 from usher.master.web.pages.site import add_pages
 
 _PAGES = ("/", "/tickets", "/consumers", "/dead-letters", "/streams", "/audit", "/doctor", "/rules", "/actions")
+#: What is rarely needed, from one address, per minute.
+_RARELY = 20
 _HTML = {"Accept": "text/html,*/*;q=0.8"}
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none';"
@@ -66,7 +69,7 @@ class Site:
         port = PagePort(
             self.pulse, StatusReader(link, keys, sources), story, DeadLetters(link, keys), self.bulk, facts, operations
         )
-        self.app: Flask = web.create_app("test", doorman(**tokens), 4096)
+        self.app: Flask = web.create_app("test", doorman(**tokens), 4096, limits=RateLimits(1e6, _RARELY))
         add_pages(self.app, port)
         self.client = Client(self.app)
 
@@ -455,6 +458,12 @@ def test_a_thousand_consumers_come_in_pages_those_that_need_attention_first(site
 
 
 # -- who may
+
+
+def test_log_ins_of_an_address_are_limited(guarded: Site) -> None:
+    assert [sign_in(guarded, "wrong").status_code for _ in range(_RARELY + 1)] == [403] * _RARELY + [429]
+    assert sign_in(guarded, "look").status_code == 429
+    assert guarded.client.get("/", headers={"Authorization": "Bearer look"}).status_code == 200
 
 
 def sign_in(site: Site, token: str) -> TestResponse:

@@ -252,17 +252,14 @@ def test_the_way_after_the_log_in_leads_nowhere_else(wanted: str) -> None:
     assert local_path(wanted) == "/"
 
 
-def test_wrong_tokens_are_counted_and_slow_the_log_ins_of_their_address_but_no_known_token() -> None:
+def test_wrong_tokens_are_counted_wherever_they_are_sent() -> None:
     app = _app()
     client = app.test_client()
-    for _ in range(21):
-        assert client.get("/api/thing", headers=_bearer("guess")).status_code == 401
-    answered = client.post("/login", data={"token": "t-view"})
-    assert _title(answered, 429) == "too_many_wrong_tokens" and int(answered.headers["Retry-After"]) >= 1
+    assert client.get("/api/thing", headers=_bearer("guess")).status_code == 401
+    assert client.post("/login", data={"token": "guess"}).status_code == 401
     assert client.get("/api/thing", headers=_bearer("t-view")).status_code == 200
-    elsewhere = {"REMOTE_ADDR": "127.0.0.2"}
-    assert client.post("/login", data={"token": "t-view"}, environ_base=elsewhere).status_code == 200
-    assert app.extensions["usher_doorman"].refused_tokens == 21
+    assert client.get("/api/thing").status_code == 401, "none was sent"
+    assert app.extensions["usher_doorman"].refused_tokens == 2
 
 
 def test_a_wrong_log_in_is_logged_with_its_address_and_without_the_token(caplog: pytest.LogCaptureFixture) -> None:

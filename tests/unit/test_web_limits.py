@@ -6,13 +6,11 @@ import pytest
 
 from tests.doors import doorman
 from usher.common.http import rate_limits as web_limits
-from usher.common.http import token_buckets
 from usher.common.http.app import create_app
 from usher.common.http.auth import needs
 from usher.common.http.credentials import Identity, Role
 from usher.common.http.problem import answer
-from usher.common.http.rate_limits import RateLimits, rarely
-from usher.common.http.token_buckets import KeyedTokenBuckets
+from usher.common.http.rate_limits import KeyedTokenBuckets, RateLimits, rarely
 
 
 def test_a_bucket_gives_what_is_in_it_and_fills_again() -> None:
@@ -25,7 +23,7 @@ def test_a_bucket_gives_what_is_in_it_and_fills_again() -> None:
 
 
 def test_only_so_many_buckets_are_kept_and_the_one_in_use_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_buckets, "_MOST_BUCKETS", 3)
+    monkeypatch.setattr(web_limits, "_MOST_BUCKETS", 3)
     buckets = KeyedTokenBuckets(per_s=1.0, most=1.0)
     for other in range(10):
         buckets.take(other, 0.0)

@@ -14,6 +14,7 @@ from usher.common.base.clock import wall_ms
 from usher.common.http.app import Problem
 from usher.common.http.auth import CSRF_FIELD, csrf_token, doorman, local_path, needs
 from usher.common.http.credentials import Role
+from usher.common.http.rate_limits import rarely
 from usher.master.insight.formatting import FILTERS, number, spark, ticket_url
 from usher.master.web.pages.actions import action_routes
 from usher.master.web.pages.notes import FlashMessages
@@ -116,6 +117,7 @@ def _add_login(site: Blueprint) -> None:
 
     @site.post(_LOGIN)
     @needs(Role.ANYBODY)
+    @rarely
     def login() -> AnyResponse:
         if request.content_length is None or "Expect" in request.headers:
             # Anyone may send one. A body of this length (MAX_CONTENT_LENGTH) has arrived by now, and holds no thread;
