@@ -197,6 +197,11 @@ def test_files_and_functions_can_be_read_to_their_end() -> None:
     _clean(found)
 
 
+def test_lines_of_scripts_are_no_wider_than_those_of_modules() -> None:
+    texts = {file.name: file.read_text(encoding="utf-8").splitlines() for file in sorted(_LUA.glob("*/*.lua"))}
+    _clean([f"{name}: {line}" for name, lines in texts.items() for line in lines if len(line) > 120])
+
+
 def test_what_is_too_long_is_found() -> None:
     assert not rules.too_long(_source("def f():\n" + "    pass\n" * 59))
     assert len(rules.too_long(_source("async def f():\n" + "    pass\n" * 60))) == 1

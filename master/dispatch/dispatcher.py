@@ -270,8 +270,6 @@ class Dispatcher(Service):
         # 8. New entries. Older ones are on the board by now, or the board knows that they are yet to be read. If there
         #    are none, some may be asked back for consumers that have nothing to do.
         more = self._take_new_entries()
-        if not more:
-            self._recall()
         # 9. Dead letters of entries that 2, 3 and 8 could not use: after 8, since only taken entries can be rejected.
         self._reject()
         # 10. The group's position, with what 8 took; and what of the board is not pending any more: no command is under
@@ -282,10 +280,14 @@ class Dispatcher(Service):
             self._cursor.under_master = look.pending.get(MASTER, 0)
             self._pending_check.learn(self.board, look.pending, now_s())
         checking = self._pending_check.turn(self.board, self._steps)
+        # 11. Recalls, when nothing waits for the consumers. Last of what writes: full memory refuses them, and must not
+        #     keep 9 and 10 from their turn.
+        if not more:
+            self._recall()
         found_more = more or handed or ruling or sweeping or reopening or checking or self._rejected
         if found_more or self._recoverer.is_busy or self._events or self._unsure or self._rules_due:
             return 0.0
-        # 11. Ask for a notification, if 8 did not: only when nothing is left to do, so under load nobody waits for one.
+        # 12. Ask for a notification, if 8 did not: only when nothing is left to do, so under load nobody waits for one.
         self._cursor.arm(self.board)
         return self._idle_s()
 

@@ -76,7 +76,7 @@ def _claimed_by_two_tickets(s: Seeder, link: Link) -> None:
 
 
 def _a_damaged_record(s: Seeder, link: Link) -> None:
-    """What may be in it is not told as lost."""
+    """Entries that a damaged record may name are not told as lost."""
     link.call("DEL", s.keys.runs)
     s.ran("c1:1", ("1-1", "a", 5, 100, 150), record="50-1")
     link.call("XADD", s.keys.runs, "200-1", "batch", "{")
@@ -124,7 +124,7 @@ FAULTS: list[tuple[Callable[[Seeder, Link], None], dict[str, set[str]]]] = [
 
 @pytest.fixture(scope="module")
 def report(spark: SparkSession, redis_server: EmbeddedRedis) -> AuditReport:
-    """One audit of all of them."""
+    """The findings of one audit over all streams."""
     link = Link(redis_server.url, "test")
     try:
         link.call("FLUSHALL")

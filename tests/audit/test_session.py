@@ -108,7 +108,7 @@ def test_the_folder_may_be_relative_and_have_a_space_in_its_name(
 
 
 def test_what_the_user_has_set_for_spark_is_heeded_and_partitions_follow_the_rows(spark: SparkSession) -> None:
-    """What spark-defaults says (``conftest``), and what it does not say."""
+    """Settings of spark-defaults (``conftest``) hold, and ours where it says nothing."""
     assert spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch") == "5000"
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert not spark.sparkContext.getConf().contains("spark.task.maxFailures")

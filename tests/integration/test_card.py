@@ -1,4 +1,4 @@
-"""What the card says, as Redis sees it: masters take messages with XREADGROUP and give them to their owners with
+"""The protocol as Redis sees it: masters take messages with XREADGROUP and give them to their owners with
 XCLAIM."""
 
 from __future__ import annotations

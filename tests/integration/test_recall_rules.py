@@ -59,7 +59,7 @@ def _started(consumer: ConsumerActor) -> Run:
 
 
 def _finish(stage: Stage, *consumers: ConsumerActor) -> None:
-    """What they were handed over is done, in order, and each message once."""
+    """Assert that all that consumers were handed is done, in order, and each message once."""
     ids = [entry_id for entry_id, _ in stage.link.call("XRANGE", stage.keys.stream, "-", "+")]
     for consumer in consumers:
         consumer.work()

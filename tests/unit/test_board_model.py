@@ -166,7 +166,7 @@ class BoardMachine(RuleBasedStateMachine):
         assert self._facts() == before
 
     def _facts(self) -> Facts:
-        """What is due by now may go on, whether it was looked at or not."""
+        """Tickets that are due by now may go on, whether the leader has looked or not."""
         self.board._ownership.wake_due(self.leader.now_s)
         return [
             (t.name, list(t.running), list(t.parked), t.owner, t.believed, t.standing)

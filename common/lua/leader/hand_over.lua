@@ -18,8 +18,9 @@
 --       "<owner> <fence>"
 -- Inbox: one record per target: fence (of the call, or ""), between (what separates the tickets), tickets, and ids: for
 --        each ticket a line with its ids, separated by spaces; before them the ticket's fence, if it is not that of the
---        call. The name of this last field says that this leader knows of tickets that wait. If a notification brought all of its entries, and they are small together and were not tried before, the
---        bodies follow: id, number of names and values, then these; the next id, ...
+--        call. The name of this last field says that this leader knows of tickets that wait. If a notification brought
+--        all of its entries, and they are small together and were not tried before, the bodies follow: id, number of
+--        names and values, then these; the next id, ...
 -- Returns: {"FENCED"}, {"RULES", ""} (they have changed: nothing happened), {"MOVED", the last id that the group was
 --          given} (it is not what it was when the new entries were seen, or those that a notification brought are not
 --          the next ones: nothing happened), or {"OK", fence of this call or "", number of entries that were cut from

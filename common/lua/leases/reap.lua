@@ -12,7 +12,8 @@
 if not leads(KEYS[2], ARGV[2]) then return 'FENCED' end
 if redis.call('EXISTS', KEYS[3]) == 1 then return 'ALIVE' end
 if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[3]) > 0 then return 'PENDING' end
-redis.call('DEL', KEYS[4], KEYS[6], KEYS[7]) -- a write that needs no memory goes first: XGROUP is refused when memory is full
+-- A write that needs no memory goes first: XGROUP is refused when memory is full.
+redis.call('DEL', KEYS[4], KEYS[6], KEYS[7])
 redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[3])
 if ARGV[5] ~= '' and redis.call('HGET', KEYS[5], ARGV[4]) == ARGV[5] then redis.call('HDEL', KEYS[5], ARGV[4]) end
 return 'OK'

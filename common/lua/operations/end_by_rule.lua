@@ -1,8 +1,8 @@
 -- end_by_rule: entries that the leader has parked become dead letters, because a live rule says so.
 -- KEYS: 1 stream, 2 leader, 3 tickets, 4 dead, 5 attempts, 6 counters
 -- ARGV: 1 group, 2 epoch, 3 version of the rules that the leader knows, then for each ticket: ticket, the record's head
---       as memory has it ("" = no record, else "returned <fence>" or "waits@<ms> <fence>"), the error text of the letters, its ids in id order,
---       separated by spaces
+--       as memory has it ("" = no record, else "returned <fence>" or "waits@<ms> <fence>"), the error text of the
+--       letters, its ids in id order, separated by spaces
 -- Returns: {"FENCED"}, {"RULES", ""} (they have changed: nothing happened), or {"OK", {of each ticket how many of its
 --          ids, from the first one, are over now; or -1: its record is another one, and nothing happened}}: fewer than
 --          given where bodies are large
@@ -27,7 +27,8 @@ local function end_ticket(ticket, believed, error, ids)
   local record = redis.call('HGET', tickets_key, ticket)
   local owner, fence, named
   if record then owner, fence, named = read_record(record) end
-  if record and not owner or (owner and owner .. ' ' .. fence or '') ~= believed or owner and not is_given_back(owner) then
+  local head = owner and owner .. ' ' .. fence or ''
+  if record and not owner or head ~= believed or owner and not is_given_back(owner) then
     return -1
   end
   local over, ended = {}, 0

@@ -1,6 +1,6 @@
--- order: an operator's order about the first unfinished message of a ticket: retry (it starts at once), give_up (whoever
---        has the ticket next, or has it now and does not run the message, makes a dead letter of it) or cancel (what
---        runs of it is ended).
+-- order: an operator's order about the first unfinished message of a ticket: retry (it starts at once), give_up
+--        (whoever has the ticket next, or has it now and does not run the message, makes a dead letter of it) or cancel
+--        (what runs of it is ended).
 -- KEYS: 1 stream, 2 tickets, 3 attempts, 4 changed, 5 actions, 6 lease of the owner, 7 inbox of the owner; without an
 --       owner there are no 6 and 7
 -- ARGV: 1 group, 2 retry | give_up | cancel, 3 ticket, 4 the head of its record as the caller read it ("" = no record),

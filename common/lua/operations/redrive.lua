@@ -4,8 +4,8 @@
 -- Returns: {what the leader key holds, or "", then for each letter, from the first one (fewer than given where they are
 --          large): {"RESUMED"}: the ticket waited for it; it goes on
 --          with this very message, at its place in the stream, and then with its later ones; {"ADDED", new id}: it is a
---          new message at the end of the stream, with its uid as it was (one whose due_ms was no time: among the delayed
---          messages, due now); {"GONE"}: there is no such letter (any more);
+--          new message at the end of the stream, with its uid as it was (one whose due_ms was no time: among the
+--          delayed messages, due now); {"GONE"}: there is no such letter (any more);
 --          {"CUT"}: fields of it are missing, and the stream has the entry no more; {"HELD"}: its ticket has an owner,
 --          try again later}. GONE, CUT and HELD change nothing.
 -- Why Lua: the entry leaves `halted`, its ticket's record and the letter change together, for any caller and under

@@ -1,8 +1,8 @@
 -- pending_heads: the oldest entries that are pending for one name of the group, or for all, with their tickets.
 -- KEYS: 1 stream
 -- ARGV: 1 group, 2 name in the group ("" = all), 3 most entries, 4 ticket field, 5 longest ticket in bytes
--- Returns: {1 when there are no more than were looked at or 0, {id, ticket, ...}}: fewer than asked for where bodies are
---          large; entries without a ticket or a body are left out; {1, {}} when the group is gone
+-- Returns: {1 when there are no more than were looked at or 0, {id, ticket, ...}}: fewer than asked for where bodies
+--          are large; entries without a ticket or a body are left out; {1, {}} when the group is gone
 -- Why Lua: the bodies stay in Redis; only the tickets travel.
 -- Memory: works when full, as nothing is written
 --- @include bodies

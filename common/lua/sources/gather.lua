@@ -1,5 +1,5 @@
--- gather: move new entries of source streams, in order, to the end of the work stream; each entry exactly once. With the
---         scope group, where several sources may have entries of a ticket, what is there is merged by id.
+-- gather: move new entries of source streams, in order, to the end of the work stream; each entry exactly once. With
+--         the scope group, where several sources may have entries of a ticket, what is there is merged by id.
 -- KEYS: 1 work stream, 2 shares, 3 gathered (source -> the last id moved), 4 dead, 5 counters, then the sources, then
 --       of each the saved positions of its groups
 -- ARGV: 1 group, 2 holder, 3 ticket field, 4 longest ticket in bytes, 5 scope (stream or group), 6 most entries in the

@@ -1,7 +1,7 @@
 -- look_at_sources: how far each of these sources is gathered; only numbers travel.
 -- KEYS: the sources
--- ARGV: 1 group, 2 most entries that are counted of one source where Redis has not counted them (before 7.0): fewer where
---       they are large, and of the last ones none
+-- ARGV: 1 group, 2 most entries that are counted of one source where Redis has not counted them (before 7.0): fewer
+--       where they are large, and of the last ones none
 -- Returns: for each source: {state, entries not gathered yet, 1 if there may be more of them, else 0}; states: ok,
 --          gone, not_a_stream, no_group (it was not looked at yet), ahead (its group is beyond its last id)
 -- Why Lua: one round trip for hundreds of sources, and XRANGE alone would send every body.
