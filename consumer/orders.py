@@ -53,8 +53,8 @@ class Orders:
             for message in queued:
                 if message.stream_id == order.id:
                     message.failures, message.plain = GIVEN_UP, False
-        if is_held:
-            self._executor.given_up.add(order.id)
+            if is_held:
+                board.given_up.add(order.id)
         self._lanes.hasten(order.ticket, order.id)
         return is_held
 

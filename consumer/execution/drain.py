@@ -1,9 +1,10 @@
 """Drain: leave so that nothing has to be delivered again.
 
-The order matters. First Redis refuses further hand-overs to us; nothing more can come into the inbox then, so the next
-read is complete. A ticket that was handed over anew while one of its messages ends here is read when that has ended,
-and holds up no other ticket. Handlers that run may finish; finished messages are acknowledged; every quiet ticket is
-given back whole, with the time at which it is due, if it waits. What the leader recalls now is given back anyway.
+The order matters. First Redis refuses further hand-overs to us; only operators' orders can come into the inbox then,
+which is read until the end, and the first read brings all hand-overs. A ticket that was handed over anew while one of
+its messages ends here is read when that has ended, and holds up no other ticket. Handlers that run may finish; finished
+messages are acknowledged; every quiet ticket is given back whole, with the time at which it is due, if it waits. What
+the leader recalls now is given back anyway.
 Messages that still run at the end of the grace time are not touched: the lease ends, and the leader takes them back.
 """
 
@@ -97,8 +98,7 @@ class Drain:
         if not self._is_marked:
             self._steps.drain(self._lease_ms)
             self._is_marked = True
-        if not self._is_read:
-            self._read_the_rest()
+        self._read_the_rest()  # again and again: orders still come
         self._given_back += self._give_back()
         return self._is_read and not self._lanes.running and self._acker.is_flushed and self._deregister()
 

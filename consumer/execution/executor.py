@@ -104,8 +104,7 @@ class Executor:
         self._limit_s = limit_s
         # Messages whose handlers run, by the identity of the message; kept only with a time limit.
         self.running: dict[int, Message] = {}
-        # Messages that an operator has given up, or whose run in a child process is to be ended. Few: of this process.
-        self.given_up: set[bytes] = set()
+        # Messages whose run in a child process an operator has ended.
         self.cancelled: set[bytes] = set()
         self.pace: TicketPace | None = None
         self.refused_children = 0  # child processes in a row that ran no handler: they could not load it
@@ -167,6 +166,7 @@ class Executor:
         """Do the same as ``admit`` for a message that runs in a child process, now."""
         if self._is_over(lane, message):
             return False
+        self.cancelled.discard(message.stream_id)  # a former run, which had just ended
         self._begin(message, time.time_ns() // 1000)
         return True
 
@@ -175,7 +175,7 @@ class Executor:
         more."""
         self._note_end(message)
         message.attempt -= 1
-        if message.stream_id in self.given_up:  # by then
+        if message.stream_id in self.lanes.given_up:  # by then
             message.failures = GIVEN_UP
         self.lanes.retry(lane, message, self.clock() + wait_s)
 
@@ -249,7 +249,7 @@ class Executor:
             message.survived()
         if text is None:
             text = ErrorText(format_error(problem), type_name(problem), traced(problem))
-        if message.stream_id in self.given_up:
+        if message.stream_id in self.lanes.given_up:
             message.failures = GIVEN_UP
         decision = decide(problem, message.failures, self._policy, self.rng)
         run = Finished(

@@ -215,6 +215,11 @@ class Lanes:
         """Return how many tickets wait for a retry: a glance, without the lock."""
         return len(self._board.waiting)
 
+    @property
+    def given_up(self) -> set[bytes]:
+        """Return the ids that an operator has given up: a glance, without the lock."""
+        return self._board.given_up
+
     def load(self) -> tuple[int, int]:
         """Return how many tickets and messages are held: a glance, without the lock."""
         return len(self._board.lanes), len(self._board.held_ids)

@@ -97,6 +97,7 @@ class LaneBoard(Generic[M]):
         self.ready: deque[Lane[M]] = deque()
         self._suspects: deque[Lane[M]] = deque()
         self.held_ids: set[bytes] = set()
+        self.given_up: set[bytes] = set()  # those of them that an operator has given up
         self.waiting: list[tuple[float, int, Lane[M]]] = []  # heap by due time
         self._order = 0
         self.running = 0
@@ -240,6 +241,7 @@ class LaneBoard(Generic[M]):
     def done(self, ids: Iterable[bytes]) -> None:
         """Forget ids: Redis has the acknowledgement, or the dead letter."""
         self.held_ids.difference_update(ids)
+        self.given_up &= self.held_ids
 
     def forget(self, ticket: bytes, fence: int) -> None:
         """Drop messages of the ticket that came under ``fence`` or a lower one: another owner got the ticket after it.

@@ -16,7 +16,7 @@ from tests.integration.factories import FIELD, LEASE_MS
 from tests.integration.test_charge import attempts
 from tests.integration.test_scripts_at_full_memory import _full
 from usher.common.base.clock import now_s, wall_ms
-from usher.common.base.errors import RetryLater
+from usher.common.base.errors import GiveUp, RetryLater
 from usher.common.protocol.attempts import GIVEN_UP
 from usher.common.protocol.owner_words import is_waiting
 from usher.common.protocol.registration import GIVES_BACK
@@ -27,6 +27,7 @@ from usher.consumer.policy.ticket_pace import TicketPace
 from usher.master.insight.explainer import Explainer
 from usher.master.membership.owner_question import read_answer
 from usher.master.operations.action_log import ActionLog, By
+from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import LiveRules
 from usher.master.operations.ticket_orders import OrderResult, TicketOrders
 from usher.master.policy.explain.facts import OwnerTold
@@ -373,3 +374,103 @@ def test_a_backoff_is_cut_short_too(stage: Stage, leader: MasterActor, desk: Des
     desk.give(RETRY)
     a.read()
     started(a).succeed()
+
+
+def test_what_is_given_up_while_its_failure_is_on_its_way_stays_so(
+    stage: Stage, leader: MasterActor, desk: Desk
+) -> None:
+    """The order crosses what its owner is about to write: the failure is written after the order, and the ticket was given back until a time when the order is read."""
+    a = stage.consumer()
+    leader.settle()
+    first, second = stage.send(T, b"1-1", b"2-1")
+    leader.settle()
+    a.read()
+    started(a).fail(RetryLater(after_s=300))
+    assert desk.give(GIVE_UP).outcome == "asked"
+    a.flush()
+    a.read()
+    record = stage.world.record(T)
+    assert record is not None
+    assert is_waiting(record.owner)
+    assert attempts(stage.world)[first].is_given_up
+    assert desk.give(RETRY).outcome == "done"
+    stage.finish(leader, [a])
+    assert stage.world.state().letters() == [(first, T, b"operator")]
+    assert stage.history.ids(T) == [first, second]
+
+
+def test_an_order_about_a_ticket_that_is_not_here_any_more_finds_nothing_to_do(
+    stage: Stage, leader: MasterActor, desk: Desk
+) -> None:
+    """It waited for a retry when its last acknowledgement was refused: another owner had it. Its lane is empty."""
+    a = stage.consumer()
+    leader.settle()
+    stage.send(T, b"1-1")
+    leader.settle()
+    a.read()
+    run = started(a)
+    fence = run.message.fence
+    run.fail(RetryLater(after_s=1.0))
+    assert desk.give(RETRY).outcome == "asked"
+    with a.lanes.locked() as board:
+        board.forget(T, fence)
+    a.read()
+    assert a.start() is None
+
+
+def test_a_halted_message_that_an_operator_gave_up_is_an_ordinary_one_when_it_is_redriven(
+    stage: Stage, leader: MasterActor, desk: Desk
+) -> None:
+    """The order came while its letter was on its way. A redriven message keeps its id: the order is over."""
+    a = consumer(stage, leader, desk, policy="park")
+    stage.send(T, b"1-1")
+    leader.settle()
+    a.read()
+    started(a).fail(GiveUp("it cannot be done"))
+    desk.give(GIVE_UP)
+    a.read()
+    a.flush()
+    assert [reason for _, _, reason in stage.world.state().letters()] == [b"gave_up"]
+    DeadLetters(stage.link, stage.keys).redrive(stage.world.letter_ids())
+    leader.settle()
+    a.read()
+    started(a).fail(ValueError("x"))
+    a.flush()
+    assert stage.world.dead() == []
+    started(a).succeed()
+
+
+def test_a_run_is_cancelled_while_its_consumer_drains(
+    stage: Stage, leader: MasterActor, desk: Desk, tmp_path: Path
+) -> None:
+    """Nothing else ends the drain before the grace time is over."""
+    a = consumer(stage, leader, desk, journal=tmp_path / "a.journal")
+    stage.send(T, b"1-1")
+    leader.settle()
+    a.read()
+    started(a)
+    a.lanes.pause()
+    assert not a.drain._step()
+    assert desk.give(CANCEL).outcome == "asked"
+    assert not a.drain._step()
+    assert a.lost == ["an operator cancelled a run"]
+
+
+def test_a_cancel_that_came_too_late_does_not_end_the_next_run(
+    stage: Stage, leader: MasterActor, desk: Desk, tmp_path: Path
+) -> None:
+    a = consumer(stage, leader, desk, journal=tmp_path / "a.journal")
+    stage.send(T, b"1-1")
+    leader.settle()
+    a.read()
+    started(a)
+    desk.give(CANCEL)
+    a.read()
+    a.crash()
+    stage.end_lease(a)
+    leader.settle()
+    b = consumer(stage, leader, desk, "b")
+    b.read()
+    b.executor.cancelled.add(b"1-1")  # of a run that ended when the reader had seen it
+    run = started(b)
+    assert (run.is_apart, b.executor.cancelled) == (True, set())
