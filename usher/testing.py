@@ -1,4 +1,4 @@
-"""For tests of your handlers: messages without Redis, and everything from ``XADD`` to the dead letter in one process.
+"""Test your handlers: messages without Redis, and everything from ``XADD`` to the dead letter in one process.
 
     from usher.testing import message
 

@@ -19,7 +19,7 @@ class UsherError(Exception):
 
 
 class SettingsError(UsherError):
-    """These settings cannot be used."""
+    """Settings cannot be used."""
 
     def __init__(self, problems: list[str]) -> None:
         self.problems = tuple(problems)

@@ -24,6 +24,7 @@ dedup_s IDMP-MAXSIZE 10000``), that is used, except for delayed messages; else o
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import enum
 import os
 import random
@@ -31,6 +32,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 from usher.common.base.backoff import backoff_s
@@ -266,20 +268,31 @@ class AsyncProducer:
     def __init__(self, redis: Link | str | Any, stream: str = "ticket_stream", **options: Any) -> None:
         self._producer = Producer(redis, stream, **options)
         self.ms_from_now = Producer.ms_from_now
+        # By process: a thread of its own, for the loop's are the application's, which look names up on them.
+        self._threads: dict[int, ThreadPoolExecutor] = {}
 
     async def send(
         self, ticket_id: str | None, fields: Mapping[str, Value], uid: str | None = None, due_ms: int | None = None
     ) -> str:
         """See ``Producer.send``."""
-        return await asyncio.to_thread(self._producer.send, ticket_id, fields, uid, due_ms)
+        return await self._in_thread(self._producer.send, ticket_id, fields, uid, due_ms)
 
     async def send_many(self, messages: Iterable[Outgoing], due_ms: int | None = None) -> list[Sent]:
         """See ``Producer.send_many``."""
-        return await asyncio.to_thread(self._producer.send_many, list(messages), due_ms)
+        return await self._in_thread(self._producer.send_many, list(messages), due_ms)
 
     async def close(self) -> None:
         """Close the connection. The next send opens it again."""
-        await asyncio.to_thread(self._producer.close)
+        await self._in_thread(self._producer.close)
+        if thread := self._threads.pop(os.getpid(), None):
+            thread.shutdown(wait=False)
+
+    def _in_thread(self, call: Callable[..., T], *given: Any) -> asyncio.Future[T]:
+        thread = self._threads.get(os.getpid()) or self._threads.setdefault(
+            os.getpid(), ThreadPoolExecutor(1, "usher-producer")
+        )
+        run = contextvars.copy_context().run  # the caller's trace
+        return asyncio.get_running_loop().run_in_executor(thread, run, call, *given)
 
 
 def linked(place: Link | str | Any) -> Link:

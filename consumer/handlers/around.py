@@ -52,17 +52,20 @@ def around(*makers: Maker) -> Callable[[F], F]:
 def with_middleware(target: Callable[..., Any], call: Callable[..., Any], is_async: bool) -> Callable[..., Any]:
     """Return ``call`` with what ``@around`` has declared at ``target`` around it; itself if there is nothing. Raises
     HandlerUnusable."""
-    makers = [_managing(maker) for maker in declared(target, _ATTRIBUTE, tuple) or ()]
+    makers = declared(target, _ATTRIBUTE, tuple) or ()
     if not makers:
         return call
+    if any(map(inspect.iscoroutinefunction, makers)):
+        raise HandlerUnusable("@around has an `async def` function without a yield: it is no context manager")
+    if not is_async and any(map(_is_later, makers)):
+        raise HandlerUnusable("@around has an `async` function: a `def` handler cannot wait for it")
+    managers = [_managing(maker) for maker in makers]
     if not is_async:
-        if any(is_later for _, is_later in makers):
-            raise HandlerUnusable("@around has an `async` function: a `def` handler cannot wait for it")
 
         @functools.wraps(call)
         def called(given: Any) -> Any:
             with contextlib.ExitStack() as stack:
-                for make, _ in makers:
+                for make in managers:
                     stack.enter_context(make(given))
                 return call(given)
 
@@ -71,20 +74,26 @@ def with_middleware(target: Callable[..., Any], call: Callable[..., Any], is_asy
     @functools.wraps(call)
     async def called_later(given: Any) -> Any:
         async with contextlib.AsyncExitStack() as stack:
-            for make, is_later in makers:
-                if is_later:
-                    await stack.enter_async_context(make(given))
+            for make in managers:
+                manager = make(given)
+                if hasattr(manager, "__aenter__"):
+                    await stack.enter_async_context(manager)
                 else:
-                    stack.enter_context(make(given))
+                    stack.enter_context(manager)
             return await call(given)
 
     return called_later
 
 
-def _managing(maker: Maker) -> tuple[Maker, bool]:
-    """Return what makes the context manager, and whether it has to be awaited."""
+def _is_later(maker: Maker) -> bool:
+    """Return whether the context manager that it makes has to be awaited."""
+    if inspect.isclass(maker):
+        return hasattr(maker, "__aenter__") and not hasattr(maker, "__enter__")
+    return inspect.isasyncgenfunction(inspect.unwrap(maker))
+
+
+def _managing(maker: Maker) -> Maker:
+    """Return what makes the context manager."""
     if inspect.isasyncgenfunction(maker):
-        return contextlib.asynccontextmanager(maker), True
-    if inspect.isgeneratorfunction(maker):
-        return contextlib.contextmanager(maker), False
-    return maker, inspect.isasyncgenfunction(inspect.unwrap(maker))
+        return contextlib.asynccontextmanager(maker)
+    return contextlib.contextmanager(maker) if inspect.isgeneratorfunction(maker) else maker

@@ -26,7 +26,7 @@ from usher.consumer.handlers.around import with_middleware
 from usher.consumer.handlers.decorators import BatchOptions, HandlerOptions, batch_of, options_of
 from usher.consumer.handlers.message import Message
 from usher.consumer.handlers.router import Router
-from usher.consumer.handlers.typed import typed_call
+from usher.consumer.handlers.typed import is_async, typed_call
 
 log = logging.getLogger(__name__)
 
@@ -81,12 +81,11 @@ def handler_of(target: Any, spec: str = "") -> Handler:
             call = target.handler_body()
         else:
             call = typed_call(target, options.body, batched is not None)
-        own = getattr(call, "__call__", None)  # noqa: B004
-        is_async = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(own)
-        call = with_middleware(target, call, is_async)
+        awaited = is_async(call)
+        call = with_middleware(target, call, awaited)
     except HandlerUnusable as problem:
         raise HandlerUnusable(f"USHER_HANDLER={spec}: {problem}") from None
-    return Handler(call, is_async, options, batched)
+    return Handler(call, awaited, options, batched)
 
 
 def with_spans(handler: Handler, stream: str) -> Handler:

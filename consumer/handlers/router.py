@@ -13,13 +13,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from usher.common.base.callables import unawaitable_reason
 from usher.common.base.errors import HandlerUnusable, Invalid
+from usher.consumer.handlers.around import with_middleware
 from usher.consumer.handlers.decorators import batch_of, options_of
-from usher.consumer.handlers.typed import typed_call
+from usher.consumer.handlers.typed import is_async, typed_call
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -71,13 +72,15 @@ class Router:
             options = options_of(function)
             if options.terms():
                 raise HandlerUnusable(f"{name}: attempts and times are of the router: handler(max_attempts=3)(router)")
+            if kind := unawaitable_reason(function, may_be_async=True):
+                raise HandlerUnusable(f"{name}: it is {kind}")
             try:
-                self._calls.update(
-                    {key: typed_call(one, options.body, False) for key, one in every.items() if one is function}
-                )
+                call = typed_call(function, options.body, False)
+                call = with_middleware(function, call, is_async(call))
             except HandlerUnusable as problem:
                 raise HandlerUnusable(f"{name}: {problem}") from None
-        kinds = {inspect.iscoroutinefunction(call) for call in self._calls.values()}
+            self._calls.update({key: call for key, one in every.items() if one is function})
+        kinds = {is_async(call) for call in self._calls.values()}
         if len(kinds) == 2:
             raise HandlerUnusable("handlers of one router are all `def`, or all `async def`")
         return self._call_later if kinds == {True} else self

@@ -8,13 +8,13 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, is_typeddict
+from typing import Any, get_args, is_typeddict
 
 import typing_extensions
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from usher.common.base.errors import HandlerUnusable, Invalid
+from usher.common.base.errors import GiveUp, HandlerUnusable, Invalid, RetryLater
 from usher.common.base.extras import how_to_install
 from usher.common.protocol.message import BODY_FIELD, EntryView, first_value
 
@@ -38,7 +38,7 @@ def typed_call(target: Callable[..., Any], body: str | Callable[[bytes], Any], i
     if is_batch:
         raise HandlerUnusable("a batch handler takes the list of messages; validate each in it (TypeAdapter)")
     read = _reader(asked, body)
-    if _is_async(target):
+    if is_async(target):
 
         @functools.wraps(target)
         async def call_later(message: Any) -> Any:
@@ -77,14 +77,20 @@ def _asked_type(target: Callable[..., Any]) -> tuple[Any, bool]:
         raise HandlerUnusable(_ONE_ARGUMENT) from None
     if len(needed) == 1 and needed[0].annotation is not inspect.Parameter.empty:
         found = _evaluated(target, signature, must=False).parameters[needed[0].name].annotation
-        if inspect.isclass(found) and (
-            issubclass(found, BaseModel)
-            or dataclasses.is_dataclass(found)
-            or is_typeddict(found)
-            or typing_extensions.is_typeddict(found)
-        ):
+        if _is_model(found):
             return found, False
+        if any(map(_is_model, get_args(found))):
+            raise HandlerUnusable(f"a value of type {found} comes with the message: def handle(value, message)")
     return None, True
+
+
+def _is_model(found: Any) -> bool:
+    return inspect.isclass(found) and (
+        issubclass(found, BaseModel)
+        or dataclasses.is_dataclass(found)
+        or is_typeddict(found)
+        or typing_extensions.is_typeddict(found)
+    )
 
 
 _ONE_ARGUMENT = "it must take exactly one argument, the message, or a typed value and the message"
@@ -104,7 +110,8 @@ def _is_message(annotation: Any) -> bool:
     return annotation is Any or (inspect.isclass(annotation) and issubclass(annotation, EntryView))
 
 
-def _is_async(target: Callable[..., Any]) -> bool:
+def is_async(target: Callable[..., Any]) -> bool:
+    """Return whether what calling ``target`` returns must be awaited."""
     return inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(getattr(target, "__call__", None))  # noqa: B004
 
 
@@ -112,7 +119,9 @@ def _reader(asked: Any, body: str | Callable[[bytes], Any]) -> Reader:
     """Return the function that makes a value of type ``asked`` of a message. It raises Invalid."""
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(asked)
-    except PydanticUserError as problem:
+        if hasattr(adapter, "rebuild"):  # since pydantic 2.10
+            adapter.rebuild(raise_errors=True)
+    except (PydanticUserError, NameError, TypeError) as problem:
         raise HandlerUnusable(f"pydantic cannot check {asked!r}: {str(problem).splitlines()[0]}") from None
     validate, of_json = adapter.validate_python, adapter.validate_json
     makers: dict[str, Reader] = {
@@ -138,6 +147,8 @@ def _read(validate: Reader, decode: Reader | None, message: Any) -> Any:
             return validate(message)
         try:
             value = decode(message.body)
+        except (GiveUp, RetryLater):
+            raise
         except Exception as problem:
             raise Invalid(f"its body cannot be decoded: {type(problem).__name__}: {problem}") from None
         return validate(value)

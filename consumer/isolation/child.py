@@ -132,8 +132,8 @@ class Slot(Service):
 
 
 class LeaseEnd(Service):
-    """It ends this process when the lease has ended while a handler runs: who asked does so, unless it stands still,
-    and another owner may run the message by then."""
+    """The service that ends this process when the lease has ended while a handler runs: who asked does so, unless it
+    stands still, and another owner may run the message by then."""
 
     name = "guard"
 

@@ -30,7 +30,7 @@ class PositionSaver:
         self._saved_s = 0.0
 
     def follow(self) -> None:
-        """On a standby, learn what the leader saved last, in case that is lost together with all the other data in
+        """Learn, on a standby, what the leader saved last, in case that is lost together with all the other data in
         Redis."""
         saved = self._stream.saved_position()
         if saved is not None and saved != self.memory.noted:

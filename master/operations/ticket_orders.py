@@ -3,9 +3,9 @@ so can the commands: it needs no leader.
 
 A consumer learns of an order from its inbox, in which it stands behind what was handed over before; it says in its log
 what came of it. Doubt: after ReplyUnknown the order may be given again. If the ticket goes to somebody else meanwhile,
-nothing happens, and the order is planned anew. An owner that ends with an order unread leaves a message that is given up
-by who has it next, if that was the order: this stands in Redis. Else the order is lost: after a drain the message waits
-for its time, which `retry` can cut short again.
+nothing happens, and the order is planned anew. An owner that ends with an order unread leaves a message that is given
+up by who has it next, if that was the order: this stands in Redis. Else the order is lost: after a drain the message
+waits for its time, which `retry` can cut short again.
 """
 
 from __future__ import annotations

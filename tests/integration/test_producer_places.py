@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 import types
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import flask
@@ -75,6 +76,22 @@ def test_on_an_event_loop_it_goes_on(link: Link, redis_url: str) -> None:
     ids = asyncio.run(send())
     assert sorted(ids) == sorted(entry_id for entry_id, _ in entries(link))
     assert link.call("XLEN", "{ticket_stream}:delayed") == 1
+
+
+def test_while_redis_is_away_the_loops_own_threads_are_free() -> None:
+    """The application looks names up on them."""
+
+    async def send() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        producer = AsyncProducer("redis://127.0.0.1:1", patience_s=5.0)
+        sending = asyncio.gather(*(producer.send("42", {"n": n}) for n in range(3)))
+        await asyncio.sleep(0)  # they begin
+        await loop.run_in_executor(None, int)
+        assert not sending.done()
+        sending.cancel()
+
+    asyncio.run(send())
 
 
 def recipe(word: str, redis_url: str) -> types.SimpleNamespace:

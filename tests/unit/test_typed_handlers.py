@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
-from usher import GiveUp, Invalid, Message, Router, around, batch, handler
+from usher import GiveUp, Invalid, Message, RetryLater, Router, around, batch, handler
 from usher.common.base.errors import HandlerUnusable
 from usher.consumer.handlers.loader import handler_of
 from usher.consumer.isolation.child import ended
@@ -25,6 +25,10 @@ from usher.testing import message
 class Order(BaseModel):
     number: int
     lines: list[str] = []
+
+
+class Broken(BaseModel):
+    line: Nowhere  # type: ignore[name-defined]  # noqa: F821
 
 
 @dataclass
@@ -143,6 +147,18 @@ class TestValues:
         with pytest.raises(Invalid, match="its body cannot be decoded: "):
             called(handle, body=b"\xc1")
 
+    @pytest.mark.parametrize("problem", [GiveUp("old"), RetryLater(after_s=3)])
+    def test_a_decoder_may_give_up_or_ask_for_later(self, problem: Exception) -> None:
+        def decode(raw: bytes) -> Any:
+            raise problem
+
+        @handler(body=decode)
+        def handle(order: Order, message: Message) -> None: ...
+
+        with pytest.raises(type(problem)) as raised:
+            called(handle, body=b"x")
+        assert raised.value is problem
+
     def test_errors_of_the_handlers_own_are_its_own(self) -> None:
         def handle(order: Order, message: Message) -> None:
             Order.model_validate({})
@@ -178,6 +194,21 @@ class TestRefused:
         del takes_list.__usher_batch__  # type: ignore[attr-defined]
         del takes_order.usher_options  # type: ignore[attr-defined]
         handler_of(other)
+
+    def test_what_would_fail_at_every_message_is_said_at_the_start(self) -> None:
+        def broken(order: Broken) -> None: ...
+        def all_broken(orders: list[Broken], message: Message) -> None: ...
+        def union(order: Order | None) -> None: ...
+        def several(orders: list[Order]) -> None: ...
+
+        for function, told in [
+            (broken, "pydantic cannot check .*Broken.*: name 'Nowhere' is not defined"),
+            (all_broken, "pydantic cannot check list"),
+            (union, "comes with the message"),
+            (several, "comes with the message"),
+        ]:
+            with pytest.raises(HandlerUnusable, match=told):
+                handler_of(function)
 
     def test_annotations_of_one_argument_may_be_anything(self) -> None:
         def handle(message: Nowhere) -> None:  # type: ignore[name-defined]  # noqa: F821
@@ -236,6 +267,26 @@ class TestRouter:
         with pytest.raises(HandlerUnusable, match="attempts and times are of the router"):
             handler_of(one)
         assert handler_of(handler(max_attempts=3)(Router_of(takes_order))).options.max_attempts == 3
+
+    def test_what_runs_around_a_routed_handler_does_so(self) -> None:
+        def noting(one: Message) -> Iterator[None]:
+            seen.append("before")
+            yield
+
+        assert called(Router_of(around(noting)(lambda one: seen.append("handler")))) == ["before", "handler"]
+
+    def test_an_object_that_is_called_later_is_awaited_and_what_runs_nothing_is_refused(self) -> None:
+        class Later:
+            async def __call__(self, one: Message) -> None:
+                seen.append("later")
+
+        def generator(one: Message) -> Iterator[None]:
+            yield
+
+        assert called(Router_of(Later())) == ["later"]
+        for function, told in [(generator, "it is a generator"), (Later, "it is a class")]:
+            with pytest.raises(HandlerUnusable, match=told):
+                handler_of(Router_of(function))
 
 
 def Router_of(function: Callable[..., Any]) -> Router:  # noqa: N802
@@ -301,3 +352,25 @@ class TestAround:
             handler_of(around(later)(lambda one: None))
         with pytest.raises(TypeError, match="functions of a message"):
             around(3)  # type: ignore[arg-type]
+
+    def test_an_async_context_manager_is_one_whatever_makes_it(self) -> None:
+        class Held:
+            def __init__(self, one: Message) -> None: ...
+            async def __aenter__(self) -> None:
+                seen.append("held")
+
+            async def __aexit__(self, *raised: object) -> None:
+                seen.append("let go")
+
+        async def no_manager(one: Message) -> None: ...
+
+        @around(Held, lambda one: Held(one))
+        async def handle(one: Message) -> None:
+            seen.append("handler")
+
+        assert called(handle) == ["held", "held", "handler", "let go", "let go"]
+        with pytest.raises(HandlerUnusable, match="cannot wait for it"):
+            handler_of(around(Held)(lambda one: None))
+        with pytest.raises(HandlerUnusable, match="without a yield"):
+            handler_of(around(no_manager)(takes_later))
+        del takes_later.__usher_around__  # type: ignore[attr-defined]

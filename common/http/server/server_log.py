@@ -71,6 +71,6 @@ class ServerLog:
         self._say(level, message, *args, **more)
 
     def _nothing(self, *_args: Any, **_more: Any) -> None:
-        """There is no access log, and our handlers are the root's."""
+        """Do nothing: there is no access log, and our handlers are the root's."""
 
     setup = access = reopen_files = close_on_exec = _nothing

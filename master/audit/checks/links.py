@@ -44,7 +44,7 @@ def check_links(
 
 
 def _is_lossy(*columns: str) -> Any:
-    """Not UTF-8: two tickets may read the same, or differently."""
+    """Return whether text in them was no UTF-8: two tickets may read the same, or differently."""
     return F.concat(*columns).contains("\ufffd")
 
 
