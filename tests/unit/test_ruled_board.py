@@ -3,6 +3,8 @@ test_ruled_model.py."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.boards import NOW, answer, arrive, board_with, freed, hand_over, ids, planned, wait_once
@@ -522,6 +524,29 @@ class TestRoute:
         assert hand_over(board) == {}
         follow(board, route("R", "c2"))
         assert hand_over(board) == {("c2:1", b"R"): ids(1)}
+
+
+def test_very_many_tickets_that_wait_for_one_busy_consumer_cost_a_report_no_more_than_they_can_use() -> None:
+    board = board_with("c1", "c2")
+    follow(board, route("R*", "c1", Target.PATTERN))
+    for number in range(1, 3001):
+        arrive(board, b"R%d" % number, number)
+    hand_over(board)
+    assert board.in_flight == 100
+    tried, assign = [0], board._ownership.assign
+
+    def counting(*args: Any) -> Any:
+        tried[0] += 1
+        return assign(*args)
+
+    board._ownership.assign = counting  # type: ignore[method-assign]
+    for number in range(1, 101):
+        freed(board, "c1:1", b"R%d" % number, ids(number))
+        assert hand_over(board) == {("c1:1", b"R%d" % (100 + number)): ids(100 + number)}, "in their order"
+        wait_once(board)
+    assert tried[0] <= 300
+    board.free("c1:1", [(b"R%d" % number, ids(number)) for number in range(101, 201)], NOW)
+    assert len(hand_over(board)) == 100, "all that there is room for"
 
 
 def route(value: str, to: str, target: Target = Target.TICKET, set_ms: int = 0) -> Rule:

@@ -88,14 +88,12 @@ class Board:
             fair.begin(now_s)
         queue.retry(gate.take_due(now_s))
         owned.wake_due(now_s)
-        if not queue.has_runnable:
-            return None
         parked_before, size = owned.parked, 0
         parts: dict[str, list[TicketPlan]] = {}
         # The bound follows from the load after this plan: with the load before it, all but the first ticket would
         # exceed it.
         bound = owned.load_bound(min(limit, parked_before))
-        while size < limit and (ticket := queue.next_runnable()) is not None:
+        while size < limit and (ticket := owned.next_runnable()) is not None:
             most = limit - size
             if fair is not None:
                 most = min(most, self._limits.room(ticket.tenant))

@@ -36,6 +36,7 @@ class Ownership(ParkedTickets):
         self._work_s = work_s
         self._open = OpenConsumers(())
         self.recalls = Recalls()
+        self._untried: dict[str, int] = {}  # incarnation -> so many tickets that wait there may have room now
 
     # ---- consumers ---------------------------------------------------------------------------------------------------
 
@@ -255,20 +256,53 @@ class Ownership(ParkedTickets):
             self._open.has_room_again(consumer)
         self.in_flight -= count
         self._queue.retry_unassigned()
-        if consumer.waiting:  # before those without an owner, which other consumers may have
-            self._queue.retry_first(consumer.waiting)
+        self._retry_at(consumer)  # before those without an owner, which other consumers may have
+
+    def _retry_at(self, consumer: ConsumerLoad) -> None:
+        """Let tickets that wait at a consumer try again, for as many messages as it has room for: a route may have
+        very many wait there."""
+        if consumer.waiting:
+            self._untried.pop(consumer.incarnation, None)
+            self._untried[consumer.incarnation] = len(consumer.waiting)
+            self._retry_more()
+
+    def _retry_more(self) -> bool:
+        """Let the next ones try, where room is left. Return False if there are none."""
+        while self._untried:
+            incarnation, left = self._untried.popitem()
+            consumer = self.consumers.get(incarnation)
+            most = 0 if consumer is None else min(left, consumer.room, len(consumer.waiting))
+            if consumer is not None and most > 0:
+                if left > most:
+                    self._untried[incarnation] = left - most
+                self._queue.retry_first([consumer.waiting.popitem(last=False)[0] for _ in range(most)])
+                return True
+        return False
+
+    def _wait_at(self, consumer: ConsumerLoad, ticket: BoardTicket) -> None:
+        ticket.queued = True
+        consumer.waiting[ticket] = None
+
+    def _unbind(self, ticket: BoardTicket, owner: ConsumerLoad) -> None:
+        """Take a ticket from its owner. If it waits there, it tries again: it is no longer bound to that consumer."""
+        owner.tickets.pop(ticket.name, None)
+        ticket.owner = None
+        if ticket in owner.waiting:
+            del owner.waiting[ticket]
+            self._queue.retry([ticket])
 
     def _finish(self, ticket: BoardTicket) -> None:
         """Settle a ticket after ids have left it: free it if nothing runs, queue it if something waits, forget it if
         nothing is left."""
         owner = ticket.owner
         if not ticket.running and ticket.standing is OPEN and owner is not None:
-            if owner.busy_tickets == owner.pace.tickets:  # it may have one ticket more now
+            was_full = owner.busy_tickets == owner.pace.tickets
+            ticket.believed = NOBODY
+            self._unbind(ticket, owner)
+            if was_full:  # it may have one ticket more now
                 self._open.has_room_again(owner)
                 self._queue.retry_unassigned()
-            owner.tickets.pop(ticket.name, None)
-            ticket.owner, ticket.believed = None, NOBODY
-            self._queue.retry(owner.waiting)  # it may wait there, and is no longer bound to that consumer
+                self._retry_at(owner)
         if ticket.parked:
             if not ticket.queued:
                 self._queue.add(ticket)
@@ -280,6 +314,12 @@ class Ownership(ParkedTickets):
             self.tickets.pop(ticket.name, None)
 
     # ---- plans -------------------------------------------------------------------------------------------------------
+
+    def next_runnable(self) -> BoardTicket | None:
+        """Take out the next ticket that may be planned, also of those that wait at a consumer which has room left."""
+        while (ticket := self._queue.next_runnable()) is None and self._retry_more():
+            pass
+        return ticket
 
     @property
     def room(self) -> int:
@@ -301,8 +341,7 @@ class Ownership(ParkedTickets):
         """
         consumer = ticket.owner or self._open.choose(ticket, bound, route)
         if route and consumer is not None and consumer.name != route and self._open.has(route):
-            ticket.queued = True
-            consumer.waiting.append(ticket)
+            self._wait_at(consumer, ticket)
             return None
         if consumer is None:
             self._queue.wait_unassigned(ticket)
@@ -313,8 +352,7 @@ class Ownership(ParkedTickets):
         if count > (room := consumer.room_for(ticket)):
             count = room
             if count <= 0:
-                ticket.queued = True
-                consumer.waiting.append(ticket)
+                self._wait_at(consumer, ticket)
                 return None
         if count <= 0:
             return None
@@ -353,8 +391,7 @@ class Ownership(ParkedTickets):
         if consumer is None:
             return
         if part.changes_owner:
-            consumer.tickets.pop(ticket.name, None)
-            ticket.owner = None
+            self._unbind(ticket, consumer)
         self._release(consumer, len(part.ids))
         self._queue.add(ticket)
 
@@ -457,9 +494,8 @@ class Ownership(ParkedTickets):
         ticket.running = {}
         ticket.waits_for = b""
         ticket.believed = NOBODY
-        ticket.owner = None
         if consumer is not None:
-            consumer.tickets.pop(ticket.name, None)
+            self._unbind(ticket, consumer)
             self._release(consumer, running)
 
     def quiet_since(self, limit_s: float) -> list[bytes]:

@@ -19,7 +19,7 @@ ENDING          what is parked of it becomes dead letters             the last o
 from __future__ import annotations
 
 import enum
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -132,7 +132,8 @@ class TicketMarks:
 @dataclass(eq=False)
 class ConsumerLoad:
     """A consumer's incarnation in memory. ``gives_back``: tickets may be asked back from it. ``retrying``: tickets of
-    it that wait for a retry, as it says. ``waiting``: tickets that it owns and has no room for."""
+    it that wait for a retry, as it says. ``waiting``: tickets that wait for room here, because it owns them or a route
+    names it, and those that it owns and a route keeps from it, until it is done with them."""
 
     incarnation: str
     name: str
@@ -145,7 +146,7 @@ class ConsumerLoad:
     gives_back: bool = False
     # In the order in which it got them: a set's order differs from process to process.
     tickets: dict[bytes, None] = field(default_factory=dict)
-    waiting: deque[BoardTicket] = field(default_factory=deque)
+    waiting: OrderedDict[BoardTicket, None] = field(default_factory=OrderedDict)
 
     @property
     def room(self) -> int:
@@ -227,13 +228,13 @@ class RunQueue:
         if self._unassigned:
             self.retry_first(self._unassigned)
 
-    def retry_first(self, waiting: deque[BoardTicket]) -> None:
+    def retry_first(self, waiting: deque[BoardTicket] | list[BoardTicket]) -> None:
         """Make tickets that waited runnable, before the others: these came later."""
         behind = len(self._runnable)
         self.retry(waiting)
         self._runnable.rotate(len(self._runnable) - behind)
 
-    def retry(self, waiting: deque[BoardTicket] | list[BoardTicket]) -> None:
+    def retry(self, waiting: deque[BoardTicket] | list[BoardTicket] | OrderedDict[BoardTicket, None]) -> None:
         """Make tickets that waited runnable, as far as they may still be planned. They no longer wait there."""
         for ticket in waiting:
             ticket.queued = False
