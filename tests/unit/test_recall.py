@@ -223,3 +223,45 @@ def test_the_idle_one_gets_a_ticket_that_came_back_also_when_it_has_most_of_the_
     for name, number in ((b"T106", 106), (b"T105", 105)):
         board.set_record(name, b"returned", 8, ids(number), LATER)
     assert planned(board.plan(100, LATER)) == {("b:2", b"T106"): ids(106), ("b:2", b"T105"): ids(105)}
+
+
+@pytest.mark.parametrize("action", [RuleAction.PAUSE, RuleAction.SLOW, RuleAction.DEAD_LETTER])
+def test_what_a_rule_holds_back_ends_where_it_is(action: RuleAction) -> None:
+    """Else the rule would hold for what was handed over before it."""
+    board = loaded(12)
+    board.follow(Rulebook([Rule(Target.PATTERN, "T1[0-2]", action, 1.0)]))
+    assert asked(board) == {"a:1": [b"T9", b"T8", b"T7", b"T6", b"T5"]}
+
+
+def test_a_route_to_a_consumer_that_is_not_there_keeps_nothing() -> None:
+    board = loaded(12)
+    board.follow(Rulebook([Rule(Target.EVERYTHING, "", RuleAction.ROUTE, to="gone")]))
+    assert len(asked(board)["a:1"]) == 6
+
+
+def test_what_goes_on_to_a_silent_owner_goes_on_at_once() -> None:
+    board = loaded(5)
+    assert asked(board) == {"a:1": [b"T5"]}
+    arrive(board, b"T5", 9)
+    assert board.plan(100, LATER + 0.6) is None
+    assert asked(board, LATER + 0.6) == {}
+    due_s = board.next_due_s()
+    assert due_s is not None
+    assert due_s <= LATER + 0.6, "there is no event that would wake the leader"
+    assert planned(board.plan(100, LATER + 0.6)) == {("a:1", b"T5"): ids(9)}
+    assert asked(board, LATER + 0.6) == {}
+    assert board.next_due_s() is None
+
+
+def test_another_consumer_could_not_take_what_a_route_names_a_busy_one_for() -> None:
+    board = board_with("a", capacity=5)
+    board.follow(
+        Rulebook([Rule(Target.PATTERN, "R*", RuleAction.ROUTE, to="a"), Rule(Target.TICKET, "R9", RuleAction.PAUSE)])
+    )
+    for number in range(1, 10):
+        arrive(board, b"R%d" % number, number)
+        arrive(board, b"T%d" % number, 10 + number)
+    hand_over(board)
+    assert (
+        board.takeable() == sum(1 for one in board.tickets.values() if one.owner is None and one.name[:1] == b"T") > 0
+    )

@@ -185,3 +185,40 @@ def test_they_are_stored_and_read(limits: dict[str, int]) -> None:
 def test_one_that_cannot_be_read_pauses_everything(text: bytes) -> None:
     stored = b'{"target": "tenant", "value": "a", "action": "slow", "rate_per_second": null, "reason": "", "who": "", '
     assert parse(b"r", b"0 0 " + stored + text + b"}").action is RuleAction.PAUSE
+
+
+def test_what_a_record_says_is_in_processing_counts_also_when_it_is_read_again() -> None:
+    feed = Feed(_board(capacity=100))
+    follow(feed.board, _limit(concurrency=1))
+    first, _ = feed.send(b"a")
+    assert feed.plan(is_granted=False) == [first]
+    feed.board._limits.room(b"a")
+    feed.board._limits._running[b"a"].clear()  # as when another one had its place meanwhile
+    feed.board.set_record(first, b"c:1", 7, [b"1-0"], feed.now_s)
+    feed.send(b"a")
+    assert feed.plan() == []
+
+
+def test_a_tenant_that_never_had_a_token_is_explained() -> None:
+    feed = Feed(_board(capacity=100))
+    follow(feed.board, _limit(rate=5.0, concurrency=1))
+    feed.board.set_record(b"T1", b"c:1", 7, [b"1-0"], feed.now_s)
+    feed.board.learn([Mark(b"1-0", b"T1", b"a", 0)])
+    feed._number = 1
+    name, _ = feed.send(b"a")
+    assert feed.plan() == []
+    _end(feed, b"T1")
+    seen = feed.board.glance(name, feed.now_s, 1000)
+    assert seen is not None
+    assert seen.due_ms == 1000
+    assert feed.board.next_due_s() == feed.now_s
+    assert feed.plan() == [name]
+
+
+def test_another_consumer_could_take_nothing_of_a_tenant_that_has_its_concurrency() -> None:
+    feed = Feed(_board(capacity=100))
+    follow(feed.board, _limit(concurrency=1))
+    for _ in range(5):
+        feed.send(b"a")
+    assert len(feed.plan()) == 1
+    assert feed.board.takeable() == 0
