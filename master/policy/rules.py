@@ -331,9 +331,10 @@ class TicketTokenBuckets:
         if ticket in self._buckets:
             self.spend(ticket, -count)
 
-    def due_s(self, ticket: bytes, rate: float) -> float:
-        """Return when to ask again: with the next token, but not more often than ten times a second."""
-        tokens, at_s, _ = self._buckets[ticket]
+    def due_s(self, ticket: bytes, rate: float, now_s: float = 0.0) -> float:
+        """Return when to ask again: with the next token, but not more often than ten times a second. ``now_s``: for a
+        bucket that nobody has asked for yet."""
+        tokens, at_s, _ = self._buckets.get(ticket, (1.0, now_s, rate))
         return at_s + max(0.1 if rate > 10 else 0.0, (1.0 - tokens) / rate)
 
     def _forget(self, now_s: float) -> None:

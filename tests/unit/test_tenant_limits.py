@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from tests.boards import answer
 from tests.unit.test_ruled_board import follow, rule
 from tests.unit.test_turns import Feed, _board
 from usher.common.protocol.marks import Mark
@@ -191,12 +192,17 @@ def test_what_a_record_says_is_in_processing_counts_also_when_it_is_read_again()
     feed = Feed(_board(capacity=100))
     follow(feed.board, _limit(concurrency=1))
     first, _ = feed.send(b"a")
-    assert feed.plan(is_granted=False) == [first]
-    feed.board._limits.room(b"a")
-    feed.board._limits._running[b"a"].clear()  # as when another one had its place meanwhile
-    feed.board.set_record(first, b"c:1", 7, [b"1-0"], feed.now_s)
-    feed.send(b"a")
+    plan = feed.board.plan(1, feed.now_s)
+    assert plan is not None
+    feed.board.confirm(plan, answer(plan, refused=[first]))
+    second, _ = feed.send(b"a")
+    assert feed.plan() == [second]
+    feed.board.set_record(first, b"c:1", 7, [b"0-9"], feed.now_s)
+    third, _ = feed.send(b"a")
+    _end(feed, second)
     assert feed.plan() == []
+    _end(feed, first)
+    assert set(feed.plan()) & {first, third}
 
 
 def test_a_tenant_that_never_had_a_token_is_explained() -> None:

@@ -15,7 +15,7 @@ from usher.master.policy.board.plans import HandOverPlan, HandOverReply, ReplyFo
 from usher.master.policy.board.recall import Recall
 from usher.master.policy.board.rule_gate import Condemned, RuleGate
 from usher.master.policy.board.tenant_limits import TenantLimits
-from usher.master.policy.board.tickets import OPEN, RunQueue, Standing
+from usher.master.policy.board.tickets import OPEN, BoardTicket, RunQueue, Standing
 from usher.master.policy.board.turns import FairQueue
 from usher.master.policy.board.views import BoardFacts, Parked
 from usher.master.policy.rules import Rulebook
@@ -46,7 +46,7 @@ class Board:
         self._gate = RuleGate(ticket_window)
         self._window = ticket_window
         self._ownership = owned = Ownership(ticket_window, work_s, self._queue, self._gate.worth_keeping)
-        owned.recalls.route_of = self._gate.route
+        owned.recalls.stays = self._stays
         self.tickets, self.consumers = owned.tickets, owned.consumers
         # These are the ownership's own, for rules have no say in them. Bound, not forwarded: ``arrive`` runs for every
         # message.
@@ -54,7 +54,7 @@ class Board:
         self.arrive, self.take_in = owned.arrive, owned.take_in
         self.free, self.acknowledged, self.note_retrying = owned.free, owned.acknowledged, owned.note_retrying
         self.has, self.runs, self.quiet_since = owned.has, owned.runs, owned.quiet_since
-        self.set_record, self.clear_record, self.halt = owned.set_record, owned.clear_record, owned.halt
+        self.clear_record, self.halt = owned.clear_record, owned.halt
         self.to_read, self.was_read = owned.to_read, owned.was_read
         self.ending_page, self.ended = owned.ending_page, owned.ended
         self.learn_time, self.take_came_back = owned.waits.learn_time, owned.recalls.take_came_back
@@ -121,12 +121,18 @@ class Board:
         """Return the tickets to ask back now, for consumers that have nothing to do. They count as asked from now
         on."""
         recalls = self._ownership.recalls
-        if recalls.asked:
-            self._queue.retry(recalls.release(now_s))
+        released = recalls.release(now_s) if recalls.asked else []
+        again_s = now_s if released else math.inf  # at once: the plans of this turn have been made
+        self._queue.retry(released)
         if self._queue.has_runnable:
-            recalls.pause()
+            recalls.pause(again_s)
             return []
         return recalls.choose(self.consumers, self.tickets, now_s)
+
+    def _stays(self, ticket: BoardTicket) -> bool:
+        """Return whether a rule speaks against asking a ticket back: it holds back what is handed over from now on, or
+        names the consumer."""
+        return self._gate.holds(ticket) or self._ownership.is_open(self._gate.route(ticket))
 
     def confirm(self, plan: HandOverPlan, reply: HandOverReply) -> ReplyFollowUp:
         """Update memory with the script's reply, and return what else it asks for."""
@@ -147,7 +153,8 @@ class Board:
         return ReplyFollowUp(tuple(lost), tuple(unsure), doubt)
 
     def withdraw(self, plan: HandOverPlan) -> None:
-        """Undo a plan that certainly did not happen: everything is as before it."""
+        """Undo a plan that certainly did not happen: its ids are parked again, where they were, and its tickets try
+        again."""
         for target in plan.targets:
             self._undo(target.parts)
 
@@ -172,6 +179,13 @@ class Board:
             if (ticket := self.tickets.get(mark.ticket)) is not None:
                 fair.learn(ticket, mark)
                 self._limits.began(ticket)
+
+    def set_record(self, name: bytes, owner: bytes, fence: int, ids: Sequence[bytes], now_s: float) -> str | None:
+        """Follow the index record of a ticket (``Ownership.set_record``). What it has in processing counts."""
+        to_recover = self._ownership.set_record(name, owner, fence, ids, now_s)
+        if self._fair is not None:
+            pass
+        return to_recover
 
     def keep(self, incarnation: str) -> None:
         """Keep an incarnation that was not lost after all. One that a rule has drained gets nothing new."""
@@ -262,12 +276,14 @@ class Board:
             self._ownership.shorten(ticket)
 
     def takeable(self) -> int:
-        """Count what another consumer could be given now: parked messages that wait for room alone, and tickets that
-        could be recalled. It looks at every ticket."""
-        owned = self._ownership
-        parked = sum(len(one.parked) for one in self.tickets.values() if one.owner is None and one.standing is OPEN)
-        held = (*self._gate.paused(), *self._gate.slowed_or_condemned())
-        parked -= sum(len(one.parked) for one in held if one.owner is None and one.standing is OPEN)
+        """Count what another consumer could be given now: parked messages that wait for room alone, wherever it is, and
+        tickets that could be recalled. It looks at every ticket."""
+        owned, gate = self._ownership, self._gate
+        held = {one.name for one in (*gate.paused(), *gate.slowed_or_condemned())}
+        tenants = set(self._fair.held) if self._fair is not None else set()
+        free = (one for one in self.tickets.values() if one.owner is None and one.standing is OPEN)
+        free = (one for one in free if one.name not in held and one.tenant not in tenants)
+        parked = sum(len(one.parked) for one in free if not owned.is_open(gate.route(one)))
         return parked + owned.recalls.recallable(self.consumers.values())
 
     # ---- from other threads: what they see may be a moment old -------------------------------------------------------

@@ -12,7 +12,7 @@ from usher.common.protocol.stream_id import ZERO, rank
 from usher.master.policy.board.parked_tickets import ParkedTickets
 from usher.master.policy.board.placement import OpenConsumers
 from usher.master.policy.board.plans import NOBODY, TargetPlan, TargetReply, TicketPlan
-from usher.master.policy.board.recall import Recalls
+from usher.master.policy.board.recall import Asked, Recalls
 from usher.master.policy.board.tickets import OPEN, BoardTicket, ConsumerLoad, RunQueue, Standing
 from usher.master.policy.board.work_pace import WorkPace
 
@@ -326,6 +326,10 @@ class Ownership(ParkedTickets):
         """Number of messages that could be handed over now to all consumers together."""
         return self._open.room
 
+    def is_open(self, name: str) -> bool:
+        """Return whether a consumer of this name accepts work."""
+        return self._open.has(name)
+
     def load_bound(self, more: int) -> int:
         """Return the number of messages that a consumer may have in flight before tickets go to others, once ``more``
         are handed over."""
@@ -430,8 +434,8 @@ class Ownership(ParkedTickets):
 
         Return the incarnation to recover when its owner is not among the living, else None.
         """
-        ticket, asked = self._ticket(name), self.recalls.forget(name)
-        self._disown(ticket)
+        ticket = self._ticket(name)
+        asked = self._disown(ticket)
         ticket.believed = b"%s %d" % (owner, fence)
         ticket.compared_s = now_s
         if owner == HALTED:
@@ -487,8 +491,9 @@ class Ownership(ParkedTickets):
         self._hide(ticket, (ZERO,))
         ticket.compared_s = now_s
 
-    def _disown(self, ticket: BoardTicket) -> None:
-        self.recalls.forget(ticket.name)
+    def _disown(self, ticket: BoardTicket) -> Asked | None:
+        """Forget who has a ticket. Return how it was asked back, if it was."""
+        asked = self.recalls.forget(ticket.name)
         consumer = ticket.owner
         running = len(ticket.running)
         ticket.running = {}
@@ -497,6 +502,7 @@ class Ownership(ParkedTickets):
         if consumer is not None:
             self._unbind(ticket, consumer)
             self._release(consumer, running)
+        return asked
 
     def quiet_since(self, limit_s: float) -> list[bytes]:
         """Return the tickets in processing, waiting or halted that were last compared with the index before

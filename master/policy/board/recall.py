@@ -61,15 +61,15 @@ class Recalls:
     def __init__(self) -> None:
         self.asked: dict[bytes, Asked] = {}
         self.unanswered: dict[bytes, Asked] = {}
-        self.route_of: Callable[[BoardTicket], str] = lambda ticket: ""  # the consumer that is to have it by a rule
+        self.stays: Callable[[BoardTicket], bool] = lambda ticket: False  # a rule speaks against asking it back
         self._came_back = 0
         self._look_s = 0.0  # no look before that
         self._again_s = math.inf  # when to look again, whatever happens meanwhile
         self._enough = 0.0  # with so few tickets, no consumer has more than slots
 
-    def pause(self) -> None:
-        """Note that there is nothing to do for now: something waits for the consumers."""
-        self._again_s = math.inf
+    def pause(self, again_s: float = math.inf) -> None:
+        """Note that there is nothing to do until then: something waits for the consumers."""
+        self._again_s = again_s
 
     def consumers_changed(self) -> None:
         """Note that the consumers are not what they were at the last look."""
@@ -164,7 +164,7 @@ class Recalls:
         """Yield the tickets of a consumer that it has hardly started, the youngest first."""
         for name in islice(reversed(one.tickets), one.busy_tickets - one.slots):
             ticket = tickets[name]
-            if name in self.asked or ticket.standing is not OPEN or not ticket.running or self.route_of(ticket):
+            if name in self.asked or ticket.standing is not OPEN or not ticket.running or self.stays(ticket):
                 continue
             if now_s >= ticket.compared_s + _YOUNG_S:
                 yield ticket

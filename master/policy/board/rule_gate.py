@@ -95,6 +95,10 @@ class RuleGate:
             self.condemn(ticket)
         return 0
 
+    def holds(self, ticket: BoardTicket) -> bool:
+        """Return whether a rule holds the ticket back, or slows it."""
+        return self.has_rules and self.rules.of(ticket.name, ticket.tenant) is not None
+
     def route(self, ticket: BoardTicket) -> str:
         """Return the name of the consumer that is to have the ticket by a rule, or ""."""
         return self.rules.route_of(ticket.name, ticket.tenant) if self.has_routes else ""

@@ -69,7 +69,7 @@ class TenantLimits:
         rule = self._rules.get(tenant)
         if rule is None or not rule.rate_per_second or self._is_full(tenant, rule):
             return None
-        return self._buckets.due_s(tenant, rule.rate_per_second)
+        return self._buckets.due_s(tenant, rule.rate_per_second, self._now_s)
 
     def told(self, tenant: bytes) -> str:
         """Describe for people what holds the tenant."""
