@@ -103,7 +103,7 @@ class Dispatcher(Service):
         self.counts = LeaderCounters()
         self._recoverer = Recoverer(self.counts)
         self._halted_tickets = HaltedTickets()
-        self._rule_work = RuleWork(link, keys)
+        self._rule_work = RuleWork(link, keys, bool(limits.marks.tenant))
         self._idle_sweep = IdleSweep(limits.min_idle_ms, limits.sweep_s)
         self._cursor = StreamCursor(limits, notifier)
         self._marks = MarkReader(limits.marks)

@@ -12,6 +12,7 @@ from usher.common.redis.client import Link
 from usher.master.leader.leader_scripts import LeaderScripts, Rejected, RulesMoved
 from usher.master.operations.live_rules import read_rules
 from usher.master.policy.board.board import Board
+from usher.master.policy.rules import Target
 
 log = logging.getLogger(__name__)
 
@@ -24,9 +25,11 @@ RULE = "rule"
 class RuleWork:
     """Work on live rules, done on the dispatcher's thread over its link."""
 
-    def __init__(self, link: Link, keys: Keys) -> None:
+    def __init__(self, link: Link, keys: Keys, has_tenants: bool) -> None:
+        """Make the work. ``has_tenants``: tickets have tenants."""
         self._link = link
         self._keys = keys
+        self._has_tenants = has_tenants
 
     def read(self, board: Board, steps: LeaderScripts) -> None:
         """Read the rules and have the board follow them."""
@@ -42,6 +45,9 @@ class RuleWork:
                         rule=rule.id,
                         why="everything is paused until it is lifted",
                     )
+                elif rule.target is Target.TENANT and not self._has_tenants:
+                    why = "no tenants without USHER_TENANT_FIELD"
+                    event(log, "rule_without_effect", level=logging.WARNING, rule=rule.id, why=why)
         board.follow(rules)
         steps.rules_version = rules.version
 

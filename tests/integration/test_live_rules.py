@@ -19,10 +19,12 @@ from usher.common.base.errors import Fenced
 from usher.common.redis.client import CommandRefused
 from usher.common.redis.replies import pairs
 from usher.master.cli.consumers import consumers
+from usher.master.dispatch.rules import RuleWork
 from usher.master.leader.leader_scripts import LeaderScripts, RulesMoved
 from usher.master.operations.action_log import ActionLog, By
 from usher.master.operations.action_log import OperatorAction as Done
 from usher.master.operations.live_rules import LiveRules, RuleSetChange, TooManyRules, read_rules
+from usher.master.policy.board.board import Board
 from usher.master.policy.board.rule_gate import Condemned
 from usher.master.policy.rules import Rule, RuleAction, Target, rule_id
 
@@ -351,3 +353,13 @@ class TestActionLog:
         assert ActionLog(world.link, world.keys).page(None, 10) == ([], None)
         world.link.call("RPUSH", world.keys.actions, "somebody else's")
         ActionLog(world.link, world.keys).note(Done(_ALICE, "redrive", "x"), "added 1")
+
+
+@pytest.mark.parametrize("has_tenants", [False, True])
+def test_a_rule_for_a_tenant_says_so_where_there_are_no_tenants(
+    world: World, rules: LiveRules, caplog: pytest.LogCaptureFixture, has_tenants: bool
+) -> None:
+    rules.set(Rule(Target.TENANT, "a", RuleAction.PAUSE, None), _ALICE)
+    RuleWork(world.link, world.keys, has_tenants).read(Board(8), world.elect())
+    said = [line.getMessage() for line in caplog.records if "rule_without_effect" in line.getMessage()]
+    assert bool(said) != has_tenants

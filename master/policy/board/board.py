@@ -184,7 +184,7 @@ class Board:
         """Follow the index record of a ticket (``Ownership.set_record``). What it has in processing counts."""
         to_recover = self._ownership.set_record(name, owner, fence, ids, now_s)
         if self._fair is not None:
-            pass
+            self._limits.began(self.tickets[name])
         return to_recover
 
     def keep(self, incarnation: str) -> None:
