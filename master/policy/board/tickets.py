@@ -165,7 +165,10 @@ class ConsumerLoad:
         return max(0, len(self.tickets) - self.retrying)
 
     def room_for(self, ticket: BoardTicket) -> int:
-        """Return how many messages of this ticket it may yet be handed."""
+        """Return how many messages of this ticket it may yet be handed. The pace keeps nothing of an urgent one back:
+        the consumer must have the urgent message to know what is to run first."""
+        if ticket.priority:
+            return self.capacity - self.in_flight
         room = min(self.pace.window + self.retrying, self.capacity) - self.in_flight
         if room <= 0 and ticket.owner is None and self.room > 0:
             return 1
