@@ -250,14 +250,17 @@ def test_whatever_comes_and_goes_all_is_done_in_order(seed: int, tenants: int, c
 
 
 def test_all_that_stands_before_an_urgent_message_is_handed_over_with_it() -> None:
-    """Else its consumer does not know how urgent what it has is."""
+    """At once: else its consumer, which has enough, does not know how urgent what it has is."""
     feed = Feed(Board(512, 1.0, {}))
     feed.board.join("c:1", "c", 4, 100, True)
     for _ in range(8):
         feed.send(b"")
     assert len(feed.plan()) == 8, "all that the pace allows at first"
-    mine = [feed.send(b"", b"T")[1] for _ in range(20)] + [feed.send(b"", b"T", priority=9)[1]]
-    feed.board.free("c:1", [(b"-1", ids(1))], feed.now_s)
+    feed.send(b"")
+    assert feed.plan() == []
+    mine = [feed.send(b"", b"T")[1] for _ in range(20)]
+    assert feed.plan() == []
+    mine.append(feed.send(b"", b"T", priority=9)[1])
     plan = feed.board.plan(1000, feed.now_s)
     assert plan is not None
     assert planned(plan) == {("c:1", b"T"): mine}

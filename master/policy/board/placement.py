@@ -130,7 +130,8 @@ class OpenConsumers:
 
         Return None when no consumer has room. A consumer with a free handler slot is never over the bound: at low load,
         tickets stay where they belong. Load is compared in seconds of work: by what each may have. The consumer named
-        ``route`` gets the ticket whatever its load, if it accepts work.
+        ``route`` gets the ticket whatever its load, if it accepts work. An urgent one waits for no pace, only for
+        capacity: its consumer runs it next.
         """
         if route and self.has(route):
             return self._by_name[route]
@@ -146,4 +147,7 @@ class OpenConsumers:
                 return consumer
             if name == ticket.home and consumer.busy_tickets < consumer.slots:  # many messages, but of few tickets
                 return consumer
-        return min(self._with_room(), key=lambda consumer: consumer.in_flight / consumer.pace.window, default=None)
+        having_room: Iterable[ConsumerLoad] = self._with_room()
+        if ticket.priority and not self._unfilled:
+            having_room = (one for one in self._by_name.values() if one.in_flight < one.capacity)
+        return min(having_room, key=lambda consumer: consumer.in_flight / consumer.pace.window, default=None)

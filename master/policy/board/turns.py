@@ -62,6 +62,7 @@ class FairQueue(RunQueue):
         self._now_s = 0.0
         self._last = 0.0  # the turn that was had last
         self._waiting = 0  # tickets of tenants that are not held
+        self._urgent_came = False  # since a ticket found no consumer
 
     def begin(self, now_s: float) -> None:
         """Begin a plan: tenants that were held try again."""
@@ -98,8 +99,8 @@ class FairQueue(RunQueue):
 
     @property
     def has_runnable(self) -> bool:
-        # One that found no consumer means that none has room: nobody else need ask.
-        return self._waiting > 0 and not self._unassigned
+        # One that found no consumer means that none has room: nobody else need ask, unless it is urgent.
+        return self._waiting > 0 and (self._urgent_came or not self._unassigned)
 
     @property
     def is_waiting(self) -> bool:
@@ -112,6 +113,10 @@ class FairQueue(RunQueue):
             if ticket.standing is Standing.OPEN and ticket.parked:
                 return ticket
         return None
+
+    def wait_unassigned(self, ticket: BoardTicket) -> None:
+        super().wait_unassigned(ticket)
+        self._urgent_came = False
 
     def spend(self, ticket: BoardTicket, messages: int) -> None:
         """Note that so many messages of the ticket were planned; with less than 0, that they were not handed over
@@ -131,6 +136,7 @@ class FairQueue(RunQueue):
         marks = ticket.marks = ticket.marks or TicketMarks()
         tenant, priority = marks.tenant, marks.priority(ticket)
         marks.learn(mark.tenant, mark.priority, mark.id)
+        self._urgent_came = self._urgent_came or mark.priority > 0
         if marks.turn is not None and (mark.tenant != tenant or mark.priority > priority):
             self._move(ticket, marks, tenant)
 
