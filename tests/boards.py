@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
+
+import pytest
 
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.plans import HandOverPlan, HandOverReply, ReplyFollowUp, TargetReply
@@ -10,6 +13,11 @@ from usher.master.policy.board.tickets import BoardTicket
 from usher.master.policy.board.turns import FairQueue
 
 NOW = 100.0
+
+
+def seeds(number: int, brief: int) -> list[Any]:
+    """Seeds of walks; a plain run takes the first ``brief`` of them."""
+    return [pytest.param(seed, marks=pytest.mark.slow if seed >= brief else ()) for seed in range(number)]
 
 
 def ids(*numbers: int) -> list[bytes]:

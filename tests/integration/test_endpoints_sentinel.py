@@ -111,6 +111,7 @@ def test_a_sentinel_that_is_cut_off_with_a_deposed_master_is_not_believed_for_ev
         other.close()
 
 
+@pytest.mark.slow
 def test_a_sentinel_that_names_a_master_of_before_a_failover_is_not_asked_back(
     calm: UnderSentinel, tmp_path: Path
 ) -> None:

@@ -148,6 +148,7 @@ def test_old_entries_in_the_same_call_do_not_count(caught_up: Twins) -> None:
     assert caught_up.same() == (8, 4)
 
 
+@pytest.mark.slow
 def test_thousands_count(caught_up: Twins) -> None:
     owner = caught_up.world.join("a")
     caught_up.send(9500)

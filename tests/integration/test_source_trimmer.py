@@ -412,6 +412,7 @@ class _Counting(Link):
         return super().pipeline(commands)
 
 
+@pytest.mark.slow
 def test_many_sources_cost_few_round_trips_and_quiet_ones_none(world: Gathered, redis_url: str, link: Link) -> None:
     names = [f"t:{number}" for number in range(2000)]
     for name in names:
@@ -440,6 +441,7 @@ def test_many_sources_cost_few_round_trips_and_quiet_ones_none(world: Gathered, 
     counting.close()
 
 
+@pytest.mark.slow
 def test_nodes_that_hold_more_than_a_call_cuts_go_too(world: Gathered, redis_url: str, link: Link) -> None:
     for name, value in (("stream-node-max-entries", 3000), ("stream-node-max-bytes", 0)):
         link.call("CONFIG", "SET", name, value)

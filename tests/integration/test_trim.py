@@ -83,6 +83,7 @@ def test_what_everybody_has_done_goes_and_the_rest_stays(any_redis_url: str) -> 
     link.close()
 
 
+@pytest.mark.slow
 def test_a_consumer_a_million_entries_behind_is_not_cut(sqlite_outbox: Outbox, redis_url: str, link: Link) -> None:
     with LogConsumer("slow", STREAM, sqlite_outbox.engine, redis_url=redis_url, batch=300) as slow:
         _fill(link, 500)

@@ -229,6 +229,7 @@ def _pairs(flat: list[bytes]) -> list[tuple[bytes, bytes]]:
     return list(zip(flat[::2], flat[1::2], strict=True))
 
 
+@pytest.mark.slow
 def test_a_rehearsal_needs_no_more_than_an_auditor_may(emptied: Guarded, tmp_path: Path) -> None:
     (tmp_path / "guarded.py").write_text("def handle(message): pass\n")
     admin = emptied.admin

@@ -71,6 +71,7 @@ def _run(installed: Installed, workload: Workload = _LITTLE) -> dict[str, Any]:
     return run_peer(_PEER, installed, workload, os.environ)
 
 
+@pytest.mark.slow
 def test_usher_and_the_floor_through_the_real_command(folder: Path) -> None:
     words = [
         "compare",

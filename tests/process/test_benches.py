@@ -35,6 +35,7 @@ def test_a_crowd_registers_is_handed_what_it_may_have_and_the_others_do_the_work
     assert "crowd" in run["cpu_seconds"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("handlers", ["wait", "await"])
 def test_handlers_that_wait_are_told_beside_what_their_slots_can_do_at_most(tmp_path: Path, handlers: str) -> None:
     words = ("--handlers", handlers, "--messages", "2000", "--consumers", "1", "--slots", "16", "--runs", "1")
@@ -47,6 +48,7 @@ def test_handlers_that_wait_are_told_beside_what_their_slots_can_do_at_most(tmp_
     assert 0 < run["bare_per_second"] <= 1600, "it sleeps as long, in as many slots"
 
 
+@pytest.mark.slow
 def test_latency_is_told_beside_that_of_bare_consumers(tmp_path: Path) -> None:
     document = _bench("latency", "--rate", "1000", "--seconds", "2", "--consumers", "1", "--runs", "1")
     (run,) = document["runs"]

@@ -56,6 +56,7 @@ def test_a_consumer_killed_half_way_loses_nothing_and_keeps_the_order(folder: Pa
     assert verdict["lost"] == verdict["order_violations"] == verdict["overlaps"] == verdict["dead_letters"] == 0
 
 
+@pytest.mark.slow
 def test_people_get_a_table_and_one_line_of_verdict(folder: Path) -> None:
     done = demo(folder, "--messages", "200", "--consumers", "1")
     assert done.returncode == 0, done.stderr + done.stdout
@@ -100,6 +101,7 @@ def test_a_bad_csv_is_refused_before_anything_starts(folder: Path) -> None:
     assert "starting" not in done.stderr
 
 
+@pytest.mark.slow
 def test_settings_of_the_user_do_not_reach_the_demo(folder: Path) -> None:
     env = environ_for(
         folder,

@@ -47,6 +47,7 @@ def events_url(master: str, ticket: str) -> str:
     return f"{master}/api/tickets/{ticket}/events"
 
 
+@pytest.mark.slow
 def test_a_ticket_is_followed_over_the_death_of_a_master_and_nothing_is_missed_or_told_twice(
     folder: Path, redis_url: str, link: Link
 ) -> None:

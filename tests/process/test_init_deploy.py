@@ -165,6 +165,7 @@ def check_users(host: HostFolder, folder: Path) -> None:
             assert host.settings["USHER_REDIS_URL"] not in environ.values()
 
 
+@pytest.mark.slow
 def test_two_hosts_share_one_redis_and_survive_the_loss_of_one(folder: Path) -> None:
     ports = quiet_ports(2), quiet_ports(2), quiet_ports(1)
     masters = f"http://127.0.0.1:{ports[0]},http://127.0.0.2:{ports[1]}"
@@ -221,6 +222,7 @@ def test_a_folder_with_certificates_speaks_https_everywhere(folder: Path) -> Non
     assert host.stop() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_source_distribution_has_all_of_the_checkout(folder: Path) -> None:
     """Its tests and documents too, so that whoever packages it can test what was built."""

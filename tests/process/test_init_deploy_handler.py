@@ -103,6 +103,7 @@ def again(home: Path, command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_command_for_later_keeps_handler_masters_and_secrets(folder: Path, project: Path) -> None:
     """It ran with none of them: consumers of the example handler acknowledged what was sent, and all passwords were
     others."""
@@ -116,6 +117,7 @@ def test_the_command_for_later_keeps_handler_masters_and_secrets(folder: Path, p
     assert [line for line in after.splitlines() if "PYTHONPATH" not in line] == before.splitlines()
 
 
+@pytest.mark.slow
 def test_secrets_that_the_shell_has_not_are_not_written_over(folder: Path, project: Path) -> None:
     made = written(folder, "shop:handle", project)
     before = (folder / "srv" / "usher.env").read_text()

@@ -31,6 +31,7 @@ def check_promise(crew: Crew, link: Link) -> None:
     assert link.call("XLEN", KEYS.dead) == 0
 
 
+@pytest.mark.slow
 def test_sentinel_with_a_failover_in_the_middle(folder: Path) -> None:
     """Replication is asynchronous: the tail of sends and acknowledgements may be lost. What the new master has is
     handled."""

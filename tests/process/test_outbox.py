@@ -224,6 +224,7 @@ def _told(url: str) -> tuple[int, dict[str, object], dict[str, float]]:
     )
 
 
+@pytest.mark.slow
 def test_streamers_tell_over_http_who_streams_and_since_when_rows_wait(
     redis_url: str, tmp_path: Path, folder: Path
 ) -> None:

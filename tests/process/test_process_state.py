@@ -88,6 +88,7 @@ def test_a_log_that_nobody_reads_stops_nothing_and_what_is_missing_is_counted(fo
             assert b"consumer_drained" in read.read()
 
 
+@pytest.mark.slow
 def test_programs_whose_log_nobody_reads_from_their_first_line_on_work_and_end(
     folder: Path, link: Link, sqlite_outbox: Outbox
 ) -> None:
@@ -112,6 +113,7 @@ def test_programs_whose_log_nobody_reads_from_their_first_line_on_work_and_end(
     os.close(unread)
 
 
+@pytest.mark.slow
 def test_a_consumer_whose_log_nobody_reads_leaves_when_its_lease_is_lost(folder: Path, link: Link) -> None:
     unread, pipe = os.pipe()
     with Crew(folder, link.url) as crew:

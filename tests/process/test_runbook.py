@@ -32,6 +32,7 @@ def blocks(text: str) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_command_of_the_runbook(folder: Path) -> None:
     """Block after block, each on a system in the state that it is about; and at the end all messages are handled."""

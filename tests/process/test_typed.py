@@ -119,6 +119,7 @@ def runs(consumer: LogConsumer, link: Link) -> None:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_what_the_documents_name_has_types_for_a_strict_check(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(SHOP)

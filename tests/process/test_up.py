@@ -74,6 +74,7 @@ def test_from_start_to_ctrl_c(folder: Path) -> None:
         assert up.run("send", "--ticket", "1").returncode == 2
 
 
+@pytest.mark.slow
 def test_data_and_ports_are_kept_over_a_restart(folder: Path) -> None:
     with UsherUp(folder, "--consumers", "1") as first:
         url = first.told()["redis_url"]
@@ -103,6 +104,7 @@ def test_a_killed_consumer_comes_back_and_its_ticket_goes_on(folder: Path) -> No
         assert up.end(signal.SIGTERM) == 0
 
 
+@pytest.mark.slow
 def test_a_consumer_that_does_not_come_back_is_told_by_the_status_with_its_log(folder: Path) -> None:
     """Its program was changed under it, say: it ends before it registers, again and again, and soon it is on no roster
     any more."""
@@ -133,6 +135,7 @@ def test_a_consumer_that_does_not_come_back_is_told_by_the_status_with_its_log(f
         assert up.end(signal.SIGTERM) == 0
 
 
+@pytest.mark.slow
 def test_a_killed_redis_comes_back(folder: Path) -> None:
     with UsherUp(folder, "--consumers", "1", USHER_LEASE_SECONDS="2") as up:
         for process in processes_of(folder):
@@ -144,6 +147,7 @@ def test_a_killed_redis_comes_back(folder: Path) -> None:
         assert up.end(signal.SIGTERM) == 0
 
 
+@pytest.mark.slow
 def test_when_supervisord_is_killed_everything_ends_and_the_exit_code_is_1(folder: Path) -> None:
     with UsherUp(folder, "--consumers", "1") as up:
         for process in processes_of(folder):
@@ -154,6 +158,7 @@ def test_when_supervisord_is_killed_everything_ends_and_the_exit_code_is_1(folde
         assert not processes_of(folder)
 
 
+@pytest.mark.slow
 def test_when_the_disk_of_the_logs_is_full_everything_goes_on(folder: Path) -> None:
     """supervisord tells on its stderr, a file on the same disk, that it cannot write a log; that it could not was the
     end of everything."""
@@ -192,6 +197,7 @@ def test_a_handler_of_the_users_own_folder_and_a_second_ctrl_c(folder: Path) -> 
         assert up.end(signal.SIGINT, within_s=10) == 130
 
 
+@pytest.mark.slow
 def test_a_changed_handler_is_loaded_anew(folder: Path) -> None:
     handler = folder / "shop.py"
     handler.write_text("def handle(message):\n    print('before', message.fields['n'], flush=True)\n")
@@ -206,6 +212,7 @@ def test_a_changed_handler_is_loaded_anew(folder: Path) -> None:
         assert up.end(signal.SIGINT) == 130
 
 
+@pytest.mark.slow
 def test_a_supervisord_that_hangs_does_not_hold_up_a_second_ctrl_c(folder: Path) -> None:
     with UsherUp(folder, "--consumers", "1") as up:
         for process in processes_of(folder):
@@ -349,6 +356,7 @@ def test_another_server_in_the_place_of_a_master_is_no_master(folder: Path) -> N
         assert not somebody_leads([other.url.replace("redis", "http")])
 
 
+@pytest.mark.slow
 def test_what_a_killed_run_has_left_is_waited_for(folder: Path) -> None:
     (folder / "shop.py").write_text(
         "import time, pathlib\ndef handle(message):\n    pathlib.Path('begun').touch()\n    time.sleep(5)\n"
@@ -364,6 +372,7 @@ def test_what_a_killed_run_has_left_is_waited_for(folder: Path) -> None:
             assert second.end(signal.SIGTERM) == 0
 
 
+@pytest.mark.slow
 def test_the_last_words_of_a_program_are_those_of_this_run(folder: Path) -> None:
     (folder / "shop.py").write_text(
         "import sys\nif 'consumer' in sys.argv: raise RuntimeError('only here')\ndef handle(message): ...\n"
@@ -410,6 +419,7 @@ def test_a_port_in_use_is_named(folder: Path, setting: str) -> None:
     assert setting in done.stderr
 
 
+@pytest.mark.slow
 def test_the_configuration_works_with_plain_supervisord(folder: Path) -> None:
     """As the header of deploy/supervisord.conf says, with a password chosen by the user."""
     state = folder / "state"
@@ -456,11 +466,13 @@ def test_too_few_open_files_are_told_with_what_to_do(folder: Path) -> None:
     assert "supervisord needs 1024 open files, and 64 are allowed here: raise it (`ulimit -n 1024`" in done.stderr
 
 
+@pytest.mark.slow
 def test_warnings_that_are_errors_are_those_of_the_programs(folder: Path) -> None:
     with UsherUp(folder, "--consumers", "1", PYTHONWARNINGS="error") as up:
         assert up.end(signal.SIGTERM) == 0
 
 
+@pytest.mark.slow
 def test_a_full_disk_behind_the_output_stops_nothing(folder: Path) -> None:
     env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_PORT=str(quiet_port(2, random.Random())))
     with (
@@ -504,6 +516,7 @@ def test_an_output_that_nobody_reads_any_more_ends_it_in_order(folder: Path) -> 
             kill_all_of(folder)
 
 
+@pytest.mark.slow
 def test_an_output_that_nobody_reads_stops_no_end(folder: Path) -> None:
     env = environ_for(folder, USHER_STATE_DIR=str(folder / "state"), USHER_PORT=str(quiet_port(2, random.Random())))
     with subprocess.Popen([*USHER, "up"], env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as up:

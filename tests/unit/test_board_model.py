@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.boards import may_plan
+from tests.boards import may_plan, seeds
 from tests.leader_model import Leader
 from tests.redis_model import HALTED, MASTER, STRANGER, RedisModel
 from usher.common.protocol.owner_words import is_waiting
@@ -585,6 +585,6 @@ class Walk:
         ]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40, 10))
 def test_a_long_walk_ends_with_everything_done(seed: int) -> None:
     Walk(seed).go(400)

@@ -32,6 +32,7 @@ def test_the_number_is_the_one_at_the_end() -> None:
     ]
 
 
+@pytest.mark.slow
 @given(st.text(max_size=30), CPUS)
 def test_any_name_has_one_of_those_that_are_allowed_and_always_the_same(name: str, allowed: set[int]) -> None:
     assert cpu_for(name, allowed) in allowed

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import precondition, rule
 
-from tests.boards import wait_once
+from tests.boards import seeds, wait_once
 from tests.leader_model import Leader
 from tests.redis_model import MASTER, RedisModel
 from tests.unit.test_board_model import TICKETS, BoardMachine, Walk
@@ -236,6 +236,6 @@ class RuledWalk(Walk):
         ]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20, 6))
 def test_a_long_walk_with_rules_ends_with_everything_done(seed: int) -> None:
     RuledWalk(seed).go(400)

@@ -83,5 +83,6 @@ PLANS: tuple[Plan, ...] = (
         load=_FAILING,
         seconds=7.0,
         varies=False,
+        brief=False,
     ),
 )

@@ -128,6 +128,7 @@ PLANS: tuple[Plan, ...] = (
         strict=True,
         extra=nothing_redelivered,
         gently=True,
+        brief=False,
     ),
     # Handlers of very different length, and as much work as there is room for: who has joined finds nothing that
     # waits, and others with more than they can run.
