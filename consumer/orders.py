@@ -60,12 +60,12 @@ class Orders:
 
     def _cancel(self, order: Order) -> bool:
         """End what runs: its child process, or this process, in which other messages are cut off too."""
+        with self._lanes.locked() as board:  # before what runs: a child that ends in between is not this process
+            lane = board.lanes.get(order.ticket)
+            is_apart = lane is not None and lane.apart
         runs = [one for one in self._journal.running(order.ticket) if one.stream_id == order.id]
         if not runs:
             return False
-        with self._lanes.locked() as board:
-            lane = board.lanes.get(order.ticket)
-            is_apart = lane is not None and lane.apart
         if is_apart:
             self._executor.cancelled.add(order.id)
         else:

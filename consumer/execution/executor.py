@@ -175,8 +175,6 @@ class Executor:
         more."""
         self._note_end(message)
         message.attempt -= 1
-        if message.stream_id in self.lanes.given_up:  # by then
-            message.failures = GIVEN_UP
         self.lanes.retry(lane, message, self.clock() + wait_s)
 
     def _begin(self, message: Message, start_us: int) -> None:
@@ -199,6 +197,8 @@ class Executor:
     def _is_over(self, lane: MessageLane, message: Message) -> bool:
         """Give the message up, and return True, if its body is gone, or its attempts are used up. A drain reads no
         bodies: what it has brought waits, and is given back."""
+        if message.stream_id in self.lanes.given_up:  # by now
+            message.failures = GIVEN_UP
         if message.body_is_gone and self.lanes.paused:
             self.lanes.retry(lane, message, now_s() + 1.0)
             return True

@@ -182,7 +182,8 @@ class OwnerScripts:
         for ticket, fence, ids, after_ms in tickets:
             args += (ticket, fence, b" ".join(ids), "" if after_ms is None else after_ms)
         keys = self._keys
-        reply = self._scripts.run("give_back", (keys.stream, self._lease, keys.tickets, keys.dead, keys.changed), args)
+        script_keys = (keys.stream, self._lease, keys.tickets, keys.dead, keys.changed, keys.attempts)
+        reply = self._scripts.run("give_back", script_keys, args)
         self._check(reply[0])
         return list(map(Given, reply[1:]))
 

@@ -198,9 +198,10 @@ class LaneBoard(Generic[M]):
         self.wait(lane, message, due_s)
 
     def wait(self, lane: Lane[M], message: M, due_s: float) -> None:
-        """Do the same for a lane that is held."""
+        """Do the same for a lane that is held. What an operator has given up meanwhile does not wait."""
         if self._requeue_first(lane, message):
             self._order += 1
+            due_s = 0.0 if message.stream_id in self.given_up else due_s
             heapq.heappush(self.waiting, (due_s, self._order, lane))
 
     def requeue(self, lane: Lane[M], messages: Sequence[M]) -> None:

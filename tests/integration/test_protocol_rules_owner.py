@@ -372,7 +372,7 @@ def _drains(stage: Stage, order: list[bool]) -> None:
     ),
     mutant(
         "a ticket that is given back loses its record",
-        LuaEdit("give_back", "claim_all(ticket, held))", "claim_all(ticket, held) and '')"),
+        LuaEdit("give_back", "= claim_all(ticket, held)", "= claim_all(ticket, held) and ''"),
     ),
     mutant(
         "tickets are given back while they run",

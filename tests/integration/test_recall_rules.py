@@ -332,7 +332,7 @@ def _comes_back(stage: Stage, leader: Any, consumer: ConsumerActor) -> None:
 @rule(
     mutant(
         "a wait is a give-back like any other",
-        LuaEdit("give_back", "after == '' and 'returned'", "after and 'returned'"),
+        LuaEdit("give_back", "if after == '' or", "if after or"),
     )
 )
 def test_w1_a_message_that_is_to_wait_leaves_with_its_time_and_its_ticket(stage: Stage) -> None:

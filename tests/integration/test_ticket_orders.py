@@ -18,7 +18,7 @@ from tests.integration.test_scripts_at_full_memory import _full
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import GiveUp, RetryLater
 from usher.common.protocol.attempts import GIVEN_UP
-from usher.common.protocol.owner_words import is_waiting
+from usher.common.protocol.owner_words import RETURNED, is_waiting
 from usher.common.protocol.registration import GIVES_BACK
 from usher.common.redis.client import Link
 from usher.consumer.execution.ticket_state import describe_ticket
@@ -391,12 +391,29 @@ def test_what_is_given_up_while_its_failure_is_on_its_way_stays_so(
     a.read()
     record = stage.world.record(T)
     assert record is not None
-    assert is_waiting(record.owner)
+    assert record.owner == RETURNED, "it does not wait for a handler that will not be called"
     assert attempts(stage.world)[first].is_given_up
-    assert desk.give(RETRY).outcome == "done"
     stage.finish(leader, [a])
     assert stage.world.state().letters() == [(first, T, b"operator")]
     assert stage.history.ids(T) == [first, second]
+
+
+def test_a_suspect_that_is_given_up_while_its_child_process_starts_is_not_called(
+    stage: Stage, leader: MasterActor, desk: Desk
+) -> None:
+    a = consumer(stage, leader, desk)
+    stage.send(T, b"1-1")
+    leader.settle()
+    a.read()
+    lane = a.lanes.next_lane(1.0)
+    assert lane is not None
+    message = a.executor.next_message(lane)
+    assert message is not None
+    assert desk.give(GIVE_UP).outcome == "asked"
+    a.read()
+    assert not a.executor.admit_apart(lane, message)
+    stage.finish(leader, [a])
+    assert stage.world.state().letters() == [(b"1-1", T, b"operator")]
 
 
 def test_an_order_about_a_ticket_that_is_not_here_any_more_finds_nothing_to_do(

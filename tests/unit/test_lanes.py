@@ -528,3 +528,13 @@ def test_a_message_ends_from_its_start_until_redis_has_it_as_done() -> None:
     assert board.is_ending(b"T", [second])
     board.done([first, second])
     assert not board.is_ending(b"T", [first, second])
+
+
+def test_what_is_given_up_while_it_fails_does_not_wait_for_its_retry() -> None:
+    board = filled(a=entries(1, 2))
+    lane = taken(board)
+    message = lane.queue.popleft()
+    board.given_up.add(message.stream_id)
+    board.retry(lane, message, 300.0)
+    board.wake_due(1.0)
+    assert numbers(taken(board).queue) == [1, 2]

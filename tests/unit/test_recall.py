@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.boards import NOW, arrive, board_with, hand_over, ids, planned, wait_once
+from tests.boards import NOW, answer, arrive, board_with, hand_over, ids, planned, wait_once
+from usher.common.protocol.marks import Mark
 from usher.master.policy.board.board import Board
 from usher.master.policy.rules import Rule, RuleAction, Rulebook, Target
 
@@ -265,3 +266,34 @@ def test_another_consumer_could_not_take_what_a_route_names_a_busy_one_for() -> 
     assert (
         board.takeable() == sum(1 for one in board.tickets.values() if one.owner is None and one.name[:1] == b"T") > 0
     )
+
+
+def test_where_nothing_may_be_asked_back_no_consumer_more_could_take_anything() -> None:
+    board = loaded(400)
+    assert board.takeable() > 0
+    board.follow(Rulebook([Rule(Target.EVERYTHING, "", RuleAction.SLOW, 1.0)]))
+    looked_at: list[bytes] = []
+    stays = board._ownership.recalls.stays
+    board._ownership.recalls.stays = lambda ticket: looked_at.append(ticket.name) or stays(ticket)  # type: ignore[func-returns-value]
+    assert asked(board) == {}
+    assert board.takeable() == 0
+    assert len(looked_at) == 100, "behind so many, no other is looked for"
+    board.follow(Rulebook([]))
+    assert board.takeable() > 0
+
+
+def test_what_was_asked_back_of_a_limited_tenant_waits_for_no_other_turn_and_costs_no_other_token() -> None:
+    board = Board(512, 1.0, {})
+    board.join("a:1", "a", 1, 100, True, True)
+    board.follow(Rulebook([Rule(Target.TENANT, "t", RuleAction.SLOW, 2.0, concurrency=2)]))
+    for number in range(1, 9):
+        arrive(board, b"T%d" % number, number)
+        board.learn([Mark(ids(number)[0], b"T%d" % number, b"t", 0)])
+    for now_s in (NOW, NOW + 0.5):
+        plan = board.plan(100, now_s)
+        assert plan is not None
+        board.confirm(plan, answer(plan))
+    board.join("b:2", "b", 1, 100, True, True)
+    assert asked(board, NOW + 0.6) == {"a:1": [b"T2"]}
+    board.set_record(b"T2", b"returned", 7, ids(2), NOW + 0.6)
+    assert planned(board.plan(100, NOW + 0.6)) == {("b:2", b"T2"): ids(2)}

@@ -549,6 +549,41 @@ def test_very_many_tickets_that_wait_for_one_busy_consumer_cost_a_report_no_more
     assert len(hand_over(board)) == 100, "all that there is room for"
 
 
+def test_tickets_that_wait_for_one_consumer_go_in_the_order_in_which_they_came() -> None:
+    board = Board(512, 5.0)
+    board.join("c1:1", "c1", 2, 1000, True)
+    follow(board, route("", "c1", Target.EVERYTHING))
+    for number in range(1, 41):
+        arrive(board, b"R%d" % number, number)
+    running, served = [], []
+    now_s = NOW
+    for number in range(41, 100):
+        while (plan := board.plan(1000, now_s)) is not None:
+            board.confirm(plan, answer(plan))
+            running += [part.ticket for target in plan.targets for part in target.parts]
+        name = running.pop(0)
+        served.append(name)
+        now_s += 3.0
+        board.free("c1:1", [(name, [*board.tickets[name].running])], now_s)
+        arrive(board, b"R%d" % number, number)
+    assert served == [b"R%d" % number for number in range(1, 60)]
+
+
+def test_what_is_refused_again_and_again_does_not_wait_at_its_consumer_many_times() -> None:
+    board = board_with("c1", "c2", capacity=1, slots=1)
+    follow(board, route("R*", "c1", Target.PATTERN))
+    arrive(board, b"R1", 1)
+    hand_over(board)
+    for _ in range(10):
+        arrive(board, b"R2", 2)
+        assert board.plan(100, NOW) is None
+        board.forget([(ids(2)[0], b"R2")])
+    assert not board.consumers["c1:1"].waiting
+    arrive(board, b"R2", 2)
+    freed(board, "c1:1", b"R1", ids(1))
+    assert hand_over(board) == {("c1:1", b"R2"): ids(2)}
+
+
 def route(value: str, to: str, target: Target = Target.TICKET, set_ms: int = 0) -> Rule:
     return Rule(target, value, RuleAction.ROUTE, set_ms=set_ms, id=rule_id(target, value, RuleAction.ROUTE), to=to)
 

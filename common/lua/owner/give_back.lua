@@ -1,6 +1,6 @@
 -- give_back: an owner returns tickets of which nothing runs, and nothing waits to be acknowledged: in a drain, because
 --            the leader recalls them, or because their first message is to wait.
--- KEYS: 1 stream, 2 lease, 3 tickets, 4 dead, 5 changed
+-- KEYS: 1 stream, 2 lease, 3 tickets, 4 dead, 5 changed, 6 attempts
 -- ARGV: 1 group, 2 incarnation, then for each ticket: ticket, fence, all its ids in processing, separated by spaces (""
 --       = whatever the record names: the caller runs nothing more of it under this fence), ms for which it is to wait
 --       ("" = it may go on at once)
@@ -9,7 +9,8 @@
 --          record has other ids than the call names)}: for fewer tickets than given where bodies left no room for more
 -- Why Lua: entries and index change together. Each ticket is marked `returned` with its ids: hand_over then refuses a
 --          plan that would begin with a later entry, made by a leader that does not know of it yet. Or it is marked
---          `waits@<ms>`, by Redis' clock: it is handed over no earlier. The mark names what is pending under `master`
+--          `waits@<ms>`, by Redis' clock: it is handed over no earlier, unless an operator has given its first message
+--          up meanwhile. The mark names what is pending under `master`
 --          and nothing else, in id order: Redis >= 7 drops an entry whose body is gone when it is claimed (here, or by
 --          renew or sweep before). What somebody took out of the pending list by hand is claimed again. A call that
 --          comes twice, or late, must not give back what was handed to the caller again, under a later fence.
@@ -17,6 +18,7 @@
 --- @include util
 --- @include group
 --- @include records
+--- @include attempts
 --- @include bodies
 --- @include letter
 --- @include tell_leader
@@ -25,6 +27,7 @@ if redis.call('EXISTS', KEYS[2]) == 0 then return {'LOST'} end
 local stream, group, me, tickets_key = KEYS[1], ARGV[1], ARGV[2], KEYS[3]
 redis.call('XLEN', KEYS[5]) -- what is no stream fails here, before anything has changed; so does a missing group
 redis.call('XPENDING', stream, group)
+redis.call('HLEN', KEYS[6])
 at_full_memory(tickets_key)
 
 local function are_all(named, held)
@@ -49,8 +52,10 @@ local function claim_all(ticket, held)
   return without(table.concat(ids, ' '), over)
 end
 
-local function word_of(after)
-  return after == '' and 'returned' or string.format('waits@%.0f', tonumber(now_ms()) + tonumber(after))
+local function word_of(after, ids)
+  local _, failures = read_attempts(redis.call('HGET', KEYS[6], string.match(ids, '^%S*')))
+  if after == '' or failures >= GIVEN_UP then return 'returned' end
+  return string.format('waits@%.0f', tonumber(now_ms()) + tonumber(after))
 end
 
 local reply = {'OK'}
@@ -65,7 +70,8 @@ for at = 3, #ARGV, 4 do
   elseif named ~= '' and not are_all(named, held) then
     reply[#reply + 1] = 'KEPT'
   else
-    write_record(tickets_key, ticket, word_of(after), fence, claim_all(ticket, held))
+    local ids = claim_all(ticket, held)
+    write_record(tickets_key, ticket, word_of(after, ids), fence, ids)
     tell_leader(KEYS[5], ticket)
     reply[#reply + 1] = 'GIVEN'
   end

@@ -10,12 +10,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from usher.common.protocol.marks import Mark
+from usher.common.protocol.owner_words import RETURNED
 from usher.master.policy.board.ownership import Ownership
 from usher.master.policy.board.plans import HandOverPlan, HandOverReply, ReplyFollowUp, TargetPlan, TicketPlan, span
 from usher.master.policy.board.recall import Recall
 from usher.master.policy.board.rule_gate import Condemned, RuleGate
 from usher.master.policy.board.tenant_limits import TenantLimits
-from usher.master.policy.board.tickets import OPEN, BoardTicket, RunQueue, Standing
+from usher.master.policy.board.tickets import OPEN, BoardTicket, RunQueue, Standing, TicketMarks
 from usher.master.policy.board.turns import FairQueue
 from usher.master.policy.board.views import BoardFacts, Parked
 from usher.master.policy.rules import Rulebook
@@ -88,6 +89,7 @@ class Board:
             fair.begin(now_s)
         queue.retry(gate.take_due(now_s))
         owned.wake_due(now_s)
+        owned.begin()
         parked_before, size = owned.parked, 0
         parts: dict[str, list[TicketPlan]] = {}
         # The bound follows from the load after this plan: with the load before it, all but the first ticket would
@@ -181,9 +183,16 @@ class Board:
                 self._limits.began(ticket)
 
     def set_record(self, name: bytes, owner: bytes, fence: int, ids: Sequence[bytes], now_s: float) -> str | None:
-        """Follow the index record of a ticket (``Ownership.set_record``). What it has in processing counts."""
+        """Follow the index record of a ticket (``Ownership.set_record``). What it has in processing counts. What was
+        asked back has cost its tenant nothing, and does not wait for another turn."""
+        fair, ticket = self._fair, self.tickets.get(name)
+        if fair is not None and owner == RETURNED and ticket is not None and name in self._ownership.recalls.asked:
+            ticket.marks = ticket.marks or TicketMarks()
+            ticket.marks.since = (0.0, 0)
+            fair.spend(ticket, -len(ticket.running))
+            self._limits.spend(ticket, -len(ticket.running))
         to_recover = self._ownership.set_record(name, owner, fence, ids, now_s)
-        if self._fair is not None:
+        if fair is not None:
             self._limits.began(self.tickets[name])
         return to_recover
 
@@ -218,6 +227,7 @@ class Board:
             self._fair.weigh({**self._weights, **given})
         self._queue.retry(released.tickets)
         self._ownership.has_routes = self._gate.has_routes
+        self._ownership.recalls.changed()
         self._ownership.retry_waiting()
         self._ownership.reread(released.unloaded)
 
@@ -278,12 +288,12 @@ class Board:
     def takeable(self) -> int:
         """Count what another consumer could be given now: parked messages that wait for room alone, wherever it is, and
         tickets that could be recalled. It looks at every ticket."""
-        owned, gate = self._ownership, self._gate
-        held = {one.name for one in (*gate.paused(), *gate.slowed_or_condemned())}
+        owned = self._ownership
+        held = {one.name for one in (*self._gate.paused(), *self._gate.slowed_or_condemned())}
+        held.update(one.name for consumer in self.consumers.values() for one in consumer.waiting)
         tenants = set(self._fair.held) if self._fair is not None else set()
         free = (one for one in self.tickets.values() if one.owner is None and one.standing is OPEN)
-        free = (one for one in free if one.name not in held and one.tenant not in tenants)
-        parked = sum(len(one.parked) for one in free if not owned.is_open(gate.route(one)))
+        parked = sum(len(one.parked) for one in free if one.name not in held and one.tenant not in tenants)
         return parked + owned.recalls.recallable(self.consumers.values())
 
     # ---- from other threads: what they see may be a moment old -------------------------------------------------------

@@ -117,7 +117,7 @@ class Ownership(ParkedTickets):
         """Rank consumers anew, because those that may be chosen have changed. Tickets that found none try again, and
         those that a route keeps from their owners."""
         self._open = OpenConsumers(list(self.consumers.values()))
-        self.recalls.consumers_changed()
+        self.recalls.changed()
         self._queue.retry_unassigned()
         if self.has_routes:
             self.retry_waiting()
@@ -244,6 +244,9 @@ class Ownership(ParkedTickets):
                 ticket.parked.pop()
                 self.parked -= 1
                 if not ticket.parked and not ticket.running:
+                    for consumer in self.consumers.values():
+                        if consumer.waiting.pop(ticket, ticket) is None:
+                            ticket.queued = False
                     self._finish(ticket)
 
     def _release(self, consumer: ConsumerLoad, count: int, done_s: float | None = None) -> None:
@@ -259,25 +262,24 @@ class Ownership(ParkedTickets):
         self._retry_at(consumer)  # before those without an owner, which other consumers may have
 
     def _retry_at(self, consumer: ConsumerLoad) -> None:
-        """Let tickets that wait at a consumer try again, for as many messages as it has room for: a route may have
-        very many wait there."""
+        """Let the next plan try the tickets that wait at a consumer."""
         if consumer.waiting:
-            self._untried.pop(consumer.incarnation, None)
             self._untried[consumer.incarnation] = len(consumer.waiting)
-            self._retry_more()
 
-    def _retry_more(self) -> bool:
-        """Let the next ones try, where room is left. Return False if there are none."""
-        while self._untried:
-            incarnation, left = self._untried.popitem()
-            consumer = self.consumers.get(incarnation)
-            most = 0 if consumer is None else min(left, consumer.room, len(consumer.waiting))
-            if consumer is not None and most > 0:
-                if left > most:
-                    self._untried[incarnation] = left - most
-                self._queue.retry_first([consumer.waiting.popitem(last=False)[0] for _ in range(most)])
-                return True
-        return False
+    def begin(self) -> None:
+        """Begin a plan: of the tickets that wait where room is by now, as many come first as there is room for."""
+        for incarnation in list(self._untried):
+            self._retry_front(incarnation)
+
+    def _retry_front(self, incarnation: str) -> None:
+        """Let those try that have waited longest at a consumer, as far as it has room: a route may have very many wait
+        there."""
+        left, consumer = self._untried.pop(incarnation), self.consumers.get(incarnation)
+        most = 0 if consumer is None else min(left, consumer.room, len(consumer.waiting))
+        if consumer is not None and most > 0:
+            if left > most:
+                self._untried[incarnation] = left - most
+            self._queue.retry_first([consumer.waiting.popitem(last=False)[0] for _ in range(most)])
 
     def _wait_at(self, consumer: ConsumerLoad, ticket: BoardTicket) -> None:
         ticket.queued = True
@@ -317,8 +319,8 @@ class Ownership(ParkedTickets):
 
     def next_runnable(self) -> BoardTicket | None:
         """Take out the next ticket that may be planned, also of those that wait at a consumer which has room left."""
-        while (ticket := self._queue.next_runnable()) is None and self._retry_more():
-            pass
+        while (ticket := self._queue.next_runnable()) is None and self._untried:
+            self._retry_front(next(iter(self._untried)))
         return ticket
 
     @property

@@ -66,14 +66,15 @@ class Recalls:
         self._look_s = 0.0  # no look before that
         self._again_s = math.inf  # when to look again, whatever happens meanwhile
         self._enough = 0.0  # with so few tickets, no consumer has more than slots
+        self._in_vain = False  # the last look found only tickets that stay
 
     def pause(self, again_s: float = math.inf) -> None:
         """Note that there is nothing to do until then: something waits for the consumers."""
         self._again_s = again_s
 
-    def consumers_changed(self) -> None:
-        """Note that the consumers are not what they were at the last look."""
-        self._enough = 0.0
+    def changed(self) -> None:
+        """Note that the consumers, or the rules, are not what they were at the last look."""
+        self._enough, self._in_vain = 0.0, False
 
     def next_due_s(self) -> float:
         """Return when there may be something to do although nothing happens until then; infinite: never."""
@@ -82,6 +83,8 @@ class Recalls:
 
     def recallable(self, consumers: Iterable[ConsumerLoad]) -> int:
         """Count the tickets that would be asked back, were there a consumer with nothing to do."""
+        if self._in_vain:
+            return 0
         return sum(max(0, one.busy_tickets - one.slots) for one in consumers if one.gives_back and one.accepts)
 
     def take_came_back(self) -> int:
@@ -137,6 +140,7 @@ class Recalls:
         own."""
         slots = sum(one.slots for one in (*idle, *busy))
         share = sum(one.busy_tickets for one in (*idle, *busy)) / slots  # tickets per slot
+        self._in_vain = False
         unanswered = self.unanswered.values()
         being_asked, coming = {asked.owner for asked in unanswered}, Counter(asked.idle for asked in unanswered)
         wanting: list[str] = []
@@ -156,17 +160,24 @@ class Recalls:
             if chosen:
                 fences = [(ticket.name, ticket.believed.rpartition(b" ")[2]) for ticket in chosen]
                 recalls.append(Recall(one.incarnation, fences))
+        self._in_vain = self._in_vain and not recalls
         return recalls
 
     def _unstarted(
         self, one: ConsumerLoad, tickets: Mapping[bytes, BoardTicket], now_s: float
     ) -> Iterator[BoardTicket]:
-        """Yield the tickets of a consumer that it has hardly started, the youngest first."""
+        """Yield the tickets of a consumer that it has hardly started, the youngest first; none behind many that
+        stay."""
+        stay = 0
         for name in islice(reversed(one.tickets), one.busy_tickets - one.slots):
             ticket = tickets[name]
-            if name in self.asked or ticket.standing is not OPEN or not ticket.running or self.stays(ticket):
+            if name in self.asked or ticket.standing is not OPEN or not ticket.running:
                 continue
-            if now_s >= ticket.compared_s + _YOUNG_S:
+            if self.stays(ticket):
+                self._in_vain, stay = True, stay + 1
+                if stay >= _MOST:
+                    return
+            elif now_s >= ticket.compared_s + _YOUNG_S:
                 yield ticket
             else:
                 self._again_s = min(self._again_s, ticket.compared_s + _YOUNG_S)
