@@ -14,6 +14,8 @@ from usher.common.base.json_text import parse_json
 #: Longest ticket id in bytes: every index, inbox and log carries the ids.
 LONGEST_TICKET = 256
 UID_FIELD = b"uid"
+#: Most bytes of JSON in which a ticket id is looked for; below this number a script has all whole ones exactly.
+_LONGEST_JSON, _EXACT = 65_536, 2**53
 #: No real ticket id can begin with this byte: it never occurs in UTF-8.
 _UNKEYED = b"\xff"
 BODY_FIELD = b"body"
@@ -66,6 +68,33 @@ def first_value(fields: Sequence[bytes], name: bytes) -> bytes | None:
         if fields[at] == name:
             return fields[at + 1]
     return None
+
+
+def ticket_value(fields: Sequence[bytes], name: bytes) -> bytes | None:
+    """Return the ticket id that an entry names, fit or not: the value of the first field ``name``. Without one, a name
+    with dots is a path: a text, or a whole number below 2^53, in the JSON object in the field before its first dot. The
+    scripts read it so (lua/includes/ticket_of.lua); JSON that breaks RFC 8259 in a way that they do not mind (control
+    characters, 0x10) names none here.
+
+    >>> ticket_value([b"payload", b'{"order": {"id": 42}}'], b"payload.order.id")
+    b'42'
+    """
+    found = first_value(fields, name)
+    root, _, path = name.partition(b".")
+    if found is not None or not path:
+        return found
+    json = first_value(fields, root)
+    if json is None or len(json) > _LONGEST_JSON:
+        return None
+    try:
+        value = parse_json(json)
+    except ValueError:
+        return None
+    for key in filter(None, path.decode("utf-8", "surrogateescape").split(".")):
+        value = value.get(key) if isinstance(value, dict) else None
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _EXACT and value % 1 == 0:
+        return b"%d" % value
+    return value.encode() if isinstance(value, str) else None
 
 
 def as_mapping(fields: Sequence[bytes]) -> dict[str, str]:

@@ -154,7 +154,13 @@ class CommonSettings(BaseModel):
         description="Consumer group of the ticket stream.",
     )
     ticket_field: str = Field(
-        "ticket_id", min_length=1, max_length=128, description="Message field that names the ticket."
+        "ticket_id",
+        min_length=1,
+        max_length=128,
+        description=(
+            "Message field that names the ticket. Where a message has no such field, a name with dots is a path in the"
+            " JSON of a field: payload.order.id."
+        ),
     )
     tenant_field: Annotated[str, AfterValidator(check_tenant_field)] = Field(
         "",

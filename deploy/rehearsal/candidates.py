@@ -15,7 +15,7 @@ import orjson
 from usher.common.base.clock import now_s
 from usher.common.protocol.attempts import NEVER, Attempts, decode
 from usher.common.protocol.keys import HALTED, MASTER, Keys
-from usher.common.protocol.message import first_value, ticket_text, unkeyed_ticket
+from usher.common.protocol.message import ticket_text, ticket_value, unkeyed_ticket
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.run_log import DONE as RAN_WELL
 from usher.common.protocol.run_log import STALE, RunRecord
@@ -109,7 +109,7 @@ class Candidates:
             if flat is None:
                 missing.append(entry_id)
             else:
-                entries.append((entry_id, first_value(flat, self._field.encode())))
+                entries.append((entry_id, ticket_value(flat, self._field.encode())))
         found = self._of_entries(entries)
         return Named(
             [self._with_letter(one) if one.before.state in (ENDED, HALT, UNKNOWN) else one for one in found], missing

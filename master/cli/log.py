@@ -15,7 +15,7 @@ import orjson
 from usher.common.base.durations import duration_s, moment_text
 from usher.common.base.errors import RedisTrouble, StartRefused
 from usher.common.base.text import escape_control, json_safe
-from usher.common.protocol.message import UID_FIELD, as_mapping, first_value
+from usher.common.protocol.message import UID_FIELD, as_mapping, first_value, ticket_value
 from usher.common.protocol.stream_id import milliseconds
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.locate import resolve_redis_url
@@ -65,7 +65,7 @@ def log(
     shown = 0
     try:
         for entry in _entries(link, settings.work_stream, start, end, follow):
-            if wanted is not None and first_value(entry.fields or [], field) != wanted:
+            if wanted is not None and ticket_value(entry.fields or [], field) != wanted:
                 continue
             click.echo(_line(entry, settings.work_ticket_field, as_json))
             shown += 1
@@ -129,6 +129,8 @@ def _start_of_following(link: Link, stream: str, start: str) -> bytes:
 
 def _line(entry: Entry, ticket_field: str, as_json: bool) -> str:
     fields = as_mapping(entry.fields or [])
+    named = ticket_value(entry.fields or [], ticket_field.encode())
+    ticket = None if named is None else named.decode("utf-8", "surrogateescape")
     at_ms = milliseconds(entry.id)
     if as_json:
         uid = first_value(entry.fields or [], UID_FIELD) or entry.id
@@ -137,12 +139,13 @@ def _line(entry: Entry, ticket_field: str, as_json: bool) -> str:
             "id": entry.id.decode(),
             "time": moment_text(at_ms, "milliseconds"),
             "uid": uid.decode("utf-8", "backslashreplace"),
-            "ticket_id": safe.get(ticket_field),
+            "ticket_id": None if ticket is None else json_safe(ticket),
             "fields": safe,
         }
         return orjson.dumps(document).decode()
     rest = " ".join(f"{name}={value}" for name, value in fields.items() if name != ticket_field)
-    text = f"{moment_text(at_ms, 'milliseconds')}  {entry.id.decode():<22}  {fields.get(ticket_field, '-'):<16}  {rest}"
+    shown = "-" if ticket is None else ticket
+    text = f"{moment_text(at_ms, 'milliseconds')}  {entry.id.decode():<22}  {shown:<16}  {rest}"
     # A message may hold anything: control characters must not reach the terminal.
     safe_text = escape_control(text)
     return safe_text if len(safe_text) <= _SHOWN else safe_text[: _SHOWN - 1] + "…"

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.message import first_value
+from usher.common.protocol.message import ticket_value
 from usher.common.protocol.run_log import decode
 from usher.common.protocol.stream_id import milliseconds, rank
 from usher.common.redis.client import Link
@@ -116,7 +116,7 @@ class TicketHistory:
             return None
         flat = rows[0][1]
         pairs = [[_truncate_value(flat[at]), _truncate_value(flat[at + 1])] for at in range(0, min(len(flat), 400), 2)]
-        ticket = first_value(flat, self._field.encode())
+        ticket = ticket_value(flat, self._field.encode())
         named = None if ticket is None else ticket.decode(errors="replace")
         return {
             "message_id": message_id,

@@ -193,7 +193,9 @@ class LeaderScripts:
 
     def notified(self, position: bytes, entries: Sequence[Entry], count: int) -> NewEntries:
         """Parse up to ``count`` of the entries that a notification brought over another connection, as ``peek`` would
-        have returned them. All are above ``position``. This calls no script."""
+        have returned them. All are above ``position``. No script is called, unless only scripts read the tickets."""
+        if self._parser.is_path:
+            return self.peek(count)
         taken = entries[:count]
         return self._parser.parse(position, taken, len(taken) == len(entries), digest_of(taken))
 

@@ -59,6 +59,11 @@ class EntryParser(NamedTuple):
     tenant_field: bytes = b""
     priority_field: bytes = b""
 
+    @property
+    def is_path(self) -> bool:
+        """Return True if the ticket may stand in JSON, which only the scripts read."""
+        return b"." in self.field
+
     def parse(self, position: bytes, entries: Sequence[Any], is_all: bool, digest: str = "") -> NewEntries:
         """Parse [id, fields] pairs, as Redis sends them."""
         sizes = [sum(map(len, fields)) for _, fields in entries]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from usher.common.protocol.keys import Keys, LogKeys
-from usher.common.protocol.message import EntryView, first_value
+from usher.common.protocol.message import EntryView, ticket_value
 from usher.common.protocol.stream_id import from_rank, rank
 from usher.common.redis.client import Link
 
@@ -88,7 +88,7 @@ class DelayedView:
             start = f"({page[-1][0].decode()}"
 
     def _ticket_of(self, flat: Sequence[bytes]) -> str:
-        return (first_value(flat, self._field) or b"").decode("utf-8", "surrogateescape")
+        return (ticket_value(flat, self._field) or b"").decode("utf-8", "surrogateescape")
 
     def drop(self, ids: Sequence[str]) -> int:
         """Delete these messages (at least one). Return how many there were; a message that is being sent at this moment

@@ -24,6 +24,7 @@ class Gathered:
         self.keys = Keys(stream, "g")
         self.stream = TicketStream(link, self.keys)
         self._scope = scope
+        self.ticket_field = "ticket_id"
         self.share()
 
     def share(self, holder: str = HOLDER, lease_ms: int = 60_000) -> set[int]:
@@ -49,7 +50,7 @@ class Gathered:
         names = [name.encode() for name in sources]
         groups = [LogKeys(name).groups for name in sources]
         script_keys = (keys.stream, keys.shares, keys.gathered, keys.dead, keys.counters, *names, *groups)
-        args = (keys.group, holder, "ticket_id", LONGEST_TICKET, self._scope, most, quantum, *shards_of(names))
+        args = (keys.group, holder, self.ticket_field, LONGEST_TICKET, self._scope, most, quantum, *shards_of(names))
         if text:
             _, _, *flat = self.link.call("EVAL", text, len(script_keys), *script_keys, *args, MOST_ROOM)
         else:

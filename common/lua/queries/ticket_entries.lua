@@ -6,16 +6,11 @@
 -- Returns: {last id looked at, or "" at the end, {ids of the ticket}}
 -- Why Lua: an operator's question about one ticket must not bring the bodies of thousands of others over the wire.
 --- @include bodies
+--- @include ticket_of
 local stream, field, ticket, count = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[4])
-local function is_of_ticket(fields)
-  for at = 1, #fields, 2 do
-    if fields[at] == field then return fields[at + 1] == ticket end
-  end
-  return false
-end
 local found = {}
 local function look(id, fields)
-  if is_of_ticket(fields) then found[#found + 1] = id end
+  if field_value(fields, field) == ticket then found[#found + 1] = id end
 end
 if ARGV[5] == '' then
   local is_all, _, last = each_entry('XRANGE', stream, ARGV[3], '+', count, look)

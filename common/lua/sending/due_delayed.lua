@@ -14,6 +14,7 @@
 --- @include group
 --- @include bodies
 --- @include letter
+--- @include ticket_of
 if not leads(KEYS[4], ARGV[1]) then return {'FENCED'} end
 -- A page has more entries than even many busy producers add until the next look: none is named before all are in
 -- order.
@@ -39,19 +40,13 @@ if is_above(known, ends_at) or is_unknown() then
   known = '0-0'
 end
 
-local function value_of(fields, name)
-  for at = 1, #fields, 2 do
-    if fields[at] == name then return fields[at + 1] end
-  end
-  return ''
-end
 
 -- Return the time at which a message is due: up to 15 digits of ms (until the year 33658), and perhaps a fraction, as
 -- of Python's time.time() * 1000. For any other value return false, and why it is none: nobody knows when it is due, so
 -- it is neither sent now nor kept for ever. 10 digits are this century in seconds, and in ms the first months of 1970.
 local now = now_ms()
 local function due_ms(fields)
-  local value = value_of(fields, 'due_ms')
+  local value = field_value(fields, 'due_ms') or ''
   local ms = string.match(value, '^(%d+)%.?%d*$')
   if ms and #ms <= 15 and #ms ~= 10 then return ms end
   local why = ms and #ms == 10 and 'which is a time in seconds' or 'which is no time'
@@ -61,7 +56,7 @@ end
 redis.call('XLEN', KEYS[5]) -- what is no stream fails here, before anything has changed
 local unreadable = {}
 local function reject(id, fields, why)
-  local ticket = string.sub(value_of(fields, ARGV[3]), 1, 256)
+  local ticket = string.sub(field_value(fields, ARGV[3]) or '', 1, 256)
   bury(KEYS[5], id, ticket, 'unreadable_due_ms', why, '0', 'master', now, now, fields)
   redis.call('XDEL', KEYS[1], id)
   unreadable[#unreadable + 1] = id
@@ -93,7 +88,7 @@ for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT
     redis.call('ZREM', KEYS[2], member) -- deleted by hand
   else
     reply[#reply + 1] = member
-    reply[#reply + 1] = value_of(fields, 'stream')
+    reply[#reply + 1] = field_value(fields, 'stream') or ''
   end
 end
 local first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')

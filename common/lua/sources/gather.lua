@@ -25,6 +25,7 @@
 --- @include bodies
 --- @include letter
 --- @include numbers
+--- @include ticket_of
 local work, group, holder, field, longest = KEYS[1], ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local is_scoped, most, quantum = ARGV[5] == 'stream', tonumber(ARGV[6]), tonumber(ARGV[7])
 -- More values than MOST_VALUES do not fit on Lua's stack.
@@ -76,11 +77,7 @@ end
 -- Return the entry as it is in the work stream (our two fields first, and none of these names among the producer's) and
 -- its size in bytes.
 local function gathered(source, id, fields)
-  local ticket, size = nil, 0
-  for at = 1, #fields, 2 do
-    if not ticket and fields[at] == field then ticket = string.sub(fields[at + 1], 1, longest + 1) end
-    size = size + #fields[at] + #fields[at + 1]
-  end
+  local ticket, size = ticket_of(fields, field, longest, 0)
   local prefix = is_scoped and ticket and ticket ~= '' and source .. '/' or ''
   local entry, n = {'usher_from', id .. ' ' .. #prefix .. ' ' .. source}, 2
   if ticket then entry[3], entry[4], n = 'usher_ticket', prefix .. ticket, 4 end

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.message import LONGEST_TICKET, first_value
+from usher.common.protocol.message import LONGEST_TICKET, ticket_value
 from usher.common.protocol.stream_id import rank
 from usher.common.redis.replies import pairs, parse_record
 from usher.master.audit.read.bulk import BulkReader
@@ -115,7 +115,7 @@ def _id(value: int) -> bytes:
 def ticket_in(flat: Sequence[bytes], field: bytes) -> bytes | None:
     """Return the ticket id among names and values, as the scripts read it; None where there is none, or an invalid
     one."""
-    ticket = first_value(flat, field)
+    ticket = ticket_value(flat, field)
     return ticket if ticket and len(ticket) <= LONGEST_TICKET else None
 
 

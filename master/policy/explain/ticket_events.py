@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from usher.common.protocol.message import as_mapping, first_value
+from usher.common.protocol.message import as_mapping, first_value, ticket_value
 from usher.common.protocol.run_log import decode
 from usher.common.protocol.stream_id import ZERO, is_id, milliseconds
 from usher.master.policy.rules import Rule, RuleAction
@@ -85,7 +85,7 @@ def events_of(
     if source == RUNS:
         yield from _completed(entry_id, fields, wanted)
         return
-    ticket = first_value(fields, ticket_field if source == ENTRIES else b"usher-ticket")
+    ticket = ticket_value(fields, ticket_field if source == ENTRIES else b"usher-ticket")
     if ticket is None or ticket not in wanted:
         return
     data: dict[str, Any] = {"ticket_id": ticket.decode(errors="replace"), "time_ms": milliseconds(entry_id)}
