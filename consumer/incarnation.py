@@ -122,7 +122,7 @@ class Incarnation:
         self.reader = self._make_reader(settings, wires, keys, on_lost)
         self.heartbeat = Heartbeat(beat_link, steps(beat_link), self.lease, self._works, on_lost)
         self.guard = LeaseGuard(self.lease, on_lost)
-        self.pool = _pool(with_spans(handler, keys.stream), self.executor, settings.concurrency)
+        self.pool = _pool(with_spans(handler, keys.stream, keys.group), self.executor, settings.concurrency)
         self.pool += self._suspect_workers(settings, wires, keys.stream)
         self.progress = ProgressWatch(lambda: (self.executor.ended, self.lanes.running), state)
         self.watch: list[Service] = (
@@ -179,6 +179,7 @@ class Incarnation:
             settings.consumer_name,
             is_rehearsal=False,
             has_lease=True,
+            group=settings.group,
         )
         links = [wires.link(f"suspects-{number}") for number in range(most_children(settings.concurrency))]
         return [

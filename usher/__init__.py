@@ -131,7 +131,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import a public name at its first use (PEP 562)."""
     if name == "__version__":
-        return importlib.import_module("importlib.metadata").version("usher-streams")
+        return importlib.import_module("usher.common.base.extras").version()
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'usher' has no attribute {name!r}; its public names: {', '.join(__all__)}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import errno
 import importlib
-import importlib.metadata
 import io
 import os
 import sys
@@ -20,8 +19,8 @@ from typing import NamedTuple
 import click
 
 from usher.common.base.errors import UsherError
+from usher.common.base.extras import version
 
-_DISTRIBUTION = "usher-streams"
 _ROOT = Path(__file__).resolve().parent.parent
 _INTERRUPTED = 130
 
@@ -85,6 +84,7 @@ PARTS: dict[str, dict[str, Listed]] = {
             "usher.deploy.local.init_deploy:init_deploy", "Write a folder from which supervisord or systemd runs Usher."
         ),
         "acl": Listed("usher.common.cli.acl:acl", "Print Redis users with just the rights that Usher needs."),
+        "asyncapi": Listed("usher.consumer.cli:asyncapi", "Print what a typed handler takes, as an AsyncAPI document."),
         "token": Listed("usher.common.cli.token:token", "Make a token for the HTTP API and the page."),
     },
 }
@@ -165,16 +165,9 @@ def _put_under_headings(command: click.Command) -> None:
         _put_under_headings(inner)
 
 
-def _version() -> str:
-    try:
-        return importlib.metadata.version(_DISTRIBUTION)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-
-
 def _show_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
-        click.echo(f"usher {_version()} ({_ROOT})")
+        click.echo(f"usher {version()} ({_ROOT})")
         ctx.exit()
 
 

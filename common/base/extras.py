@@ -1,6 +1,16 @@
-"""Tell how to install an extra of pyproject.toml; the only place that words it."""
+"""Tell the version of the installed package, and how to install an extra of pyproject.toml; both in this place only."""
 
 from __future__ import annotations
+
+import importlib.metadata
+
+
+def version() -> str:
+    """Return the version that pyproject.toml states."""
+    try:
+        return importlib.metadata.version("usher-streams")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def how_to_install(extra: str) -> str:

@@ -166,7 +166,8 @@ def add_metrics(app: Flask, metrics: Metrics) -> None:
 
     @tells("Metrics, for Prometheus.", {200: "text/plain"})
     def show_metrics() -> Response:
-        return Response(metrics.page(), content_type="text/plain; version=0.0.4; charset=utf-8")
+        text, content_type = metrics.page(request.headers.get("Accept", ""))
+        return Response(text, content_type=content_type)
 
     app.add_url_rule("/metrics", "metrics", show_metrics)
     guard: Doorman = app.extensions["usher_doorman"]

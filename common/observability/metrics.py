@@ -7,12 +7,15 @@ scrape.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Info, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.openmetrics import exposition as openmetrics
 
 from usher.common.base.clock import now_s
+from usher.common.base.extras import version
 from usher.common.base.log import log_state
 from usher.common.redis.client import troubles
 from usher.common.runtime.histograms import DurationHistogram
@@ -36,6 +39,8 @@ DEAD_LETTER_REASONS = (
     "unreadable_due_ms",
 )
 _FULL = ("oom", "misconf")
+_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+_OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 class Metrics:
@@ -44,6 +49,8 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
+        build = Info("usher_build", "The version of Usher, and of the Python that it runs on.", registry=self._registry)
+        build.info({"version": version(), "python": platform.python_version()})
         #: By ``reason``: one of DEAD_LETTER_REASONS.
         self.dead_letters = Counter(
             "usher_dead_letters",
@@ -60,9 +67,11 @@ class Metrics:
         """Add a source, which is called at every scrape, on a thread of the web server."""
         self._registry.register(_CallbackCollector(source))
 
-    def page(self) -> bytes:
-        """Return the text that Prometheus reads."""
-        return bytes(generate_latest(self._registry))
+    def page(self, accept: str = "") -> tuple[bytes, str]:
+        """Return what Prometheus reads, and its content type: OpenMetrics, if ``accept`` asks for it, else its text."""
+        if "application/openmetrics-text" in accept:
+            return bytes(openmetrics.generate_latest(self._registry)), _OPENMETRICS
+        return bytes(generate_latest(self._registry)), _TEXT
 
 
 class _CallbackCollector:

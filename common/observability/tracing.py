@@ -1,9 +1,10 @@
 """Tracing with OpenTelemetry, if the user has set it up. Otherwise nothing is imported, and nothing is done per
 message.
 
-The trace context of a message is its field ``traceparent`` (W3C), from any producer: ``usher.common.sending.producer``
-adds that of the current span, a producer in another language adds its own. The consumer's span of a handler call is a
-child of it; the master's span of a hand-over, which covers many messages, links to them.
+Spans and their attributes are those of OpenTelemetry's conventions for messaging. The trace context of a message is its
+field ``traceparent`` (W3C), from any producer: ``usher.common.sending.producer`` adds that of its span ``send``, or,
+without a provider, of the current span; a producer in another language adds its own. The consumer's span of a handler
+call is a child of it; the master's span of a hand-over, which covers many messages, links to them.
 
 The user sets OpenTelemetry up: ``opentelemetry-instrument usher master``, or a tracer provider that the handler's
 module sets. A process that has not imported ``opentelemetry.trace`` has no provider and no current span, so only that
@@ -15,7 +16,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from usher.common.base.errors import RetryLater
@@ -25,7 +26,7 @@ from usher.common.protocol.message import EntryView
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
-    from opentelemetry.trace import Link, Span, Tracer
+    from opentelemetry.trace import Link, Span, SpanKind, Tracer
 
 log = logging.getLogger(__name__)
 
@@ -53,18 +54,28 @@ def context_fields() -> dict[str, str]:
     return fields
 
 
+def sending(stream: str, count: int) -> AbstractContextManager[None]:
+    """Return what runs around a send of ``count`` messages: a span, if a tracer provider is set."""
+    of = tracer()
+    if of is None:
+        return nullcontext()
+    from opentelemetry.trace import SpanKind
+
+    return _CallSpan(lambda: _begin(of, SpanKind.PRODUCER, "send", stream, {"messaging.batch.message_count": count}))
+
+
 def traced(
-    call: Callable[[Any], Any], of: Tracer, stream: str, *, is_async: bool, is_batch: bool
+    call: Callable[[Any], Any], of: Tracer, stream: str, group: str, *, is_async: bool, is_batch: bool
 ) -> Callable[[Any], Any]:
     """Return the handler ``call`` with a span around each of its calls."""
     begin = _begin_batch if is_batch else _begin_message
 
     def handle(given: Any) -> Any:
-        with _HandlerSpan(lambda: begin(of, stream, given)):
+        with _CallSpan(lambda: begin(of, stream, group, given)):
             return call(given)
 
     async def handle_async(given: Any) -> Any:
-        with _HandlerSpan(lambda: begin(of, stream, given)):
+        with _CallSpan(lambda: begin(of, stream, group, given)):
             return await call(given)
 
     return handle_async if is_async else handle
@@ -78,9 +89,9 @@ def links_to(contexts: Sequence[str | None]) -> list[Link]:
     return [trace.Link(context) for context in found if context.is_valid]
 
 
-class _HandlerSpan:
-    """The span around a handler call. RetryLater is not an error of it. What a sampler or a span processor raises is
-    logged: the handler has nothing to do with it."""
+class _CallSpan:
+    """The span around a call of a handler, or a send. RetryLater is not an error of it. What a sampler or a span
+    processor raises is logged: the call has nothing to do with it."""
 
     __slots__ = ("_begin", "_begun", "_span")
 
@@ -106,6 +117,7 @@ class _HandlerSpan:
                 self._span.add_event("retry_later")
             elif raised is not None:
                 self._span.record_exception(raised)
+                self._span.set_attribute("error.type", _full_name(type(raised)))
                 self._span.set_status(Status(StatusCode.ERROR, type(raised).__name__))
             self._begun.__exit__(kind, raised, trace)
         except Exception as problem:
@@ -113,29 +125,43 @@ class _HandlerSpan:
                 event(log, "span_failed", level=logging.WARNING, problem=format_error(problem))
 
 
-def _begin_message(of: Tracer, stream: str, message: Any) -> AbstractContextManager[Span]:
+def _full_name(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _begin_message(of: Tracer, stream: str, group: str, message: Any) -> AbstractContextManager[Span]:
     facts = {"messaging.message.id": message.id, "usher.ticket_id": message.ticket_id}
     facts |= {"usher.fence": message.fence, "usher.attempt": message.attempt}
-    return _begin(of, stream, facts, context=_parent(message.fields))
+    return _begin_process(of, stream, group, facts, context=_parent(message.fields))
 
 
-def _begin_batch(of: Tracer, stream: str, messages: Sequence[EntryView]) -> AbstractContextManager[Span]:
+def _begin_batch(of: Tracer, stream: str, group: str, messages: Sequence[EntryView]) -> AbstractContextManager[Span]:
     facts = {"messaging.batch.message_count": len(messages)}
-    return _begin(of, stream, facts, links=links_to([message.fields.get(FIELD) for message in messages]))
+    return _begin_process(of, stream, group, facts, links=links_to([message.fields.get(FIELD) for message in messages]))
 
 
-def _begin(of: Tracer, stream: str, facts: Mapping[str, Any], **more: Any) -> AbstractContextManager[Span]:
+def _begin_process(
+    of: Tracer, stream: str, group: str, facts: Mapping[str, Any], **more: Any
+) -> AbstractContextManager[Span]:
     from opentelemetry.trace import SpanKind
 
+    facts = {"messaging.consumer.group.name": group, **facts}
+    return _begin(of, SpanKind.CONSUMER, "process", stream, facts, **more)
+
+
+def _begin(
+    of: Tracer, kind: SpanKind, operation: str, stream: str, facts: Mapping[str, Any], **more: Any
+) -> AbstractContextManager[Span]:
     attributes = {
         "messaging.system": "usher",
-        "messaging.operation.type": "process",
+        "messaging.operation.name": operation,
+        "messaging.operation.type": operation,  # they are called the same in OpenTelemetry's conventions
         "messaging.destination.name": stream,
         **facts,
     }
     return of.start_as_current_span(
-        f"process {stream}",
-        kind=SpanKind.CONSUMER,
+        f"{operation} {stream}",
+        kind=kind,
         attributes=attributes,
         record_exception=False,
         set_status_on_exception=False,

@@ -38,7 +38,7 @@ from typing import Any, NamedTuple, TypeVar
 from usher.common.base.backoff import backoff_s
 from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, ReplyUnknown
-from usher.common.observability.tracing import context_fields
+from usher.common.observability.tracing import context_fields, sending
 from usher.common.protocol.keys import LogKeys, uid_key
 from usher.common.protocol.message import DUE_FIELD, UID_FIELD, check_ticket
 from usher.common.redis.client import Arg, ClientLink, CommandRefused, Link
@@ -147,18 +147,18 @@ class Producer:
         (the last batch did not happen), ReplyUnknown (the outcome is unknown, and not every message has a uid),
         CommandRefused. Calling again with the same messages is safe where all have uids, within ``dedup_s``.
         """
-        context = [_raw(part) for field in context_fields().items() for part in field]
         stream = self._stream if due_ms is None else LogKeys(self._stream).delayed
         if due_ms is not None and (not 0 <= due_ms < LATEST_MS or int(due_ms) in _SECONDS):
             seconds = ", which are seconds" * (0 <= due_ms < LATEST_MS)
             raise ValueError(
                 f"due_ms is a time in milliseconds since the epoch, below {LATEST_MS} (this one is {due_ms}{seconds})"
             )
-        prepared = [self._prepared(message, context, due_ms) for message in messages]
-        sent: list[Sent] = []
-        for batch in _batches(prepared):
-            recognisable = self._dedup_s > 0 and all(uid is not None for uid, _ in batch)
-            sent += self._patiently(lambda batch=batch: self._add(stream, batch), recognisable)  # type: ignore[misc]
+        messages, sent = list(messages), []
+        with sending(self._stream, len(messages)):
+            context = [_raw(part) for field in context_fields().items() for part in field]
+            for batch in _batches([self._prepared(message, context, due_ms) for message in messages]):
+                recognisable = self._dedup_s > 0 and all(uid is not None for uid, _ in batch)
+                sent += self._patiently(lambda batch=batch: self._add(stream, batch), recognisable)  # type: ignore[misc]
         return sent
 
     def _prepared(self, message: Outgoing, context: list[bytes], due_ms: int | None) -> Prepared:

@@ -47,6 +47,11 @@ class Handler:
 def load_handler(spec: str) -> Handler:
     """Import ``module:function``; the current folder is searched too. Raises HandlerUnusable, which says what to
     mend."""
+    return handler_of(load_target(spec), spec)
+
+
+def load_target(spec: str) -> Any:
+    """Import ``module:function`` as it stands there. Raises HandlerUnusable, which says what to mend."""
     module_name, colon, attribute = spec.partition(":")
     if not colon or not module_name or not attribute:
         raise HandlerUnusable(f"USHER_HANDLER must look like module:function (it is {spec!r})")
@@ -61,7 +66,7 @@ def load_handler(spec: str) -> Handler:
         target = getattr(target, part, None)
         if target is None:
             raise HandlerUnusable(f"USHER_HANDLER={spec}: {module_name}{_imported(module)} has no {attribute}")
-    return handler_of(target, spec)
+    return target
 
 
 def handler_of(target: Any, spec: str = "") -> Handler:
@@ -88,13 +93,14 @@ def handler_of(target: Any, spec: str = "") -> Handler:
     return Handler(call, awaited, options, batched)
 
 
-def with_spans(handler: Handler, stream: str) -> Handler:
+def with_spans(handler: Handler, stream: str, group: str) -> Handler:
     """Return the handler with a span around each call, if its module or the process that started us has set
     OpenTelemetry up; else the handler as it is."""
     tracer = tracing.tracer()
     if tracer is None:
         return handler
-    call = tracing.traced(handler.call, tracer, stream, is_async=handler.is_async, is_batch=handler.batch is not None)
+    is_batch = handler.batch is not None
+    call = tracing.traced(handler.call, tracer, stream, group, is_async=handler.is_async, is_batch=is_batch)
     return replace(handler, call=call)
 
 

@@ -213,7 +213,7 @@ def main(asked_by: int, where: int) -> None:
     level, style = spec.log
     configure(spec.program, level, style, spec.secrets)
     try:
-        handler = with_spans(load_handler(spec.handler), spec.stream)
+        handler = with_spans(load_handler(spec.handler), spec.stream, spec.group)
     except HandlerUnusable as unusable:
         answer(asker, {"cannot": str(unusable)})
         return

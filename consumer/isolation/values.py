@@ -30,7 +30,7 @@ class ProcessSpec:
     """The facts that the process needs. ``handler``: as module:function; ``stream``: its ticket stream; ``handler_s``:
     USHER_HANDLER_SECONDS, 0 is no limit; ``log``: level and format of the handler's logging; ``secrets``: texts that no
     log may show; ``program``: its name in the log. ``has_lease``: the asker will say until when the messages are ours
-    (``LEASE``)."""
+    (``LEASE``). ``group``: the consumer group, for spans."""
 
     handler: str
     stream: str
@@ -41,6 +41,7 @@ class ProcessSpec:
     program: str = "rehearsal"
     is_rehearsal: bool = True
     has_lease: bool = False
+    group: str = ""
 
     def document(self) -> dict[str, Any]:
         """Return the spec as a document for the wire."""

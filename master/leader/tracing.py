@@ -40,7 +40,9 @@ class HandOverSpans:
         work."""
         attributes: dict[str, str | int] = {
             "messaging.system": "usher",
+            "messaging.operation.name": "hand_over",
             "messaging.destination.name": self._keys.stream,
+            "messaging.consumer.group.name": self._keys.group,
         }
         attributes |= {"messaging.batch.message_count": plan.size, "usher.consumers": len(plan.targets)}
         span = self._tracer.start_span(f"hand_over {self._keys.stream}", attributes=attributes, start_time=began_ns)

@@ -28,7 +28,7 @@ def told(link: Link) -> dict[str, float]:
     """The gauges of an audit at a scrape."""
     metrics, status = Metrics(), StatusReader(link, KEYS)
     metrics.add(AuditMetrics(status.audit, status.proven_until_ms))
-    lines = [line for line in metrics.page().decode().splitlines() if line.startswith("usher_audit")]
+    lines = [line for line in metrics.page()[0].decode().splitlines() if line.startswith("usher_audit")]
     return {
         name.removeprefix("usher_audit_"): float(value) for name, _, value in (line.rpartition(" ") for line in lines)
     }

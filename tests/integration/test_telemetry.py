@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import Tracer
 
 from tests.integration.factories import World, fetch, plan
-from usher.common.base.errors import RetryLater
+from usher.common.base.errors import NotNow, RetryLater
 from usher.common.observability import tracing as telemetry
 from usher.common.redis.client import Link
 from usher.common.sending.producer import Outgoing, Producer
@@ -57,7 +57,7 @@ def test_a_handler_runs_in_a_child_of_the_span_that_its_message_was_sent_in(link
         with recorder.tracer.start_as_current_span("inside"):
             pass
 
-    telemetry.traced(handle, recorder.tracer, "ticket_stream", is_async=False, is_batch=False)(message)
+    telemetry.traced(handle, recorder.tracer, "ticket_stream", "g", is_async=False, is_batch=False)(message)
     order, inside, process = recorder.spans
     assert (process.name, process.kind.name, process.status.status_code.name) == (
         "process ticket_stream",
@@ -75,6 +75,8 @@ def test_a_handler_runs_in_a_child_of_the_span_that_its_message_was_sent_in(link
     assert process.attributes is not None
     assert process.attributes["usher.ticket_id"] == "T"
     assert process.attributes["messaging.message.id"] == message.id
+    names = ("messaging.operation.name", "messaging.operation.type", "messaging.consumer.group.name")
+    assert [process.attributes[name] for name in names] == ["process", "process", "g"]
 
 
 def test_an_async_handler_has_its_span_for_as_long_as_it_runs(link: Link, recorder: Recorder) -> None:
@@ -85,7 +87,7 @@ def test_an_async_handler_has_its_span_for_as_long_as_it_runs(link: Link, record
         with recorder.tracer.start_as_current_span(message.fields["number"]):
             pass
 
-    call = telemetry.traced(handle, recorder.tracer, "s", is_async=True, is_batch=False)
+    call = telemetry.traced(handle, recorder.tracer, "s", "g", is_async=True, is_batch=False)
 
     async def both() -> None:
         await asyncio.gather(*map(call, messages))
@@ -114,14 +116,16 @@ def test_what_a_handler_raises_goes_on_and_is_told(
         raise raised
 
     with pytest.raises(type(raised)):
-        telemetry.traced(handle, recorder.tracer, "s", is_async=False, is_batch=False)(message)
+        telemetry.traced(handle, recorder.tracer, "s", "g", is_async=False, is_batch=False)(message)
     span = recorder.spans[-1]
     assert (span.status.status_code.name, [told.name for told in span.events]) == (status, [event])
+    assert span.attributes is not None
+    assert span.attributes.get("error.type") == ("ValueError" if status == "ERROR" else None)
 
 
 def test_a_batch_call_is_one_span_that_links_to_all(link: Link, recorder: Recorder) -> None:
     messages = _sent(link, recorder, 3)
-    result = telemetry.traced(len, recorder.tracer, "s", is_async=False, is_batch=True)(messages)
+    result = telemetry.traced(len, recorder.tracer, "s", "g", is_async=False, is_batch=True)(messages)
     assert result == 3
     order, process = recorder.spans
     assert order.context is not None
@@ -133,7 +137,7 @@ def test_a_batch_call_is_one_span_that_links_to_all(link: Link, recorder: Record
 def test_a_message_without_a_usable_context_begins_a_trace_of_its_own(recorder: Recorder, told: str | None) -> None:
     flat = [b"ticket_id", b"T"] + ([] if told is None else [b"traceparent", told.encode("utf-8", "surrogateescape")])
     with recorder.tracer.start_as_current_span("of the thread, which has nothing to do with it"):
-        telemetry.traced(str, recorder.tracer, "s", is_async=False, is_batch=False)(
+        telemetry.traced(str, recorder.tracer, "s", "g", is_async=False, is_batch=False)(
             Message(b"T", b"1-1", 1, flat, OwnLease(60, 0))
         )
     assert recorder.spans[0].parent is None
@@ -147,6 +151,32 @@ def test_what_a_producer_says_itself_stands_and_without_a_span_nothing_is_added(
     first, second = (flat for _, flat in link.call("XRANGE", "ticket_stream", "-", "+"))
     assert first == [b"ticket_id", b"T", b"traceparent", b"mine"]
     assert second == [b"ticket_id", b"T", b"text", b"x"]
+
+
+def test_where_a_provider_is_set_a_send_is_a_span_and_the_parent_of_the_call(
+    link: Link, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry, "tracer", lambda: recorder.tracer)
+    [message] = _sent(link, recorder)
+    telemetry.traced(str, recorder.tracer, "s", "g", is_async=False, is_batch=False)(message)
+    send, order, process = recorder.spans
+    assert (send.name, send.kind.name) == ("send ticket_stream", "PRODUCER")
+    assert order.context is not None and send.context is not None
+    assert send.parent is not None and send.parent.span_id == order.context.span_id
+    assert process.parent is not None and process.parent.span_id == send.context.span_id
+    assert send.attributes is not None
+    assert send.attributes["messaging.operation.name"] == "send"
+    assert send.attributes["messaging.batch.message_count"] == 1
+
+
+def test_a_send_that_fails_is_an_error_of_its_span(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "tracer", lambda: recorder.tracer)
+    away = Producer(Link("redis://127.0.0.1:1/0", "test", 0.2), patience_s=0)
+    with pytest.raises(NotNow):
+        away.send("T", {})
+    [span] = recorder.spans
+    assert span.attributes is not None
+    assert span.attributes["error.type"] == "usher.common.base.errors.NotNow"
 
 
 def test_a_hand_over_is_a_span_that_links_to_its_messages(world: World, recorder: Recorder) -> None:
@@ -235,6 +265,7 @@ def test_a_span_processor_that_raises_fails_no_handler_and_hides_no_error(
             lambda _: does() if callable(does) else None,  # type: ignore[func-returns-value]
             provider.get_tracer("test"),
             "ticket_stream",
+            "g",
             is_async=False,
             is_batch=False,
         )(message)

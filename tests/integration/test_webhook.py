@@ -180,7 +180,7 @@ def test_the_bell_counts_without_a_webhook_too() -> None:
     bell = DeadLetterNotifier(metrics, CommonSettings(), "c1", Keys("s", "g"))
     bell.ring(b"T", b"1-0", "gave_up", "ValueError", 3, "park")
     bell.ring(b"\xff", b"2-0", "too_large")
-    page = metrics.page().decode()
+    page = metrics.page()[0].decode()
     assert 'usher_dead_letters_total{reason="gave_up"} 1.0' in page
     assert 'usher_dead_letters_total{reason="too_large"} 1.0' in page
     assert bell.services == ()

@@ -3,8 +3,10 @@ is."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -39,9 +41,10 @@ def handle(message):
 class Pages:
     """A crew that has handled messages, and lost a consumer; and what its programs tell."""
 
-    def __init__(self, crew: Crew, link: Link) -> None:
+    def __init__(self, crew: Crew, link: Link, systemd: socket.socket) -> None:
         self.crew = crew
         self.link = link
+        self.systemd = systemd
         health = crew.events("listening", "c")
         self.consumer_urls = {record["program"]: record["url"] for record in health}
 
@@ -71,11 +74,13 @@ def pages() -> Iterator[Pages]:
     with (
         tempfile.TemporaryDirectory(prefix="usher-t-", dir="/tmp") as name,
         EmbeddedRedis(Path(name) / "redis", port=None, durable=False) as redis,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as systemd,
     ):
+        systemd.bind(f"{name}/notify")
         folder = Path(name)
         (folder / "shop.py").write_text(_HANDLER)
         link = Link(redis.url, "test")
-        with Crew(folder, redis.url) as crew:
+        with Crew(folder, redis.url, NOTIFY_SOCKET=f"{name}/notify") as crew:
             crew.start(2, ["c1", "c2"], "shop:handle", USHER_RETRY_SECONDS="0.05")
             words = ["bad", "again", *["good"] * (_TICKETS - 2)]
             link.pipeline(
@@ -88,7 +93,7 @@ def pages() -> Iterator[Pages]:
             link.pipeline([("XADD", KEYS.stream, "*", "ticket_id", "late", "text", "good") for _ in range(3)])
             time.sleep(1.1)  # until nobody believes what was before
             crew.until(lambda: is_done(crew), 60, "these are done too")
-            yield Pages(crew, link)
+            yield Pages(crew, link, systemd)
         link.close()
 
 
@@ -137,6 +142,15 @@ def test_no_label_names_a_ticket_or_a_message_and_the_pages_stay_small(pages: Pa
         assert "secret-" not in text
         assert not re.search(r'="\d{10,}-\d+"', text)
         assert len(text) < 20_000
+
+
+def test_systemd_is_told_when_a_program_listens(pages: Pages) -> None:
+    """For Type=notify (deploy/systemd)."""
+    told = []
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            told.append(pages.systemd.recv(4096))
+    assert sum(line == b"READY=1" for text in told for line in text.splitlines()) >= 4, "two masters, two consumers"
 
 
 def test_asking_again_and_again_costs_redis_nothing_more(pages: Pages) -> None:

@@ -11,8 +11,10 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
+from usher.cli import COMMANDS, load_command
 from usher.common.base.errors import SettingsError, StartRefused, UsherError
 from usher.common.redis.acl import USERS, acl_file
+from usher.consumer.settings import ConsumerSettings
 from usher.deploy.local import deploy_folder
 from usher.deploy.local.deploy_folder import AROUND_DRAIN_S, DEPLOY, Host
 from usher.deploy.local.init_deploy import plan
@@ -241,7 +243,7 @@ def test_every_alert_says_what_to_do() -> None:
     for rule in group["rules"]:
         assert rule["labels"]["severity"] in ("critical", "warning")
         assert rule["annotations"]["summary"].endswith(".")
-        assert rule["annotations"]["runbook"] in anchors, rule["alert"]
+        assert rule["annotations"]["runbook_url"] in anchors, rule["alert"]
 
 
 def test_nobody_is_woken_for_what_handlers_or_operators_do_on_purpose() -> None:
@@ -280,7 +282,22 @@ def test_all_files_that_are_read_are_packaged() -> None:
         for file in DEPLOY.rglob("*")
         if file.is_file() and file.suffix not in (".py", ".pyc")
     }
-    # The files for containers are read in a checkout only: they build an image of it, or are applied from it.
-    assert folders == {"deploy", "deploy.init", "deploy.container", "deploy.kubernetes", "deploy.kubernetes.keda"}
+    # Those of the other folders are read in a checkout only: they build an image of it, or are applied or copied from it.
+    of_checkouts = {"deploy.container", "deploy.kubernetes", "deploy.kubernetes.keda", "deploy.systemd"}
+    assert folders == {"deploy", "deploy.init"} | of_checkouts
     assert '"usher.deploy" = ["*"]' in pyproject and '"usher.deploy.init" = ["*"]' in pyproject
     assert set(deploy_folder._COPIES) <= {file.name for file in DEPLOY.iterdir()}
+
+
+@pytest.mark.parametrize("program", ["master", "consumer"])
+def test_template_units_of_systemd_start_programs_that_there_are(program: str) -> None:
+    unit = configparser.ConfigParser(interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read(DEPLOY / "systemd" / f"usher-{program}@.service")
+    service = unit["Service"]
+    assert (service["Type"], service["KillMode"]) == ("notify", "mixed")
+    assert float(service["TimeoutStopSec"]) > ConsumerSettings.model_fields["drain_seconds"].default + 8
+    _, command, *words = service["ExecStart"].split()  # usher
+    flags = {flag for parameter in load_command(COMMANDS[command].target).params for flag in parameter.opts}
+    assert command == program
+    assert {word for word in words if word.startswith("--")} <= flags

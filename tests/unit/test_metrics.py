@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import platform
+
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
+import usher
 from usher.common.base.errors import GroupMissing, NotNow, ReplyUnknown
 from usher.common.observability.metrics import Metrics, histogram
 from usher.common.protocol.run_log import FAILED, GAVE_UP
@@ -19,7 +23,7 @@ from usher.master.leader.validation import TOO_LARGE
 
 
 def _samples(metrics: Metrics) -> dict[tuple[str, str], float]:
-    families = text_string_to_metric_families(metrics.page().decode())
+    families = text_string_to_metric_families(metrics.page()[0].decode())
     return {
         (sample.name, next(iter(sample.labels.values()), "")): sample.value
         for family in families
@@ -87,3 +91,19 @@ def test_what_alerts_take_the_increase_of_is_told_before_it_happens() -> None:
     assert {"attempts_exhausted", "gave_up", "body_gone", "no_ticket_id", TOO_LARGE, RULE} <= reasons
     assert all(seen["usher_dead_letters_total", reason] == 0 for reason in reasons)
     assert {"oom", "misconf"} <= {label for name, label in seen if name == "usher_redis_errors_total"}
+
+
+def test_openmetrics_is_served_to_who_asks_for_it_and_tells_the_same() -> None:
+    metrics = Metrics()
+    metrics.add(lambda: [histogram("x_seconds", "X.", DurationHistogram((1000,)))])
+    plain, content_type = metrics.page("text/plain;version=0.0.4;q=0.5,*/*;q=0.1")
+    assert content_type.startswith("text/plain")
+    asked = "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.3,*/*;q=0.1"  # Prometheus'
+    text, content_type = metrics.page(asked)
+    assert content_type == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    ours = {sample.name for family in openmetrics_families(text.decode()) for sample in family.samples}
+    others = {sample.name for family in text_string_to_metric_families(plain.decode()) for sample in family.samples}
+    assert {name for name in others if not name.endswith("_created")} <= ours
+    assert (
+        f'usher_build_info{{python="{platform.python_version()}",version="{usher.__version__}"}} 1.0' in plain.decode()
+    )
