@@ -60,11 +60,16 @@ class Router:
             raise TypeError("a handler of a router takes one message: @batch cannot be routed")
         return function
 
-    def handler_body(self) -> Callable[..., Any]:
-        """Return what calls the right handler. Raises HandlerUnusable for handlers that cannot be called."""
+    def declared(self) -> dict[tuple[str, str] | None, Callable[..., Any]]:
+        """Return the handler for each (field, value), and under None the one for all others."""
         every: dict[Any, Callable[..., Any]] = dict(self._routes)
         if self._otherwise is not None:
             every[None] = self._otherwise
+        return every
+
+    def handler_body(self) -> Callable[..., Any]:
+        """Return what calls the right handler. Raises HandlerUnusable for handlers that cannot be called."""
+        every = self.declared()
         if not every:
             raise HandlerUnusable("the router has no handlers: import the modules that declare them")
         for function in every.values():

@@ -30,7 +30,7 @@ def typed_call(target: Callable[..., Any], body: str | Callable[[bytes], Any], i
 
     ``body``: see ``handler``. Raises HandlerUnusable, without the handler's name, for what cannot be called.
     """
-    asked, takes_message = _asked_type(target)
+    asked, takes_message = asked_type(target)
     if asked is None:
         if body != "":
             raise HandlerUnusable("body= is for a handler of a typed value: def handle(order: Order, message)")
@@ -55,7 +55,7 @@ def typed_call(target: Callable[..., Any], body: str | Callable[[bytes], Any], i
     return call
 
 
-def _asked_type(target: Callable[..., Any]) -> tuple[Any, bool]:
+def asked_type(target: Callable[..., Any]) -> tuple[Any, bool]:
     """Return the type of the value that ``target`` asks for, or None for one that takes the message alone; and whether
     it takes the message too."""
     try:
