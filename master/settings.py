@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from usher.common.runtime.settings import Address, CommonSettings, MaybeAddress
 
+OutboxUrl = Annotated[
+    str,
+    Field(description="Database with the outbox, e.g. postgresql+psycopg://user@host/shop or sqlite:////srv/shop.db."),
+]
 #: Longest life of a lead, in seconds. A lease that lasts longer in Redis dates from before the clock of Redis was set
 #: back (elector, lua/sources/share.lua).
 LONGEST_LEASE_S = 600
@@ -145,9 +149,7 @@ class StreamerSettings(CommonSettings):
         CommonSettings.UNREAD - {"log_level", "log_format", "tls_cert", "tls_key", "insecure"}
     ) | {"lease_seconds", "ticket_scope", "tenant_field", "tenant_weights", "priority_field"}
 
-    outbox_url: str = Field(
-        "", description="Database with the outbox, e.g. postgresql+psycopg://user@host/shop or sqlite:////srv/shop.db."
-    )
+    outbox_url: OutboxUrl = ""
     outbox_bind: MaybeAddress = Field(
         "", description="Where the streamer serves its health and metrics (HTTP), e.g. 127.0.0.1:8740. Empty: nowhere."
     )
@@ -157,6 +159,13 @@ class StreamerSettings(CommonSettings):
     outbox_batch: int = Field(1000, ge=1, le=5000, description="Most rows sent by one script call.")
     outbox_row_kib: int = Field(
         16_384, ge=1, le=262_144, description="Largest row in KiB, all its columns together; a larger one is set aside."
+    )
+    outbox_refused_policy: Literal["skip", "park"] = Field(
+        "skip",
+        description=(
+            "After a row that can become no message its ticket goes on (skip), or its later rows wait in the outbox"
+            " until the refused one is put back or deleted (park)."
+        ),
     )
     outbox_poll_seconds: float = Field(
         0.5,

@@ -67,14 +67,8 @@ class Hand:
         self.keys = LogKeys(STREAM)
         self.lead = Lead()
         self.elector = Elector(Link(redis_url, "test:elect"), self.keys, self.lead, holder, LEASE_MS, lambda: True)
-        self.streamer = Streamer(
-            Link(redis_url, "test:stream"),
-            self.keys,
-            self.lead,
-            OutboxStore(url, row_bytes=row_bytes),
-            "ticket_id",
-            pace,
-        )
+        self.store = OutboxStore(url, row_bytes=row_bytes)
+        self.streamer = Streamer(Link(redis_url, "test:stream"), self.keys, self.lead, self.store, "ticket_id", pace)
 
     def elect(self) -> int | None:
         self.elector.run_once()

@@ -27,6 +27,7 @@ _ELSEWHERE = {
     "audit": "benchmarks.cli.audit:audit",
     "compare": "benchmarks.cli.compare:compare",
     "consumers": "benchmarks.cli.consumers:consumers",
+    "notify": "benchmarks.cli.notify:notify",
     "page": "benchmarks.cli.page:page",
 }
 

@@ -42,13 +42,13 @@ def rows_per_second(rows: int, payload: int, sql_url: str, durable: bool, enviro
         _stage(url, records)
         keys = LogKeys(STREAM)
         rig.link.call("SET", keys.leader, f"{_HOLD}:{outbox.identity}")
-        with _streamer(rig, url) as streamer:
+        with running_streamer(rig, url) as streamer:
             before = _cpu(rig, streamer)
             rig.link.call("DEL", keys.leader)
-            _until(lambda: rig.link.call("XLEN", STREAM) > 0, streamer)
+            until(lambda: rig.link.call("XLEN", STREAM) > 0, streamer)
             began = time.monotonic()
             first = rig.link.call("XLEN", STREAM)
-            _until(lambda: rig.link.call("XLEN", STREAM) >= rows and outbox.waiting()[0] == 0, streamer)
+            until(lambda: rig.link.call("XLEN", STREAM) >= rows and outbox.waiting()[0] == 0, streamer)
             seconds = (time.monotonic() - began) * rows / max(1, rows - first)
             after = _cpu(rig, streamer)
         if rig.link.call("XLEN", STREAM) != rows:
@@ -80,12 +80,12 @@ def latency(
         rig.stream.create_group(b"0-0")
         rig.start_programs(1, "benchmarks.programs.handlers:timed_row", {FOLDER_VARIABLE: str(waits_folder)})
         rig.release()
-        with _streamer(rig, url) as streamer:
+        with running_streamer(rig, url) as streamer:
             _commit_on_schedule(url, int(rate), rate, payload)  # a second to warm up
             before = _cpu(rig, streamer)
             began = time.monotonic()
             _commit_on_schedule(url, count, rate, payload)
-            _until(lambda: outbox.waiting()[0] == 0, streamer)
+            until(lambda: outbox.waiting()[0] == 0, streamer)
             rig.wait_until_done(bytes(rig.link.call("XREVRANGE", STREAM, "+", "-", "COUNT", 1)[0][0]), 60.0)
             took = time.monotonic() - began
             after = _cpu(rig, streamer)
@@ -198,7 +198,8 @@ def _write_ahead(url: str) -> None:
 
 
 @contextlib.contextmanager
-def _streamer(rig: Rig, url: str) -> Iterator[subprocess.Popen[bytes]]:
+def running_streamer(rig: Rig, url: str, poll_s: float = 0.02) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a streamer meanwhile."""
     environ = rig.environ | {
         "USHER_REDIS_URL": rig.url,
         "USHER_TICKET_STREAM": STREAM,
@@ -208,12 +209,12 @@ def _streamer(rig: Rig, url: str) -> Iterator[subprocess.Popen[bytes]]:
     environ |= {
         "USHER_OUTBOX_URL": url,
         "USHER_OUTBOX_BATCH": str(_BATCH),
-        "USHER_OUTBOX_POLL_SECONDS": "0.02",
+        "USHER_OUTBOX_POLL_SECONDS": str(poll_s),
         "USHER_OUTBOX_LEASE_SECONDS": "1",
     }
     program = subprocess.Popen(usher_command("streamer"), env=environ, stdout=subprocess.DEVNULL, stderr=sys.stderr)
     try:
-        _until(lambda: b"streamer:elect" in bytes(rig.link.call("CLIENT", "LIST")), program)
+        until(lambda: b"streamer:elect" in bytes(rig.link.call("CLIENT", "LIST")), program)
         yield program
     finally:
         program.terminate()
@@ -228,7 +229,8 @@ def _cpu(rig: Rig, streamer: subprocess.Popen[bytes]) -> dict[str, float]:
     return {**rig.cpu(), "streamer": machine.cpu_seconds(streamer.pid)}
 
 
-def _until(done: Any, program: subprocess.Popen[bytes]) -> None:
+def until(done: Any, program: subprocess.Popen[bytes]) -> None:
+    """Wait until ``done`` returns True. Raises BenchFailed when the program ends, or after minutes."""
     deadline_s = time.monotonic() + _PATIENCE_S
     while not done():
         if program.poll() is not None:

@@ -99,11 +99,13 @@ def sql_trouble(doing: str, *, canceled: type[SqlTrouble] = SqlTrouble) -> Itera
         raise kind(f"{doing}: {found.told if found else driver_message(problem)}") from problem
 
 
-def check_schema(engine: sa.Engine, setting: str) -> None:
-    """Raise StartRefused unless the database answers and has an outbox that this Usher can use."""
+def check_schema(engine: sa.Engine, setting: str, needed: int | None = None) -> None:
+    """Raise StartRefused unless the database answers and has an outbox of this version (None: the newest) or a later
+    one."""
+    needed = needed or newest(engine.dialect.name)
     try:
         with engine.connect() as connection:
-            found, needed = schema_version(connection), newest(engine.dialect.name)
+            found = schema_version(connection)
     except sa.exc.SQLAlchemyError as problem:
         raise StartRefused(f"{setting}: the database cannot be used: {driver_message(problem)}") from problem
     if found < needed:

@@ -19,24 +19,29 @@ INSERT INTO staged_log_records (uid, ticket_id, action, object, data) VALUES (:u
 
 -- name: batch [sqlite]
 -- The first rows by id, up to :bytes (and the row that goes beyond, so that it is never none); of a row larger than :row_bytes nothing is
--- fetched but its id and size. Ids of one ticket are in commit order, so what is visible of a ticket has no gap below it. Ids of other
+-- fetched but its id, ticket and size. Ids of one ticket are in commit order, so what is visible of a ticket has no gap below it. Ids of other
 -- tickets may still be missing below: they come later, which is why rows are removed by their own id and never by `id <= x`.
+-- Rows of a ticket that a refused row parks wait: each look passes over them.
 -- SQLite finds one row after the other: who reads stops at :bytes.
-SELECT row_id, uid, ticket_id, action, object, data, size, 'off' AS read_only
-FROM (SELECT id AS row_id, length(CAST(uid AS BLOB)) + length(CAST(ticket_id AS BLOB)) + length(CAST(action AS BLOB))
-                           + length(CAST(object AS BLOB)) + length(CAST(data AS BLOB)) AS size FROM staged_log_records)
+SELECT row_id, uid, coalesce(ticket_id, ticket), action, object, data, size, 'off' AS read_only
+FROM (SELECT id AS row_id, substr(ticket_id, 1, 257) AS ticket, length(CAST(uid AS BLOB)) + length(CAST(ticket_id AS BLOB)) + length(CAST(action AS BLOB))
+                           + length(CAST(object AS BLOB)) + length(CAST(data AS BLOB)) AS size FROM staged_log_records AS staged
+      WHERE NOT EXISTS (SELECT 1 FROM refused_log_records AS refused WHERE refused.parks AND refused.ticket_id = staged.ticket_id))
 LEFT JOIN staged_log_records ON id = row_id AND size <= :row_bytes
 ORDER BY row_id LIMIT :count;
 
 -- name: batch [postgresql]
 -- What is stored, perhaps compressed, is summed up first: measuring a value means to unpack it, and a thousand large ones take longer than
 -- a lease. read_only: on a standby, or where default_transaction_read_only is set (a managed server's disk is nearly full).
-SELECT row_id, uid, ticket_id, action, object, data::text, size, current_setting('transaction_read_only') AS read_only
-FROM (SELECT id AS row_id, size, sum(size) OVER (ORDER BY id) - size AS before
-      FROM (SELECT id, octet_length(uid) + octet_length(ticket_id) + octet_length(action) + octet_length(object) + octet_length(data::text) AS size
+SELECT row_id, uid, coalesce(ticket_id, ticket), action, object, data::text, size, current_setting('transaction_read_only') AS read_only
+FROM (SELECT id AS row_id, ticket, size, sum(size) OVER (ORDER BY id) - size AS before
+      FROM (SELECT id, left(ticket_id, 257) AS ticket, octet_length(uid) + octet_length(ticket_id) + octet_length(action) + octet_length(object) + octet_length(data::text) AS size
             FROM (SELECT *, sum(stored) OVER (ORDER BY id) - stored AS stored_before
                   FROM (SELECT *, pg_column_size(uid) + pg_column_size(ticket_id) + pg_column_size(action) + pg_column_size(object)
-                                  + pg_column_size(data) AS stored FROM staged_log_records ORDER BY id LIMIT :count) AS first) AS packed
+                                  + pg_column_size(data) AS stored FROM staged_log_records AS staged
+                        WHERE NOT EXISTS (SELECT 1 FROM refused_log_records AS refused
+                                          WHERE refused.parks AND refused.ticket_id = staged.ticket_id)
+                        ORDER BY id LIMIT :count) AS first) AS packed
             WHERE stored_before < :bytes) AS unpacked) AS summed
 LEFT JOIN staged_log_records ON id = row_id AND size <= :row_bytes
 WHERE before < :bytes ORDER BY row_id;
@@ -53,18 +58,62 @@ WHERE staged.id = sent.id AND staged.uid = coalesce(sent.uid, staged.uid)
 AND (SELECT set_config('lock_timeout', '500ms', true)) IS NOT NULL;
 
 -- name: set_aside
--- A row that can become no message is kept with the reason; `remove` follows in the same transaction.
-INSERT INTO refused_log_records (id, uid, ticket_id, action, object, data, created_at, reason)
-SELECT id, uid, ticket_id, action, object, data, created_at, :reason FROM staged_log_records WHERE id = :id;
+-- A row that can become no message is kept with the reason; `remove` follows in the same transaction. :parks: its ticket waits for it.
+INSERT INTO refused_log_records (id, uid, ticket_id, action, object, data, created_at, reason, parks)
+SELECT id, uid, ticket_id, action, object, data, created_at, :reason, :parks FROM staged_log_records WHERE id = :id;
 
 -- name: put_back
 -- By hand, after mending it: the row gets a new id, behind what its ticket has staged now. Delete it from refused_log_records then.
 INSERT INTO staged_log_records (uid, ticket_id, action, object, data)
 SELECT uid, ticket_id, action, object, data FROM refused_log_records WHERE id = :id;
 
+-- name: put_back_first [sqlite]
+-- By hand, after mending a row that parks its ticket: under its own id, so before all that waits behind it. Delete it from
+-- refused_log_records in the same transaction: that lets the ticket go on, and so it does without the row if only this is done.
+INSERT INTO staged_log_records (id, uid, ticket_id, action, object, data)
+SELECT id, uid, ticket_id, action, object, data FROM refused_log_records WHERE id = :id;
+
+-- name: put_back_first [postgresql]
+INSERT INTO staged_log_records (id, uid, ticket_id, action, object, data)
+SELECT id, uid, ticket_id, action, object, data FROM refused_log_records
+WHERE id = :id AND set_config('usher.outbox_lock', 'off', true) = 'off';
+
 -- name: waiting
 -- What the streamer has not sent yet, and what it has refused.
 SELECT (SELECT count(*) FROM staged_log_records), (SELECT count(*) FROM refused_log_records);
+
+-- name: parked
+-- How many tickets wait for a refused row.
+SELECT count(DISTINCT ticket_id) FROM refused_log_records WHERE parks;
+
+-- name: of_ticket
+-- A ticket's rows in the outbox: how many are staged, the first of them and since when, and the refused ones.
+SELECT count(*), min(id), min(created_at) FROM staged_log_records WHERE ticket_id = :ticket_id;
+
+-- name: refused_of_ticket
+SELECT id, reason, refused_at, parks FROM refused_log_records WHERE ticket_id = :ticket_id ORDER BY id LIMIT :count;
+
+-- name: row_kib [sqlite]
+-- The largest row that may be written, in KiB.
+SELECT 16384;
+
+-- name: row_kib [postgresql]
+SELECT coalesce(nullif(current_setting('usher.outbox_row_kib', true), ''), '16384')::int;
+
+-- name: ring [sqlite]
+-- Asks for NOTIFY at commits: the trigger calls it while a session holds this lock. False: another streamer holds it, or the trigger looks
+-- at this very moment.
+SELECT false;
+
+-- name: ring [postgresql]
+SELECT pg_try_advisory_lock(1970497651, 'staged_log_records'::regclass::oid::int);
+
+-- name: hush [sqlite]
+-- Asks for no more of it.
+SELECT false;
+
+-- name: hush [postgresql]
+SELECT pg_advisory_unlock(1970497651, 'staged_log_records'::regclass::oid::int);
 
 -- name: add_checkpoint
 INSERT INTO checkpoints (name, stream, last_id) VALUES (:name, :stream, :last_id) ON CONFLICT (name, stream) DO NOTHING;

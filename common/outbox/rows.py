@@ -18,7 +18,7 @@ FIELDS = ("uid", "action", "object", "data")
 
 class Row(NamedTuple):
     """A staged record as the database gives it; in SQLite any type may turn up. ``size``: bytes of all its columns;
-    where that is too large the columns are None."""
+    where that is too large the others are None."""
 
     id: int
     uid: Any
@@ -29,13 +29,38 @@ class Row(NamedTuple):
     size: int
 
 
+class Refused(NamedTuple):
+    """A row that can become no message, and why. ``parks``: later rows of its ticket wait for it."""
+
+    id: int
+    reason: str
+    parks: bool
+
+
+class RefusedRow(NamedTuple):
+    """A row in refused_log_records. ``at``: when it was refused."""
+
+    id: int
+    reason: str
+    at: str
+    parks: bool
+
+
+class TicketRows(NamedTuple):
+    """A ticket's rows in the outbox: how many are staged, the first one and since when, and the refused ones."""
+
+    staged: int
+    first_id: int | None
+    since: str
+    refused: tuple[RefusedRow, ...]
+
+
 class OutboxBatch(NamedTuple):
-    """A batch of messages. ``values``: for each message ticket, uid, action, object, data. ``ids`` of the rows, and
-    (id, reason) of the refused ones."""
+    """A batch of messages. ``values``: for each message ticket, uid, action, object, data. ``ids`` of their rows."""
 
     ids: list[int]
     values: list[bytes]
-    refused: list[tuple[int, str]]
+    refused: list[Refused]
 
     @property
     def names(self) -> list[tuple[int, str]]:
@@ -54,19 +79,26 @@ def is_all(rows: Sequence[Row], count: int) -> bool:
     return len(rows) < count and sum(row.size for row in rows) < BATCH_BYTES // 2
 
 
-def encode(rows: Iterable[Row]) -> OutboxBatch:
-    """Encode all rows of a batch. Reasons for a refusal: those of ``check_ticket``, ``empty_uid``, ``uid_too_long``,
-    ``row_too_large``, ``<column>_not_utf8``.
+def encode(rows: Iterable[Row], parks: bool = False) -> OutboxBatch:
+    """Encode all rows of a batch, except those that wait behind a refused one of their ticket (``parks``). Reasons for
+    a refusal: those of ``check_ticket``, ``empty_uid``, ``uid_too_long``, ``row_too_large``, ``<column>_not_utf8``.
 
-    >>> encode([Row(7, "u", "42", "create", "ride", "{}", 2), Row(8, "v", "", "create", "ride", "{}", 2)])
-    OutboxBatch(ids=[7], values=[b'42', b'u', b'create', b'ride', b'{}'], refused=[(8, 'empty_ticket_id')])
+    >>> encode([Row(7, "u", "42", "create", "ride", "{}", 2), Row(8, "v", "", "create", "ride", "{}", 2)]).refused
+    [Refused(id=8, reason='empty_ticket_id', parks=False)]
     """
     batch = OutboxBatch([], [], [])
+    parked: set[Any] = set()
     for row in rows:
+        if row.ticket_id in parked:
+            continue
         try:
             values = _values(row)
         except MessageUndecodable as why:
-            batch.refused.append((row.id, why.reason))
+            # Without a ticket there is nothing to keep in order.
+            holds = parks and not why.reason.startswith(("ticket_id", "empty_ticket"))
+            batch.refused.append(Refused(row.id, why.reason, holds))
+            if holds:
+                parked.add(row.ticket_id)
         else:
             batch.ids.append(row.id)
             batch.values.extend(values)
@@ -83,12 +115,12 @@ def check_uid(uid: bytes) -> bytes:
 
 
 def _values(row: Row) -> tuple[bytes, ...]:
+    ticket = check_ticket(_bytes("ticket_id", row.ticket_id))
     if row.data is None:
         raise MessageUndecodable("row_too_large")
-    ticket, uid = _bytes("ticket_id", row.ticket_id), _bytes("uid", row.uid)
     return (
-        check_ticket(ticket),
-        check_uid(uid),
+        ticket,
+        check_uid(_bytes("uid", row.uid)),
         _bytes("action", row.action),
         _bytes("object", row.object),
         _bytes("data", row.data),

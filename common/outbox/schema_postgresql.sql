@@ -87,3 +87,40 @@ CREATE TABLE consumer_uids (
     PRIMARY KEY (name, stream, uid)
 );
 CREATE INDEX consumer_uids_number ON consumer_uids (name, stream, number);
+
+-- version: 2
+
+-- Rings only who sleeps: a streamer that finds nothing for a while holds this lock (queries.sql: ring) until it finds rows. NOTIFY makes
+-- commits wait for each other, one by one through the whole server, and so it is left out while a streamer looks by itself, some hundred
+-- times a second. The lock is asked for and given back within one expression: nothing of it outlives the statement, nor a pooler's turn.
+-- A streamer of a former version never holds it, and polls.
+CREATE OR REPLACE FUNCTION usher_outbox_news() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT CASE WHEN pg_try_advisory_lock_shared(1970497651, TG_RELID::int)
+                THEN pg_advisory_unlock_shared(1970497651, TG_RELID::int) ELSE false END THEN
+        PERFORM pg_notify('usher_outbox', '');
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- As before, and a row that the streamers would refuse for its size fails here, in the transaction that writes it. Where they have another
+-- USHER_OUTBOX_ROW_KIB: ALTER DATABASE shop SET usher.outbox_row_kib = 1024.
+CREATE OR REPLACE FUNCTION usher_outbox_in_order() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    most CONSTANT int := coalesce(nullif(current_setting('usher.outbox_row_kib', true), ''), '16384')::int;
+BEGIN
+    IF octet_length(NEW.uid) + octet_length(NEW.ticket_id) + octet_length(NEW.action) + octet_length(NEW.object)
+       + octet_length(NEW.data::text) > 1024 * most::bigint THEN
+        RAISE EXCEPTION 'this row of the outbox is too large to become a message: more than % KiB', most
+            USING ERRCODE = 'check_violation', HINT = 'usher.outbox_row_kib here and USHER_OUTBOX_ROW_KIB of the streamers set the limit';
+    END IF;
+    IF current_setting('usher.outbox_lock', true) IS DISTINCT FROM 'off' THEN
+        PERFORM pg_advisory_xact_lock(1970497650, hashtext(NEW.ticket_id));
+        NEW.id := nextval(pg_get_serial_sequence(TG_RELID::regclass::text, 'id'));
+    END IF;
+    RETURN NEW;
+END $$;
+
+-- The later rows of its ticket wait in the outbox until the refused row is put back or deleted (USHER_OUTBOX_REFUSED_POLICY=park).
+ALTER TABLE refused_log_records ADD COLUMN parks BOOLEAN NOT NULL DEFAULT false;
+CREATE INDEX refused_log_records_parks ON refused_log_records (ticket_id) WHERE parks;

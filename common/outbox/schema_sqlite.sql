@@ -58,3 +58,17 @@ CREATE TABLE consumer_uids (
     PRIMARY KEY (name, stream, uid)
 ) WITHOUT ROWID;
 CREATE INDEX consumer_uids_number ON consumer_uids (name, stream, number);
+
+-- version: 2
+
+-- A row that the streamers would refuse for its size fails where it is written. Who sets USHER_OUTBOX_ROW_KIB makes this trigger anew.
+CREATE TRIGGER usher_outbox_row_size BEFORE INSERT ON staged_log_records
+WHEN length(CAST(NEW.uid AS BLOB)) + length(CAST(NEW.ticket_id AS BLOB)) + length(CAST(NEW.action AS BLOB))
+     + length(CAST(NEW.object AS BLOB)) + length(CAST(NEW.data AS BLOB)) > 1024 * 16384
+BEGIN
+    SELECT RAISE(ABORT, 'this row of the outbox is too large to become a message: more than 16384 KiB');
+END;
+
+-- The later rows of its ticket wait in the outbox until the refused row is put back or deleted (USHER_OUTBOX_REFUSED_POLICY=park).
+ALTER TABLE refused_log_records ADD COLUMN parks BOOLEAN NOT NULL DEFAULT false;
+CREATE INDEX refused_log_records_parks ON refused_log_records (ticket_id) WHERE parks;

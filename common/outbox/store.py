@@ -16,7 +16,7 @@ from typing import Any
 from usher.common.base.errors import SqlBusy, SqlTrouble
 from usher.common.base.log import event
 from usher.common.outbox.database import check_schema, migrate, open_engine, sql_trouble
-from usher.common.outbox.rows import BATCH_BYTES, Row
+from usher.common.outbox.rows import BATCH_BYTES, Refused, RefusedRow, Row, TicketRows
 from usher.common.outbox.sql_files import queries
 from usher.common.sql.alchemy import sa
 
@@ -42,6 +42,8 @@ class OutboxStore:
             self._engine.execution_options(isolation_level="AUTOCOMMIT") if self._is_postgres else self._engine
         )
         self._asked: Any = None  # the driver's connection of the last batch or change
+        self._ringing: Any = None  # the one that holds the lock which has commits ring
+        self._bell: CommitNotifier | None = None
         self._socket: socket.socket | None = None  # its socket, as a descriptor of our own; guarded by self._lock
         self._lock = threading.Lock()
         self._queries = {name: sa.text(query) for name, query in queries(self._engine.dialect.name).items()}
@@ -62,8 +64,24 @@ class OutboxStore:
         return hashlib.sha256(where.encode()).hexdigest()[:12]
 
     def check(self) -> None:
-        """Raise StartRefused unless the outbox can be used."""
+        """Raise StartRefused unless the outbox can be used. Log if it takes rows that a streamer would refuse."""
         check_schema(self._engine, self._setting)
+        with sql_trouble("reading the outbox"), self._engine.connect() as connection:
+            most_kib = connection.scalar(self._queries["row_kib"])
+        if most_kib * 1024 > self._row_bytes:
+            do = (
+                f"ALTER DATABASE ... SET usher.outbox_row_kib = {self._row_bytes // 1024}"
+                if self._is_postgres
+                else "make the trigger usher_outbox_row_size anew"
+            )
+            event(
+                log,
+                "outbox_row_limit_differs",
+                level=logging.WARNING,
+                written_kib=most_kib,
+                sent_kib=self._row_bytes // 1024,
+                do=do,
+            )
 
     def migrate(self) -> list[int]:
         """Make or update the tables; return the versions that were applied."""
@@ -90,7 +108,35 @@ class OutboxStore:
                 size += rows[-1].size
                 if size >= BATCH_BYTES:
                     break
+            if rows:
+                self._hush(connection)
             return rows
+
+    def ring(self) -> bool:
+        """Have commits ring the bell until rows are read, or ``hush``. Return False where they do not, or not now: look
+        again soon. What a transaction wrote before this does not ring for it; look again after. Raises SqlTrouble.
+
+        A lock of this session, so that it ends with it: a streamer that is gone makes no commit slower.
+        """
+        if self._bell is None or not self._bell.hears:
+            return False
+        with sql_trouble("asking for a bell at commits"), self._single.connect() as connection:
+            self._ask(connection)
+            if self._ringing is not self._asked:
+                self._ringing = self._asked if connection.scalar(self._queries["ring"]) else None
+            return self._ringing is not None
+
+    def hush(self) -> None:
+        """Have commits ring no more: others read the rows. Raises SqlTrouble."""
+        if self._ringing is not None:
+            with sql_trouble("asking for silence at commits"), self._single.connect() as connection:
+                self._ask(connection)
+                self._hush(connection)
+
+    def _hush(self, connection: sa.Connection) -> None:
+        held, self._ringing = self._ringing, None
+        if held is not None and held is self._asked:
+            connection.execute(self._queries["hush"])
 
     def remove(self, sent: Sequence[tuple[int, str]]) -> None:
         """Delete these rows, each by its id and uid; rows that are gone already are no error. Raises SqlTrouble.
@@ -103,20 +149,32 @@ class OutboxStore:
                 self._ask(connection)
                 self._remove(connection, sent)
 
-    def set_aside(self, refused: Sequence[tuple[int, str]]) -> None:
+    def set_aside(self, refused: Sequence[Refused]) -> None:
         """Move these rows to refused_log_records, each with its reason. Raises SqlTrouble."""
         with sql_trouble("setting rows aside", canceled=SqlBusy), self._engine.begin() as connection:
             self._ask(connection)
-            connection.execute(
-                self._queries["set_aside"], [{"id": row_id, "reason": reason} for row_id, reason in refused]
-            )
-            self._remove(connection, [(row_id, None) for row_id, _ in refused])
+            connection.execute(self._queries["set_aside"], [one._asdict() for one in refused])
+            self._remove(connection, [(one.id, None) for one in refused])
+
+    def parked(self) -> int:
+        """Return how many tickets wait for a refused row. Raises SqlTrouble."""
+        with sql_trouble("counting the outbox"), self._single.connect() as connection:
+            self._ask(connection)
+            return int(connection.scalar(self._queries["parked"]) or 0)
 
     def waiting(self) -> tuple[int, int]:
         """Return how many rows are staged, and how many were refused. Raises SqlTrouble."""
         with sql_trouble("counting the outbox"), self._engine.connect() as connection:
             staged, refused = connection.execute(self._queries["waiting"]).one()
             return int(staged), int(refused)
+
+    def of_ticket(self, ticket_id: str, most: int = 20) -> TicketRows:
+        """Return what the outbox has of a ticket, up to ``most`` refused rows. Raises SqlTrouble."""
+        with sql_trouble("reading the outbox"), self._engine.connect() as connection:
+            staged, first_id, since = connection.execute(self._queries["of_ticket"], {"ticket_id": ticket_id}).one()
+            refused = connection.execute(self._queries["refused_of_ticket"], {"ticket_id": ticket_id, "count": most})
+            rows = tuple(RefusedRow(row.id, row.reason, _moment(row.refused_at), bool(row.parks)) for row in refused)
+            return TicketRows(staged, first_id, _moment(since), rows)
 
     def interrupt(self) -> bool:
         """End a question that PostgreSQL does not answer, from another thread, by ending its connection. The waiting
@@ -132,7 +190,9 @@ class OutboxStore:
 
     def bell(self) -> CommitNotifier | None:
         """Return a notifier of commits; None where there is none (SQLite, other drivers)."""
-        return CommitNotifier(self._engine) if self._is_postgres and self._engine.driver == "psycopg" else None
+        if self._is_postgres and self._engine.driver == "psycopg":
+            self._bell = CommitNotifier(self._engine)
+        return self._bell
 
     def close(self) -> None:
         self._engine.dispose()
@@ -164,14 +224,21 @@ class OutboxStore:
         connection.execute(self._queries["remove"], values)
 
 
+def _moment(value: Any) -> str:
+    """Return a time of the database to the second; SQLite keeps text."""
+    return str(value)[:19].replace("T", " ")
+
+
 class CommitNotifier:
-    """Tells of commits, by LISTEN/NOTIFY; used by one thread. A commit may be missed while it connects: look from time
-    to time all the same."""
+    """Tells of commits, by LISTEN/NOTIFY, while ``OutboxStore.ring`` is on; used by one thread. A commit may be missed
+    while it connects: look from time to time all the same."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
         self._connection: Any = None  # psycopg's own
         self._is_deaf = False
+        #: Whether it listens now; read by other threads.
+        self.hears = False
 
     def rings(self, wait_s: float) -> bool:
         """Return True when something was committed, waiting up to ``wait_s`` seconds; True also after it has connected.
@@ -190,7 +257,7 @@ class CommitNotifier:
                 raise SqlTrouble(f"listening to the outbox: {type(problem).__name__}: {problem}") from problem
 
     def close(self) -> None:
-        connection, self._connection = self._connection, None
+        connection, self._connection, self.hears = self._connection, None, False
         if connection is not None:
             connection.close()
 
@@ -213,3 +280,4 @@ class CommitNotifier:
             )
             return
         connection.execute(f"LISTEN {_CHANNEL}")
+        self.hears = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any, ClassVar
 from urllib.parse import quote
@@ -9,15 +10,19 @@ from urllib.parse import quote
 import click
 import requests
 
+from usher.common.base.errors import UsherError
 from usher.common.base.labels import label
 from usher.common.base.text import escape_control
-from usher.common.runtime.settings import CommonSettings, options
+from usher.common.outbox.rows import TicketRows
+from usher.common.runtime.settings import CommonSettings, load, options
 from usher.master.cli.follow import follow_ticket
 from usher.master.cli.options import OperatorContext, caller, operator_context, session, why_option
 from usher.master.cli.shared import console, print_json, status_reader, table, tickets_table, unblock_hint
 from usher.master.insight.ticket_states import LOOKED_AT
 from usher.master.operations.ticket_orders import OrderResult, TicketOrders
+from usher.master.policy.explain.outbox_rows import with_outbox
 from usher.master.policy.ticket_orders import TicketOrder
+from usher.master.settings import OutboxUrl
 
 
 @click.group(help="Look at tickets in processing, and order what becomes of their first messages.")
@@ -94,19 +99,29 @@ class ExplainSettings(CommonSettings):
     UNREAD: ClassVar[frozenset[str]] = CommonSettings.UNREAD - {"tls_ca"}
 
 
+class ExplainTicketSettings(ExplainSettings):
+    """The settings needed to ask the outbox, too."""
+
+    outbox_url: OutboxUrl = ""
+
+
 @click.command(
     "explain",
     help=(
         "Explain what a ticket waits for, and until when. Asks the leader, which asks the consumer that has the"
-        " ticket; without a leader the explanation comes from Redis alone."
+        " ticket; without a leader the explanation comes from Redis alone. With USHER_OUTBOX_URL it also tells which"
+        " rows of the ticket wait in the outbox, or were refused."
     ),
 )
 @click.argument("ticket_id")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@options(ExplainSettings)
+@options(ExplainTicketSettings)
 def explain_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None:
-    with operator_context(flags) as at:
+    outbox_url = load(ExplainTicketSettings, os.environ, flags).outbox_url
+    with operator_context({field: flags[field] for field in CommonSettings.model_fields}) as at:
         document = _explained(at, ticket_id)
+    if outbox_url:
+        document = with_outbox(document, *_rows_of(outbox_url, ticket_id))
     if as_json:
         print_json(document)
         return
@@ -125,6 +140,20 @@ def explain_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None
         click.echo(f"  and {len(document['entries']) - len(shown)} more")
     for way in document["commands"]:
         click.echo(escape_control(f"  {way['command']}   # {way['does']}"))
+
+
+def _rows_of(outbox_url: str, ticket_id: str) -> tuple[TicketRows, str]:
+    """Return the ticket's rows in the outbox, or why they are not known."""
+    from usher.common.outbox.store import OutboxStore  # SQLAlchemy is an extra
+
+    store = OutboxStore(outbox_url, "USHER_OUTBOX_URL")
+    try:
+        store.check()
+        return store.of_ticket(ticket_id), ""
+    except UsherError as trouble:
+        return TicketRows(0, None, "", ()), str(trouble)
+    finally:
+        store.close()
 
 
 def _explained(at: OperatorContext, ticket_id: str) -> dict[str, Any]:

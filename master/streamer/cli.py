@@ -14,6 +14,7 @@ import click
 
 from usher.common.base.errors import SqlTrouble, StartRefused, UsherError
 from usher.common.base.log import configure
+from usher.common.base.text import pluralize
 from usher.common.http.credentials import check_reach
 from usher.common.outbox.sql_files import DIALECTS, schema
 from usher.common.redis.locate import resolve_redis_url
@@ -126,7 +127,9 @@ def _looked(settings: StreamerSettings, migrate: bool) -> int:
             return 0
         store.check()
         staged, refused = store.waiting()
-        click.echo(f"{staged:,} staged, {refused:,} refused")
+        click.echo(
+            f"{staged:,} staged, {refused:,} refused, {pluralize(store.parked(), 'ticket')} parked by refused rows"
+        )
         return 1 if refused else 0
     except (SqlTrouble, sa.exc.SQLAlchemyError) as trouble:  # the latter: for example a missing right
         raise StartRefused(f"USHER_OUTBOX_URL: {driver_message(trouble)}") from trouble

@@ -35,6 +35,8 @@ def streamer_metrics(program: StreamerProgram, outbox: str) -> Iterable[Metric]:
     yield counters("outbox_sent_rows", "Rows that became messages and left the outbox.", "outbox", told(streamer.sent))
     text = "Rows that could become no message and were set aside, with the reason, in refused_log_records."
     yield counters("outbox_refused_rows", text, "outbox", told(streamer.refused))
+    text = "Tickets whose rows wait in the outbox for a refused one (USHER_OUTBOX_REFUSED_POLICY)."
+    yield gauges("outbox_parked_tickets", text, "outbox", told(streamer.parked))
     text = (
         "Since the outbox was last sent to its end; an empty one is looked at every USHER_OUTBOX_POLL_SECONDS. A new"
         " leader begins with 0."

@@ -52,7 +52,13 @@ class StreamerProgram:
         self._store = store
         # An idle streamer takes a turn in time to hold its lease.
         poll_s = min(settings.outbox_poll_seconds, settings.outbox_lease_seconds / _TURNS_PER_LEASE)
-        pace = Pace(settings.outbox_batch, poll_s, settings.outbox_wait_replicas, settings.outbox_wait_aof)
+        pace = Pace(
+            settings.outbox_batch,
+            poll_s,
+            settings.outbox_wait_replicas,
+            settings.outbox_wait_aof,
+            settings.outbox_refused_policy == "park",
+        )
         self.streamer = streamer_class(link, keys, lead, store, settings.ticket_field, pace)
         self.streamer.stalls_after_s = max(self.streamer.stalls_after_s, 2 * poll_s)
         lease_ms = int(settings.outbox_lease_seconds * 1000)

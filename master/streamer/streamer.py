@@ -27,7 +27,7 @@ from typing import NamedTuple, Protocol
 from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, RedisTrouble, ReplyUnknown, SqlBusy, SqlTrouble
 from usher.common.base.log import event
-from usher.common.outbox.rows import FIELDS, Row, encode, is_all
+from usher.common.outbox.rows import FIELDS, Refused, Row, encode, is_all
 from usher.common.protocol.keys import LogKeys
 from usher.common.redis.client import SAME_MEMORY, CommandRefused, Link
 from usher.common.redis.scripts import ScriptRunner
@@ -38,6 +38,10 @@ log = logging.getLogger(__name__)
 
 _STANDBY_S = 1.0
 _FIRST_LOOK_S = 0.005
+#: Longest wait between looks for which commits need not ring.
+_SILENT_S = 0.01
+#: Seconds between counts of parked tickets.
+_COUNT_S = 10.0
 #: Longest wait of one call of WAIT or WAITAOF, which is repeated until it succeeds.
 _DURABLE_MS = 500
 #: Longest that a stop may have to wait for the commit notifier.
@@ -52,7 +56,10 @@ class Outbox(Protocol):
 
     def batch(self, count: int) -> list[Row]: ...
     def remove(self, sent: list[tuple[int, str]]) -> None: ...
-    def set_aside(self, refused: list[tuple[int, str]]) -> None: ...
+    def set_aside(self, refused: list[Refused]) -> None: ...
+    def parked(self) -> int: ...
+    def ring(self) -> bool: ...
+    def hush(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -65,12 +72,13 @@ class CommitSource(Protocol):
 
 class Pace(NamedTuple):
     """Pace of a streamer. ``batch``: most rows per batch. ``poll_s``: longest wait between looks. ``replicas``,
-    ``on_disk``: what to wait for before rows are removed."""
+    ``on_disk``: what to wait for before rows are removed. ``parks``: a refused row parks its ticket."""
 
     batch: int = 1000
     poll_s: float = 0.5
     replicas: int = 0
     on_disk: bool = False
+    parks: bool = False
 
 
 class _Sent(NamedTuple):
@@ -99,8 +107,11 @@ class Streamer(Service):
         self._most = pace.batch
         self._sent: _Sent | None = None
         self._look_s = _FIRST_LOOK_S
+        self._rings = False  # commits ring since a look found nothing
         self._not_durable_logged = False
         self.sent = self.refused = 0  # rows
+        self.parked = 0  # tickets that wait for a refused row
+        self._count_at_s = 0.0
         #: When a look last found no more than it sent; now, for a streamer that stands by.
         self.caught_up_s = now_s()
         #: When a turn last ended that did not fail, or failed only in Redis or because others use the database. The
@@ -132,14 +143,18 @@ class Streamer(Service):
         if epoch is None:
             if not self._lead.is_ours:  # a streamer that doubts its epoch still has rows to send
                 self.caught_up_s = now_s()
+            self._rings = False
+            self._outbox.hush()
             return _STANDBY_S
         looked_s = now_s()
+        if looked_s >= self._count_at_s:
+            self.parked, self._count_at_s = self._outbox.parked(), looked_s + _COUNT_S
         most = self._most
         rows = self._outbox.batch(most)
-        batch = encode(rows)
+        batch = encode(rows, self._pace.parks)
         if not batch.ids and not batch.refused:
             return self._nothing()
-        self._look_s = _FIRST_LOOK_S
+        self._look_s, self._rings = _FIRST_LOOK_S, False
         if batch.ids:
             if not self.emit(epoch, batch.values):
                 return 0.0
@@ -171,12 +186,19 @@ class Streamer(Service):
             self._lead.lost(epoch)
         return bool(reply != b"FENCED")
 
-    def _set_aside(self, refused: list[tuple[int, str]]) -> None:
+    def _set_aside(self, refused: list[Refused]) -> None:
         self._outbox.set_aside(refused)
         self.refused += len(refused)
-        for row_id, reason in refused:
+        self._count_at_s = 0.0
+        for row_id, reason, parks in refused:
             event(
-                log, "outbox_row_refused", level=logging.ERROR, row=row_id, reason=reason, kept_in="refused_log_records"
+                log,
+                "outbox_row_refused",
+                level=logging.ERROR,
+                row=row_id,
+                reason=reason,
+                kept_in="refused_log_records",
+                parks_its_ticket=parks,
             )
 
     def _is_still_there(self, sent: _Sent) -> bool:
@@ -238,9 +260,19 @@ class Streamer(Service):
             raise problem
 
     def _nothing(self) -> float:
-        """Return the wait after an empty outbox: look again soon, then less and less often; a commit notification,
-        where there is one, cuts the wait short."""
+        """Return the wait after an empty outbox: look again soon, then less and less often. For more than a moment only
+        while commits ring, where they can: a notification costs a commit more than a look costs anybody.
+
+        A transaction that wrote before commits ring, and commits after the look that follows, rings for nobody. It is
+        found by one of the looks, whose waits begin anew with the bell: at the latest when as much time has passed
+        again as since then, and after ``poll_s``.
+        """
         self.caught_up_s = now_s()
+        if self._look_s > _SILENT_S:
+            before, self._rings = self._rings, self._outbox.ring()
+            if self._rings and not before:
+                self._look_s = _FIRST_LOOK_S
+                return 0.0
         wait_s, self._look_s = self._look_s, min(2 * self._look_s, self._pace.poll_s)
         return min(wait_s, self._pace.poll_s)
 

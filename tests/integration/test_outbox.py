@@ -389,6 +389,7 @@ def test_the_bell_rings_at_commits_only(postgres_outbox: Outbox) -> None:
     assert bell is not None
     try:
         assert bell.rings(0.1), "it has connected: what was committed before is unknown"
+        assert postgres_outbox.store.ring()
         with postgres_outbox.engine.connect() as connection:
             write_to_outbox(connection, ticket_id="T", action="a", object="o")
             assert not bell.rings(0.2)
