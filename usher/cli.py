@@ -76,6 +76,9 @@ PARTS: dict[str, dict[str, Listed]] = {
             "usher.deploy.rehearsal.cli:rehearse",
             "Try your handler on existing messages (dry run); nothing is changed.",
         ),
+        "replay": Listed(
+            "usher.deploy.rehearsal.cli:replay", "Run messages that are over again, in order, or into another handler."
+        ),
         "torture": Listed("usher.consumer.torture.cli:torture", "Try your handler against repeats, kills and zombies."),
         "bench": Listed("usher.deploy.bench.cli:bench", "Measure throughput and latency on this machine."),
     },

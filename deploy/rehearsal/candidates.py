@@ -7,12 +7,14 @@ far it went.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import orjson
 
 from usher.common.base.clock import now_s
+from usher.common.base.errors import StartRefused
 from usher.common.protocol.attempts import NEVER, Attempts, decode
 from usher.common.protocol.keys import HALTED, MASTER, Keys
 from usher.common.protocol.message import ticket_text, ticket_value, unkeyed_ticket
@@ -33,6 +35,7 @@ from usher.deploy.rehearsal.selection import (
     WAITING,
     Before,
     Candidate,
+    Wanted,
     in_order,
     of_letter,
     unfit_of,
@@ -42,6 +45,9 @@ from usher.master.policy.letters import DeadLetter, LetterFilter, parse_letter
 
 #: Most entries, or records of executions, looked at by one call: about a millisecond of Redis.
 _ENTRIES_AT_ONCE, _RUNS_AT_ONCE = 1_000, 50
+#: Entries read with their fields by one call.
+_BODIES_AT_ONCE = 100
+_ALL = 2**62
 #: Longest search, in seconds, of one stream for a ticket; of the run log; and of the dead letters for that of one
 #: message.
 _SEARCH_S, _RUNS_S, _LETTER_S = 60.0, 5.0, 2.0
@@ -77,6 +83,7 @@ class Candidates:
         self._on_page = on_page
         #: What was not searched, as sentences.
         self.notes: list[str] = []
+        self._kept: dict[bytes, list[bytes]] = {}  # the fields of archived entries
 
     def letters(self, ids: Sequence[bytes]) -> Named:
         """Find the letters with these ids, or of the messages with these ids."""
@@ -110,7 +117,7 @@ class Candidates:
                 missing.append(entry_id)
             else:
                 entries.append((entry_id, ticket_value(flat, self._field.encode())))
-        found = self._of_entries(entries)
+        found = self.states(entries)
         return Named(
             [self._with_letter(one) if one.before.state in (ENDED, HALT, UNKNOWN) else one for one in found], missing
         )
@@ -122,10 +129,74 @@ class Candidates:
         letter_ids = self._search("dead letters looked at", self._keys.dead, "usher-ticket", ticket, most)
         letters = [_of_letter(letter) for letter in self._heads(letter_ids) if letter is not None]
         dead = {one.message_id for one in letters}
-        return in_order([*letters, *self._of_entries([(one, ticket) for one in ids if one not in dead])], most)
+        return in_order([*letters, *self.states([(one, ticket) for one in ids if one not in dead])], most)
+
+    def chosen(self, wanted: Wanted, most: int) -> list[Candidate]:
+        """Find the entries of the stream that are wanted, in its order. Raises StartRefused for more than ``most``, and
+        for a search that did not come to its end: a part of them would be another replay."""
+        entries: list[tuple[bytes, bytes | None]] = []
+        for entry_id, flat in self._read(wanted, most):
+            if wanted.fits(flat):
+                entries.append((entry_id, ticket_value(flat, self._field.encode())))
+            self._check_most(entries, most)
+        return self.states(entries)
+
+    def archived(
+        self,
+        wanted: Wanted,
+        rows: Iterable[tuple[bytes, list[bytes]]],
+        runs_of: Callable[[list[bytes]], dict[bytes, RunRecord]],
+        most: int,
+    ) -> list[Candidate]:
+        """Find the entries that are wanted among those of an archive, whose run log may know what Redis' no longer
+        does. Raises StartRefused for more than ``most``."""
+        entries: list[tuple[bytes, bytes | None]] = []
+        span = range(rank(wanted.first), rank(wanted.last) + 1)
+        for entry_id, flat in rows:
+            ticket = ticket_value(flat, self._field.encode())
+            if rank(entry_id) in span and wanted.ticket in (None, ticket) and wanted.fits(flat):
+                entries.append((entry_id, ticket))
+                self._kept[entry_id] = flat
+            self._check_most(entries, most)
+        found = self.states(sorted(entries, key=lambda entry: rank(entry[0])))
+        runs = runs_of([one.message_id for one in found if one.before.state == UNKNOWN])
+        return [
+            replace(one, before=_how_it_ended(run), run=run) if (run := runs.get(one.message_id)) is not None else one
+            for one in found
+        ]
+
+    def _read(self, wanted: Wanted, most: int) -> Iterator[tuple[bytes, list[bytes]]]:
+        """Yield entries that may be wanted, in order; where there is something to look for, Redis looks."""
+        looked_for = [*([] if wanted.ticket is None else [(self._field.encode(), wanted.ticket)]), *wanted.where]
+        if looked_for:
+            field, value = looked_for[0]
+            enough = most + 1 if len(looked_for) == 1 else _ALL
+            found = self._search(
+                "entries looked at", self._keys.stream, field, value, enough, (wanted.first, wanted.last)
+            )
+            if self.notes:
+                raise StartRefused(f"nothing is replayed: {self.notes[-1]}; give --since")
+            if len(looked_for) == 1:
+                self._check_most(found, most)
+            for one in reversed(found):
+                if (flat := self._entry(one)) is not None:
+                    yield one, flat
+            return
+        start, looked_at = wanted.first, 0
+        while page := self._link.call("XRANGE", self._keys.stream, start, wanted.last, "COUNT", _BODIES_AT_ONCE):
+            yield from page
+            start = b"(" + page[-1][0]
+            looked_at += len(page)
+            self._on_page("entries looked at", looked_at)
+
+    def _check_most(self, found: Sequence[Any], most: int) -> None:
+        if len(found) > most:
+            raise StartRefused(f"more than {most:,} messages are meant: narrow it down, or give --most")
 
     def body(self, one: Candidate) -> list[bytes] | None:
         """Return the message's fields; None when they are not (or no longer) complete anywhere."""
+        if one.message_id in self._kept:
+            return self._kept[one.message_id]
         if one.letter is None:
             return self._entry(one.message_id)
         found = self._letters.get(one.letter.id)
@@ -150,18 +221,26 @@ class Candidates:
         found = self._link.call("XRANGE", self._keys.stream, entry_id, entry_id)
         return found[0][1] if found else None
 
-    def _search(self, what: str, key: str, field: str, value: bytes, most: int) -> list[bytes]:
-        """Return the ids of the newest ``most`` entries of a stream whose ``field`` is ``value``."""
+    def _search(
+        self,
+        what: str,
+        key: str,
+        field: str | bytes,
+        value: bytes,
+        most: int,
+        span: tuple[bytes, bytes] = (b"0-0", b"+"),
+    ) -> list[bytes]:
+        """Return the ids of the newest ``most`` entries of a stream, between two ids, whose ``field`` is ``value``."""
         found: list[bytes] = []
-        start, looked_at, ends_s = "+", 0, now_s() + _SEARCH_S
+        floor, start, looked_at, ends_s = rank(span[0]), span[1].decode(), 0, now_s() + _SEARCH_S
         while True:
             count, last, some, is_all = self._scripts.run(
                 "find_entries", (key,), (field, value, start, _ENTRIES_AT_ONCE)
             )
-            found += some
+            found += (one for one in some if rank(one) >= floor)
             looked_at += count
             self._on_page(what, looked_at)
-            if is_all or len(found) >= most:
+            if is_all or len(found) >= most or rank(last) < floor:
                 return found[:most]
             start = f"({last.decode()}"
             if now_s() > ends_s:
@@ -171,8 +250,8 @@ class Candidates:
                 )
                 return found
 
-    def _of_entries(self, entries: Sequence[tuple[bytes, bytes | None]]) -> list[Candidate]:
-        """Make candidates of (id, ticket id as it is in the entry)."""
+    def states(self, entries: Sequence[tuple[bytes, bytes | None]]) -> list[Candidate]:
+        """Make candidates of (id, ticket id as it is in the entry): what has become of each until now."""
         if not entries:
             return []
         named = [(one, unkeyed_ticket(one) if ticket is None else ticket, unfit_of(ticket)) for one, ticket in entries]
@@ -184,7 +263,9 @@ class Candidates:
             record = known.records.get(ticket)
             fence = record.fence if record is not None and one in record.ids else runs[one].fence if one in runs else 0
             before = _state(one, known) or _how_it_ended(runs.get(one))
-            made.append(Candidate(one, ticket, before, None, fence, known.attempts.get(one, NEVER), unfit))
+            made.append(
+                Candidate(one, ticket, before, None, fence, known.attempts.get(one, NEVER), unfit, runs.get(one))
+            )
         return made
 
     def _known(self, ids: list[bytes], tickets: list[bytes]) -> _Known:

@@ -6,7 +6,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import click
@@ -15,6 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from usher.common.base.clock import wall_ms
+from usher.common.base.durations import Number
 from usher.common.base.errors import RedisTrouble, StartRefused
 from usher.common.base.log import redacted
 from usher.common.base.text import escape_control, pluralize
@@ -25,10 +29,24 @@ from usher.common.runtime.stop_request import StopAsked, StopRequest
 from usher.consumer.isolation.process import HandlerProcess
 from usher.consumer.isolation.values import NOT_RUN, CallResult, ProcessSpec
 from usher.deploy.rehearsal.candidates import Candidates, Named
-from usher.deploy.rehearsal.selection import Candidate, Rehearsed, exit_code, in_order, redrive_command
-from usher.master.cli.options import OF_LETTERS, wanted_of
+from usher.deploy.rehearsal.replay import Replay
+from usher.deploy.rehearsal.selection import (
+    DONE,
+    Candidate,
+    Rehearsed,
+    Replayed,
+    Wanted,
+    as_replayed,
+    exit_code,
+    in_order,
+    redrive_command,
+)
+from usher.master.cli.log import place
+from usher.master.cli.options import OF_LETTERS, caller, wanted_of, why_option
 from usher.master.cli.shared import CommandContext, configured, console, print_json, table
-from usher.master.policy.letters import LetterFilter
+from usher.master.operations.action_log import FAILED, ActionLog, By, OperatorAction, counted
+from usher.master.operations.dead_letters import DeadLetters
+from usher.master.policy.letters import LetterFilter, also_for
 
 _LAST = 100
 _NOTHING_SAID = 2
@@ -128,12 +146,7 @@ def rehearse(flags: dict[str, Any], handler: str, yes: bool, as_json: bool, **gi
     settings = load(RehearseSettings, os.environ, flags)
     with configured({field: flags[field] for field in CommonSettings.model_fields}, "rehearse") as at:
         with StopRequest() as stop, _bar() as bar:
-
-            def on_page(what: str, count: int) -> None:
-                stop.check()
-                bar(f"{what}: {count:,}")
-
-            finder = Candidates(at.link, at.keys, settings.work_ticket_field, on_page)
+            finder = Candidates(at.link, at.keys, settings.work_ticket_field, _watched(stop, bar))
             try:
                 candidates = _found(finder, asked, at)
             except StopAsked:
@@ -308,3 +321,186 @@ def _bar(total: int | None = None) -> Iterator[Callable[[str], object]]:
         task = bar.add_task("", total=total)
         turns = iter(range(total or 0))
         yield lambda told: bar.update(task, description=told, completed=next(turns, None))
+
+
+# ---- replay ----------------------------------------------------------------------------------------------------------
+
+_REPLAY_HELP = """Replay messages that are over: as new messages of the stream, or into a shadow handler.
+
+\b
+  usher replay --ticket 42 --since 2h --why "bug 7"           run them again
+  usher replay --since 2026-11-21T10:00 --until 2026-11-21T11:00 --where kind=ride --preview
+  usher replay --ticket 42 --into shop.shadow:handle          only call another handler, as `usher rehearse` does
+
+Messages are added to the end of the stream, where every group gets them: in order per ticket, and one of a ticket only
+when the one before it is done, under the fence of the ticket's owner then. Behind one that is not done the rest of its
+ticket is left alone. Each has a uid of its own, so its effect happens again also where a sink knows the original
+(--same-uid: only where it is missing), and the field usher_replay_of. What is new of a ticket meanwhile comes in
+between. Given the same --name within a day, a replay that was cut off goes on.
+
+It then compares: how the original ended (run log, or archive), and how this time. Messages that wait, run or are halted
+are left out; so are dead letters that never were in the stream (`usher dead redrive`).
+
+Exit code 0: all were done. 1: some were not. 2: nothing was begun, and why. 130: Ctrl-C.
+"""
+_SHOWN = 20
+_LATEST = b"18446744073709551615"
+
+
+@click.command(help=_REPLAY_HELP)
+@click.option("--ticket", metavar="ID", help="Only messages of this ticket.")
+@click.option("--since", metavar="TIME", help="From here on: an id, a time, or an age such as 2h.")
+@click.option("--until", metavar="TIME", help="Up to here. [default: now]")
+@click.option("--where", multiple=True, metavar="FIELD=VALUE", help="Only those with this value; repeatable.")
+@click.option(
+    "--archive",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Folder of an archive to take them from (usher audit archive).",
+)
+@click.option("--into", metavar="HANDLER", help="Call this handler (module:function) instead; its sinks roll back.")
+@click.option("--rate", type=Number(min=0.1), default=100.0, show_default=True, help="Most messages added per second.")
+@click.option(
+    "--most", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Refuse more than these."
+)
+@click.option("--name", default="", metavar="NAME", help="Name of this replay. [default: made of the time]")
+@click.option("--same-uid", is_flag=True, help="With the uids of the originals: sinks that have an effect keep it.")
+@why_option("; needed unless nothing is added")
+@click.option("--preview", is_flag=True, help="Only say what would be replayed.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document; needs --yes or --preview.")
+@options(RehearseSettings)
+def replay(flags: dict[str, Any], into: str | None, why: str, preview: bool, yes: bool, **given: Any) -> None:
+    by, is_shown = caller(why), not given["as_json"]
+    wanted = _wanted(given)
+    if not (why or into or preview):
+        raise click.UsageError("--why: say why, for the action log")
+    if not (yes or preview) and not (is_shown and sys.stdin.isatty()):
+        raise click.UsageError("there is nobody to ask: pass --yes, or --preview")
+    settings = load(RehearseSettings, os.environ, flags)
+    with configured({field: flags[field] for field in CommonSettings.model_fields}, "replay") as at:
+        if settings.sources is not None and not into:
+            raise StartRefused("USHER_TICKET_STREAM: of several streams nothing is replayed, but --into a handler")
+        with StopRequest() as stop, _bar() as bar:
+            finder = Candidates(at.link, at.keys, settings.work_ticket_field, _watched(stop, bar))
+            try:
+                found = (
+                    _of_archive(finder, at, wanted, given) if given["archive"] else finder.chosen(wanted, given["most"])
+                )
+            except StopAsked:
+                sys.exit(stop.exit_code)
+        over = [one for one in found if one.is_over]
+        if is_shown:
+            _tell_preview(over, len(found) - len(over), [] if into else DeadLetters(at.link, at.keys).other_groups())
+        if preview or not over:
+            if not is_shown:
+                print_json({"messages": len(over), "left_out": len(found) - len(over), "ids": [one.id for one in over]})
+            return
+        if not yes and not click.confirm(f"Replay {pluralize(len(over), 'message')}?", err=True):
+            sys.exit(_NOTHING_SAID)
+        if into:
+            done, code = _into(finder, over, at, into, settings)
+        else:
+            done, code = _added_again(finder, over, at, wanted, by, given)
+    _print_replay(done, given["as_json"])
+    sys.exit(code)
+
+
+def _wanted(given: dict[str, Any]) -> Wanted:
+    if given["ticket"] is None and given["since"] is None:
+        raise click.UsageError("say which messages: --ticket ID, --since TIME")
+    where = []
+    for text in given["where"]:
+        name, equals, value = text.encode("utf-8", "surrogateescape").partition(b"=")
+        if not (name and equals):
+            raise click.UsageError(f"--where {text!r} must look like FIELD=VALUE")
+        where.append((name, value))
+    now_ms = wall_ms()
+    first, last = (place(given[name] or edge, now_ms).encode() for name, edge in (("since", "-"), ("until", "+")))
+    first = {b"-": b"0-0", b"+": _LATEST + b"-0"}.get(first, first if b"-" in first else first + b"-0")
+    last = {b"-": b"0-0", b"+": _LATEST}.get(last, last)
+    ticket = None if given["ticket"] is None else given["ticket"].encode("utf-8", "surrogateescape")
+    return Wanted(first, last if b"-" in last else last + b"-" + _LATEST, ticket, tuple(where))
+
+
+def _watched(stop: StopRequest, bar: Callable[[str], object]) -> Callable[[str, int], None]:
+    def on_page(what: str, count: int) -> None:
+        stop.check()
+        bar(f"{what}: {count:,}")
+
+    return on_page
+
+
+def _of_archive(finder: Candidates, at: CommandContext, wanted: Wanted, given: dict[str, Any]) -> list[Candidate]:
+    from usher.master.audit.archive.commits import locked
+    from usher.master.audit.archive.lookup import archived_entries, last_runs  # pyarrow is an extra
+
+    folder = given["archive"]
+    with locked(folder):
+        rows = archived_entries(folder, at.keys, given["ticket"], wanted.first, wanted.last)
+        return finder.archived(wanted, rows, lambda ids: last_runs(folder, at.keys, ids), given["most"])
+
+
+def _tell_preview(over: Sequence[Candidate], left_out: int, others: list[str]) -> None:
+    if left_out:
+        click.echo(f"{left_out:,} left out: they wait, run, are halted, or are for no handler", err=True)
+    if not over:
+        click.echo("nothing to replay: no message that is over fits")
+        return
+    tickets, first, last = len({one.ticket for one in over}), over[0].id, over[-1].id
+    click.echo(f"{pluralize(len(over), 'message')} of {pluralize(tickets, 'ticket')}, from {first} to {last}", err=True)
+    if also := also_for(others):
+        click.echo(f"they will be new messages: {also}", err=True)
+
+
+def _into(
+    finder: Candidates, over: Sequence[Candidate], at: CommandContext, handler: str, settings: RehearseSettings
+) -> tuple[list[Replayed], int]:
+    log, secrets = (settings.log_level, settings.log_format), tuple(filter(None, settings.secrets))
+    play = ProcessSpec(handler, at.keys.stream, settings.sources is not None, settings.handler_seconds, log, secrets)
+    done: list[Rehearsed] = []
+    code = _rehearse(finder, over, play, done)
+    return [as_replayed(one) for one in done], code
+
+
+def _added_again(
+    finder: Candidates, over: Sequence[Candidate], at: CommandContext, wanted: Wanted, by: By, given: dict[str, Any]
+) -> tuple[list[Replayed], int]:
+    """Add them, follow them, and write the line of the action log, whatever happens."""
+    name = given["name"] or f"replay-{wall_ms()}"
+    click.echo(f"this replay is called {name}; --name {name} goes on with it", err=True)
+    code, failed = 0, FAILED
+    with StopRequest() as stop, _bar(len(over)) as bar:
+
+        def check(done: int) -> None:
+            stop.check()
+            bar(f"{done:,} of {len(over):,} over")
+
+        run = Replay(at.link, at.keys, finder, name, given["rate"], given["same_uid"], check)
+        try:
+            run.run(over)
+            failed = ""
+        except StopAsked:
+            code, failed = stop.exit_code, ""
+        finally:
+            ended = [*run.done, *run.open()]
+            action = OperatorAction(by, "replay", f"{pluralize(len(over), 'message')} of {wanted.told()}, as {name}")
+            ActionLog(at.link, at.keys).note(action, counted(one.now.state for one in ended) + failed)
+    return ended, code or int(any(one.now.state != DONE for one in ended))
+
+
+def _print_replay(done: Sequence[Replayed], as_json: bool) -> None:
+    counts = Counter(one.comparison for one in done)
+    if as_json:
+        print_json({"messages": len(done), **counts, "replayed": [one.document() for one in done]})
+        return
+    shown = [one.row() for one in done if one.comparison != "same"]
+    if shown:
+        columns = ("message", "ticket", "before", "now", "seconds before", "now")
+        console().print(table("What ended otherwise, or is not known", columns, shown[:_SHOWN], ids=("message",)))
+        if len(shown) > _SHOWN:
+            click.echo(f"  and {len(shown) - _SHOWN:,} more; --json has all")
+    told = ", ".join(f"{counts[word]:,} {meaning}" for word, meaning in _MEANINGS.items())
+    click.echo(f"{pluralize(len(done), 'message')}: {told}")
+
+
+_MEANINGS = {"same": "ended as before", "differs": "otherwise", "unknown": "not known, of before or of now"}

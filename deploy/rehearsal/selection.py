@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 from usher.common.base.errors import MessageUndecodable
 from usher.common.protocol.attempts import NEVER, Attempts
-from usher.common.protocol.message import check_ticket
+from usher.common.protocol.message import UID_FIELD, check_ticket, first_value
+from usher.common.protocol.run_log import RunRecord
 from usher.common.protocol.stream_id import is_id, rank
-from usher.consumer.isolation.values import CallResult, Piece
+from usher.consumer.isolation.values import NOT_RUN, CallResult, Piece
 from usher.master.policy.letters import PARK, DeadLetter
 
 #: Reasons of letters whose message no handler was ever given, nor would be if it were redriven.
@@ -47,7 +48,8 @@ class Before(NamedTuple):
 @dataclass(frozen=True)
 class Candidate:
     """A message that can be rehearsed, without its body. ``fence``: the highest one known of it, else 0; ``known``: its
-    attempts, as its next start would find them; ``unfit``: why no handler can be given it, or ""."""
+    attempts, as its next start would find them; ``unfit``: why no handler can be given it, or ""; ``run``: its last
+    execution, as far as it is known."""
 
     message_id: bytes
     ticket: bytes
@@ -56,6 +58,12 @@ class Candidate:
     fence: int = 0
     known: Attempts = NEVER
     unfit: str = ""
+    run: RunRecord | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Return True when nothing of it runs or waits, and a handler can be given it."""
+        return not self.unfit and self.before.state in (DONE, ENDED, UNKNOWN)
 
     @property
     def id(self) -> str:
@@ -155,3 +163,99 @@ def redrive_command(done: Sequence[Rehearsed], given: Mapping[str, str | None]) 
 def exit_code(done: Sequence[Rehearsed]) -> int:
     """Return 0 when all were taken, 1 when some were not."""
     return 0 if all(one.now.is_taken for one in done) else 1
+
+
+# ---- replay ----------------------------------------------------------------------------------------------------------
+
+
+class Wanted(NamedTuple):
+    """Selection of entries to replay: between two ids, both included, of a ticket (None: of all), with these values."""
+
+    first: bytes
+    last: bytes
+    ticket: bytes | None
+    where: tuple[tuple[bytes, bytes], ...]
+
+    def fits(self, flat: Sequence[bytes]) -> bool:
+        """Return True when a message's fields have the values."""
+        return all(first_value(flat, name) == value for name, value in self.where)
+
+    def told(self) -> str:
+        """Describe the selection, for people.
+
+        >>> Wanted(b"0-0", b"9-0", b"42", ((b"kind", b"ride"),)).told()
+        'ticket 42, kind=ride, from 0-0 to 9-0'
+        """
+        parts = [] if self.ticket is None else [f"ticket {self.ticket.decode(errors='replace')}"]
+        parts += [b"=".join(one).decode(errors="replace") for one in self.where]
+        return ", ".join([*parts, f"from {self.first.decode()} to {self.last.decode()}"])
+
+
+#: A field of an entry that replay adds: the id of the original.
+REPLAY_OF = b"usher_replay_of"
+NOT_REPLAYED = "not_replayed"
+
+
+def again(flat: Sequence[bytes], entry_id: bytes, name: str, same_uid: bool) -> tuple[bytes, list[bytes]]:
+    """Return the uid under which a replay knows that it has added a message, and the fields of its new entry. The new
+    entry has that uid, or with ``same_uid`` the original's, by which sinks that have its effect know it.
+
+    >>> again([b"ticket_id", b"42", b"uid", b"order-7"], b"5-1", "fix", False)
+    (b'order-7@fix', [b'ticket_id', b'42', b'uid', b'order-7@fix', b'usher_replay_of', b'5-1'])
+    """
+    former = first_value(flat, UID_FIELD) or entry_id
+    uid = former + b"@" + name.encode()
+    kept = [
+        part
+        for pair in zip(flat[::2], flat[1::2], strict=True)
+        if pair[0] not in (UID_FIELD, REPLAY_OF)
+        for part in pair
+    ]
+    return uid, [*kept, UID_FIELD, former if same_uid else uid, REPLAY_OF, entry_id]
+
+
+class Replayed(NamedTuple):
+    """A message, its new entry (b"": none), and what came of that."""
+
+    candidate: Candidate
+    new_id: bytes
+    now: Before
+    seconds: float | None = None
+
+    @property
+    def comparison(self) -> str:
+        """Compare with the original: ``same``, ``differs``, or ``unknown`` where either is."""
+        states = (self.candidate.before.state, self.now.state)
+        if UNKNOWN in states or self.now.state in (WAITING, HELD, NOT_REPLAYED):
+            return "unknown"
+        return "same" if (states[0] == DONE) == (states[1] == DONE) else "differs"
+
+    def document(self) -> dict[str, Any]:
+        """Return the document for programs."""
+        one = self.candidate
+        return {
+            "message_id": one.message_id.decode(),
+            "ticket_id": _display_ticket(one.ticket),
+            "before": {"state": one.before.state, "told": one.before.text(), "seconds": seconds_of(one.run)},
+            "new_id": self.new_id.decode() or None,
+            "now": {"state": self.now.state, "told": self.now.text(), "seconds": self.seconds},
+            "comparison": self.comparison,
+        }
+
+    def row(self) -> tuple[str, ...]:
+        """Return a row for people: message, ticket, before, now, seconds before and now."""
+        one, seconds = self.candidate, (seconds_of(self.candidate.run), self.seconds)
+        words = (one.before.text()[:80], self.now.text()[:160])
+        return one.id, _display_ticket(one.ticket), *words, *("" if s is None else f"{s:.3f}" for s in seconds)
+
+
+def seconds_of(run: RunRecord | None) -> float | None:
+    """Return the duration of an execution; None when it is not known, or has not ended."""
+    return None if run is None or not run.end_us else (run.end_us - run.start_us) / 1e6
+
+
+def as_replayed(one: Rehearsed) -> Replayed:
+    """Return a rehearsal as the replay into a shadow that it is."""
+    now = one.now
+    before = Before(DONE) if now.is_taken else Before(NOT_REPLAYED if now.how == NOT_RUN else ENDED, now.told())
+    return Replayed(one.candidate, b"", before, now.seconds)
