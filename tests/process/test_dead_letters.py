@@ -230,3 +230,21 @@ def test_any_master_redrives_over_http_and_the_bell_has_rung(running: tuple[Crew
     assert "it is broken" not in json.dumps(_Hook.told), "texts and fields stay inside"
     assert "secret" not in crew.log()
     figures(posts=len(_Hook.answers), told=sum(len(document["dead_letters"]) for document in _Hook.told))
+
+
+def test_messages_that_are_over_run_again_in_order_of_their_ticket(running: tuple[Crew, Link]) -> None:
+    crew, link = running
+    ids = _send(link, *[{"ticket_id": ticket, "n": str(n)} for n in range(4) for ticket in ("R1", "R2")])
+    crew.wait_until_handled(ids, within_s=40)
+    told = json.loads(
+        _usher(crew, "replay", "--since", ids[0], "--until", ids[-1], "--why", "again", "--yes", "--json")
+    )
+    assert [one["message_id"] for one in sorted(told["replayed"], key=lambda one: ids.index(one["message_id"]))] == ids
+    assert told["same"] == len(ids)
+    original = {one["new_id"]: one["message_id"] for one in told["replayed"]}
+    again = [run for run in crew.executions() if run.id in original]
+    for ticket in ("R1", "R2"):
+        ran = [original[run.id] for run in again if run.ticket == ticket]
+        assert ran == [one for one in ids if one in ran] and len(ran) == 4
+    [noted] = [one for one in json.loads(_usher(crew, "actions", "--json"))["actions"] if one["what"] == "replay"]
+    assert (noted["why"], noted["outcome"]) == ("again", "done 8")
