@@ -242,9 +242,9 @@ def test_messages_that_are_over_run_again_in_order_of_their_ticket(running: tupl
     assert [one["message_id"] for one in sorted(told["replayed"], key=lambda one: ids.index(one["message_id"]))] == ids
     assert told["same"] == len(ids)
     original = {one["new_id"]: one["message_id"] for one in told["replayed"]}
-    again = [run for run in crew.executions() if run.id in original]
+    again = [run for run in crew.executions() if run.stream_id in original]
     for ticket in ("R1", "R2"):
-        ran = [original[run.id] for run in again if run.ticket == ticket]
+        ran = [original[run.stream_id] for run in again if run.ticket == ticket]
         assert ran == [one for one in ids if one in ran] and len(ran) == 4
     [noted] = [one for one in json.loads(_usher(crew, "actions", "--json"))["actions"] if one["what"] == "replay"]
     assert (noted["why"], noted["outcome"]) == ("again", "done 8")
