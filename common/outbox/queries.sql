@@ -109,11 +109,11 @@ SELECT false;
 SELECT pg_try_advisory_lock(1970497651, 'staged_log_records'::regclass::oid::int);
 
 -- name: hush [sqlite]
--- Asks for no more of it.
+-- Asks for no more of it; once is enough, also after an answer that got lost.
 SELECT false;
 
 -- name: hush [postgresql]
-SELECT pg_advisory_unlock(1970497651, 'staged_log_records'::regclass::oid::int);
+SELECT pg_advisory_unlock_all();
 
 -- name: add_checkpoint
 INSERT INTO checkpoints (name, stream, last_id) VALUES (:name, :stream, :last_id) ON CONFLICT (name, stream) DO NOTHING;

@@ -96,8 +96,8 @@ CREATE INDEX consumer_uids_number ON consumer_uids (name, stream, number);
 -- A streamer of a former version never holds it, and polls.
 CREATE OR REPLACE FUNCTION usher_outbox_news() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF NOT CASE WHEN pg_try_advisory_lock_shared(1970497651, TG_RELID::int)
-                THEN pg_advisory_unlock_shared(1970497651, TG_RELID::int) ELSE false END THEN
+    IF NOT (CASE WHEN pg_try_advisory_lock_shared(1970497651, TG_RELID::int)
+                 THEN pg_advisory_unlock_shared(1970497651, TG_RELID::int) ELSE false END) THEN
         PERFORM pg_notify('usher_outbox', '');
     END IF;
     RETURN NULL;

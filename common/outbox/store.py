@@ -108,9 +108,9 @@ class OutboxStore:
                 size += rows[-1].size
                 if size >= BATCH_BYTES:
                     break
-            if rows:
-                self._hush(connection)
-            return rows
+        if rows:
+            self.hush()
+        return rows
 
     def ring(self) -> bool:
         """Have commits ring the bell until rows are read, or ``hush``. Return False where they do not, or not now: look
@@ -128,15 +128,12 @@ class OutboxStore:
 
     def hush(self) -> None:
         """Have commits ring no more: others read the rows. Raises SqlTrouble."""
-        if self._ringing is not None:
+        held, self._ringing = self._ringing, None
+        if held is not None:
             with sql_trouble("asking for silence at commits"), self._single.connect() as connection:
                 self._ask(connection)
-                self._hush(connection)
-
-    def _hush(self, connection: sa.Connection) -> None:
-        held, self._ringing = self._ringing, None
-        if held is not None and held is self._asked:
-            connection.execute(self._queries["hush"])
+                if held is self._asked:
+                    connection.execute(self._queries["hush"])
 
     def remove(self, sent: Sequence[tuple[int, str]]) -> None:
         """Delete these rows, each by its id and uid; rows that are gone already are no error. Raises SqlTrouble.
