@@ -100,7 +100,7 @@ def test_what_is_committed_too_late_for_the_last_look_and_rings_for_nobody_is_fo
     assert turn() == 0.0
     assert uids(link) == ["late"]
     assert [turn() for _ in range(4)] == [0.005, 0.01, 0.0, 0.005], "awake again, and asleep"
-    assert [turn() for _ in range(13)][-3:] == [20.48, 30.0, 30.0]
+    assert [turn() for _ in range(14)][-3:] == [20.48, 30.0, 30.0]
     postgres_outbox.stage(LogRecord("T", "a", "o", uid="in time"))
     assert bell.rings(_PATIENCE_S)
     bell.close()

@@ -61,7 +61,8 @@ def test_the_limit_of_a_database_is_set_there_and_streamers_with_a_lower_one_say
     lower.check()
     lower.close()
     assert "outbox_row_limit_differs" in caplog.text
-    assert "SET usher.outbox_row_kib = 1024" in caplog.text
+    [told] = [record.__dict__["facts"] for record in caplog.records]
+    assert "SET usher.outbox_row_kib = 1024" in told["do"]
 
 
 def _row(data: str) -> dict[str, str]:
@@ -91,7 +92,8 @@ def test_a_refused_row_parks_its_ticket_until_it_is_put_back_before_the_others(
     assert uids(link) == ["1", "4", "6"]
     assert outbox.store.waiting() == (2, 1)
     assert hand.streamer.parked == 1
-    assert "parks_its_ticket=True" in caplog.text
+    refusals = [record.__dict__["facts"] for record in caplog.records if record.message == "outbox_row_refused"]
+    assert [one["parks_its_ticket"] for one in refusals] == [True]
     told = _explained(outbox, redis_url, capsys, "T")
     assert told["state"] == "parked_in_outbox"
     assert "(row_too_large) and parks the ticket, with 2 later rows behind it" in told["summary"]
