@@ -94,8 +94,7 @@ def encode(rows: Iterable[Row], parks: bool = False) -> OutboxBatch:
         try:
             values = _values(row)
         except MessageUndecodable as why:
-            # Without a ticket there is nothing to keep in order.
-            holds = parks and not why.reason.startswith(("ticket_id", "empty_ticket"))
+            holds = parks and _has_ticket(row)
             batch.refused.append(Refused(row.id, why.reason, holds))
             if holds:
                 parked.add(row.ticket_id)
@@ -114,12 +113,20 @@ def check_uid(uid: bytes) -> bytes:
     return uid
 
 
+def _has_ticket(row: Row) -> bool:
+    """Return True when there is a ticket whose rows are to be kept in order."""
+    try:
+        check_ticket(_bytes("ticket_id", row.ticket_id))
+    except MessageUndecodable:
+        return False
+    return True
+
+
 def _values(row: Row) -> tuple[bytes, ...]:
-    ticket = check_ticket(_bytes("ticket_id", row.ticket_id))
     if row.data is None:
         raise MessageUndecodable("row_too_large")
     return (
-        ticket,
+        check_ticket(_bytes("ticket_id", row.ticket_id)),
         check_uid(_bytes("uid", row.uid)),
         _bytes("action", row.action),
         _bytes("object", row.object),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import sqlalchemy as sa
 
-from tests.outboxes import Hand, Outbox, uids
+from tests.outboxes import Hand, Outbox, uids, until
 from usher.common.outbox.sql_files import versions
 from usher.common.outbox.store import CommitNotifier, OutboxStore
 from usher.common.outbox.writer import LogRecord, write_to_outbox
@@ -68,7 +68,7 @@ def test_of_two_that_sleep_one_has_commits_ring_and_its_end_is_the_end_of_it(
     assert bell.rings(_PATIENCE_S), "for all who listen"
     second.close()
     other.close()
-    assert postgres_outbox.store.ring(), "as with a streamer that is killed"
+    until(postgres_outbox.store.ring, "as with a streamer that is killed")
 
 
 def test_a_lost_connection_asks_again(postgres_outbox: Outbox, bell: CommitNotifier) -> None:
