@@ -248,7 +248,7 @@ def test_messages_come_from_an_archive_when_the_stream_has_them_no_more(
     assert usher("replay", "--ticket", "A", "--preview") == 0
     assert "nothing to replay" in capfd.readouterr().out
     with crew:
-        code, found = replayed("--ticket", "A", "--since", "3", "--archive", str(folder), "--why", "w", "--yes")
+        code, found = replayed("--ticket", "A", "--since", "3-0", "--archive", str(folder), "--why", "w", "--yes")
     assert code == 0
     before = [(one["message_id"], one["before"]["state"], one["before"]["seconds"]) for one in found["replayed"]]
     assert before == [("4-1", "ended", 0.25), ("6-1", "unknown", None)]
