@@ -3,7 +3,6 @@ commit (as up to schema version 1), or only while the streamer sleeps. Used by `
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -65,12 +64,12 @@ def _of_variant(
     script.write_text(_WRITE)
     with running_streamer(rig, url, poll_s=0.5) as program:
         before = machine.cpu_seconds(program.pid)
-        told = {"per_second": _commits(url, script, writers, seconds)}
+        told = {"per_second": _commits(rig, url, script, writers, seconds)}
         until(lambda: outbox.waiting()[0] == 0, program)
         spent = round(machine.cpu_seconds(program.pid) - before, 2)
         for rate in rates:
             rig.link.call("DEL", STREAM)
-            _commits(url, script, writers, seconds, rate)
+            _commits(rig, url, script, writers, seconds, rate)
             until(lambda: outbox.waiting()[0] == 0, program)
             waits = _waits(rig)
             told[f"p99_ms_at_{rate:g}"] = round(waits[int(len(waits) * 0.99)], 1)
@@ -99,7 +98,7 @@ def _made(sql_url: str, variant: str) -> tuple[str, sa.Engine]:
     return url, engine
 
 
-def _commits(url: str, script: Path, writers: int, seconds: float, rate: float = 0) -> float:
+def _commits(rig: Rig, url: str, script: Path, writers: int, seconds: float, rate: float = 0) -> float:
     """Have pgbench write, and return the commits per second."""
     program = shutil.which("pgbench")
     if program is None:
@@ -109,7 +108,7 @@ def _commits(url: str, script: Path, writers: int, seconds: float, rate: float =
     words = [program, "-n", "-M", "prepared", "-c", str(writers), "-j", "2", "-T", f"{seconds:.0f}", "-f", str(script)]
     done = subprocess.run(
         [*words, *(["-R", f"{rate:g}"] if rate else []), where],
-        env=os.environ | ({"PGPASSWORD": str(at.password)} if at.password else {}),
+        env=rig.environ | ({"PGPASSWORD": str(at.password)} if at.password else {}),
         capture_output=True,
         text=True,
         check=False,

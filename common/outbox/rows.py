@@ -29,7 +29,7 @@ class Row(NamedTuple):
     size: int
 
 
-class Refused(NamedTuple):
+class Refusal(NamedTuple):
     """A row that can become no message, and why. ``parks``: later rows of its ticket wait for it."""
 
     id: int
@@ -60,7 +60,7 @@ class OutboxBatch(NamedTuple):
 
     ids: list[int]
     values: list[bytes]
-    refused: list[Refused]
+    refused: list[Refusal]
 
     @property
     def names(self) -> list[tuple[int, str]]:
@@ -84,7 +84,7 @@ def encode(rows: Iterable[Row], parks: bool = False) -> OutboxBatch:
     a refusal: those of ``check_ticket``, ``empty_uid``, ``uid_too_long``, ``row_too_large``, ``<column>_not_utf8``.
 
     >>> encode([Row(7, "u", "42", "create", "ride", "{}", 2), Row(8, "v", "", "create", "ride", "{}", 2)]).refused
-    [Refused(id=8, reason='empty_ticket_id', parks=False)]
+    [Refusal(id=8, reason='empty_ticket_id', parks=False)]
     """
     batch = OutboxBatch([], [], [])
     parked: set[Any] = set()
@@ -95,7 +95,7 @@ def encode(rows: Iterable[Row], parks: bool = False) -> OutboxBatch:
             values = _values(row)
         except MessageUndecodable as why:
             holds = parks and _has_ticket(row)
-            batch.refused.append(Refused(row.id, why.reason, holds))
+            batch.refused.append(Refusal(row.id, why.reason, holds))
             if holds:
                 parked.add(row.ticket_id)
         else:

@@ -16,7 +16,7 @@ from typing import Any
 from usher.common.base.errors import SqlBusy, SqlTrouble
 from usher.common.base.log import event
 from usher.common.outbox.database import check_schema, migrate, open_engine, sql_trouble
-from usher.common.outbox.rows import BATCH_BYTES, Refused, RefusedRow, Row, TicketRows
+from usher.common.outbox.rows import BATCH_BYTES, Refusal, RefusedRow, Row, TicketRows
 from usher.common.outbox.sql_files import queries
 from usher.common.sql.alchemy import sa
 
@@ -146,7 +146,7 @@ class OutboxStore:
                 self._ask(connection)
                 self._remove(connection, sent)
 
-    def set_aside(self, refused: Sequence[Refused]) -> None:
+    def set_aside(self, refused: Sequence[Refusal]) -> None:
         """Move these rows to refused_log_records, each with its reason. Raises SqlTrouble."""
         with sql_trouble("setting rows aside", canceled=SqlBusy), self._engine.begin() as connection:
             self._ask(connection)

@@ -27,7 +27,7 @@ from typing import NamedTuple, Protocol
 from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, RedisTrouble, ReplyUnknown, SqlBusy, SqlTrouble
 from usher.common.base.log import event
-from usher.common.outbox.rows import FIELDS, Refused, Row, encode, is_all
+from usher.common.outbox.rows import FIELDS, Refusal, Row, encode, is_all
 from usher.common.protocol.keys import LogKeys
 from usher.common.redis.client import SAME_MEMORY, CommandRefused, Link
 from usher.common.redis.scripts import ScriptRunner
@@ -56,7 +56,7 @@ class Outbox(Protocol):
 
     def batch(self, count: int) -> list[Row]: ...
     def remove(self, sent: list[tuple[int, str]]) -> None: ...
-    def set_aside(self, refused: list[Refused]) -> None: ...
+    def set_aside(self, refused: list[Refusal]) -> None: ...
     def parked(self) -> int: ...
     def ring(self) -> bool: ...
     def hush(self) -> None: ...
@@ -186,7 +186,7 @@ class Streamer(Service):
             self._lead.lost(epoch)
         return bool(reply != b"FENCED")
 
-    def _set_aside(self, refused: list[Refused]) -> None:
+    def _set_aside(self, refused: list[Refusal]) -> None:
         self._outbox.set_aside(refused)
         self.refused += len(refused)
         self._count_at_s = 0.0

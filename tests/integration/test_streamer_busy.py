@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from tests.integration.test_streamer_trouble import _program
 from tests.outboxes import Hand, Outbox, uids, until
 from usher.common.base.errors import SqlBusy, SqlTrouble
-from usher.common.outbox.rows import Refused
+from usher.common.outbox.rows import Refusal
 from usher.common.outbox.store import OutboxStore
 from usher.common.redis.client import Link
 
@@ -81,7 +81,7 @@ def test_a_full_disk_is_no_reason_for_another_streamer_to_send_the_same_again(sq
     pages = sqlite_outbox.store._asked.execute("PRAGMA page_count").fetchone()[0]
     sqlite_outbox.store._asked.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(SqlBusy, match="full"):
-        sqlite_outbox.store.set_aside([Refused(row.id, "x" * 100_000, False)])
+        sqlite_outbox.store.set_aside([Refusal(row.id, "x" * 100_000, False)])
 
 
 @pytest.fixture
