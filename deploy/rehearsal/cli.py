@@ -351,7 +351,12 @@ _LATEST = b"18446744073709551615"
 @click.option("--ticket", metavar="ID", help="Only messages of this ticket.")
 @click.option("--since", metavar="TIME", help="From here on: an id, a time, or an age such as 2h.")
 @click.option("--until", metavar="TIME", help="Up to here. [default: now]")
-@click.option("--where", multiple=True, metavar="FIELD=VALUE", help="Only those with this value; repeatable.")
+@click.option(
+    "--where",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="Only those with this value; a field of JSON as payload.kind; repeatable.",
+)
 @click.option(
     "--archive",
     type=click.Path(path_type=Path, file_okay=False, exists=True),

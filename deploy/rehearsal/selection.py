@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from usher.common.base.errors import MessageUndecodable
 from usher.common.protocol.attempts import NEVER, Attempts
-from usher.common.protocol.message import UID_FIELD, check_ticket, first_value
+from usher.common.protocol.message import UID_FIELD, check_ticket, first_value, ticket_value
 from usher.common.protocol.run_log import RunRecord
 from usher.common.protocol.stream_id import is_id, rank
 from usher.consumer.isolation.values import NOT_RUN, CallResult, Piece
@@ -178,7 +178,7 @@ class Wanted(NamedTuple):
 
     def fits(self, flat: Sequence[bytes]) -> bool:
         """Return True when a message's fields have the values."""
-        return all(first_value(flat, name) == value for name, value in self.where)
+        return all(ticket_value(flat, name) == value for name, value in self.where)
 
     def told(self) -> str:
         """Describe the selection, for people.
