@@ -14,15 +14,14 @@ from typing import Any
 
 import click
 
-from usher.common.base.errors import HandlerUnusable, StartRefused, UsherError
+from usher.common.base.errors import HandlerUnusable, UsherError
 from usher.common.base.log import configure
-from usher.common.base.text import format_error
-from usher.common.http.credentials import check_reach
+from usher.common.base.text import escape_control, format_error
 from usher.common.http.server.server import Certificate, check_address, end_program, leave, serve
 from usher.common.http.server.watch import START_S, WorkerEnds
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.redis.startup_check import check_at_start
-from usher.common.runtime.settings import is_loopback, load, options
+from usher.common.runtime.settings import load, options
 from usher.consumer.handlers.loader import load_handler
 from usher.consumer.lifecycle.cpu_pinning import pin_to_cpu
 from usher.consumer.program import ConsumerProgram, name_what_ran
@@ -42,14 +41,6 @@ def main(flags: dict[str, Any]) -> None:
             # Whatever a handler prints is seen, in the order of the log, even if its process is killed.
             sys.stdout.reconfigure(line_buffering=True)
         configure(settings.consumer_name, settings.log_level, settings.log_format, settings.secrets)
-        check_reach(
-            settings.bind, bool(settings.api_token or settings.viewer_token), settings.insecure, settings.tokens
-        )
-        if not is_loopback(settings.bind) and not settings.health_url:
-            raise StartRefused(
-                "USHER_HEALTH_URL: set the URL under which the masters reach this consumer, since USHER_BIND is not on"
-                " loopback"
-            )
         check_handler(settings.handler)
         check_address(settings.bind, "USHER_BIND")
         redis_url = resolve_redis_url(settings)
@@ -67,7 +58,7 @@ def main(flags: dict[str, Any]) -> None:
             ends=ends,
         )
     except UsherError as refused:
-        click.echo(f"usher consumer: {refused}", err=True)
+        click.echo(escape_control(f"usher consumer: {refused}", kept="\n"), err=True)
         sys.exit(2)
 
 

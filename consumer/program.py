@@ -35,7 +35,7 @@ from usher.consumer.lifecycle.journal import Journal, read_journal
 from usher.consumer.lifecycle.registrar import Registrar, Taken
 from usher.consumer.metrics import consumer_metrics
 from usher.consumer.settings import ConsumerSettings
-from usher.consumer.web import create_app
+from usher.consumer.web import create_app, hosts_of
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +108,7 @@ class ConsumerProgram:
             lambda: self._stopped,
             self._look,
             lambda: self.liveness().stalled,
+            hosts_of(settings.bind, settings.health_url, settings.hosts),
         )
 
     def start(self, port: int, host: str) -> None:

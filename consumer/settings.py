@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import socket
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from usher.common.runtime.settings import Address, CommonSettings, ConsumerName, HttpUrls
+from usher.common.base.errors import StartRefused
+from usher.common.http.credentials import reach_problems
+from usher.common.redis.locate import resolve_redis_url
+from usher.common.runtime.settings import Address, CommonSettings, ConsumerName, HttpUrls, is_loopback
+
+_ODD = re.compile(r"[^A-Za-z0-9._-]")
 
 
 def _stored_policy(value: str) -> str:
@@ -14,19 +21,35 @@ def _stored_policy(value: str) -> str:
     return "park" if value == "halt" else value
 
 
+def _named(value: str) -> str:
+    """Return the name, or that of this host: in Kubernetes and with docker, that of the pod or container."""
+    return value or _ODD.sub("-", socket.gethostname()).lstrip("._-")[:64] or "consumer"
+
+
 class ConsumerSettings(CommonSettings):
     """Everything that can be set on a consumer."""
 
     UNREAD: ClassVar[frozenset[str]] = frozenset({"redis_server"})
 
-    consumer_name: ConsumerName = Field(description="This consumer's name; it keeps it over restarts.")
-    handler: str = Field(description="The function that handles messages, as module:function.")
+    consumer_name: Annotated[ConsumerName, BeforeValidator(_named)] = Field(
+        "",
+        validate_default=True,
+        description="This consumer's name, its own; it keeps it over restarts. Empty: the name of the host.",
+    )
+    handler: str = Field("", description="The function that handles messages, as module:function.")
     master_urls: HttpUrls = Field(
         "http://127.0.0.1:8700", description="Masters to register with and report to, comma separated."
     )
     bind: Address = Field("127.0.0.1:0", description="Where the health endpoint listens.")
     health_url: str = Field(
         "", description="URL under which masters reach the health endpoint. Empty: made from USHER_BIND."
+    )
+    hosts: str = Field(
+        "",
+        description=(
+            "Host names that requests may name, comma separated, beside addresses and the names in USHER_BIND and"
+            " USHER_HEALTH_URL."
+        ),
     )
     concurrency: int = Field(8, ge=1, le=1024, description="Handlers that may run at the same time.")
     capacity: int = Field(
@@ -93,3 +116,23 @@ class ConsumerSettings(CommonSettings):
             " it off."
         ),
     )
+
+    @property
+    def contradictions(self) -> list[str]:
+        found = super().contradictions
+        if not self.handler:
+            found.append("USHER_HANDLER is not set (or give --handler)")
+        asked = bool(self.api_token or self.viewer_token)
+        found += reach_problems(self.bind, asked, self.insecure, self.tokens)
+        if is_loopback(self.bind):
+            return found
+        if not self.health_url:
+            found.append(
+                "USHER_HEALTH_URL: set the URL under which the masters reach this consumer, since USHER_BIND is not on"
+                " loopback"
+            )
+        try:  # on loopback there may be no Redis yet: `usher up` looks at the settings before it starts one
+            resolve_redis_url(self)
+        except StartRefused as missing:
+            found.append(str(missing))
+        return found

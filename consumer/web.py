@@ -3,8 +3,9 @@ explain what the ticket waits for. Work comes through Redis, never over HTTP."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
+from urllib.parse import urlsplit
 
 from flask import Flask, Response, request
 
@@ -27,17 +28,25 @@ def create_app(
     draining: Callable[[], bool] = lambda: False,
     ticket: Callable[[bytes], dict[str, Any] | None] | None = None,
     stalled: Callable[[], str] = lambda: "",
+    hosts: Collection[str] = (),
 ) -> Flask:
     """Make the application. ``facts`` (name, incarnation and the like) are part of every health answer; they hold no
     secret and need no token. Nor does ``ticket`` (ids, attempts and times of one ticket's messages here, but nothing of
     their content); it returns None while there is no incarnation."""
-    app = web.create_app(__name__, doorman, max_body=0)
+    app = web.create_app(__name__, doorman, max_body=0, hosts=hosts)
     web.add_health(app, health, facts, draining, stalled)
     if metrics is not None:
         web.add_metrics(app, metrics)
     if ticket is not None:
         _add_ticket(app, ticket)
     return app
+
+
+def hosts_of(bind: str, health_url: str, named: str) -> tuple[str, ...]:
+    """Return the hosts that requests may name. Health and tickets need no token, and a page of somewhere else can make
+    a name of its own lead here (DNS rebinding), but no address."""
+    own = (bind.rpartition(":")[0].strip("[]"), urlsplit(health_url).hostname or "", "localhost")
+    return tuple(filter(None, (web.ANY_ADDRESS, *own, *(host.strip() for host in named.split(",")))))
 
 
 def _add_ticket(app: Flask, look: Callable[[bytes], dict[str, Any] | None]) -> None:

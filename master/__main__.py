@@ -11,6 +11,7 @@ import click
 
 from usher.common.base.errors import RedisTrouble, UsherError
 from usher.common.base.log import configure, event
+from usher.common.base.text import escape_control
 from usher.common.doctor.collector import startup_findings
 from usher.common.http.credentials import check_reach
 from usher.common.http.server.server import Bounds, Certificate, check_address, serve
@@ -57,7 +58,7 @@ def main(flags: dict[str, Any]) -> None:
             certificate=certificate,
         )
     except UsherError as refused:
-        click.echo(f"usher master: {refused}", err=True)
+        click.echo(escape_control(f"usher master: {refused}", kept="\n"), err=True)
         sys.exit(2)
 
 

@@ -95,6 +95,10 @@ class MasterSettings(CommonSettings):
     operator_token: str = Field(
         "", description="Bearer token that may look and act, but not speak for consumers. Empty: none."
     )
+    consumer_token: str = Field(
+        "",
+        description="Bearer token that may speak for consumers, and nothing else: their USHER_API_TOKEN. Empty: none.",
+    )
     tokens_file: Path | None = Field(
         None, description="File with further tokens, one per line (`usher token new`); mode 0600; read again on change."
     )

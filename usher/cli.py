@@ -20,6 +20,7 @@ import click
 
 from usher.common.base.errors import UsherError
 from usher.common.base.extras import version
+from usher.common.base.text import escape_control
 
 _ROOT = Path(__file__).resolve().parent.parent
 _INTERRUPTED = 130
@@ -205,7 +206,7 @@ def run(argv: Sequence[str] | None = None, group: click.Group | None = None, nam
             args=None if argv is None else list(argv), prog_name=name, standalone_mode=False
         )
     except UsherError as refused:
-        click.echo(f"usher: {refused}", err=True)
+        click.echo(escape_control(f"usher: {refused}", kept="\n"), err=True)
         return 2
     except click.ClickException as wrong:
         wrong.show()

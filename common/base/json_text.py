@@ -1,4 +1,4 @@
-"""Parse the JSON of others. Pure."""
+"""Parse the JSON of others, and print JSON for terminals. Pure."""
 
 from __future__ import annotations
 
@@ -26,3 +26,18 @@ def parse_json(text: bytes | str) -> Any:
         return json.loads(text)  # several times slower, and less strict: but orjson has found nothing wrong
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def json_line(document: object) -> str:
+    """Return ``document`` as JSON in one line, in which no character acts on a terminal or on the direction of text.
+
+    >>> json_line(["\\x9b1m\\u202e\\x7f", "\\u00fc\\U000e0001"])
+    '["\\\\u009b1m\\\\u202e\\\\u007f","ü\\\\udb40\\\\udc01"]'
+    """
+    text = orjson.dumps(document).decode()
+    return text if text.isprintable() else "".join(one if one.isprintable() else _code_units(one) for one in text)
+
+
+def _code_units(one: str) -> str:
+    units = one.encode("utf-16-be").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import click
-import orjson
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from usher.common.base.errors import NotNow, RedisTrouble, SettingsError, StartRefused
+from usher.common.base.json_text import json_line
 from usher.common.base.labels import label
 from usher.common.base.log import redacted
 from usher.common.base.text import escape_control
@@ -56,7 +56,7 @@ def doctor(flags: dict[str, Any], as_json: bool) -> None:
     facts = _asked(url, settings)
     findings = examine(facts)
     if as_json:
-        click.echo(orjson.dumps(_document(url, facts, findings)))
+        click.echo(json_line(_document(url, facts, findings)))
     else:
         _print_doctor_report(url, facts, findings)
     sys.exit(1 if worst(findings) is DoctorSeverity.BAD else 0)

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
-import orjson
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from usher.common.base.clock import now_s
 from usher.common.base.durations import Duration, Moment, Number
 from usher.common.base.errors import NotNow
-from usher.common.base.text import pluralize
+from usher.common.base.json_text import json_line
+from usher.common.base.text import escape_control, pluralize
 from usher.common.protocol.message import DUE_FIELD, FOR_FIELD
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.locate import resolve_redis_url
@@ -223,7 +223,7 @@ def _print_sent(sender: Sender, seconds: float, last_id: bytes, trouble: str, as
             "messages_per_second": speed,
             "error": trouble or None,
         }
-        click.echo(orjson.dumps(document))
+        click.echo(json_line(document))
     else:
         how = f"in {seconds:.1f} s ({speed:,.0f}/s)"
         if sender.accepted == 1 and last_id:  # a single message has no rate
@@ -232,7 +232,7 @@ def _print_sent(sender: Sender, seconds: float, last_id: bytes, trouble: str, as
         where = sender.stream if sender.due_ms() is None else f"the delayed messages of {sender.stream}"
         click.echo(f"{sender.accepted:,} sent to {where} {how}{repeats}")
     if trouble:
-        click.echo(f"usher: {trouble}", err=True)
+        click.echo(escape_control(f"usher: {trouble}"), err=True)
         unknown = f"; the last batch of {sender.unknown:,} may or may not have arrived" if sender.unknown else ""
         click.echo(
             f"usher: {pluralize(sender.accepted, 'message')} {'was' if sender.accepted == 1 else 'were'} certainly"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
+from usher.common.base.json_text import json_line
 from usher.common.http.credentials import FILE_ROLES, Role, line_of, new_token
 
 
@@ -29,7 +28,7 @@ def new(role: str, name: str, as_json: bool) -> None:
     except ValueError as wrong:
         raise click.UsageError(f"NAME: {wrong}") from None
     if as_json:
-        click.echo(json.dumps({"role": role, "name": name, "token": made, "line": line}))
+        click.echo(json_line({"role": role, "name": name, "token": made, "line": line}))
         return
     click.echo(f"{made}\n")
     click.echo(

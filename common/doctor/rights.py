@@ -29,6 +29,7 @@ def needed(keys: Keys) -> list[Command]:
         ("INFO",),
         ("EVAL", "return 1", 1, keys.leader),
         ("EVALSHA", "0" * 40, 1, keys.leader),
+        ("EVALSHA", "0" * 40, 1, lease),
         ("XADD", stream, "*", "f", "v"),  # a dead letter that is redriven
         ("XADD", keys.dead, "*", "f", "v"),
         ("XADD", keys.changed, "MAXLEN", "~", 1, "*", "f", "v"),

@@ -6,13 +6,14 @@ Requests that gunicorn's parser refuses (framing, sizes of headers, time) never 
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Literal, NotRequired, TypeVar
 
 import orjson
-from flask import Flask, Request, Response, current_app, request
+from flask import Flask, Request, Response, current_app, g, request
 from pydantic import BaseModel, ValidationError
 from typing_extensions import TypedDict
 from werkzeug.exceptions import HTTPException
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 _DEEPEST = 16
 #: Most wrong fields that an answer names.
 _MOST_NAMED = 20
+#: In place of a host's name: any address.
+ANY_ADDRESS = "<address>"
 #: For a year, browsers ask this host over HTTPS only.
 _HTTPS_ONLY = "max-age=31536000"
 _JSON = ("application/json", "application/problem+json")
@@ -52,8 +55,8 @@ def create_app(
     """Create a Flask application that keeps the rules.
 
     ``doorman``: decides who may enter, see ``usher.common.http.auth``. ``max_body``: most bytes of a request's body,
-    unless a view says otherwise. ``hosts``: names and addresses that requests may be addressed to (421 otherwise);
-    empty: any. ``limits``: rate limits per caller (429 beyond them); None: no limits.
+    unless a view says otherwise. ``hosts``: names and addresses that requests may be addressed to (421 otherwise),
+    maybe ``ANY_ADDRESS``; empty: any. ``limits``: rate limits per caller (429 beyond them); None: no limits.
     """
     app = Flask(name, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = max_body
@@ -131,7 +134,8 @@ def add_health(
     @tells("Tell if the program makes progress, and if not, why.", {200: _Healthy, 503: _Unwell}, role=Role.ANYBODY)
     def tell() -> Response:
         found = health()
-        status: dict[str, Any] = {"status": "ok"} if found.ok else {"status": "failing", "reasons": list(found.reasons)}
+        reasons = [in_brief(reason) if g.role is Role.ANYBODY else reason for reason in found.reasons]
+        status: dict[str, Any] = {"status": "ok"} if found.ok else {"status": "failing", "reasons": reasons}
         if warnings := [*found.warnings, *_log_warning()]:
             status["warnings"] = warnings
         return answer({**status, **facts()}, 200 if found.ok else 503)
@@ -153,6 +157,16 @@ def add_health(
         return answer({"status": "alive"})
 
     app.add_url_rule("/api/health/live", "live", live)
+
+
+def in_brief(reason: str) -> str:
+    """Return a reason as strangers get it: the text of an error may name hosts, users and databases.
+
+    >>> in_brief("intake: NotNow: Redis at redis://db:6379 cannot be reached"), in_brief("beat is not running")
+    ('intake: NotNow; the log says more', 'beat is not running')
+    """
+    name, *error = reason.split(": ", 2)
+    return f"{name}: {error[0]}; the log says more" if len(error) == 2 else reason
 
 
 def _log_warning() -> Iterable[str]:
@@ -307,8 +321,16 @@ class _StreamId(BaseConverter):
 
 
 def _check_host(asked: Request, hosts: frozenset[str]) -> None:
-    if hosts and _host(asked.environ.get("HTTP_HOST", "")) not in hosts:
-        raise Problem(421, detail="this service does not answer to that host name")
+    host = _host(asked.environ.get("HTTP_HOST", ""))
+    if hosts and host not in hosts and not (ANY_ADDRESS in hosts and _is_address(host)):
+        raise Problem(421, detail="this service does not answer to that host name; USHER_HOSTS names those it does")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        return bool(ipaddress.ip_address(host))
+    except ValueError:
+        return False
 
 
 def _check_request(asked: Request) -> None:

@@ -6,8 +6,9 @@ else. ``flask.g.who`` (a name for the action log) and ``flask.g.role`` are set i
 may be ``Role.ANYBODY``.
 
 A browser has a session: a signed cookie that names a token by a keyed hash, made by ``Doorman.sign_in`` for a user who
-knew that token. It ends after 12 hours, or when the token is taken out of the configuration. Its role is the present
-role of the token. Protection against foreign pages:
+knew that token. It ends after 12 hours, when its user signs out (``EndedSessions``: a copy of the cookie is worth
+nothing then), or when the token is taken out of the configuration. Its role is the present role of the token.
+Protection against foreign pages:
 
 * The cookie is HttpOnly, SameSite=Strict, and Secure where TLS is used.
 * A request that changes something and comes with the cookie must have ``csrf_token()`` in the form field
@@ -26,14 +27,16 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import secrets
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import quote, urlsplit
 
 from flask import Flask, Request, current_app, g, redirect, request
 from itsdangerous import BadData, URLSafeTimedSerializer
 from werkzeug.wrappers import Response as AnyResponse
 
+from usher.common.base.errors import RedisTrouble
 from usher.common.base.log import event
 from usher.common.http.credentials import NOBODY_ASKED, STRANGER, Credentials, Identity, Role, digest_of, fixed_tokens
 from usher.common.http.problem import Problem
@@ -98,6 +101,16 @@ def must_be_for(consumer: str) -> None:
         raise Problem(403, "not_your_name", "this token is for another consumer")
 
 
+class EndedSessions(Protocol):
+    """The sessions whose users have signed out, at any of the programs that take the same cookies."""
+
+    def end(self, session: str, for_s: int) -> None:
+        """Note the session for so many seconds. Raises RedisTrouble."""
+
+    def has(self, session: str) -> bool:
+        """Return True if the session was noted. Raises RedisTrouble."""
+
+
 class Doorman:
     """A guard that checks every request before its view, and makes sessions.
 
@@ -112,6 +125,7 @@ class Doorman:
             credentials.key, salt="session", signer_kwargs={"digest_method": hashlib.sha256}
         )
         self.secure = secure
+        self.ended: EndedSessions | None = None
         #: Number of wrong tokens, in headers and at the log-in, since the start.
         self.refused_tokens = 0
         #: With the prefix, browsers accept the cookie from this host over https only.
@@ -153,12 +167,15 @@ class Doorman:
         if identity is None or not identity.role.may(Role.VIEWER):
             self._note_wrong(request, "log-in")
             return None
-        value = str(self._signer.dumps(self._credentials.seal(digest_of(token))))
+        value = str(self._signer.dumps(f"{self._credentials.seal(digest_of(token))}.{secrets.token_urlsafe(12)}"))
         self._set_cookie(response, value, SESSION_S)
         return identity
 
-    def sign_out(self, response: AnyResponse) -> None:
-        """Remove the session of the browser that gets ``response``."""
+    def sign_out(self, asked: Request, response: AnyResponse) -> None:
+        """End the session of the browser that asked and gets ``response``. Raises RedisTrouble: it may go on."""
+        _, session = self._session(asked.cookies.get(self.cookie))
+        if session and self.ended is not None:
+            self.ended.end(session, SESSION_S)
         self._set_cookie(response, "", 0)
 
     def csrf_token(self, asked: Request) -> str:
@@ -189,12 +206,22 @@ class Doorman:
         event(log, "token_refused", level=logging.WARNING, address=asked.remote_addr, sent_in=place)
 
     def _of_cookie(self, cookie: str | None) -> Identity | None:
-        if not cookie:
-            return None
+        seal, session = self._session(cookie)
+        found = self._credentials.find_sealed(seal) if session else None
+        if found is None or self.ended is None:
+            return found
         try:
-            return self._credentials.find_sealed(self._signer.loads(cookie, max_age=SESSION_S))
+            return None if self.ended.has(session) else found
+        except RedisTrouble:  # the page tells of it; nothing can be done without Redis, and little seen
+            return found
+
+    def _session(self, cookie: str | None) -> tuple[str, str]:
+        """Return the seal of the token and the id of the session in a cookie of ours; else two empty texts."""
+        try:
+            seal, _, session = self._signer.loads(cookie or "", max_age=SESSION_S).partition(".")
+            return seal, session
         except BadData:
-            return None
+            return "", ""
 
     def _turn_away(self, asked: Request) -> AnyResponse:
         """Redirect a browser that wants a page to the log-in; answer everything else with 401."""

@@ -7,7 +7,7 @@ role       rights                                                         token
 =========  =============================================================  ====================================
 viewer     look (GET), nothing else                                       ``USHER_VIEWER_TOKEN``, or the file
 operator   look, and act: redrive, drop, pause, drain                     ``USHER_OPERATOR_TOKEN``, or the file
-consumer   register, report and deregister under its own name             the file
+consumer   register, report and deregister under its own name             the file; ``USHER_CONSUMER_TOKEN``: any name
 all        all of these, under any name                                   ``USHER_API_TOKEN``
 =========  =============================================================  ====================================
 
@@ -186,20 +186,31 @@ def fixed_tokens(given: Mapping[str, tuple[str, Identity]]) -> dict[str, Identit
 SHORTEST_TOKEN = 16
 
 
-def check_reach(bind: str, asked: bool, insecure: bool, tokens: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Raise StartRefused if others can reach the address and no token is required, or one that is easily guessed
-    (``tokens``, by their settings), unless ``insecure`` insists."""
-    for setting, token in tokens.items():
-        if 0 < len(token) < SHORTEST_TOKEN and not insecure and not is_loopback(bind):
-            raise StartRefused(
-                f"{setting}: a token of {len(token)} characters can be guessed, and other machines can reach {bind};"
-                f" set one of at least {SHORTEST_TOKEN} (`usher token new` makes one; to do without: --insecure true)"
-            )
-    if not asked and not insecure and not is_loopback(bind):
-        raise StartRefused(
+def reach_problems(
+    bind: str, asked: bool, insecure: bool, tokens: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
+    """Return what is wrong with the tokens if others can reach the address and no token is required, or one that is
+    easily guessed (``tokens``, by their settings), unless ``insecure`` insists."""
+    if insecure or is_loopback(bind):
+        return []
+    found = [
+        f"{setting}: a token of {len(token)} characters can be guessed, and other machines can reach {bind}; set one"
+        f" of at least {SHORTEST_TOKEN} (`usher token new` makes one; to do without: --insecure true)"
+        for setting, token in tokens.items()
+        if 0 < len(token) < SHORTEST_TOKEN
+    ]
+    if not asked:
+        found.append(
             f"USHER_API_TOKEN must be set to listen on {bind}, which other machines can reach (to do without:"
             " --insecure true)"
         )
+    return found
+
+
+def check_reach(bind: str, asked: bool, insecure: bool, tokens: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Raise StartRefused with all of ``reach_problems``."""
+    if problems := reach_problems(bind, asked, insecure, tokens):
+        raise StartRefused("; ".join(problems))
 
 
 def digest_of(token: str) -> str:

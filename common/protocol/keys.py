@@ -213,6 +213,11 @@ class Keys:
         deleted with the last page, or by reap."""
         return f"{self.prefix}noted:{incarnation}"
 
+    def signed_out(self, session: str) -> str:
+        """String with PX: a session of the page whose user has signed out; kept as long as its cookie is good. Written
+        by any master (master/operations/signed_out.py)."""
+        return f"{self.prefix}signed-out:{session}"
+
     def inbox(self, incarnation: str) -> str:
         """Stream: hand-overs to this incarnation, one record per call (form: lua/leader/hand_over.lua). Written by
         hand_over, trimmed by its reader; deleted with its incarnation: by deregister, with the last page of take_back,

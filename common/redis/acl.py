@@ -1,11 +1,17 @@
 """Write the rights of each program in Redis as users of an ACL file: ``usher acl`` prints it; ``deploy/users.acl`` is
 the file for the default names.
 
-A program runs scripts, and the user that runs a script needs the rights of every command in it. So a user's commands
-are those of its scripts, read out of their text, and those that it sends itself. Keys are patterns of names, as Redis
-6.2 knows them: a user's commands are allowed on all of its keys. These users confine the reach of a program that is
-faulty or was broken into; they do not prove ownership. A user with the right to acknowledge may acknowledge any entry
-of the stream, and an auditor could write where it reads.
+A program runs scripts, and the user that runs a script needs the rights of every command in it. So a master's commands
+are those of its scripts, read out of their text, and those that it sends itself. All other users have a selector for
+each kind of key, with the commands that its scripts run there, and may run scripts by their digest only (EVALSHA):
+those that masters have loaded (``ScriptRunner.load_for_others``). A script of somebody's own could hold up the whole
+server.
+
+Redis 6.2 knows no selectors: a user's commands are allowed on all of its keys, and EVAL stays allowed too, since a user
+that may run EVALSHA on all of its commands gains nothing by being kept from the rest.
+
+These users confine the reach of a program that is faulty or was broken into; they do not prove ownership. A user with
+the right to acknowledge may acknowledge any entry of the stream.
 """
 
 from __future__ import annotations
@@ -15,6 +21,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from usher.common.base.errors import StartRefused
 from usher.common.protocol.keys import Keys, LogKeys, uid_key
@@ -23,37 +30,56 @@ from usher.common.redis.scripts import source
 
 _CALL = re.compile(r"redis\.p?call\('(\w+)'(?:,\s*'(GROUPS|STREAM|CONSUMERS|DELCONSUMER|CREATE|SETID)')?")
 _TABLE = re.compile(r"command = \{'(\w+)'")
-_ENDS_WORD = re.compile(r"[\s\x00-\x1f\x7f\"']")
+_ENDS_WORD = re.compile(r"[\s\x00-\x1f\x7f\"'()]")
 #: Commands of every connection, of a start, and of the doctor (MULTI and DISCARD: see common/doctor/rights.py).
 _CONNECT = ("client|setname", "select", "ping", "info", "cluster|slots", "acl|whoami", "multi", "discard")
-_SCRIPTS = ("evalsha", "eval")
-_WITH_SUBCOMMANDS = ("XINFO", "XGROUP", "CLIENT", "ACL", "CLUSTER")
+_WITH_SUBCOMMANDS = ("XINFO", "XGROUP", "CLIENT", "ACL", "CLUSTER", "SCRIPT")
+
+
+class Grant(NamedTuple):
+    """Commands that are allowed on keys of these patterns."""
+
+    commands: tuple[str, ...]
+    keys: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class AclProgram:
-    """A kind of program. ``sends``: the commands that it sends itself, beside its scripts. ``keys``: patterns."""
+    """A kind of program. ``sends``: commands without keys that it sends or its scripts run. ``grants``: the others."""
 
     name: str
     about: str
     scripts: tuple[str, ...]
     sends: tuple[str, ...]
-    keys: tuple[str, ...]
+    grants: tuple[Grant, ...]
     connects: bool = True
 
     @property
     def commands(self) -> tuple[str, ...]:
         """All commands of the program, as an ACL names them."""
-        own = (*(_CONNECT if self.connects else ()), *(_SCRIPTS if self.scripts else ()))
-        return tuple(sorted({*own, *self.sends, *(command for name in self.scripts for command in commands_of(name))}))
+        return tuple(sorted({*self._plain, *(command for grant in self.grants for command in grant.commands)}))
 
-    def line(self, password: str = "") -> str:
-        """Return its line in the file; without a password it cannot log in."""
-        keys = " ".join(f"~{key}" for key in self.keys)
-        return (
-            f"user {self.name} {_entry(password)} resetkeys resetchannels -@all {keys}"
-            f" {' '.join(f'+{command}' for command in self.commands)}"
-        )
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All patterns of its keys, the stream first."""
+        return tuple(dict.fromkeys(key for grant in self.grants for key in grant.keys))
+
+    @property
+    def _plain(self) -> set[str]:
+        return {*(_CONNECT if self.connects else ()), *self.sends}
+
+    def line(self, password: str = "", *, selectors: bool = True) -> str:
+        """Return its line in the file, for Redis 7 or later, or (without ``selectors``) for 6.2; without a password it
+        cannot log in."""
+        began = f"user {self.name} {_entry(password)} resetkeys resetchannels -@all"
+        if not selectors or len(self.grants) == 1:
+            commands = {*self.commands, *(("eval",) if "evalsha" in self.commands else ())}
+            return " ".join([began, *(f"~{key}" for key in self.keys), *(f"+{one}" for one in sorted(commands))])
+        granted = [
+            f"({' '.join([*(f'~{key}' for key in keys), *(f'+{one}' for one in sorted(set(commands)))])})"
+            for commands, keys in self.grants
+        ]
+        return " ".join([began, *(f"+{one}" for one in sorted(self._plain)), *granted])
 
     def uses(self, command: Sequence[object]) -> bool:
         """Return True if the program may send ``command`` on the keys in it."""
@@ -65,7 +91,12 @@ class AclProgram:
             for word in words[1:]
             if word == stream or word.startswith(f"{{{stream}}}:") or (stream in word and word.startswith(stream + ":"))
         ]
-        return name in self.commands and all(any(_fits(word, key) for key in self.keys) for word in ours)
+        if not ours and name in self._plain:
+            return True
+        return any(
+            name in grant.commands and all(any(_fits(word, key) for key in grant.keys) for word in ours)
+            for grant in self.grants
+        )
 
 
 def commands_of(script: str) -> set[str]:
@@ -83,50 +114,76 @@ def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[AclP
     keys, log = Keys(_escape_pattern(stream), _escape_pattern(group)), LogKeys(_escape_pattern(stream), "*")
     everything, at = f"{keys.prefix}*", keys.stream
     fed = tuple(source if is_pattern(source) else _escape_pattern(source) for source in sources)
-    work = (at, keys.tickets, keys.attempts, keys.runs, keys.dead, keys.changed, keys.consumers)
+    notes, delayed = (log.checkpoints, log.archived, log.groups), (log.delayed, log.due, log.due_until)
+    its_keys = (at, everything, *notes, *delayed, uid_key(at, b"*").decode())
+    of_sources = (*fed, *(key for source in fed for key in _beside(LogKeys(source))))
+    scripts = _MASTER + _GATHERING * bool(fed)
+    sends = (*_MASTER_SENDS, *("scan",) * bool(fed), "evalsha", "eval", "script|load")
+    of_scripts = (command for name in scripts for command in commands_of(name))
     return (
         *_senders(fed or (at,), log),
-        AclProgram(
-            "consumer",
-            "consumers",
-            _CONSUMER,
-            ("xread", "xreadgroup", "xtrim", "xrange", "hmget", "exists", "hgetall"),
-            (*work, keys.rules, keys.lease("*"), keys.inbox("*"), keys.noted("*")),
-        ),
+        AclProgram("consumer", "consumers", _CONSUMER, ("time",), _with_scripts(*_consumer(keys))),
         AclProgram(
             "master",
             "masters, and the commands of operators",
-            _MASTER + _GATHERING * bool(fed),
-            _MASTER_SENDS + ("scan",) * bool(fed),
-            (
-                at,
-                everything,
-                log.checkpoints,
-                log.archived,
-                log.groups,
-                log.delayed,
-                log.due,
-                log.due_until,
-                uid_key(at, b"*").decode(),
-                *fed,
-                *(key for source in fed for key in _beside(LogKeys(source))),
-            ),
+            scripts,
+            (),
+            (Grant((*sends, *of_scripts), (*its_keys, *of_sources)),),
         ),
         AclProgram(
             "streamer",
             "streamers of an outbox; with USHER_OUTBOX_WAIT_AOF it needs +waitaof too (Redis 7.2)",
             ("emit", "elect", "hold_lead", "resign"),
-            ("wait", "xinfo|stream", "get", "pttl"),
-            (at, log.leader, log.counters),
+            ("time", "wait"),
+            _with_scripts(
+                Grant(("xadd", "xdel", "xinfo|stream"), (at,)),
+                Grant(("get", "set", "del", "pexpire", "pttl"), (log.leader,)),
+                Grant(("hget", "hset", "hdel"), (log.counters,)),
+            ),
         ),
-        AclProgram("reader", "log consumers (LogConsumer)", ("note_checkpoint",), _READER_SENDS, (at, log.checkpoints)),
+        AclProgram(
+            "reader",
+            "log consumers (LogConsumer)",
+            ("note_checkpoint",),
+            ("time",),
+            _with_scripts(
+                Grant(("xread", "xrange", "xrevrange", "xinfo|stream"), (at,)),
+                Grant(("hget", "hset", "hdel"), (log.checkpoints,)),
+            ),
+        ),
         AclProgram(
             "auditor",
             "`usher audit`, `usher audit archive`, `usher rehearse`",
             _AUDITOR,
-            _AUDITOR_SENDS,
-            (at, everything, log.archived),
+            ("time",),
+            _with_scripts(
+                Grant(_AUDITOR_READS, (at, everything, log.archived)),
+                Grant(("hset",), (keys.archived,)),
+                Grant(("set",), (keys.audit, log.archived)),
+            ),
         ),
+    )
+
+
+def _with_scripts(*grants: Grant) -> tuple[Grant, ...]:
+    """Return the grants, and one more: loaded scripts, on all of these keys."""
+    return (*grants, Grant(("evalsha",), tuple(dict.fromkeys(key for grant in grants for key in grant.keys))))
+
+
+def _consumer(keys: Keys) -> tuple[Grant, ...]:
+    """Return what a consumer does by itself and by its scripts, by the kind of key."""
+    lease, inbox = keys.lease("*"), keys.inbox("*")
+    return (
+        Grant(("xreadgroup", "xread", "xrange", "xack", "xclaim", "xpending", "xgroup|delconsumer"), (keys.stream,)),
+        Grant(("xinfo|stream", "xinfo|groups", "xlen"), (keys.stream,)),
+        Grant(("hget", "hmget", "hset", "hdel", "hlen", "exists"), (keys.tickets, keys.attempts, keys.noted("*"))),
+        Grant(("pexpire",), (lease, keys.noted("*"))),
+        Grant(("get", "set", "exists", "pttl"), (lease,)),
+        Grant(("del",), (lease, inbox)),
+        Grant(("xread", "xrange", "xtrim"), (inbox,)),
+        Grant(("xadd", "xdel", "xlen"), (keys.runs, keys.dead, keys.changed)),
+        Grant(("hget", "hdel"), (keys.consumers,)),
+        Grant(("hgetall",), (keys.rules,)),
     )
 
 
@@ -137,18 +194,26 @@ def _senders(given: Sequence[str], log: LogKeys) -> tuple[AclProgram, ...]:
             "producer",
             "programs that add messages with a plain XADD (no MAXLEN: that cuts what is not read yet)",
             (),
-            ("xadd",),
-            (*given, log.delayed),
+            (),
+            (Grant(("xadd",), (*given, log.delayed)),),
             connects=False,
         ),
         AclProgram(
             "sender",
             "`usher send`, Producer",
             ("send",),
-            ("xadd", "xinfo|stream", "time"),
-            (*given, log.delayed, *(uid_key(one, b"*").decode() for one in given)),
+            ("time",),
+            _with_scripts(
+                Grant(("xadd", "xinfo|stream"), (*given, log.delayed)),
+                Grant(("get", "set"), tuple(uid_key(one, b"*").decode() for one in given)),
+            ),
         ),
     )
+
+
+def scripts_for_others() -> tuple[str, ...]:
+    """Return the steps that masters load for the users that may not send the text of a script."""
+    return tuple(dict.fromkeys(name for one in programs("s", "g") if one.name != "master" for name in one.scripts))
 
 
 def _beside(source: LogKeys) -> tuple[str, ...]:
@@ -229,8 +294,7 @@ _MASTER_SENDS = (
     "xdel",
     "zrem",
 )
-_READER_SENDS = ("xread", "xrange", "xrevrange", "xinfo|stream")
-_AUDITOR_SENDS = (
+_AUDITOR_READS = (
     "xrange",
     "xrevrange",
     "xlen",
@@ -238,7 +302,6 @@ _AUDITOR_SENDS = (
     "xinfo|stream",
     "xinfo|groups",
     "xinfo|consumers",
-    "time",
     "get",
     "pttl",
     "exists",
@@ -247,24 +310,32 @@ _AUDITOR_SENDS = (
     "hmget",
     "hscan",
     "hlen",
-    "hset",
-    "set",
 )
 _HEAD = """\
 # Users of Redis for Usher, with the rights that each kind of program needs and no more. Made by
-# `usher acl --ticket-stream {stream} --group {group}`.
+# `usher acl --ticket-stream {stream} --group {group}{server}`.
 # Use: give each user that you need a password (`on >the-password` in place of `off resetpass`, or
 # `on #sha256-of-it`), then `include` this file in redis.conf; or, for ACL LOAD,
 # `grep ^user users.acl > /etc/redis/aclfile`: an aclfile may have no comments.
 # Programs name their user in the URL: redis://consumer:the-password@host:6379/0.
 # The user `default` has no rights; keep a user of your own for administration: `user admin on >... ~* &* +@all`.
 # Rights are by kind of program, not by name: a consumer's user may touch the keys of other consumers of the same
-# stream. And they hold for all keys of a user alike (Redis 6.2): a user that may trim an inbox may trim the stream.
+# stream, and acknowledge for them.
+{by_key}
 # This confines mistakes and break-ins to this one system, no further: who may XADD may cut unread messages with it
-# (MAXLEN, MINID), since rights do not tell options apart. Masters tell of that from Redis 7 on (`unread_entries_cut`).
+# (MAXLEN, MINID), and add one with the highest id there is, after which no other can be added (deploy/runbook.md, "The
+# stream takes no more ids"): rights do not tell options apart. Masters tell of cuts from Redis 7 on
+# (`unread_entries_cut`).
 """
 
 
+_BY_KEY = """\
+# For Redis 7 or later, when all programs are of this version: each part in brackets is a kind of key, with the commands
+# that are used there. None but masters may send a script's text (EVAL), with which one call can hold up the server;
+# the others run those that masters have loaded. Redis 6.2 needs `usher acl --server 6.2`."""
+_FOR_ALL_KEYS = """\
+# For Redis 6.2, which knows no rights by key: a user that may trim an inbox may trim the stream, a sender may SET the
+# stream's key, and each may send a script (EVAL) that holds up the server for as long as it likes. Take Redis 7."""
 _NOBODY = "user default off resetpass resetkeys resetchannels -@all"
 #: The user with all rights, in a file with passwords.
 ADMIN = "admin"
@@ -272,22 +343,31 @@ ADMIN = "admin"
 USERS = ("producer", "sender", "consumer", "master", "streamer", "reader", "auditor", ADMIN)
 
 
-def acl_file(stream: str, group: str, sources: Sequence[str] = (), passwords: Mapping[str, str] | None = None) -> str:
+def acl_file(
+    stream: str,
+    group: str,
+    sources: Sequence[str] = (),
+    passwords: Mapping[str, str] | None = None,
+    *,
+    selectors: bool = True,
+) -> str:
     """Return the whole file; see ``programs``. With ``passwords``, one for each of ``USERS``, it is a ready aclfile
-    with only their hashes, and without comments, which Redis refuses there. Raises StartRefused for a stream name that
-    would end its word in the file, or begin a line."""
+    with only their hashes, and without comments, which Redis refuses there. Without ``selectors`` it is for Redis 6.2.
+    Raises StartRefused for a stream name that would end its word in the file, or begin a line."""
     odd = [name for name in (stream, *sources) if _ENDS_WORD.search(name)]
     if odd:
         raise StartRefused(
-            "a stream with a space, a line break or a quote in its name cannot stand in an ACL file:"
+            "a stream with a space, a line break, a quote or a bracket in its name cannot stand in an ACL file:"
             f" {', '.join(map(repr, odd))}"
         )
     if passwords:
-        lines = [_NOBODY, *(program.line(passwords[program.name]) for program in programs(stream, group, sources))]
+        found = programs(stream, group, sources)
+        lines = [_NOBODY, *(program.line(passwords[program.name], selectors=selectors) for program in found)]
         return "\n".join([*lines, f"user {ADMIN} {_entry(passwords[ADMIN])} ~* &* +@all"]) + "\n"
-    lines = [_HEAD.format(stream=",".join(sources) or stream, group=group), _NOBODY]
+    by_key, server = (_BY_KEY, "") if selectors else (_FOR_ALL_KEYS, " --server 6.2")
+    lines = [_HEAD.format(stream=",".join(sources) or stream, group=group, by_key=by_key, server=server), _NOBODY]
     for program in programs(stream, group, sources):
-        lines += ["", f"# {program.about}", program.line()]
+        lines += ["", f"# {program.about}", program.line(selectors=selectors)]
     return "\n".join(lines) + "\n"
 
 

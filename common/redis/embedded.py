@@ -171,13 +171,24 @@ def _note_holder(lock_fd: int, pid: int) -> None:
     os.pwrite(lock_fd, f"{pid}\n".encode(), 0)
 
 
+def has_selectors(binary: Path) -> bool:
+    """Return True if this redis-server knows rights by key (Redis 7)."""
+    return _version_below_7(binary) is None
+
+
+def _version_below_7(binary: Path) -> str | None:
+    """Return the version of a redis-server before 7; None for any other."""
+    told = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False, timeout=10).stdout
+    version = told.partition("v=")[2].split(" ", 1)[0]
+    major = version.partition(".")[0]
+    return version if major.isdecimal() and int(major) < 7 else None
+
+
 def _refuse_downgrade(folder: Path, binary: Path) -> None:
     """Refuse an older server on data of Redis 7, in ``appendonlydir``: it would ignore them and start empty."""
     if not (folder / "appendonlydir").exists():
         return
-    told = subprocess.run([binary, "--version"], capture_output=True, text=True, check=False, timeout=10).stdout
-    version = told.partition("v=")[2].split(" ", 1)[0]
-    if version.partition(".")[0].isdecimal() and int(version.partition(".")[0]) < 7:
+    if (version := _version_below_7(binary)) is not None:
         raise StartRefused(
             f"USHER_STATE_DIR: the data in {folder} were written by Redis 7 or later; {binary} ({version}) cannot read"
             " them"

@@ -37,6 +37,10 @@ MOST_ROOM, _LEAST_ROOM = 8 * 1024 * 1024, 512
 #: More room may follow a call that took less than the first time, less follows one that took longer than the second. In
 #: seconds.
 _FAST_S, _SLOW_S = 0.2, 1.0
+_LOADS_AGAIN = (
+    "and this user may not send it: a master of this version loads it within moments, or at once `usher acl --load`,"
+    " both as the user of masters"
+)
 #: Seconds after a reply that did not come before there is more room again: a new leader reads everything from the
 #: beginning, and must come to the end.
 REST_S = 60.0
@@ -94,16 +98,37 @@ def with_memory_flag(text: str) -> str:
     return text
 
 
+def _may_not_eval(refused: CommandRefused) -> bool:
+    """Return True if Redis refused EVAL itself, and not a command of its script."""
+    return "NOPERM" in str(refused) and "'eval'" in str(refused)
+
+
+def _reads_no_flags(refused: object) -> bool:
+    """Return True if the server (6.2) takes a ``#!lua`` line for Lua that it cannot compile; it ran nothing."""
+    return isinstance(refused, CommandRefused) and "compiling script" in str(refused)
+
+
 class ScriptRunner:
     """A runner of steps over one Link; used by the thread that owns the link."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._reads_flags: bool | None = None
+        self._reads_flags = True  # until the server refuses them
         self._prepared: dict[str, tuple[str, str]] = {}
         # Of steps that read bodies: bytes that the next call may read, and until when these do not grow.
         self._rooms: dict[str, int] = {}
         self._rests_until_s: dict[str, float] = {}
+        self._loaded_over: int | None = None  # the connection over which steps were loaded for others
+
+    def load_for_others(self, names: Iterable[str]) -> list[str]:
+        """Load steps for users that may run loaded ones only: once per connection, and again when Redis has forgotten
+        what we run ourselves (after SCRIPT FLUSH). Return why Redis refused to. Raises RedisTrouble."""
+        if self._loaded_over == self._link.connections:
+            return []
+        answers = self._link.pipeline([("SCRIPT", "LOAD", self.prepared(name)[0]) for name in names])
+        self._loaded_over = self._link.connections
+        # Redis 6.2 knows no user that is kept from sending scripts alone.
+        return [str(one) for one in answers if isinstance(one, Exception) and not _reads_no_flags(one)]
 
     def run(
         self, name: str, keys: Sequence[str | bytes], args: Sequence[Arg], meanwhile: Meanwhile | None = None
@@ -112,13 +137,13 @@ class ScriptRunner:
 
         Sending the text after NOSCRIPT is no repetition: Redis did not run anything.
         """
-        text, digest = self.prepared(name, keys[0])
+        digest = self.prepared(name)[1]
         room, began_s = self._room(name), now_s()
         try:
             try:
                 reply = self._link.call("EVALSHA", digest, len(keys), *keys, *args, *room, meanwhile=meanwhile)
-            except ScriptMissing:
-                reply = self._link.call("EVAL", text, len(keys), *keys, *args, *room)
+            except ScriptMissing as missing:
+                reply = self._run_text(name, (len(keys), *keys, *args, *room), missing)
         except ReplyUnknown:
             self._took(name, None)
             raise
@@ -163,7 +188,7 @@ class ScriptRunner:
         except RedisTrouble as trouble:
             not_sent = NotNow("CONNECT", f"not sent, because an earlier command failed: {trouble}")
             return [trouble, *[not_sent] * (len(each) - 1)]
-        digest, room = self.prepared(name, each[0][0][0])[1], self._room(name)
+        digest, room = self.prepared(name)[1], self._room(name)
         try:
             return [
                 first,
@@ -174,22 +199,25 @@ class ScriptRunner:
                 self._took(name, None)
             return [first, *[trouble] * (len(each) - 1)]
 
-    def prepared(self, name: str, key: str | bytes) -> tuple[str, str]:
-        """Return the text of step ``name`` as this server understands it, and the digest by which Redis knows it.
-        ``key``: any that the step works on."""
+    def prepared(self, name: str) -> tuple[str, str]:
+        """Return the text of step ``name`` as this server understands it, as far as that is known, and the digest by
+        which Redis knows it."""
         prepared = self._prepared.get(name)
         if prepared is None:
-            text = with_memory_flag(source(name)) if self._server_reads_flags(key) else source(name)
+            text = with_memory_flag(source(name)) if self._reads_flags else source(name)
             prepared = self._prepared[name] = (text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
         return prepared
 
-    def _server_reads_flags(self, key: str | bytes) -> bool:
-        """Return True if the server understands ``#!lua`` (Redis >= 7); 6.2 answers that it is not Lua. Serverless
-        services run no script without a key."""
-        if self._reads_flags is None:
-            try:
-                self._link.call("EVAL", "#!lua flags=no-writes\nreturn 1", 1, key)
-                self._reads_flags = True
-            except CommandRefused:
-                self._reads_flags = False
-        return self._reads_flags
+    def _run_text(self, name: str, arguments: Sequence[Arg], missing: ScriptMissing) -> Any:
+        """Run a step that Redis does not know by its text."""
+        self._loaded_over = None
+        try:
+            return self._link.call("EVAL", self.prepared(name)[0], *arguments)
+        except CommandRefused as refused:
+            if _may_not_eval(refused):
+                raise ScriptMissing(missing.kind, f"Redis does not know step {name}, {_LOADS_AGAIN}") from refused
+            if not self._reads_flags or not _reads_no_flags(refused):
+                raise
+        self._reads_flags = False
+        self._prepared.clear()
+        return self._link.call("EVAL", self.prepared(name)[0], *arguments)

@@ -7,6 +7,7 @@ documentation: ``--help`` and ``deploy/env.example`` are made from it.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import ipaddress
@@ -340,6 +341,10 @@ def load(cls: type[T], environ: Mapping[str, str], flags: Mapping[str, Any] | No
         settings = cls.model_validate(values)
     except ValidationError as wrong:
         problems += [_describe_setting_error(error) for error in wrong.errors()]
+        bad = {error["loc"][0] for error in wrong.errors()}
+        with contextlib.suppress(ValidationError):  # what is wrong with the others, too
+            rest = cls.model_validate({field: value for field, value in values.items() if field not in bad})
+            problems += rest.contradictions
         raise SettingsError(problems) from None
     problems += settings.contradictions
     if problems:

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
-import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
 from usher.common.base.durations import Number
 from usher.common.base.errors import StartRefused
+from usher.common.base.json_text import json_line
+from usher.common.base.text import escape_control
 from usher.common.runtime.stop_request import StopAsked, StopRequest
 from usher.consumer.torture.child import HandlerSpec
 from usher.consumer.torture.findings import ScenarioResult, format_effect, summary
@@ -96,7 +97,7 @@ def torture(
             "seconds": round(seconds, 2),
             "scenarios": [finding.document() for finding in findings],
         }
-        click.echo(orjson.dumps(document))
+        click.echo(json_line(document))
     else:
         print_torture_verdict(Console(highlight=False), findings, seconds)
     sys.exit(0 if is_safe else 1)
@@ -161,7 +162,7 @@ def print_torture_verdict(screen: Console, findings: list[ScenarioResult], secon
         if not finding.safe:
             screen.print(f"\n[bold red]{finding.title}[/]")
             for text in explained(finding):
-                screen.print(f"  {text}", markup=False, soft_wrap=True)
+                screen.print(f"  {escape_control(text)}", markup=False, soft_wrap=True)
     is_safe = all(finding.safe for finding in findings)
     screen.print(f"\n[bold {'green' if is_safe else 'red'}]{summary(findings)}[/] ({seconds:.1f} s)", soft_wrap=True)
 

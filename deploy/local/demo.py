@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
-import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
 from usher.common.base.durations import Number
 from usher.common.base.errors import StartRefused, UsherError
+from usher.common.base.json_text import json_line
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.runtime.settings import load
@@ -122,7 +122,7 @@ def demo(
                 click.echo(f"usher: the demo failed: {problem}", err=True)
                 sys.exit(1)
     if flags["as_json"]:
-        click.echo(orjson.dumps(verdict.document()))
+        click.echo(json_line(verdict.document()))
     else:
         _print_demo_verdict(verdict, killed)
     sys.exit(0 if verdict.clean else 1)

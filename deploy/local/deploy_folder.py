@@ -6,7 +6,6 @@ Everything is spelled out, one section per program: the engineer on call reads w
 
 from __future__ import annotations
 
-import getpass
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from usher.common.base.errors import StartRefused
 from usher.common.redis.acl import acl_file
 from usher.common.redis.embedded import SERVER_VARIABLE
 from usher.common.runtime.own_command import usher_command
-from usher.common.runtime.settings import CommonSettings, load
+from usher.common.runtime.settings import CommonSettings, is_loopback, load
 
 DEPLOY = Path(__file__).resolve().parents[1]
 ROLES = ("redis", "master", "consumer")
@@ -34,6 +33,8 @@ _SECRET, _PLAIN, _RUN = 0o600, 0o644, 0o755
 #: Variable of usher.env with the URL of Redis for a user of its ACL file; masters and operators' commands use
 #: USHER_REDIS_URL.
 REDIS_URL_OF = "REDIS_URL_{}"
+#: Settings that only masters see.
+_OF_MASTERS = frozenset({"USHER_OPERATOR_TOKEN", "USHER_CONSUMER_TOKEN", "USHER_TOKENS_FILE"})
 #: Files that are copied unchanged.
 _COPIES = ("runbook.md", "alerts.yml", "grafana.json")
 
@@ -47,7 +48,7 @@ class SupervisedProgram:
     command: str
     priority: int
     stop_seconds: int
-    environment: str = ""
+    user: str = ""
     directory: str = ""
 
 
@@ -57,7 +58,8 @@ class Host:
 
     ``settings``: of all programs, by their environment names, secrets included. ``redis_url`` is one of them, for the
     redis-server here. ``redis_users``: URLs of Redis by the names of its users, without that of masters; empty where
-    all use one URL. ``project``: where consumers run; None: in ``folder``.
+    all use one URL. ``project``: where consumers run; None: in ``folder``. ``users``: of the machine, by role; those of
+    several roles differ where root wrote the folder. ``acl_has_selectors``: the redis-server here is 7 or later.
     """
 
     folder: Path
@@ -71,6 +73,13 @@ class Host:
     settings: Mapping[str, str]
     redis_users: Mapping[str, str] = field(default_factory=dict)
     project: Path | None = None
+    users: Mapping[str, str] = field(default_factory=dict)
+    acl_has_selectors: bool = True
+
+    @property
+    def own_users(self) -> Mapping[str, str]:
+        """The users of the machine by role, if they differ; else none."""
+        return self.users if len(set(self.users.values())) > 1 else {}
 
     @property
     def state(self) -> Path:
@@ -109,48 +118,35 @@ class Host:
 
     def programs(self) -> list[SupervisedProgram]:
         """Return all programs that run here, in the order in which they start."""
-        secrets = [REDIS_URL_OF.format(name.upper()) for name in self.redis_users]
-        usher = _without(secrets, _words(*usher_command()))
         made = []
         if "redis" in self.roles:
             server = _words(self.settings[SERVER_VARIABLE])
-            made.append(
-                SupervisedProgram(
-                    "redis", "redis", _without(secrets, f"{server} %(here)s/redis.conf"), 10, _OTHERS_STOP_S
-                )
-            )
+            made.append(self._program("redis", "redis", f"{server} %(here)s/redis.conf", 10, _OTHERS_STOP_S))
         if "master" in self.roles:
             for number, url in enumerate(self.own_masters(), 1):
                 bind = _bind(self.address, urlsplit(url).port or 80)
-                command = f"{usher} {_words('master', '--bind', bind, '--advertise-url', url)}"
-                made.append(SupervisedProgram("master", f"master-{number}", command, 20, _OTHERS_STOP_S))
+                command = _as("master", "master", "--bind", bind, "--advertise-url", url)
+                made.append(self._program("master", f"master-{number}", command, 20, _OTHERS_STOP_S))
         if "consumer" in self.roles:
-            own = (
-                f'USHER_REDIS_URL="%(ENV_{REDIS_URL_OF.format("CONSUMER")})s"' if "consumer" in self.redis_users else ""
-            )
-            usher = _without(
-                [*secrets, "USHER_OPERATOR_TOKEN"] if "USHER_OPERATOR_TOKEN" in self.settings else secrets,
-                _words(*usher_command()),
-            )
             for number in range(1, self.consumers + 1):
                 bind = _bind(self.address, self.health_port + number - 1)
-                name = f"{self.consumer_prefix}-{number}"
-                words = (
-                    "consumer",
-                    "--consumer-name",
-                    name,
-                    "--bind",
-                    bind,
-                    "--health-url",
-                    f"{self.scheme}://{bind}/api/health",
-                )
-                where = "" if self.project is None else str(self.project)
-                made.append(
-                    SupervisedProgram(
-                        "consumer", name, f"{usher} {_words(*words)}", 30, self.consumer_stop_seconds, own, where
-                    )
-                )
+                name, health_url = f"{self.consumer_prefix}-{number}", f"{self.scheme}://{bind}/api/health"
+                words = ("consumer", "--consumer-name", name, "--bind", bind, "--health-url", health_url)
+                made.append(self._program("consumer", name, _as("consumer", *words), 30, self.consumer_stop_seconds))
         return made
+
+    def _program(self, role: str, name: str, command: str, priority: int, stop_seconds: int) -> SupervisedProgram:
+        where = str(self.project) if role == "consumer" and self.project is not None else ""
+        return SupervisedProgram(role, name, command, priority, stop_seconds, self.own_users.get(role, ""), where)
+
+    def settings_of(self, role: str) -> dict[str, str]:
+        """Return the settings of a role's programs: a handler, and whoever breaks into one, sees no secret of
+        others."""
+        own = {name: value for name, value in self.settings.items() if role == "master" or name not in _OF_MASTERS}
+        if role == "consumer":
+            own["USHER_API_TOKEN"] = self.settings.get("USHER_CONSUMER_TOKEN") or self.settings["USHER_API_TOKEN"]
+            own["USHER_REDIS_URL"] = self.redis_users.get(role, self.redis_url)
+        return own | {"USHER_STATE_DIR": str(self.state / role)}
 
     def files(self) -> dict[str, tuple[str, int]]:
         """Return text and mode of every file, by its name. Raises StartRefused."""
@@ -161,8 +157,12 @@ class Host:
             "supervisord.conf": (_render("supervisord.conf", facts), _PLAIN),
             "usher.service": (_render("usher.service", facts | {"folder": _for_systemd(str(self.folder))}), _PLAIN),
             "start": (_render("start", facts), _RUN),
+            "as": (_render("as", facts), _RUN),
             "README.md": (_render("README.md", facts), _PLAIN),
         }
+        for role in {"master", "consumer"} & {*self.roles}:
+            own = {"role": role, "settings": sorted(self.settings_of(role).items())}
+            made[env_of(role)] = (_render("role.env", own), _SECRET)
         made |= {name: ((DEPLOY / name).read_text("utf-8"), _PLAIN) for name in _COPIES if (DEPLOY / name).is_file()}
         if "redis" in self.roles:
             made["redis.conf"] = (self._redis_conf(), _SECRET)
@@ -190,6 +190,7 @@ class Host:
             ]
         if "redis" in self.roles:
             words += ["--redis-port", str(urlsplit(self.redis_url).port)]
+        words += [word for role, user in self.users.items() for word in ("--user", f"{role}={user}")]
         return ("" if self.project is None else f"cd {self.project} && ") + shlex.join(words)
 
     def _facts(self, programs: Sequence[SupervisedProgram]) -> dict[str, object]:
@@ -211,7 +212,8 @@ class Host:
             "redis_users": {REDIS_URL_OF.format(name.upper()): url for name, url in self.redis_users.items()},
             "folder": self.folder,
             "supervisord": _words(sys.executable, "-m", "supervisor.supervisord", escape=False),
-            "user": getpass.getuser(),
+            "user": next(iter(self.users.values()), ""),
+            "users": self.own_users,
             "stop_seconds": stop_seconds,
             "consumer_stop_seconds": self.consumer_stop_seconds,
             "drain_seconds": f"{self.drain_seconds:g}",
@@ -219,6 +221,7 @@ class Host:
             "scheme": self.scheme,
             "host": self.address,
             "redis_port": urlsplit(self.redis_url).port,
+            "redis_ca": self.settings.get("USHER_TLS_CA") if self.redis_url.startswith("rediss") else None,
             "consumer_folder": self.consumer_folder,
             "python": sys.executable,
             "handler": self.settings.get("USHER_HANDLER", "shop.orders:handle"),
@@ -229,10 +232,17 @@ class Host:
         lines = [
             f'dir "{self.state / "redis"}"',
             f"bind {self.address}",
-            f"port {port}",
+            *self._listening(port),
             f'aclfile "{self.folder / "users.acl"}"',
         ]
         return (DEPLOY / "redis.conf").read_text("utf-8") + "\n# ---- this host ----\n\n" + "\n".join(lines) + "\n"
+
+    def _listening(self, port: int | None) -> list[str]:
+        if urlsplit(self.redis_url).scheme != "rediss":
+            return [f"port {port}"]
+        cert, key = self.settings["USHER_TLS_CERT"], self.settings.get("USHER_TLS_KEY", "")
+        lines = ["port 0", f"tls-port {port}", f'tls-cert-file "{cert}"', f'tls-key-file "{key or cert}"']
+        return [*lines, f'tls-ca-cert-file "{self.settings.get("USHER_TLS_CA") or cert}"', "tls-auth-clients no"]
 
     def _users_acl(self) -> str:
         settings = load(CommonSettings, self.settings)
@@ -240,7 +250,7 @@ class Host:
         urls = {MASTER: self.redis_url, **self.redis_users}
         passwords = {name: unquote(urlsplit(url).password or "") for name, url in urls.items()}
         fed = () if sources is None else (*sources.names, *sources.patterns)
-        return acl_file(settings.work_stream, settings.group, fed, passwords)
+        return acl_file(settings.work_stream, settings.group, fed, passwords, selectors=self.acl_has_selectors)
 
 
 def scheme_of(settings: Mapping[str, str]) -> str:
@@ -248,15 +258,24 @@ def scheme_of(settings: Mapping[str, str]) -> str:
     return "https" if settings.get("USHER_TLS_CERT") else "http"
 
 
-def own_redis_url(user: str, address: str, port: int, password: str) -> str:
-    """Return the URL of the Redis that runs here, for one of its users."""
-    return f"redis://{user}:{quote(password, safe='')}@{_bind(address, port)}/0"
+def own_redis_url(user: str, address: str, port: int, password: str, settings: Mapping[str, str]) -> str:
+    """Return the URL of the Redis that runs here, for one of its users; over TLS, if programs speak it and others can
+    reach this Redis."""
+    where = f"{user}:{quote(password, safe='')}@{_bind(address, port)}/0"
+    if scheme_of(settings) == "http" or is_loopback(_bind(address, port)):
+        return f"redis://{where}"
+    ca = settings.get("USHER_TLS_CA", "")
+    return f"rediss://{where}{f'?ssl_ca_certs={quote(ca)}' if ca else ''}"
 
 
-def _without(secrets: Sequence[str], command: str) -> str:
-    """Return a command that does not see these variables: an attacker in a handler finds no other user's password in
-    its environment."""
-    return f"env {' '.join(f'-u {name}' for name in secrets)} {command}" if secrets else command
+def env_of(role: str) -> str:
+    """Return the name of the file with the settings of a role's programs."""
+    return f"{role}.env"
+
+
+def _as(role: str, *words: str) -> str:
+    """Return the command that runs ``usher`` with the settings of a role alone."""
+    return f"%(here)s/as {role} {_words(*usher_command(), *words)}"
 
 
 def _bind(address: str, port: int) -> str:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import getpass
 import ipaddress
 import os
+import pwd
 import re
 import secrets
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import click
 
 from usher.common.base.errors import SettingsError, StartRefused
 from usher.common.redis.acl import USERS
-from usher.common.redis.embedded import SERVER_VARIABLE, find_redis_server
+from usher.common.redis.embedded import SERVER_VARIABLE, find_redis_server, has_selectors
 from usher.common.runtime.settings import PREFIX, CommonSettings, is_loopback, load, name_of, options
-from usher.deploy.local.deploy_folder import MASTER, REDIS_URL_OF, ROLES, Host, own_redis_url, scheme_of
+from usher.deploy.local.deploy_folder import MASTER, REDIS_URL_OF, ROLES, Host, env_of, own_redis_url, scheme_of
 from usher.deploy.local.plan import EXAMPLE_HANDLER
 from usher.deploy.local.preflight import PassesOn, check_programs
 
@@ -38,9 +41,11 @@ _NOT_SHARED = frozenset(
         "STATE_DIR",
     )
 )
-_TOKENS = ("USHER_API_TOKEN", "USHER_OPERATOR_TOKEN", "USHER_VIEWER_TOKEN")
+_TOKENS = ("USHER_API_TOKEN", "USHER_OPERATOR_TOKEN", "USHER_VIEWER_TOKEN", "USHER_CONSUMER_TOKEN")
 #: Settings that name files, which programs look for from other folders than this one.
 _FILES = ("USHER_TLS_CERT", "USHER_TLS_KEY", "USHER_TLS_CA", "USHER_TOKENS_FILE")
+#: Files that the programs of one role read.
+_OWNERS = {"redis.conf": "redis", "users.acl": "redis", env_of("master"): "master", env_of("consumer"): "consumer"}
 #: Longest path in bytes: a socket below it must fit into 108 bytes, with what supervisord adds to its name.
 _LONGEST_FOLDER = 70
 #: Characters that mean something to a shell, systemd or supervisord.
@@ -111,6 +116,13 @@ class _Written(CommonSettings):
     help="Port of the Redis on this host.",
 )
 @click.option(
+    "--user",
+    "users",
+    metavar="[ROLE=]NAME",
+    multiple=True,
+    help="User of the machine that runs a role, or all of them. [for root: usher-ROLE, else you]",
+)
+@click.option(
     "--force",
     is_flag=True,
     help="Overwrite files that are there, with what usher.env says in the environment. state/ is never touched.",
@@ -126,6 +138,11 @@ def init_deploy(folder: Path, roles: tuple[str, ...], force: bool, flags: dict[s
         )
     _check_secrets(host.folder / "usher.env", os.environ)
     write(host, files)
+    if not host.own_users and "consumer" in host.roles and len(host.roles) > 1:
+        click.echo(
+            f"All programs run as {host.users['consumer']}, so handlers can read usher.env; written by root, each role"
+            " has a user of its own."
+        )
     runs = ", ".join(program.name for program in host.programs())
     click.echo(f"{host.folder} runs {runs}.\nStart it: {host.folder}/start    More: {host.folder}/README.md")
     if "redis" in host.roles:
@@ -157,11 +174,13 @@ def plan(
     chosen = _roles(roles, settings.redis_url, address, asked["redis_port"])
     urls = _masters(chosen, asked["masters"] or "", address, scheme_of(shared))
     shared["USHER_MASTER_URLS"] = ",".join(urls)
-    shared["USHER_REDIS_URL"], users = _redis_urls(chosen, settings.redis_url, environ, address, asked["redis_port"])
+    shared |= {name: str(Path(shared[name]).expanduser().absolute()) for name in _FILES if shared.get(name)}
+    shared["USHER_REDIS_URL"], users = _redis_urls(chosen, settings.redis_url, environ, address, asked, shared)
     shared |= _tokens(chosen, environ)
+    if urlsplit(shared["USHER_REDIS_URL"]).scheme == "rediss" and "redis" in chosen:
+        _check_tls(find_redis_server(settings.redis_server))
     shared["PYTHONPATH"] = _python_path(environ)
     _check_health_hosts(chosen, address, shared)
-    shared |= {name: str(Path(shared[name]).expanduser().absolute()) for name in _FILES if shared.get(name)}
     if "redis" in chosen:  # no older server reads its files: a restored backup needs the same one
         shared[SERVER_VARIABLE] = str(find_redis_server(settings.redis_server))
     shared = {name: value for name, value in shared.items() if value}
@@ -183,35 +202,41 @@ def plan(
         shared,
         users,
         project,
+        _users(chosen, asked["users"]),
+        "redis" not in chosen or has_selectors(Path(shared[SERVER_VARIABLE])),
     )
 
 
 def write(host: Host, files: Mapping[str, tuple[str, int]]) -> None:
     """Write the files, each whole or not at all, secrets never readable for others; and make the state folder."""
     try:
-        for made in (
-            host.folder,
-            host.state,
-            host.state / "logs",
-            *([host.state / "redis"] if "redis" in host.roles else []),
-        ):
+        for made in (host.folder, host.state, host.state / "logs", *(host.state / role for role in host.roles)):
             made.mkdir(mode=0o755 if made == host.folder else 0o700, parents=True, exist_ok=True)
+            _give(made, host.own_users.get(made.name, ""))
+        host.state.chmod(0o711 if host.own_users else 0o700)  # each user goes through it to its own
         for name, (text, mode) in files.items():
             draft = host.folder / f".{name}.new"
             draft.unlink(missing_ok=True)
             with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
                 file.write(text)
+            _give(draft, host.own_users.get(_OWNERS.get(name, ""), ""))
             draft.replace(host.folder / name)
     except OSError as problem:
         raise StartRefused(f"{host.folder} cannot be written: {problem}") from problem
 
 
+def _give(path: Path, user: str) -> None:
+    """Give a file or folder to a user of the machine; "": to nobody else."""
+    if user:
+        entry = pwd.getpwnam(user)
+        os.chown(path, entry.pw_uid, entry.pw_gid)
+
+
 def _roles(asked: tuple[str, ...], redis_url: str, address: str, redis_port: int) -> list[str]:
     """Return the roles in the order in which they start. A Redis elsewhere is no role here."""
     url = urlsplit(redis_url)
-    is_ours = not redis_url or (
-        url.scheme == "redis" and url.hostname == address and url.username == MASTER and url.port == redis_port
-    )
+    is_here = url.scheme in ("redis", "rediss") and url.hostname == address and url.port == redis_port
+    is_ours = not redis_url or (is_here and url.username == MASTER)
     if "redis" in asked and not is_ours:
         ours = f"redis://{MASTER}:PASSWORD@{_in_url(address)}:{redis_port}/0 (--host, --redis-port)"
         raise StartRefused(f"--role redis: USHER_REDIS_URL names another Redis than {ours}; unset it")
@@ -230,7 +255,12 @@ def _masters(roles: list[str], asked: str, address: str, scheme: str) -> list[st
 
 
 def _redis_urls(
-    roles: list[str], redis_url: str, environ: Mapping[str, str], address: str, port: int
+    roles: list[str],
+    redis_url: str,
+    environ: Mapping[str, str],
+    address: str,
+    asked: Mapping[str, Any],
+    settings: Mapping[str, str],
 ) -> tuple[str, dict[str, str]]:
     """Return the programs' URL of Redis, and those of its other users: made for a new Redis, else as in the
     environment. A host with consumers alone gets only their own URL."""
@@ -238,26 +268,71 @@ def _redis_urls(
     if roles == ["consumer"]:
         redis_url, given = given.get("consumer", redis_url), {}
     if "redis" in roles:
-        made = {user: own_redis_url(user, address, port, secrets.token_urlsafe(32)) for user in USERS}
-        given = {user: given.get(user, url) for user, url in made.items() if user != MASTER}
-        redis_url = redis_url or made[MASTER]
+        former = {**given, MASTER: redis_url}
+        passwords = {user: unquote(urlsplit(former.get(user, "")).password or "") for user in USERS}
+        given = {
+            user: own_redis_url(user, address, asked["redis_port"], known or secrets.token_urlsafe(32), settings)
+            for user, known in passwords.items()
+        }
+        redis_url = given.pop(MASTER)
     if not redis_url:
         raise StartRefused("USHER_REDIS_URL is not set: set it to the Redis to use, or add --role redis")
     return redis_url, given
 
 
 def _tokens(roles: list[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Return tokens for programs, operators and viewers: those in the environment, else new ones. A host with consumers
-    alone makes none, and does not get the operators' token."""
+    """Return tokens for programs, operators, viewers and consumers: those in the environment, else new ones. A host
+    with consumers alone makes none, and gets only its own."""
     given = {name: environ.get(name, "") for name in _TOKENS}
     if roles != ["consumer"]:
         return {name: token or secrets.token_urlsafe(32) for name, token in given.items()}
     if not given["USHER_API_TOKEN"]:
         raise StartRefused(
             "USHER_API_TOKEN is not set: consumers need that of the masters. In a shell:  set -a; ."
-            " /path/to/their/usher.env; set +a"
+            " /path/to/their/consumer.env; set +a"
         )
-    return given | {"USHER_OPERATOR_TOKEN": ""}
+    own = given["USHER_CONSUMER_TOKEN"] or given["USHER_API_TOKEN"]
+    return given | {"USHER_API_TOKEN": own, "USHER_OPERATOR_TOKEN": "", "USHER_CONSUMER_TOKEN": ""}
+
+
+def _users(roles: list[str], asked: tuple[str, ...]) -> dict[str, str]:
+    """Return the user of the machine for each role. Raises StartRefused: for root, nothing is chosen in silence."""
+    named = {role or _ALL: user for role, _, user in (one.rpartition("=") for one in asked)}
+    usual = {role: f"usher-{role}" for role in roles} if os.geteuid() == 0 else {role: _me() for role in roles}
+    users = {role: named.get(role) or named.get(_ALL) or usual[role] for role in roles}
+    missing = [user for user in dict.fromkeys(users.values()) if not _is_known(user)]
+    if missing:
+        made = "; ".join(f"useradd --system --no-create-home --shell /usr/sbin/nologin {user}" for user in missing)
+        raise StartRefused(f"--user: this machine has no user {', '.join(missing)}; make them ({made}) or name others")
+    if os.geteuid() != 0 and {*users.values()} != {_me()}:
+        raise StartRefused(f"--user: only root can write a folder for other users than {_me()}")
+    return users
+
+
+def _me() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # without a name, as in some containers
+        return str(os.getuid())
+
+
+def _is_known(user: str) -> bool:
+    try:
+        return bool(pwd.getpwnam(user))
+    except KeyError:
+        return user == _me()
+
+
+def _check_tls(server: Path) -> None:
+    """Raise StartRefused unless the redis-server can speak TLS: it reads the setting before it finds it wrong."""
+    told = subprocess.run(
+        [server, "--tls-port", "nothing"], capture_output=True, text=True, check=False, timeout=10, cwd="/"
+    )
+    if "Bad directive" in told.stdout + told.stderr:
+        raise StartRefused(
+            f"--host: passwords and messages would go through the network as plain text, since {server} has no TLS;"
+            f" set {SERVER_VARIABLE} to one that has, or USHER_REDIS_URL to a Redis with TLS (rediss://)"
+        )
 
 
 def _check_folder(folder: Path) -> None:

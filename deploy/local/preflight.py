@@ -27,7 +27,7 @@ _SETTINGS = (
     "usher.consumer.settings:ConsumerSettings",
 )
 #: Stand-ins for settings that are only known at each program's start, or checked below.
-_ANY = {"consumer_name": "preflight", "handler": "any:handler"}
+_ANY = {"handler": "any:handler"}
 #: Seconds between two looks whether the check has ended, or must end.
 _STEP_S = 0.1
 #: Settings that a supervisor of several programs gives to each of them.

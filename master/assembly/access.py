@@ -44,6 +44,7 @@ def master_credentials(settings: MasterSettings) -> Credentials:
         {
             "USHER_API_TOKEN": (settings.api_token, Identity(Role.ALL, "api-token")),
             "USHER_OPERATOR_TOKEN": (settings.operator_token, Identity(Role.OPERATOR, "operator-token")),
+            "USHER_CONSUMER_TOKEN": (settings.consumer_token, Identity(Role.CONSUMER, "*")),
             "USHER_VIEWER_TOKEN": (settings.viewer_token, Identity(Role.VIEWER, "viewer-token")),
         }
     )
@@ -60,5 +61,5 @@ def hosts_of(settings: MasterSettings) -> tuple[str, ...]:
     own = (settings.bind.rpartition(":")[0].strip("[]"), urlsplit(settings.advertise_url).hostname or "")
     if named:
         return named
-    asked = any((settings.api_token, settings.operator_token, settings.viewer_token, settings.tokens_file))
+    asked = any((*settings.tokens.values(), settings.tokens_file))
     return () if asked or not is_loopback(settings.bind) else tuple(filter(None, (*_LOCAL_NAMES, *own)))

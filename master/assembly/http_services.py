@@ -29,6 +29,7 @@ from usher.master.operations.action_log import ActionLog
 from usher.master.operations.bulk_letters import BulkLetters
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import LiveRules
+from usher.master.operations.signed_out import SignedOut
 from usher.master.operations.ticket_orders import TicketOrders
 from usher.master.web.adapter import ServicePort
 from usher.master.web.operations_adapter import Operations
@@ -77,10 +78,12 @@ class HttpServices:
         self.app = self._make_app(metrics, draining, stalled)
 
     def _make_app(self, metrics: Metrics, draining: Callable[[], bool], stalled: Callable[[], str]) -> Flask:
+        place, rules = self._place, admission(self._place.settings)
+        rules["doorman"].ended = self._kept(SignedOut(place.link("sessions"), place.keys))
         return create_app(
             self._make_port(),
-            **admission(self._place.settings),
-            health_hosts=self._place.hosts,
+            **rules,
+            health_hosts=place.hosts,
             letters=self._letters,
             operations=self._operations,
             metrics=metrics,

@@ -10,6 +10,7 @@ from usher.common.base.clock import now_s
 from usher.common.observability import tracing as telemetry
 from usher.common.observability.dead_letter_notifier import DeadLetterNotifier
 from usher.common.observability.metrics import Metrics
+from usher.common.redis.acl import scripts_for_others
 from usher.common.runtime.service import Service
 from usher.master.assembly.context import MasterContext
 from usher.master.dispatch.change_watch import ChangeWatch
@@ -82,7 +83,7 @@ class LeaderServices:
         """Return the service that wins and holds the lead, for a master that is reached under ``url``."""
         lease_s = self._place.settings.leader_lease_seconds
         link = self._place.link("elect", max(0.2, lease_s / 3))
-        made = Elector(link, self._place.keys, self.lead, url, int(lease_s * 1000), self._works)
+        made = Elector(link, self._place.keys, self.lead, url, int(lease_s * 1000), self._works, scripts_for_others())
         self.lead.on_doubt = made.wake
         return made
 

@@ -16,6 +16,7 @@ import click
 import orjson
 
 from usher.common.base.errors import RedisTrouble, StartRefused
+from usher.common.base.json_text import json_line
 from usher.common.base.labels import label
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import name_of
@@ -95,7 +96,7 @@ def _once(settings: AuditSettings, as_json: bool) -> int:
         page_file = None
         click.echo(f"usher: the page could not be written: {failed}", err=True)
     if as_json:
-        click.echo(orjson.dumps(document(report) | {"page": str(page_file) if page_file else None}))
+        click.echo(json_line(document(report) | {"page": str(page_file) if page_file else None}))
     else:
         screen.print_audit_report(report, page_file)
     return report.exit_code

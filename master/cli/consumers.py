@@ -31,9 +31,7 @@ def list_consumers(flags: dict[str, Any], as_json: bool) -> None:
         return
     console().print(consumers_table(rows))
     if not rows:
-        click.echo(
-            "  none is registered: start one with `usher consumer --consumer-name NAME --handler module:function`"
-        )
+        click.echo("  none is registered: start one with `usher consumer --handler module:function`")
 
 
 @consumers.command(

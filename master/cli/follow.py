@@ -16,6 +16,7 @@ import requests
 from pydantic import Field
 
 from usher.common.base.errors import StartRefused
+from usher.common.base.json_text import json_line
 from usher.common.base.text import escape_control
 from usher.common.redis.locate import find_local_instance
 from usher.common.runtime.settings import CommonSettings, load, options
@@ -65,7 +66,7 @@ def follow_ticket(flags: dict[str, Any], ticket_id: str, position: str, as_json:
     for told in follow(
         [url.strip().rstrip("/") for url in urls], ticket_id, position, settings.api_token, settings.tls_ca
     ):
-        click.echo(orjson.dumps({"event": told.name, "id": told.position, **told.data}) if as_json else _line(told))
+        click.echo(json_line({"event": told.name, "id": told.position, **told.data}) if as_json else _line(told))
 
 
 def follow(

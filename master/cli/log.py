@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import click
-import orjson
 
 from usher.common.base.durations import duration_s, moment_text
 from usher.common.base.errors import RedisTrouble, StartRefused
+from usher.common.base.json_text import json_line
 from usher.common.base.text import escape_control, json_safe
 from usher.common.protocol.message import UID_FIELD, as_mapping, first_value, ticket_value
 from usher.common.protocol.stream_id import milliseconds
@@ -142,7 +142,7 @@ def _line(entry: Entry, ticket_field: str, as_json: bool) -> str:
             "ticket_id": None if ticket is None else json_safe(ticket),
             "fields": safe,
         }
-        return orjson.dumps(document).decode()
+        return json_line(document)
     rest = " ".join(f"{name}={value}" for name, value in fields.items() if name != ticket_field)
     shown = "-" if ticket is None else ticket
     text = f"{moment_text(at_ms, 'milliseconds')}  {entry.id.decode():<22}  {shown:<16}  {rest}"

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from usher.common.base.durations import Number
+from usher.common.base.text import escape_control
 from usher.common.protocol.message import LONGEST_TICKET
 from usher.common.protocol.registration import NAME
 from usher.common.runtime.settings import CommonSettings, options
@@ -265,7 +266,7 @@ def resume(flags: dict[str, Any], why: str, as_json: bool, **chosen: Any) -> Non
         elif as_json:
             print_json(None)
         else:
-            click.echo(f"there is no rule for {target.value} {value}".rstrip())
+            click.echo(escape_control(f"there is no rule for {target.value} {value}".rstrip()))
         if not as_json:
             _tell_others(at, target, value)
     if changed is None:
@@ -277,4 +278,6 @@ def _tell_others(at: OperatorContext, target: Target, value: str, action: RuleAc
     if target is Target.TICKET:
         for rule in at.rules.read().all_of(value.encode("utf-8", "surrogateescape")):
             if rule.id != rule_id(target, value, action):
-                click.echo(f"another rule fits it too: it is {rule.told()}; `usher rules lift {rule.id}`")
+                click.echo(
+                    escape_control(f"another rule fits it too: it is {rule.told()}; `usher rules lift {rule.id}`")
+                )

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import click
-import orjson
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from usher.common.base.errors import GroupMissing, RedisTrouble, StartRefused
+from usher.common.base.json_text import json_line
 from usher.common.base.labels import label
 from usher.common.base.text import escape_control
 from usher.common.protocol.keys import Keys
@@ -84,7 +84,7 @@ def letters_of(flags: dict[str, Any]) -> Iterator[DeadLetters]:
 
 
 def print_json(document: Any) -> None:
-    click.echo(orjson.dumps(document))
+    click.echo(json_line(document))
 
 
 def table(

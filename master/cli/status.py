@@ -134,9 +134,7 @@ def drawn(seen: dict[str, Any]) -> RenderableType:
         facts.append(("per second", f"sent {seen['sent_per_second']:,.0f}  done {seen['done_per_second']:,.0f}"))
     parts: list[RenderableType] = [table("Usher", ("", ""), facts), "", consumers_table(seen["consumers"])]
     if not seen["consumers"]:
-        parts.append(
-            "  none is registered: start one with `usher consumer --consumer-name NAME --handler module:function`"
-        )
+        parts.append("  none is registered: start one with `usher consumer --handler module:function`")
     parts += [
         f"  {name} of `usher up` is not alive; its log may say why: {log}"
         for name, log in seen["missing_consumers"].items()

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from usher.common.base.durations import Duration
 from usher.common.base.errors import RedisTrouble, StartRefused
-from usher.common.base.text import pluralize
+from usher.common.base.text import escape_control, pluralize
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.locate import resolve_redis_url
@@ -200,9 +200,9 @@ def _print_trim_table(told: dict[str, Any]) -> None:
     if told["decision"] == "refused":
         screen.print("[red]Nothing is cut: a reader is lost.[/red]")
         for problem in told["problems"]:
-            screen.print(f"  {problem}", markup=False, soft_wrap=True)
+            screen.print(f"  {escape_control(problem)}", markup=False, soft_wrap=True)
     elif told["decision"] == "nothing":
-        screen.print(f"Nothing may go: {told['why']}.", markup=False, soft_wrap=True)
+        screen.print(f"Nothing may go: {escape_control(told['why'])}.", markup=False, soft_wrap=True)
     elif told["cut"] is None:
         number = (
             f"{'' if told['would_cut_is_exact'] else 'more than '}{pluralize(told['would_cut'], 'entry', 'entries')}"

@@ -12,7 +12,7 @@ import logging
 import random
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from usher.common.base.backoff import backoff_s
@@ -126,7 +126,14 @@ class Elector(Service):
     name = "elect"
 
     def __init__(
-        self, link: Link, keys: Keys | LogKeys, lead: Lead, url: str, lease_ms: int, works: Callable[[], bool]
+        self,
+        link: Link,
+        keys: Keys | LogKeys,
+        lead: Lead,
+        url: str,
+        lease_ms: int,
+        works: Callable[[], bool],
+        for_others: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self._link = link
@@ -139,6 +146,7 @@ class Elector(Service):
         self._url = url
         self._lease_ms = lease_ms
         self._works = works
+        self._for_others = for_others  # steps that are loaded for users that may not send scripts
         self._rng = random.Random()
         self._elected_s = -_CALM_S
         self._in_a_row = 0
@@ -149,6 +157,8 @@ class Elector(Service):
         self.elections = 0
 
     def run_once(self) -> float:
+        if self._for_others and (refused := self._scripts.load_for_others(self._for_others)):
+            event(log, "scripts_not_loaded", level=logging.WARNING, refused=len(refused), why=refused[0])
         epoch, doubted = self._lead._held()
         if epoch is None or doubted:
             early_s = self._next_election_s - now_s()

@@ -6,12 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from usher.common.base.clock import now_s
-from usher.common.base.errors import GroupMissing, NotNow, ReplyUnknown
 from usher.common.http import app as web
 from usher.common.http.auth import looked_at
 from usher.common.http.server.watch import Liveness
 from usher.common.observability.metrics import Metrics
-from usher.common.redis.client import CommandRefused
 from usher.common.runtime.health import Health, judge, stalled
 from usher.common.runtime.service import Service
 from usher.master.settings import StreamerSettings
@@ -52,11 +50,11 @@ class ServedStreamer:
         self._program.stop()
 
     def _health(self) -> Health:
-        """Return the health; a standby is healthy. A database's messages may name hosts and users; they are for the
-        log, and this page is for everybody."""
+        """Return the health; a standby is healthy. A database's messages may have rows in them: they are for the log
+        alone."""
         program = self._program
-        health = judge(map(_Discreet, program.services), now_s())
-        return Health((*health.reasons, _ANOTHER)) if program.another_leads else health
+        reasons = map(web.in_brief, judge(program.services, now_s()).reasons)
+        return Health((*reasons, *((_ANOTHER,) if program.another_leads else ())))
 
     def _facts(self) -> dict[str, Any]:
         program, settings = self._program, self._settings
@@ -69,21 +67,6 @@ class ServedStreamer:
             "refused": program.streamer.refused,
             "behind_seconds": round(behind_s(program), 1),
         }
-
-
-#: Kinds of trouble with Redis, whose texts all programs show.
-_OF_REDIS = frozenset(kind.__name__ for kind in (NotNow, ReplyUnknown, GroupMissing, CommandRefused))
-
-
-class _Discreet:
-    """A service as health sees it, without the messages of its database."""
-
-    def __init__(self, service: Service) -> None:
-        self.name, self.stalls_after_s = service.name, service.stalls_after_s
-        self.alive, self.last_turn_s = service.alive, service.last_turn_s
-        trouble = service.trouble
-        kind = (trouble or "").partition(":")[0]
-        self.trouble = trouble if trouble is None or kind in _OF_REDIS else f"{kind}; the log says more"
 
 
 class _Watch(Service):

@@ -122,8 +122,8 @@ class TroubledLink(Link):
         """Read the digests of a runner's steps by their names."""
         prepare = runner.prepared
 
-        def prepared(name: str, key: str | bytes) -> tuple[str, str]:
-            text, digest = prepare(name, key)
+        def prepared(name: str) -> tuple[str, str]:
+            text, digest = prepare(name)
             self._steps[digest] = (name, text)
             return text, digest
 

@@ -227,7 +227,6 @@ def test_a_lost_answer_means_a_new_epoch_and_the_same_batch_again(
         scripts.run(
             "emit", (hand.keys.stream, hand.keys.leader), ("0", 1, "f")
         )  # known to the server: no NOSCRIPT in the way
-        hand.streamer._scripts._server_reads_flags("s")
         proxy.on_reply = lambda chunk: None
         with pytest.raises(ReplyUnknown):
             hand.turn()

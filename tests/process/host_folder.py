@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import random
 import re
 import signal
@@ -37,7 +38,7 @@ class HostFolder:
         path = f"{redis_cli().parent}:{environ_for(home)['PATH']}"
         self.environ = environ_for(home) | {"PATH": path, "PYTHONPATH": f"{home}:{ROOT}"} | environ
         done = subprocess.run(
-            [*USHER, "init-deploy", str(self.folder), *words],
+            [*USHER, "init-deploy", str(self.folder), "--user", getpass.getuser(), *words],
             env=self.environ,
             cwd=home,
             capture_output=True,

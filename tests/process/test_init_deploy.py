@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
 import shlex
@@ -33,16 +34,17 @@ def test_a_folder_for_everything_runs_and_drains(folder: Path) -> None:
     host = one_host(folder)
     modes = {
         name: stat.S_IMODE((host.folder / name).stat().st_mode)
-        for name in ("usher.env", "users.acl", "redis.conf", "state", "start")
+        for name in ("usher.env", "consumer.env", "users.acl", "redis.conf", "state", "start")
     }
-    assert modes == {"usher.env": 0o600, "users.acl": 0o600, "redis.conf": 0o600, "state": 0o700, "start": 0o755}
+    secret = dict.fromkeys(("usher.env", "consumer.env", "users.acl", "redis.conf"), 0o600)
+    assert modes == secret | {"state": 0o700, "start": 0o755}
     secrets = {value for name, value in host.settings.items() if name.endswith("_TOKEN")}
     secrets |= {
         urlsplit(url).password or ""
         for name, url in host.settings.items()
         if name.startswith(("USHER_REDIS_URL", "REDIS_URL_"))
     }
-    assert len(secrets) == 3 + len(USERS)
+    assert len(secrets) == 4 + len(USERS)
     for file in host.folder.iterdir():
         if file.is_file() and file.stat().st_mode & 0o077:
             assert not [secret for secret in secrets if secret in file.read_text()], (
@@ -109,7 +111,7 @@ def test_of_a_handler_that_the_service_could_not_use_it_warns(folder: Path, hand
     (folder / "broken.py").write_text("import not_there_at_all\n")
     made = folder / "made"
     done = subprocess.run(
-        [*USHER, "init-deploy", str(made), "--handler", handler],
+        [*USHER, "init-deploy", str(made), "--user", getpass.getuser(), "--handler", handler],
         env=environ_for(folder),
         cwd=folder,
         capture_output=True,
@@ -161,8 +163,11 @@ def check_users(host: HostFolder, folder: Path) -> None:
         if "consumer-name" in command:
             environ = process.environ()
             assert environ["USHER_REDIS_URL"] == host.settings["REDIS_URL_CONSUMER"]
+            assert environ["USHER_API_TOKEN"] == host.settings["USHER_CONSUMER_TOKEN"]
             assert not [name for name in environ if name.startswith("REDIS_URL_") or name == "USHER_OPERATOR_TOKEN"]
-            assert host.settings["USHER_REDIS_URL"] not in environ.values()
+            assert not {host.settings[name] for name in ("USHER_REDIS_URL", "USHER_API_TOKEN")} & {*environ.values()}
+        if "supervisor.supervisord" in command:
+            assert not [name for name in process.environ() if name.endswith("_TOKEN") or "REDIS_URL" in name]
 
 
 @pytest.mark.slow
@@ -207,7 +212,15 @@ def test_a_folder_with_certificates_speaks_https_everywhere(folder: Path) -> Non
     """Masters asked consumers for their health over plain HTTP: all were silent, and one that hung was not noticed."""
     papers = Papers(folder)
     tls = {"USHER_TLS_CERT": str(papers.cert), "USHER_TLS_KEY": str(papers.key), "USHER_TLS_CA": str(papers.ca)}
-    words = (*USHER, "init-deploy", str(folder / "plain"), "--masters", "http://127.0.0.1:8700")
+    words = (
+        *USHER,
+        "init-deploy",
+        str(folder / "plain"),
+        "--user",
+        getpass.getuser(),
+        "--masters",
+        "http://127.0.0.1:8700",
+    )
     refused = subprocess.run(
         words, env=environ_for(folder) | tls, cwd=folder, capture_output=True, text=True, check=False, timeout=60
     )

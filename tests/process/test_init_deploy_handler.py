@@ -3,6 +3,7 @@ project."""
 
 from __future__ import annotations
 
+import getpass
 import re
 import shlex
 import subprocess
@@ -28,7 +29,7 @@ class Written(NamedTuple):
 
 def written(home: Path, handler: str, cwd: Path, **environ: str) -> Written:
     """The folder is written in any case: the handler may come later."""
-    words = [*USHER, "init-deploy", str(home / "srv"), "--handler", handler]
+    words = [*USHER, "init-deploy", str(home / "srv"), "--user", getpass.getuser(), "--handler", handler]
     done = subprocess.run(
         words, env=environ_for(home) | environ, cwd=cwd, capture_output=True, text=True, check=False, timeout=60
     )

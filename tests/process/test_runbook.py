@@ -10,10 +10,13 @@ import pytest
 
 from tests.process.host_folder import FILES, handled, one_host, requests_ready, send_one
 from tests.process.machine import processes_of, until
+from usher.common.redis.client import CommandRefused
 
 __all__ = ["FILES"]
 
 pytestmark = pytest.mark.process
+
+_HIGHEST = "18446744073709551615-18446744073709551615"
 
 
 def blocks(text: str) -> list[tuple[str, str]]:
@@ -54,6 +57,12 @@ def test_every_command_of_the_runbook(folder: Path) -> None:
         send_one(url, "13", "bad")
         until(lambda: "message_given_up" in host.logs(), 30, "a dead letter")
 
+    def exhaust() -> None:
+        host.sh(f"{cli} XADD ticket_stream {_HIGHEST} ticket_id 8 text highest")
+        until(lambda: "8 highest" in handled(host), 30, "the last message that fits is handled")
+        with pytest.raises(CommandRefused, match="exhausted"):
+            send_one(url, "8", "one more")
+
     def start() -> None:
         host.start()
         until(lambda: requests_ready(host.settings["USHER_MASTER_URLS"].split(",")), 60, "the masters are ready")
@@ -75,6 +84,7 @@ def test_every_command_of_the_runbook(folder: Path) -> None:
             send_one(url, "9", "x"),
             host.sh(f"{cli} XGROUP DESTROY ticket_stream concurrency_stream_group"),
         ),
+        "The stream takes no more ids": exhaust,
         "Full disk or memory": lambda: host.sh(f"{cli} CONFIG SET maxmemory 1mb"),
         "Dead letters": bury,
         "Restore from a backup": lambda: send_one(url, "99", "after the backup"),

@@ -140,7 +140,7 @@ class TestKubernetes:
         shared = dict(line.partition("=")[::2] for line in config["literals"])
         shared |= {
             "USHER_API_TOKEN": "of-32-characters-or-some-more-of-them",
-            "USHER_VIEWER_TOKEN": "other",
+            "USHER_VIEWER_TOKEN": "another-of-32-characters-or-some-more",
             "USHER_REDIS_URL": "redis://u:p@redis:6379/0",
         }
         for kind, owner, replicas in (("StatefulSet", "usher-master", 2), ("Deployment", "usher-consumer", 3)):
@@ -154,7 +154,8 @@ class TestKubernetes:
                 for name, known in environ.items():
                     value = value.replace(f"$({name})", known)
                 environ[one["name"]] = value
-            assert {next(iter(one.values()))["name"] for one in container["envFrom"]} == {"usher"}
+            secrets = "usher-consumer" if kind == "Deployment" else "usher"  # a handler sees no token of others
+            assert {next(iter(one.values()))["name"] for one in container["envFrom"]} == {"usher", secrets}
             settings = accepted(*container["args"], environ)
             [port] = container["ports"]
             assert settings.bind == f"0.0.0.0:{port['containerPort']}"

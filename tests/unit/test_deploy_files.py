@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import configparser
+import getpass
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ _ASKED: dict[str, Any] = {
     "name": None,
     "health_port": 8721,
     "redis_port": 6390,
+    "users": (getpass.getuser(),),
 }
 _ELSEWHERE = {"USHER_REDIS_URL": "redis://:pw@10.0.0.9:6379/0", "USHER_API_TOKEN": "token"}
 
@@ -125,25 +128,78 @@ def test_a_redis_of_our_own_has_a_user_for_each_kind_of_program() -> None:
     assert again.files()["users.acl"] == files["users.acl"], "with usher.env in the environment nothing changes"
 
 
-def test_a_consumer_is_told_its_own_url_of_redis_and_no_other() -> None:
+def secrets_of(env: str) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in re.findall(r"^(\w+)='(.*)'$", env, re.MULTILINE)
+        if "TOKEN" in name or "REDIS" in name
+    }
+
+
+def test_programs_of_a_role_are_told_their_own_secrets_and_no_other() -> None:
+    """Consumers, and so their handlers, saw the token of programs and, in usher.env, all others."""
     first = planned(environ={"USHER_HEALTH_HOSTS": "10.0.0.0/24"})
-    consumer = sections(first)["program:consumer-1"]
-    assert consumer["environment"] == 'USHER_REDIS_URL="%(ENV_REDIS_URL_CONSUMER)s"'
-    hidden = set(re.findall(r"-u (\w+)", consumer["command"]))
-    assert hidden == {"USHER_OPERATOR_TOKEN", *(f"REDIS_URL_{user.upper()}" for user in first.redis_users)}
-    env = dict(first.settings) | {f"REDIS_URL_{user.upper()}": url for user, url in first.redis_users.items()}
-    second = planned("consumer", environ=env, host="10.0.0.3", masters="http://10.0.0.1:8700")
-    assert second.settings["USHER_REDIS_URL"] == first.redis_users["consumer"]
-    told = second.files()["usher.env"][0]
-    assert first.settings["USHER_OPERATOR_TOKEN"] not in told
-    assert not [user for user, url in first.redis_users.items() if user != "consumer" and url in told]
-    assert first.settings["USHER_REDIS_URL"] not in told
+    files, settings = first.files(), first.settings
+    assert sections(first)["program:consumer-1"]["command"].startswith("%(here)s/as consumer ")
+    of_consumers = {
+        "USHER_API_TOKEN": settings["USHER_CONSUMER_TOKEN"],
+        "USHER_VIEWER_TOKEN": settings["USHER_VIEWER_TOKEN"],
+        "USHER_REDIS_URL": first.redis_users["consumer"],
+        "USHER_REDIS_SERVER": settings["USHER_REDIS_SERVER"],
+    }
+    assert secrets_of(files["consumer.env"][0]) == of_consumers
+    assert not [name for name in secrets_of(files["master.env"][0]) if name.startswith("REDIS_URL_")]
+    assert {mode for name, (_, mode) in files.items() if name.endswith(".env")} == {0o600}
+    env = dict(settings) | {f"REDIS_URL_{user.upper()}": url for user, url in first.redis_users.items()}
+    for known in (env, dict(re.findall(r"^(\w+)='(.*)'$", files["consumer.env"][0], re.MULTILINE))):
+        other = planned("consumer", environ=known, host="10.0.0.3", masters="http://10.0.0.1:8700")
+        for name in ("usher.env", "consumer.env"):
+            assert secrets_of(other.files()[name][0]) == of_consumers, "on a host of their own too"
+
+
+def test_each_role_has_a_user_of_its_own_and_root_is_never_chosen_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    host = planned(users=("redis=daemon", "master=bin", "consumer=nobody"))
+    assert [found.get("user") for name, found in sections(host).items() if name.startswith("program:")] == [
+        "daemon", "bin", "bin", "nobody", "nobody"
+    ]  # fmt: skip
+    assert "--user redis=daemon --user master=bin --user consumer=nobody" in host.again()
+    with pytest.raises(StartRefused, match="has no user usher-redis, usher-master, usher-consumer; make them .useradd"):
+        planned(users=())
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(StartRefused, match="only root can"):
+        planned(users=("nobody",))
+
+
+def test_redis_speaks_tls_where_programs_do_and_others_can_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its passwords went through the network as plain text beside HTTPS."""
+    monkeypatch.setattr("usher.deploy.local.init_deploy._check_tls", lambda server: None)  # of 6.2: without TLS
+    tls = {"USHER_TLS_CERT": "/etc/c.pem", "USHER_TLS_KEY": "/etc/k.pem", "USHER_TLS_CA": "/etc/ca.pem"}
+    host = planned(environ=tls, host="10.0.0.1")
+    urls = {**host.redis_users, "master": host.redis_url}
+    assert {url.partition("@")[2] for url in urls.values()} == {"10.0.0.1:6390/0?ssl_ca_certs=/etc/ca.pem"}
+    assert {urlsplit(url).scheme for url in urls.values()} == {"rediss"}
+    assert "port 0\ntls-port 6390\n" in host.files()["redis.conf"][0]
+    assert planned(environ=tls).redis_url.startswith("redis://"), "on loopback nobody listens"
+    plain = planned(host="10.0.0.1")
+    env = dict(plain.settings) | {f"REDIS_URL_{user.upper()}": url for user, url in plain.redis_users.items()}
+    later = planned(environ=env | tls, host="10.0.0.1")
+    assert urlsplit(later.redis_url).scheme == "rediss"
+    assert urlsplit(later.redis_url).password == urlsplit(plain.redis_url).password, "certificates may come later"
+
+
+def test_a_redis_without_tls_is_refused_where_programs_speak_tls(tmp_path: Path) -> None:
+    server = tmp_path / "redis-server"
+    server.write_text("#!/bin/sh\necho Bad directive or wrong number of arguments; exit 1\n")
+    server.chmod(0o755)
+    with pytest.raises(StartRefused, match="has no TLS"):
+        planned(environ={"USHER_TLS_CERT": "/etc/c.pem", "USHER_REDIS_SERVER": str(server)}, host="10.0.0.1")
 
 
 @pytest.mark.parametrize("odd", ["'", "\n", "\\", '"'])
 def test_a_url_of_redis_that_cannot_stand_in_the_files_is_refused(odd: str) -> None:
     with pytest.raises(SettingsError, match="REDIS_URL_SENDER has a quote"):
-        planned(environ={"REDIS_URL_SENDER": f"redis://sender:a{odd}b@127.0.0.1:6390/0"})
+        planned(environ=_ELSEWHERE | {"REDIS_URL_SENDER": f"redis://sender:a{odd}b@10.0.0.9:6379/0"})
 
 
 @pytest.mark.parametrize("name", ["a b", "x ~* +@all ~y", "a\nuser x on nopass ~* +@all", 'a"b', "it's"])
@@ -153,9 +209,9 @@ def test_a_stream_whose_name_cannot_stand_in_a_users_file_is_refused(name: str) 
             acl_file(stream, "g", sources)
 
 
-def test_tokens_are_made_for_programs_operators_and_viewers() -> None:
-    tokens = [planned().settings[f"USHER_{name}_TOKEN"] for name in ("API", "OPERATOR", "VIEWER")]
-    assert len({*tokens}) == 3 and min(map(len, tokens)) > 40
+def test_tokens_are_made_for_programs_operators_viewers_and_consumers() -> None:
+    tokens = [planned().settings[f"USHER_{name}_TOKEN"] for name in ("API", "OPERATOR", "VIEWER", "CONSUMER")]
+    assert len({*tokens}) == 4 and min(map(len, tokens)) > 40
 
 
 def test_consumers_of_another_host_are_told_apart_and_reached_there() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from pathlib import Path
 
 import click
@@ -24,14 +25,28 @@ COMMANDS = [*(ROOT / "common" / "cli").glob("*.py"), *(ROOT / "master" / "cli").
 _CONSUMER = {"USHER_CONSUMER_NAME": "c1", "USHER_HANDLER": "m:f"}
 
 
-def test_without_any_setting_a_master_has_its_defaults_and_a_consumer_wants_a_name_and_a_handler() -> None:
+def test_without_any_setting_a_master_has_its_defaults_and_a_consumer_wants_a_handler() -> None:
     assert load(MasterSettings, {}).group == "concurrency_stream_group"
     with pytest.raises(SettingsError) as refused:
         load(ConsumerSettings, {})
-    assert refused.value.problems == (
-        "USHER_CONSUMER_NAME is not set (or give --consumer-name)",
-        "USHER_HANDLER is not set (or give --handler)",
-    )
+    assert refused.value.problems == ("USHER_HANDLER is not set (or give --handler)",)
+
+
+def test_a_consumer_is_named_as_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    for host, name in (("shop-7f9c", "shop-7f9c"), ("-my_host (1)", "my_host--1-"), ("", "consumer")):
+        monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
+        assert load(ConsumerSettings, {"USHER_HANDLER": "m:f"}).consumer_name == name
+
+
+def test_all_that_a_pod_lacks_is_in_one_message(tmp_path: Path) -> None:
+    """It took as many restarts as there were settings missing."""
+    pod = {"USHER_BIND": "0.0.0.0:8721", "USHER_STATE_DIR": str(tmp_path), "USHER_CONCURRENCY": "many"}
+    with pytest.raises(SettingsError) as refused:
+        load(ConsumerSettings, pod)
+    told = [problem.partition(" ")[0].rstrip(":") for problem in refused.value.problems]
+    assert told == [
+        "USHER_CONCURRENCY", "USHER_HANDLER", "USHER_API_TOKEN", "USHER_HEALTH_URL", "USHER_REDIS_URL"
+    ]  # fmt: skip
 
 
 def test_one_error_lists_every_bad_value() -> None:
@@ -116,7 +131,7 @@ def test_redis_urls(url: str) -> None:
     assert load(MasterSettings, {"USHER_REDIS_URL": url}).redis_url == url
 
 
-@pytest.mark.parametrize("name", ["c:1", "", "../c", "c\n", "-c", "c" * 65])
+@pytest.mark.parametrize("name", ["c:1", "../c", "c\n", "-c", "c" * 65])
 def test_a_consumer_name_that_could_not_be_told_from_an_incarnation_or_a_path_is_refused(name: str) -> None:
     with pytest.raises(SettingsError, match="USHER_CONSUMER_NAME"):
         load(ConsumerSettings, _CONSUMER | {"USHER_CONSUMER_NAME": name})

@@ -51,7 +51,7 @@ def _app(tokens: dict[str, Identity] = _TOKENS, *, secure: bool = False, login_p
     @needs(Role.ANYBODY)
     def log_out() -> Response:
         response = make_response("out")
-        doorman().sign_out(response)
+        doorman().sign_out(request, response)
         return response
 
     return app

@@ -73,6 +73,7 @@ from usher.common.http.tls import ServerTls
 from usher.common.runtime.clock_steps import look_for_steps
 from usher.common.runtime.fork_guard import end_children_by, try_for
 from usher.common.runtime.service import Service, ServiceEnded
+from usher.common.runtime.settings import is_loopback
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication
@@ -158,6 +159,7 @@ def serve(
     free, and with the message of whatever UsherError ``make`` or ``start`` raised.
     """
     tls = None if certificate.cert is None else ServerTls(certificate.cert, certificate.key, TlsConnection)
+    warn_of_plain_http(bind, tls)
     listener = _listen(bind, setting)
     bounds = _within_open_files(bounds)
     reader, writer = os.pipe()
@@ -181,6 +183,12 @@ def serve(
             os.close(end)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def warn_of_plain_http(bind: str, tls: ServerTls | None) -> None:
+    """Log that tokens can be read on their way, where others can reach the address without TLS."""
+    if tls is None and not is_loopback(bind):
+        event(log, "plain_http", level=logging.WARNING, address=bind, way_out="set USHER_TLS_CERT and USHER_TLS_KEY")
 
 
 def _within_open_files(bounds: Bounds) -> Bounds:

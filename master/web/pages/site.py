@@ -134,7 +134,7 @@ def _add_login(site: Blueprint) -> None:
     @needs(Role.VIEWER)
     def logout() -> AnyResponse:
         response = redirect(_LOGIN, 303)
-        doorman().sign_out(response)
+        doorman().sign_out(request, response)
         return response
 
 
