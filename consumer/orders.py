@@ -69,5 +69,5 @@ class Orders:
         if is_apart:
             self._executor.cancelled.add(order.id)
         else:
-            self._ending.end(runs, "an operator cancelled a run")
+            self._ending.end(runs, "an operator cancelled a run", "an operator ended its run")
         return True

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from usher.common.base.clock import now_s
+from usher.common.base.extras import version
 from usher.common.base.log import event
 from usher.common.http.auth import looked_at
 from usher.common.http.server.server import url_of
@@ -25,7 +26,7 @@ from usher.common.redis.startup_check import check_leases
 from usher.common.runtime.health import Health, judge, stalled
 from usher.common.runtime.name_lock import NameLock, boot_id
 from usher.common.runtime.process_state import ProcessState
-from usher.consumer.execution.ticket_state import describe_ticket
+from usher.consumer.execution.ticket_state import describe_process, describe_ticket
 from usher.consumer.handlers.decorators import BatchOptions
 from usher.consumer.handlers.loader import load_handler
 from usher.consumer.incarnation import Incarnation, master_client, terms
@@ -109,6 +110,7 @@ class ConsumerProgram:
             self._look,
             lambda: self.liveness().stalled,
             hosts_of(settings.bind, settings.health_url, settings.hosts),
+            self._describe,
         )
 
     def start(self, port: int, host: str) -> None:
@@ -233,6 +235,13 @@ class ConsumerProgram:
         if incarnation is None or journal is None:
             return None
         return describe_ticket(ticket, incarnation.name, journal, incarnation.lanes, incarnation.executor.max_attempts)
+
+    def _describe(self) -> dict[str, Any] | None:
+        """Return what this process is and runs; None while there is no incarnation."""
+        incarnation, journal = self._incarnation, self._journal
+        if incarnation is None or journal is None:
+            return None
+        return describe_process(incarnation.name, self._settings.handler, version(), journal)
 
     def _facts(self) -> dict[str, Any]:
         incarnation = self._incarnation

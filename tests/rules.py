@@ -159,7 +159,7 @@ PRIVATE_NAMES_IN = (
     ),  # of threading (there is no other way to tell such threads); of who is compared with us
 )
 #: Public, whatever they look like: of named tuples, and of ``os``.
-_NOT_PRIVATE = frozenset({"_replace", "_asdict", "_make", "_fields", "_exit"})
+_NOT_PRIVATE = frozenset({"_replace", "_asdict", "_make", "_fields", "_exit", "_current_frames"})
 #: Where threads begin: services; pools whose threads do not repeat a turn (handlers, health questions); and a
 #: yardstick.
 THREADS_IN = (

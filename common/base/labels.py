@@ -9,14 +9,13 @@ _LABELS = {
     "unknown": "Unknown",
     "clean": "OK",
     "park": "halt",
-    "parked": "waiting",
 }
 
 
 def label(word: str) -> str:
     """Return the word that is shown for a severity, a policy or a state.
 
-    >>> label("bad"), label("parked"), label("handed_over")
-    ('Critical', 'waiting', 'handed over')
+    >>> label("bad"), label("park"), label("handed_over")
+    ('Critical', 'halt', 'handed over')
     """
     return _LABELS.get(word, word.replace("_", " "))

@@ -83,14 +83,22 @@ def redacted(text: str) -> str:
     return _TOKEN.sub("***", _OPTION_PASSWORD.sub("***", _URL_PASSWORD.sub(r"\1:***@", text)))
 
 
-def event(log: logging.Logger, action: str, *, level: int = logging.INFO, exc_info: bool = False, **facts: Any) -> None:
-    """Log that ``action`` happened, with its facts."""
+def event(
+    log: logging.Logger,
+    action: str,
+    *,
+    level: int = logging.INFO,
+    exc_info: bool = False,
+    trace: str = "",
+    **facts: Any,
+) -> None:
+    """Log that ``action`` happened, with its facts. ``trace``: a traceback, or the stack of a thread, as text."""
     ours = _ours
     if ours is None:  # a library in somebody's program
-        log.log(level, action, extra={"facts": facts}, exc_info=exc_info)
+        log.log(level, f"{action}\n{trace}" if trace else action, extra={"facts": facts}, exc_info=exc_info)
     elif level >= ours.threshold:
         record = logging.LogRecord(log.name, level, "", 0, action, (), sys.exc_info() if exc_info else None)
-        record.facts = facts
+        record.facts, record.exc_text = facts, trace or None
         ours.tell(log, record)
 
 
@@ -201,7 +209,7 @@ class LogHandler(logging.Handler):
         clock = datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
         head = f"{clock} {record.levelname!s:<7} {self._program} {record.threadName!s:<9}"
         told = "".join(f" {_as_text(name)}={_format_value(value)}" for name, value in facts.items())
-        trace = f"\n{_traceback(record)}" if record.exc_info else ""
+        trace = f"\n{text}" if (text := _traceback(record)) else ""
         return escape_control(redacted(f"{head} {message}{told}{trace}"), kept="\n\t").replace("\n", "\n    ")
 
     def _json(self, record: logging.LogRecord, message: str, facts: dict[Any, Any]) -> str:
@@ -217,8 +225,8 @@ class LogHandler(logging.Handler):
         if isinstance(getattr(record, "facts", None), dict):
             own["event"] = message
         document = {**own, **facts, **own}  # these in front, and nobody's fact in their place
-        if record.exc_info:
-            document["traceback"] = _traceback(record)
+        if trace := _traceback(record):
+            document["traceback"] = trace
         try:
             return redacted(orjson.dumps(document, default=_as_text).decode())
         except TypeError:  # a lone surrogate from bytes that are not UTF-8, or a number of more than 64 bits
@@ -238,8 +246,8 @@ def _facts(record: logging.LogRecord) -> dict[Any, Any]:
 
 
 def _traceback(record: logging.LogRecord) -> str:
-    assert record.exc_info
-    return logging.Formatter().formatException(record.exc_info)
+    """Return the traceback of a record, or the text that an event brought."""
+    return logging.Formatter().formatException(record.exc_info) if record.exc_info else record.exc_text or ""
 
 
 def _shown(how: Any, value: Any) -> str:

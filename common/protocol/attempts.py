@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from usher.common.base.text import pluralize
+
 _FOUR = re.compile(rb"([0-9]{1,9}) ([0-9]{1,9}) ([0-9]{1,9}) ([0-9]{1,9})")
 _ONE = re.compile(rb"[0-9]{1,9}")
 
@@ -66,6 +68,16 @@ class Attempts(NamedTuple):
 
 
 NEVER = Attempts()
+
+
+def attempts_told(starts: int, charged: int, most: int = 0) -> str:
+    """Return attempts for people. ``most``: how many may be charged; 0: not known here.
+
+    >>> attempts_told(5, 3, 3), attempts_told(1, 0), attempts_told(5, GIVEN_UP, 3)
+    ('5 starts, 3 charged of 3', '1 start, 0 charged', '5 starts, given up by an operator')
+    """
+    ended = f"{charged:,} charged" + (f" of {most:,}" if most else "")
+    return f"{pluralize(starts, 'start')}, {'given up by an operator' if charged >= GIVEN_UP else ended}"
 
 
 def encode(attempts: Attempts) -> bytes:

@@ -141,6 +141,14 @@ class Keys:
         return self.prefix + "attempts"
 
     @property
+    def errors(self) -> str:
+        """Hash: stream id -> last error, and ``t`` with the id -> the end of its traceback (see
+        common/protocol/last_error.py), of a message that failed, or that halted its ticket. Bounded by charge. Its name
+        is among the notes, so that users of a former version's ACL have the right to it. Written by charge and
+        dead_letter (owner); deleted with the attempts."""
+        return self.prefix + "noted:errors"
+
+    @property
     def position(self) -> str:
         """Hash: the group's saved position, and after a group loss the id up to which it repeats. Written by the
         leader."""

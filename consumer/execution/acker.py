@@ -99,6 +99,8 @@ def _letter(item: GivenUp) -> Letter:
         bury.error_type,
         bury.traceback,
         item.policy,
+        bury.at,
+        bury.noted,
     )
 
 
@@ -305,9 +307,9 @@ class Acker(Service):
             self._failed.popleft()
         record = encode(self._incarnation, *_columns(self._noting)) if self._run_log_length else b""
         try:
-            self._steps.charge(
-                {item.run.stream_id: item.attempts for item in self._noting}, record, self._run_log_length
-            )
+            attempts = {item.run.stream_id: item.attempts for item in self._noting}
+            errors = {item.run.stream_id: item.error for item in self._noting if item.error is not None}
+            self._steps.charge(attempts, record, self._run_log_length, errors)
         except CommandRefused as refused:  # counts that Redis never accepts must not hold up acknowledgements
             event(log, "attempts_not_recorded", level=logging.ERROR, messages=len(self._noting), why=str(refused))
         noted, self._noting = self._noting, []

@@ -14,6 +14,7 @@ from usher.common.base.clock import now_s
 from usher.common.runtime.service import Service, ServiceEnded
 from usher.consumer.execution.executor import Executor
 from usher.consumer.execution.lanes import MessageLane
+from usher.consumer.execution.stacks import task_stack, thread_stack
 from usher.consumer.handlers.loader import check_ran
 from usher.consumer.handlers.message import Message
 
@@ -62,6 +63,11 @@ class AsyncPool(Service):
         """Return the messages of the call that runs on the loop at this moment, empty if it is no lane's task."""
         loop = self._event_loop
         return self._calls.get(asyncio.current_task(loop), ()) if loop is not None else ()
+
+    def stack_of(self, message: Message) -> str:
+        """Return where the handler of ``message`` stands: in this thread, or in what its task awaits."""
+        task = next((task for task, messages in list(self._calls.items()) if message in messages), None)
+        return thread_stack(message) or (task_stack(task) if task is not None else "")
 
     def run_once(self) -> float:
         if self._end is not None:

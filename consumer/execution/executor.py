@@ -12,20 +12,22 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from usher.common.base.clock import now_s
 from usher.common.base.errors import GiveUp, RetryLater, UsherError, readable
 from usher.common.base.log import event, in_hand
 from usher.common.base.text import format_error
 from usher.common.protocol.attempts import GIVEN_UP
+from usher.common.protocol.last_error import LastError, NotedError, encode
 from usher.common.protocol.run_log import CRASHED, FAILED, GAVE_UP, RETRY_LATER
 from usher.common.runtime.fork_guard import leave
 from usher.consumer.execution.lanes import Lanes, MessageLane
-from usher.consumer.handlers.error_trace import traced, type_name
+from usher.consumer.handlers.error_trace import has_cause, own_line, traced, type_name
 from usher.consumer.handlers.message import Message, OwnLease
 from usher.consumer.policy.acks import FailedAttempt, Finished, Success
-from usher.consumer.policy.outcome import PUT_OFF_S, Bury, RetryPolicy, decide, unended
+from usher.consumer.policy.batches import TriedTogether
+from usher.consumer.policy.outcome import PUT_OFF_S, Bury, RetryPolicy, TryAgain, decide, unended
 from usher.consumer.policy.quarantine import is_suspect, is_used_up
 from usher.consumer.policy.ticket_pace import TicketPace
 
@@ -252,27 +254,19 @@ class Executor:
         if message.stream_id in self.lanes.given_up:
             message.failures = GIVEN_UP
         decision = decide(problem, message.failures, self._policy, self.rng)
-        run = Finished(
-            message.ticket, message.stream_id, message.fence, message.attempt, message.start_us, time.time_ns() // 1000
-        )
-        self._outcomes.failed(FailedAttempt(run, _outcome(problem), message.known))
-        facts = {**message.facts(), "error": text.error[:500]}
-        if isinstance(problem, ProcessEnded):
-            event(
-                log,
-                "handler_stuck" if problem.is_stuck else "handler_crashed",
-                level=logging.ERROR,
-                **facts,
-                failures=message.failures,
-                crashes=message.crashes,
-            )
+        end_us = time.time_ns() // 1000
+        at = own_line(text.traceback)
+        noted = self._noted(message, text, at, end_us // 1000)
+        run = Finished(message.ticket, message.stream_id, message.fence, message.attempt, message.start_us, end_us)
+        # Who only asks to be called later has no trouble, and may be one of very many.
+        is_plain_wait = isinstance(problem, RetryLater) and not has_cause(text.traceback)
+        error = None if is_plain_wait or isinstance(decision, Bury) else noted
+        self._outcomes.failed(FailedAttempt(run, _outcome(problem), message.known, error))
+        _tell(message, problem, text, decision)
         if isinstance(decision, Bury):
-            decision = replace(decision, error=text.error, error_type=text.error_type, traceback=text.traceback)
-            event(log, "message_given_up", level=logging.ERROR, reason=decision.reason, **facts)
-            self.bury(lane, message, decision)
+            details = {"error": text.error, "error_type": text.error_type, "traceback": text.traceback}
+            self.bury(lane, message, replace(decision, **details, at=at, noted=noted.head))
             return
-        if not isinstance(problem, ProcessEnded):
-            event(log, "handler_failed", level=logging.WARNING, retry_in_s=decision.wait_s, **facts)
         ran_s = None if lane.apart else (run.end_us - run.start_us) / 1e6
         due_s = self.clock() + decision.wait_s
         if decision.wait_s < PUT_OFF_S:
@@ -280,6 +274,12 @@ class Executor:
             return
         self.lanes.hold(lane, ran_s)
         self._outcomes.put_off(lane, message, due_s)
+
+    def _noted(self, message: Message, text: ErrorText, at: str, at_ms: int) -> NotedError:
+        """Return the error as it is kept for people."""
+        most = self._policy.max_attempts
+        charged = most if message.known.is_given_up else message.failures
+        return encode(LastError(text.error, text.error_type, at, message.attempt, charged, most, at_ms), text.traceback)
 
     def requeue(self, lane: MessageLane, messages: Sequence[Message]) -> None:
         """Put back messages that were started in one call with others, and must wait for an earlier one of their
@@ -300,6 +300,28 @@ class Executor:
         """End this incarnation: our own code failed around a handler call, so its lanes cannot be trusted any more."""
         event(log, "executor_failed", level=logging.CRITICAL, error=format_error(problem))
         self._on_broken(f"{type(problem).__name__} around a handler call")
+
+
+def _tell(message: Message, problem: BaseException, text: ErrorText, decision: TryAgain | Bury) -> None:
+    """Log a failure: the first and the last one of a message with the traceback, and each end of a process."""
+    facts: dict[str, Any] = {**message.facts(), "error": text.error[:500]}
+    if isinstance(problem, ProcessEnded):
+        facts |= {"failures": message.failures, "crashes": message.crashes}
+        event(
+            log,
+            "handler_stuck" if problem.is_stuck else "handler_crashed",
+            level=logging.ERROR,
+            trace=text.traceback,
+            **facts,
+        )
+    if isinstance(decision, Bury):
+        trace = "" if isinstance(problem, ProcessEnded) else text.traceback
+        event(log, "message_given_up", level=logging.ERROR, trace=trace, reason=decision.reason, **facts)
+    elif isinstance(problem, RetryLater) and not isinstance(problem, TriedTogether):
+        event(log, "handler_asked_later", retry_in_s=decision.wait_s, **facts)
+    elif not isinstance(problem, ProcessEnded):
+        trace = text.traceback if message.failures <= 1 else ""
+        event(log, "handler_failed", level=logging.WARNING, trace=trace, retry_in_s=decision.wait_s, **facts)
 
 
 def _outcome(problem: BaseException) -> str:

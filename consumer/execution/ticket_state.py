@@ -1,10 +1,15 @@
-"""The state of one ticket in this consumer, for masters that explain it (``GET /api/tickets/{id}``)."""
+"""The state of one ticket in this consumer, for masters that explain it (``GET /api/tickets/{id}``), and what this
+process is and runs (``GET /api/running``)."""
 
 from __future__ import annotations
 
+import os
+import socket
+from pathlib import Path
 from typing import Any
 
 from usher.common.base.clock import now_s, wall_ms
+from usher.common.protocol.message import ticket_text
 from usher.consumer.execution.lanes import Lanes
 from usher.consumer.lifecycle.journal import Journal
 
@@ -42,6 +47,39 @@ def describe_ticket(
                 )
             )
     return {"incarnation": incarnation, "time_ms": now_ms, "max_attempts": max_attempts, "entries": entries}
+
+
+def describe_process(incarnation: str, handler: str, version: str, journal: Journal) -> dict[str, Any]:
+    """Return what this process is, and the messages whose handlers run, the longest first, for JSON."""
+    running = sorted(journal.running(), key=lambda left: left.start_us)
+    return {
+        "incarnation": incarnation,
+        "time_ms": wall_ms(),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "version": version,
+        "handler": handler,
+        "memory_bytes": _resident_bytes(),
+        "running": [
+            {
+                "ticket_id": ticket_text(left.ticket),
+                "id": left.stream_id.decode(),
+                "attempt": left.before.starts,
+                "started_ms": left.start_us // 1000,
+            }
+            for left in running[:_MOST]
+        ],
+        "runs": len(running),
+    }
+
+
+def _resident_bytes() -> int | None:
+    """Return the memory of this process that is in use; None where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _entry(entry_id: bytes, state: str, attempt: int, started_ms: int = 0, due_ms: int = 0) -> dict[str, Any]:

@@ -19,8 +19,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from usher.common.base.log import event
+from usher.common.protocol.attempts import RAN_PAST
 from usher.common.redis.client import Link
 from usher.common.runtime.service import Service
+from usher.consumer.execution.stacks import thread_stack
 from usher.consumer.handlers.message import Message
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts
@@ -43,6 +45,8 @@ class Loop(Protocol):
     def silent_s(self) -> float: ...
 
     def on_loop(self) -> Sequence[Message]: ...
+
+    def stack_of(self, message: Message) -> str: ...
 
 
 class Watchdog(Service):
@@ -107,9 +111,11 @@ class Watchdog(Service):
             Left(message.ticket, message.stream_id, message.fence, message.known, message.start_us, True, message.slot)
             for message in hung
         ]
-        for message in hung:
-            event(log, "handler_stuck", level=logging.ERROR, **message.facts())
-        self._ending.end(starts, f"{len(hung)} handler(s) ran past USHER_HANDLER_SECONDS")
+        stack_of = thread_stack if self.event_loop is None else self.event_loop.stack_of
+        stacks = [stack_of(message) for message in hung]
+        for message, stack in zip(hung, stacks, strict=True):
+            event(log, "handler_stuck", level=logging.ERROR, trace=stack, **message.facts())
+        self._ending.end(starts, f"{len(hung)} handler(s) ran past USHER_HANDLER_SECONDS", RAN_PAST, stacks)
 
     def on_end(self) -> None:
         self._link.close()

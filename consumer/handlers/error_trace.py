@@ -1,14 +1,27 @@
-"""The traceback that a dead letter keeps: the last calls, as text, bounded however deep and long they were."""
+"""The traceback that a dead letter keeps: the last calls, as text, bounded however deep and long they were; and the
+line of the handler's own code in it."""
 
 from __future__ import annotations
 
+import functools
+import re
+import sys
+import sysconfig
 import traceback
+from pathlib import Path
+
+import usher.common
+import usher.consumer
 
 #: Most calls kept of each exception of a chain (the innermost ones), and the longest text in characters.
 _MOST_CALLS = 30
 _LONGEST = 8000
 #: Characters of the name of an error's type that are kept.
 _LONGEST_NAME = 200
+#: A call in a traceback, in the stack of a thread, or in a dump of faulthandler.
+_CALL = re.compile(r"^[ |+-]*File \"([^\"\n]+)\", line ([0-9]+),? in ", re.MULTILINE)
+#: What stands between the tracebacks of an exception and of its cause.
+_CAUSED = re.compile(r"^[ |]*(?:The above exception was|During handling of the above)", re.MULTILINE)
 
 
 def traced(raised: BaseException) -> str:
@@ -25,3 +38,55 @@ def traced(raised: BaseException) -> str:
 def type_name(raised: BaseException) -> str:
     """Return the name of the type of ``raised``, bounded, and without surrogates, which no letter can take."""
     return type(raised).__name__[:_LONGEST_NAME].encode("utf-8", "backslashreplace").decode()
+
+
+def own_line(trace: str) -> str:
+    """Return file and line of the innermost call of the handler's own code in a traceback, or in the stack of a thread;
+    "" without one. Own is what belongs neither to Usher nor to Python, nor to an installed library, unless the handler
+    is installed itself: then it is what lies beside the outermost such call."""
+    last = trace[_last_end(_CAUSED, trace) :]
+    calls = [found.groups() for found in _CALL.finditer(last)] or [found.groups() for found in _CALL.finditer(trace)]
+    if "(most recent call first)" in trace:  # by faulthandler
+        calls.reverse()
+    ours, python, installed = _roots()
+    calls = [call for call in calls if not call[0].startswith(ours)]
+    own = [call for call in calls if not call[0].startswith((*python, *installed))]
+    if not own and (handler := next((path for path, _ in calls if path.startswith(installed)), "")):
+        beside = _package(handler, installed)
+        own = [call for call in calls if call[0].startswith(beside)]
+    return f"{_shortened(own[-1][0])}:{own[-1][1]}" if own else ""
+
+
+def has_cause(trace: str) -> bool:
+    """Return whether the error of a traceback was raised because of another one."""
+    return _CAUSED.search(trace) is not None
+
+
+def _last_end(pattern: re.Pattern[str], text: str) -> int:
+    return max((found.end() for found in pattern.finditer(text)), default=0)
+
+
+@functools.cache
+def _roots() -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Return the folders of Usher, of Python, and of installed libraries, which may hold the one or lie in the
+    other."""
+    paths = sysconfig.get_paths()
+    ours = [str(Path(str(one.__file__)).parent) for one in (usher.common, usher.consumer)]
+    python, installed = (paths["stdlib"], paths["platstdlib"]), (paths["purelib"], paths["platlib"])
+    return ("<", *_folders(*ours)), _folders(*python), _folders(*installed)
+
+
+def _folders(*paths: str) -> tuple[str, ...]:
+    return tuple(f"{spelt}/" for path in paths for spelt in {path, str(Path(path).resolve())})
+
+
+def _package(path: str, installed: tuple[str, ...]) -> str:
+    """Return the beginning of all paths of the installed package, or module, that ``path`` is of."""
+    root = next(root for root in installed if path.startswith(root))
+    return root + path[len(root) :].partition("/")[0]
+
+
+def _shortened(path: str) -> str:
+    """Return a path from where Python finds its module on."""
+    roots = [f"{one or Path.cwd()}/" for one in sys.path]
+    return path[max((len(root) for root in roots if path.startswith(root)), default=0) :]

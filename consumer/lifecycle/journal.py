@@ -92,13 +92,13 @@ class Journal:
             self._map[slot + _STATE] = _FREE
             self._free.append(slot)
 
-    def running(self, ticket: bytes) -> list[Left]:
-        """Return the starts of a ticket's messages whose handlers run. A glance: one that starts or ends at this moment
-        may be missing."""
+    def running(self, ticket: bytes | None = None) -> list[Left]:
+        """Return the starts of a ticket's messages, or of all, whose handlers run. A glance: one that starts or ends at
+        this moment may be missing."""
         found = []
         for at in range(_HEADER.size, len(self._map) - _SLOT.size + 1, _SLOT.size):
             left = _left(self._map, at)
-            if left is not None and left.ticket == ticket:
+            if left is not None and ticket in (None, left.ticket):
                 found.append(left._replace(slot=at))
         return found
 

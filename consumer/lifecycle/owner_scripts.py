@@ -6,13 +6,18 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from usher.common.base.errors import OwnershipLost
 from usher.common.protocol.attempts import Attempts, encode
 from usher.common.protocol.keys import Keys
+from usher.common.protocol.last_error import NotedError
 from usher.common.protocol.registration import Registration
 from usher.common.redis.scripts import ScriptRunner, ids_argument, sizes_argument
+
+_NO_ERROR = NotedError(b"", b"")
+_NO_ERRORS: Mapping[bytes, NotedError] = MappingProxyType({})
 
 
 class Renewal(NamedTuple):
@@ -89,6 +94,8 @@ class Letter(NamedTuple):
     error_type: str = ""
     traceback: str = ""
     policy: str = "skip"
+    at: str = ""
+    last_error: bytes = b""
 
 
 class OwnerScripts:
@@ -123,7 +130,9 @@ class OwnerScripts:
         )
         keys = self._keys
         reply = self._scripts.run(
-            "ack", (keys.stream, self._lease, keys.tickets, keys.attempts, keys.runs), (*args, *by_ticket)
+            "ack",
+            (keys.stream, self._lease, keys.tickets, keys.attempts, keys.runs, keys.errors),
+            (*args, *by_ticket),
         )
         self._check(reply[0])
         done, stale = dict(by_ticket), []
@@ -149,7 +158,7 @@ class OwnerScripts:
         """Give messages up, each in an atomic step of its own, in two round trips. The answer of a step that may not
         have happened is its exception: those before it are written all the same."""
         keys = self._keys
-        script_keys = (keys.stream, self._lease, keys.tickets, keys.dead, keys.attempts, keys.changed)
+        script_keys = (keys.stream, self._lease, keys.tickets, keys.dead, keys.attempts, keys.changed, keys.errors)
         replies = self._scripts.try_each(
             "dead_letter", script_keys, [(keys.group, self._incarnation, *letter) for letter in letters]
         )
@@ -159,15 +168,19 @@ class OwnerScripts:
         ]
 
     def charge(
-        self, attempts: Mapping[bytes, Attempts], run_record: bytes = b"", run_log_length: int = 0
+        self,
+        attempts: Mapping[bytes, Attempts],
+        run_record: bytes = b"",
+        run_log_length: int = 0,
+        errors: Mapping[bytes, NotedError] = _NO_ERRORS,
     ) -> list[bytes]:
-        """Note attempts by message id, for the next owner. Return the ids of the messages that are ours at this
-        moment."""
+        """Note attempts, and last errors, by message id, for the next owner and for people. Return the ids of the
+        messages that are ours at this moment."""
         args: list[Any] = [self._keys.group, self._incarnation, run_record, run_log_length]
         for entry_id, known in attempts.items():
-            args += (entry_id, encode(known))
+            args += (entry_id, encode(known), *errors.get(entry_id, _NO_ERROR))
         keys = self._keys
-        reply = self._scripts.run("charge", (keys.stream, self._lease, keys.attempts, keys.runs), args)
+        reply = self._scripts.run("charge", (keys.stream, self._lease, keys.attempts, keys.runs, keys.errors), args)
         self._check(reply[0])
         return list(reply[1])
 

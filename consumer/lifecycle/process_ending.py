@@ -11,10 +11,14 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from usher.common.base.clock import wall_ms
 from usher.common.base.errors import OwnershipLost, RedisTrouble
 from usher.common.base.log import event
+from usher.common.protocol.last_error import LastError
+from usher.common.protocol.last_error import encode as encode_error
 from usher.common.protocol.run_log import CRASHED, encode
 from usher.common.redis.client import CommandRefused
+from usher.consumer.handlers.error_trace import own_line
 from usher.consumer.lifecycle.journal import Journal
 from usher.consumer.lifecycle.owner_scripts import OwnerScripts
 from usher.consumer.policy.acks import Finished
@@ -45,14 +49,22 @@ class ProcessEnding:
         self._run_log_length = run_log_length
         self._leave = leave
 
-    def end(self, starts: Sequence[Left], why: str) -> None:
-        """Charge these starts, which have not ended, with an end of their process, and leave."""
+    def end(self, starts: Sequence[Left], why: str, error: str, stacks: Sequence[str] = ()) -> None:
+        """Charge these starts, which have not ended, with an end of their process, and leave. ``error``: what people
+        read of each; ``stacks``: where each of them stood."""
         charged = {one.stream_id: one.before._replace(crashes=one.before.crashes + 1) for one in starts}
         self._journal.blame(starts)
         runs = [Finished(one.ticket, one.stream_id, one.fence, one.before.starts, one.start_us, 0) for one in starts]
         record = encode(self._steps.incarnation, runs, [CRASHED] * len(runs)) if self._run_log_length else b""
+        now_ms = wall_ms()
+        errors = {
+            one.stream_id: encode_error(
+                LastError(error, "", own_line(stack), one.before.starts, one.before.failures, at_ms=now_ms), stack
+            )
+            for one, stack in zip(starts, stacks or [""] * len(starts), strict=True)
+        }
         try:
-            self._steps.charge(charged, record, self._run_log_length)
+            self._steps.charge(charged, record, self._run_log_length, errors)
             for one in starts:
                 self._journal.forget(one)
         except (OwnershipLost, RedisTrouble, CommandRefused) as trouble:  # the process leaves whatever Redis answers

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from usher.common.protocol.attempts import Attempts
+from usher.common.protocol.last_error import NotedError
 from usher.common.protocol.run_log import Executed
 
 #: Number of messages that is worth a call; with fewer the acker waits for more.
@@ -63,11 +64,12 @@ class Finished(NamedTuple):
 
 class FailedAttempt(NamedTuple):
     """A start that did not end in success, and the message's attempts after it. ``outcome`` is a word of
-    common/protocol/run_log.py."""
+    common/protocol/run_log.py. ``error``: None where a dead letter tells it."""
 
     run: Finished
     outcome: str
     attempts: Attempts
+    error: NotedError | None = None
 
 
 class AckBatch(NamedTuple):

@@ -31,8 +31,9 @@ class TriedTogether(RetryLater):
     """The error of each message of a call that failed as a whole: which message caused it shows when each is tried by
     itself. It is not charged as a failure."""
 
-    def __init__(self, error: str) -> None:
-        super().__init__(0.0, f"a call with several messages failed: {error}")
+    def __init__(self, raised: BaseException) -> None:
+        super().__init__(0.0, f"a call with several messages failed: {_format_failure(raised)}")
+        self.__cause__ = raised
 
 
 class LaneOutcome(NamedTuple):
@@ -84,7 +85,7 @@ def judge(parts: Sequence[Sequence[InCall]], returned: Any, raised: BaseExceptio
         raised = failed
     if isinstance(raised, RetryLater) or sum(map(len, parts)) == 1:
         return [LaneOutcome(0, raised) for _ in parts]
-    return [LaneOutcome(0, TriedTogether(_format_failure(raised))) for _ in parts]
+    return [LaneOutcome(0, TriedTogether(raised)) for _ in parts]
 
 
 def _failed_of(raised: PartialFailure) -> Any:

@@ -35,6 +35,8 @@ class Bury:
     error: str
     error_type: str = field(default="", compare=False)
     traceback: str = field(default="", compare=False)
+    at: str = field(default="", compare=False)
+    noted: bytes = field(default=b"", compare=False)  # the error as it stays noted while its ticket is halted
 
 
 #: Reason of the dead letter of a message that an operator gave up.

@@ -117,7 +117,15 @@ class HttpServices:
             place.settings.by_stream,
         )
         rules, actions = LiveRules(link("rules"), keys), ActionLog(link("actions"), keys)
-        return Operations(keys.stream, rules, actions, explainer, TicketOrders(link("orders"), keys))
+        return Operations(
+            keys.stream,
+            rules,
+            actions,
+            explainer,
+            TicketOrders(link("orders"), keys),
+            self._status.consumers,
+            ask_owner.process,
+        )
 
     def _make_pages(self) -> PagePort:
         place, link, keys = self._place, self._place.link, self._place.keys
@@ -125,7 +133,7 @@ class HttpServices:
         pulse = LiveOverview(
             link("pulse"), keys, field, place.lease_ms, self._sockets, self._leading.dispatcher.parked_of
         )
-        bulk = BulkLetters(DeadLetters(link("bulk"), keys))
+        bulk = BulkLetters(DeadLetters(link("bulk"), keys), self._status.each, self._operations.order)
         self.services += [pulse, bulk]
         story = self._kept(TicketHistory(link("story"), keys, field))
         archived_only, sources = place.settings.archived_only, place.settings.sources

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import sys
 from typing import Any
+from urllib.parse import quote
 
 import click
 
+from usher.common.base.clock import wall_ms
 from usher.common.runtime.settings import CommonSettings, options
-from usher.master.cli.options import caller, operator_context, print_rule_set_change, why_option
-from usher.master.cli.shared import console, consumers_table, print_json, status_reader
+from usher.master.cli.options import (
+    AskingSettings,
+    ask_leader,
+    caller,
+    operator_context,
+    print_rule_set_change,
+    why_option,
+)
+from usher.master.cli.shared import console, consumers_table, print_json, status_reader, table
+from usher.master.insight.status import StatusReader
 from usher.master.operations.live_rules import TooManyRules
 from usher.master.operations.ticket_orders import TicketOrders
+from usher.master.policy.explain.explain import span
 from usher.master.web.operations_adapter import Operations
 
 
-@click.group(help="Look at the registered consumers, drain and resume them.")
+@click.group(help="Look at the registered consumers and at what they run; drain and resume them.")
 def consumers() -> None:
     pass
 
@@ -32,6 +43,55 @@ def list_consumers(flags: dict[str, Any], as_json: bool) -> None:
     console().print(consumers_table(rows))
     if not rows:
         click.echo("  none is registered: start one with `usher consumer --handler module:function`")
+
+
+@consumers.command(
+    "show",
+    help=(
+        "Show one consumer: where it runs, and what it runs at this moment, as it tells the leader. Exit code 1 when no"
+        " consumer of that name is registered."
+    ),
+)
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@options(AskingSettings)
+def show(flags: dict[str, Any], name: str, as_json: bool) -> None:
+    with operator_context(flags) as at:
+        told = ask_leader(at, f"/api/consumers/{quote(name, safe='')}/process")
+        reader = StatusReader(at.link, at.keys)
+        rows = told["consumers"] if told is not None else [one for one in reader.consumers() if one["name"] == name]
+    if as_json:
+        print_json({"consumers": rows})
+    for row in () if as_json else rows:
+        _print_consumer(row)
+    if not rows:
+        if not as_json:
+            click.echo(f"no consumer {name!r} is registered")
+        sys.exit(1)
+
+
+def _print_consumer(row: dict[str, Any]) -> None:
+    process = row.get("process") or {}
+    memory = process.get("memory_bytes")
+    facts = [
+        ("consumer", f"{row['incarnation']}  {row['state']}"),
+        ("host", f"{process['host']}  process {process['pid']}" if process else "it did not say"),
+        ("version", process.get("version", "")),
+        ("handler", process.get("handler", "")),
+        ("memory", f"{memory / 2**20:,.0f} MiB" if memory else ""),
+        ("messages", f"{row['pending']:,} of {row.get('capacity', 0):,}  handlers at a time {row.get('slots', 0):,}"),
+        ("lease left", f"{row['lease_ms'] / 1000:.1f} s"),
+    ]
+    console().print(table("Consumer", ("", ""), [fact for fact in facts if fact[1]]))
+    if not process:
+        return
+    now_ms = wall_ms()
+    running = [
+        (one["ticket_id"], one["id"], one["attempt"], span(now_ms - one["started_ms"])) for one in process["running"]
+    ]
+    columns = ("ticket", "message", "attempt", "runs for")
+    title = f"Runs now: {process['runs']:,}"
+    console().print(table(title, columns, running, numbers=("attempt", "runs for"), ids=("message",)))
 
 
 @consumers.command(

@@ -84,7 +84,8 @@ def _table(letters: Sequence[DeadLetter]) -> Any:
             letter.id.decode(errors="replace"),
             letter.ticket.decode(errors="replace"),
             letter.message_id.decode(errors="replace"),
-            f"{letter.reason}: {letter.error[:80]}" if letter.error else letter.reason,
+            (f"{letter.reason}: {letter.error[:80]}" if letter.error else letter.reason)
+            + (f" in {letter.at}" if letter.at else ""),
             letter.attempts,
             label(letter.policy),
             _age(now_ms - letter.written_ms),
@@ -226,7 +227,7 @@ def _change(
         click.echo(_nothing(given))
         return 0
     if preview.count and not given["as_json"]:
-        rows = [(group.count, group.reason, group.error_type, label(group.policy)) for group in preview.groups]
+        rows = [(group.count, group.reason, group.told, label(group.policy)) for group in preview.groups]
         title = f"{pluralize(preview.count, 'dead letter')} to {what}"
         console().print(table(title, ("letters", "reason", "error", "policy"), rows, numbers=("letters",)))
     others = letters.other_groups() if what == "redrive" and preview.count else []
@@ -298,7 +299,7 @@ def _print_letter_results(
 ) -> None:
     if as_json:
         groups = [
-            {"reason": g.reason, "error_type": g.error_type, "policy": g.policy, "count": g.count}
+            {"reason": g.reason, "error_type": g.error_type, "at": g.at, "policy": g.policy, "count": g.count}
             for g in preview.groups
         ]
         print_json(

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import click
 import requests
@@ -25,6 +25,9 @@ from usher.master.operations.action_log import ActionLog, By
 from usher.master.operations.live_rules import LiveRules, RuleSetChange
 from usher.master.policy.letters import LetterFilter
 from usher.master.policy.rules import LONGEST_REASON
+
+#: Seconds that the leader may take: it asks a consumer in turn.
+_CONNECT_S, _READ_S = 1.0, 5.0
 
 
 class Age(Duration):
@@ -99,6 +102,12 @@ def why_option(more: str = "") -> Callable[[Any], Any]:
     )
 
 
+class AskingSettings(CommonSettings):
+    """The settings needed to ask the leader, and Redis."""
+
+    UNREAD: ClassVar[frozenset[str]] = CommonSettings.UNREAD - {"tls_ca"}
+
+
 class OperatorContext(NamedTuple):
     """The configured stream, as an operator's command works on it. ``link`` is shared by all: one thread uses them."""
 
@@ -133,6 +142,21 @@ def session(ca: Path | None) -> requests.Session:
             raise StartRefused(f"USHER_TLS_CA: there is no {ca}")
         made.verify = str(ca.expanduser())
     return made
+
+
+def ask_leader(at: OperatorContext, path: str) -> dict[str, Any] | None:
+    """Return the leader's answer to a GET; None when there is no leader, or it does not answer with a document."""
+    url = at.explainer.leader_url()
+    if not url:
+        return None
+    headers = {"Authorization": f"Bearer {at.settings.api_token}"} if at.settings.api_token else {}
+    try:
+        with session(at.settings.tls_ca) as asking:
+            answered = asking.get(url + path, headers=headers, timeout=(_CONNECT_S, _READ_S), allow_redirects=False)
+            document = answered.json() if answered.status_code == 200 else None
+    except (requests.RequestException, ValueError):
+        return None
+    return document if isinstance(document, dict) else None
 
 
 def caller(why: str = "") -> By:

@@ -19,6 +19,7 @@ from usher.common.base.errors import GroupMissing, RedisTrouble, StartRefused
 from usher.common.base.json_text import json_line
 from usher.common.base.labels import label
 from usher.common.base.text import escape_control
+from usher.common.protocol.attempts import attempts_told
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.locate import resolve_redis_url
@@ -176,16 +177,26 @@ def tickets_table(rows: Sequence[dict[str, Any]], title: str = "Tickets in proce
                 row.get("consumer_name", ""),
                 len(ids),
                 oldest,
+                tried_text(row),
+                error_text(row),
                 str(row.get("fence", "")),
             )
         )
-    return table(
-        title,
-        ("ticket", "state", "consumer", "messages", "oldest message", "fence"),
-        cells,
-        ("messages",),
-        ("oldest message",),
-    )
+    columns = ("ticket", "state", "consumer", "messages", "oldest message", "attempts", "last error", "fence")
+    extras = ("fence", "oldest message", "attempts", "consumer")
+    return fitted(title, columns, cells, ("messages",), ("oldest message", "attempts"), extras)
+
+
+def tried_text(row: dict[str, Any]) -> str:
+    """Return how often the first message of a ticket was tried; "" for never."""
+    most = row.get("max_attempts") or (row.get("last_error") or {}).get("most", 0)
+    return attempts_told(row["attempts"], row["charged"], most) if row.get("attempts") else ""
+
+
+def error_text(row: dict[str, Any]) -> str:
+    """Return the last error of a ticket's first message."""
+    error = row.get("last_error")
+    return str(error["told"]) if error is not None else "not known" if row.get("charged") else ""
 
 
 def unblock_hint(row: dict[str, Any]) -> str | None:

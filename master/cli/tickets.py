@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, ClassVar
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import click
-import requests
 
 from usher.common.base.errors import UsherError
 from usher.common.base.labels import label
-from usher.common.base.text import escape_control
+from usher.common.base.text import escape_control, pluralize
 from usher.common.outbox.rows import TicketRows
 from usher.common.runtime.settings import CommonSettings, load, options
 from usher.master.cli.follow import follow_ticket
-from usher.master.cli.options import OperatorContext, caller, operator_context, session, why_option
+from usher.master.cli.options import AskingSettings, OperatorContext, ask_leader, caller, operator_context, why_option
 from usher.master.cli.shared import console, print_json, status_reader, table, tickets_table, unblock_hint
+from usher.master.insight.status import StatusReader
 from usher.master.insight.ticket_states import LOOKED_AT
-from usher.master.operations.ticket_orders import OrderResult, TicketOrders
+from usher.master.operations.action_log import By, counted
+from usher.master.operations.ticket_orders import TicketOrders
 from usher.master.policy.explain.outbox_rows import with_outbox
+from usher.master.policy.ticket_filter import LISTED, ORDERS, TicketFilter, parse_states
 from usher.master.policy.ticket_orders import TicketOrder
 from usher.master.settings import OutboxUrl
 
@@ -30,23 +34,54 @@ def tickets() -> None:
     pass
 
 
+class StatesType(click.ParamType):
+    """States of tickets, as a type of an option."""
+
+    name = "states"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> frozenset[str]:
+        try:
+            return value if isinstance(value, frozenset) else parse_states(value)
+        except ValueError as wrong:
+            self.fail(str(wrong), param, ctx)
+
+
+def ticket_filters(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the filters of a list of tickets to a command."""
+    of_states = f"Only these: {', '.join(LISTED)}."
+    for decorate in (
+        click.option("--error", default="", metavar="TEXT", help="Only those whose last error has this."),
+        click.option("--consumer", default="", metavar="NAME", help="Only those that this consumer has."),
+        click.option("--state", "states", type=StatesType(), default="", metavar="STATES", help=of_states),
+    ):
+        command = decorate(command)
+    return command
+
+
 @tickets.command("list", help="List tickets in processing, and those that wait.")
+@ticket_filters
+@click.option("--sort", type=click.Choice(list(ORDERS)), help="Look at all, and list the first in this order.")
 @click.option(
     "--limit", type=click.IntRange(min=1, max=100_000), default=100, show_default=True, help="Most tickets listed."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @options(CommonSettings)
-def list_tickets(flags: dict[str, Any], limit: int, as_json: bool) -> None:
-    rows: list[dict[str, Any]] = []
-    cursor: str | None = "0"
+def list_tickets(
+    flags: dict[str, Any],
+    states: frozenset[str],
+    consumer: str,
+    error: str,
+    sort: str | None,
+    limit: int,
+    as_json: bool,
+) -> None:
+    wanted = TicketFilter(states, consumer, error)
     with status_reader(flags) as reader:
-        while cursor is not None and len(rows) < limit:
-            page = reader.tickets(cursor, min(1000, limit))
-            rows += page["tickets"]
-            cursor = page["cursor"]
-        is_cut, rows = cursor is not None or len(rows) > limit, reader.explained(rows[:limit])
-        parked = reader.parked(limit - len(rows))
-    more, rows = is_cut or not parked.is_all, [*rows, *parked.rows]
+        if sort is None and wanted == TicketFilter():
+            rows, more = _first(reader, limit)
+        else:
+            found = reader.find(wanted, sort or "age", limit)
+            rows, more = reader.explained(found.rows), found.number > len(found.rows) or not found.is_all
     if as_json:
         print_json({"tickets": rows, "more": more})
         return
@@ -54,7 +89,9 @@ def list_tickets(flags: dict[str, Any], limit: int, as_json: bool) -> None:
     for line in filter(None, map(unblock_hint, rows)):
         click.echo(line)
     if not rows:
-        click.echo("  none: everything that was read is done")
+        click.echo(
+            "  none: everything that was read is done" if wanted == TicketFilter() else f"  none: {wanted.told()}"
+        )
     elif len(rows) >= limit and more:
         click.echo(f"  the first {len(rows):,}; --limit shows more")
     elif more:
@@ -62,6 +99,19 @@ def list_tickets(flags: dict[str, Any], limit: int, as_json: bool) -> None:
             f"  more is waiting: only tickets of the oldest {LOOKED_AT} messages are listed; `usher tickets explain`"
             " knows every ticket"
         )
+
+
+def _first(reader: StatusReader, limit: int) -> tuple[list[dict[str, Any]], bool]:
+    """Return the tickets that come first, in no order, and whether there are more."""
+    rows: list[dict[str, Any]] = []
+    cursor: str | None = "0"
+    while cursor is not None and len(rows) < limit:
+        page = reader.tickets(cursor, min(1000, limit))
+        rows += page["tickets"]
+        cursor = page["cursor"]
+    is_cut, rows = cursor is not None or len(rows) > limit, reader.explained(rows[:limit])
+    parked = reader.parked(limit - len(rows))
+    return [*rows, *parked.rows], is_cut or not parked.is_all
 
 
 @tickets.command("show", help="Show one ticket. Exit code 1 when nothing of it is in processing.")
@@ -88,18 +138,13 @@ def show_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None:
         sys.exit(1)
 
 
-#: Seconds that the leader may take: it asks the owner in turn.
-_CONNECT_S, _READ_S = 1.0, 5.0
 _MOST_SHOWN = 20
+_ERROR_LINES, _MOST_HINTS = 10, 5
+#: Most tickets that one order is given about.
+_MOST_AT_ONCE = 10_000
 
 
-class ExplainSettings(CommonSettings):
-    """The settings needed to ask the leader, and Redis."""
-
-    UNREAD: ClassVar[frozenset[str]] = CommonSettings.UNREAD - {"tls_ca"}
-
-
-class ExplainTicketSettings(ExplainSettings):
+class ExplainTicketSettings(AskingSettings):
     """The settings needed to ask the outbox, too."""
 
     outbox_url: OutboxUrl = ""
@@ -132,6 +177,7 @@ def explain_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None
     click.echo(escape_control(f"{ticket_id}: {label(document['state'])}"))
     for sentence in document["sentences"]:
         click.echo(escape_control(f"  {sentence}"))
+    _print_error(document)
     if shown:
         console().print(
             table("Entries", ("entry", "state", "attempt", "waits behind"), shown, ids=("entry", "waits behind"))
@@ -156,28 +202,23 @@ def _rows_of(outbox_url: str, ticket_id: str) -> tuple[TicketRows, str]:
         store.close()
 
 
+def _print_error(document: dict[str, Any]) -> None:
+    """Print the text of the last error, and the end of its traceback. A leader of a former version tells neither."""
+    error = (document.get("last_error") or document.get("dead_letter") or {}).get("error", "")
+    trace = document.get("traceback", "")
+    for line in (*error.splitlines()[:_ERROR_LINES], *trace.splitlines()):
+        click.echo(escape_control(f"    {line}"))
+
+
 def _explained(at: OperatorContext, ticket_id: str) -> dict[str, Any]:
     return _ask_leader(at, ticket_id) or at.explainer.explain(ticket_id).document()
 
 
 def _ask_leader(at: OperatorContext, ticket_id: str) -> dict[str, Any] | None:
     """Return the leader's explanation; None when there is no leader, or it does not answer."""
-    url = at.explainer.leader_url()
-    if not url:
-        return None
-    asked = f"{url}/api/explain?id={quote(ticket_id.encode('utf-8', 'surrogateescape'), safe='')}"
-    headers = {"Authorization": f"Bearer {at.settings.api_token}"} if at.settings.api_token else {}
-    try:
-        with session(at.settings.tls_ca) as asking:
-            answered = asking.get(asked, headers=headers, timeout=(_CONNECT_S, _READ_S), allow_redirects=False)
-            document = answered.json() if answered.status_code == 200 else None
-    except (requests.RequestException, ValueError):
-        return None
-    return (
-        document
-        if isinstance(document, dict) and {"state", "sentences", "entries", "commands"} <= document.keys()
-        else None
-    )
+    asked = quote(ticket_id.encode("utf-8", "surrogateescape"), safe="")
+    document = ask_leader(at, f"/api/explain?id={asked}")
+    return document if {"state", "sentences", "entries", "commands"} <= (document or {}).keys() else None
 
 
 _ORDERS = {
@@ -201,38 +242,92 @@ _ORDERS = {
 def _add_order(order: TicketOrder) -> None:
     name, text = _ORDERS[order]
 
-    @tickets.command(name, help=f"{text} Exit code 1 when this makes no sense now.")
-    @click.argument("ticket_id")
+    @tickets.command(name, help=f"{text} Exit code 1 when this makes no sense now. Without TICKET_ID: of all that fit.")
+    @click.argument("ticket_id", required=False)
+    @ticket_filters
     @click.option("--preview", is_flag=True, help="Only say what it would do.")
     @click.option("--yes", is_flag=True, help="Do not ask.")
     @why_option()
     @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-    @options(ExplainSettings)
-    def give(flags: dict[str, Any], ticket_id: str, preview: bool, yes: bool, why: str, as_json: bool) -> None:
-        by = caller(why)
+    @options(AskingSettings)
+    def give(
+        flags: dict[str, Any],
+        ticket_id: str | None,
+        states: frozenset[str],
+        consumer: str,
+        error: str,
+        preview: bool,
+        yes: bool,
+        why: str,
+        as_json: bool,
+    ) -> None:
+        by, wanted = caller(why), TicketFilter(states, consumer, error)
+        if (ticket_id is None) == (wanted == TicketFilter()):
+            raise click.UsageError("give a ticket, or filters: --state, --consumer, --error")
+        given = _OrderAsked(order, by, preview, yes, as_json)
         with operator_context(flags) as at:
-            orders = TicketOrders(at.link, at.keys)
-            result = orders.preview(order, ticket_id, lambda asked: _explained(at, asked))
-            if result.outcome == "planned" and not preview:
-                _ask(result, yes, as_json)
-                result = orders.give(order, ticket_id, by, lambda asked: _explained(at, asked))
-        if as_json:
-            print_json(result.shown())
-        else:
-            click.echo(escape_control(f"{result.outcome}: {result.note}"))
-        if result.outcome == "refused":
-            sys.exit(1)
+            code = _give_one(at, ticket_id, given) if ticket_id is not None else _give_all(at, wanted, given)
+        sys.exit(code)
 
 
-def _ask(planned: OrderResult, yes: bool, as_json: bool) -> None:
-    """Ask whether to go on, except for a retry, which harms nothing."""
-    if yes or planned.order == TicketOrder.RETRY.value:
+class _OrderAsked(NamedTuple):
+    """An order as it was asked for."""
+
+    order: TicketOrder
+    by: By
+    is_preview: bool
+    yes: bool
+    as_json: bool
+
+
+def _give_one(at: OperatorContext, ticket_id: str, given: _OrderAsked) -> int:
+    orders = TicketOrders(at.link, at.keys)
+    result = orders.preview(given.order, ticket_id, lambda asked: _explained(at, asked))
+    if result.outcome == "planned" and not given.is_preview:
+        if given.order is not TicketOrder.RETRY:  # which harms nothing
+            _ask(f"{result.note}: go on?", given)
+        result = orders.give(given.order, ticket_id, given.by, lambda asked: _explained(at, asked))
+    if given.as_json:
+        print_json(result.shown())
+    else:
+        click.echo(escape_control(f"{result.outcome}: {result.note}"))
+    return 1 if result.outcome == "refused" else 0
+
+
+def _give_all(at: OperatorContext, wanted: TicketFilter, given: _OrderAsked) -> int:
+    """Give an order about every ticket that fits; one that cannot be given for a ticket is told, and stops no other."""
+    reader = StatusReader(at.link, at.keys, at.settings.sources, at.settings.work_ticket_field)
+    found = reader.find(wanted, "age", _MOST_AT_ONCE)
+    if not given.as_json:
+        console().print(
+            tickets_table(found.rows[:_MOST_SHOWN], f"{pluralize(found.number, 'ticket')}: {wanted.told()}")
+        )
+    outcomes: Counter[str] = Counter()
+    if found.rows and not given.is_preview:
+        name = given.order.value.replace("_", " ")
+        _ask(f"{name} the first message of {pluralize(len(found.rows), 'ticket')}: go on?", given)
+        orders = TicketOrders(at.link, at.keys)
+        for row in found.rows:
+            result = orders.give(given.order, row["ticket_id"], given.by, lambda asked: _explained(at, asked))
+            outcomes[result.outcome] += 1
+            if result.outcome == "refused" and not given.as_json:
+                click.echo(escape_control(f"  {row['ticket_id']}: {result.note}"))
+    if given.as_json:
+        print_json({"matched": found.number, "outcomes": dict(outcomes)})
+    else:
+        click.echo(f"  {counted(outcomes.elements()) or 'nothing was done'}")
+    return 0 if found.rows and not outcomes["refused"] else 1
+
+
+def _ask(question: str, given: _OrderAsked) -> None:
+    """Ask whether to go on."""
+    if given.yes:
         return
-    if as_json:
+    if given.as_json:
         raise click.UsageError("--json does not ask: pass --yes too")
     if not sys.stdin.isatty():
         raise click.UsageError("stdin is not a terminal: pass --yes")
-    if not click.confirm(escape_control(f"{planned.note}: go on?")):
+    if not click.confirm(escape_control(question)):
         sys.exit(1)
 
 

@@ -13,8 +13,10 @@ from typing import Any
 
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.doctor.writes import INFO_COMMANDS, write_trouble
-from usher.common.protocol.attempts import Attempts, decode
+from usher.common.protocol.attempts import decode
 from usher.common.protocol.keys import MASTER, Keys, LogKeys
+from usher.common.protocol.last_error import TRACEBACK
+from usher.common.protocol.last_error import decode as decode_error
 from usher.common.protocol.owner_words import HALTED, RETURNED, TAIL, due_ms_of
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import rank
@@ -159,7 +161,7 @@ class Explainer:
             found["parked"] = tuple(entry_id for entry_id in parked if entry_id not in known)
         if not (kind or found["unread"] or found["parked"]):
             found |= self._delayed(ticket, until_s)
-        found["attempts"] = self._attempts([*ids[:_PAGE], *found["parked"][:_PAGE]])
+        found |= self._attempts([*ids[:_PAGE], *found["parked"][:_PAGE]])
         return found | self._its_letters(ticket, kind, until_s)
 
     def _owner(
@@ -228,11 +230,19 @@ class Explainer:
             start = b"(" + last
         return tuple(found), False
 
-    def _attempts(self, ids: Sequence[bytes]) -> dict[bytes, Attempts]:
+    def _attempts(self, ids: Sequence[bytes]) -> dict[str, Any]:
+        """Return the attempts of these messages, and the last error of the first one."""
         if not ids:
             return {}
-        noted = self._link.call("HMGET", self._keys.attempts, *ids)
-        return {entry_id: decode(value) for entry_id, value in zip(ids, noted, strict=True) if value is not None}
+        keys, first = self._keys, ids[0]
+        noted, (error, traceback) = self._link.all_of(
+            [("HMGET", keys.attempts, *ids), ("HMGET", keys.errors, first, TRACEBACK + first)]
+        )
+        return {
+            "attempts": {one: decode(value) for one, value in zip(ids, noted, strict=True) if value is not None},
+            "error": decode_error(error),
+            "traceback": (traceback or b"").decode(errors="replace"),
+        }
 
     def _its_letters(self, ticket: bytes, kind: str, until_s: float) -> dict[str, Any]:
         """Find the letter that a halted ticket waits for, or the newest letter of a ticket of which nothing is left, as

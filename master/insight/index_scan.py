@@ -8,7 +8,7 @@ before the first full scan is over.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from usher.common.protocol.keys import MASTER, Keys
 from usher.common.protocol.message import LONGEST_TICKET
@@ -54,21 +54,26 @@ class IndexScan:
         there are looked at."""
         return Parked(self._waiting[ticket], self._all_waiting)
 
-    def advance(self, most: int) -> None:
-        """Look at ``most`` more records, or up to the end."""
+    @property
+    def is_between(self) -> bool:
+        """Return whether one pass is over, and the next one has not begun."""
+        return self._cursor is None
+
+    def advance(self, most: float) -> Iterator[list[Head]]:
+        """Look at ``most`` more records, or up to the end, and yield their heads page by page."""
         looked_at = 0
         while looked_at < most:
             cursor, flat = self._link.call("HSCAN", self._keys.tickets, self._cursor or b"0", "COUNT", _COUNT)
-            for at in range(0, len(flat), 2):
-                head = parse_head(flat[at], flat[at + 1])
-                if head is not None:
-                    self._counted[head.owner] += 1
-                    self._found.append(head)
+            page = [head for at in range(0, len(flat), 2) if (head := parse_head(flat[at], flat[at + 1])) is not None]
+            self._counted.update(head.owner for head in page)
             looked_at += max(1, len(flat) // 2)
-            self._found = oldest(self._found, _KEPT)
+            self._found = oldest([*self._found, *page], _KEPT)
             self._cursor = bytes(cursor)
-            if self._cursor == b"0":
+            is_over = self._cursor == b"0"
+            if is_over:
                 self._end_of_pass()
+            yield page
+            if is_over:
                 return
 
     def _end_of_pass(self) -> None:

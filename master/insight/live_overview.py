@@ -7,6 +7,7 @@ pages get the same bytes, over connections that hold no thread.
 
 from __future__ import annotations
 
+import hashlib
 import socket
 import threading
 from collections import deque
@@ -18,7 +19,6 @@ import orjson
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.doctor.writes import INFO_COMMANDS, write_trouble
 from usher.common.http.server.push_sockets import LiveSocket, LiveSockets
-from usher.common.protocol.attempts import decode
 from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
 from usher.common.protocol.mishaps import Mishaps, mishaps_command, parse_mishaps
 from usher.common.protocol.stream_id import milliseconds
@@ -26,9 +26,8 @@ from usher.common.redis.client import Link
 from usher.common.redis.replies import group_of
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
-from usher.master.insight.formatting import ticket_url, visible
-from usher.master.insight.index_scan import IndexScan
 from usher.master.insight.lag import lag_of
+from usher.master.insight.stuck_tickets import MOST, StuckTickets
 from usher.master.leader.elector import parse_held
 from usher.master.membership.registry import (
     STATES,
@@ -41,7 +40,6 @@ from usher.master.membership.registry import (
 from usher.master.operations.live_rules import read_rules
 from usher.master.policy.board.views import Parked
 from usher.master.policy.explain.alarms import BAD, Alarm, alarms
-from usher.master.policy.explain.stuck import StuckContext, stuck_rows
 from usher.master.policy.rates import Sample, is_still, point, rates
 from usher.master.policy.rules import Rulebook, Target
 
@@ -52,8 +50,8 @@ _EVERY_S, _IDLE_EVERY_S, _STILL_EVERY_S, _LOOKS_FOR_S = 1.0, 2.0, 10.0, 10.0
 _PATIENCE_S = 0.2
 #: Points of the history: ten to twenty minutes, or more where nothing moved.
 _HISTORY = 600
-#: Records of the index looked at in a turn, and stuck tickets shown.
-_SLICE, _STUCK = 5_000, 50
+#: Records of the index looked at in a turn.
+_SLICE = 5_000
 #: The most entries counted for the lag where Redis does not know it (before 7.0): while a page is open, and otherwise.
 #: Each one blocks Redis for 2 us.
 _MOST_COUNTED, _MOST_COUNTED_UNSEEN = 20_000, 4_000
@@ -87,8 +85,7 @@ class LiveOverview(Service):
         self._keys = keys
         self._lease_ms = lease_ms
         self._sockets = sockets
-        self._in_memory = parked_of
-        self._scan = IndexScan(link, keys, ticket_field)
+        self._tickets = StuckTickets(link, keys, ticket_field, parked_of)
         self._samples: deque[Sample] = deque(maxlen=5)
         self._history: deque[list[float | None]] = deque(maxlen=_HISTORY)
         self._watchers: dict[str, dict[LiveSocket, None]] = {OVERVIEW: {}, CONSUMERS: {}}
@@ -167,11 +164,17 @@ class LiveOverview(Service):
         began_s, watched = now_s(), self._is_watched
         seen = self._take_sample(_MOST_COUNTED if watched else _MOST_COUNTED_UNSEEN)
         if watched:
-            self._scan.advance(_SLICE)
             states = self._look_at_consumers(seen)
+            has_troubles = bool(seen["retrying"] or seen["errors"])
+            self._tickets.advance(_SLICE, has_troubles, states, self._rules, seen["time_ms"])
+            for incarnation, row in self._rows.items():
+                row["tickets"] = self._tickets.owned_by(incarnation)
             trouble = write_trouble(*self._link.pipeline(INFO_COMMANDS))
             seen["write_trouble"] = None if trouble is None else trouble._asdict()
-            seen["stuck"], seen["stuck_most"] = self._look_at_tickets(states, seen["time_ms"]), _STUCK
+            parked = self._by_name.get(MASTER, 0)
+            rows = self._tickets.rows(parked, states, self._rules, seen["time_ms"])
+            seen["stuck"], seen["stuck_most"], seen["groups"] = rows, MOST, self._tickets.groups(rows)
+            seen["look"] = hashlib.sha256(_dump(seen["groups"])).hexdigest()
             seen["alarms"] = [alarm.row() for alarm in alarms(seen)]
         with self._fresh:
             self._snapshot = seen if watched else self._snapshot | seen
@@ -195,6 +198,7 @@ class LiveOverview(Service):
                 ("HLEN", keys.tickets),
                 ("XLEN", keys.dead),
                 ("HLEN", keys.attempts),
+                ("HLEN", keys.errors),
                 ("GET", keys.leader),
                 ("XINFO", "GROUPS", keys.stream),
                 ("XPENDING", keys.stream, keys.group),
@@ -202,10 +206,10 @@ class LiveOverview(Service):
                 mishaps_command(keys),
             ]
         )
-        for reply in replies[:5]:
+        for reply in replies[:6]:
             if isinstance(reply, Exception):
                 raise reply
-        entries, tickets, dead, retrying, leader, groups, pending, delayed, mishaps = replies
+        entries, tickets, dead, retrying, errors, leader, groups, pending, delayed, mishaps = replies
         group = group_of(groups, keys.group)
         total, lowest, _, owners = (0, None, None, ()) if isinstance(pending, Exception) else pending
         by_name = {bytes(name): int(count) for name, count in owners or ()}
@@ -234,6 +238,7 @@ class LiveOverview(Service):
             "halted": by_name.get(HALTED, 0),
             "tickets": tickets,
             "retrying": retrying,
+            "errors": errors,
             "dead_letters": dead,
             "delayed": 0 if isinstance(delayed, Exception) else delayed,
             "mishaps": parse_mishaps(mishaps)._asdict(),
@@ -251,7 +256,7 @@ class LiveOverview(Service):
             len(of_tickets),
             [rule.told() for rule in of_tickets if rule.target in _BROAD],
         )
-        owned_by = self._scan.owned_by
+        owned_by = self._tickets.owned_by
         held = {name.decode(errors="replace"): count for name, count in self._by_name.items()}
         left_ms = read_left_ms(self._link, self._keys, members)
         rows = {}
@@ -277,31 +282,14 @@ class LiveOverview(Service):
             "capacity": asked.capacity,
         }
 
-    def _look_at_tickets(self, states: dict[str, str], now_ms: int) -> list[dict[str, Any]]:
-        heads = self._scan.heads(now_ms, self._by_name.get(MASTER, 0))
-        values = self._link.call("HMGET", self._keys.attempts, *[head.id for head in heads]) if heads else []
-        attempts = {head.id: decode(value) for head, value in zip(heads, values, strict=True) if value is not None}
-        parked = {head.ticket: self._parked_of(head.ticket) for head in heads}
-        rows = stuck_rows(
-            heads, StuckContext(attempts, states, self._scan.moved_ms, parked, self._rules), now_ms, _STUCK
-        )
-        return [row | {"shown": visible(row["ticket_id"], 120), "href": ticket_url(row["ticket_id"])} for row in rows]
-
-    def _parked_of(self, ticket: bytes) -> Parked:
-        """Return the ticket's parked messages from Redis, as far as they were looked at; otherwise what the leader
-        knows, when it is this master."""
-        seen = self._scan.parked_of(ticket)
-        known = None if seen.is_exact else self._in_memory(ticket)
-        if known is None:
-            return seen
-        return known if known.is_exact else Parked(max(known.messages, seen.messages), False)
-
     # -- events
 
     def _tell(self) -> None:
         if self._watchers[OVERVIEW]:
-            facts = {name: value for name, value in self._snapshot.items() if name != "time_ms"}
-            self._send(OVERVIEW, facts, self._snapshot | {"point": self._history[-1]})
+            # The rows are fetched with the page again, when ``look`` changes.
+            facts: dict[str, Any] = {"stuck": len(self._snapshot["stuck"])}
+            facts |= {name: part for name, part in self._snapshot.items() if name not in ("time_ms", "stuck", "groups")}
+            self._send(OVERVIEW, facts, facts | {"time_ms": self._snapshot["time_ms"], "point": self._history[-1]})
         if self._watchers[CONSUMERS] and now_s() - self._sent.get(CONSUMERS, (b"", 0.0))[1] >= _CONSUMERS_EVERY_S:
             rows = [{name: row[name] for name in _LIVE_FIELDS} for row in self._rows.values()]
             self._send(CONSUMERS, self._rows, {"rows": rows, "time_ms": self._snapshot.get("time_ms")})
@@ -346,6 +334,8 @@ def _nothing_yet(keys: Keys) -> dict[str, Any]:
         "lag_is_exact": True,
         "mishaps": Mishaps()._asdict(),
         "stuck": [],
+        "groups": [],
+        "look": "",
         "alarms": [],
     }
 

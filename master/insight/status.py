@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
+import math
 import threading
 import time
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -12,12 +15,15 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import GroupMissing
 from usher.common.doctor.source_status import SourcesReader
 from usher.common.doctor.writes import INFO_COMMANDS, write_trouble
+from usher.common.protocol.attempts import NEVER
 from usher.common.protocol.keys import MASTER, Keys
+from usher.common.protocol.last_error import LastError
 from usher.common.protocol.message import ticket_text
 from usher.common.protocol.mishaps import mishaps_command, parse_mishaps
 from usher.common.protocol.owner_words import HALTED, RETURNED, TAIL, due_ms_of
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.sources import SourceSelection
+from usher.common.protocol.ticket_states import TicketState
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import (
     TicketRecord,
@@ -27,12 +33,14 @@ from usher.common.redis.replies import (
 )
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.insight.lag import lag_of
-from usher.master.insight.ticket_states import ParkedRows, add_ticket_states, parked_rows
+from usher.master.insight.ticket_states import LOOKED_AT, ParkedRows, add_ticket_states, parked_rows
 from usher.master.leader.elector import parse_held
 from usher.master.membership.registry import read_left_ms, read_registry, state_of, strangers
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.delayed_messages import waiting_commands, waiting_of
 from usher.master.operations.live_rules import read_rules
+from usher.master.policy.explain.tried import tried
+from usher.master.policy.ticket_filter import ORDERS, TicketFilter
 
 #: The most entries counted for the lag where Redis does not know it (before 7.0).
 _MOST_COUNTED = 100_000
@@ -40,6 +48,14 @@ _MOST_COUNTED = 100_000
 _LOOK_S = 0.1
 #: Seconds for which the state of many sources is kept: they are looked at one by one.
 _SOURCES_KEPT_S = 2.0
+
+
+class FoundTickets(NamedTuple):
+    """Tickets that fit a filter. ``number``: of all that were found; ``is_all``: nothing was left out of the search."""
+
+    rows: list[dict[str, Any]]
+    number: int
+    is_all: bool
 
 
 class StatusReader:
@@ -176,6 +192,31 @@ class StatusReader:
         following = bytes(found).decode()
         return {"tickets": rows, "cursor": None if following == "0" else following}
 
+    def each(self, wanted: TicketFilter) -> Iterator[list[dict[str, Any]]]:
+        """Yield page by page the tickets of the index that fit; a ticket whose record changes meanwhile may come
+        twice."""
+        cursor: str | None = "0"
+        while cursor is not None:
+            page = self.tickets(cursor, 1000)
+            self.explained([row for row in page["tickets"] if row.get("last_error") is None])
+            yield [row for row in page["tickets"] if wanted.fits(row)]
+            cursor = page["cursor"]
+
+    def find(self, wanted: TicketFilter, order: str, most: int, within_s: float = math.inf) -> FoundTickets:
+        """Return the first ``most`` tickets of all that fit, in an order of ``ORDERS``, as far as the search goes in
+        that time; those without an owner as far as a list has them at all."""
+        until_s = now_s() + within_s
+        parked = self.parked(LOOKED_AT) if wanted.wants_waiting else ParkedRows([], True)
+        found = [row for row in parked.rows if wanted.fits(row)]
+        number, is_all = len(found), parked.is_all
+        for page in self.each(wanted):
+            number += len(page)
+            found = heapq.nsmallest(most, [*found, *page], key=ORDERS[order])
+            if now_s() > until_s:
+                is_all = False
+                break
+        return FoundTickets(found, number, is_all)
+
     def told(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return rows of the index (``ticket_row``) with what their tickets are doing (``ticket_states``)."""
         with self._lock:
@@ -196,7 +237,7 @@ class StatusReader:
                 return None
             row = ticket_row(ticket_id.encode(), value)
             add_ticket_states(self._link, self._keys, [row])
-        if row["state"] == "halted":
+        if row["state"] == TicketState.HALTED:
             with self._lock:
                 letter = self._letters.parked_of(ticket_id.encode(), _LOOK_S)
             row |= {} if letter is None else {"dead_letter": letter.row()}
@@ -204,14 +245,17 @@ class StatusReader:
 
     def explained(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the rows; those of halted tickets with the dead letter that they wait for (``dead_letter``), if it is
-        among the newest."""
-        halted = [row["ticket_id"].encode() for row in rows if row["state"] == "halted"]
+        among the newest, and its error where none is noted."""
+        halted = [row["ticket_id"].encode() for row in rows if row["state"] == TicketState.HALTED]
         with self._lock:
             found = self._letters.parked_for(halted) if halted else {}
         for row in rows:
             letter = found.get(row["ticket_id"].encode())
             if letter is not None:
                 row["dead_letter"] = letter.row()
+            if letter is not None and row.get("last_error") is None:  # by a consumer of a former version
+                error = LastError(letter.error, letter.error_type, letter.at, letter.attempts, at_ms=letter.written_ms)
+                row |= tried(NEVER, error)
         return rows
 
     def audit(self) -> dict[str, Any] | None:
@@ -244,19 +288,19 @@ def ticket_row(ticket: bytes, value: bytes) -> dict[str, Any]:
     try:
         record: TicketRecord = parse_record(value)
     except ValueError:
-        return row | {"state": "unreadable"}
+        return row | {"state": TicketState.UNREADABLE}
     ids = [entry_id.decode() for entry_id in record.ids]
     if record.owner == RETURNED:
-        return row | {"state": "returned", "fence": record.fence, "message_ids": ids}
+        return row | {"state": TicketState.RETURNED, "fence": record.fence, "message_ids": ids}
     if (due_ms := due_ms_of(record.owner)) is not None:
-        return row | {"state": "put_off", "due_ms": due_ms, "fence": record.fence, "message_ids": ids}
+        return row | {"state": TicketState.PUT_OFF, "due_ms": due_ms, "fence": record.fence, "message_ids": ids}
     if record.owner == HALTED:
-        return row | {"state": "halted", "fence": record.fence, "message_ids": ids}
+        return row | {"state": TicketState.HALTED, "fence": record.fence, "message_ids": ids}
     if record.owner == TAIL:
-        return row | {"state": "ending", "fence": record.fence, "message_ids": []}
+        return row | {"state": TicketState.ENDING, "fence": record.fence, "message_ids": []}
     owner = record.owner.decode(errors="replace")
     return row | {
-        "state": "processing",
+        "state": TicketState.HANDED_OVER,
         "consumer_name": name_of(owner),
         "owner": owner,
         "fence": record.fence,

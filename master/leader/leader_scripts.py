@@ -433,11 +433,11 @@ class LeaderScripts:
         )
         return bool(self._run("reap", script_keys, (incarnation, name, stored)) == b"OK")
 
-    def forget_attempts(self, cursor: bytes, count: int) -> tuple[bytes, list[bytes]]:
-        """Forget the attempts of messages that are over, one page from ``cursor``. Return the next cursor and the ids
-        that were forgotten. Raises GroupMissing."""
+    def forget_attempts(self, noted: str, cursor: bytes, count: int) -> tuple[bytes, list[bytes]]:
+        """Forget the attempts, or the errors, of messages that are over, one page of the hash ``noted`` from
+        ``cursor``. Return the next cursor and the fields that were deleted. Raises GroupMissing."""
         keys = self._keys
-        _, following, gone = self._run("forget_attempts", (keys.stream, keys.leader, keys.attempts), (cursor, count))
+        _, following, gone = self._run("forget_attempts", (keys.stream, keys.leader, noted), (cursor, count))
         return following, list(gone)
 
     def _run(self, step: str, keys: Sequence[str], args: Iterable[Any], meanwhile: Meanwhile | None = None) -> Any:

@@ -1,4 +1,5 @@
-"""Bulk actions: redrive or drop all dead letters that match a filter. They are counted first; the action begins on
+"""Bulk actions: redrive or drop all dead letters that match a filter, or give an order about all tickets that do. They
+are counted first; the action begins on
 request, goes page by page, and can be stopped at any time.
 
 Letters written after the count are not touched. What was done stays done when this master ends in between; the rest can
@@ -12,17 +13,22 @@ import logging
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from usher.common.base.clock import wall_ms
 from usher.common.base.log import event
+from usher.common.base.text import pluralize
+from usher.common.protocol.last_error import error_name
 from usher.common.runtime.service import Service
 from usher.master.operations.action_log import By, OperatorAction
 from usher.master.operations.action_log import counted as outcome_of
-from usher.master.operations.dead_letters import AT_ONCE, DeadLetters
-from usher.master.policy.letters import DeadLetter, LetterFilter, Preview
+from usher.master.operations.dead_letters import AT_ONCE, DeadLetters, LetterResult
+from usher.master.operations.ticket_orders import OrderResult
+from usher.master.policy.letters import PARK, DeadLetter, LetterFilter, Preview
+from usher.master.policy.ticket_filter import TicketFilter
+from usher.master.policy.ticket_orders import TicketOrder
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +38,21 @@ _IDLE_S = 5.0
 COUNTING, READY, RUNNING, DONE, STOPPED = "counting", "ready", "running", "done", "stopped"
 REDRIVE, DROP = "redrive", "drop"
 #: Outcomes after which the letter is no longer where it was.
-_GOOD = frozenset({"resumed", "added", "released", "dropped"})
+_GOOD = frozenset({"resumed", "added", "released", "dropped", "asked", "done"})
+
+
+class TicketItem(NamedTuple):
+    """A ticket that an order is about, for the preview as letters are: ``group`` is what it has in common with
+    others."""
+
+    id: bytes
+    group: tuple[str, str, str, str]
+    policy: str = PARK
+
+
+#: Yields the rows of all tickets that fit; gives an order about one.
+FindTickets = Callable[[TicketFilter], Iterator[list[dict[str, Any]]]]
+GiveOrder = Callable[[TicketOrder, str, By], OrderResult]
 
 
 @dataclass
@@ -40,7 +60,7 @@ class BulkJob:
     """A bulk action. Written by the service's thread, read by pages; ``told`` is the filter in words."""
 
     what: str
-    wanted: LetterFilter
+    wanted: LetterFilter | TicketFilter
     told: str
     who: str
     id: str = field(default_factory=lambda: secrets.token_hex(8))
@@ -52,8 +72,17 @@ class BulkJob:
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: list[tuple[str, str]] = field(default_factory=list)
     created_ms: int = field(default_factory=wall_ms)
-    pages: Iterator[list[DeadLetter]] | None = None
+    pages: Iterator[Sequence[DeadLetter | TicketItem]] | None = None
     failed_turns: int = 0
+
+    @property
+    def is_of_tickets(self) -> bool:
+        return isinstance(self.wanted, TicketFilter)
+
+    @property
+    def counted(self) -> str:
+        """Return in words how many it touches."""
+        return pluralize(self.preview.count, "ticket" if self.is_of_tickets else "dead letter")
 
     @property
     def is_over(self) -> bool:
@@ -66,9 +95,11 @@ class BulkLetters(Service):
 
     name = "bulk"
 
-    def __init__(self, letters: DeadLetters) -> None:
+    def __init__(self, letters: DeadLetters, find: FindTickets, give: GiveOrder) -> None:
         super().__init__()
         self._letters = letters
+        self._find = find
+        self._give = give
         self._jobs: list[BulkJob] = []
         self._lock = threading.Lock()
 
@@ -83,7 +114,7 @@ class BulkLetters(Service):
     def job(self, job_id: str) -> BulkJob | None:
         return next((one for one in self.jobs if one.id == job_id), None)
 
-    def prepare(self, what: str, wanted: LetterFilter, told: str, who: str) -> BulkJob:
+    def prepare(self, what: str, wanted: LetterFilter | TicketFilter, told: str, who: str) -> BulkJob:
         """Add a job that counts what it would do, and then waits to be run."""
         job = BulkJob(what, wanted, told, who)
         with self._lock:
@@ -131,7 +162,7 @@ class BulkLetters(Service):
         if not job.until:
             job.until = self._letters.last_id()
         if job.pages is None:
-            job.pages = self._letters.all(job.wanted, job.until)
+            job.pages = self._pages(job)
         page = next(job.pages, None)
         with self._lock:
             state = job.state  # the job may have been stopped while the page was read
@@ -145,15 +176,27 @@ class BulkLetters(Service):
     def on_end(self) -> None:
         self._letters.close()
 
-    def _change(self, job: BulkJob, page: list[DeadLetter]) -> None:
-        step: Any = self._letters.redrive if job.what == REDRIVE else self._letters.drop
-        ids = [letter.id for letter in page]
+    def _pages(self, job: BulkJob) -> Iterator[Sequence[DeadLetter | TicketItem]]:
+        if isinstance(job.wanted, LetterFilter):
+            return self._letters.all(job.wanted, job.until)
+        return (list(map(_item, page)) for page in self._find(job.wanted) if page)
+
+    def _change(self, job: BulkJob, page: Sequence[DeadLetter | TicketItem]) -> None:
+        ids = [item.id for item in page]
         for at in range(0, len(ids), AT_ONCE):
-            for outcome in step(ids[at : at + AT_ONCE]):
+            if job.state != RUNNING:  # it was stopped
+                return
+            for outcome in self._outcomes(job, ids[at : at + AT_ONCE]):
                 job.outcomes[outcome.word] += 1
                 job.done += 1
                 if outcome.word not in _GOOD and len(job.failures) < _NAMED:
-                    job.failures.append((outcome.id.decode(), outcome.word))
+                    job.failures.append((outcome.id.decode(errors="replace"), outcome.word))
+
+    def _outcomes(self, job: BulkJob, ids: list[bytes]) -> Iterable[LetterResult]:
+        if not job.is_of_tickets:
+            return self._letters.redrive(ids) if job.what == REDRIVE else self._letters.drop(ids)
+        order, by = TicketOrder(job.what), By(job.who, "http", job.why)
+        return (LetterResult(one, self._give(order, one.decode("utf-8", "surrogateescape"), by).outcome) for one in ids)
 
     def _ends(self, job: BulkJob, state: str) -> None:
         with self._lock:
@@ -161,10 +204,18 @@ class BulkLetters(Service):
             if not job.is_over:
                 job.state = READY if state == COUNTING else DONE
         if state == RUNNING:
-            on = f"{job.preview.count} dead letters: {job.told}"
+            on = f"{job.counted}: {job.told}"
             self._letters.note(
                 OperatorAction(By(job.who, "http", job.why), job.what, on), outcome_of(job.outcomes.elements())
             )
             event(
                 log, f"bulk_{job.what}_finished", outcomes=dict(job.outcomes), filter=job.told, by=job.who, why=job.why
             )
+
+
+def _item(row: Mapping[str, Any]) -> TicketItem:
+    error = row.get("last_error") or {}
+    name = error_name(error.get("error_type", ""), error.get("error", ""))
+    return TicketItem(
+        row["ticket_id"].encode("utf-8", "surrogateescape"), (row["state"], name, "", error.get("at", ""))
+    )

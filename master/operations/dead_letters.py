@@ -204,7 +204,7 @@ class DeadLetters:
         keys = self._keys
         script_keys: list[str] = [keys.stream, keys.tickets, keys.dead, keys.attempts, keys.changed, keys.leader]
         if step == "redrive":
-            script_keys.append(LogKeys(keys.stream).delayed)
+            script_keys += [LogKeys(keys.stream).delayed, keys.errors]
         results: list[LetterResult] = []
         while len(results) < len(ids):
             left = ids[len(results) :]

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from usher.common.protocol.attempts import CUT_OFF, RAN_PAST
+from usher.common.protocol.last_error import error_name, told
 from usher.common.protocol.stream_id import milliseconds
 
 #: Policy of a letter whose ticket waits for it.
 PARK = "park"
+#: A name and a place of an error, as they are told.
+_PLACED = re.compile(r".+ in \S+:[0-9]+")
 #: Most groups that are named one by one.
 _SHOWN = 5
-#: Name of an error when nothing shows how the last start ended, and no crash was noted (consumer/policy/outcome.py).
-_HUNG = "most likely hung"
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class DeadLetter:
     milliseconds since the epoch.
 
     ``id`` is the letter's own; its milliseconds are when it was written. ``cut``: fields or parts of them are missing.
+    ``at``: file and line of the error, in the handler's own code.
     """
 
     id: bytes
@@ -41,6 +43,7 @@ class DeadLetter:
     fence: int
     fields: int
     cut: bool
+    at: str = ""
 
     @property
     def written_ms(self) -> int:
@@ -48,16 +51,18 @@ class DeadLetter:
 
     @property
     def error_name(self) -> str:
-        """Return the name of its error: its type; for a message that hung or took its process with it, and so raised
-        nothing, words for that."""
-        if self.error_type:
-            return self.error_type
-        return CUT_OFF if self.error.startswith(CUT_OFF) else _HUNG if self.error.startswith(RAN_PAST) else ""
+        """Return the name of its error."""
+        return error_name(self.error_type, self.error)
 
     @property
-    def group(self) -> tuple[str, str, str]:
-        """Return the key that letters are counted by: reason, name of the error, policy."""
-        return self.reason, self.error_name, self.policy
+    def group(self) -> tuple[str, str, str, str]:
+        """Return the key that letters are counted by: reason, name of the error, policy, place of the error."""
+        return self.reason, self.error_name, self.policy, self.at
+
+    @property
+    def why(self) -> str:
+        """Return reason, name and place of the error: who may not see what messages say may see this."""
+        return ": ".join(filter(None, (self.reason, told(self.error_name, self.at))))
 
     def whole(self, fields: Sequence[bytes]) -> dict[str, Any]:
         """Return the letter with its traceback and its message's fields, as pairs: a name may come twice. Bytes that
@@ -77,6 +82,7 @@ class DeadLetter:
             "reason": self.reason,
             "error": self.error,
             "error_type": self.error_type,
+            "at": self.at,
             "attempts": self.attempts,
             "owner": self.owner,
             "first_ms": self.first_ms,
@@ -119,6 +125,7 @@ def parse_letter(letter_id: bytes, head: Sequence[bytes]) -> DeadLetter:
         number("fence"),
         number("fields"),
         b"usher-fields-cut" in known or b"usher-values-cut" in known,
+        text("at"),
     )
 
 
@@ -133,8 +140,9 @@ def split_letter(flat: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
 @dataclass(frozen=True)
 class LetterFilter:
     """Filter for letters: one matches when every condition given holds. ``reason`` and ``error`` are parts of the
-    texts; ``error`` is looked for in the error's name too. ``id`` is a letter's or its message's. ``after_ms`` and
-    ``before_ms``: when the letter was written, in milliseconds since the epoch."""
+    texts; ``error`` is looked for in the error's name and place too (``has_error``). ``id`` is a letter's or its
+    message's. ``after_ms`` and ``before_ms``: when the letter was written, in milliseconds since the epoch.
+    ``sees_texts``: whether who asks may see the texts of errors."""
 
     ticket: bytes | None = None
     reason: str = ""
@@ -142,6 +150,8 @@ class LetterFilter:
     id: bytes | None = None
     after_ms: int | None = None
     before_ms: int | None = None
+    policy: str = ""
+    sees_texts: bool = True
 
     @property
     def start(self) -> bytes:
@@ -159,19 +169,39 @@ class LetterFilter:
         return (
             (self.ticket is None or letter.ticket == self.ticket)
             and self.reason.lower() in letter.reason.lower()
-            and (not self.error or self.error.lower() in f"{letter.error_name}\n{letter.error}".lower())
+            and (not self.error or has_error(self.error, letter.error_name, letter.at, letter.error * self.sees_texts))
+            and self.policy in ("", letter.policy)
             and (self.id is None or self.id in (letter.id, letter.message_id))
         )
 
 
+def has_error(asked: str, name: str, at: str, error: str) -> bool:
+    """Return whether an error is meant by ``asked``: its name with its place, or a part of its name, place or text.
+
+    >>> [has_error(asked, "KeyError", "shop.py:41", "KeyError: 'x'") for asked in ("keyerror in shop.py:41", "'X'")]
+    [True, True]
+    >>> has_error("Error in shop.py:41", "KeyError", "shop.py:41", "KeyError: 'x'")
+    False
+    """
+    if _PLACED.fullmatch(asked):
+        return asked.lower() == told(name, at).lower()
+    return asked.lower() in f"{name}\n{at}\n{error}".lower()
+
+
 @dataclass(frozen=True)
 class Group:
-    """Letters that have reason, name of the error (``error_type``) and policy in common."""
+    """Letters that have reason, name of the error (``error_type``), policy and place of the error in common."""
 
     reason: str
     error_type: str
     policy: str
+    at: str
     count: int
+
+    @property
+    def told(self) -> str:
+        """Return name and place of the error; "" without a name."""
+        return told(self.error_type, self.at)
 
 
 def also_for(groups: Sequence[str]) -> str:
@@ -186,15 +216,24 @@ def also_for(groups: Sequence[str]) -> str:
     return f"a new message is one for every group of the stream: {listed} {verb} it too" if groups else ""
 
 
+class Counted(Protocol):
+    """A letter, or a ticket, as far as a preview counts it."""
+
+    @property
+    def group(self) -> tuple[str, str, str, str]: ...
+    @property
+    def policy(self) -> str: ...
+
+
 class Preview:
     """Preview of a bulk action: counts letter by letter, so that none need be kept."""
 
     def __init__(self) -> None:
-        self._counts: Counter[tuple[str, str, str]] = Counter()
+        self._counts: Counter[tuple[str, str, str, str]] = Counter()
         self.count = 0
         self.adds = 0  # that a redrive adds to the end of the stream: no ticket waits for them
 
-    def add(self, letters: Iterable[DeadLetter]) -> None:
+    def add(self, letters: Iterable[Counted]) -> None:
         for letter in letters:
             self._counts[letter.group] += 1
             self.count += 1

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 from usher.common.protocol.owner_words import is_given_back, is_waiting
 from usher.common.protocol.stream_id import rank
+from usher.common.protocol.ticket_states import TicketState
 
 
 class OwnedRecord(Protocol):
@@ -68,26 +69,28 @@ def plan_order(order: TicketOrder, record: OwnedRecord | None, told: Mapping[str
     return _refuse(order, told)
 
 
+#: The second is the word of a leader of a former version.
+_WAITING = (TicketState.WAITING, "parked")
 _NEXT_LETTER = "becomes a dead letter as soon as a consumer gets it, and the ticket goes on"
 
 
 def _of_owned(order: TicketOrder, head: bytes, believed: bytes, owner: str, told: Mapping[str, Any]) -> PlannedOrder:
     rows = {row["id"]: row["state"] for row in told["entries"]}
     has_answered = told["max_attempts"] is not None  # else nobody knows whether it runs
-    state = rows.get(head.decode(), "handed_over")
+    state = rows.get(head.decode(), TicketState.HANDED_OVER)
     name, of = owner.rpartition(":")[0], head.decode()
     if order is TicketOrder.RETRY:
-        if has_answered and state != "retrying":
+        if has_answered and state != TicketState.RETRYING:
             return _refuse(order, told)
         does = f"{of}, which waits on {name} for its next attempt, is due now"
     elif order is TicketOrder.CANCEL:
-        if has_answered and state != "running":
+        if has_answered and state != TicketState.RUNNING:
             return _refuse(order, told)
         does = (
             f"the run of {of} on {name} is ended, and counts as a crash; it ends the process of {name}, so what else"
             " runs there is cut off and runs again"
         )
-    elif state == "running":
+    elif state == TicketState.RUNNING:
         does = f"{of} becomes a dead letter if the run that is under way on {name} fails, and the ticket goes on"
     else:
         does = f"{of} becomes a dead letter on {name}, and the ticket goes on"
@@ -96,7 +99,7 @@ def _of_owned(order: TicketOrder, head: bytes, believed: bytes, owner: str, told
 
 
 def _of_parked(order: TicketOrder, told: Mapping[str, Any]) -> PlannedOrder:
-    parked = next((row["id"] for row in told["entries"] if row["state"] == "parked"), "")
+    parked = next((row["id"] for row in told["entries"] if row["state"] in _WAITING), "")
     if order is not TicketOrder.GIVE_UP or not parked:
         return _refuse(order, told)
     return PlannedOrder("", f"{parked} {_NEXT_LETTER}", parked.encode())

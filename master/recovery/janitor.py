@@ -1,6 +1,6 @@
-"""Janitor: forgets dead incarnations once nothing is pending for them, and the attempts of messages that ended without
-their owner. Otherwise Redis would keep a name in the group for every restart there ever was, and a field for every such
-message."""
+"""Janitor: forgets dead incarnations once nothing is pending for them, and the attempts and errors of messages that
+ended without their owner. Otherwise Redis would keep a name in the group for every restart there ever was, and a field
+for every such message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from usher.master.membership.registry import read_registry
 
 log = logging.getLogger(__name__)
 
-#: Attempts looked at in one turn, roughly.
+#: Attempts, or errors, looked at in one turn, roughly.
 _PAGE = 500
 
 
@@ -49,7 +49,7 @@ class Janitor(Service):
         self._keys = keys
         self._lead = lead
         self._every_s = every_s
-        self._cursor = b"0"
+        self._cursor, self._noted, self._next_noted = b"0", keys.attempts, keys.errors
         self.stalls_after_s = max(10.0, 4 * every_s)
 
     def run_once(self) -> float:
@@ -58,7 +58,9 @@ class Janitor(Service):
             try:
                 steps = LeaderScripts(self._scripts, self._keys, epoch, "")
                 self._reap(steps)
-                self._cursor, _ = steps.forget_attempts(self._cursor, _PAGE)
+                self._cursor, _ = steps.forget_attempts(self._noted, self._cursor, _PAGE)
+                if self._cursor == b"0":
+                    self._noted, self._next_noted = self._next_noted, self._noted
             except Fenced:
                 self._lead.lost(epoch)
             except GroupMissing:

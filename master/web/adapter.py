@@ -10,6 +10,7 @@ from typing import Any
 
 from usher.common.base.clock import now_s
 from usher.common.protocol.registration import Registration
+from usher.common.protocol.ticket_states import TicketState
 from usher.common.runtime.health import Health, judge
 from usher.common.runtime.service import Service
 from usher.master.dispatch.dispatcher import Dispatcher
@@ -116,7 +117,7 @@ class ServicePort:
         if found is None and (known is None or not known.messages):
             return None
         parked = known.messages if known is not None and known.is_exact else None
-        return (found or {"ticket_id": ticket_id, "state": "waiting", "message_ids": []}) | {"parked": parked}
+        return (found or {"ticket_id": ticket_id, "state": TicketState.WAITING, "message_ids": []}) | {"parked": parked}
 
     def sources(self) -> dict[str, Any] | None:
         return self._status.sources()

@@ -37,6 +37,7 @@ from usher.master.membership.health_url import HealthHosts, UnfitUrl, host_of
 from usher.master.operations.action_log import By
 from usher.master.web.documents import Audit, Consumers, Deregistered, Registered, Reported, Sources, Ticket, Tickets
 from usher.master.web.ports import AckItem, AckReport, MasterPort, RegisterAnswer, RegisterRequest
+from usher.master.web.seen import seen
 
 log = logging.getLogger(__name__)
 
@@ -231,8 +232,8 @@ def _add_looks(api: Blueprint, port: MasterPort) -> None:
         asked = read_model(_TicketsQuery, request.args.to_dict())
         if asked.id is not None:
             found = port.ticket(asked.id)
-            return answer({"tickets": [] if found is None else [found], "cursor": None})
-        return answer(port.tickets(asked.cursor or "0", min(asked.limit, _MOST_TICKETS_ON_A_PAGE)))
+            return answer(seen({"tickets": [] if found is None else [found], "cursor": None}))
+        return answer(seen(port.tickets(asked.cursor or "0", min(asked.limit, _MOST_TICKETS_ON_A_PAGE))))
 
     @api.get("/tickets/<rest:ticket_id>")
     @tells("One ticket in processing.", {200: Ticket}, problems=TICKET_PROBLEMS)
@@ -240,7 +241,7 @@ def _add_looks(api: Blueprint, port: MasterPort) -> None:
         found = port.ticket(read_ticket_id())
         if found is None:
             raise Problem(404, "unknown_ticket", "no ticket of that id is in processing")
-        return answer(found)
+        return answer(seen(found))
 
     @api.get("/audit")
     @tells("The result of the last audit; null when there was none.", {200: Audit})

@@ -19,6 +19,7 @@ from usher.master.policy.letters import DeadLetter, LetterFilter
 from usher.master.policy.rules import LONGEST_REASON
 from usher.master.web.api import by_caller
 from usher.master.web.documents import LetterOutcomes, Letters, WholeLetter
+from usher.master.web.seen import seen, sees_texts
 
 BODY = 32 * 1024
 _ON_A_PAGE, _MOST_ON_A_PAGE = 100, 200
@@ -56,6 +57,7 @@ class _Filter(BaseModel):
     id: StreamId | None = None
     older_than_s: _Age | None = None
     younger_than_s: _Age | None = None
+    policy: Annotated[str, Field(pattern="^(skip|park|tail)?$")] = ""
 
     def meant(self) -> LetterFilter:
         now_ms = time.time_ns() // 1_000_000
@@ -66,6 +68,8 @@ class _Filter(BaseModel):
             None if self.id is None else self.id.encode(),
             None if self.younger_than_s is None else now_ms - int(self.younger_than_s * 1000),
             None if self.older_than_s is None else now_ms - int(self.older_than_s * 1000),
+            self.policy,
+            sees_texts(),
         )
 
 
@@ -114,13 +118,12 @@ def letter_routes(letters: LetterPort, note: LetterNote | None = None) -> Bluepr
     def list_letters() -> Response:
         asked = read_model(LetterQuery, request.args.to_dict())
         page = letters.page(asked.meant(), _bytes(asked.cursor), min(asked.limit, _MOST_ON_A_PAGE))
-        return answer(
-            {"dead_letters": [letter.row() for letter in page.letters], "cursor": _decode_optional(page.cursor)}
-        )
+        rows = seen([letter.row() for letter in page.letters])
+        return answer({"dead_letters": rows, "cursor": _decode_optional(page.cursor)})
 
     @api.get("/<stream_id:letter_id>")
     @tells(
-        "One dead letter, with traceback and, for operators, fields.",
+        "One dead letter; for operators with the text of its error, traceback and fields.",
         {200: WholeLetter},
         problems={404: "unknown_dead_letter"},
     )
@@ -188,7 +191,7 @@ def _change(
 
 def _whole(letter: DeadLetter, fields: list[bytes]) -> dict[str, Any]:
     told = letter.whole(fields)
-    return told if g.role.may(Role.OPERATOR) else told | {"message_fields": None}
+    return told if g.role.may(Role.OPERATOR) else seen(told) | {"message_fields": None}
 
 
 def _letter_result_document(outcome: LetterResult) -> dict[str, Any]:

@@ -47,8 +47,35 @@ class Consumers(TypedDict):
     consumers: list[ConsumerRow]
 
 
+class ProcessRow(TypedDict):
+    """A consumer's process, as it says itself. ``running``: the messages whose handlers run, the longest first, 200 at
+    most of ``runs``."""
+
+    incarnation: str
+    host: str
+    pid: int
+    version: str
+    handler: str
+    memory_bytes: int | None
+    running: list[dict[str, Any]]
+    runs: int
+
+
+class ConsumerDetails(ConsumerRow):
+    """``process``: null when it did not say, as one of a former version."""
+
+    process: ProcessRow | None
+
+
+class ConsumerShown(TypedDict):
+    """A consumer, and former incarnations of it that still hold entries."""
+
+    consumers: list[ConsumerDetails]
+
+
 class LetterRow(TypedDict):
-    """A dead letter without its traceback and its message's fields (``fields`` is their number)."""
+    """A dead letter without its traceback and its message's fields (``fields`` is their number). ``at``: file and line
+    of the error, in the handler's own code. ``error``: its text, of which viewers see the type only."""
 
     id: str
     message_id: str
@@ -56,6 +83,7 @@ class LetterRow(TypedDict):
     reason: str
     error: str
     error_type: str
+    at: str
     attempts: int
     owner: str
     first_ms: int
@@ -67,10 +95,25 @@ class LetterRow(TypedDict):
     cut: bool
 
 
+class ErrorRow(TypedDict):
+    """The last error of a message. ``told``: its type, and its place in the handler's own code (``at``); ``error``: its
+    text, for operators. ``starts`` and ``charged``: the attempts by then; ``at_ms``: when it was."""
+
+    error: str
+    error_type: str
+    at: str
+    told: str
+    starts: int
+    charged: int
+    most: int
+    at_ms: int
+
+
 class TicketRow(TypedDict):
     """A ticket. ``state``: processing, retrying (its first message has failed before), recovering (its owner is lost),
     returned, put_off (given back until ``due_ms``), paused (given back, and a rule holds it: ``why``), halted, ending,
-    waiting or unreadable. ``dead_letter``: the one that a halted ticket waits for."""
+    waiting or unreadable. ``dead_letter``: the one that a halted ticket waits for. ``attempts``: the starts of its
+    first message, of which ``charged`` count against ``max_attempts``; ``last_error``: null if none is known."""
 
     ticket_id: str
     state: str
@@ -81,6 +124,10 @@ class TicketRow(TypedDict):
     owner: NotRequired[str]
     why: NotRequired[str]
     dead_letter: NotRequired[LetterRow]
+    attempts: NotRequired[int]
+    charged: NotRequired[int]
+    max_attempts: NotRequired[int | None]
+    last_error: NotRequired[ErrorRow | None]
 
 
 class Tickets(TypedDict):
@@ -132,8 +179,8 @@ class Letters(TypedDict):
 
 
 class WholeLetter(LetterRow):
-    """A whole dead letter. ``message_fields``: pairs of name and value; null for viewers, who may not see the contents
-    of messages."""
+    """A whole dead letter. ``traceback``: empty for viewers; ``message_fields``: pairs of name and value; null for
+    viewers, who may not see the contents of messages."""
 
     traceback: str
     message_fields: list[list[str]] | None
@@ -166,6 +213,11 @@ class Explanation(TypedDict):
     waits_for: Any
     until_ms: int | None
     entries: list[dict[str, Any]]
+    attempts: int
+    charged: int
+    max_attempts: int | None
+    last_error: ErrorRow | None
+    traceback: str
 
 
 class RuleRow(TypedDict):

@@ -48,7 +48,16 @@ from usher.master.operations.ticket_orders import OrderResult
 from usher.master.policy.rules import LONGEST_REASON, Rule, RuleAction, Rulebook, Target
 from usher.master.policy.ticket_orders import TicketOrder
 from usher.master.web.api import TicketQuery, by_caller, read_ticket_id
-from usher.master.web.documents import Actions, ConsumerRuleChange, Explanation, OrderAnswer, RuleChange, Rules
+from usher.master.web.documents import (
+    Actions,
+    ConsumerRuleChange,
+    ConsumerShown,
+    Explanation,
+    OrderAnswer,
+    RuleChange,
+    Rules,
+)
+from usher.master.web.seen import seen
 
 BODY = 8 * 1024
 _ON_A_PAGE, _MOST_ON_A_PAGE = 100, 500
@@ -63,6 +72,9 @@ class OperationsPort(Protocol):
     stream: str
 
     def explain(self, ticket_id: str) -> dict[str, Any]: ...
+
+    def consumer(self, name: str) -> list[dict[str, Any]]:
+        """Return the rows of all incarnations of a consumer, with what each says of its ``process``, or None."""
 
     def rules(self) -> Rulebook: ...
 
@@ -152,7 +164,7 @@ class _Page(BaseModel):
 
 def operation_routes(port: OperationsPort) -> Blueprint:
     """Return ``/api/tickets/{id}/explain``, ``/api/explain``, ``/api/rules``, ``/api/orders``,
-    ``/api/consumers/{name}/drain`` and ``/resume``, ``/api/actions``."""
+    ``/api/consumers/{name}/process``, ``/drain`` and ``/resume``, ``/api/actions``."""
     api = Blueprint("operations", __name__, url_prefix="/api")
 
     @api.get("/tickets/<rest:ticket_id>/explain")
@@ -162,7 +174,7 @@ def operation_routes(port: OperationsPort) -> Blueprint:
         problems={422: "ticket ids have 1 to 256 bytes"},
     )
     def explain(ticket_id: str) -> Response:
-        return answer(port.explain(read_ticket_id(_EXPLAIN)))
+        return answer(seen(port.explain(read_ticket_id(_EXPLAIN))))
 
     @api.get("/explain")
     @tells(
@@ -171,7 +183,7 @@ def operation_routes(port: OperationsPort) -> Blueprint:
         query=TicketQuery,
     )
     def explain_by_query() -> Response:
-        return answer(port.explain(read_model(TicketQuery, request.args.to_dict()).id))
+        return answer(seen(port.explain(read_model(TicketQuery, request.args.to_dict()).id)))
 
     @api.get("/rules")
     @tells("The live rules.", {200: Rules})
@@ -231,6 +243,18 @@ def _add_orders(api: Blueprint, port: OperationsPort) -> None:
 
 
 def _add_drain(api: Blueprint, port: OperationsPort) -> None:
+    @api.get("/consumers/<name>/process")
+    @tells(
+        "One consumer: where it runs, and what it runs at this moment, as it says itself.",
+        {200: ConsumerShown},
+        problems={404: "unknown_consumer"},
+    )
+    def consumer(name: str) -> Response:
+        rows = port.consumer(name)
+        if not rows:
+            raise Problem(404, "unknown_consumer", "no consumer of that name is registered")
+        return answer({"consumers": rows})
+
     @api.post("/consumers/<name>/drain")
     @tells(
         "Hand nothing new to a consumer.",

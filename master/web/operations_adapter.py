@@ -3,6 +3,7 @@ resume, orders about a ticket, the action log."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from usher.master.insight.explainer import Explainer
@@ -18,13 +19,27 @@ class Operations:
     """The operations of one master. Safe for many threads."""
 
     def __init__(
-        self, stream: str, live_rules: LiveRules, action_log: ActionLog, explainer: Explainer, orders: TicketOrders
+        self,
+        stream: str,
+        live_rules: LiveRules,
+        action_log: ActionLog,
+        explainer: Explainer,
+        orders: TicketOrders,
+        consumers: Callable[[], list[dict[str, Any]]] = list,
+        ask_process: Callable[[str], dict[str, Any] | None] = lambda health_url: None,
     ) -> None:
+        """Keep the parts. ``ask_process``: asks the consumer with a health URL what it runs."""
         self.stream = stream
         self._rules = live_rules
         self._log = action_log
         self._explainer = explainer
         self._orders = orders
+        self._consumers = consumers
+        self._ask_process = ask_process
+
+    def consumer(self, name: str) -> list[dict[str, Any]]:
+        rows = [row for row in self._consumers() if row["name"] == name]
+        return [row | {"process": self._ask_process(str(row.get("health_url", "")))} for row in rows]
 
     def explain(self, ticket_id: str) -> dict[str, Any]:
         return self._explainer.explain(ticket_id).document()

@@ -41,7 +41,7 @@ def test_hostile_texts_are_shown_literally_everywhere(looking: Looking, system: 
     looking.sign_in(OPERATOR)
     page = looking.page
     for text in CORPUS:
-        page.locator("#stuck bdi", has_text=visible(text)).first.wait_for()
+        page.locator("#stuck bdi", has_text=visible(text)).first.wait_for(state="attached")
     clean(looking)
     for path in ("/tickets", "/dead-letters"):
         looking.go(path)

@@ -6,6 +6,8 @@ import pytest
 
 from tests.integration.factories import NASTY_TICKETS, TRICKY_IDS, Owner, World, fetch, plan
 from usher.common.base.errors import OwnershipLost
+from usher.common.protocol.attempts import Attempts
+from usher.common.protocol.last_error import NotedError
 from usher.common.protocol.run_log import DONE, STALE, RunRecord, decode, encode
 from usher.common.redis.scripts import ids_argument, sizes_argument
 from usher.consumer.lifecycle.owner_scripts import AckAnswer
@@ -15,7 +17,7 @@ from usher.consumer.policy.acks import Finished
 def _ack(world: World, owner: Owner, *lines: bytes, record: bytes = b"", length: int = 0) -> list[object]:
     """The bare script's answer, for each ticket: it tells only of those of which not all was done."""
     keys, tickets = world.keys, lines[::2]
-    script_keys = (keys.stream, keys.lease(owner.incarnation), keys.tickets, keys.attempts, keys.runs)
+    script_keys = (keys.stream, keys.lease(owner.incarnation), keys.tickets, keys.attempts, keys.runs, keys.errors)
     each = [line.split() for line in lines[1::2]]
     args = (keys.group, owner.incarnation, record, length, ids_argument(each), sizes_argument(each), *tickets)
     state, *told = world.scripts.run("ack", script_keys, args)
@@ -270,3 +272,13 @@ def test_after_the_group_was_made_again_the_index_still_lets_go(world: World) ->
     assert a.steps.ack({b"T": ids}, b"", 0).done == {b"T": ids}
     assert world.link.call("EXISTS", world.keys.tickets) == 0
     world.make_group()
+
+
+def test_with_attempts_their_errors_are_forgotten(world: World) -> None:
+    leader, a = world.elect(), world.join("a")
+    first, second = world.owned(leader, a, b"T", b"1-1", b"2-1")
+    for entry_id in (first, second):
+        a.steps.charge({entry_id: Attempts(1, 1)}, errors={entry_id: NotedError(b"{}", b"trace")})
+    assert world.link.call("HLEN", world.keys.errors) == 4
+    a.steps.ack({b"T": [first]}, b"", 0)
+    assert sorted(world.link.call("HKEYS", world.keys.errors)) == [second, b"t" + second]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,9 @@ from usher.common.redis.client import CommandRefused
 from usher.master.operations.bulk_letters import COUNTING, DONE, DROP, READY, REDRIVE, STOPPED, BulkJob, BulkLetters
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.policy.letters import LetterFilter
+
+#: No orders about tickets: how they are found, and given.
+_NO_TICKETS: Any = (lambda wanted: iter(()), None)
 
 
 @pytest.fixture
@@ -28,7 +32,7 @@ def letters(world: World) -> int:
 
 @pytest.fixture
 def bulk(world: World) -> Iterator[BulkLetters]:
-    yield BulkLetters(DeadLetters(world.link, world.keys))
+    yield BulkLetters(DeadLetters(world.link, world.keys), *_NO_TICKETS)
 
 
 def turn_until(bulk: BulkLetters, job: BulkJob, state: str) -> None:
@@ -44,7 +48,7 @@ def test_it_can_be_started_and_stopped_as_any_service(world: World) -> None:
         def close(self) -> None:
             """The link is the test's."""
 
-    check_contract(lambda: BulkLetters(Closed(world.link, world.keys)))
+    check_contract(lambda: BulkLetters(Closed(world.link, world.keys), *_NO_TICKETS))
 
 
 def test_nothing_is_done_before_somebody_says_so(bulk: BulkLetters, world: World, letters: int) -> None:

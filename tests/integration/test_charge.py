@@ -9,6 +9,7 @@ from tests.integration.factories import Owner, World
 from tests.integration.memory import full_memory
 from usher.common.base.errors import OwnershipLost
 from usher.common.protocol.attempts import Attempts, decode
+from usher.common.protocol.last_error import NotedError
 from usher.common.redis.replies import pairs
 from usher.master.leader.leader_scripts import LeaderScripts
 
@@ -122,3 +123,36 @@ def test_it_works_at_full_memory(world: World, owner: Owner) -> None:
     with full_memory(world.link):
         owner.steps.charge({b"1-1": Attempts(2, 2), b"2-1": Attempts(1, 1)}, b"run", 100)
     assert attempts(world) == {b"1-1": Attempts(2, 2), b"2-1": Attempts(1, 1)}
+
+
+def test_the_last_error_is_kept_and_stays_when_a_call_brings_none(world: World, owner: Owner) -> None:
+    owner.steps.charge({b"1-1": Attempts(1, 1)}, errors={b"1-1": NotedError(b"first", b"trace")})
+    owner.steps.charge({b"1-1": Attempts(2, 2)}, errors={b"1-1": NotedError(b"second", b"")})
+    owner.steps.charge({b"1-1": Attempts(3, 2)})
+    assert pairs(world.link.call("HGETALL", world.keys.errors)) == {b"1-1": b"second"}
+
+
+def test_errors_of_very_many_messages_are_kept_without_tracebacks_and_then_not_at_all(
+    world: World, owner: Owner
+) -> None:
+    def fill(until: int) -> None:
+        have = world.link.call("HLEN", world.keys.errors)
+        world.link.call("HSET", world.keys.errors, *[part for n in range(have, until) for part in (b"x%d" % n, b"{}")])
+
+    error = NotedError(b"{}", b"trace")
+    fill(10_000)
+    owner.steps.charge({b"1-1": Attempts(1, 1)}, errors={b"1-1": error})
+    assert world.link.call("HMGET", world.keys.errors, "1-1", "t1-1") == [b"{}", None]
+    fill(50_000)
+    owner.steps.charge(
+        {b"1-1": Attempts(2, 2), b"1-10": Attempts(1, 1)}, errors={b"1-1": NotedError(b"new", b""), b"1-10": error}
+    )
+    assert world.link.call("HMGET", world.keys.errors, "1-1", "1-10") == [b"new", None]
+    assert attempts(world) == {b"1-1": Attempts(2, 2), b"1-10": Attempts(1, 1)}
+
+
+def test_errors_of_others_are_not_kept(world: World, leader: LeaderScripts, owner: Owner) -> None:
+    other = world.join("b")
+    world.owned(leader, other, b"U", b"5-1")
+    owner.steps.charge({b"5-1": Attempts(1, 1)}, errors={b"5-1": NotedError(b"{}", b"trace")})
+    assert world.link.call("EXISTS", world.keys.errors) == 0

@@ -117,7 +117,7 @@ def test_tickets_are_listed_with_what_they_are_doing(world: World) -> None:
     world.parked(leader, b"held")
     assert shown(world, "pause", "held", "--why", "stock is being counted").exit_code == 0
     wanted = {
-        "runs": "processing",
+        "runs": "handed",
         "tried-again": "retrying",
         "orphan": "recovering",
         "blocked": "waiting",

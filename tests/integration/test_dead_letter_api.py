@@ -56,7 +56,7 @@ def test_letters_come_in_pages_without_the_fields_of_their_messages(client: Clie
     assert [row["id"] for row in first["dead_letters"] + rest["dead_letters"]] == letters
     assert rest["cursor"] is None
     assert rest["dead_letters"][-1] | {"id": "", "owner": "", "written_ms": 0, "fence": 0} == {
-        "id": "", "message_id": "7-1", "ticket_id": "T", "reason": "gave_up", "error": "ValueError: x", "error_type": "ValueError", "attempts": 3,
+        "id": "", "message_id": "7-1", "ticket_id": "T", "reason": "gave_up", "error": "ValueError: x", "error_type": "ValueError", "at": "", "attempts": 3,
         "owner": "", "first_ms": 1, "last_ms": 2, "written_ms": 0, "policy": "park", "fence": 0, "fields": 2, "cut": False,
     }  # fmt: skip
 
@@ -90,11 +90,14 @@ def test_what_its_message_says_is_for_operators_and_not_for_viewers(world: World
         __name__, doorman(look=Identity(Role.VIEWER, "vera"), act=Identity(Role.OPERATOR, "otto")), 4096
     )
     app.register_blueprint(letter_routes(DeadLetters(world.link, world.keys)))
-    fields = {}
+    seen = {}
     for token in ("look", "act"):
-        whole = _asked(app.test_client().get(f"{_PATH}/{letters[-1]}", headers={"Authorization": f"Bearer {token}"}))
-        fields[token] = whole["message_fields"]
-    assert fields == {"look": None, "act": [["ticket_id", "T"], ["body", "body of 7-1"]]}
+        heads = {"Authorization": f"Bearer {token}"}
+        whole = _asked(app.test_client().get(f"{_PATH}/{letters[-1]}", headers=heads))
+        found = _asked(app.test_client().get(f"{_PATH}?error=%20x&ticket=T", headers=heads))["dead_letters"]
+        seen[token] = (whole["message_fields"], whole["error"], whole["traceback"], len(found))
+    fields = [["ticket_id", "T"], ["body", "body of 7-1"]]
+    assert seen == {"look": (None, "ValueError", "", 0), "act": (fields, "ValueError: x", "at x", 1)}
 
 
 def test_letters_are_redriven_and_dropped_by_id(client: Client, letters: list[str], world: World) -> None:

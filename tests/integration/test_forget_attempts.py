@@ -17,10 +17,11 @@ from usher.consumer.lifecycle.owner_scripts import Buried, Letter
 from usher.master.leader.leader_scripts import LeaderScripts
 
 
-def forget(leader: LeaderScripts, count: int = 100) -> list[bytes]:
-    cursor, gone = leader.forget_attempts(b"0", count)
+def forget(world: World, leader: LeaderScripts, count: int = 100, noted: str = "") -> list[bytes]:
+    noted = noted or world.keys.attempts
+    cursor, gone = leader.forget_attempts(noted, b"0", count)
     while cursor != b"0":
-        cursor, more = leader.forget_attempts(cursor, count)
+        cursor, more = leader.forget_attempts(noted, cursor, count)
         gone += more
     return sorted(gone)
 
@@ -32,7 +33,7 @@ def test_what_is_pending_for_anybody_keeps_its_attempts(world: World) -> None:
     world.make_idle(HALTED, 0, halted)
     for entry_id in (*owned, parked, halted, b"99-1", b"100-1"):
         world.link.call("HSET", world.keys.attempts, entry_id, "1 1 0 0")
-    assert forget(leader) == [b"100-1", b"99-1"]
+    assert forget(world, leader) == [b"100-1", b"99-1"]
     assert set(attempts(world)) == {*owned, parked, halted}
 
 
@@ -43,7 +44,7 @@ def test_a_message_whose_body_was_deleted_leaves_nothing_behind(world: World) ->
     world.delete(first)
     assert owner.steps.dead_letter(Letter(b"T", first, "body_gone", "", 1, 1, 2)) is Buried.OK
     world.link.call("HSET", world.keys.attempts, first, "1 1 0 0")  # as one of the leader's steps would have left it
-    assert forget(leader) == [first]
+    assert forget(world, leader) == [first]
     assert attempts(world) == {second: Attempts(1, 1)}
 
 
@@ -58,14 +59,14 @@ def test_page_by_page_all_is_looked_at(world: World, count: int) -> None:
         parked,
         b"1 1 0 0",
     )
-    assert len(forget(leader, count)) == 3000
+    assert len(forget(world, leader, count)) == 3000
     assert set(attempts(world)) == {parked}
 
 
 def test_a_field_that_is_no_id_goes(world: World) -> None:
     leader = world.elect()
     world.link.call("HSET", world.keys.attempts, "somebody's", 1)
-    assert forget(leader) == [b"somebody's"]
+    assert forget(world, leader) == [b"somebody's"]
 
 
 def test_who_does_not_lead_forgets_nothing(world: World, depose: Callable[[LeaderScripts], None]) -> None:
@@ -73,7 +74,7 @@ def test_who_does_not_lead_forgets_nothing(world: World, depose: Callable[[Leade
     world.link.call("HSET", world.keys.attempts, "99-1", 1)
     depose(leader)
     with world.unchanged(), pytest.raises(Fenced):
-        leader.forget_attempts(b"0", 100)
+        leader.forget_attempts(world.keys.attempts, b"0", 100)
 
 
 def test_while_the_group_is_gone_nothing_is_forgotten(world: World) -> None:
@@ -81,7 +82,7 @@ def test_while_the_group_is_gone_nothing_is_forgotten(world: World) -> None:
     world.link.call("HSET", world.keys.attempts, "99-1", 1)
     world.link.call("XGROUP", "DESTROY", world.keys.stream, world.keys.group)
     with world.unchanged(), pytest.raises(GroupMissing):
-        leader.forget_attempts(b"0", 100)
+        leader.forget_attempts(world.keys.attempts, b"0", 100)
     world.make_group()
 
 
@@ -92,23 +93,35 @@ def test_what_comes_again_after_the_group_was_lost_keeps_its_attempts(world: Wor
     owner.steps.charge({first: Attempts(2, 1, 1), second: Attempts(1, 1)})
     world.link.call("XGROUP", "DESTROY", world.keys.stream, world.keys.group)
     world.make_group()
-    assert forget(leader) == []
+    assert forget(world, leader) == []
     assert set(attempts(world)) == {first, second}
     world.delete(second)
-    assert forget(leader) == [second]
+    assert forget(world, leader) == [second]
     world.apart_because = "the group was lost"
+
+
+def test_errors_go_as_attempts_do(world: World) -> None:
+    leader, owner = world.elect(), world.join("a")
+    [first] = world.owned(leader, owner, b"T", b"1-1")
+    for field in (first, b"t" + first, b"99-1", b"t99-1", b"somebody's"):
+        world.link.call("HSET", world.keys.errors, field, "x")
+    assert forget(world, leader, noted=world.keys.errors) == [b"99-1", b"somebody's", b"t99-1"]
+    assert sorted(world.link.call("HKEYS", world.keys.errors)) == [first, b"t" + first]
 
 
 def test_it_works_at_full_memory(world: World) -> None:
     leader = world.elect()
     world.link.call("HSET", world.keys.attempts, "99-1", 1)
     with full_memory(world.link):
-        assert forget(leader) == [b"99-1"]
+        assert forget(world, leader) == [b"99-1"]
 
 
 def test_the_janitor_of_the_leader_does_it_in_passing(any_redis_url: str) -> None:
     with Stage(any_redis_url) as stage:
         m = stage.leader()
         stage.link.call("HSET", stage.keys.attempts, "99-1", 1)
+        stage.link.call("HSET", stage.keys.errors, "99-1", "{}")
         m.reap()
         assert attempts(stage.world) == {}
+        m.reap()
+        assert stage.link.call("HLEN", stage.keys.errors) == 0

@@ -62,7 +62,7 @@ def test_what_waits_behind_a_halted_message_is_told_alike(world: World) -> None:
         told = Explainer(world.link, world.keys, FIELD, LEASE_MS).explain("T").document()
         assert f"{2 + later} wait behind {sent[0].decode()}, the next is {sent[1].decode()}" in told["sentences"]
         assert (told["in_processing"], told["parked"], told["parked_is_exact"]) == (0, 2 + later, True)
-        assert [entry["state"] for entry in told["entries"]] == ["halted", *["parked"] * (2 + later)]
+        assert [entry["state"] for entry in told["entries"]] == ["halted", *["waiting"] * (2 + later)]
 
 
 def test_what_was_not_looked_through_is_not_said_to_be_finished(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

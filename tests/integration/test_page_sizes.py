@@ -17,6 +17,7 @@ from usher.common.protocol.sources import SHARDS, SourceSelection, shards_of
 from usher.common.redis.client import Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.insight.live_overview import CONSUMERS
+from usher.master.policy.explain.ticket_groups import SHOWN
 
 _MOST_BYTES = 300_000
 
@@ -172,7 +173,8 @@ def test_a_hundred_thousand_tickets_are_paged_and_searched(site: Site, world: Wo
     assert trips.of(site, "/") <= 2
     stuck = names_in(site.get("/").text, r"INC-\d+")
     assert stuck[:3] == ["INC-0", "INC-1", "INC-2"]
-    assert len(stuck) == 50
+    assert len(stuck) == SHOWN
+    assert "<b>50</b> tickets recovering: on a" in site.get("/").text, "they are one group"
     assert ">50+<" in site.get("/").text, "there are more than are shown"
 
 

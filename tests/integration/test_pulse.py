@@ -72,7 +72,7 @@ def test_what_is_stuck_is_found_with_its_consumer_and_what_waits_behind(pulse: L
         (row["ticket_id"], row["state"], row["behind"], row["behind_is_exact"], row["consumer"])
         for row in seen["stuck"]
     ]
-    assert told == [("T", "stuck", 2, True, "a"), ("P", "parked", 1, True, "")]
+    assert told == [("T", "handed_over", 2, True, "a"), ("P", "waiting", 1, True, "")]
     assert (seen["pending"], seen["parked"], seen["lag"], seen["oldest_ms"], seen["tickets"]) == (5, 2, 1, 1000, 1)
     [row] = pulse.consumers()
     assert (row["name"], row["state"], row["pending"], row["tickets"], row["capacity"]) == ("a", "live", 3, 1, 10_000)
@@ -128,7 +128,7 @@ def test_what_is_parked_under_an_id_from_the_future_is_stuck_since_it_was_seen(
     assert look(pulse)["stuck"] == []
     monkeypatch.setattr(pulse_module, "wall_ms", lambda: wall_ms() + 10_000)
     [row] = look(pulse)["stuck"]
-    assert (row["ticket_id"], row["state"]) == ("T", "parked")
+    assert (row["ticket_id"], row["state"]) == ("T", "waiting")
     assert pulse.last["alarms"][0]["level"] != "ok"
 
 
@@ -140,7 +140,7 @@ def test_the_oldest_of_many_are_found_slice_by_slice(world: World) -> None:
     scan = IndexScan(world.link, world.keys, "ticket_id")
     turns = 0
     while scan.owned_by("a:1") is None:
-        scan.advance(500)
+        list(scan.advance(500))
         turns += 1
     assert turns > 1
     assert (scan.owned_by("a:1"), scan.owned_by("b:1")) == (3000, 0)
@@ -163,7 +163,7 @@ def test_the_oldest_is_told_before_the_first_look_at_all_is_over(world: World) -
     first = scan.heads(wall_ms(), 0)
     assert [head.ticket for head in first] == [b"OLD"], "nothing else was looked at"
     assert scan.moved_ms == {}
-    scan.advance(500)
+    list(scan.advance(500))
     assert scan.owned_by(a.incarnation) is None
     assert scan.heads(wall_ms(), 0)[0].ticket == b"OLD"
     world.link.call("HDEL", world.keys.tickets, *newer)

@@ -85,7 +85,7 @@ _CALLS: dict[str, _Call] = {
     "reap": lambda w, leader, a, b, head: leader.reap("x:1", "x", b""),
     "register": lambda w, leader, a, b, head: w.join("c"),
     "renew": lambda w, leader, a, b, head: a.steps.renew(LEASE_MS),
-    "forget_attempts": lambda w, leader, a, b, head: leader.forget_attempts(b"0", 100),
+    "forget_attempts": lambda w, leader, a, b, head: leader.forget_attempts(w.keys.attempts, b"0", 100),
     "charge": lambda w, leader, a, b, head: a.steps.charge({b"1-1": Attempts(2, 2)}, b"run", 100),
     "note_crash": lambda w, leader, a, b, head: note_crash(
         w.scripts, w.keys, Former(b.incarnation, False, [_LEFT]), 100

@@ -136,7 +136,7 @@ def test_tickets_are_found_by_a_part_of_their_id_that_is_no_pattern(world: World
     def found(text: str) -> set[bytes]:
         pairs, following = story.containing(text, 100)
         assert following is None
-        assert all(ticket_row(*pair)["state"] == "processing" for pair in pairs)
+        assert all(ticket_row(*pair)["state"] == "handed_over" for pair in pairs)
         return {ticket for ticket, _ in pairs}
 
     assert found("T") == {T, b"T"}

@@ -46,7 +46,7 @@ def test_every_command_of_the_runbook(folder: Path) -> None:
     def stick() -> None:
         (host.folder / "stuck").touch()
         send_one(url, "42", "at last")
-        until(lambda: "handler_failed" in host.logs(), 30, "the ticket is stuck")
+        until(lambda: "handler_asked_later" in host.logs(), 30, "the ticket is stuck")
 
     def unstick() -> None:
         (host.folder / "stuck").unlink()

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from usher.common.protocol.attempts import Attempts
+from usher.common.protocol.ticket_states import TicketState
 from usher.master.membership.owner_question import read_answer
 from usher.master.policy.board.views import BoardFacts
 from usher.master.policy.explain.explain import explain, span
 from usher.master.policy.explain.facts import (
-    STATES,
     ConsumerTotals,
     LeaderFacts,
     OwnEntry,
@@ -61,25 +61,25 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
     ),
     "runs, and Redis takes no writes": (
         *(owned(RUNS, refuses_writes=FULL), "running", "handler_runs"),
-        f"12-0 started 41 s ago on c3, attempt 2 of 5, fencing token {FENCE}",
+        f"12-0 started 41 s ago on c3, 2 starts, 0 charged of 5, fencing token {FENCE}",
     ),
     "runs for the last time": (
         *(owned(replace(RUNS, attempt=5)), "running", "handler_runs"),
-        f"12-0 started 41 s ago on c3, attempt 5 of 5, fencing token {FENCE}",
+        f"12-0 started 41 s ago on c3, 5 starts, 0 charged of 5, fencing token {FENCE}",
     ),
     "runs": (
         owned(RUNS),
         "running",
         "handler_runs",
-        f"12-0 started 41 s ago on c3, attempt 2 of 5, fencing token {FENCE}",
+        f"12-0 started 41 s ago on c3, 2 starts, 0 charged of 5, fencing token {FENCE}",
     ),
     "waits for its next attempt": (
         *(owned(OwnEntry(A, "waiting", 2, 0, NOW + 90_000)), "retrying", "retry_backoff"),
-        f"12-0 failed on c3 (attempt 2 of 5, fencing token {FENCE}) and is tried again in 1 min 30 s",
+        f"12-0 failed on c3 (2 starts, 0 charged of 5, fencing token {FENCE}) and is tried again in 1 min 30 s",
     ),
     "asked to be called later": (
         *(owned(OwnEntry(A, "waiting", 2, 0, NOW + 90_000), attempts={A: Attempts(2)}), "retrying", "retry_later"),
-        f"12-0 asked on c3 (attempt 2 of 5, fencing token {FENCE}) to be called again later, in 1 min 30 s",
+        f"12-0 asked on c3 (2 starts, 0 charged of 5, fencing token {FENCE}) to be called again later, in 1 min 30 s",
     ),
     "handed over, no free slot": (
         *(owned(OwnEntry(A, "queued"), OwnEntry(B, "queued")), "handed_over", "waits_for_slot"),
@@ -96,7 +96,7 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
         *(owned(OwnEntry(A, "running", 3, NOW - 5_000, 0, True), attempts={A: Attempts(2, 0, 1)}), "running"),
         "suspect_runs",
         (
-            f"12-0 started 5 s ago on c3 in a process of its own, attempt 3 of 5, fencing token {FENCE}, because its process"
+            f"12-0 started 5 s ago on c3 in a process of its own, 3 starts, 0 charged of 5, fencing token {FENCE}, because its process"
             " ended 1 time while it ran"
         ),
     ),
@@ -114,7 +114,7 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
     "its owner does not answer": (
         *(owned(told=False, attempts={A: Attempts(2, 1)}), "handed_over", "owner_silent"),
         (
-            f"12-0 was handed over to c3 50 s ago (fencing token {FENCE}, 2 starts of it before); c3 did not say whether it"
+            f"12-0 was handed over to c3 50 s ago (fencing token {FENCE}, 2 starts, 1 charged before); c3 did not say whether it"
             " runs: if it is dead, others get the ticket once its lease has ended"
         ),
     ),
@@ -136,24 +136,24 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
     ),
     "parked, about to go": (
         ticket(parked=(A,)),
-        "parked",
+        "waiting",
         "about_to_move",
         "12-0 is handed over within moments by the leader http://m1",
     ),
     "parked, nobody leads": (
-        *(ticket(parked=(A,), leader=None), "parked", "no_leader"),
+        *(ticket(parked=(A,), leader=None), "waiting", "no_leader"),
         "no master leads at the moment: nothing is read or handed over before one does (is `usher master` running?)",
     ),
     "parked, no consumer": (
-        *(ticket(parked=(A,), crowd=ConsumerTotals()), "parked", "no_consumers"),
+        *(ticket(parked=(A,), crowd=ConsumerTotals()), "waiting", "no_consumers"),
         "12-0 waits for a consumer: none is registered and alive (is `usher consumer` running?)",
     ),
     "parked, all drain": (
-        *(ticket(parked=(A,), crowd=ConsumerTotals(draining=2, paused=1, revoked=4)), "parked", "none_accepts"),
+        *(ticket(parked=(A,), crowd=ConsumerTotals(draining=2, paused=1, revoked=4)), "waiting", "none_accepts"),
         "12-0 waits for a consumer that takes work: of 7 none does (0 starting, 1 paused, 2 draining, 4 revoked)",
     ),
     "parked, all full": (
-        *(ticket(parked=(A,), crowd=ConsumerTotals(live=2)), "parked", "consumers_full"),
+        *(ticket(parked=(A,), crowd=ConsumerTotals(live=2)), "waiting", "consumers_full"),
         "12-0 waits for room: the 2 consumers that take work are full",
     ),
     "parked, paused": (
@@ -167,24 +167,24 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
     "parked, slowed": (
         *(
             ticket(parked=(A,), rules=(SLOW,), board=BoardFacts("open", 1, True, due_ms=NOW + 500)),
-            "parked",
+            "waiting",
             "rule_slow",
         ),
         "12-0 waits 0.5 s more: the ticket is slowed to 2/s by alice: maintenance (rule 71f1, everything)",
     ),
     "parked, ends by rule": (
-        *(ticket(parked=(A,), rules=(ENDS,)), "parked", "rule_dead_letter"),
+        *(ticket(parked=(A,), rules=(ENDS,)), "waiting", "rule_dead_letter"),
         (
             "12-0 becomes a dead letter within moments: the ticket is made dead letters by alice: maintenance (rule"
             " 71f1, everything)"
         ),
     ),
     "parked, the leader is in doubt": (
-        *(ticket(parked=(A,), board=BoardFacts("unsure", 1, True)), "parked", "leader_unsure"),
+        *(ticket(parked=(A,), board=BoardFacts("unsure", 1, True)), "waiting", "leader_unsure"),
         "12-0 waits while the leader finds out who has the ticket (unsure)",
     ),
     "parked, the group is lost": (
-        *(ticket(parked=(A,), has_group=False), "parked", "no_group"),
+        *(ticket(parked=(A,), has_group=False), "waiting", "no_group"),
         "the consumer group is not there: the leader makes it again, where it was",
     ),
     "put off": (
@@ -230,7 +230,7 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
         "12-0 waits because the ticket is paused by alice: maintenance (rule 71f1, pattern T*)",
     ),
     "parked, as only the leader knows": (
-        *(ticket(board=BoardFacts("open", 3, True)), "parked", "about_to_move"),
+        *(ticket(board=BoardFacts("open", 3, True)), "waiting", "about_to_move"),
         "what waits of it is handed over within moments by the leader http://m1",
     ),
     "halted": (
@@ -240,7 +240,7 @@ _TABLE: dict[str, tuple[TicketFacts, str, str, str]] = {
             "halted",
         ),
         (
-            "halted: 12-0 became a dead letter 2 h 0 min ago after 5 attempts (attempts_exhausted: no disk); the ticket"
+            "halted: 12-0 became a dead letter 2 h 0 min ago after 5 attempts (attempts_exhausted: OSError); the ticket"
             " waits for an operator"
         ),
     ),
@@ -354,7 +354,7 @@ def test_a_length_of_time_is_told_in_the_units_that_fit(milliseconds: int, words
 
 
 def test_every_state_is_in_the_table() -> None:
-    assert {state for _, state, _, _ in _TABLE.values()} == set(STATES)
+    assert {state for _, state, _, _ in _TABLE.values()} == set(TicketState)
 
 
 class TestWhatElseIsSaid:
@@ -366,10 +366,10 @@ class TestWhatElseIsSaid:
         told = "being recalled from c3 for c5, which has nothing to do, unless it has started there by now"
         assert told in self.sentences(facts)
 
-    def test_starts_beyond_the_limit_are_told_without_it(self) -> None:
+    def test_starts_beyond_the_limit_are_told_beside_those_that_are_charged(self) -> None:
         """Those that asked to be called later (RetryLater) count as starts, and are in no limit."""
         [first, *_] = self.sentences(owned(replace(RUNS, attempt=7)))
-        assert first == f"12-0 started 41 s ago on c3, attempt 7, fencing token {FENCE}"
+        assert first == f"12-0 started 41 s ago on c3, 7 starts, 0 charged of 5, fencing token {FENCE}"
 
     def test_what_else_is_known_is_told_beside_what_is_delayed(self) -> None:
         told = self.sentences(ticket(delayed=1, due_ms=NOW + 9_000, unread_is_exact=False, rules=(PAUSE,), leader=None))
@@ -501,7 +501,7 @@ class TestWhatElseIsSaid:
 
     def test_what_ends_with_its_ticket_and_what_does_not(self) -> None:
         told = explain(ticket(kind="tail", ids=(B,), parked=(A, B, C), unread=(b"19-0",)))
-        assert [row.state for row in told.entries] == ["ending", "ending", "parked", "unread"]
+        assert [row.state for row in told.entries] == ["ending", "ending", "waiting", "unread"]
 
     def test_a_halted_ticket_may_be_paused_too(self) -> None:
         told = explain(ticket(kind="halted", ids=(A,), rules=(PAUSE,)))
@@ -549,20 +549,20 @@ class TestWhatElseIsSaid:
         assert [(row["id"], row["state"], row["behind"]) for row in rows] == [
             ("12-0", "running", None),
             ("17-0", "handed_over", "12-0"),
-            ("18-0", "parked", "17-0"),
+            ("18-0", "waiting", "17-0"),
             ("20-0", "unread", "18-0"),
         ]
         assert (rows[0]["attempt"], rows[0]["started_ms"], rows[1]["attempt"]) == (2, NOW - 41_000, None)
         assert rows[2] == {
             "id": "18-0",
-            "state": "parked",
+            "state": "waiting",
             "attempt": None,
             "started_ms": None,
             "due_ms": None,
             "behind": "17-0",
         }
         halted = explain(ticket(kind="halted", ids=(A, B), parked=(C,))).entries
-        assert [row.state for row in halted] == ["halted", "parked", "parked"]
+        assert [row.state for row in halted] == ["halted", "waiting", "waiting"]
 
     def test_what_runs_is_told_whatever_else_its_owner_has(self) -> None:
         for entries in ((RUNS, OwnEntry(B, "queued")), (OwnEntry(A, "queued"), replace(RUNS, id=B))):
@@ -624,7 +624,7 @@ _facts = st.builds(
 def test_whatever_the_facts_are_there_is_an_explanation(facts: TicketFacts) -> None:
     told = explain(facts)
     document = told.document()
-    assert document["state"] in STATES
+    assert document["state"] in set(TicketState)
     assert document["sentences"]
     assert all(document["sentences"])
     assert [reason["text"] for reason in document["reasons"]] == document["sentences"]

@@ -39,7 +39,7 @@ def test_a_record_is_read_as_its_head() -> None:
 def test_what_has_just_been_handed_over_is_not_stuck_however_old_it_is() -> None:
     assert rows(head(handed_ms=_NOW - 100)) == []
     [row] = rows(head(handed_ms=_NOW - STUCK_MS))
-    assert (row["state"], row["consumer"], row["since_ms"]) == ("stuck", "c1", _NOW - STUCK_MS)
+    assert (row["state"], row["consumer"], row["since_ms"]) == ("handed_over", "c1", _NOW - STUCK_MS)
 
 
 def test_a_ticket_whose_head_was_seen_to_move_is_not_stuck() -> None:
@@ -51,11 +51,11 @@ def test_an_id_from_the_future_is_no_time_since_when_something_stands() -> None:
     """A producer may count microseconds, and the clock of Redis may have gone back: what is stuck is told all the
     same."""
     [row] = rows(head(handed_ms=_NOW - 60_000, sent_ms=1000 * _NOW))
-    assert (row["state"], row["since_ms"]) == ("stuck", _NOW - 60_000)
+    assert (row["state"], row["since_ms"]) == ("handed_over", _NOW - 60_000)
     waits = head(owner=b"", sent_ms=1000 * _NOW)
     assert rows(waits) == [], "nobody knows since when"
     [row] = rows(waits, seen=_SEEN._replace(moved_ms={waits.id: _NOW - 60_000}))
-    assert (row["state"], row["since_ms"]) == ("parked", _NOW - 60_000)
+    assert (row["state"], row["since_ms"]) == ("waiting", _NOW - 60_000)
 
 
 def test_a_message_that_failed_is_told_at_once() -> None:
@@ -69,7 +69,7 @@ def test_a_message_that_failed_is_told_at_once() -> None:
     [row] = rows(
         head(owner=b"c9:1"), seen=_SEEN._replace(attempts={fails.id: Attempts(3, 2, 1), head().id: Attempts(3, 3)})
     )
-    assert (row["state"], row["why"]) == ("retrying", "its consumer is lost; it is being taken back"), (
+    assert (row["state"], row["why"]) == ("recovering", "its consumer is lost; it is being taken back"), (
         "it tries nothing any more"
     )
 
@@ -85,13 +85,13 @@ def test_a_halted_ticket_is_told_at_once() -> None:
 @pytest.mark.parametrize(
     ("owner", "state", "why"),
     [
-        (b"", "parked", "no consumer has it"),
-        (b"c1:1", "stuck", "handed over and not done yet"),
+        (b"", "waiting", "no consumer has it"),
+        (b"c1:1", "handed_over", "handed over and not done yet"),
         (RETURNED, "returned", "waits for a new owner"),
         (TAIL, "ending", "goes to the dead letters"),
-        (b"c2:1", "stuck", "drains"),
-        (b"c3:1", "stuck", "taken back when the lease ends"),
-        (b"c9:1", "stuck", "is lost"),
+        (b"c2:1", "handed_over", "drains"),
+        (b"c3:1", "handed_over", "taken back when the lease ends"),
+        (b"c9:1", "recovering", "is lost"),
     ],
 )
 def test_whoever_has_it_is_said(owner: bytes, state: str, why: str) -> None:
@@ -105,11 +105,11 @@ def test_what_a_rule_parks_is_told_with_the_rule() -> None:
     [row] = rows(head(owner=b""), seen=_SEEN._replace(rules=Rulebook([rule])))
     assert (row["state"], row["why"]) == ("paused", "paused by alice: stop (rule r1, pattern T*)")
     [row] = rows(head(), seen=_SEEN._replace(rules=Rulebook([rule])))
-    assert row["state"] == "stuck", "what its owner has goes on"
+    assert row["state"] == "handed_over", "what its owner has goes on"
     slow = Rulebook([replace(rule, action=RuleAction.SLOW, rate_per_second=2.0)])
     [row] = rows(head(owner=b""), seen=_SEEN._replace(rules=slow))
     assert (row["state"], row["why"]) == (
-        "parked",
+        "waiting",
         "waits: no consumer has it; slowed to 2/s by alice: stop (rule r1, pattern T*)",
     )
 
@@ -165,7 +165,7 @@ def told(**more: Any) -> list[tuple[str, str]]:
 
 def stuck(**more: Any) -> dict[str, Any]:
     row = {
-        "state": "stuck",
+        "state": "handed_over",
         "since_ms": _NOW - 10_000,
         "attempts": 0,
         "put_off": False,
@@ -215,7 +215,10 @@ def test_what_is_halted_is_told_whichever_way_it_was_seen() -> None:
 
 
 def test_of_more_than_are_looked_at_it_is_said_that_there_may_be_more() -> None:
-    for state, says in (("stuck", "2 tickets or more are stuck"), ("paused", "2 paused tickets or more with messages")):
+    for state, says in (
+        ("handed_over", "2 tickets or more are stuck"),
+        ("paused", "2 paused tickets or more with messages"),
+    ):
         assert told(stuck=[stuck(state=state)] * 2, stuck_most=2)[0][1].startswith(says)
         assert "or more" not in told(stuck=[stuck(state=state)] * 2, stuck_most=3)[0][1]
 

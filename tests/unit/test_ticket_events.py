@@ -152,7 +152,7 @@ def test_what_changes_between_two_looks() -> None:
         "fence": 7,
         "message_ids": ["5-1"],
     }
-    assert state.data["state"] == "processing"
+    assert state.data["state"] == "handed_over"
     [handed] = changes(_T, first, more)
     assert handed.data["message_ids"] == ["6-1"]
     assert list(changes(_T, more, done)) == []  # the run log tells
@@ -190,7 +190,7 @@ def test_what_a_rule_holds_and_nobody_has_is_paused_and_not_idle() -> None:
     assert row["state"] == "paused"
     assert row["rule"].startswith("paused by alice: stock is being counted (rule ")
     assert ruled({"state": "returned", "message_ids": []}, rule)["state"] == "paused"
-    assert ruled({"state": "processing", "message_ids": []}, rule)["state"] == "processing", (
+    assert ruled({"state": "handed_over", "message_ids": []}, rule)["state"] == "handed_over", (
         "what a consumer has goes on"
     )
     assert ruled(idle(_T), None) == idle(_T)

@@ -1,8 +1,8 @@
 -- Write a dead letter: what happened, under names that begin with "usher-", then the original fields unchanged. The
 -- last of our names is "usher-fields", the number of original fields that follow: a producer may use our names too.
 -- `fields` is the flat list of the entry, or nil when its body is gone. `more` may have: policy (skip, park, tail),
--- fence, error_type, traceback; and cut, true for an entry that is too large: the letter then keeps its first 100
--- fields, and of each name and value 1,024 bytes.
+-- fence, error_type, traceback, at (file and line); and cut, true for an entry that is too large: the letter then keeps
+-- its first 100 fields, and of each name and value 1,024 bytes.
 -- Returns true when the letter has all of the fields.
 -- Bury first, then acknowledge: Redis does not roll a script back, and a letter that cannot be written must not cost
 -- the message.
@@ -29,6 +29,7 @@ local function bury(dead_key, id, ticket, reason, error, attempts, owner, first_
   if kept < #fields then say('usher-fields-cut', (#fields - kept) / 2) end
   if shortened > 0 then say('usher-values-cut', shortened) end
   if kept < #fields or shortened > 0 then say('usher-bytes', bytes) end
+  if more.at and more.at ~= '' then say('usher-at', more.at) end
   say('usher-fields', kept / 2)
   local head = #letter
   for at = 1, kept do letter[head + at] = shortened > 0 and string.sub(fields[at], 1, 1024) or fields[at] end

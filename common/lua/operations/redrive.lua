@@ -1,5 +1,5 @@
 -- redrive: dead letters become messages again, each exactly once: its letter goes in the same step.
--- KEYS: 1 stream, 2 tickets, 3 dead, 4 attempts, 5 changed, 6 leader, 7 delayed
+-- KEYS: 1 stream, 2 tickets, 3 dead, 4 attempts, 5 changed, 6 leader, 7 delayed, 8 errors
 -- ARGV: 1 group, then ids of letters
 -- Returns: {what the leader key holds, or "", then for each letter, from the first one (fewer than given where they are
 --          large): {"RESUMED"}: the ticket waited for it; it goes on
@@ -78,6 +78,7 @@ local function resume(head, fence, tail)
   redis.call('HSET', tickets_key, head['usher-ticket'], 'returned ' .. fence .. ' ' .. ids)
   redis.call('XCLAIM', stream, group, 'master', '0', id, 'FORCE', 'JUSTID')
   redis.call('HDEL', KEYS[4], id)
+  redis.call('HDEL', KEYS[8], id, 't' .. id)
 end
 
 local function redrive(letter_id)

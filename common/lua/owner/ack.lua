@@ -1,6 +1,7 @@
 -- ack: an owner's finished messages leave the pending list and the index, and their attempts are forgotten; the run log
 --      gets their record.
--- KEYS: 1 stream, 2 lease of the incarnation under which the entries were fetched, 3 tickets, 4 attempts, 5 runs
+-- KEYS: 1 stream, 2 lease of the incarnation under which the entries were fetched, 3 tickets, 4 attempts, 5 runs,
+--       6 errors
 -- ARGV: 1 group, 2 incarnation, 3 run-log record ("" = none), 4 length of the run log, 5 the finished ids of all
 --       tickets, of each in id order, 6 the number of them of each ticket (both JSON: one long argument costs less than
 --       many), then the tickets
@@ -87,7 +88,11 @@ in_chunks(n, function(from, to) redis.call('XACK', stream, group, unpack(done, f
 in_chunks(#freed, function(from, to) redis.call('HDEL', tickets_key, unpack(freed, from, to)) end)
 in_chunks(#changed, function(from, to) redis.call('HSET', tickets_key, unpack(changed, from, to)) end)
 if n > 0 and redis.call('EXISTS', KEYS[4]) == 1 then
-  in_chunks(n, function(from, to) redis.call('HDEL', KEYS[4], unpack(done, from, to)) end)
+  local forgotten = 0
+  in_chunks(n, function(from, to)
+    forgotten = forgotten + redis.call('HDEL', KEYS[4], unpack(done, from, to))
+  end)
+  for at = 1, forgotten > 0 and n or 0 do redis.call('HDEL', KEYS[6], done[at], 't' .. done[at]) end
 end
 -- A batch that comes again, because our reply was lost, has nothing that is done now: its entries are GONE, or of a
 -- ticket that another owner has by now for later entries. Its record is there.

@@ -1,8 +1,9 @@
 -- dead_letter: an owner gives up on a message; its ticket goes on (skip), halts (park), or ends with all its
 --              pending entries (tail).
--- KEYS: 1 stream, 2 lease, 3 tickets, 4 dead, 5 attempts, 6 changed
+-- KEYS: 1 stream, 2 lease, 3 tickets, 4 dead, 5 attempts, 6 changed, 7 errors
 -- ARGV: 1 group, 2 incarnation, 3 ticket, 4 id, 5 reason, 6 error, 7 attempts, 8 first start in ms, 9 last start in ms,
---       10 fence, 11 error type, 12 traceback, 13 policy: skip | park | tail
+--       10 fence, 11 error type, 12 traceback ("" = that of the noted error), 13 policy: skip | park | tail,
+--       14 file and line of the error, 15 the error as it stays noted while the ticket is halted ("" = the known one)
 -- Returns: "OK", "HALTED" (park), "ENDED" (tail), "RETURNED" (park or tail, but there was nothing to park: what the
 --          owner held of the ticket is under `master`), "LOST" (no lease), "STALE" (another owner has the ticket) or
 --          "GONE" (it is not in processing any more). Unless the policy is skip, nothing of the ticket under this fence
@@ -36,6 +37,7 @@ local is_there = left ~= ids and not (ARGV[5] == 'body_gone' and body_of(stream,
 if policy == 'skip' and not is_there then return 'GONE' end
 if policy ~= 'skip' then -- what is of another type fails here, before anything has changed
   redis.call('HLEN', KEYS[5])
+  redis.call('HLEN', KEYS[7])
   redis.call('XLEN', KEYS[6])
   redis.call('XPENDING', KEYS[1], ARGV[1]) -- so does a missing group: later, each try would write one more letter
 end
@@ -45,7 +47,8 @@ local fields = is_there and body_of(stream, id)
 if not fields and policy ~= 'skip' then policy = 'return' end
 if is_there then
   local kept_as = (policy == 'park' or policy == 'tail') and policy or 'skip'
-  local more = {policy = kept_as, fence = fence, error_type = ARGV[11], traceback = ARGV[12]}
+  local traceback = ARGV[12] ~= '' and ARGV[12] or redis.call('HGET', KEYS[7], 't' .. id) or ''
+  local more = {policy = kept_as, fence = fence, error_type = ARGV[11], traceback = traceback, at = ARGV[14]}
   local reason = fields and ARGV[5] or 'body_gone'
   bury(KEYS[4], id, ticket, reason, ARGV[6], ARGV[7], me, ARGV[8], ARGV[9], fields or nil, more)
   if policy == 'park' then
@@ -55,6 +58,12 @@ if is_there then
   end
   if policy == 'skip' then write_record(KEYS[3], ticket, owner, fence, left) end
   redis.call('HDEL', KEYS[5], id)
+  redis.call('HDEL', KEYS[7], 't' .. id)
+  if policy ~= 'park' then
+    redis.call('HDEL', KEYS[7], id)
+  elseif ARGV[15] ~= '' then
+    redis.call('HSET', KEYS[7], id, ARGV[15])
+  end
 end
 if policy == 'skip' then return 'OK' end
 
@@ -83,6 +92,7 @@ if policy == 'tail' then
       bury(KEYS[4], behind, ticket, reason, 'behind ' .. id, '0', me, now, now, body, more)
       redis.call('XACK', stream, group, behind)
       redis.call('HDEL', KEYS[5], behind)
+      redis.call('HDEL', KEYS[7], behind, 't' .. behind)
       spend(body and size_of(body) or 0) -- written too
     end
   end

@@ -11,16 +11,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from usher.common.base.text import pluralize, time_of_day
-from usher.common.protocol.attempts import NEVER
+from usher.common.protocol.attempts import NEVER, attempts_told
 from usher.common.protocol.stream_id import rank
+from usher.common.protocol.ticket_states import TicketState
 from usher.master.policy.explain.facts import EntryRow, OwnEntry, OwnerFacts, Reason, TicketExplanation, TicketFacts
-from usher.master.policy.letters import DeadLetter
+from usher.master.policy.explain.tried import last_error
 from usher.master.policy.rules import BESIDE, Rule, RuleAction, Target
 
 #: Words for a leader's lease plus the time to take over, within which a dead leader has a successor; not for decisions.
 _SOON = "within moments"
 #: States that end with a write to Redis, and not with a handler, a time, or an operator's action.
-_NEED_WRITES = frozenset({"unread", "parked", "returned", "put_off", "recovering", "ending"})
+_NEED_WRITES = frozenset(
+    map(TicketState, ("unread", "waiting", "returned", "put_off", "recovering", "ending")),
+)
 
 
 def explain(facts: TicketFacts) -> TicketExplanation:
@@ -28,16 +31,24 @@ def explain(facts: TicketFacts) -> TicketExplanation:
     have written."""
     found = _explained(facts)
     first, *others = found.reasons
-    found = replace(found, reasons=(first, *_lost_with_it(facts), *others))
+    found = replace(found, reasons=(first, *_last_error(facts), *_lost_with_it(facts), *others))
     if not facts.refuses_writes or found.state not in _NEED_WRITES:
         return found
     refused = Reason("redis_refuses_writes", f"the ticket does not move: {facts.refuses_writes}")
     return replace(found, reasons=(refused, *found.reasons), waits_for="Redis to take writes again", until_ms=0)
 
 
+def _last_error(facts: TicketFacts) -> Iterator[Reason]:
+    """Tell the last error of the first message, without its text, which is for operators."""
+    error = last_error(facts.attempts.get(facts.first, NEVER), facts.error)
+    if error is not None and facts.kind != "halted":
+        when = f", {_ago(facts, error.at_ms)}" if error.at_ms else ""
+        yield Reason("last_error", f"its start {error.starts} ended: {error.told}{when}")
+
+
 def _lost_with_it(facts: TicketFacts) -> Iterator[Reason]:
     """Tell how many owners in a row ended while they had the ticket's first message: it may be what ends them."""
-    first = next(iter((*facts.ids, *facts.parked)), b"")
+    first = facts.first
     known = facts.attempts.get(first, NEVER)
     if known.crashes:
         owners = "owner was lost while it" if known.crashes == 1 else f"{known.crashes} owners were lost while they"
@@ -65,9 +76,9 @@ def _explained(facts: TicketFacts) -> TicketExplanation:
         return _owned(facts, facts.owner)
     given_back = facts.kind in ("returned", "put_off")
     if given_back or facts.parked or (facts.board is not None and facts.board.parked):
-        return _waiting(facts, facts.kind if given_back else "parked")
+        return _waiting(facts, TicketState(facts.kind) if given_back else TicketState.WAITING)
     if facts.unread:
-        return _waiting(facts, "unread")
+        return _waiting(facts, TicketState.UNREAD)
     return _nothing(facts)
 
 
@@ -99,49 +110,48 @@ def _doing(facts: TicketFacts, owner: OwnerFacts, run: OwnEntry | None) -> tuple
     if run is None:
         first = facts.ids[0] if facts.ids else b"?"
         before = facts.attempts.get(first, NEVER)
-        past = f", {pluralize(before.starts, 'start', 'starts')} of it before" if before.starts else ""
+        past = f", {attempts_told(before.starts, before.failures)} before" if before.starts else ""
         text = f"{_id(first)} was handed over to {name}{_since_fence(facts)} ({fence}{past})"
         if facts.told is not None:
             return (
-                "handed_over",
+                TicketState.HANDED_OVER,
                 Reason("on_the_way", f"{text}; it is on its way into a lane there, or has just ended"),
                 name,
                 0,
             )
         silent = f"{name} did not say whether it runs: if it is dead, others get the ticket once its lease has ended"
-        return "handed_over", Reason("owner_silent", f"{text}; {silent}"), name, 0
+        return TicketState.HANDED_OVER, Reason("owner_silent", f"{text}; {silent}"), name, 0
     most = facts.told.max_attempts if facts.told is not None else 0
-    # Attempts that asked to be called later have no limit.
-    attempt = f"attempt {run.attempt}" + (f" of {most}" if run.attempt <= most else "")
+    attempt = attempts_told(run.attempt, facts.attempts.get(run.id, NEVER).failures, most)
     if run.state == "running" and run.runs_apart:
         text = (
             f"{_id(run.id)} started {_ago(facts, run.started_ms)} on {name} in a process of its own, {attempt},"
             f" {fence}, {_suspicion(facts, run.id)}"
         )
-        return "running", Reason("suspect_runs", text), f"the handler on {name}", 0
+        return TicketState.RUNNING, Reason("suspect_runs", text), f"the handler on {name}", 0
     if run.state == "running":
         text = f"{_id(run.id)} started {_ago(facts, run.started_ms)} on {name}, {attempt}, {fence}"
-        return "running", Reason("handler_runs", text), f"the handler on {name}", 0
+        return TicketState.RUNNING, Reason("handler_runs", text), f"the handler on {name}", 0
     if run.state == "waiting":
         due = span(run.due_ms - facts.now_ms)
         if not run.attempt:
             paced = f"{_id(run.id)} waits on {name} ({fence}) for its turn by the handler's rate, in {due}"
-            return "handed_over", Reason("handler_rate", paced), f"its turn on {name}", run.due_ms
+            return TicketState.HANDED_OVER, Reason("handler_rate", paced), f"its turn on {name}", run.due_ms
         if facts.attempts.get(run.id, NEVER).put_off:
             asked = f"{_id(run.id)} asked on {name} ({attempt}, {fence}) to be called again later, in {due}"
-            return "retrying", Reason("retry_later", asked), f"its next attempt on {name}", run.due_ms
+            return TicketState.RETRYING, Reason("retry_later", asked), f"its next attempt on {name}", run.due_ms
         failed = f"{_id(run.id)} failed on {name} ({attempt}, {fence}) and is tried again in {due}"
-        return "retrying", Reason("retry_backoff", failed), f"its next attempt on {name}", run.due_ms
+        return TicketState.RETRYING, Reason("retry_backoff", failed), f"its next attempt on {name}", run.due_ms
     if run.state == "apart":
         text = (
             f"{_id(run.id)} waits on {name} ({fence}) for a process of its own to run in, {_suspicion(facts, run.id)}"
         )
-        return "handed_over", Reason("suspect_apart", text), f"a process of its own on {name}", 0
+        return TicketState.HANDED_OVER, Reason("suspect_apart", text), f"a process of its own on {name}", 0
     text = (
         f"{_id(run.id)} was handed over to {name}{_since_fence(facts)} ({fence}) and waits there for a free handler"
         " slot"
     )
-    return "handed_over", Reason("waits_for_slot", text), f"a handler slot on {name}", 0
+    return TicketState.HANDED_OVER, Reason("waits_for_slot", text), f"a handler slot on {name}", 0
 
 
 def _suspicion(facts: TicketFacts, entry_id: bytes) -> str:
@@ -190,7 +200,7 @@ def _lost(facts: TicketFacts, owner: OwnerFacts) -> TicketExplanation:
     if facts.leader is None:
         return _stuck(
             facts,
-            "recovering",
+            TicketState.RECOVERING,
             Reason("owner_lost", f"consumer {owner.name} died with {_id(first)}: its lease has ended"),
             _no_leader(),
         )
@@ -206,7 +216,7 @@ def _lost(facts: TicketFacts, owner: OwnerFacts) -> TicketExplanation:
     )
     reasons = (Reason("owner_lost", text), *_behind(facts, first))
     return TicketExplanation(
-        facts, "recovering", reasons, tuple(_rows(facts, None)), "its recovery by the leader", until
+        facts, TicketState.RECOVERING, reasons, tuple(_rows(facts, None)), "its recovery by the leader", until
     )
 
 
@@ -218,9 +228,9 @@ def _waiting(facts: TicketFacts, where: str) -> TicketExplanation:
     rule = facts.rules[0] if facts.rules else None
     first = next(iter((*facts.ids, *facts.parked, *facts.unread)), b"")
     what = _id(first) if first else "what waits of it"
-    is_held = where != "unread" or (rule is not None and rule.target in (Target.STREAM, Target.EVERYTHING))
+    is_held = where != TicketState.UNREAD or (rule is not None and rule.target in (Target.STREAM, Target.EVERYTHING))
     obstacle, waits_for, until_ms = _obstacle(facts, rule, what, where)
-    state = "paused" if obstacle.code == "rule_pause" and is_held else where
+    state = TicketState.PAUSED if obstacle.code == "rule_pause" and is_held else where
     reasons = [obstacle, *_place(facts, what, where), *_behind(facts, first)]
     if rule is not None and not obstacle.code.startswith("rule_"):
         reasons.append(Reason("rule_too", f"a rule holds too: the ticket is {rule.told()}"))
@@ -232,15 +242,15 @@ def _waiting(facts: TicketFacts, where: str) -> TicketExplanation:
 def _put_off(facts: TicketFacts) -> TicketExplanation:
     """Explain a ticket that was given back until a time, which Redis keeps: no consumer and no restart shortens it."""
     first, due = facts.ids[0] if facts.ids else b"?", span(facts.due_ms - facts.now_ms)
-    asked = f"asked for by the handler: {due} more; no consumer has it meanwhile"
-    reasons = [
-        Reason("put_off", f"{_id(first)} waits until {time_of_day(facts.due_ms)}, {asked}"),
-        *_behind(facts, first),
-    ]
+    known, until = facts.attempts.get(first, NEVER), time_of_day(facts.due_ms)
+    tries = f"failed ({attempts_told(known.starts, known.failures)}) and is tried again at {until}, in {due}"
+    waits = f"waits until {until}, asked for by the handler: {due} more"
+    told = f"{_id(first)} {tries if known.failures else waits}; no consumer has it meanwhile"
+    reasons = [Reason("put_off", told), *_behind(facts, first)]
     reasons += [Reason("rule_too", f"a rule holds too: the ticket is {rule.told()}") for rule in facts.rules[:1]]
     return TicketExplanation(
         facts,
-        "put_off",
+        TicketState.RETRYING if known.failures else TicketState.PUT_OFF,
         tuple(reasons),
         tuple(_rows(facts, None)),
         "its time",
@@ -250,12 +260,12 @@ def _put_off(facts: TicketFacts) -> TicketExplanation:
 
 
 def _place(facts: TicketFacts, what: str, where: str) -> Iterator[Reason]:
-    if where == "returned":
+    if where == TicketState.RETURNED:
         how = f"the ticket's next owner begins with it, under a fencing token above {facts.fence}"
         yield Reason("returned", f"{what} was given back, by a drain, a recall or a redrive: {how}")
-    elif where == "put_off":
+    elif where == TicketState.PUT_OFF:
         yield Reason("was_put_off", f"{what} waited until {time_of_day(facts.due_ms)}, as its handler had asked")
-    elif where == "parked":
+    elif where == TicketState.WAITING:
         yield Reason("parked", f"{what} was read by the leader and is waiting: no consumer has it")
     else:
         lag = f"{pluralize(facts.lag, 'entry', 'entries')} of all tickets {'is' if facts.lag == 1 else 'are'} unread"
@@ -306,7 +316,7 @@ def _obstacle(facts: TicketFacts, rule: Rule | None, what: str, where: str) -> t
     if facts.board is not None and facts.board.standing not in ("", "open"):
         text = f"{what} waits while the leader finds out who has the ticket ({facts.board.standing})"
         return Reason("leader_unsure", text), "the leader", 0
-    if where == "unread":
+    if where == TicketState.UNREAD:
         return (
             Reason("lag", f"{what} waits to be read: the leader {facts.leader.url} reads the stream in order"),
             "the leader to read it",
@@ -327,7 +337,7 @@ def _turn(facts: TicketFacts, what: str, where: str) -> tuple[Reason, str, int] 
     if facts.board is not None and facts.board.turn:
         text = f"{what} waits for its turn: {facts.board.turn}"
         return Reason("waits_for_turn", text), "its turn", facts.board.due_ms
-    if where == "unread" and facts.board is not None and facts.board.is_full:
+    if where == TicketState.UNREAD and facts.board is not None and facts.board.is_full:
         text = f"{what} is not read yet: so many messages wait already that the leader reads no more (USHER_READ_AHEAD)"
         return Reason("waiting_limit", text), "others to be done", 0
     if facts.crowd.room <= 0:
@@ -358,7 +368,7 @@ def _halted(facts: TicketFacts) -> TicketExplanation:
     ticket = shlex.quote(facts.ticket_id)
     if letter is not None:
         when = f"{_ago(facts, letter.written_ms)} after {pluralize(letter.attempts, 'attempt', 'attempts')}"
-        text = f"halted: {_id(first)} became a dead letter {when} ({_why(letter)})"
+        text = f"halted: {_id(first)} became a dead letter {when} ({letter.why})"
     else:
         text = f"halted: {_id(first)} became a dead letter, which is not among the newest ones"
     reasons = [Reason("halted", f"{text}; the ticket waits for an operator"), *_behind(facts, first)]
@@ -375,7 +385,7 @@ def _halted(facts: TicketFacts) -> TicketExplanation:
     ways = (*commands, *_rule_commands(facts))
     return TicketExplanation(
         facts,
-        "halted",
+        TicketState.HALTED,
         tuple(reasons),
         tuple(_rows(facts, None)),
         "an operator: redrive or drop its dead letter",
@@ -392,11 +402,14 @@ def _ending(facts: TicketFacts) -> TicketExplanation:
     )
     reasons = [Reason("tail_ends", text)] + ([_no_leader()] if facts.leader is None else [])
     rows = tuple(
-        EntryRow(entry_id, "ending" if facts.ids and rank(entry_id) <= rank(facts.ids[0]) else "parked")
+        EntryRow(
+            entry_id,
+            TicketState.ENDING if facts.ids and rank(entry_id) <= rank(facts.ids[0]) else TicketState.WAITING,
+        )
         for entry_id in facts.parked
     )
-    rows += tuple(EntryRow(entry_id, "unread") for entry_id in facts.unread)
-    return TicketExplanation(facts, "ending", tuple(reasons), rows, "the leader to write the letters")
+    rows += tuple(EntryRow(entry_id, TicketState.UNREAD) for entry_id in facts.unread)
+    return TicketExplanation(facts, TicketState.ENDING, tuple(reasons), rows, "the leader to write the letters")
 
 
 def _unreadable(facts: TicketFacts) -> TicketExplanation:
@@ -407,7 +420,7 @@ def _unreadable(facts: TicketFacts) -> TicketExplanation:
     reasons = (Reason("record_unreadable", text),)
     command = f"redis-cli HDEL <prefix>:tickets {shlex.quote(facts.ticket_id)}"
     ways = (("forgets the record; the sweep finds its pending entries again", command),)
-    return TicketExplanation(facts, "unreadable", reasons, tuple(_rows(facts, None)), "an operator", 0, ways)
+    return TicketExplanation(facts, TicketState.UNREADABLE, reasons, tuple(_rows(facts, None)), "an operator", 0, ways)
 
 
 def _delayed(facts: TicketFacts) -> Iterator[Reason]:
@@ -456,7 +469,7 @@ def _nothing(facts: TicketFacts) -> TicketExplanation:
     letter = facts.last_letter
     commands: tuple[tuple[str, str], ...] = ()
     if letter is not None:
-        how = f"{_ago(facts, letter.written_ms)} ({_why(letter)})"
+        how = f"{_ago(facts, letter.written_ms)} ({letter.why})"
         reasons.append(Reason("has_dead_letter", f"its message {_id(letter.message_id)} became a dead letter {how}"))
         commands = (("runs it again, as a new message", f"usher dead redrive {_id(letter.id)}"),)
     reasons += [Reason("rule_too", f"a rule waits for it: the ticket is {rule.told()}") for rule in facts.rules[:1]]
@@ -467,9 +480,10 @@ def _nothing(facts: TicketFacts) -> TicketExplanation:
             f"usher delayed list --ticket {shlex.quote(facts.ticket_id)}",
         )
         return TicketExplanation(
-            facts, "delayed", (*_delayed(facts), *reasons), (), "its time", facts.due_ms, (shows, *commands)
+            facts, TicketState.DELAYED, (*_delayed(facts), *reasons), (), "its time", facts.due_ms, (shows, *commands)
         )
-    return TicketExplanation(facts, "idle" if sure else "not_found", tuple(reasons), (), "", 0, commands)
+    state = TicketState.IDLE if sure else TicketState.NOT_FOUND
+    return TicketExplanation(facts, state, tuple(reasons), (), "", 0, commands)
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------
@@ -520,24 +534,25 @@ def _behind(facts: TicketFacts, first: bytes) -> Iterator[Reason]:
 def _rows(facts: TicketFacts, run: OwnEntry | None) -> Iterator[EntryRow]:
     """Yield a row for every known entry, in the order in which they will run."""
     told = {entry.id: entry for entry in facts.told.entries} if facts.told is not None else {}
-    words = {"running": "running", "waiting": "retrying"}
+    words = {"running": TicketState.RUNNING, "waiting": TicketState.RETRYING}
     before = b""
-    of_record = {"halted": "halted", "returned": "returned", "put_off": "put_off"}.get(facts.kind, "handed_over")
+    is_free = facts.kind in ("halted", "returned", "put_off")
+    of_record = TicketState(facts.kind) if is_free else TicketState.HANDED_OVER
     for entry_id in facts.ids:
         own, known = told.get(entry_id), facts.attempts.get(entry_id, NEVER)
-        state = words.get(own.state, "handed_over") if own is not None else of_record
-        if of_record == "halted" and before:
-            state = "parked"
+        state = words.get(own.state, TicketState.HANDED_OVER) if own is not None else of_record
+        if of_record == TicketState.HALTED and before:
+            state = TicketState.WAITING
         if own is not None:
             started_ms, due_ms = (
-                (own.started_ms if state == "running" else 0),
-                (own.due_ms if state == "retrying" else 0),
+                (own.started_ms if state == TicketState.RUNNING else 0),
+                (own.due_ms if state == TicketState.RETRYING else 0),
             )
             yield EntryRow(entry_id, state, own.attempt, started_ms, due_ms, before)
         else:
             yield EntryRow(entry_id, state, known.starts, behind=before)
         before = entry_id
-    for state, ids in (("parked", facts.parked), ("unread", facts.unread)):
+    for state, ids in ((TicketState.WAITING, facts.parked), (TicketState.UNREAD, facts.unread)):
         for entry_id in ids:
             yield EntryRow(entry_id, state, facts.attempts.get(entry_id, NEVER).starts, behind=before)
             before = entry_id
@@ -546,10 +561,6 @@ def _rows(facts: TicketFacts, run: OwnEntry | None) -> Iterator[EntryRow]:
 def _rule_commands(facts: TicketFacts) -> Iterator[tuple[str, str]]:
     for rule in facts.rules:
         yield f"lifts the rule of {rule.target.value} {rule.value}".rstrip(), f"usher rules lift {shlex.quote(rule.id)}"
-
-
-def _why(letter: DeadLetter) -> str:
-    return f"{letter.reason}: {letter.error[:200]}" if letter.error else letter.reason
 
 
 def _since_fence(facts: TicketFacts) -> str:

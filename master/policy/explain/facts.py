@@ -3,12 +3,12 @@
 The document of an explanation (``GET /api/tickets/{id}/explain``, ``usher tickets explain --json``)::
 
     {"ticket_id": "42", "time_ms": 1790000000000,
-     "state": one of STATES, "summary": "one sentence", "sentences": ["...", ...],
+     "state": a TicketState, "summary": "one sentence", "sentences": ["...", ...],
      "reasons": [{"code": "handler_runs", "text": "..."}, ...],  # the first is what it waits for; texts as in sentences
      "waits_for": "the handler on c3" | null, "until_ms": 1790000004000 | null,      # null: unknown
-     "entries": [{"id": "17-0", "state": "running" | "retrying" | "handed_over" | "halted" | "returned" | "put_off" |
-                  "ending" | "parked" | "unread", "attempt": 2 | null, "started_ms": ... | null, "due_ms": ... | null,
-                  "behind": "12-0" | null}, ...],                                    # 200 at most
+     "entries": [{"id": "17-0", "state": a TicketState, "attempt": 2 | null, "started_ms": ... | null,
+                  "due_ms": ... | null, "behind": "12-0" | null}, ...],              # 200 at most
+     "attempts": 5, "charged": 3, "last_error": {...} | null, "traceback": "...",  # of its first message, as in lists
      "in_processing": 2, "parked": 5, "parked_is_exact": true, "unread": 0, "unread_is_exact": true,
      "owner": {"name": "c3", "incarnation": "c3:7", "state": "live", "lease_ms": 4000, "paused": false} | null,
      "fence": 88 | null, "max_attempts": 5 | null, "leader_url": "http://..." | null,
@@ -26,29 +26,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from usher.common.protocol.attempts import Attempts
+from usher.common.protocol.attempts import NEVER, Attempts
+from usher.common.protocol.last_error import LastError
 from usher.master.policy.board.views import BoardFacts
+from usher.master.policy.explain.tried import tried
 from usher.master.policy.letters import DeadLetter
 from usher.master.policy.rules import Rule
 
-#: States of a ticket.
-STATES = (
-    "idle",
-    "not_found",
-    "delayed",
-    "unread",
-    "parked",
-    "paused",
-    "handed_over",
-    "running",
-    "retrying",
-    "recovering",
-    "halted",
-    "ending",
-    "returned",
-    "put_off",
-    "unreadable",
-)
 #: Most entries that a document names.
 MOST_SHOWN = 200
 
@@ -128,6 +112,8 @@ class TicketFacts:
     owner: OwnerFacts | None = None
     told: OwnerTold | None = None
     attempts: Mapping[bytes, Attempts] = field(default_factory=dict)
+    error: LastError | None = None  # the last error of its first message, and the end of its traceback
+    traceback: str = ""
     parked: tuple[bytes, ...] = ()
     parked_is_exact: bool = True
     unread: tuple[bytes, ...] = ()
@@ -149,6 +135,11 @@ class TicketFacts:
     delayed: int = 0  # messages that wait for their time, when nothing else of the ticket is there
     delayed_is_exact: bool = True
     due_ms: int = 0  # when the first of them is due, or the ticket that was put off
+
+    @property
+    def first(self) -> bytes:
+        """The first unfinished message, as far as it is known."""
+        return next(iter((*self.ids, *self.parked)), b"")
 
     @property
     def of_record_parked(self) -> int:
@@ -225,6 +216,8 @@ class TicketExplanation:
             "summary": texts[0],
             "sentences": texts,
             "reasons": [{"code": reason.code, "text": reason.text} for reason in self.reasons],
+            **tried(facts.attempts.get(facts.first, NEVER), facts.error),
+            "traceback": facts.traceback,
             "waits_for": self.waits_for or None,
             "until_ms": self.until_ms or None,
             "entries": [entry.row() for entry in self.entries[:MOST_SHOWN]],

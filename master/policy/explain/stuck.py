@@ -5,15 +5,19 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from usher.common.base.text import time_of_day
-from usher.common.protocol.attempts import NEVER, Attempts
+from usher.common.protocol.attempts import NEVER, Attempts, attempts_told
+from usher.common.protocol.last_error import LastError
 from usher.common.protocol.message import ticket_text
 from usher.common.protocol.owner_words import HALTED, RETURNED, TAIL, due_ms_of, is_given_back
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.stream_id import milliseconds, rank
+from usher.common.protocol.ticket_states import TicketState
 from usher.master.policy.board.views import Parked
+from usher.master.policy.explain.tried import tried
 from usher.master.policy.rules import Rule, RuleAction, Rulebook
 
 #: A head that has stood still for less, in ms, is not shown: at full speed there is always an oldest one.
@@ -40,13 +44,14 @@ class Head(NamedTuple):
 
 class StuckContext(NamedTuple):
     """Further facts: attempts by message, consumers' states by incarnation, when a head was seen to move, parked
-    messages by ticket, live rules."""
+    messages by ticket, live rules, last errors by message."""
 
     attempts: Mapping[bytes, Attempts]
     states: Mapping[str, str]
     moved_ms: Mapping[bytes, int]
     parked: Mapping[bytes, Parked]
     rules: Rulebook = Rulebook()
+    errors: Mapping[bytes, LastError] = MappingProxyType({})
 
 
 def parse_head(ticket: bytes, value: bytes) -> Head | None:
@@ -86,60 +91,75 @@ def stuck_rows(heads: Iterable[Head], seen: StuckContext, now_ms: int, most: int
     """Return rows of the tickets that are stuck or retrying, oldest first."""
     rows = []
     for head in sorted(heads, key=lambda one: rank(one.id)):
-        still_ms = now_ms - since_ms(head, seen.moved_ms.get(head.id, 0), now_ms)
-        attempts = seen.attempts.get(head.id, NEVER)
-        if not (still_ms >= STUCK_MS or attempts.starts or head.owner == HALTED):
-            continue
-        parked = seen.parked.get(head.ticket, Parked())
-        rows.append(
-            {
-                "ticket_id": _decode_ticket(head.ticket),
-                "head": head.id.decode(errors="replace"),
-                "sent_ms": head.sent_ms,
-                "since_ms": now_ms - still_ms,
-                "behind": behind(head, parked.messages),
-                "behind_is_exact": parked.is_exact,
-                "attempts": attempts.starts,
-                "put_off": attempts.put_off,
-                "owners_lost": max(attempts.crashes, attempts.losses),
-                **_describe_head(head, seen.states, attempts, seen.rules.of(head.ticket)),
-            }
-        )
+        row = describe(head, seen, now_ms)
+        if now_ms - row["since_ms"] >= STUCK_MS or row["attempts"] or head.owner == HALTED:
+            rows.append(row)
         if len(rows) == most:
             break
     return rows
 
 
+def describe(head: Head, seen: StuckContext, now_ms: int) -> dict[str, Any]:
+    """Return the row of a ticket: what it does, and since when it stands still."""
+    attempts = seen.attempts.get(head.id, NEVER)
+    parked, known = seen.parked.get(head.ticket, Parked()), tried(attempts, seen.errors.get(head.id))
+    error = known["last_error"]
+    return {
+        "ticket_id": _decode_ticket(head.ticket),
+        "head": head.id.decode(errors="replace"),
+        "sent_ms": head.sent_ms,
+        "since_ms": since_ms(head, seen.moved_ms.get(head.id, 0), now_ms),
+        "behind": behind(head, parked.messages),
+        "behind_is_exact": parked.is_exact,
+        "attempts": known["attempts"],
+        "tried": attempts_told(known["attempts"], known["charged"], known["max_attempts"] or 0)
+        if known["attempts"]
+        else "",
+        "error": error["told"] if error is not None else "",
+        "at": error["at"] if error is not None else "",
+        "put_off": attempts.put_off,
+        "owners_lost": max(attempts.crashes, attempts.losses),
+        **_describe_head(head, seen.states, attempts, seen.rules.of(head.ticket)),
+    }
+
+
 def behind(head: Head, parked: int) -> int:
-    """Count the messages that wait behind the head, when ``parked`` of the ticket are pending under ``master``: for a
-    ticket without an owner, those include the ones that its record names, and for a halted one all of those but the
-    head."""
+    """Count the messages that wait behind the head, when ``parked`` of the ticket are pending under ``master``, those
+    included that its record names."""
+    return head.size - 1 + max(0, parked - named_under_master(head))
+
+
+def named_under_master(head: Head) -> int:
+    """Count the entries of a record that are pending under ``master``: all of a ticket without an owner, of a halted
+    one all but the head."""
     if head.owner == HALTED:
-        return max(head.size - 1, parked)
-    if not head.owner or is_given_back(head.owner):
-        return max(head.size, parked) - 1
-    return head.size - 1 + parked
+        return head.size - 1
+    return head.size if not head.owner or is_given_back(head.owner) else 0
 
 
 def _describe_head(head: Head, states: Mapping[str, str], attempts: Attempts, rule: Rule | None) -> dict[str, str]:
     """Return state, consumer and one sentence. A ticket's own page explains the rest."""
     if not head.owner:
         if rule is not None and rule.action is RuleAction.PAUSE:
-            return {"state": "paused", "consumer": "", "why": rule.told()}
+            return {"state": TicketState.PAUSED, "consumer": "", "why": rule.told()}
         return {
-            "state": "parked",
+            "state": TicketState.WAITING,
             "consumer": "",
             "why": "waits: no consumer has it" + (f"; {rule.told()}" if rule is not None else ""),
         }
     if head.owner == HALTED:
-        return {"state": "halted", "consumer": "", "why": "halted by a dead letter; waits for a redrive or a drop"}
+        told = "halted by a dead letter; waits for a redrive or a drop"
+        return {"state": TicketState.HALTED, "consumer": "", "why": told}
     if head.owner == RETURNED:
-        return {"state": "returned", "consumer": "", "why": "given back at a drain; waits for a new owner"}
+        return {"state": TicketState.RETURNED, "consumer": "", "why": "given back at a drain; waits for a new owner"}
     if (due_ms := due_ms_of(head.owner)) is not None:
+        if attempts.failures:
+            told = f"failed {attempts.failures}x; tried again at {time_of_day(due_ms)}"
+            return {"state": TicketState.RETRYING, "consumer": "", "why": told}
         told = f"waits until {time_of_day(due_ms)}, asked for by its handler"
-        return {"state": "put_off", "consumer": "", "why": told}
+        return {"state": TicketState.PUT_OFF, "consumer": "", "why": told}
     if head.owner == TAIL:
-        return {"state": "ending", "consumer": "", "why": "its tail goes to the dead letters"}
+        return {"state": TicketState.ENDING, "consumer": "", "why": "its tail goes to the dead letters"}
     owner = head.owner.decode(errors="replace")
     state = states.get(owner, "lost")
     why = {
@@ -150,7 +170,9 @@ def _describe_head(head: Head, states: Mapping[str, str], attempts: Attempts, ru
         "lost": "its consumer is lost; it is being taken back",
     }
     told = _tried(attempts) if attempts.starts and state in ("live", "paused") else why.get(state, state)
-    return {"state": "retrying" if attempts.starts else "stuck", "consumer": name_of(owner), "why": told}
+    tried_before = TicketState.RETRYING if attempts.starts else TicketState.HANDED_OVER
+    doing = TicketState.RECOVERING if state == "lost" else tried_before
+    return {"state": doing, "consumer": name_of(owner), "why": told}
 
 
 def _tried(attempts: Attempts) -> str:

@@ -2,9 +2,9 @@
 
 ``entry`` (it was added to the ticket stream), ``hand_over`` (to a consumer, under a fence), ``attempt`` (one that
 failed, or attempts that a message is charged), ``completed`` (with times, from the run log), ``dead_letter``, ``state``
-(processing, returned, paused, halted, idle; with the ``rule`` that holds), ``gap`` (events in between are no longer
-there). ``time_ms`` of each: when it happened; when it was seen, if only the index tells; for a gap, the time from which
-something is missing.
+(handed_over, returned, put_off, paused, halted, ending, idle; with the ``rule`` that holds), ``gap`` (events in between
+are no longer there). ``time_ms`` of each: when it happened; when it was seen, if only the index tells; for a gap, the
+time from which something is missing.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import orjson
 from usher.common.protocol.message import as_mapping, first_value, ticket_value
 from usher.common.protocol.run_log import decode
 from usher.common.protocol.stream_id import ZERO, is_id, milliseconds
+from usher.common.protocol.ticket_states import TicketState
 from usher.master.policy.rules import Rule, RuleAction
 
 #: The streams that events come from, in the order of their places in a position.
@@ -40,8 +41,9 @@ class Event(NamedTuple):
 
 
 def without_fields(event: Event) -> Event:
-    """Return the event for followers who may not see what messages say."""
-    return event._replace(data={name: value for name, value in event.data.items() if name != "fields"})
+    """Return the event for followers who may not see what messages say, nor the texts of errors."""
+    hidden = ("fields", "error")
+    return event._replace(data={name: value for name, value in event.data.items() if name not in hidden})
 
 
 def parse_position(text: str) -> list[bytes]:
@@ -95,10 +97,10 @@ def events_of(
             data["fields"] = as_mapping(fields)
         yield Event(ticket, "entry", data)
         return
-    for name in ("id", "reason", "error", "attempts", "owner"):
+    for name in ("id", "reason", "error", "error-type", "at", "attempts", "owner"):
         value = first_value(fields, f"usher-{name}".encode())
         if value is not None:
-            data["message_id" if name == "id" else name] = value.decode(errors="replace")
+            data["message_id" if name == "id" else name.replace("-", "_")] = value.decode(errors="replace")
     yield Event(ticket, "dead_letter", data)
 
 
@@ -133,7 +135,7 @@ class TicketSnapshot(NamedTuple):
 
 def idle(ticket: bytes) -> dict[str, Any]:
     """Return the row of a ticket of which nothing is in processing."""
-    return {"ticket_id": ticket.decode(errors="replace"), "state": "idle", "message_ids": []}
+    return {"ticket_id": ticket.decode(errors="replace"), "state": TicketState.IDLE, "message_ids": []}
 
 
 def ruled(row: dict[str, Any], rule: Rule | None) -> dict[str, Any]:
@@ -142,15 +144,15 @@ def ruled(row: dict[str, Any], rule: Rule | None) -> dict[str, Any]:
     rule is shown also when none waits."""
     if rule is None:
         return row
-    is_held = rule.action is RuleAction.PAUSE and row["state"] in ("idle", "returned")
-    return row | ({"state": "paused"} if is_held else {}) | {"rule": rule.told()}
+    is_held = rule.action is RuleAction.PAUSE and row["state"] in (TicketState.IDLE, TicketState.RETURNED)
+    return row | ({"state": TicketState.PAUSED} if is_held else {}) | {"rule": rule.told()}
 
 
 def changes(ticket: bytes, before: TicketSnapshot, now: TicketSnapshot) -> Iterator[Event]:
     """Yield what has happened to a ticket between two looks at it."""
     row = now.row
     handed = before.row["message_ids"] if before.row.get("fence") == row.get("fence") else ()
-    if row["state"] == "processing" and (fresh := [one for one in row["message_ids"] if one not in handed]):
+    if row["state"] == TicketState.HANDED_OVER and (fresh := [one for one in row["message_ids"] if one not in handed]):
         facts = {name: row[name] for name in ("ticket_id", "owner", "consumer_name", "fence")}
         yield Event(ticket, "hand_over", {**facts, "message_ids": fresh})
     if (row["state"], row.get("rule")) != (before.row["state"], before.row.get("rule")):

@@ -21,12 +21,14 @@ from usher.master.operations.action_log import FAILED, OperatorAction, chosen_le
 from usher.master.operations.bulk_letters import DROP, REDRIVE, BulkJob
 from usher.master.operations.dead_letters import AT_ONCE, LetterResult
 from usher.master.policy.letters import also_for
+from usher.master.policy.ticket_filter import TicketFilter
 from usher.master.policy.ticket_orders import TicketOrder
 from usher.master.web.api import by_caller
 from usher.master.web.operations import change_rule, drained
 from usher.master.web.pages.letter_filter import asked_filter, in_words
 from usher.master.web.pages.notes import FlashMessages
 from usher.master.web.pages.port import PagePort
+from usher.master.web.pages.ticket_filter import asked_tickets
 from usher.master.web.pages.views import STREAM_ID
 
 _LONGEST_WHY = 300
@@ -123,6 +125,18 @@ def _add_jobs(actions: Blueprint, port: PagePort, go: Go) -> None:
         job = port.bulk.prepare(what, wanted, in_words(asked), g.who)
         return redirect(f"/dead-letters/jobs/{job.id}", 303)
 
+    @actions.post("/tickets/bulk")
+    @needs(Role.OPERATOR)
+    def order_all() -> AnyResponse:
+        what = request.form.get("what", "")
+        if what not in (TicketOrder.RETRY.value, TicketOrder.GIVE_UP.value):
+            raise Problem(422, "invalid_fields", "the field what must be retry or give_up")
+        _, wanted = asked_tickets(request.form)
+        if wanted == TicketFilter():
+            raise Problem(422, "invalid_fields", "give a state, a consumer or an error")
+        job = port.bulk.prepare(what, wanted, wanted.told(), g.who)
+        return redirect(f"/dead-letters/jobs/{job.id}", 303)
+
     @actions.post("/dead-letters/jobs/<job_id>/run")
     @needs(Role.OPERATOR)
     def run(job_id: str) -> AnyResponse:
@@ -130,7 +144,7 @@ def _add_jobs(actions: Blueprint, port: PagePort, go: Go) -> None:
         if not port.bulk.run(job, g.who, _why()):
             return go(f"/dead-letters/jobs/{job_id}", f"It was not started: it is {job.state}")
         port.operations.note(
-            OperatorAction(by_caller(job.why), job.what, f"{pluralize(job.preview.count, 'dead letter')}: {job.told}"),
+            OperatorAction(by_caller(job.why), job.what, f"{job.counted}: {job.told}"),
             "begun",
         )
         return redirect(f"/dead-letters/jobs/{job_id}", 303)
@@ -143,7 +157,7 @@ def _add_jobs(actions: Blueprint, port: PagePort, go: Go) -> None:
         port.operations.note(
             OperatorAction(by_caller(_why()), f"stop {job.what}", job.told), counted(job.outcomes.elements())
         )
-        return go(f"/dead-letters/jobs/{job_id}", "Stopped; letters already changed stay changed")
+        return go(f"/dead-letters/jobs/{job_id}", "Stopped; what was done stays done")
 
 
 def _add_rules(actions: Blueprint, port: PagePort, go: Go) -> None:

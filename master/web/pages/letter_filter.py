@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from usher.common.base.labels import label
 from usher.common.http.app import read_model
 from usher.master.policy.letters import LetterFilter
 from usher.master.web.dead_letters import LetterQuery
 
 #: Choices of ``younger_than_s``.
 AGES = (("", "any age"), ("900", "15 min"), ("3600", "1 h"), ("21600", "6 h"), ("86400", "1 d"), ("604800", "7 d"))
-_NAMES = ("ticket", "reason", "error", "younger_than_s", "older_than_s")
+_NAMES = ("ticket", "reason", "error", "policy", "younger_than_s", "older_than_s")
 
 
 def asked_filter(given: Mapping[str, str]) -> tuple[dict[str, str], LetterFilter]:
@@ -21,6 +22,16 @@ def asked_filter(given: Mapping[str, str]) -> tuple[dict[str, str], LetterFilter
 
 def in_words(asked: Mapping[str, str]) -> str:
     """Return the filter in words."""
-    told = {"ticket": "of ticket {}", "reason": "with the reason {}", "error": "with the error {}"}
+    told = {
+        "ticket": "of ticket {}",
+        "reason": "with the reason {}",
+        "error": "with the error {}",
+        "policy": "under the policy {}",
+    }
     told |= {"younger_than_s": "younger than {} s", "older_than_s": "older than {} s"}
-    return ", ".join(told[name].format(value) for name, value in asked.items() if value) or "all dead letters"
+    return (
+        ", ".join(
+            told[name].format(label(value) if name == "policy" else value) for name, value in asked.items() if value
+        )
+        or "all dead letters"
+    )

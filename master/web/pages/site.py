@@ -15,10 +15,13 @@ from usher.common.http.app import Problem
 from usher.common.http.auth import CSRF_FIELD, csrf_token, doorman, local_path, needs
 from usher.common.http.credentials import Role
 from usher.common.http.rate_limits import rarely
+from usher.common.protocol.attempts import attempts_told
 from usher.master.insight.formatting import FILTERS, number, spark, ticket_url
+from usher.master.policy.ticket_filter import LISTED, ORDERS
 from usher.master.web.pages.actions import action_routes
 from usher.master.web.pages.notes import FlashMessages
 from usher.master.web.pages.port import PagePort
+from usher.master.web.pages.ticket_filter import group_url
 from usher.master.web.pages.views import view_routes
 
 _POLICY = (
@@ -56,6 +59,7 @@ def add_pages(app: Flask, port: PagePort) -> None:
     app.jinja_env.globals.update(
         csrf_token=csrf_token, csrf_name=CSRF_FIELD, quoted=shlex.quote, ticket_url=ticket_url, spark_points=spark
     )
+    app.jinja_env.globals.update(attempts_told=attempts_told, group_url=group_url, listed_states=LISTED, orders=ORDERS)
     app.jinja_env.globals["asset"] = lambda name: f"/static/{name}?v={files[name][1]}"
     app.jinja_env.trim_blocks = app.jinja_env.lstrip_blocks = True
     app.context_processor(lambda: _common(port, notes))

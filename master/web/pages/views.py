@@ -19,9 +19,12 @@ from usher.master.insight.ticket_states import ParkedRows
 from usher.master.operations.dead_letters import LetterPage
 from usher.master.policy.letters import Preview, also_for
 from usher.master.policy.rules import Target
+from usher.master.policy.ticket_filter import TicketFilter
 from usher.master.web.api import read_ticket_id
 from usher.master.web.pages.letter_filter import AGES, asked_filter
 from usher.master.web.pages.port import PagePort
+from usher.master.web.pages.ticket_filter import asked_tickets
+from usher.master.web.seen import seen
 
 _SCAN_CURSOR = re.compile(r"[0-9]{1,20}")
 STREAM_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
@@ -32,6 +35,8 @@ _ENTRIES = 30
 _LETTERS, _COUNTED, _GROUPS = 50, 2_000, 20
 #: Seconds after which the search for matching letters ends for this page.
 _LOOK_S = 0.05
+#: Seconds that a search of all tickets may take.
+_FIND_S = 1.0
 _LONGEST_ID = 256
 _ATTENTION = {"lost": 0, "revoked": 1, "draining": 2, "paused": 3}
 #: The fields of a summary; one of another version may lack some.
@@ -61,7 +66,8 @@ def view_routes(port: PagePort) -> Blueprint:
 
 
 def render_page(template: str, page: str, **more: Any) -> str:
-    return render_template(template, page=page, **more)
+    """Render a page, with what the caller may see of errors."""
+    return render_template(template, page=page, **{name: seen(part) for name, part in more.items()})
 
 
 def _add_live(views: Blueprint, port: PagePort) -> None:
@@ -125,12 +131,21 @@ def _add_tickets(views: Blueprint, port: PagePort) -> None:
             raise Problem(422, "invalid_fields", "the cursor is not one from a page")
         if asked:
             return _search(port, asked, cursor)
+        given, wanted = asked_tickets(request.args)
+        if wanted != TicketFilter() or given["sort"]:
+            return _filtered(port, given, wanted)
         page = port.status.tickets(cursor, _ROWS)
         # They are not in the index, so they come first.
         parked = port.status.parked(_ROWS) if cursor == "0" else ParkedRows([], True)
         rows = _aged([*parked.rows, *page["tickets"]])
         return render_page(
-            "tickets/tickets.html", "tickets", rows=rows, cursor=page["cursor"], q="", more_parked=not parked.is_all
+            "tickets/tickets.html",
+            "tickets",
+            rows=rows,
+            cursor=page["cursor"],
+            q="",
+            more_parked=not parked.is_all,
+            given=given,
         )
 
     @views.get("/tickets/<rest:ticket_id>")
@@ -148,6 +163,13 @@ def _add_tickets(views: Blueprint, port: PagePort) -> None:
         )
 
 
+def _filtered(port: PagePort, given: dict[str, str], wanted: TicketFilter) -> str:
+    """List the first tickets that fit, in an order."""
+    found = port.status.find(wanted, given["sort"] or "age", _ROWS, _FIND_S)
+    facts = {"rows": _aged(found.rows), "number": found.number, "is_all": found.is_all}
+    return render_page("tickets/tickets.html", "tickets", q="", given=given, told=wanted.told(), **facts)
+
+
 def _search(port: PagePort, asked: str, cursor: str) -> str:
     """Search everywhere by id: in processing, dead letters, stream."""
     if len(asked.encode()) > _LONGEST_ID:
@@ -156,7 +178,7 @@ def _search(port: PagePort, asked: str, cursor: str) -> str:
     rows = _aged(port.status.told([ticket_row(ticket, value) for ticket, value in found]))
     letters = port.letters.where("ticket", asked.encode(), 20, _LOOK_S)
     facts: dict[str, Any] = {
-        "letters": letters.letters,
+        "letters": [letter.row() for letter in letters.letters],
         "more_letters": letters.cursor is not None,
         "is_id": bool(STREAM_ID.fullmatch(asked)),
     }
@@ -191,16 +213,15 @@ def _ticket_page(port: PagePort, ticket_id: str) -> str:
     except ValueError:
         raise Problem(422, "invalid_fields", "back is not one from a page") from None
     entries = [entry | {"sent_ms": _ms(entry["id"])} for entry in explained["entries"]]
-    facts = {"entries": entries[:_ENTRIES], "more_entries": max(0, len(entries) - _ENTRIES)}
+    facts: dict[str, Any] = {"entries": entries[:_ENTRIES], "more_entries": max(0, len(entries) - _ENTRIES)}
     facts["orders"] = port.operations.offers(explained)
     live = (
         ticket_url(ticket_id).replace("/tickets/", "/api/tickets/", 1) + "/events"
         if ticket_url(ticket_id).startswith("/tickets/")
         else ""
     )
-    return render_page(
-        "tickets/ticket.html", "tickets", ticket_id=ticket_id, story=story, explained=explained, live=live, **facts
-    )
+    facts |= {"story": story._asdict(), "explained": explained, "live": live}
+    return render_page("tickets/ticket.html", "tickets", ticket_id=ticket_id, **facts)
 
 
 def _aged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -270,7 +291,8 @@ def _add_letters(views: Blueprint, port: PagePort) -> None:
                 "unknown_job",
                 "this master does not know that bulk action; another one may run it, or this one has restarted since",
             )
-        return render_page("letters/job.html", "letters", job=found, also=also_for(port.letters.other_groups()))
+        page = "tickets" if found.is_of_tickets else "letters"
+        return render_page("letters/job.html", page, job=found, also=also_for(port.letters.other_groups()))
 
 
 # -- the system

@@ -44,28 +44,6 @@
       return item;
     }));
   };
-  const stuck = (rows) => {
-    one("#stuck").hidden = !rows.length;
-    one("#unstuck").hidden = rows.length > 0;
-    one("#more").hidden = rows.length < 50;
-    const table = one("#stuck tbody");
-    if (table.contains(document.activeElement)) return; // the focus is on one of its links
-    table.replaceChildren(...rows.map((row) => {
-      const made = one("#stuck-row").content.cloneNode(true), cells = all("td", made), link = one("a", made), href = path(row.href);
-      one("bdi", made).textContent = row.shown;
-      if (href) link.setAttribute("href", href);
-      one(".state", made).textContent = row.state === "parked" ? "waiting" : row.state.replaceAll("_", " ");
-      one(".state", made).classList.add(row.state);
-      const [age, still] = all("time", made);
-      age.dataset.since = row.sent_ms;
-      still.dataset.since = row.since_ms;
-      cells[4].textContent = row.attempts || "";
-      cells[5].textContent = number(row.behind) + (row.behind_is_exact ? "" : "+");
-      cells[6].textContent = row.consumer;
-      cells[7].textContent = row.why;
-      return made;
-    }));
-  };
   const overview = (seen) => {
     ahead = seen.time_ms - Date.now();
     for (const place of all("[data-live]", one("#main"))) {
@@ -75,10 +53,10 @@
     history.push(seen.point);
     history.splice(0, history.length - 600);
     for (const line of all("[data-spark]")) spark(line, history);
-    const counts = { overview: seen.stuck.length + (seen.stuck.length === seen.stuck_most ? "+" : ""), letters: number(seen.dead_letters), rules: number(seen.rules) };
+    const counts = { overview: seen.stuck + (seen.stuck === seen.stuck_most ? "+" : ""), letters: number(seen.dead_letters), rules: number(seen.rules) };
     for (const place of all("[data-count]")) if (place.dataset.count in counts) place.textContent = counts[place.dataset.count].replace(/^[0-]$/, "");
     alarms(seen.alarms);
-    stuck(seen.stuck);
+    if (one("[data-look]").dataset.look !== seen.look) soon();
     tick();
   };
 
@@ -110,10 +88,15 @@
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
       for (const old of all("[data-swap]")) {
         const made = fresh.getElementById(old.id);
-        if (made && !old.contains(document.activeElement)) old.replaceWith(document.adoptNode(made));
+        if (!made || old.contains(document.activeElement)) continue;
+        for (const part of all("details[id]", old)) { const now = fresh.getElementById(part.id); if (now) now.open = part.open; }
+        old.replaceWith(document.adoptNode(made));
       }
     } catch { /* tried again next time */ } finally { asked = false; }
   };
+
+  let late = null;
+  const soon = () => { if (!late) late = setTimeout(() => { late = null; swap(); }, 2000); };
 
   // -- the connection: none while the page is hidden
 
@@ -122,15 +105,14 @@
   const topics = { overview, consumers, history: (points) => history.splice(0, history.length, ...points) };
   const ticketEvents = ["entry", "hand_over", "attempt", "completed", "dead_letter", "state"];
   const live = document.body.dataset.live || "";
-  let source = null, late = null, heard = Date.now();
+  let source = null, heard = Date.now();
   const open = () => {
     if (!live || source || document.hidden) return;
     source = new EventSource(live);
     source.onopen = () => { heard = Date.now(); say("Live"); };
     source.onerror = () => say("Not connected; trying again", true);
     for (const [name, show] of Object.entries(topics)) source.addEventListener(name, (event) => { heard = Date.now(); say("Live"); show(JSON.parse(event.data)); });
-    const again = () => { if (!late) late = setTimeout(() => { late = null; swap(); }, 2000); };
-    for (const name of ticketEvents) source.addEventListener(name, again);
+    for (const name of ticketEvents) source.addEventListener(name, soon);
   };
   const close = () => { if (source) { source.close(); source = null; } };
   document.addEventListener("visibilitychange", () => { if (document.hidden) { close(); } else { open(); tick(); } });

@@ -1,0 +1,27 @@
+"""The states of a ticket: one set of words for explanations, lists, pages, events and the API. Pure."""
+
+from __future__ import annotations
+
+import enum
+
+
+class TicketState(enum.StrEnum):
+    """State of a ticket, or of a message of it. A list does not ask the consumer whether a handler runs: there, such
+    a ticket is ``handed_over``, or ``retrying`` once its first message has been tried. An event that comes as the index
+    changes knows no attempts either."""
+
+    IDLE = "idle"  # nothing of it is left to do
+    NOT_FOUND = "not_found"  # nothing was found, as far as was searched
+    DELAYED = "delayed"  # its messages are added to the stream later
+    UNREAD = "unread"  # in the stream, and not read by the leader yet
+    WAITING = "waiting"  # read, and no consumer has it
+    PAUSED = "paused"  # a rule holds it
+    HANDED_OVER = "handed_over"  # a consumer has it
+    RUNNING = "running"  # its handler runs
+    RETRYING = "retrying"  # its first message was tried, and is tried again, by its consumer or in a while
+    RECOVERING = "recovering"  # its consumer is lost; it is taken back
+    HALTED = "halted"  # by a dead letter, until an operator acts
+    ENDING = "ending"  # what waits of it becomes dead letters
+    RETURNED = "returned"  # given back, by a drain, a recall or a redrive; waits for a new owner
+    PUT_OFF = "put_off"  # given back until a time that its handler asked for; it has not failed
+    UNREADABLE = "unreadable"  # its record in Redis is none

@@ -1,0 +1,105 @@
+"""Tickets that are in the same trouble are one group: same state, same error. Pure: rows in (``stuck.describe``),
+groups out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from usher.common.base.labels import label
+from usher.common.base.text import pluralize, time_of_day
+from usher.common.protocol.ticket_states import TicketState
+
+#: Rows that a group shows; the others are counted.
+SHOWN = 20
+#: Most groups; tickets of further ones are counted as "others".
+_MOST = 200
+#: What needs somebody comes first.
+_ORDER = tuple(
+    map(
+        TicketState,
+        ("halted", "unreadable", "retrying", "recovering", "paused", "waiting", "handed_over", "returned", "put_off"),
+    )
+)
+
+GroupKey = tuple[str, str]
+
+
+def key_of(row: Mapping[str, Any]) -> GroupKey:
+    """Return what a ticket has in common with others of its group."""
+    state = row["state"]
+    if row["error"]:
+        return state, row["error"]
+    if state in (TicketState.HALTED, TicketState.RETRYING):
+        return state, ""
+    return state, f"on {row['consumer']}" if row["consumer"] else row["why"]
+
+
+class TicketGroups:
+    """Groups, as their tickets are added one by one. Only a bounded number of rows is kept."""
+
+    def __init__(self) -> None:
+        self._groups: dict[GroupKey, dict[str, Any]] = {}
+        self.others = 0
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Count a ticket."""
+        key = key_of(row)
+        group = self._groups.get(key)
+        if group is None:
+            if len(self._groups) >= _MOST:
+                self.others += 1
+                return
+            names = {"state": key[0], "text": key[1], "error": row["error"], "at": row["at"]}
+            group = {**names, "tickets": 0, "messages": 0, "messages_are_all": True, "since_ms": row["since_ms"]}
+            self._groups[key] = group | {"rows": []}
+            group = self._groups[key]
+        group["tickets"] += 1
+        group["messages"] += 1 + row["behind"]
+        group["messages_are_all"] = group["messages_are_all"] and row["behind_is_exact"]
+        group["since_ms"] = min(group["since_ms"], row["since_ms"])
+        if len(group["rows"]) < SHOWN:
+            group["rows"].append(row)
+
+    def merged(self, rows: Iterable[dict[str, Any]], has_all: bool = False) -> list[dict[str, Any]]:
+        """Return all groups, those that need somebody first; of ``rows``, what is in none of the groups counted here
+        is counted too, and what is in one takes the place of the rows kept. ``has_all``: no message waits that the
+        records do not name."""
+        more, fresh = TicketGroups(), dict[GroupKey, list[dict[str, Any]]]()
+        for row in rows:
+            key = key_of(row)
+            if key in self._groups:
+                fresh.setdefault(key, []).append(row)
+            else:
+                more.add(row)
+        known = [
+            group
+            | {"messages_are_all": has_all or group["messages_are_all"], "rows": fresh.get(key, group["rows"])[:SHOWN]}
+            for key, group in self._groups.items()
+        ]
+        both = [group | {"told": told(group), "what": what(group)} for group in (*known, *more._groups.values())]
+        return sorted(both, key=lambda group: (_rank(group["state"]), -group["tickets"], group["text"]))
+
+
+def told(group: Mapping[str, Any]) -> str:
+    """Say in one line what the tickets of a group have in common.
+
+    >>> told({"state": "halted", "text": "KeyError in shop.py:4", "tickets": 40, "messages": 212,
+    ...     "messages_are_all": True, "since_ms": 1790000000000, "rows": []})
+    '40 tickets halted: KeyError in shop.py:4, since 14:13:20 UTC, in all 212 messages wait'
+    """
+    tickets = group["tickets"]
+    of = f"Ticket {group['rows'][0]['shown']}" if tickets == 1 and group["rows"] else pluralize(tickets, "ticket")
+    return f"{of} {what(group)}"
+
+
+def what(group: Mapping[str, Any]) -> str:
+    """Say what they have in common, without saying whose it is."""
+    why = f": {group['text']}" if group["text"] else ""
+    messages, more = group["messages"], "" if group["messages_are_all"] else "at least "
+    wait = f"{more}{pluralize(messages, 'message waits', 'messages wait')}"
+    return f"{label(group['state'])}{why}, since {time_of_day(group['since_ms'])}, in all {wait}"
+
+
+def _rank(state: str) -> int:
+    return next((at for at, one in enumerate(_ORDER) if one == state), len(_ORDER))

@@ -1,0 +1,29 @@
+"""Tell how often a message was tried, and in what that ended last: one form for lists, pages and explanations. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from usher.common.protocol.attempts import CUT_OFF, NEVER, Attempts
+from usher.common.protocol.last_error import LastError
+
+
+def tried(known: Attempts, error: LastError | None) -> dict[str, Any]:
+    """Return, for a row, the starts (``attempts``), how many of them are charged of ``max_attempts``, and the last
+    error; None for what is not known: a consumer of a former version notes no error."""
+    error = last_error(known, error)
+    if known == NEVER and error is not None:
+        known = Attempts(error.starts, error.charged)
+    return {
+        "attempts": known.starts,
+        "charged": known.failures,
+        "max_attempts": (error.most if error is not None else 0) or None,
+        "last_error": None if error is None else error.row() | {"told": error.told},
+    }
+
+
+def last_error(known: Attempts, error: LastError | None) -> LastError | None:
+    """Return the error of the last start. Nothing is noted where a start ended with its process."""
+    if known.crashes and (error is None or error.starts < known.starts):
+        return LastError(CUT_OFF, starts=known.starts, charged=known.failures, most=error.most if error else 0)
+    return error

@@ -1,0 +1,35 @@
+"""Show a caller what it may see of errors: viewers the types of errors and their places in the code, operators their
+texts and tracebacks too, which may hold what messages say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flask import g
+
+from usher.common.http.credentials import Role
+
+
+def sees_texts() -> bool:
+    """Return whether the caller of the current request may see the texts of errors, or search in them."""
+    return bool(g.role.may(Role.OPERATOR))
+
+
+def seen(document: Any) -> Any:
+    """Return a document as the caller of the current request may see it."""
+    return document if sees_texts() else without_texts(document)
+
+
+def without_texts(document: Any) -> Any:
+    """Return a document without the texts of errors, wherever they are in it.
+
+    >>> without_texts({"letter": {"error": "KeyError: 'bob'", "error_type": "KeyError", "traceback": "..."}})
+    {'letter': {'error': 'KeyError', 'error_type': 'KeyError', 'traceback': ''}}
+    """
+    if isinstance(document, list):
+        return [without_texts(part) for part in document]
+    if not isinstance(document, dict):
+        return document
+    kept = {name: without_texts(part) for name, part in document.items()}
+    hidden = {"error": kept.get("error_type", ""), "traceback": ""}
+    return kept | {name: text for name, text in hidden.items() if name in kept}

@@ -1,0 +1,117 @@
+"""Tickets in the same trouble are one group, and which tickets a list shows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from usher.common.protocol.attempts import Attempts
+from usher.common.protocol.last_error import LastError
+from usher.common.protocol.ticket_states import TicketState
+from usher.master.policy.board.views import Parked
+from usher.master.policy.explain.stuck import Head, StuckContext, describe
+from usher.master.policy.explain.ticket_groups import SHOWN, TicketGroups
+from usher.master.policy.ticket_filter import ORDERS, TicketFilter, parse_states
+
+_NOW = 1_790_000_100_000
+_KEY_ERROR = LastError("KeyError: 'x'", "KeyError", "shop/orders.py:41", 3, 3, 3, _NOW - 50_000)
+
+
+def _row(number: int, owner: bytes, error: LastError | None, behind: int = 0, attempts: Attempts | None = None) -> Any:
+    head = Head(b"T%d" % number, owner, 0, b"%d-0" % (_NOW - 100_000 + number), 1 + behind)
+    seen = StuckContext(
+        {} if attempts is None else {head.id: attempts},
+        {"c3:1": "live"},
+        {},
+        {head.ticket: Parked(0, True)},
+        errors={} if error is None else {head.id: error},
+    )
+    return describe(head, seen, _NOW) | {"shown": f"T{number}"}
+
+
+def test_what_is_the_same_is_one_line_with_all_that_waits() -> None:
+    groups = TicketGroups()
+    for number in range(40):
+        groups.add(_row(number, b"halted", _KEY_ERROR, behind=4))
+    groups.add(_row(50, b"c3:1", _KEY_ERROR, attempts=Attempts(1, 1)))
+    groups.add(_row(51, b"halted", _KEY_ERROR._replace(at="shop/orders.py:4")))
+    halted, other, retrying = groups.merged([])
+    assert (halted["tickets"], halted["messages"], len(halted["rows"])) == (40, 200, SHOWN)
+    assert re.fullmatch(
+        r"40 tickets halted: KeyError in shop/orders\.py:41, since \d\d:\d\d:\d\d UTC, in all 200 messages wait",
+        halted["told"],
+    )
+    assert other["told"].startswith("Ticket T51 halted: KeyError in shop/orders.py:4, since")
+    assert retrying["told"].startswith("Ticket T50 retrying: KeyError in shop/orders.py:41")
+
+
+def test_rows_of_counted_groups_are_not_counted_twice_and_others_get_groups_of_their_own() -> None:
+    groups = TicketGroups()
+    groups.add(_row(1, b"halted", _KEY_ERROR))
+    fresh = [_row(1, b"halted", _KEY_ERROR), _row(2, b"c3:1", None), _row(3, b"c3:1", None), _row(4, b"", None)]
+    told = [(one["state"], one["text"], one["tickets"]) for one in groups.merged(fresh)]
+    assert told == [
+        ("halted", "KeyError in shop/orders.py:41", 1),
+        ("waiting", "waits: no consumer has it", 1),
+        ("handed_over", "on c3", 2),
+    ]
+
+
+def test_an_error_that_nobody_noted_is_a_group_too() -> None:
+    groups = TicketGroups()
+    groups.add(_row(1, b"c3:1", None, attempts=Attempts(2, 2)))
+    groups.add(_row(2, b"c3:1", None, attempts=Attempts(1, 1)))
+    [group] = groups.merged([])
+    assert (group["state"], group["text"], group["tickets"]) == ("retrying", "", 2)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "fits"),
+    [
+        (TicketFilter(), True),
+        (TicketFilter(frozenset({"halted", "retrying"})), True),
+        (TicketFilter(frozenset({"halted"})), False),
+        (TicketFilter(consumer="c3"), True),
+        (TicketFilter(consumer="c"), False),
+        (TicketFilter(error="timeout"), True),
+        (TicketFilter(error="ReadTimeout in shop/db.py:7"), True),
+        (TicketFilter(error="Timeout in shop/db.py:7"), False),
+        (TicketFilter(error="bob"), True),
+        (TicketFilter(error="bob", sees_texts=False), False),
+        (TicketFilter(error="timeout", sees_texts=False), True),
+    ],
+)
+def test_a_list_shows_what_fits(wanted: TicketFilter, fits: bool) -> None:
+    error = LastError("ReadTimeout: of bob", "ReadTimeout", "shop/db.py:7")
+    row = {"ticket_id": "T", "state": TicketState.RETRYING, "consumer_name": "c3", "last_error": error.row()}
+    assert wanted.fits(row) is fits
+    assert not TicketFilter(error="x").fits({"state": "halted", "last_error": None})
+
+
+def test_states_that_no_list_can_tell_are_refused() -> None:
+    assert parse_states("halted,retrying") == {TicketState.HALTED, TicketState.RETRYING}
+    with pytest.raises(ValueError, match="'running' is no state that a list can tell"):
+        parse_states("halted,running")
+
+
+def test_orders_bring_the_first_to_the_front() -> None:
+    rows: list[dict[str, Any]] = [
+        {"ticket_id": "a", "message_ids": ["9-0"], "attempts": 1},
+        {"ticket_id": "b", "message_ids": ["5-0", "6-0"], "attempts": 0},
+        {"ticket_id": "c", "message_ids": ["7-0"], "attempts": 4},
+    ]
+    orders = {name: "".join(row["ticket_id"] for row in sorted(rows, key=key)) for name, key in ORDERS.items()}
+    assert orders == {"age": "bca", "attempts": "cab", "messages": "bca", "ticket": "abc"}
+
+
+def test_the_docs_tell_every_state() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "operate.md").read_text()
+    table = text[text.index("| state | the ticket |") : text.index("## What fails?")]
+    assert {
+        word
+        for line in table.splitlines()[2:]
+        for word in re.findall(r"\w+", line.split("|")[1:2][0] if "|" in line else "")
+    } == set(TicketState)
