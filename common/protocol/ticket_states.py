@@ -12,6 +12,8 @@ class TicketState(enum.StrEnum):
 
     IDLE = "idle"  # nothing of it is left to do
     NOT_FOUND = "not_found"  # nothing was found, as far as was searched
+    IN_OUTBOX = "in_outbox"  # committed in a database, and not sent yet
+    PARKED_IN_OUTBOX = "parked_in_outbox"  # the same, and its first row was refused
     DELAYED = "delayed"  # its messages are added to the stream later
     UNREAD = "unread"  # in the stream, and not read by the leader yet
     WAITING = "waiting"  # read, and no consumer has it

@@ -6,10 +6,11 @@ from typing import Any
 
 from usher.common.base.text import pluralize
 from usher.common.outbox.rows import TicketRows
+from usher.common.protocol.ticket_states import TicketState
 from usher.master.policy.explain.facts import Reason
 
 #: States of a ticket that has nothing anywhere else: the outbox has the word.
-_NOTHING = ("idle", "not_found")
+_NOTHING = (TicketState.IDLE, TicketState.NOT_FOUND)
 
 
 def with_outbox(document: dict[str, Any], rows: TicketRows, trouble: str = "") -> dict[str, Any]:
@@ -23,7 +24,7 @@ def with_outbox(document: dict[str, Any], rows: TicketRows, trouble: str = "") -
     told = {"reasons": here, "sentences": [reason["text"] for reason in here], "summary": here[0]["text"]}
     if document["state"] in _NOTHING and rows.staged:
         parks = any(row.parks for row in rows.refused)
-        told |= {"state": "parked_in_outbox" if parks else "in_outbox"}
+        told |= {"state": TicketState.PARKED_IN_OUTBOX if parks else TicketState.IN_OUTBOX}
         told |= {"waits_for": "its refused row" if parks else "the streamer"}
     return document | told
 
