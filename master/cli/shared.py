@@ -183,7 +183,7 @@ def tickets_table(rows: Sequence[dict[str, Any]], title: str = "Tickets in proce
             )
         )
     columns = ("ticket", "state", "consumer", "messages", "oldest message", "attempts", "last error", "fence")
-    extras = ("fence", "oldest message", "attempts", "consumer")
+    extras = ("fence", "attempts", "last error", "consumer")
     return fitted(title, columns, cells, ("messages",), ("oldest message", "attempts"), extras)
 
 
