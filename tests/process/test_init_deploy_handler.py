@@ -122,7 +122,8 @@ def test_the_command_for_later_keeps_handler_masters_and_secrets(folder: Path, p
 def test_secrets_that_the_shell_has_not_are_not_written_over(folder: Path, project: Path) -> None:
     made = written(folder, "shop:handle", project)
     before = (folder / "srv" / "usher.env").read_text()
-    done = again(folder, f"usher init-deploy {folder / 'srv'} --force --handler shop:handle")
+    words = f"--force --user {getpass.getuser()} --handler shop:handle"
+    done = again(folder, f"usher init-deploy {folder / 'srv'} {words}")
     assert (done.returncode, (folder / "srv" / "usher.env").read_text()) == (2, before)
     assert f"set -a; . {folder / 'srv' / 'usher.env'}; set +a" in done.stderr
     assert made.settings["USHER_API_TOKEN"] in before
