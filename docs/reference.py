@@ -102,12 +102,13 @@ TOPICS = {
     "How much at a time": "hand_over_seconds ticket_window batch_size capacity capacity_bytes ack_mode flush_ms"
     " run_log_length",
     "Names and addresses": "consumer_name master_urls bind advertise_url health_url hosts",
-    "Who may do what": "api_token operator_token consumer_token viewer_token tokens_file tls_cert tls_key tls_ca insecure",
+    "Who may do what": "api_token operator_token consumer_token viewer_token tokens_file tls_cert tls_key"
+    " tls_ca insecure",
     "Limits of HTTP": "requests_per_second registers_per_minute requests_in_flight connections connections_per_address"
     " followers_limit",
     "Log": "log_level log_format",
-    "Outbox": "outbox_url outbox_name outbox_refused_policy outbox_bind outbox_batch outbox_row_kib outbox_poll_seconds outbox_lease_seconds"
-    " outbox_wait_replicas outbox_wait_aof",
+    "Outbox": "outbox_url outbox_name outbox_refused_policy outbox_bind outbox_batch outbox_row_kib"
+    " outbox_poll_seconds outbox_lease_seconds outbox_wait_replicas outbox_wait_aof",
     "Audit": "audit_streams audit_dir audit_every_minutes audit_settle_seconds audit_idle_seconds audit_parked_seconds"
     " audit_deliveries audit_clock_seconds audit_memory_mib audit_spark_master audit_py_files audit_sink_url"
     " audit_sink_name",
