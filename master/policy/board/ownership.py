@@ -291,7 +291,7 @@ class Ownership(ParkedTickets):
         ticket.owner = None
         if ticket in owner.waiting:
             del owner.waiting[ticket]
-            self._queue.retry([ticket])
+            self._queue.retry_first([ticket])
 
     def _finish(self, ticket: BoardTicket) -> None:
         """Settle a ticket after ids have left it: free it if nothing runs, queue it if something waits, forget it if
