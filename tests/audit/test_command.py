@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -174,7 +173,9 @@ def test_the_auditor_of_usher_acl_may_audit_and_what_he_may_not_look_for_is_said
 ) -> None:
     _suspect(seeder)
     [auditor] = [program for program in programs("ticket_stream", GROUP) if program.name == "auditor"]
-    link.call("ACL", "SETUSER", *auditor.line("pw").split(" ")[1:])
+    assert usher("acl", "--load") == 0
+    link.call("ACL", "SETUSER", *auditor.line("pw", selectors=False).split(" ")[1:])
+    capsys.readouterr()
     place = urllib.parse.urlsplit(settings["USHER_REDIS_URL"])
     monkeypatch.setenv(
         "USHER_REDIS_URL", place._replace(netloc=f"auditor:pw@{place.netloc.rpartition('@')[2]}").geturl()

@@ -146,7 +146,9 @@ def test_parked_tickets_wait_and_go_on_in_stream_order_when_they_are_redriven(ru
     (crew._home / "repaired").touch()
     told = json.loads(_usher(crew, "dead", "redrive", "--all", "--error", "broken", "--yes", "--json"))
     assert (told["matched"], told["outcomes"]) == (_TICKETS, {"resumed": _TICKETS})
-    assert told["groups"] == [{"reason": "gave_up", "error_type": "GiveUp", "policy": "park", "count": _TICKETS}]
+    assert told["groups"] == [
+        {"reason": "gave_up", "error_type": "GiveUp", "at": "fragile.py:10", "policy": "park", "count": _TICKETS}
+    ]
     crew.wait_until_handled([entry_id for mine in ids.values() for entry_id in mine], within_s=60)
     crew.wait_until_settled(link, within_s=30)
     executions = crew.executions()

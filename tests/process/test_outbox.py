@@ -169,9 +169,9 @@ def test_the_command_makes_the_tables_and_says_what_is_wrong(
     assert "CREATE TABLE staged_log_records" in streamer("--schema", "postgresql")[1]
     code, told = streamer("--outbox-url", url, "--waiting")
     assert (code, "usher streamer --migrate" in told) == (2, True)
-    assert streamer("--outbox-url", url, "--migrate") == (0, "outbox: version 1 applied\n")
+    assert streamer("--outbox-url", url, "--migrate") == (0, "outbox: version 1, 2 applied\n")
     assert streamer("--outbox-url", url, "--migrate") == (0, "outbox: nothing to do\n")
-    assert streamer("--outbox-url", url, "--waiting") == (0, "0 staged, 0 refused\n")
+    assert streamer("--outbox-url", url, "--waiting") == (0, "0 staged, 0 refused, 0 tickets parked by refused rows\n")
     assert streamer("--migrate") == (
         2,
         "usher streamer: USHER_OUTBOX_URL is not set: name the database there, or with --outbox-url\n",

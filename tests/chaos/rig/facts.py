@@ -24,6 +24,7 @@ STAYING = (
     "leader",
     "counters",
     "attempts",
+    "noted:errors",
     "position",
     "dead",
     "runs",
