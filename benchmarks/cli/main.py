@@ -29,6 +29,7 @@ _ELSEWHERE = {
     "consumers": "benchmarks.cli.consumers:consumers",
     "notify": "benchmarks.cli.notify:notify",
     "page": "benchmarks.cli.page:page",
+    "prove": "benchmarks.proof.cli:prove",
 }
 
 

@@ -238,11 +238,14 @@ def _look_at_stream(link: Link, keys: Keys) -> TicketStreamFacts:
 
 
 def read_proof(link: Link, keys: Keys) -> ProofFacts | None:
-    """Return the facts; None when nothing is proven, the log was never cut, or we may not look."""
-    told, runs = link.pipeline([("HGETALL", keys.archived), ("XINFO", "STREAM", keys.runs)])
+    """Return the facts; None when nobody audits, the log was never cut, or we may not look."""
+    told, runs, audited = link.pipeline(
+        [("HGETALL", keys.archived), ("XINFO", "STREAM", keys.runs), ("EXISTS", keys.audit)]
+    )
     noted: dict[bytes, Any] = {} if isinstance(told, Exception) else pairs(told)
     log: dict[bytes, Any] = {} if isinstance(runs, Exception) else pairs(runs)
-    if b"proven_until_ms" not in noted or not log.get(b"first-entry"):
+    until_ms = noted.get(b"proven_until_ms")
+    if (until_ms is None and audited != 1) or not log.get(b"first-entry"):
         return None
     archived, first = noted.get(b"runs", ZERO), log[b"first-entry"][0]
     # Before Redis 7.0 Redis does not count: then the log was surely cut when what was archived last is gone.
@@ -255,7 +258,7 @@ def read_proof(link: Link, keys: Keys) -> ProofFacts | None:
         return None
     return ProofFacts(
         archived,
-        max(0, wall_ms() - int(noted[b"proven_until_ms"])),
+        None if until_ms is None else max(0, wall_ms() - int(until_ms)),
         int(noted.get(b"proven_every_ms", 0)),
         first,
         log[b"last-generated-id"],

@@ -14,8 +14,16 @@ _SPARE = 2
 def judge_proof(facts: ProofFacts) -> Iterator[DoctorFinding]:
     """Yield whether the proof will have holes."""
     held = f"the run log holds {facts.held_ms / 1000:,.0f} s"
-    do = "prove more often (USHER_AUDIT_EVERY_MINUTES, usher audit --schedule prove), or raise USHER_RUN_LOG_LENGTH"
-    if rank(facts.archived) < rank(facts.first):
+    do = "prove more often (USHER_AUDIT_PROVE_MINUTES, usher audit --schedule prove), or raise USHER_RUN_LOG_LENGTH"
+    if facts.unproven_ms is None:
+        yield DoctorFinding(
+            "proof",
+            DoctorSeverity.WARN,
+            f"{held}, which is all that `usher audit` looks at",
+            "what was cut from the log between two audits is proven by nobody",
+            "let `usher audit --schedule prove` run (the program proof), which proves all of history",
+        )
+    elif rank(facts.archived) < rank(facts.first):
         yield DoctorFinding(
             "proof",
             DoctorSeverity.WARN,

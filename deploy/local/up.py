@@ -23,7 +23,17 @@ from usher.common.runtime.settings import options
 from usher.common.runtime.stop_request import StopAsked, StopRequest
 from usher.deploy.local.code_watch import CodeWatch
 from usher.deploy.local.log_relay import Relay
-from usher.deploy.local.plan import EXAMPLE_HANDLER, LocalSettings, Plan, claimed, local_settings, plan, start, watch
+from usher.deploy.local.plan import (
+    EXAMPLE_HANDLER,
+    LocalSettings,
+    Plan,
+    can_prove,
+    claimed,
+    local_settings,
+    plan,
+    start,
+    watch,
+)
 from usher.deploy.local.preflight import PassesOn
 from usher.deploy.local.supervision import Supervision, SupervisionLost, leftover, longest_stop_s
 
@@ -91,6 +101,8 @@ def _run(made: Plan, stop: StopRequest, sources: CodeWatch | None) -> int:
         stop.check()
         running.start()
         start(made, running, stop.check, lambda what: click.echo(f"usher: {what}", err=True))
+        if made.settings.audit_prove_minutes and can_prove(made.environ):
+            running.start_group("proof")
         shown.go_on(_summary(made))
         _watch_until_asked(made, running, shown, stop, sources)
     except StopAsked:

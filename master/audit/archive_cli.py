@@ -1,4 +1,4 @@
-"""Define ``usher audit archive`` and ``usher audit reconcile``, subcommands of ``audit``."""
+"""Define ``usher audit archive``, ``prove`` and ``reconcile``, subcommands of ``audit``."""
 
 from __future__ import annotations
 
@@ -93,7 +93,8 @@ def archive(folder: Path | None, as_json: bool) -> None:
     archived execution until now, without a gap, or where it did not.
 
     The cost follows what is new; with nothing new no Spark is started. Run it as often as the run log is long: it is
-    proven only what was archived before it was cut. Exit code 1: findings that no earlier run had."""
+    proven only what was archived before it was cut. Exit code 1: findings, or holes in the proof, that nobody was told
+    of yet."""
 )
 @_TO
 @click.option("--all", "again", is_flag=True, help="Prove the whole archive once more, and commit nothing.")
@@ -105,29 +106,38 @@ def prove(folder: Path | None, again: bool, as_json: bool) -> None:
     place = _folder(settings, folder)
     from usher.master.audit.archive.commits import locked
 
+    report, holes = None, 0
     with locked(place):
-        if not again and all(_nothing_new(settings, url, stream, place) for stream in settings.streams):
-            report = None
-        else:
-            report = _prove(settings, url, place, again)
-    if as_json:
-        from usher.master.audit.output.report import document
+        if again or not all(_nothing_new(settings, url, stream, place) for stream in settings.streams):
+            report, holes = _prove(settings, url, place, again)
+        _tell(settings, place, report, as_json)
+        if not again:
+            for stream in settings.streams:
+                mark_told(place, Keys(stream, settings.group))
+    sys.exit(1 if report and (report.found or holes) else 0)
 
-        print_json({"archive": str(place), "new": report is not None} | (document(report) if report else {}))
+
+def _tell(settings: AuditSettings, place: Path, report: AuditReport | None, as_json: bool) -> None:
+    from usher.master.audit.output import page, screen
+    from usher.master.audit.output import report as reports
+
+    page_file: Path | None = settings.folder / "proof.html"
+    if report is not None:
+        try:
+            page.write(settings.folder / "proof.html", report)
+        except OSError as failed:
+            page_file = None
+            click.echo(f"usher: the page could not be written: {failed}", err=True)
+    if as_json:
+        print_json({"archive": str(place), "new": report is not None} | (reports.document(report) if report else {}))
     elif report is None:
         console().print("Nothing is new: what was proven is proven until now.")
     else:
-        from usher.master.audit.output import page, screen
-
-        page.write(settings.folder / "proof.html", report)
-        screen.print_audit_report(report, settings.folder / "proof.html")
-    if not again:
-        for stream in settings.streams:
-            mark_told(place, Keys(stream, settings.group))
-    sys.exit(report.exit_code if report else 0)
+        screen.print_audit_report(report, page_file)
 
 
-def _prove(settings: AuditSettings, url: str, place: Path, again: bool) -> AuditReport:
+def _prove(settings: AuditSettings, url: str, place: Path, again: bool) -> tuple[AuditReport, int]:
+    """Return the report, and how many holes it tells of."""
     from usher.master.audit.output.report import AuditReport, run_name
 
     started_ms = time.time_ns() // 1_000_000
@@ -137,7 +147,7 @@ def _prove(settings: AuditSettings, url: str, place: Path, again: bool) -> Audit
 
         plan = plan_of(settings, url)
         proven = [Proof(spark, plan, stream, place, tell).run(again=again) for stream in settings.streams]
-    return AuditReport(
+    report = AuditReport(
         run_name(started_ms),
         started_ms,
         time.time_ns() / 1e9 - started_ms / 1000,
@@ -149,6 +159,7 @@ def _prove(settings: AuditSettings, url: str, place: Path, again: bool) -> Audit
         {"executions": sum(one.executions for one in proven)},
         proven=tuple(one.sentence() for one in proven),
     )
+    return report, sum(one.holes for one in proven)
 
 
 def _nothing_new(settings: AuditSettings, url: str, stream: str, place: Path) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -23,18 +22,20 @@ from usher.common.protocol.registration import name_of
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.endpoints import near
 from usher.common.redis.locate import resolve_redis_url
-from usher.common.runtime.own_command import usher_command
 from usher.common.runtime.settings import load, options
 from usher.master.audit.archive_cli import archive, prove, reconcile, telling
 from usher.master.audit.checks.findings import CHECKS
 from usher.master.audit.read.session import SparkPlace, spark_session
 from usher.master.audit.read.streams import expand, is_pattern
+from usher.master.audit.schedule import is_filling, run_every
 from usher.master.audit.settings import AuditSettings
 from usher.master.cli.shared import console, fitted, print_json, table
 from usher.master.insight.formatting import duration, moment
 
 #: Below both, Spark is started for little data (``SparkPlace.small``).
 _SMALL_ENTRIES, _SMALL_RECORDS = 200_000, 400
+#: Seconds between two runs of a schedule, at least.
+_LEAST_S = 6.0
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
@@ -54,14 +55,19 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON doc
 @click.option(
     "--schedule",
     is_flag=True,
-    help="Do it again and again, every USHER_AUDIT_EVERY_MINUTES, until stopped; also `audit --schedule prove`.",
+    help=(
+        "Do it again and again, every USHER_AUDIT_EVERY_MINUTES, until stopped. `audit --schedule prove`: every"
+        " USHER_AUDIT_PROVE_MINUTES, and sooner when the run log fills up."
+    ),
 )
 @options(AuditSettings)
 def audit(flags: dict[str, Any], as_json: bool, streams: str | None, schedule: bool) -> None:
     settings = load(AuditSettings, os.environ, flags if streams is None else flags | {"audit_streams": streams})
     context = click.get_current_context()
     if schedule and context.invoked_subcommand in (None, "archive", "prove"):
-        _schedule(settings.audit_every_minutes * 60)
+        proves = context.invoked_subcommand == "prove"
+        minutes = settings.audit_prove_minutes if proves else settings.audit_every_minutes
+        run_every(max(_LEAST_S, minutes * 60), functools.partial(is_filling, settings) if proves else None)
     if any(map(is_pattern, settings.streams)) and context.invoked_subcommand != "checks":
         found = expand(resolve_redis_url(settings), settings.streams, settings.group)
         settings = settings.model_copy(update={"audit_streams": ",".join(found)})
@@ -153,18 +159,6 @@ def place_of(settings: AuditSettings) -> SparkPlace:
     return SparkPlace(
         settings.audit_spark_master, settings.folder / "spark", settings.audit_memory_mib, settings.audit_py_files
     )
-
-
-def _schedule(every_s: float) -> None:
-    """Run audits in processes of their own, so that no Java holds memory between two of them. Ends with a signal."""
-    words = [word for word in sys.argv[1:] if word != "--schedule"]
-    if words[:1] != ["audit"]:
-        words = ["audit", *words]
-    while True:
-        began_s = time.monotonic()
-        code = subprocess.run(usher_command(*words), check=False).returncode
-        click.echo(f"usher: audit ended with exit code {code}; the next one in {every_s / 60:g} minutes", err=True)
-        time.sleep(max(1.0, every_s - (time.monotonic() - began_s)))
 
 
 @audit.command(

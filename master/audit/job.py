@@ -195,7 +195,7 @@ class AuditRun:
         run_proof.check_runs(runs, self._dead_letters(facts), facts, known, self.runs, self._suspects)
         for stream, first in self.pending.first_pending.items():
             self.runs.first_known[stream] = min(first, self.runs.first_known.get(stream, first))
-        letters = DeadLetterFrames(self._dead_letters(facts), self._read("redis_stream"), self._last_drops_ms)
+        letters = DeadLetterFrames(self._dead_letters(facts), lambda: self._read("redis_stream"), self._last_drops_ms)
         run_proof.check_losses(pending, runs, letters, facts, self.runs, self._suspects)
         if self._plan.sink_url:
             self._prove_effects(runs)

@@ -49,7 +49,7 @@ from usher.master.audit.checks.suspects import LOOKED_AT, SHOWN, Suspects
 from usher.master.audit.job import AuditPlan
 from usher.master.audit.read import columns, snapshot
 from usher.master.audit.read.bulk import Interrupted
-from usher.master.audit.read.session import fit
+from usher.master.audit.read.session import FEW_VALUES, fit
 
 #: Commits whose carries are read together before they are made one.
 _DELTAS = 32
@@ -68,8 +68,9 @@ _FOUND = pa.schema([*((name, pa.string()) for name in ("check", *_EXAMPLE)), ("r
 class Proven:
     """A run's proof of one stream: everything recorded from ``since_ms`` to ``until_ms``, by Redis' clock, is judged.
 
-    ``fresh``: findings that nobody was told of before; ``standing``: how many there are in all;
-    ``unproven``: sentences.
+    ``executions`` are new, ``total`` are those of the span. ``fresh`` (findings) and ``unproven`` (sentences) are those
+    that nobody was told of before, ``holes`` of the sentences say where a span ended; ``standing`` findings there are
+    in all.
     """
 
     stream: str
@@ -82,6 +83,7 @@ class Proven:
     fresh: tuple[AuditFinding, ...]
     standing: int
     unproven: tuple[str, ...]
+    holes: int
 
     def sentence(self) -> str:
         """Return the span of the proof, in words."""
@@ -91,21 +93,24 @@ class Proven:
             time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(ms / 1000)) for ms in (self.since_ms, self.until_ms)
         )
         return (
-            f"{self.stream}: proven from {since} to {until} (UTC) without a gap: {self.total:,} executions in"
-            f" {self.run:,} runs, {self.executions:,} of them now; {self.standing:,} findings in all"
+            f"{self.stream}: proven from {since} to {until} (UTC) without a gap; executions: {self.total:,}, of them"
+            f" new: {self.executions:,}; findings in all: {self.standing:,}"
         )
 
 
 @dataclass
 class _Span:
-    """The history without a gap that ends now. ``first``: its first commit of the run log; ``carried``: of the runs
-    before, None without any. ``cut``: before it something is missing. ``since_ms``: of its first record, None without
-    any. ``fresh``: what the new executions add to ``carried``."""
+    """The history without a gap that ends now. ``first``: its first commit of the run log; ``executions`` are in it;
+    ``carried``: of the runs before, None without any. ``cut``: before it something is missing; ``cut_now``: it began
+    with the new executions. ``since_ms``: of its first record, None without any. ``fresh``: what the new executions add
+    to ``carried``."""
 
     first: int
     since_ms: int | None
     cut: bool
     carried: DataFrame | None
+    executions: int = 0
+    cut_now: bool = False
     fresh: DataFrame | None = None
 
 
@@ -124,19 +129,20 @@ class Proof:
         self._spark, self._plan, self._folder, self._progress = spark, plan, folder, progress
         self._keys = plan.keys(stream)
         self._entries, self._runs, self._proofs = data_sets(folder, self._keys)
+        self._tables = {"runs": self._runs, "entries": self._entries}
         self._url = near(plan.url, stream)
         self._link = Link(self._url, "usher:audit", timeout_s=30.0)
         self._suspects = Suspects()
         self._kept: list[DataFrame] = []
         self._judged_again: DataFrame | None = None
         self._before: Commit | None = None
-        self._proven: list[Commit] = []
+        self._untold: list[tuple[int, bool, str]] = []  # (run, is it a hole, sentence)
 
     def run(self, *, again: bool = False) -> Proven:
         """Archive what is new, and prove it; ``again``: prove all that is archived, and commit nothing."""
         try:
             return self._run(again)
-        except (RedisTrouble, CommandRefused, Interrupted) as trouble:
+        except (RedisTrouble, CommandRefused, Interrupted, OSError) as trouble:
             raise StartRefused(f"the proof was not finished; run it again: {trouble}") from trouble
         except PySparkException as failed:
             raise StartRefused(
@@ -154,9 +160,10 @@ class Proof:
         # Pending entries before the run log: what was over by then is in it.
         pending = self._keep(self._read("redis_pending").select("stream", "id", "ms", "consumer"))
         first_pending = pending.agg(F.min("ms")).collect()[0][0]
+        last = self._last_proof()
         Archive(self._spark, self._url, keys, plan.ticket_field, self._folder).add(self._progress)
         self._progress(f"proving {keys.stream}")
-        self._open_archive(again)
+        self._open_archive(None if again else last)
         figures = run_proof.RunFigures()
         span = self._prove_runs(facts, figures)
         known = self._before.facts if self._before else {}
@@ -165,23 +172,29 @@ class Proof:
         handled = [one for one in firsts if one is not None]
         figures.first_known = {keys.stream: min(handled)} if handled else {}
         read_now = snapshot.stream_facts(self._link, keys, plan.run_log_length).delivered
-        floor = replace(_floor(facts, span).ahead_of(ahead_ms), delivered=read_now)
-        left = self._prove_entries(span, floor, pending, figures)
-        fresh, standing = self._fresh()
+        # What was open at the last run, or came after it, ended after it: only a new hole can hide that.
+        floor = replace(_floor(facts, span).ahead_of(ahead_ms), delivered=read_now, run_capped=span.cut_now)
+        left, unjudged = self._prove_entries(span, floor, pending, figures)
+        number = self._before.number + 1 if self._before else 1
+        told = told_until(self._proofs) if self._before else 0
+        self._untold = [(run, hole, text) for run, hole, text in known.get("untold", []) if run > told]
+        self._untold += [(number, *one) for one in self._unproven(floor, figures, unjudged)]
+        fresh, standing = self._fresh(number, told)
         made = Proven(
             keys.stream,
             span.since_ms,
             facts.time_ms,
-            len(self._proven) + (not again),
+            number,
             figures.executions,
-            known.get("executions", 0) + figures.executions,
+            span.executions,
             self._judged_again.count() if self._judged_again is not None else 0,
             fresh,
             len(standing),
-            tuple(_unproven([*self._new_runs, *self._new_entries], floor, figures)),
+            tuple(dict.fromkeys(text for _, _, text in self._untold)),
+            sum(hole for _, hole, _ in self._untold),
         )
         if not again:
-            told = {
+            noted = {
                 "first": span.first,
                 "since_ms": span.since_ms,
                 "cut": span.cut,
@@ -190,20 +203,30 @@ class Proof:
                 "executions": made.total,
                 "until_ms": made.until_ms,
                 "seen": before_reading,
+                "untold": self._untold,
             }
-            self._commit(span, left, standing, told)
+            self._commit(span, left, standing, noted)
         return made
 
-    def _open_archive(self, again: bool) -> None:
-        """Find what is new in the archive since the last commit; with ``again`` all is."""
-        self._proofs.recover()
-        self._runs_chain, self._entries_chain, self._proven = (
-            data.chain() for data in (self._runs, self._entries, self._proofs)
+    def _last_proof(self) -> Commit | None:
+        """Return the last commit, None before the first. Raises StartRefused when the archive is older than it."""
+        last = self._proofs.recover()
+        for name, data in self._tables.items():
+            number, end = last.facts[name] if last else (0, ZERO.decode())
+            if number and data.end_of(number) != end:
+                raise StartRefused(
+                    f"the archive's {name} are older than what was proven of them (commit {number}, up to {end}): they"
+                    f" were restored from a copy. Put back a newer copy of {data.folder}, or move {self._proofs.folder}"
+                    " away: then all that is archived is proven again"
+                )
+        return last
+
+    def _open_archive(self, before: Commit | None) -> None:
+        """Find what is new in the archive since the commit ``before``; without it all is."""
+        self._before = before
+        self._new_runs, self._new_entries = (
+            data.chain(before.facts[name][0] if before else 0) for name, data in self._tables.items()
         )
-        self._before = self._proven[-1] if self._proven and not again else None
-        runs, entries = (self._before.facts[name] if self._before else 0 for name in ("runs", "entries"))
-        self._new_runs = [one for one in self._runs_chain if one.number > runs]
-        self._new_entries = [one for one in self._entries_chain if one.number > entries]
         fit(self._spark, sum(one.rows for one in [*self._new_runs, *self._new_entries]))
         open_before = self._frame(self._files_before("open/"), _OPEN)
         came = self._frame(self._entries.files(self._new_entries), columns.ddl(columns.STREAM))
@@ -221,13 +244,16 @@ class Proof:
         span = _Span(1, None, False, None)
         if self._before is not None:
             known = self._before.facts
-            span = _Span(known["first"], known["since_ms"], known["cut"], self._carried(self._before))
+            span = _Span(
+                known["first"], known["since_ms"], known["cut"], self._carried(self._before), known["executions"]
+            )
         for part in _parts(self._new_runs):
             rows = self._keep(self._frame(self._runs.files(part), _RUNS))
             counted = run_proof.count_runs(rows, self._suspects)
             began_ms = rows.agg(F.min("record_ms")).collect()[0][0]
             if part[0].gap:
-                span = _Span(part[0].number, began_ms, True, None)
+                span = _Span(part[0].number, began_ms, True, None, cut_now=True)
+            span.executions += counted.executions
             span.since_ms = began_ms if span.since_ms is None else span.since_ms
             floor = _floor(facts, span).ahead_of(counted.ahead_ms.get(facts.stream, 0))
             clocks = self._clocks(rows)
@@ -255,13 +281,17 @@ class Proof:
         carried = carry.merged(span.carried, carry.with_order(rows))
         followed = run_proof.follow(rows, clocks, carried, figures.executions)
         tickets = self._keep(followed.filter(F.greatest(*run_proof.FLAGS)).select("stream", "ticket").distinct())
-        history = self._frame(self._runs.files(one for one in self._runs_chain if one.number >= span.first), _RUNS)
-        again = history.join(tickets, ["stream", "ticket"], "left_semi")
         repeated = self._repeated(rows) if figures.unkeyed else None
+        if repeated is None and tickets.isEmpty():
+            return
+        history = self._frame(self._runs.files(self._runs.chain(span.first - 1)), _RUNS)
+        few = [row.ticket for row in tickets.select("ticket").limit(FEW_VALUES + 1).collect()]
+        if len(few) <= FEW_VALUES:  # files without them are not read
+            again = history.filter(F.col("ticket").isin(few))
+        else:
+            again = history.join(tickets, ["stream", "ticket"], "left_semi")
         if repeated is not None:
             again = again.unionByName(history.filter("ticket = ''").join(repeated, ["stream", "id"], "left_semi"))
-        elif tickets.isEmpty():
-            return
         self._judged_again = tickets
         figures.unkeyed = int(repeated is not None)
         run_proof.check_runs(self._keep(again), self._letters, [floor], clocks, figures, self._suspects)
@@ -278,19 +308,17 @@ class Proof:
 
     def _prove_entries(
         self, span: _Span, floor: AuditedStream, pending: DataFrame, figures: run_proof.RunFigures
-    ) -> DataFrame:
+    ) -> tuple[DataFrame, int]:
         """Judge the entries that are not over by the new executions: whether they are pending, unread, a dead letter,
-        or lost. Returns those that are still open."""
+        or lost. Returns those that are still open, and how many are over and from before a hole."""
         runs = self._frame(self._runs.files(self._new_runs), _RUNS)
-        known = self._not_over.filter(F.col("ms") > floor.floor_ms)
         ended = runs.filter(F.col("outcome").isin(*ENDED)).select("stream", "id")
         owners = pending.select("stream", "id", "consumer")
-        at_all = self._keep(known.join(owners, ["stream", "id"], "left"))
+        at_all = self._keep(self._not_over.join(owners, ["stream", "id"], "left"))
         left = at_all.join(ended, ["stream", "id"], "left_anti")
         is_read = F.struct("ms", "seq") <= _place(floor.last_delivered)
         held = left.filter(F.col("consumer").isNotNull())
-        stream = self._frame(self._entries.files(self._entries_chain), columns.ddl(columns.STREAM))
-        letters = DeadLetterFrames(self._letters, stream, self._drops)
+        letters = DeadLetterFrames(self._letters, self._behind_open_entries, self._drops)
         run_proof.check_losses(
             at_all.filter(is_read).withColumn("in_stream", F.lit(True)),
             self._with_runs_of_letters(runs),
@@ -302,7 +330,16 @@ class Proof:
         )
         moved = self._confirm()
         waits = F.col("consumer").isNotNull() | ~is_read | F.col("id").isin(moved)
-        return self._keep(left.filter(waits).select(*self._not_over.columns))
+        is_open = self._keep(left.filter(waits).select(*self._not_over.columns))
+        unjudged = left.filter(~waits & (F.col("ms") <= floor.floor_ms)).count() if span.cut_now else 0
+        return is_open, unjudged
+
+    def _behind_open_entries(self) -> DataFrame:
+        """Return the archived entries from the first one on that was not over."""
+        first = self._not_over.agg(F.min(F.struct("ms", "seq")).alias("first")).collect()[0].first
+        since = 0 if first is None else (first.ms << 64) + first.seq
+        commits = [one for one in self._entries.chain() if rank(one.last.encode()) >= since]
+        return self._frame(self._entries.files(commits), columns.ddl(columns.STREAM))
 
     def _with_runs_of_letters(self, runs: DataFrame) -> DataFrame:
         """Add the former executions of dead letters that were over before this run: none of them may be done."""
@@ -314,7 +351,7 @@ class Proof:
         over = self._keep(letters.join(self._not_over, ["stream", "id"], "left_anti"))
         if over.isEmpty():
             return runs
-        former = [one for one in self._runs_chain if one.number <= before.facts["runs"]]
+        former = self._runs.chain()[: before.facts["runs"][0]]
         return runs.unionByName(self._frame(self._runs.files(former), _RUNS).join(over, ["stream", "id"], "left_semi"))
 
     def _confirm(self) -> list[str]:
@@ -341,8 +378,8 @@ class Proof:
 
     # ---- findings ------------------------------------------------------------------------------------------------
 
-    def _fresh(self) -> tuple[tuple[AuditFinding, ...], list[dict[str, Any]]]:
-        """Return the findings that nobody was told of, and all that stand now."""
+    def _fresh(self, number: int, told: int) -> tuple[tuple[AuditFinding, ...], list[dict[str, Any]]]:
+        """Return the findings that nobody was ``told`` of, and all that stand after run ``number``."""
         old = [row for file in self._files_before("found/") for row in pq.read_table(file).to_pylist()]
         tickets = {row["ticket"] for row in old}
         judged = set()
@@ -350,14 +387,13 @@ class Proof:
             named = self._spark.createDataFrame([(one,) for one in tickets], "ticket string")
             judged = {row.ticket for row in self._judged_again.join(named, "ticket", "left_semi").collect()}
         standing = {_about(row): row for row in old if row["ticket"] not in judged or row["check"] in _OF_ENTRIES}
-        number, first_run = len(self._proven) + 1, {_about(row): row["run"] for row in old}
+        first_run = {_about(row): row["run"] for row in old}
         unnamed: dict[str, int] = {}
         for (check, _), examples in self._suspects.named.items():
             unnamed[check] = self._suspects.counts[check, self._keys.stream] - len(examples)
             for one in examples:
                 row = {"check": check, **{name: getattr(one, name) for name in _EXAMPLE}}
                 standing[_about(row)] = row | {"run": first_run.get(_about(row), number)}
-        told = told_until(self._proofs) if self._before else 0
         by_check: dict[str, list[Example]] = {}
         for row in standing.values():
             if row["run"] > told:
@@ -367,6 +403,25 @@ class Proof:
             count = len(examples) + unnamed.get(check, 0)
             found.append(AuditFinding(CHECKS[check], self._keys.stream, count, count, tuple(examples[:SHOWN])))
         return tuple(found), list(standing.values())
+
+    def _unproven(
+        self, floor: AuditedStream, figures: run_proof.RunFigures, unjudged: int
+    ) -> Iterator[tuple[bool, str]]:
+        """Yield (is it a hole, sentence) for what this run could not prove."""
+        stream, known = floor.stream, figures.first_known.get(floor.stream)
+        for one in self._new_runs:
+            if one.gap:
+                more = f", so entries added before it are not judged, of which {unjudged:,} are over"
+                yield True, f"{stream}: {one.gap}{more}"
+        yield from ((True, f"{stream}: {one.gap}") for one in self._new_entries if one.gap)
+        # What was cut is told as a gap; entries are judged in the archive, trimmed or not.
+        told = replace(floor, first=ZERO, run_capped=False)
+        skipped, before_known = figures.skipped_order.get(stream, 0), figures.before_known.get(stream, 0)
+        yield from ((False, text) for text in unproven(told, known, skipped, before_known))
+        if stream in figures.maybe_damaged:
+            yield False, maybe_damaged(stream, figures.maybe_damaged[stream])
+        if stream in figures.maybe_dropped:
+            yield False, maybe_dropped(stream, figures.maybe_dropped[stream])
 
     # ---- commit --------------------------------------------------------------------------------------------------
 
@@ -389,17 +444,15 @@ class Proof:
         (staging / "found").mkdir(parents=True)
         pq.write_table(pa.Table.from_pylist(list(standing), schema=_FOUND), staging / "found" / "part-0.parquet")
         after = before.last if before else ZERO.decode()
-        last = self._runs_chain[-1].last if self._runs_chain else ZERO.decode()
-        facts["runs"], facts["entries"] = (
-            chain[-1].number if chain else 0 for chain in (self._runs_chain, self._entries_chain)
-        )
-        made = self._proofs.commit(Commit(number, self._keys.stream, after, last, rows, facts=facts))
-        self._proven.append(made)
+        for name, new in (("runs", self._new_runs), ("entries", self._new_entries)):
+            former = before.facts[name] if before else (0, ZERO.decode())
+            facts[name] = (new[-1].number, new[-1].last) if new else former
+        made = self._proofs.commit(Commit(number, self._keys.stream, after, facts["runs"][1], rows, facts=facts))
         note(self._link, self._keys, made.facts["since_ms"], made.facts["until_ms"])
         self._prune(made)
 
     def _carries(self, last: Commit) -> list[Path]:
-        return self._proofs.files([one for one in self._proven if one.number >= last.facts["whole"]], "carry/")
+        return self._proofs.files(self._proofs.chain(last.facts["whole"] - 1), "carry/")
 
     def _carried(self, last: Commit) -> DataFrame:
         files = self._carries(last)
@@ -489,20 +542,3 @@ def _add(figures: run_proof.RunFigures, part: run_proof.RunFigures) -> None:
 
 def _about(row: Mapping[str, Any]) -> tuple[str, str, str, str]:
     return row["check"], row["stream"], row["id"] or row["owner"], row["ticket"]
-
-
-def _unproven(new: Sequence[Commit], facts: AuditedStream, figures: run_proof.RunFigures) -> Iterator[str]:
-    stream = facts.stream
-    yield from (f"{stream}: {one.gap}" for one in new if one.gap)
-    known = figures.first_known.get(stream)
-    # What was cut is told as a gap; entries are judged in the archive, trimmed or not.
-    yield from unproven(
-        replace(facts, first=ZERO, run_capped=False),
-        known,
-        figures.skipped_order.get(stream, 0),
-        figures.before_known.get(stream, 0),
-    )
-    if stream in figures.maybe_damaged:
-        yield maybe_damaged(stream, figures.maybe_damaged[stream])
-    if stream in figures.maybe_dropped:
-        yield maybe_dropped(stream, figures.maybe_dropped[stream])

@@ -27,6 +27,12 @@ class AuditSettings(CommonSettings):
         "", description="Folder of the audit's history, page and spill files. Empty: audit in USHER_STATE_DIR."
     )
     audit_every_minutes: float = Field(60.0, ge=0.1, le=43_200, description="Time between audits with --schedule.")
+    audit_prove_minutes: float = Field(
+        5.0,
+        ge=0,
+        le=43_200,
+        description="Time between proofs: `usher audit --schedule prove`, which `usher up` runs. 0: not there.",
+    )
     audit_settle_seconds: float = Field(1.0, ge=0, le=600, description="Wait before the second look at suspects.")
     audit_idle_seconds: float = Field(
         0.0, ge=0, le=86_400, description="Longest an entry of an incarnation may be idle. 0: three leases."

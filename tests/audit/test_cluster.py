@@ -11,12 +11,13 @@ import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.audit import seeding
 from tests.audit.seeding import GROUP
+from tests.audit.test_proof import PROVEN
 from usher.common.redis.client import Link
 
 if TYPE_CHECKING:
@@ -137,34 +138,40 @@ def test_spark_submit_on_two_workers_finds_the_same(
         "USHER_RUN_LOG_LENGTH": str(seeding.CAP),
     }
     zipped = package(tmp_path / "usher.zip")
-    words = [
-        "--master",
-        url,
-        "--py-files",
-        str(zipped),
-        "--conf",
-        "spark.executor.memory=512m",
-        "--conf",
-        "spark.sql.shuffle.partitions=4",
-    ]
-    done = subprocess.run(
-        [
+
+    def submitted(*words: str, **confs: str) -> dict[str, Any]:
+        given = [
+            word for name, value in confs.items() for word in ("--conf", f"spark.{name.replace('__', '.')}={value}")
+        ]
+        program, submit = (
+            ROOT / "master" / "audit" / "__main__.py",
             Path(environ["SPARK_HOME"]) / "bin" / "spark-submit",
-            *words,
-            str(ROOT / "master" / "audit" / "__main__.py"),
-            "--json",
-        ],
-        env=environ | settings,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=2000,
-        check=False,
-    )
-    assert done.returncode == 1, done.stderr[-4000:]
-    told = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+        )
+        done = subprocess.run(
+            [submit, "--master", url, "--py-files", zipped, *given, program, *words, "--json"],
+            env=environ | settings,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=1000,
+            check=False,
+        )
+        assert done.returncode == 1, done.stderr[-4000:]
+        told: dict[str, Any] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+        return told
+
+    told = submitted(executor__memory="512m", sql__shuffle__partitions="4")
     # A dead incarnation with nothing pending is young here: the limit cannot be set below a second by settings.
     wanted = {(one.check.name, one.stream, one.count) for one in here.found if one.check.name != "consumer_leaked"}
     assert {(one["check"], one["stream"], one["count"]) for one in told["findings"]} == wanted
     used = {place.relative_to(tmp_path).parts[0] for place in tmp_path.glob("worker*/app-*/*/stderr")}
     assert used == {"worker1", "worker2"}, "both workers ran executors"
+
+    settings["USHER_AUDIT_STREAMS"] = seeding.RUNS
+    told = submitted("prove", executor__memory="512m", sql__shuffle__partitions="3", sql__adaptive__enabled="false")
+    found = {(one["check"], e["id"] or e["owner"]) for one in told["findings"] for e in one["examples"]}
+    assert found == {
+        (check, one) for check in PROVEN for stream, one in seeding.EXPECTED[check] if stream == seeding.RUNS
+    }
+    carried = list((tmp_path / "audit").glob("archive/stream-*/proof/*/carry/*.parquet"))
+    assert len(carried) == 3, "partitions as --conf says"

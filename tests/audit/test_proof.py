@@ -4,6 +4,7 @@ killed when."""
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,21 +14,22 @@ import pytest
 
 from tests.audit import seeding
 from tests.audit.seeding import EXPECTED, GROUP, RUNS, Seeder
-from tests.audit.test_archive import Killed, die
+from tests.audit.test_archive import Killed, archived, die
 from tests.audit.test_job import plan
 from tests.commands import usher
+from usher.common.base.errors import StartRefused
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
-from usher.master.audit.archive.standing import mark_told
+from usher.master.audit.archive.commits import Commit
+from usher.master.audit.archive.standing import data_sets, mark_told
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from usher.master.audit.archive.commits import Commit
     from usher.master.audit.proof import Proven
 
 #: Checks of executions and of entries that are over: what a proof from the archive is about.
-_PROVEN = (
+PROVEN = (
     *("overlap", "owners_overlap", "out_of_order", "fence_shared", "fence_fell", "times_impossible", "run_unreadable"),
     *("effect_twice", "stale_counted", "dead_and_done", "lost", "overtaken", "clock_wrong"),
 )
@@ -107,7 +109,10 @@ def test_any_split_of_a_history_gives_the_same_verdict(spark: SparkSession) -> N
     )
     carried, again, told = None, set(), {}
     for part in frames[1:]:
-        told |= flagged(run_proof.follow(part, right, None if carried is None else carry.merged(carried, part)))
+        known = None if carried is None else carry.merged(carried, part)
+        flags_of_part = flagged(run_proof.follow(part, right, known))
+        assert flagged(run_proof.follow(part, right, known, len(rows), 5)) == flags_of_part, "ranges carry, too"
+        told |= flags_of_part
         new = carry.carry_of(clocks.on_redis_clock(part, right))
         carried = new if carried is None else carried.unionByName(new)
     again = {ticket for (ticket, _), flags in told.items() if flags[-1]}
@@ -153,7 +158,7 @@ def test_run_by_run_the_same_is_found_as_in_one_look_whatever_is_killed_in_betwe
         mark_told(tmp_path, keys)
         told += [(check, one) for check, ids in fresh(proven).items() for one in ids]
         assert (proven.run, proven.since_ms) == ((1, 1), (3, 1))[n], "the second one was committed when it was killed"
-    expected = {(check, one) for check in _PROVEN for stream, one in EXPECTED[check] if stream == RUNS}
+    expected = {(check, one) for check in PROVEN for stream, one in EXPECTED[check] if stream == RUNS}
     assert standing(spark, tmp_path, RUNS) == expected
     whole = prove(spark, redis_url, tmp_path, RUNS, again=True)
     assert {(check, one) for check, ids in fresh(whole).items() for one in ids} == expected
@@ -179,17 +184,35 @@ def test_the_command_says_the_span_and_costs_nothing_when_nothing_is_new(
     assert usher("audit", "prove") == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "s: proven from 2023-11-14 22:13:20 to" in shown
-    assert "without a gap: 2 executions in 1 runs, 2 of them now; 0 findings in all" in shown
+    assert "without a gap; executions: 2, of them new: 2; findings in all: 0" in shown
     noted = int(link.call("HGET", Keys("s", GROUP).archived, "proven_until_ms"))
     with monkeypatch.context() as patched:
         patched.setattr("usher.master.audit.archive_cli.spark_session", die)
         assert usher("audit", "prove") == 0
     assert "Nothing is new" in capsys.readouterr().out
-    assert int(link.call("HGET", Keys("s", GROUP).archived, "proven_until_ms")) >= noted
+    assert int(link.call("HGET", Keys("s", GROUP).archived, "proven_until_ms")) > noted
     seeder.over("3-1")
     assert usher("audit", "prove", "--json") == 1
     told = orjson.loads(capsys.readouterr().out)
     assert [(one["check"], [e["id"] for e in one["examples"]]) for one in told["findings"]] == [("lost", ["3-1"])]
+    # A hole, which the run that finds it is killed before it can tell; and the page cannot be written.
+    link.call("DEL", seeder.keys.runs)
+    seeder.ran("c1:1", ("2-1", "a", 5, 200, 300), record="1700000000009-0")
+    page = Path(settings["USHER_AUDIT_DIR"]) / "proof.html"
+    page.unlink(missing_ok=True)
+    page.mkdir()
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr("usher.master.audit.archive_cli.mark_told", die)
+        usher("audit", "prove")
+    capsys.readouterr()
+    assert usher("audit", "prove") == 1
+    told_late = capsys.readouterr()
+    assert "the page could not be written" in told_late.err
+    shown = " ".join(told_late.out.split())
+    assert "runs from 1700000000000-1 to before 1700000000009-0 may be missing" in shown
+    assert "so entries added before it are not judged" in shown
+    assert "executions: 1, of them new: 0; findings in all: 1" in shown, "of the span behind the hole"
+    assert usher("audit", "prove") == 0, "it was told"
 
 
 def test_behind_a_hole_in_the_archive_a_new_span_begins_and_that_is_said(
@@ -208,3 +231,89 @@ def test_behind_a_hole_in_the_archive_a_new_span_begins_and_that_is_said(
     assert proven.since_ms == 30
     assert fresh(proven) == {}, "what happened to 2-1 and 3-1 was cut before it was archived"
     assert any("may be missing" in sentence for sentence in proven.unproven)
+    assert any("entries added before it are not judged" in sentence for sentence in proven.unproven)
+
+
+def test_what_waits_before_anything_has_run_is_judged_once_something_has(
+    spark: SparkSession, link: Link, redis_url: str, tmp_path: Path
+) -> None:
+    seeder = Seeder(link, "s")
+    seeder.add(("1-1", "a"), ("2-1", "b"), ("3-1", "c"))
+    seeder.read()
+    seeder.add(("4-1", "d"))
+    in_the_way = tmp_path / "stream-s" / "proof" / f"group={GROUP}" / "_commits" / "1.json.new"
+    in_the_way.mkdir(parents=True)
+    with pytest.raises(StartRefused, match="the proof was not finished; run it again: .*1.json.new"):
+        prove(spark, redis_url, tmp_path)
+    in_the_way.rmdir()
+    assert prove(spark, redis_url, tmp_path).since_ms is None
+    seeder.ran("c1:1", ("1-1", "a", 5, 100, 150), record="10-1")
+    seeder.read()
+    seeder.over("1-1", "2-1", "4-1")
+    assert fresh(prove(spark, redis_url, tmp_path)) == {"lost": {"2-1", "4-1"}}
+
+
+def test_an_archive_that_is_older_than_its_proof_is_refused_with_a_way_out_that_works(
+    spark: SparkSession, link: Link, redis_url: str, tmp_path: Path
+) -> None:
+    seeder = Seeder(link, "s")
+    place = tmp_path / "stream-s"
+    for n in (1, 2):
+        seeder.add((f"{n}-1", "a"))
+        seeder.read()
+        seeder.ran("c1:1", (f"{n}-1", "a", 5, 100 * n, 100 * n + 50), record=f"{n}0-1")
+        seeder.over(f"{n}-1")
+        prove(spark, redis_url, tmp_path)
+        for table in ("entries", "runs"):
+            shutil.copytree(place / table, tmp_path / f"{table}{n}")
+    for table in ("entries", "runs"):
+        for n in (1, 2) if table == "entries" else (1,):
+            shutil.rmtree(place / table)
+            shutil.copytree(tmp_path / f"{table}{n}", place / table)
+            if n == 1:
+                with pytest.raises(StartRefused, match=f"the archive's {table} are older than what was proven") as told:
+                    prove(spark, redis_url, tmp_path)
+    seeder.ran("c1:1", ("1-1", "a", 5, 300, 350), record="30-1")
+    archived(spark, redis_url, tmp_path)
+    with pytest.raises(StartRefused, match="the archive's runs are older than what was proven"):
+        prove(spark, redis_url, tmp_path)  # there is a second commit again, with another end
+    moved = Path(str(told.value).partition("or move ")[2].partition(" away")[0])
+    moved.rename(tmp_path / "proof")
+    proven = prove(spark, redis_url, tmp_path)
+    assert (proven.total, fresh(proven)) == (3, {"effect_twice": {"1-1"}})
+
+
+def test_after_many_runs_what_they_carry_is_made_one_and_says_the_same(
+    spark: SparkSession, link: Link, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("usher.master.audit.proof._DELTAS", 2)
+    seeder = Seeder(link, "s")
+    seeder.add(("9-1", "z"))
+    seeder.read()
+    for n, runs in enumerate(
+        (
+            (("5-1", "a", 5, 100, 200), ("1-1", "b", 5, 100, 200)),
+            (("6-1", "c", 5, 300, 400),),
+            (("7-1", "d", 5, 400, 500),),
+            (("4-1", "a", 5, 600, 700),),
+        )
+    ):
+        seeder.ran("c1:1", *runs, record=f"{n + 1}0-1")
+        if n == 3:
+            seeder.ran("c2:2", ("2-1", "b", 5, 600, 700), record="41-1")
+        prove(spark, redis_url, tmp_path)
+    carried = tmp_path / "stream-s" / "proof" / f"group={GROUP}" / "carry"
+    assert {file.name.partition("-")[0] for file in carried.iterdir()} == {"00000003", "00000004"}
+    whole = prove(spark, redis_url, tmp_path, again=True)
+    expected = {("out_of_order", "4-1"), ("fence_shared", "2-1")}
+    assert {(check, one) for check, ids in fresh(whole).items() for one in ids} == expected
+    assert standing(spark, tmp_path) == expected
+
+
+def test_when_it_cannot_be_noted_what_was_told_that_is_one_message(tmp_path: Path) -> None:
+    keys = Keys("s", GROUP)
+    *_, proofs = data_sets(tmp_path, keys)
+    proofs.commit(Commit(1, "s", "0-0", "0-0", 0))
+    (proofs.folder / "_told").mkdir()
+    with pytest.raises(StartRefused, match="the next run tells the same once more"):
+        mark_told(tmp_path, keys)

@@ -85,8 +85,8 @@ def test_a_schedule_goes_on_after_an_audit_that_could_not_be_done_and_ends_with_
     audit_environ: dict[str, str],
 ) -> None:
     code = (
-        "import sys; from usher.master.audit.cli import _schedule; sys.argv = ['usher', 'audit', '--schedule'];"
-        " _schedule(1.0)"
+        "import sys; from usher.master.audit.schedule import run_every; sys.argv = ['usher', 'audit', '--schedule'];"
+        " run_every(1.0)"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, env={**os.environ, **audit_environ}, stderr=subprocess.PIPE, text=True

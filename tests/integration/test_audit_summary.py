@@ -80,6 +80,22 @@ def test_the_doctor_knows_how_far_the_log_reaches_back_once_it_was_cut(link: Lin
     assert [one.severity.value for one in judge_proof(found)] == ["warn"]
 
 
+def test_the_doctor_says_that_audits_alone_prove_what_the_log_holds(link: Link) -> None:
+    for n in range(1, 4):
+        link.call("XADD", KEYS.runs, f"{n}000-0", "batch", "{}")
+    link.call("XTRIM", KEYS.runs, "MAXLEN", 2)
+    link.call("HSET", KEYS.archived, "runs", "1000-0")
+    assert read_proof(link, KEYS) is None, "nobody audits"
+    link.call("SET", KEYS.audit, b"{}")
+    found = read_proof(link, KEYS)
+    assert found is not None
+    [told] = judge_proof(found)
+    assert (told.severity.value, told.seen) == (
+        "warn",
+        "the run log holds 1 s, which is all that `usher audit` looks at",
+    )
+
+
 def test_numbers_that_are_none_are_0(link: Link) -> None:
     link.call("SET", KEYS.audit, b'{"started_ms": "x", "severities": [], "unproven": null}')
     assert set(told(link).values()) == {0}

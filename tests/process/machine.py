@@ -26,12 +26,13 @@ USHER = [sys.executable, str(ROOT / "usher" / "__main__.py")]
 
 
 def environ_for(folder: Path, **more: str) -> dict[str, str]:
-    """The environment of a user who has set nothing, with a mark by which all processes of one test are found."""
+    """The environment of a user who has set nothing but no proofs, with a mark by which all processes of one test are found."""
     return {
         "PATH": os.environ["PATH"],
         "HOME": str(folder),
         "TMPDIR": str(folder),
         "USHER_TEST_MARK": str(folder),
+        "USHER_AUDIT_PROVE_MINUTES": "0",
         **more,
     }
 

@@ -33,7 +33,7 @@ from usher.common.base.errors import StartRefused
 from usher.common.cli.masters import is_well, living_consumers, somebody_leads
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import EmbeddedRedis, find_redis_server
-from usher.deploy.local.plan import LocalSettings, plan, quiet_port
+from usher.deploy.local.plan import LocalSettings, can_prove, plan, quiet_port
 from usher.deploy.local.supervision import CONFIGURATION, environment
 
 pytestmark = pytest.mark.process
@@ -44,7 +44,8 @@ def shown(up: UsherUp, text: str) -> bool:
 
 
 def test_from_start_to_ctrl_c(folder: Path) -> None:
-    with UsherUp(folder, "--consumers", "2") as up:
+    with UsherUp(folder, "--consumers", "2", USHER_AUDIT_PROVE_MINUTES="60") as up:
+        until(lambda: (up.state / "logs" / "proof.log").exists() == can_prove(os.environ), 10, "proofs, if they can be")
         told = up.told()
         assert told["pid"] == up.process.pid
         assert stat.S_IMODE((up.state / "up.json").stat().st_mode) == 0o600

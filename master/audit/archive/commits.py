@@ -69,8 +69,12 @@ class DataSet:
 
     def last(self) -> Commit | None:
         """Return the last commit, or None."""
-        numbers = self._numbers()
-        return self._read(numbers[-1]) if numbers else None
+        count = len(self._numbers())
+        return self._read(count) if count else None
+
+    def end_of(self, number: int) -> str | None:
+        """Return the last id of commit ``number``; None when there is no such commit. Raises StartRefused."""
+        return self._read(number).last if number <= len(self._numbers()) else None
 
     def gaps(self) -> list[Commit]:
         """Return, in order, the commits before which something may be missing. Raises StartRefused when a commit cannot
@@ -83,11 +87,11 @@ class DataSet:
         commits = self.chain()
         return self.files(commits), sum(commit.rows for commit in commits)
 
-    def chain(self) -> list[Commit]:
-        """Return the commits, each of which begins where the one before it ends; the first one behind 0-0. Raises
-        StartRefused when one is missing."""
-        chain, last = [], ZERO.decode()
-        for commit in map(self._read, self._numbers()):
+    def chain(self, behind: int = 0) -> list[Commit]:
+        """Return the commits behind number ``behind``, each of which begins where the one before it ends; the first one
+        of all behind 0-0. Raises StartRefused when one is missing."""
+        chain, last = [], self._read(behind).last if behind else ZERO.decode()
+        for commit in map(self._read, self._numbers()[behind:]):
             if commit.after != last:
                 raise StartRefused(
                     f"the archive lacks a commit in {self._commits}: {commit.number} begins behind {commit.after}, not"
@@ -107,8 +111,20 @@ class DataSet:
             )
         return files
 
-    def _numbers(self) -> list[int]:
-        return sorted(int(file.stem) for file in self._commits.glob("*.json") if file.stem.isdecimal())
+    def _numbers(self) -> range:
+        """Return the numbers of the commits: 1, 2, 3 and so on. Raises StartRefused when one is missing."""
+        try:
+            names = os.listdir(self._commits)
+        except FileNotFoundError:
+            return range(1, 1)
+        found = [int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdecimal()]
+        numbers = range(1, len(found) + 1)
+        if missing := set(numbers) - set(found):
+            raise StartRefused(
+                f"the archive lacks a commit in {self._commits}: {min(missing)}.json is not there; put it back from a"
+                " copy, or begin a new archive in another folder"
+            )
+        return numbers
 
     def _read(self, number: int) -> Commit:
         file = self._commits / f"{number}.json"

@@ -6,6 +6,7 @@ import urllib.parse
 from pathlib import Path
 from typing import Any
 
+from usher.common.base.errors import StartRefused
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 from usher.common.redis.replies import TicketStream
@@ -50,10 +51,14 @@ def told_until(proofs: DataSet) -> int:
 
 
 def mark_told(folder: Path, keys: Keys) -> None:
-    """Note that the findings of the last run were told: one that is killed before is told by the next run."""
+    """Note that the findings and holes of the last run were told: those of one that is killed before are told by the
+    next run. Raises StartRefused."""
     *_, proofs = data_sets(folder, keys)
     if (last := proofs.last()) is not None:
-        (proofs.folder / "_told").write_text(str(last.number))
+        try:
+            (proofs.folder / "_told").write_text(str(last.number))
+        except OSError as failed:
+            raise StartRefused(f"this was told, but the next run tells the same once more: {failed}") from failed
 
 
 def note(link: Link, keys: Keys, since_ms: int | None, until_ms: int) -> None:

@@ -1,8 +1,8 @@
 """Carry a proof of the run log over runs: what the judgement of an execution needs of those before it in its ticket.
 
-All of it are maxima, so parts of a history are judged one after another, or beside one another, and joined: the carry
-of a whole is the maximum of the carries of its parts, in any order and however often a part is counted. An execution
-that sorts before what its ticket carries (``behind``) is judged with the whole history of the ticket instead.
+Every column is a maximum, so the parts of a history can be judged one after another or side by side, and joined: the
+carry of a whole is the maximum of the carries of its parts, in any order and however often a part is counted. An
+execution that sorts before what its ticket carries (``behind``) is judged with the whole history of the ticket instead.
 """
 
 from __future__ import annotations

@@ -26,11 +26,11 @@ _KNOWN_BY = "coalesce(fields['usher_from'], nullif(fields['uid'], ''), id)"
 
 
 class DeadLetterFrames(NamedTuple):
-    """The dead letters of an audit. ``there``: the letters in Redis, None without any; ``entries``: of the streams;
-    ``last_drops_ms``: stream -> ``last_drop_ms``."""
+    """The dead letters of an audit. ``there``: the letters in Redis, None without any; ``entries``: of the streams,
+    read only where a letter may be gone; ``last_drops_ms``: stream -> ``last_drop_ms``."""
 
     there: DataFrame | None
-    entries: DataFrame
+    entries: Callable[[], DataFrame]
     last_drops_ms: Callable[[], dict[str, int]]
 
 

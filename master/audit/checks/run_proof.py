@@ -486,7 +486,7 @@ def _given_up(settled: DataFrame, runs: DataFrame) -> DataFrame:
 def _no_former_letters(unsaid: DataFrame, letters: DeadLetterFrames, figures: RunFigures) -> DataFrame:
     """Return the rows without those whose letter was redriven, or may have been dropped. Such an entry is pending again
     when the group was set back."""
-    unsaid = not_added_again(unsaid, letters.entries)
+    unsaid = not_added_again(unsaid, letters.entries())
     was_dropped = F.col("ms") <= _per_stream(letters.last_drops_ms(), -1)
     for row in unsaid.filter(was_dropped).groupBy("stream").count().collect():
         figures.maybe_dropped[row.stream] = row["count"]

@@ -51,6 +51,8 @@ def print_audit_report(report: AuditReport, page: Path | None) -> None:
         screen.print("\n[bold]Not proven[/]")
         for sentence in report.unproven:
             screen.print(f"  {_safe(sentence)}")
+    if report.proven:  # a proof has no other figures
+        return
     shown = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     shown.add_column()
     shown.add_column(justify="right")

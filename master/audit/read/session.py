@@ -50,12 +50,15 @@ logger.scheduler.level = off
 """
 
 
+#: So many values a filter may name one by one, so that what has none of them is not read.
+FEW_VALUES = 1000
 #: What we would have, unless spark-defaults or spark-submit --conf say otherwise.
 _PREFERRED = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     "spark.sql.session.timeZone": "UTC",
     # kept frames go to disk; compressing them costs more than writing them
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
+    "spark.sql.parquet.pushdown.inFilterThreshold": str(FEW_VALUES),
 }
 _SMALL = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 _PARTITIONS = "spark.sql.shuffle.partitions"
