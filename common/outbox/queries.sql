@@ -60,7 +60,8 @@ AND (SELECT set_config('lock_timeout', '500ms', true)) IS NOT NULL;
 -- name: set_aside
 -- A row that can become no message is kept with the reason; `remove` follows in the same transaction. :parks: its ticket waits for it.
 INSERT INTO refused_log_records (id, uid, ticket_id, action, object, data, created_at, reason, parks)
-SELECT id, uid, ticket_id, action, object, data, created_at, :reason, :parks FROM staged_log_records WHERE id = :id;
+SELECT id, uid, ticket_id, action, object, data, created_at, :reason, :parks FROM staged_log_records WHERE id = :id
+ON CONFLICT (id) DO UPDATE SET reason = excluded.reason, parks = excluded.parks;
 
 -- name: put_back
 -- By hand, after mending it: the row gets a new id, behind what its ticket has staged now. Delete it from refused_log_records then.

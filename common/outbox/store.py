@@ -64,11 +64,12 @@ class OutboxStore:
         return hashlib.sha256(where.encode()).hexdigest()[:12]
 
     def check(self) -> None:
-        """Raise StartRefused unless the outbox can be used. Log if it takes rows that a streamer would refuse."""
+        """Raise StartRefused unless the outbox can be used. Log if it takes rows that a streamer would refuse, or
+        refuses rows that a streamer would send."""
         check_schema(self._engine, self._setting)
         with sql_trouble("reading the outbox"), self._engine.connect() as connection:
             most_kib = connection.scalar(self._queries["row_kib"])
-        if most_kib * 1024 > self._row_bytes:
+        if most_kib * 1024 > self._row_bytes or (self._is_postgres and most_kib * 1024 < self._row_bytes):
             do = (
                 f"ALTER DATABASE ... SET usher.outbox_row_kib = {self._row_bytes // 1024}"
                 if self._is_postgres
@@ -166,10 +167,15 @@ class OutboxStore:
             return int(staged), int(refused)
 
     def of_ticket(self, ticket_id: str, most: int = 20) -> TicketRows:
-        """Return what the outbox has of a ticket, up to ``most`` refused rows. Raises SqlTrouble."""
+        """Return what the outbox has of a ticket, up to ``most`` refused rows. Raises SqlTrouble, also where the role may
+        not read them."""
         with sql_trouble("reading the outbox"), self._engine.connect() as connection:
-            staged, first_id, since = connection.execute(self._queries["of_ticket"], {"ticket_id": ticket_id}).one()
-            refused = connection.execute(self._queries["refused_of_ticket"], {"ticket_id": ticket_id, "count": most})
+            about = {"ticket_id": ticket_id}
+            try:
+                staged, first_id, since = connection.execute(self._queries["of_ticket"], about).one()
+                refused = connection.execute(self._queries["refused_of_ticket"], {**about, "count": most}).all()
+            except sa.exc.ProgrammingError as refusal:
+                raise SqlTrouble(f"reading the outbox: {refusal.orig}") from refusal
             rows = tuple(RefusedRow(row.id, row.reason, _moment(row.refused_at), bool(row.parks)) for row in refused)
             return TicketRows(staged, first_id, _moment(since), rows)
 
@@ -276,5 +282,8 @@ class CommitNotifier:
                 why="a connection pooler is in between, so commits are not notified but polled for",
             )
             return
+        connection.execute(
+            "SELECT pg_advisory_unlock_all()"
+        )  # the pool may have given us the session that asked to ring
         connection.execute(f"LISTEN {_CHANNEL}")
         self.hears = True

@@ -474,6 +474,8 @@ def _added_again(
     name = given["name"] or f"replay-{wall_ms()}"
     click.echo(f"this replay is called {name}; --name {name} goes on with it", err=True)
     code, failed = 0, FAILED
+    action = OperatorAction(by, "replay", f"{pluralize(len(over), 'message')} of {wanted.told()}, as {name}")
+    ActionLog(at.link, at.keys).note(action, "begun")  # who did it is known whatever ends this process
     with StopRequest() as stop, _bar(len(over)) as bar:
 
         def check(done: int) -> None:
@@ -488,7 +490,6 @@ def _added_again(
             code, failed = stop.exit_code, ""
         finally:
             ended = [*run.done, *run.open()]
-            action = OperatorAction(by, "replay", f"{pluralize(len(over), 'message')} of {wanted.told()}, as {name}")
             ActionLog(at.link, at.keys).note(action, counted(one.now.state for one in ended) + failed)
     return ended, code or int(any(one.now.state != DONE for one in ended))
 

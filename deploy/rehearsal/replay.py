@@ -78,7 +78,8 @@ class Replay:
         while self._queues or self._running:
             self._check(len(self.done))
             allowed = 1 + int((now_s() - began_s) * self._rate) - added
-            now_added = self._add(min(allowed, _AT_ONCE - len(self._running)))
+            most = max(1, int(self._rate * pause_s))  # what a stall kept back does not come at once
+            now_added = self._add(min(allowed, most, _AT_ONCE - len(self._running)))
             added += now_added
             pause_s = _LOOK_S if self._look() or now_added else min(2 * pause_s, _LONGEST_LOOK_S)
             if self._queues or self._running:

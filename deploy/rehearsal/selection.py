@@ -177,8 +177,11 @@ class Wanted(NamedTuple):
     where: tuple[tuple[bytes, bytes], ...]
 
     def fits(self, flat: Sequence[bytes]) -> bool:
-        """Return True when a message's fields have the values."""
-        return all(ticket_value(flat, name) == value for name, value in self.where)
+        """Return True when a message's fields have the values, and it is no copy that a replay added: one that goes on
+        finds those of its first part."""
+        return first_value(flat, REPLAY_OF) is None and all(
+            ticket_value(flat, name) == value for name, value in self.where
+        )
 
     def told(self) -> str:
         """Describe the selection, for people.

@@ -54,6 +54,12 @@ OF_LETTERS = (
     click.option("--younger-than", type=Age(), metavar="AGE", help="Only those written less long ago than this."),
 )
 _REASON, _ERROR, _OLDER, _YOUNGER = OF_LETTERS
+_POLICY = click.option(
+    "--policy",
+    default="",
+    type=click.Choice(["", "park", "skip", "tail"]),
+    help="Only those written under this policy.",
+)
 _TICKET = click.option("--ticket", metavar="ID", help="Only those of this ticket.")
 _ID = click.option(
     "--id", "message_id", metavar="ID", help="Only the one with this id, or of the message with this id."
@@ -62,7 +68,7 @@ _ID = click.option(
 
 def filters(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add all filter options to a command."""
-    for decorate in reversed((_TICKET, _REASON, _ERROR, _ID, _OLDER, _YOUNGER)):
+    for decorate in reversed((_TICKET, _REASON, _ERROR, _POLICY, _ID, _OLDER, _YOUNGER)):
         command = decorate(command)
     return command
 
@@ -83,6 +89,7 @@ def wanted_of(given: dict[str, Any]) -> LetterFilter:
         None if letter_id is None else letter_id.encode("utf-8", "surrogateescape"),
         None if younger is None else now_ms - younger,
         None if older is None else now_ms - older,
+        given.get("policy", ""),
     )
 
 

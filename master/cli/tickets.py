@@ -190,14 +190,17 @@ def explain_ticket(flags: dict[str, Any], ticket_id: str, as_json: bool) -> None
 
 def _rows_of(outbox_url: str, ticket_id: str) -> tuple[TicketRows, str]:
     """Return the ticket's rows in the outbox, or why they are not known."""
-    from usher.common.outbox.store import OutboxStore  # SQLAlchemy is an extra
-
+    nothing = TicketRows(0, None, "", ())
+    try:
+        from usher.common.outbox.store import OutboxStore
+    except ModuleNotFoundError as missing:  # SQLAlchemy, or the database's driver, is an extra
+        return nothing, str(missing)
     store = OutboxStore(outbox_url, "USHER_OUTBOX_URL")
     try:
         store.check()
         return store.of_ticket(ticket_id), ""
     except UsherError as trouble:
-        return TicketRows(0, None, "", ()), str(trouble)
+        return nothing, str(trouble)
     finally:
         store.close()
 
@@ -298,17 +301,17 @@ def _give_all(at: OperatorContext, wanted: TicketFilter, given: _OrderAsked) -> 
     """Give an order about every ticket that fits; one that cannot be given for a ticket is told, and stops no other."""
     reader = StatusReader(at.link, at.keys, at.settings.sources, at.settings.work_ticket_field)
     found = reader.find(wanted, "age", _MOST_AT_ONCE)
+    rows = list({row["ticket_id"]: row for row in found.rows}.values())  # one whose record changes may come twice
     if not given.as_json:
-        console().print(
-            tickets_table(found.rows[:_MOST_SHOWN], f"{pluralize(found.number, 'ticket')}: {wanted.told()}")
-        )
+        console().print(tickets_table(rows[:_MOST_SHOWN], f"{pluralize(found.number, 'ticket')}: {wanted.told()}"))
     outcomes: Counter[str] = Counter()
-    if found.rows and not given.is_preview:
+    if rows and not given.is_preview:
         name = given.order.value.replace("_", " ")
-        _ask(f"{name} the first message of {pluralize(len(found.rows), 'ticket')}: go on?", given)
+        _ask(f"{name} the first message of {pluralize(len(rows), 'ticket')}: go on?", given)
         orders = TicketOrders(at.link, at.keys)
-        for row in found.rows:
-            result = orders.give(given.order, row["ticket_id"], given.by, lambda asked: _explained(at, asked))
+        for row in rows:
+            told = row["ticket_id"], given.by, lambda asked: _explained(at, asked)
+            result = orders.give(given.order, *told, row["message_ids"][0] if row.get("message_ids") else "")
             outcomes[result.outcome] += 1
             if result.outcome == "refused" and not given.as_json:
                 click.echo(escape_control(f"  {row['ticket_id']}: {result.note}"))
@@ -316,7 +319,7 @@ def _give_all(at: OperatorContext, wanted: TicketFilter, given: _OrderAsked) -> 
         print_json({"matched": found.number, "outcomes": dict(outcomes)})
     else:
         click.echo(f"  {counted(outcomes.elements()) or 'nothing was done'}")
-    return 0 if found.rows and not outcomes["refused"] else 1
+    return 0 if rows and not outcomes["refused"] else 1
 
 
 def _ask(question: str, given: _OrderAsked) -> None:

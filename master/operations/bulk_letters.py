@@ -47,17 +47,19 @@ class TicketItem(NamedTuple):
 
     id: bytes
     group: tuple[str, str, str, str]
+    head: str
     policy: str = PARK
 
 
-#: Yields the rows of all tickets that fit; gives an order about one.
+#: Yields the rows of all tickets that fit; gives an order about one, and its first unfinished message.
 FindTickets = Callable[[TicketFilter], Iterator[list[dict[str, Any]]]]
-GiveOrder = Callable[[TicketOrder, str, By], OrderResult]
+GiveOrder = Callable[[TicketOrder, str, By, str], OrderResult]
 
 
 @dataclass
 class BulkJob:
-    """A bulk action. Written by the service's thread, read by pages; ``told`` is the filter in words."""
+    """A bulk action. Written by the service's thread, read by pages; ``told`` is the filter in words. ``heads``: the
+    tickets that were counted and are not done, each with its first message: an order is about that one alone."""
 
     what: str
     wanted: LetterFilter | TicketFilter
@@ -72,6 +74,7 @@ class BulkJob:
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: list[tuple[str, str]] = field(default_factory=list)
     created_ms: int = field(default_factory=wall_ms)
+    heads: dict[bytes, str] = field(default_factory=dict)
     pages: Iterator[Sequence[DeadLetter | TicketItem]] | None = None
     failed_turns: int = 0
 
@@ -153,7 +156,7 @@ class BulkLetters(Service):
             job.pages = None
             job.failed_turns += 1
             if job.state == COUNTING:
-                job.preview = Preview()
+                job.preview, job.heads = Preview(), {}
             raise
         return 0.0
 
@@ -169,7 +172,9 @@ class BulkLetters(Service):
         if page is None:
             self._ends(job, state)
         elif state == COUNTING:
-            job.preview.add(page)
+            fresh = [item for item in page if item.id not in job.heads]  # a ticket may come twice
+            job.heads.update({item.id: item.head for item in fresh if isinstance(item, TicketItem)})
+            job.preview.add(fresh)
         elif state == RUNNING:
             self._change(job, page)
 
@@ -182,11 +187,13 @@ class BulkLetters(Service):
         return (list(map(_item, page)) for page in self._find(job.wanted) if page)
 
     def _change(self, job: BulkJob, page: Sequence[DeadLetter | TicketItem]) -> None:
-        ids = [item.id for item in page]
+        ids = [item.id for item in page if not isinstance(item, TicketItem) or job.heads.get(item.id) == item.head]
         for at in range(0, len(ids), AT_ONCE):
             if job.state != RUNNING:  # it was stopped
                 return
             for outcome in self._outcomes(job, ids[at : at + AT_ONCE]):
+                self.made_progress()
+                job.heads.pop(outcome.id, None)
                 job.outcomes[outcome.word] += 1
                 job.done += 1
                 if outcome.word not in _GOOD and len(job.failures) < _NAMED:
@@ -196,7 +203,10 @@ class BulkLetters(Service):
         if not job.is_of_tickets:
             return self._letters.redrive(ids) if job.what == REDRIVE else self._letters.drop(ids)
         order, by = TicketOrder(job.what), By(job.who, "http", job.why)
-        return (LetterResult(one, self._give(order, one.decode("utf-8", "surrogateescape"), by).outcome) for one in ids)
+        return (LetterResult(one, self._ordered(order, one, by, job)) for one in ids if job.state == RUNNING)
+
+    def _ordered(self, order: TicketOrder, ticket: bytes, by: By, job: BulkJob) -> str:
+        return self._give(order, ticket.decode("utf-8", "surrogateescape"), by, job.heads[ticket]).outcome
 
     def _ends(self, job: BulkJob, state: str) -> None:
         with self._lock:
@@ -217,5 +227,7 @@ def _item(row: Mapping[str, Any]) -> TicketItem:
     error = row.get("last_error") or {}
     name = error_name(error.get("error_type", ""), error.get("error", ""))
     return TicketItem(
-        row["ticket_id"].encode("utf-8", "surrogateescape"), (row["state"], name, "", error.get("at", ""))
+        row["ticket_id"].encode("utf-8", "surrogateescape"),
+        (row["state"], name, "", error.get("at", "")),
+        (row.get("message_ids") or [""])[0],
     )

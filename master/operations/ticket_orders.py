@@ -61,11 +61,14 @@ class TicketOrders:
         """Return what the order would do now. Raises what ``Link.call`` raises."""
         return _result(ticket_id, order, self._plan(order, ticket_id, explain), "planned")
 
-    def give(self, order: TicketOrder, ticket_id: str, by: By, explain: Explain) -> OrderResult:
-        """Give the order. Raises what ``Link.call`` raises."""
+    def give(self, order: TicketOrder, ticket_id: str, by: By, explain: Explain, head: str = "") -> OrderResult:
+        """Give the order. ``head``: the message that it is about; "": whichever is the ticket's first unfinished one.
+        Raises what ``Link.call`` raises."""
         planned = PlannedOrder()
         for _ in range(_TRIES):
             planned = self._plan(order, ticket_id, explain)
+            if head and not planned.refused and planned.message_id.decode() != head:
+                planned = planned._replace(refused=f"its first unfinished message is not {head} any more")
             if planned.refused:
                 break
             answer = self._run(order, ticket_id, planned, by)

@@ -14,7 +14,7 @@ from usher.common.protocol.stream_id import milliseconds
 #: Policy of a letter whose ticket waits for it.
 PARK = "park"
 #: A name and a place of an error, as they are told.
-_PLACED = re.compile(r".+ in \S+:[0-9]+")
+_PLACED = re.compile(r".+ in .+:[0-9]+")
 #: Most groups that are named one by one.
 _SHOWN = 5
 

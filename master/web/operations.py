@@ -89,8 +89,9 @@ class OperationsPort(Protocol):
     def resume(self, name: str, by: By) -> RuleSetChange | None:
         """End a drain; None: the consumer was not drained."""
 
-    def order(self, order: TicketOrder, ticket_id: str, by: By | None) -> OrderResult:
-        """Give an order about the first unfinished message of a ticket; without ``by`` only say what it would do."""
+    def order(self, order: TicketOrder, ticket_id: str, by: By | None, head: str = "") -> OrderResult:
+        """Give an order about the first unfinished message of a ticket, if it is ``head`` or that is ""; without ``by``
+        only say what it would do."""
 
     def offers(self, explained: dict[str, Any]) -> list[OrderResult]:
         """Return the orders that make sense for a ticket that was just explained."""

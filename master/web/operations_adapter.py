@@ -64,10 +64,10 @@ class Operations:
         """End an operator's drain. A consumer that drains because it shuts down goes on with that."""
         return self._rules.lift(rule_id(Target.CONSUMER, name), by, "resume")
 
-    def order(self, order: TicketOrder, ticket_id: str, by: By | None) -> OrderResult:
+    def order(self, order: TicketOrder, ticket_id: str, by: By | None, head: str = "") -> OrderResult:
         if by is None:
             return self._orders.preview(order, ticket_id, self.explain)
-        return self._orders.give(order, ticket_id, by, self.explain)
+        return self._orders.give(order, ticket_id, by, self.explain, head)
 
     def offers(self, explained: dict[str, Any]) -> list[OrderResult]:
         asked = (

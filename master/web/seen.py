@@ -25,11 +25,15 @@ def without_texts(document: Any) -> Any:
 
     >>> without_texts({"letter": {"error": "KeyError: 'bob'", "error_type": "KeyError", "traceback": "..."}})
     {'letter': {'error': 'KeyError', 'error_type': 'KeyError', 'traceback': ''}}
+    >>> without_texts({"error": "KeyError in shop.py:4", "tickets": 40})
+    {'error': 'KeyError in shop.py:4', 'tickets': 40}
     """
-    if isinstance(document, list):
+    if isinstance(document, (list, tuple)):
         return [without_texts(part) for part in document]
     if not isinstance(document, dict):
         return document
+    if not {"error_type", "traceback"} & document.keys():  # no error: a filter, or the name of what failed
+        return {name: without_texts(part) for name, part in document.items()}
     kept = {name: without_texts(part) for name, part in document.items()}
     hidden = {"error": kept.get("error_type", ""), "traceback": ""}
     return kept | {name: text for name, text in hidden.items() if name in kept}

@@ -12,9 +12,13 @@ from tests.abuse import check_contract
 from tests.integration.factories import World
 from usher.common.base.errors import ReplyUnknown
 from usher.common.redis.client import CommandRefused
+from usher.master.operations.action_log import By
 from usher.master.operations.bulk_letters import COUNTING, DONE, DROP, READY, REDRIVE, STOPPED, BulkJob, BulkLetters
 from usher.master.operations.dead_letters import DeadLetters
+from usher.master.operations.ticket_orders import OrderResult
 from usher.master.policy.letters import LetterFilter
+from usher.master.policy.ticket_filter import TicketFilter
+from usher.master.policy.ticket_orders import TicketOrder
 
 #: No orders about tickets: how they are found, and given.
 _NO_TICKETS: Any = (lambda wanted: iter(()), None)
@@ -208,3 +212,30 @@ def test_a_job_that_fails_again_and_again_holds_up_no_other(bulk: BulkLetters, w
     bulk._letters.redrive = real  # type: ignore[method-assign]
     turn_until(bulk, failing, DONE)
     assert failing.done == 125
+
+
+def test_an_order_is_about_the_tickets_and_the_messages_that_were_counted(world: World) -> None:
+    """What fits by the time it is run, and what its first message has left behind, nobody has looked at."""
+
+    def row(ticket: str, head: str) -> dict[str, Any]:
+        return {"ticket_id": ticket, "state": "retrying", "message_ids": [head]}
+
+    pages = [[row("T1", "1-0"), row("T2", "2-0")], [row("T2", "2-0")]]
+    given: list[tuple[str, str]] = []
+
+    def give(order: TicketOrder, ticket_id: str, by: By, head: str) -> OrderResult:
+        given.append((ticket_id, head))
+        if len(given) == 1:
+            raise ReplyUnknown("lost")
+        return OrderResult(ticket_id, order.value, "asked", "")
+
+    bulk = BulkLetters(DeadLetters(world.link, world.keys), lambda wanted: iter(pages), give)
+    job = bulk.prepare("give_up", TicketFilter(frozenset({"retrying"})), "retrying", "me")
+    turn_until(bulk, job, READY)
+    assert job.preview.count == 2
+    pages[:] = [[row("T1", "5-0"), row("T2", "2-0"), row("T3", "3-0")], [row("T2", "2-0"), row("T2", "9-0")]]
+    assert bulk.run(job, "me", "why")
+    with pytest.raises(ReplyUnknown):
+        bulk.run_once()
+    turn_until(bulk, job, DONE)
+    assert given == [("T2", "2-0"), ("T2", "2-0")]

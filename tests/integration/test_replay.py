@@ -22,6 +22,7 @@ from usher.common.redis.client import Link
 from usher.common.redis.replies import pairs
 from usher.consumer.policy.acks import Finished
 from usher.deploy.rehearsal import replay as replay_module
+from usher.deploy.rehearsal.selection import Wanted
 from usher.master.audit.archive.commits import Commit
 from usher.master.audit.archive.standing import data_sets
 from usher.master.audit.read.columns import RUNS, stream_batch
@@ -151,8 +152,8 @@ def test_messages_run_again_in_order_one_of_a_ticket_at_a_time_and_are_compared(
     assert first["before"] == first["now"] == {"state": "done", "told": "done", "seconds": 0.5}
     [[_, flat]] = world.link.call("XRANGE", world.keys.stream, first["new_id"], first["new_id"])
     assert pairs(flat)[b"uid"] == b"u%s@fix" % first["message_id"][:1].encode()
-    [[_, noted]] = world.link.call("XRANGE", world.keys.actions, "-", "+")
-    noted = pairs(noted)
+    begun, noted = (pairs(flat) for _, flat in world.link.call("XRANGE", world.keys.actions, "-", "+"))
+    assert (begun[b"why"], begun[b"outcome"]) == (b"bug 7", b"begun"), "also if it is killed"
     assert (noted[b"what"], noted[b"why"], noted[b"outcome"]) == (b"replay", b"bug 7", b"done 6")
     assert noted[b"on"] == b"6 messages of from 0-0 to 6-1, as fix"
 
@@ -281,3 +282,10 @@ def test_of_several_streams_nothing_is_added(
     monkeypatch.setenv("USHER_TICKET_STREAM", "a,b")
     assert usher("replay", "--ticket", "a/A", "--why", "w", "--yes") == 2
     assert "of several streams nothing is replayed" in capfd.readouterr().err
+
+
+def test_a_copy_that_a_replay_added_is_no_original() -> None:
+    """A replay without an end that goes on would take those of its first part for its own."""
+    wanted = Wanted(b"0-0", b"9-0", b"42", ((b"kind", b"ride"),))
+    assert wanted.fits([b"ticket_id", b"42", b"kind", b"ride"])
+    assert not wanted.fits([b"ticket_id", b"42", b"kind", b"ride", b"usher_replay_of", b"1-0"])

@@ -103,12 +103,8 @@ def test_an_archive_has_one_writer(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize(
-    ("missing", "told"), [(1, "2 begins behind 1-0, not behind 0-0"), (2, "3 begins behind 2-0, not behind 1-0")]
-)
-def test_an_archive_that_lacks_a_commit_is_not_complete_wherever_that_was(
-    tmp_path: Path, missing: int, told: str
-) -> None:
+@pytest.mark.parametrize("missing", [1, 2])
+def test_an_archive_that_lacks_a_commit_is_not_complete_wherever_that_was(tmp_path: Path, missing: int) -> None:
     """An archive without its first commit was summed as if it were whole, and `usher audit reconcile --apply` wrote
     these totals."""
     data = DataSet(tmp_path)
@@ -117,5 +113,9 @@ def test_an_archive_that_lacks_a_commit_is_not_complete_wherever_that_was(
         data.commit(Commit(number, "s", f"{number - 1}-0", f"{number}-0", 1))
     assert data.complete() == ([data.place(number, "date=1/a.parquet") for number in (1, 2, 3)], 3)
     (tmp_path / "_commits" / f"{missing}.json").unlink()
-    with pytest.raises(StartRefused, match=f"the archive lacks a commit in .*: {told}"):
+    with pytest.raises(StartRefused, match=f"the archive lacks a commit in .*: {missing}.json is not there"):
+        data.complete()
+    later = tmp_path / "_commits" / f"{missing + 1}.json"
+    later.rename(tmp_path / "_commits" / f"{missing}.json")  # as if it were the one that is gone
+    with pytest.raises(StartRefused):
         data.complete()

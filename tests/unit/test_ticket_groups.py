@@ -60,6 +60,22 @@ def test_rows_of_counted_groups_are_not_counted_twice_and_others_get_groups_of_t
     ]
 
 
+def test_a_group_of_which_only_what_failed_was_counted_has_all_of_its_rows() -> None:
+    groups = TicketGroups()
+    groups.add(_row(0, b"c3:1", None))
+    [on_c3] = groups.merged([_row(number, b"c3:1", None) for number in range(40)])
+    assert (on_c3["tickets"], on_c3["messages"]) == (40, 40)
+
+
+def test_of_very_many_errors_the_further_ones_are_counted() -> None:
+    groups = TicketGroups()
+    for number in range(500):
+        groups.add(_row(number, b"halted", _KEY_ERROR._replace(at=f"shop/orders.py:{number}")))
+    merged = groups.merged([])
+    assert sum(group["tickets"] for group in merged) == 500
+    assert merged[-1]["told"].startswith("300 tickets further: further errors, more than 200 in all")
+
+
 def test_an_error_that_nobody_noted_is_a_group_too() -> None:
     groups = TicketGroups()
     groups.add(_row(1, b"c3:1", None, attempts=Attempts(2, 2)))

@@ -3,7 +3,7 @@ groups out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from usher.common.base.labels import label
@@ -23,6 +23,8 @@ _ORDER = tuple(
 )
 
 GroupKey = tuple[str, str]
+#: The group of what is in none of the named ones.
+_FURTHER = {"state": "further", "error": "", "at": "", "messages_are_all": False, "rows": []}
 
 
 def key_of(row: Mapping[str, Any]) -> GroupKey:
@@ -73,12 +75,24 @@ class TicketGroups:
             else:
                 more.add(row)
         known = [
-            group
+            _larger(group, fresh.get(key, []))
             | {"messages_are_all": has_all or group["messages_are_all"], "rows": fresh.get(key, group["rows"])[:SHOWN]}
             for key, group in self._groups.items()
         ]
+        if others := self.others + more.others:
+            text = f"further errors, more than {_MOST} in all"
+            since_ms = min(group["since_ms"] for group in known)
+            known.append(dict(_FURTHER, text=text, tickets=others, messages=others, since_ms=since_ms))
         both = [group | {"told": told(group), "what": what(group)} for group in (*known, *more._groups.values())]
         return sorted(both, key=lambda group: (_rank(group["state"]), -group["tickets"], group["text"]))
+
+
+def _larger(group: dict[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the group with the counts of these rows where they are more: only what has failed was counted in it."""
+    if len(rows) <= group["tickets"]:
+        return group
+    messages, since_ms = sum(1 + row["behind"] for row in rows), min(row["since_ms"] for row in rows)
+    return group | {"tickets": len(rows), "messages": max(messages, group["messages"]), "since_ms": since_ms}
 
 
 def told(group: Mapping[str, Any]) -> str:
