@@ -167,8 +167,8 @@ class OutboxStore:
             return int(staged), int(refused)
 
     def of_ticket(self, ticket_id: str, most: int = 20) -> TicketRows:
-        """Return what the outbox has of a ticket, up to ``most`` refused rows. Raises SqlTrouble, also where the role may
-        not read them."""
+        """Return what the outbox has of a ticket, up to ``most`` refused rows. Raises SqlTrouble, also where the role
+        may not read them."""
         with sql_trouble("reading the outbox"), self._engine.connect() as connection:
             about = {"ticket_id": ticket_id}
             try:

@@ -104,6 +104,16 @@ def started(actor: ConsumerActor) -> Run:
     raise AssertionError("nothing starts")
 
 
+def running(stage: Stage, leader: MasterActor, desk: Desk, folder: Path) -> ConsumerActor:
+    """A consumer that runs the one message of T, with a journal."""
+    a = consumer(stage, leader, desk, journal=folder / "a.journal")
+    stage.send(T, b"1-1")
+    leader.settle()
+    a.read()
+    started(a)
+    return a
+
+
 def paused(stage: Stage) -> str:
     """The id of a rule that pauses T."""
     rule = Rule(Target.TICKET, "T", RuleAction.PAUSE)
@@ -461,11 +471,7 @@ def test_a_run_is_cancelled_while_its_consumer_drains(
     stage: Stage, leader: MasterActor, desk: Desk, tmp_path: Path
 ) -> None:
     """Nothing else ends the drain before the grace time is over."""
-    a = consumer(stage, leader, desk, journal=tmp_path / "a.journal")
-    stage.send(T, b"1-1")
-    leader.settle()
-    a.read()
-    started(a)
+    a = running(stage, leader, desk, tmp_path)
     a.lanes.pause()
     assert not a.drain._step()
     assert desk.give(CANCEL).outcome == "asked"
@@ -476,11 +482,7 @@ def test_a_run_is_cancelled_while_its_consumer_drains(
 def test_a_cancel_that_came_too_late_does_not_end_the_next_run(
     stage: Stage, leader: MasterActor, desk: Desk, tmp_path: Path
 ) -> None:
-    a = consumer(stage, leader, desk, journal=tmp_path / "a.journal")
-    stage.send(T, b"1-1")
-    leader.settle()
-    a.read()
-    started(a)
+    a = running(stage, leader, desk, tmp_path)
     desk.give(CANCEL)
     a.read()
     a.crash()

@@ -1,4 +1,4 @@
-"""One table: what an attacker or a mistake could do (on 11b4ba8), and what comes of it now."""
+"""Attacks and mistakes, a row of one table each: what they did before step 13, and what comes of them now."""
 
 from __future__ import annotations
 
