@@ -44,11 +44,14 @@ _ON_SHIPPED = ("audit", "browser", "process")
 
 
 class _ByFile(LoadFileScheduling):
-    """Every file on one worker, and so all of the audit's: they share a Spark session, which takes long to get warm."""
+    """Every file on one worker, and so each half of the audit's: they share a Spark session, which takes long to get
+    warm."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        return "tests/audit" if file.startswith("tests/audit/") else file
+        if not file.startswith("tests/audit/"):
+            return file
+        return "tests/audit/archive" if file.endswith(("test_proof.py", "test_archive.py")) else "tests/audit"
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling | None:

@@ -53,6 +53,7 @@ def test_what_succeeded_and_was_never_noted_because_the_next_one_crashed_is_in_o
     assert told(spark, redis_url) == {}
 
 
+@pytest.mark.slow
 def test_a_message_that_is_tried_again_behind_a_later_one_is_out_of_order_whatever_becomes_of_it(
     spark: SparkSession, seeder: Seeder, redis_url: str
 ) -> None:
@@ -65,6 +66,7 @@ def test_a_message_that_is_tried_again_behind_a_later_one_is_out_of_order_whatev
     assert told(spark, redis_url) == {"out_of_order": {"2-1"}}
 
 
+@pytest.mark.slow
 def test_a_dead_letter_that_runs_again_after_the_group_was_set_back_is_not_out_of_order(
     spark: SparkSession, link: Link, seeder: Seeder, redis_url: str
 ) -> None:
@@ -86,6 +88,7 @@ def test_a_dead_letter_that_runs_again_after_the_group_was_set_back_is_not_out_o
     assert told(spark, redis_url) == {"out_of_order": {"3-1"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeder", ["aabb"], indirect=True)
 def test_a_clock_that_was_set_back_is_no_disorder_and_is_named(
     spark: SparkSession, link: Link, seeder: Seeder, redis_url: str
@@ -235,6 +238,7 @@ def test_an_entry_in_the_record_of_another_ticket_is_not_in_that_of_its_own(
     assert told(spark, redis_url) == {"pending_without_index": {"5-1"}}
 
 
+@pytest.mark.slow
 def test_a_message_that_asks_to_be_called_later_uses_up_no_attempts(
     spark: SparkSession, link: Link, seeder: Seeder, redis_url: str
 ) -> None:

@@ -283,6 +283,7 @@ def test_an_archive_that_is_older_than_its_proof_is_refused_with_a_way_out_that_
     assert (proven.total, fresh(proven)) == (3, {"effect_twice": {"1-1"}})
 
 
+@pytest.mark.slow
 def test_after_many_runs_what_they_carry_is_made_one_and_says_the_same(
     spark: SparkSession, link: Link, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
