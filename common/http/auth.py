@@ -40,6 +40,7 @@ from usher.common.base.errors import RedisTrouble
 from usher.common.base.log import event
 from usher.common.http.credentials import NOBODY_ASKED, STRANGER, Credentials, Identity, Role, digest_of, fixed_tokens
 from usher.common.http.problem import Problem
+from usher.common.redis.client import CommandRefused
 
 log = logging.getLogger(__name__)
 
@@ -212,7 +213,10 @@ class Doorman:
             return found
         try:
             return None if self.ended.has(session) else found
-        except RedisTrouble:  # the page tells of it; nothing can be done without Redis, and little seen
+        except (
+            RedisTrouble,
+            CommandRefused,
+        ):  # the page tells of it; without Redis little is seen
             return found
 
     def _session(self, cookie: str | None) -> tuple[str, str]:

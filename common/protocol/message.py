@@ -5,6 +5,8 @@ A producer needs no library: ``XADD ticket_stream * ticket_id 42 ...`` from any 
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +18,7 @@ LONGEST_TICKET = 256
 UID_FIELD = b"uid"
 #: Most bytes of JSON in which a ticket id is looked for; below this number a script has all whole ones exactly.
 _LONGEST_JSON, _EXACT = 65_536, 2**53
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 #: No real ticket id can begin with this byte: it never occurs in UTF-8.
 _UNKEYED = b"\xff"
 BODY_FIELD = b"body"
@@ -73,28 +76,39 @@ def first_value(fields: Sequence[bytes], name: bytes) -> bytes | None:
 def ticket_value(fields: Sequence[bytes], name: bytes) -> bytes | None:
     """Return the ticket id that an entry names, fit or not: the value of the first field ``name``. Without one, a name
     with dots is a path: a text, or a whole number below 2^53, in the JSON object in the field before its first dot. The
-    scripts read it so (lua/includes/ticket_of.lua); JSON that breaks RFC 8259 in a way that they do not mind (control
-    characters, 0x10) names none here.
+    scripts read it so (lua/includes/ticket_of.lua); of what is no JSON they take more than this does only
+    where a number is written as no other language writes it (0x10, 01), a NUL follows, or it is nested 1,000 deep.
 
     >>> ticket_value([b"payload", b'{"order": {"id": 42}}'], b"payload.order.id")
     b'42'
     """
     found = first_value(fields, name)
     root, _, path = name.partition(b".")
-    if found is not None or not path:
+    if found is not None or not path or not root:
         return found
-    json = first_value(fields, root)
-    if json is None or len(json) > _LONGEST_JSON:
+    text = first_value(fields, root)
+    if text is None or len(text) > _LONGEST_JSON:
         return None
     try:
-        value = parse_json(json)
+        value = parse_json(text)
     except ValueError:
-        return None
+        value = _as_scripts_parse(text)
     for key in filter(None, path.decode("utf-8", "surrogateescape").split(".")):
         value = value.get(key) if isinstance(value, dict) else None
     if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _EXACT and value % 1 == 0:
         return b"%d" % value
-    return value.encode() if isinstance(value, str) else None
+    return value.encode("utf-8", "surrogateescape") if isinstance(value, str) else None
+
+
+def _as_scripts_parse(text: bytes) -> Any:
+    """Parse what is no JSON by RFC 8259 and cjson takes all the same: NaN, infinities, numbers of any size, control
+    characters, bytes that are not UTF-8. Return None for anything else."""
+    if b"\0" in text or _SURROGATE.search(text):
+        return None
+    try:
+        return json.loads(text.decode("utf-8", "surrogateescape"), strict=False)
+    except (ValueError, RecursionError):
+        return None
 
 
 def as_mapping(fields: Sequence[bytes]) -> dict[str, str]:

@@ -118,7 +118,7 @@ def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[AclP
     its_keys = (at, everything, *notes, *delayed, uid_key(at, b"*").decode())
     of_sources = (*fed, *(key for source in fed for key in _beside(LogKeys(source))))
     scripts = _MASTER + _GATHERING * bool(fed)
-    sends = (*_MASTER_SENDS, *("scan",) * bool(fed), "evalsha", "eval", "script|load")
+    sends = (*_MASTER_SENDS, *("scan",) * bool(fed), "evalsha", "eval", "script|exists", "script|load")
     of_scripts = (command for name in scripts for command in commands_of(name))
     return (
         *_senders(fed or (at,), log),

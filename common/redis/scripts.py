@@ -41,6 +41,8 @@ _LOADS_AGAIN = (
     "and this user may not send it: a master of this version loads it within moments, or at once `usher acl --load`,"
     " both as the user of masters"
 )
+#: Seconds after which Redis is asked again whether it knows the steps of others: a lease lasts longer than that.
+_LOAD_EVERY_S = 2.0
 #: Seconds after a reply that did not come before there is more room again: a new leader reads everything from the
 #: beginning, and must come to the end.
 REST_S = 60.0
@@ -118,17 +120,31 @@ class ScriptRunner:
         # Of steps that read bodies: bytes that the next call may read, and until when these do not grow.
         self._rooms: dict[str, int] = {}
         self._rests_until_s: dict[str, float] = {}
-        self._loaded_over: int | None = None  # the connection over which steps were loaded for others
+        # The connection over which steps were loaded for others, and when Redis is asked whether it still knows them.
+        self._loaded_over: int | None = None
+        self._next_load_s = 0.0
 
     def load_for_others(self, names: Iterable[str]) -> list[str]:
-        """Load steps for users that may run loaded ones only: once per connection, and again when Redis has forgotten
-        what we run ourselves (after SCRIPT FLUSH). Return why Redis refused to. Raises RedisTrouble."""
-        if self._loaded_over == self._link.connections:
+        """Load steps for users that may run loaded ones only, as far as Redis does not know them. It is asked now and
+        then: somebody may have flushed them, or an earlier load was refused. Return why Redis refused to. Raises
+        RedisTrouble."""
+        if now_s() < self._next_load_s and self._loaded_over == self._link.connections:
             return []
-        answers = self._link.pipeline([("SCRIPT", "LOAD", self.prepared(name)[0]) for name in names])
-        self._loaded_over = self._link.connections
+        texts = [self.prepared(name) for name in names]
+        known = self._known([digest for _, digest in texts])
+        missing = [text for (text, _), is_known in zip(texts, known, strict=True) if not is_known]
+        answers = self._link.pipeline([("SCRIPT", "LOAD", text) for text in missing]) if missing else []
+        self._loaded_over, self._next_load_s = self._link.connections, now_s() + _LOAD_EVERY_S
         # Redis 6.2 knows no user that is kept from sending scripts alone.
         return [str(one) for one in answers if isinstance(one, Exception) and not _reads_no_flags(one)]
+
+    def _known(self, digests: list[str]) -> Sequence[Any]:
+        """Return for each digest whether Redis knows it; that it knows none, if we may not ask (a former ACL)."""
+        try:
+            found: Sequence[Any] = self._link.call("SCRIPT", "EXISTS", *digests)
+        except CommandRefused:
+            return [0] * len(digests)
+        return found
 
     def run(
         self, name: str, keys: Sequence[str | bytes], args: Sequence[Arg], meanwhile: Meanwhile | None = None

@@ -147,6 +147,7 @@ class Elector(Service):
         self._lease_ms = lease_ms
         self._works = works
         self._for_others = for_others  # steps that are loaded for users that may not send scripts
+        self._not_loaded = ""  # why they could not be, as it was logged
         self._rng = random.Random()
         self._elected_s = -_CALM_S
         self._in_a_row = 0
@@ -157,8 +158,19 @@ class Elector(Service):
         self.elections = 0
 
     def run_once(self) -> float:
-        if self._for_others and (refused := self._scripts.load_for_others(self._for_others)):
-            event(log, "scripts_not_loaded", level=logging.WARNING, refused=len(refused), why=refused[0])
+        self._load_for_others()
+        wait_s = self._lead_or_stand_by()
+        self._load_for_others()  # what Redis turned out not to know just now
+        return wait_s
+
+    def _load_for_others(self) -> None:
+        refused = self._scripts.load_for_others(self._for_others) if self._for_others else []
+        why = refused[0] if refused else ""
+        if why and why != self._not_loaded:
+            event(log, "scripts_not_loaded", level=logging.WARNING, refused=len(refused), why=why)
+        self._not_loaded = why
+
+    def _lead_or_stand_by(self) -> float:
         epoch, doubted = self._lead._held()
         if epoch is None or doubted:
             early_s = self._next_election_s - now_s()

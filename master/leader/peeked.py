@@ -72,9 +72,7 @@ class EntryParser(NamedTuple):
 
     def _entry(self, entry_id: bytes, fields: list[bytes], size: int) -> PeekedEntry:
         """Do the same as lua/includes/ticket_of.lua."""
-        ticket = next(
-            (value for name, value in zip(fields[::2], fields[1::2], strict=True) if name == self.field), None
-        )
+        ticket = first_value(fields, self.field)
         if 0 < self.longest_message < size:
             return PeekedEntry(entry_id, ticket or b"", size)
         if not (self.tenant_field or self.priority_field):

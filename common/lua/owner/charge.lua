@@ -14,13 +14,13 @@
 --- @include attempts
 --- @include at_full_memory
 if redis.call('EXISTS', KEYS[2]) == 0 then return {'LOST'} end
-local WITH_TRACEBACK, MOST = 10000, 50000 -- fields of the errors
+local WITH_TRACEBACK = 10000 -- fields of the errors
 redis.call('HLEN', KEYS[3]) -- what is no hash fails here
 local kept = redis.call('HLEN', KEYS[5])
 at_full_memory(KEYS[3])
 
 local function note_error(id, error, traceback)
-  if kept >= MOST and not redis.call('HGET', KEYS[5], id) then return end
+  if kept >= MOST_ERRORS and not redis.call('HGET', KEYS[5], id) then return end
   if kept >= WITH_TRACEBACK then traceback = '' end
   kept = kept + redis.call('HSET', KEYS[5], id, error)
   if traceback ~= '' then

@@ -19,6 +19,7 @@
 --- @include records
 --- @include bodies
 --- @include letter
+--- @include attempts
 --- @include tell_leader
 --- @include at_full_memory
 if redis.call('EXISTS', KEYS[2]) == 0 then return 'LOST' end
@@ -61,7 +62,7 @@ if is_there then
   redis.call('HDEL', KEYS[7], 't' .. id)
   if policy ~= 'park' then
     redis.call('HDEL', KEYS[7], id)
-  elseif ARGV[15] ~= '' then
+  elseif ARGV[15] ~= '' and redis.call('HLEN', KEYS[7]) < MOST_ERRORS then
     redis.call('HSET', KEYS[7], id, ARGV[15])
   end
 end
