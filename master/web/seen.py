@@ -9,6 +9,9 @@ from flask import g
 
 from usher.common.http.credentials import Role
 
+#: What stands beside the text of an error, of which each has at least one: a start's, a letter's, a followed letter's.
+_OF_ERRORS = frozenset(("error_type", "traceback", "owner"))
+
 
 def sees_texts() -> bool:
     """Return whether the caller of the current request may see the texts of errors, or search in them."""
@@ -32,7 +35,7 @@ def without_texts(document: Any) -> Any:
         return [without_texts(part) for part in document]
     if not isinstance(document, dict):
         return document
-    if not {"error_type", "traceback"} & document.keys():  # no error: a filter, or the name of what failed
+    if not _OF_ERRORS & document.keys():  # a filter, or the name of what failed
         return {name: without_texts(part) for name, part in document.items()}
     kept = {name: without_texts(part) for name, part in document.items()}
     hidden = {"error": kept.get("error_type", ""), "traceback": ""}

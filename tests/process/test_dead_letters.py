@@ -247,5 +247,7 @@ def test_messages_that_are_over_run_again_in_order_of_their_ticket(running: tupl
     for ticket in ("R1", "R2"):
         ran = [original[run.stream_id] for run in again if run.ticket == ticket]
         assert ran == [one for one in ids if one in ran] and len(ran) == 4
-    [noted] = [one for one in json.loads(_usher(crew, "actions", "--json"))["actions"] if one["what"] == "replay"]
+    lines = [one for one in json.loads(_usher(crew, "actions", "--json"))["actions"] if one["what"] == "replay"]
+    noted, begun = lines  # the newest first
+    assert begun["outcome"] == "begun"
     assert (noted["why"], noted["outcome"]) == ("again", "done 8")

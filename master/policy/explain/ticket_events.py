@@ -101,7 +101,6 @@ def events_of(
         value = first_value(fields, f"usher-{name}".encode())
         if value is not None:
             data["message_id" if name == "id" else name.replace("-", "_")] = value.decode(errors="replace")
-    data.setdefault("error_type", "")  # who may not see texts knows an error by it (web/seen.py)
     yield Event(ticket, "dead_letter", data)
 
 
