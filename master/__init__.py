@@ -16,7 +16,7 @@ Threads and what they own
     reap      recovery/janitor.py           forgets dead incarnations
     delayed   operations/delayed_sender.py  adds delayed messages to the stream when they are due
     changes   dispatch/change_watch.py      learns of tickets and rules that others have changed, and of new consumers
-    trim      operations/trimming.py        cuts entries that no reader needs (off by default)
+    trim      operations/trimming.py        cuts old entries that no reader needs
     gather    sources/gatherer.py           with several ticket streams: moves their new entries to the work stream
     watch     sources/discovery.py          helps ``gather``: learns which sources have changed
     discover  sources/discovery.py          helps ``gather``: finds sources that match a pattern

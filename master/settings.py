@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from usher.common.base.durations import check_duration
 from usher.common.runtime.settings import Address, CommonSettings, MaybeAddress
 
 OutboxUrl = Annotated[
@@ -55,6 +56,16 @@ class MasterSettings(CommonSettings):
             " this many it stops reading."
         ),
     )
+    backlog_limit: int = Field(
+        0,
+        ge=0,
+        le=10**12,
+        description="Unfinished messages of the ticket stream from which on producers that ask are told to wait; 0:"
+        " never.",
+    )
+    tenant_backlog_limit: int = Field(
+        0, ge=0, le=10**12, description="The same of each tenant, counting what the leader has read; 0: never."
+    )
     longest_message_bytes: int = Field(
         16 * 1024 * 1024,
         ge=0,
@@ -81,10 +92,19 @@ class MasterSettings(CommonSettings):
         description="Messages without a ticket id. reject: dead letters. spread: any consumer gets them, in no order.",
     )
     trim_seconds: float = Field(
-        0.0,
+        10.0,
         ge=0,
         le=86_400,
         description="How often entries that no reader needs are cut off each ticket stream. 0: never.",
+    )
+    trim_keep: Annotated[str, AfterValidator(check_duration)] = Field(
+        "24h", description="How long entries are kept that no reader needs, while memory allows: 90m, 24h, 7d."
+    )
+    trim_memory_share: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="Share of Redis' memory in use (of maxmemory, else of the machine) above which they go earlier.",
     )
     discover_seconds: float = Field(
         30.0, ge=0.5, le=86_400, description="How often SCAN looks for streams that match a pattern."
@@ -136,14 +156,11 @@ class MasterSettings(CommonSettings):
         found = super().contradictions
         if self.tenant_field == "@stream" and self.sources is None:
             found.append("USHER_TENANT_FIELD: @stream needs several streams in USHER_TICKET_STREAM")
+        if self.tenant_backlog_limit and not self.tenant_field:
+            found.append("USHER_TENANT_BACKLOG_LIMIT: there are no tenants without USHER_TENANT_FIELD")
         if self.tenant_weights and not self.tenant_field:
             found.append("USHER_TENANT_WEIGHTS: there are no tenants without USHER_TENANT_FIELD")
         return found
-
-    @property
-    def archived_only(self) -> bool:
-        """Return whether only archived entries are cut: never for a work stream, which nobody is sure to archive."""
-        return self.trim_archived and self.sources is None
 
 
 class StreamerSettings(CommonSettings):

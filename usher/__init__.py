@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 _HOMES = {
     "AsyncProducer": "usher.common.sending.producer",
     "AsyncSqlSink": "usher.consumer.sinks.sql_async",
+    "Behind": "usher.common.base.errors",
     "Duplicate": "usher.consumer.sinks.outcomes",
     "Entry": "usher.common.redis.replies",
     "GiveUp": "usher.common.base.errors",
@@ -62,7 +63,7 @@ _HOMES = {
 
 if TYPE_CHECKING:
     __version__: str
-    from usher.common.base.errors import GiveUp, Invalid, PartialFailure, RetryLater, UsherError
+    from usher.common.base.errors import Behind, GiveUp, Invalid, PartialFailure, RetryLater, UsherError
     from usher.common.outbox.log_consumer import LogConsumer, Record
     from usher.common.outbox.log_reader import LogLost
     from usher.common.outbox.writer import LogRecord, write_all_to_outbox, write_to_outbox
@@ -89,6 +90,7 @@ __all__ = [
     "NOW",
     "AsyncProducer",
     "AsyncSqlSink",
+    "Behind",
     "Duplicate",
     "Entry",
     "GiveUp",

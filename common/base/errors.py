@@ -51,6 +51,15 @@ class ReplyUnknown(RedisTrouble):
     """The connection broke after the command was sent: it may or may not have happened."""
 
 
+class Behind(UsherError):
+    """Masters ask producers to wait: so many messages wait for the stream, or for ``tenant``. Nothing was sent."""
+
+    def __init__(self, stream: str, tenant: str, waiting: int) -> None:
+        self.stream, self.tenant, self.waiting = stream, tenant, waiting
+        of = f", tenant {tenant}" if tenant else ""
+        super().__init__(f"{stream}{of} is behind: {waiting:,} messages wait; nothing was sent")
+
+
 class SqlTrouble(UsherError):
     """The SQL transaction failed, or its outcome is unknown; the turn is retried."""
 

@@ -15,16 +15,20 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from usher.common.base.clock import now_s
 from usher.common.base.durations import Duration, Moment, Number
-from usher.common.base.errors import NotNow
+from usher.common.base.errors import Behind, NotNow
 from usher.common.base.json_text import json_line
 from usher.common.base.text import escape_control, pluralize
 from usher.common.protocol.message import DUE_FIELD, FOR_FIELD
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.runtime.settings import CommonSettings, load, options
+from usher.common.sending.limit_sign import LimitSign
 from usher.common.sending.pipelined import RecognisedSender, Sender, SendingStopped, batches, paced
 from usher.common.sending.producer import LATEST_MS, Producer
 from usher.common.sending.workload import CsvSource, NewMessage, WorkloadUnusable, incidents, numbered
+
+#: Seconds between two looks of --wait.
+_LOOK_S = 0.5
 
 
 @click.command(
@@ -47,6 +51,9 @@ from usher.common.sending.workload import CsvSource, NewMessage, WorkloadUnusabl
     type=Number(min=0, min_open=True),
     metavar="N",
     help="Messages per second. Default: as fast as Redis takes them.",
+)
+@click.option(
+    "--wait", is_flag=True, help="Wait before each batch while masters say that too much waits (USHER_BACKLOG_LIMIT)."
 )
 @click.option(
     "--dedup",
@@ -88,7 +95,8 @@ def send(flags: dict[str, Any], **given: Any) -> None:
             sender = RecognisedSender(link, settings.one_stream, settings.ticket_field, dedup_s=given["dedup"])
             source = _recognisable(source, given)
         sender.due_ms = _due(given, link)
-        sys.exit(_sent(sender, source, given["rate"], given["as_json"]))
+        before = _waiting(link, settings.one_stream) if given["wait"] else lambda: None
+        sys.exit(_sent(sender, source, given["rate"], given["as_json"], before))
 
 
 def _check_usage(given: dict[str, Any]) -> None:
@@ -189,14 +197,31 @@ def _one_message(ticket: str, pairs: tuple[str, ...], ticket_field: str) -> NewM
     return NewMessage(ticket, fields)
 
 
-def _sent(sender: Sender, source: Any, rate: float | None, as_json: bool) -> int:
-    """Send everything; return the exit code: 0 all accepted, 1 not all, 130 stopped by Ctrl-C."""
+def _waiting(link: Link, stream: str) -> Callable[[], None]:
+    """Return a function that waits while too much waits for the stream."""
+    sign = LimitSign(link, stream)
+
+    def wait() -> None:
+        while True:
+            sign.learn(link.call(*sign.command))
+            try:
+                return sign.check(())
+            except Behind:
+                time.sleep(_LOOK_S)
+
+    return wait
+
+
+def _sent(sender: Sender, source: Any, rate: float | None, as_json: bool, before: Callable[[], None]) -> int:
+    """Send everything, each batch after ``before``; return the exit code: 0 all accepted, 1 not all, 130 stopped by
+    Ctrl-C."""
     started = time.monotonic()
     last_id = b""
     trouble, code = "", 0
     try:
         with _progress(source) as advance:
             for batch in paced(source, rate) if rate else batches(source):
+                before()
                 last_id = sender.send(batch)[-1]
                 advance(sender.accepted)
     except (SendingStopped, NotNow, WorkloadUnusable) as problem:

@@ -6,6 +6,7 @@ import time
 from typing import Any, NamedTuple
 
 from usher.common.base.clock import wall_ms
+from usher.common.base.durations import moment_text
 from usher.common.base.errors import GroupMissing, NotNow, RedisTrouble
 from usher.common.doctor.facts import (
     Clock,
@@ -17,14 +18,15 @@ from usher.common.doctor.facts import (
     TicketStreamFacts,
 )
 from usher.common.doctor.findings import examine_server
+from usher.common.doctor.growth import Growth, MemoryUse, growth, info_lines, memory_of
 from usher.common.doctor.rights import find_rights
 from usher.common.doctor.source_status import SourcesReader
-from usher.common.doctor.writes import info_lines
 from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
+from usher.common.protocol.losses import DeclaredLoss, losses_command, parse_losses
 from usher.common.protocol.mishaps import Mishaps, parse_mishaps
 from usher.common.protocol.registration import parse
 from usher.common.protocol.sources import SourceSelection
-from usher.common.protocol.stream_id import ZERO, rank
+from usher.common.protocol.stream_id import ZERO, Span, milliseconds, rank
 from usher.common.redis.capabilities import ask
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.endpoints import CLUSTER, SENTINEL, coordinates_failovers, mode
@@ -48,6 +50,8 @@ _SENTINEL_CHANNEL = "__sentinel__:hello"
 _WATCH_S = 0.1
 #: Number of pending entries among which the longest idle one is sought.
 _MOST_IDLE = 100
+#: Newest declared losses that are told.
+_LOSSES = 5
 
 
 def collect(link: Link, keys: Keys, lease_ms: int, sources: SourceSelection | None = None) -> DoctorFacts:
@@ -199,6 +203,8 @@ def _look_at_stream(link: Link, keys: Keys) -> TicketStreamFacts:
     lag: int | None = 0
     idle_ms = cut = 0
     of_stream = pairs(link.call("XINFO", "STREAM", keys.stream)) if span else {}
+    entries = link.call("XLEN", keys.stream)
+    trims_after_s, held_back = link.call("HMGET", keys.position, "trim_keep_s", "trim_held_back")
     has_group = True
     try:
         facts = reader.group_facts()
@@ -216,7 +222,7 @@ def _look_at_stream(link: Link, keys: Keys) -> TicketStreamFacts:
     return TicketStreamFacts(
         name=keys.stream,
         last_generated=span.last_generated.decode() if span else "",
-        entries=link.call("XLEN", keys.stream),
+        entries=entries,
         has_group=has_group,
         position_saved=reader.saved_position() is not None,
         lag=lag,
@@ -234,6 +240,10 @@ def _look_at_stream(link: Link, keys: Keys) -> TicketStreamFacts:
         unread_cut=cut,
         counts_added=not of_stream or b"entries-added" in of_stream,
         proof=read_proof(link, keys),
+        grows=read_growth(link, keys.stream, entries, span, *look_at_memory(link)),
+        trims_after_s=None if trims_after_s is None else float(trims_after_s),
+        trim_held_back=(held_back or b"").decode(errors="replace"),
+        losses=tuple((moment_text(loss.ms, "seconds"), loss) for loss in _losses(link, keys)),
     )
 
 
@@ -263,6 +273,29 @@ def read_proof(link: Link, keys: Keys) -> ProofFacts | None:
         first,
         log[b"last-generated-id"],
     )
+
+
+def look_at_memory(link: Link) -> tuple[int, MemoryUse | None]:
+    """Return Redis' time in ms, and its memory; None when it does not tell."""
+    moment, told = link.pipeline([("TIME",), ("INFO", "memory")])
+    if isinstance(moment, Exception):
+        raise moment
+    return int(moment[0]) * 1000 + int(moment[1]) // 1000, memory_of(told)
+
+
+def read_growth(
+    link: Link, stream: str, entries: int, span: Span | None, now_ms: int, memory: MemoryUse | None
+) -> Growth | None:
+    """Return how fast the stream grows; None when that is not known."""
+    if span is None or span.first is None:
+        return None
+    [size] = link.pipeline([("MEMORY", "USAGE", stream)])
+    return growth(entries, milliseconds(span.first), now_ms, size if isinstance(size, int) else None, memory)
+
+
+def _losses(link: Link, keys: Keys) -> list[DeclaredLoss]:
+    [reply] = link.pipeline([losses_command(keys, _LOSSES)])
+    return parse_losses(reply)
 
 
 def _wrong_type(link: Link, stream: str) -> str:

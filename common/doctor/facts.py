@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from usher.common.doctor.growth import Growth
+from usher.common.protocol.losses import DeclaredLoss
 from usher.common.protocol.mishaps import Mishaps
 from usher.common.protocol.stream_id import rank
 
@@ -111,7 +113,9 @@ class TicketStreamFacts:
     is the highest epoch, fence or generation ever given; ``idle_ms`` the longest time that an entry of a name with a
     lease was idle. ``is_log``: a streamer writes it or a log consumer reads it. ``unread_cut``: entries that are gone
     unread at this moment and not among the ``mishaps`` yet; ``counts_added`` False: this server cannot tell. ``proof``
-    is None without one.
+    is None without one. ``trims_after_s``: the age at which the leader cuts what nobody needs, None: it does not trim;
+    ``trim_held_back``: who keeps it from that. ``losses``: the newest declared ones, each with
+    its time in words.
     """
 
     name: str
@@ -132,6 +136,10 @@ class TicketStreamFacts:
     unread_cut: int = 0
     counts_added: bool = True
     proof: ProofFacts | None = None
+    grows: Growth | None = None
+    trims_after_s: float | None = None
+    trim_held_back: str = ""
+    losses: tuple[tuple[str, DeclaredLoss], ...] = ()
 
     @property
     def pending(self) -> int:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from usher.common.doctor.facts import DoctorFacts, DoctorFinding, DoctorSeverity
+from usher.common.doctor.growth import NEARLY_FULL
 from usher.common.doctor.topology import judge_replicas
 from usher.common.doctor.versions import floor_problem, known_holes, version_of
 
 OK, UNKNOWN, WARN, BAD = DoctorSeverity.OK, DoctorSeverity.UNKNOWN, DoctorSeverity.WARN, DoctorSeverity.BAD
-#: Share of maxmemory from which it is time to act; when all of it is used, sends are refused.
-_NEARLY_FULL = 0.8
 #: Redis' default of busy-reply-threshold, in ms.
 _BUSY_MS = 5000
 
@@ -202,7 +201,7 @@ def _memory(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     if limit and used >= limit and (facts.told("maxmemory_policy") or "noeviction") == "noeviction":
         means = "nothing can be sent or handed over; what is in processing is still acknowledged, and nothing is lost"
         yield DoctorFinding("memory", BAD, seen, means, "trim what is done, or raise maxmemory")
-    elif total and used >= _NEARLY_FULL * total:
+    elif total and used >= NEARLY_FULL * total:
         means = "soon nothing can be sent any more" if limit else "soon the kernel may kill redis-server"
         yield DoctorFinding("memory", WARN, seen, means, "trim what is done, or give Redis more memory")
     else:
@@ -299,7 +298,7 @@ def _times(facts: DoctorFacts) -> Iterator[DoctorFinding]:
         facts.number("connected_clients"),
         facts.number("maxclients") or int(facts.setting("maxclients") or 0),
     )
-    if clients is not None and most and clients >= _NEARLY_FULL * most:
+    if clients is not None and most and clients >= NEARLY_FULL * most:
         means = (
             "a program that starts, or comes back after a break, may find no room; a consumer needs five connections, a"
             " master eight"

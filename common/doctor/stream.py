@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from usher.common.doctor.facts import DoctorFacts, DoctorFinding, DoctorSeverity, NameInGroup, TicketStreamFacts
+from usher.common.doctor.growth import describe
 from usher.common.doctor.proof import judge_proof
 from usher.common.protocol.stream_id import rank
 
@@ -15,6 +16,8 @@ _POISONED_MS = 3_600_000
 _AHEAD_MS = 1000
 _SHOWN = 5
 _RECENT_S = 86_400
+#: Days of growth that Redis has room for, below which somebody must act if nothing is trimmed.
+_SOON_DAYS = 7
 
 
 def judge_stream(facts: DoctorFacts) -> Iterator[DoctorFinding]:
@@ -56,6 +59,8 @@ def judge_stream(facts: DoctorFacts) -> Iterator[DoctorFinding]:
     yield from _idle(facts, stream)
     yield from _log(facts, stream)
     yield from _mishaps(facts, stream)
+    yield from _losses(facts, stream)
+    yield from _growth(stream)
     if stream.proof is not None:
         yield from judge_proof(stream.proof)
     if stream.dead_letters:
@@ -228,6 +233,39 @@ def _mishaps(facts: DoctorFacts, stream: TicketStreamFacts) -> Iterator[DoctorFi
             if is_new
             else "",
         )
+
+
+def _losses(facts: DoctorFacts, stream: TicketStreamFacts) -> Iterator[DoctorFinding]:
+    """Tell the newest declared losses; within a day they are a reason to look."""
+    now_ms = facts.clock.redis_ms if facts.clock is not None else 0
+    for moment, loss in stream.losses:
+        is_new = now_ms - loss.ms < 1000 * _RECENT_S
+        yield DoctorFinding(
+            "declared loss",
+            WARN if is_new else OK,
+            f"{moment}: {loss.describe()}",
+            "the masters found it and wrote it down; the audit tells it from a promise that was broken",
+            "see Lost group in the runbook" if is_new else "",
+        )
+
+
+def _growth(stream: TicketStreamFacts) -> Iterator[DoctorFinding]:
+    """Judge how fast the stream grows, and what ends that."""
+    if stream.grows is None and not stream.trim_held_back:
+        return
+    left = None if stream.grows is None else stream.grows.days_left
+    seen = describe(stream.grows) if stream.grows is not None else "slowly"
+    room = "" if left is None else f"; Redis has room for {left:,.1f} days of it"
+    do = ""
+    if stream.trims_after_s is None:
+        means, do = "no leader trims: what is done stays", "set USHER_TRIM_SECONDS of the masters, or `usher trim`"
+    elif stream.trim_held_back:
+        means, do = f"it is not trimmed: {stream.trim_held_back}", "`usher trim` shows who needs what"
+    else:
+        hours = stream.trims_after_s / 3600
+        means = f"what nobody needs goes after {hours:,.4g} h, and earlier when memory is needed"
+    is_soon = bool(do) and left is not None and left < _SOON_DAYS
+    yield DoctorFinding("growth", WARN if is_soon else OK, seen + room, means, do)
 
 
 def _listed(names: list[NameInGroup]) -> str:

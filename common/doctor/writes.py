@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from usher.common.doctor.facts import DoctorFacts, DoctorSeverity
+from usher.common.doctor.growth import info_of
 from usher.common.doctor.server import refused_writes
 
 #: The commands whose replies ``write_trouble`` reads. One section each: only Redis 7 takes several in one command.
@@ -19,19 +20,10 @@ class WriteTrouble(NamedTuple):
     is_certain: bool
 
 
-def info_lines(reply: bytes) -> dict[str, str]:
-    """Return the ``name:value`` lines of INFO and CLUSTER INFO.
-
-    >>> info_lines(b"# Memory\\r\\nmaxmemory:0\\r\\n")
-    {'maxmemory': '0'}
-    """
-    return dict(line.split(":", 1) for line in reply.decode(errors="replace").splitlines() if ":" in line)
-
-
 def write_trouble(*replies: Any) -> WriteTrouble | None:
     """Return what the replies of ``INFO_COMMANDS`` say against writing; None when they say nothing, or Redis does not
     tell this user."""
-    told = {name: value for reply in replies if isinstance(reply, bytes) for name, value in info_lines(reply).items()}
+    told = info_of(*replies)
     found = refused_writes(DoctorFacts(info=told)) if told else None
     return (
         WriteTrouble(f"Redis, {found.check}: {found.means}; {found.do}", found.severity is DoctorSeverity.BAD)

@@ -89,6 +89,12 @@ class LogKeys:
         return _tagged(self.stream) + ":due"
 
     @property
+    def behind(self) -> str:
+        """Hash with PX, only while producers are to wait: ``<group>``, or ``<group>/<tenant>`` -> how many messages
+        wait. Written by note_behind; producers look at it."""
+        return _tagged(self.stream) + ":behind"
+
+    @property
     def due_until(self) -> str:
         """String: the id up to which ``delayed`` is in ``due``. Written by due_delayed."""
         return _tagged(self.stream) + ":due_until"
@@ -177,6 +183,11 @@ class Keys:
         """Stream, capped: the action log of the operators (master/operations/action_log.py). Written by change_rules,
         and by every redrive or drop of letters."""
         return self.prefix + "actions"
+
+    @property
+    def losses(self) -> str:
+        """Stream, capped: declared losses (common/protocol/losses.py). Written by the leader, and by who gathers."""
+        return self.prefix + "losses"
 
     @property
     def runs(self) -> str:

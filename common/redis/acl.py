@@ -33,7 +33,7 @@ _TABLE = re.compile(r"command = \{'(\w+)'")
 _ENDS_WORD = re.compile(r"[\s\x00-\x1f\x7f\"'()]")
 #: Commands of every connection, of a start, and of the doctor (MULTI and DISCARD: see common/doctor/rights.py).
 _CONNECT = ("client|setname", "select", "ping", "info", "cluster|slots", "acl|whoami", "multi", "discard")
-_WITH_SUBCOMMANDS = ("XINFO", "XGROUP", "CLIENT", "ACL", "CLUSTER", "SCRIPT")
+_WITH_SUBCOMMANDS = ("XINFO", "XGROUP", "CLIENT", "ACL", "CLUSTER", "SCRIPT", "MEMORY")
 
 
 class Grant(NamedTuple):
@@ -114,7 +114,7 @@ def programs(stream: str, group: str, sources: Sequence[str] = ()) -> tuple[AclP
     keys, log = Keys(_escape_pattern(stream), _escape_pattern(group)), LogKeys(_escape_pattern(stream), "*")
     everything, at = f"{keys.prefix}*", keys.stream
     fed = tuple(source if is_pattern(source) else _escape_pattern(source) for source in sources)
-    notes, delayed = (log.checkpoints, log.archived, log.groups), (log.delayed, log.due, log.due_until)
+    notes, delayed = (log.checkpoints, log.archived, log.groups), (log.delayed, log.due, log.due_until, log.behind)
     its_keys = (at, everything, *notes, *delayed, uid_key(at, b"*").decode())
     of_sources = (*fed, *(key for source in fed for key in _beside(LogKeys(source))))
     scripts = _MASTER + _GATHERING * bool(fed)
@@ -205,6 +205,7 @@ def _senders(given: Sequence[str], log: LogKeys) -> tuple[AclProgram, ...]:
             ("time",),
             _with_scripts(
                 Grant(("xadd", "xinfo|stream"), (*given, log.delayed)),
+                Grant(("hgetall",), (log.behind,)),
                 Grant(("get", "set"), tuple(uid_key(one, b"*").decode() for one in given)),
             ),
         ),
@@ -234,6 +235,7 @@ _MASTER = (
     "restore",
     "sweep",
     "save_position",
+    "note_behind",
     "note_repeats",
     "rejoin",
     "revoke",
@@ -274,6 +276,7 @@ _MASTER_SENDS = (
     "xinfo|groups",
     "xinfo|consumers",
     "xgroup|create",
+    "memory|usage",
     "client|tracking",
     "get",
     "mget",

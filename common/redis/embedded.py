@@ -41,6 +41,7 @@ import click
 from usher.common.base.errors import NotNow, ReplyUnknown, StartRefused
 from usher.common.base.private_file import write_private
 from usher.common.redis.client import Link
+from usher.common.runtime.memory import memory_of_machine
 
 #: ``sun_path`` of Linux has 108 bytes including the closing zero; other systems have fewer, and say so at bind.
 _LONGEST_SOCKET_PATH = 107
@@ -232,6 +233,7 @@ def _settings(folder: Path, password: str, durable: bool) -> list[str]:
         'save ""',
         f"appendonly {'yes' if durable else 'no'}",
         "appendfsync everysec",
+        f"maxmemory {memory_of_machine() // 2}",
         "maxmemory-policy noeviction",
         *TUNING,
     ]

@@ -114,7 +114,7 @@ class ScriptRunner:
     """A runner of steps over one Link; used by the thread that owns the link."""
 
     def __init__(self, link: Link) -> None:
-        self._link = link
+        self.link = link
         self._reads_flags = True  # until the server refuses them
         self._prepared: dict[str, tuple[str, str]] = {}
         # Of steps that read bodies: bytes that the next call may read, and until when these do not grow.
@@ -128,20 +128,20 @@ class ScriptRunner:
         """Load steps for users that may run loaded ones only, as far as Redis does not know them. It is asked now and
         then: somebody may have flushed them, or an earlier load was refused. Return why Redis refused to. Raises
         RedisTrouble."""
-        if now_s() < self._next_load_s and self._loaded_over == self._link.connections:
+        if now_s() < self._next_load_s and self._loaded_over == self.link.connections:
             return []
         texts = [self.prepared(name) for name in names]
         known = self._known([digest for _, digest in texts])
         missing = [text for (text, _), is_known in zip(texts, known, strict=True) if not is_known]
-        answers = self._link.pipeline([("SCRIPT", "LOAD", text) for text in missing]) if missing else []
-        self._loaded_over, self._next_load_s = self._link.connections, now_s() + _LOAD_EVERY_S
+        answers = self.link.pipeline([("SCRIPT", "LOAD", text) for text in missing]) if missing else []
+        self._loaded_over, self._next_load_s = self.link.connections, now_s() + _LOAD_EVERY_S
         # Redis 6.2 knows no user that is kept from sending scripts alone.
         return [str(one) for one in answers if isinstance(one, Exception) and not _reads_no_flags(one)]
 
     def _known(self, digests: list[str]) -> Sequence[Any]:
         """Return for each digest whether Redis knows it; that it knows none, if we may not ask (a former ACL)."""
         try:
-            found: Sequence[Any] = self._link.call("SCRIPT", "EXISTS", *digests)
+            found: Sequence[Any] = self.link.call("SCRIPT", "EXISTS", *digests)
         except CommandRefused:
             return [0] * len(digests)
         return found
@@ -157,7 +157,7 @@ class ScriptRunner:
         room, began_s = self._room(name), now_s()
         try:
             try:
-                reply = self._link.call("EVALSHA", digest, len(keys), *keys, *args, *room, meanwhile=meanwhile)
+                reply = self.link.call("EVALSHA", digest, len(keys), *keys, *args, *room, meanwhile=meanwhile)
             except ScriptMissing as missing:
                 reply = self._run_text(name, (len(keys), *keys, *args, *room), missing)
         except ReplyUnknown:
@@ -208,7 +208,7 @@ class ScriptRunner:
         try:
             return [
                 first,
-                *self._link.pipeline([("EVALSHA", digest, len(keys), *keys, *args, *room) for keys, args in each[1:]]),
+                *self.link.pipeline([("EVALSHA", digest, len(keys), *keys, *args, *room) for keys, args in each[1:]]),
             ]
         except RedisTrouble as trouble:  # the first run has happened, and the caller must hear of it
             if isinstance(trouble, ReplyUnknown):
@@ -228,7 +228,7 @@ class ScriptRunner:
         """Run a step that Redis does not know by its text."""
         self._loaded_over = None
         try:
-            return self._link.call("EVAL", self.prepared(name)[0], *arguments)
+            return self.link.call("EVAL", self.prepared(name)[0], *arguments)
         except CommandRefused as refused:
             if _may_not_eval(refused):
                 raise ScriptMissing(missing.kind, f"Redis does not know step {name}, {_LOADS_AGAIN}") from refused
@@ -236,4 +236,4 @@ class ScriptRunner:
                 raise
         self._reads_flags = False
         self._prepared.clear()
-        return self._link.call("EVAL", self.prepared(name)[0], *arguments)
+        return self.link.call("EVAL", self.prepared(name)[0], *arguments)

@@ -40,10 +40,12 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import NotNow, ReplyUnknown
 from usher.common.observability.tracing import context_fields, sending
 from usher.common.protocol.keys import LogKeys, uid_key
+from usher.common.protocol.marks import MarkFields
 from usher.common.protocol.message import DUE_FIELD, UID_FIELD, check_ticket
 from usher.common.redis.client import Arg, ClientLink, CommandRefused, Link
 from usher.common.redis.replies import pairs
 from usher.common.redis.scripts import ScriptRunner
+from usher.common.sending.limit_sign import LimitSign
 
 T = TypeVar("T")
 Value = str | bytes | int | float
@@ -98,6 +100,10 @@ class Producer:
     ``dedup_s`` 0 (the default) remembers nothing: a uid is then only a field. A call that Redis does not answer is
     repeated for up to ``patience_s`` seconds: always when it certainly did not happen, and otherwise only when every
     message of it can be recognised.
+
+    ``heed_limits``: raise Behind while masters say that too much waits (USHER_BACKLOG_LIMIT) for this stream; of a
+    stream that is gathered, name the work stream. ``tenant_field``: as masters have it (USHER_TENANT_FIELD), to heed
+    limits of tenants too. The sign is read along with what is sent, so it is heeded from the next send on.
     """
 
     def __init__(
@@ -107,6 +113,8 @@ class Producer:
         ticket_field: str = "ticket_id",
         dedup_s: float = 0.0,
         patience_s: float = 10.0,
+        heed_limits: bool | str = False,
+        tenant_field: str = "",
     ) -> None:
         if dedup_s < 0 or 0 < dedup_s < 0.001:
             raise ValueError("dedup_s must be 0, or at least 0.001 seconds")
@@ -117,6 +125,9 @@ class Producer:
         self._dedup_s = dedup_s
         self._patience_s = patience_s
         self._rng = random.Random()
+        limits_of = heed_limits if isinstance(heed_limits, str) else stream if heed_limits else ""
+        self._sign = LimitSign(link, limits_of) if limits_of else None
+        self._marks = MarkFields(tenant_field)
         # By process: in a forked child another thread's lock is never released.
         self._locks: dict[int, threading.Lock] = {}
         # The connection, when it was asked, and the answer: does its server drop repeats itself.
@@ -143,7 +154,8 @@ class Producer:
         in its middle) up to a message. With ``due_ms`` (since the epoch) they wait until then, and get their place in
         the stream, and another id, when they are due.
 
-        Raises ValueError and MessageUndecodable for messages that could never be handled (nothing was sent), NotNow
+        Raises ValueError and MessageUndecodable for messages that could never be handled (nothing was sent), Behind
+        (with ``heed_limits``: nothing was sent), NotNow
         (the last batch did not happen), ReplyUnknown (the outcome is unknown, and not every message has a uid),
         CommandRefused. Calling again with the same messages is safe where all have uids, within ``dedup_s``.
         """
@@ -156,10 +168,24 @@ class Producer:
         messages, sent = list(messages), []
         with sending(self._stream, len(messages)):
             context = [_raw(part) for field in context_fields().items() for part in field]
-            for batch in _batches([self._prepared(message, context, due_ms) for message in messages]):
+            prepared = [self._prepared(message, context, due_ms) for message in messages]
+            if self._sign is not None:
+                self._patiently(lambda: self._heed({self._tenant(flat) for _, flat in prepared}), True)
+            for batch in _batches(prepared):
                 recognisable = self._dedup_s > 0 and all(uid is not None for uid, _ in batch)
                 sent += self._patiently(lambda batch=batch: self._add(stream, batch), recognisable)  # type: ignore[misc]
         return sent
+
+    def _heed(self, tenants: set[bytes]) -> None:
+        if self._sign is not None:
+            with self._lock():
+                self._sign.check(tenants)
+
+    def _tenant(self, flat: list[bytes]) -> bytes:
+        if self._marks.tenant == "@stream":
+            return self._stream.encode()
+        ticket = flat[flat.index(self._ticket_field) + 1] if self._ticket_field in flat[:4:2] else b""
+        return b"" if self._marks.is_empty else self._marks.of(b"", ticket, flat).tenant
 
     def _prepared(self, message: Outgoing, context: list[bytes], due_ms: int | None) -> Prepared:
         """Check and encode a message. ``context``: the fields of the current span, for a message that has none of its
@@ -226,20 +252,27 @@ class Producer:
                 Sent(entry_id, None if uid else False)
                 for entry_id, (uid, _) in zip(self._pipelined(commands), batch, strict=True)
             ]
-        keys = [stream, *(stream if uid is None else uid_key(self._stream, uid) for uid, _ in batch)]
+        sign = stream if self._sign is None else self._sign.key
+        keys = [stream, sign, *(stream if uid is None else uid_key(self._stream, uid) for uid, _ in batch)]
         args: list[Arg] = [int(self._dedup_s * 1000)]
         for _, flat in batch:
             args += (len(flat), *flat)
-        return [Sent(entry_id.decode(), bool(repeated)) for entry_id, repeated in self._scripts.run("send", keys, args)]
+        rows, told = self._scripts.run("send", keys, args)
+        if self._sign is not None:
+            self._sign.learn(told)
+        return [Sent(entry_id.decode(), bool(repeated)) for entry_id, repeated in rows]
 
     def _pipelined(self, commands: Sequence[Sequence[Arg]]) -> list[str]:
-        replies = self._link.pipeline(commands)
+        replies = self._link.pipeline([*commands, *([] if self._sign is None else [self._sign.command])])
+        told = None if self._sign is None else replies.pop()
         for reply in replies:
             if isinstance(reply, NotNow) and not all(isinstance(other, NotNow) for other in replies):
                 # Others of the batch may have been added: the batch as a whole is not undone.
                 raise ReplyUnknown(f"a part of the batch was refused: {reply}") from reply
             if isinstance(reply, Exception):
                 raise reply
+        if self._sign is not None and not isinstance(told, Exception):
+            self._sign.learn(told)
         return [bytes(reply).decode() for reply in replies]
 
     def _server_drops_repeats(self) -> bool:

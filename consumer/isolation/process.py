@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 
 from usher.common.base.errors import StartRefused
-from usher.common.runtime.oom import oom_kills
+from usher.common.runtime.memory import oom_kills
 from usher.common.runtime.own_command import usher_command
 from usher.consumer.isolation.values import DIED, HUNG, NOT_RUN, CallResult, Piece, ProcessSpec, calls_of_handler
 

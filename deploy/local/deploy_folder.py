@@ -18,6 +18,7 @@ import jinja2
 from usher.common.base.errors import StartRefused
 from usher.common.redis.acl import acl_file
 from usher.common.redis.embedded import SERVER_VARIABLE
+from usher.common.runtime.memory import memory_of_machine
 from usher.common.runtime.own_command import usher_command
 from usher.common.runtime.settings import CommonSettings, is_loopback, load
 
@@ -233,6 +234,7 @@ class Host:
             f'dir "{self.state / "redis"}"',
             f"bind {self.address}",
             *self._listening(port),
+            f"maxmemory {memory_of_machine() // 2}",
             f'aclfile "{self.folder / "users.acl"}"',
         ]
         return (DEPLOY / "redis.conf").read_text("utf-8") + "\n# ---- this host ----\n\n" + "\n".join(lines) + "\n"

@@ -26,11 +26,14 @@ from usher.master.insight.ticket_history import TicketHistory
 from usher.master.membership.owner_question import OwnerQuestion
 from usher.master.membership.registration import Membership
 from usher.master.operations.action_log import ActionLog
+from usher.master.operations.backlog_watch import BacklogWatch
 from usher.master.operations.bulk_letters import BulkLetters
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.operations.live_rules import LiveRules
 from usher.master.operations.signed_out import SignedOut
 from usher.master.operations.ticket_orders import TicketOrders
+from usher.master.operations.trimming import retention_of
+from usher.master.policy.backlog import BacklogLimits
 from usher.master.web.adapter import ServicePort
 from usher.master.web.operations_adapter import Operations
 from usher.master.web.pages.port import PagePort
@@ -73,6 +76,10 @@ class HttpServices:
         self._letters = self._kept(DeadLetters(link("letters"), keys))
         self._vitals = self._kept(StreamStatsReader(link("vitals"), keys, self._status.sources))
         self._operations = self._kept(self._make_operations())
+        limits = BacklogLimits(place.settings.backlog_limit, place.settings.tenant_backlog_limit)
+        if any(limits):
+            waiting, by_tenant = (lambda: self._vitals.read().unfinished), leading.dispatcher.waiting_by_tenant
+            self.services.append(BacklogWatch(link("backlog"), keys, leading.lead, limits, waiting, by_tenant))
         metrics.add(MasterMetrics(self._vitals, all_services, leading.dispatcher, leading.health))
         metrics.add(AuditMetrics(self._status.audit, self._status.proven_until_ms))
         self.app = self._make_app(metrics, draining, stalled)
@@ -136,8 +143,9 @@ class HttpServices:
         bulk = BulkLetters(DeadLetters(link("bulk"), keys), self._status.each, self._operations.order)
         self.services += [pulse, bulk]
         story = self._kept(TicketHistory(link("story"), keys, field))
-        archived_only, sources = place.settings.archived_only, place.settings.sources
-        facts = self._kept(SystemDiagnostics(link("facts"), keys, place.lease_ms, sources, archived_only=archived_only))
+        sources = place.settings.sources
+        retention = retention_of(place.settings, work_stream=sources is not None)
+        facts = self._kept(SystemDiagnostics(link("facts"), keys, place.lease_ms, sources, retention))
         return PagePort(pulse, self._status, story, self._letters, bulk, facts, self._operations)
 
     def _make_router(self) -> StreamRouter:

@@ -24,7 +24,7 @@ from usher.master.membership.consumer_http import ConsumerHttpClient
 from usher.master.membership.health_checker import BOUNDS, HealthChecker
 from usher.master.membership.registry import ConsumerRegistry, RegisteredConsumer
 from usher.master.operations.delayed_sender import DelayedMessages
-from usher.master.operations.trimming import Trimmer
+from usher.master.operations.trimming import Trimmer, retention_of
 from usher.master.recovery.janitor import Janitor
 
 _TRIM_WORK_S = 2.0
@@ -65,16 +65,16 @@ class LeaderServices:
             janitor,
             *self._bell.services,
         ]
-        trim_s = settings.trim_seconds
-        if settings.sources is not None:  # the work stream is ours: no one else trims it
+        trim_s, is_work = settings.trim_seconds, settings.sources is not None
+        if is_work:  # no one else trims it
             trim_s = min(trim_s or _TRIM_WORK_S, _TRIM_WORK_S)
         self.services.append(
             DelayedMessages(
                 link("delayed"), keys, self.lead, settings.sources, settings.ticket_field, on_rejected=self._ring
             )
         )
-        if trim_s:
-            self.services.append(Trimmer(link("trim"), keys, self.lead, trim_s, settings.archived_only))
+        retention = retention_of(settings, work_stream=is_work)
+        self.services.append(Trimmer(link("trim"), keys, self.lead, trim_s, retention))
 
     def _members(self) -> Mapping[str, RegisteredConsumer]:
         return self.roster.members

@@ -59,6 +59,7 @@ _OF_THE_LOG = (
     "times_impossible",
     "run_unreadable",
     "effect_twice",
+    "repeat_declared",
     "stale_counted",
     "effect_missing",
     "dead_and_done",
@@ -170,7 +171,8 @@ class AuditRun:
             dead += [(example.stream, example.owner)] if check in ("owner_dead", "stranger_owns") else []
         for one in facts:
             if one.cut_unread:
-                suspects.add("cut_unread", one.stream, one.cut_unread, [Example(one.stream)])
+                told = next((loss.describe() for loss in one.declared if loss.kind == "unread_cut"), "")
+                suspects.add("cut_unread", one.stream, one.cut_unread, [Example(one.stream, detail=told)])
         self._progress("comparing pending lists and indexes")
         index = self._read("redis_tickets")
         looks = [pending_proof.check_entries(pending, dead, plan.limits), *pending_proof.check_records(index, facts)]

@@ -12,12 +12,13 @@ import click
 from rich.console import Group, RenderableType
 from rich.live import Live
 
-from usher.common.base.durations import Number
+from usher.common.base.durations import Number, moment_text
 from usher.common.redis.locate import find_local_instance
 from usher.common.runtime.settings import CommonSettings, options
 from usher.master.cli.shared import configured, console, consumers_table, print_json, table, tickets_table
 from usher.master.insight.status import StatusReader
 from usher.master.policy.explain.explain import span
+from usher.master.policy.rates import Sample, rates
 
 _TICKETS_SHOWN = 12
 _TROUBLES_SHOWN = 5
@@ -80,25 +81,28 @@ def _logs_of_up(settings: CommonSettings) -> dict[str, str]:
 def look(reader: StatusReader, before: dict[str, Any] | None, logs: Mapping[str, str]) -> dict[str, Any]:
     """Return one look. Rates are per second since ``before``, None at the first look.
 
-    ``done`` counts the entries in the stream that the group has neither unread nor pending. ``missing_consumers``:
+    ``done`` counts the entries that the group was given and has not pending; before Redis 7.0, of those in the stream.
+    ``missing_consumers``:
     those of ``logs`` that are not alive, each with its log. A consumer that ends again and again before it registers is
     in no registry: only its supervisor and its log know it.
     """
     overview = reader.overview()
-    overview["done"] = max(0, overview["entries"] - overview["lag"] - overview["pending"])
+    overview["done"] = max(0, _sample(overview).done or overview["entries"] - overview["lag"] - overview["pending"])
     page = reader.tickets("0", _TICKETS_SHOWN)
-    rates: dict[str, float | None] = {"sent_per_second": None, "done_per_second": None}
-    if before is not None:
-        seconds = max(0.001, (overview["time_ms"] - before["time_ms"]) / 1000)
-        rates["sent_per_second"] = round((overview["entries"] - before["entries"]) / seconds, 1)
-        rates["done_per_second"] = round((overview["done"] - before["done"]) / seconds, 1)
+    sent, done = rates([_sample(one) for one in (before, overview) if one is not None])
+    per_second = {"sent_per_second": sent, "done_per_second": done}
     overview["sources"] = reader.sources()
     consumers = reader.consumers()
     alive = {row["name"] for row in consumers if row["state"] != "lost"}
     overview["missing_consumers"] = {name: log for name, log in logs.items() if name not in alive}
     tickets = page["tickets"][:_TICKETS_SHOWN]
     parked = reader.parked(_TICKETS_SHOWN).rows if overview["parked"] else []
-    return overview | rates | {"consumers": consumers, "tickets_in_processing": tickets, "tickets_parked": parked}
+    return overview | per_second | {"consumers": consumers, "tickets_in_processing": tickets, "tickets_parked": parked}
+
+
+def _sample(seen: dict[str, Any]) -> Sample:
+    lag = seen["lag"] if seen["lag_is_exact"] else None
+    return Sample(seen["time_ms"], seen["entries"], lag, seen["pending"], seen["read"])
 
 
 def drawn(seen: dict[str, Any]) -> RenderableType:
@@ -124,13 +128,18 @@ def drawn(seen: dict[str, Any]) -> RenderableType:
         if told[name]:
             more = "claimed again  " if name == "restored" else ""
             facts.append((what, f"{told[name]:,}  {more}(usher doctor)"))
+    if seen["behind"]:
+        most = ", ".join(f"{name} {number:,}" for name, number in list(seen["behind"].items())[:5])
+        facts.append(("behind", f"producers that ask are told to wait: {most}"))
+    if (loss := seen["last_loss"]) is not None:
+        facts.append(("last loss", f"{moment_text(loss['ms'], 'seconds')}  {loss['text']}  (usher doctor)"))
     if seen["write_trouble"]:
         facts.insert(0, ("trouble", f"{seen['write_trouble']}  (usher doctor)"))
     if seen["sources"] is not None:
         facts += _of_sources(seen["sources"])
     if seen["rules"]:
         facts.append(("rules", f"{seen['rules']:,} hold tickets or consumers back  (usher rules)"))
-    if seen["done_per_second"] is not None:
+    if seen["done_per_second"] is not None and seen["sent_per_second"] is not None:
         facts.append(("per second", f"sent {seen['sent_per_second']:,.0f}  done {seen['done_per_second']:,.0f}"))
     parts: list[RenderableType] = [table("Usher", ("", ""), facts), "", consumers_table(seen["consumers"])]
     if not seen["consumers"]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ import click
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from usher.common.base.clock import wall_ms
 from usher.common.base.durations import Duration
 from usher.common.base.errors import RedisTrouble, StartRefused
 from usher.common.base.text import escape_control, pluralize
@@ -22,7 +22,7 @@ from usher.common.redis.locate import resolve_redis_url
 from usher.common.runtime.settings import CommonSettings, load, options
 from usher.master.cli.shared import console, print_json, table
 from usher.master.operations.trimming import COUNTED, StillNeeded, Trimming
-from usher.master.policy.trim import Cut, Nothing, Refused, RetentionFacts, RetentionRow, decide, readers
+from usher.master.policy.trim import Cut, Nothing, Refused, RetentionFacts, RetentionRow, decide, readers, young
 
 
 @click.command(
@@ -64,8 +64,8 @@ def trim(
         if any(forget.values()):
             sys.exit(_forget(trimming, **forget))
         facts = trimming.facts()
-        before = None if keep_s is None else b"%d-0" % max(0, (time.time_ns() // 1_000_000) - int(keep_s * 1000))
-        decision = decide(facts, archived_only=archived_only, before=before)
+        wished = [] if keep_s is None else [young(wall_ms(), keep_s)]
+        decision = decide(facts, archived_only=archived_only, wished=wished)
         would = trimming.count_below(decision.floor) if isinstance(decision, Cut) else 0
         cut, trouble = 0, ""
         if apply and isinstance(decision, Cut) and would:
@@ -145,7 +145,7 @@ def _document(
     trouble: str,
 ) -> dict[str, Any]:
     """Return the JSON document. ``cut`` None: it was a dry run."""
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = wall_ms()
     noted = {one.name: one.noted_ms for one in facts.checkpoints}
     rows = []
     for reader in kept_for:

@@ -12,7 +12,7 @@ read again.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -21,6 +21,7 @@ from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import Fenced, NotNow, ReplyUnknown
 from usher.common.base.log import event
 from usher.common.protocol.keys import MASTER, Keys
+from usher.common.protocol.losses import DeclaredLoss, range_of
 from usher.common.protocol.owner_words import is_waiting
 from usher.common.protocol.registration import name_of
 from usher.common.redis.client import SAME_MEMORY, Link
@@ -34,7 +35,6 @@ from usher.master.dispatch.rules import RuleWork
 from usher.master.dispatch.stream_cursor import IDLE_READ_S, StreamCursor, TicketEntry
 from usher.master.dispatch.stream_notifier import StreamNotifier
 from usher.master.leader.counters import LeaderCounters
-from usher.master.leader.cut import report_cut
 from usher.master.leader.elector import Lead
 from usher.master.leader.leader_scripts import GroupMoved, LeaderScripts, NotificationMismatch, Rejected, RulesMoved
 from usher.master.leader.limits import LeaderLimits
@@ -113,6 +113,7 @@ class Dispatcher(Service):
         self._reconciler = Reconciler(limits.reconcile_s)
         self._position_saver = PositionSaver(self._stream, limits.reconcile_s)
         self._pending_check = PendingCheck(self._limits.reconcile_s)
+        self._comes_again = False  # what was taken last, the group had been given before
         self._unload_s = 0.0  # when to look again for what need not be in memory
         self._unwell: str | None = None  # why the last turn as leader failed; None after one that did not
 
@@ -159,6 +160,13 @@ class Dispatcher(Service):
         """Return how much of the ticket memory has parked, while this master leads; None when nothing is known. It may
         be a moment old."""
         return self.board.parked_of(ticket) if self.leads else None
+
+    def waiting_by_tenant(self) -> Counter[bytes]:
+        """Return how many messages of each tenant are unfinished, of those that memory has. It may be a moment old."""
+        counts: Counter[bytes] = Counter()
+        for ticket in list(self.board.tickets.values()):
+            counts[ticket.tenant] += len(ticket.parked) + len(ticket.running)
+        return counts
 
     def window(self, incarnation: str) -> int | None:
         """Return how many messages this incarnation is given at a time; None when it is not known. It may be a moment
@@ -276,7 +284,7 @@ class Dispatcher(Service):
         #     way, so that Redis and memory are of one moment.
         look = self._position_saver.turn(self.board, self._steps, self._cursor.last_read)
         if look is not None:
-            report_cut(look.cut, self._keys.stream, look.position.delivered)
+            self._steps.losses.cut(look.cut, look.position.delivered)
             self._cursor.under_master = look.pending.get(MASTER, 0)
             self._pending_check.learn(self.board, look.pending, now_s())
         checking = self._pending_check.turn(self.board, self._steps)
@@ -452,6 +460,7 @@ class Dispatcher(Service):
                 ids=ids,
                 why="gone, or not pending: see Lost group in the runbook",
             )
+            self._steps.losses.declare(DeclaredLoss("not_pending", lost=range_of(gone), messages=len(gone)))
         self._unsure.update(follow_up.unsure)
         self._pending_check.restore(self.board, reply.missing, self._steps)
         if follow_up.doubt:
@@ -486,13 +495,19 @@ class Dispatcher(Service):
     def _take(self, new: NewEntries) -> bool:
         """Take the entries by the hand-over of a plan that contains them. Return False when it was refused; the entries
         then count as never seen."""
+        assert self._steps is not None
         entries = self._sort(new)
         plan = (self.board.plan(self._limits.batch, now_s()) if entries.may_plan else None) or NOTHING
         reply = self._carry_out_or_forget(plan, new, entries)
         if reply is None:
             return False
+        given = self._cursor.given
         self._cursor.advance(new)
-        report_cut(reply.cut, self._keys.stream, new.position)
+        comes_again = bool(entries.late or entries.in_processing)
+        if comes_again and not self._comes_again:  # told once for all that comes again
+            self._steps.losses.set_back((new.found[0].id, given), None)
+        self._comes_again = comes_again
+        self._steps.losses.cut(reply.cut, new.position)
         self._position_saver.remember(new)
         self._rejected += entries.rejected
         self._learn(plan, reply)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from usher.common.base.log import event
-from usher.common.protocol.stream_id import ZERO, rank
+from usher.common.protocol.stream_id import ZERO, from_rank, rank
 from usher.master.dispatch.stream_notifier import StreamNotifier
 from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.leader.limits import LeaderLimits
@@ -113,6 +113,11 @@ class StreamCursor:
         self._given = max(self._given, rank(self.last_read))
         if self._notifier is not None:
             self._notifier.accept()
+
+    @property
+    def given(self) -> bytes:
+        """The highest id that the group was given."""
+        return from_rank(self._given)
 
     def split(self, entries: Sequence[TicketEntry]) -> SplitEntries:
         """Split entries, which are in id order, by whether the group was given them before."""

@@ -9,23 +9,27 @@ from typing import Any
 
 from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.log import redacted
-from usher.common.doctor.collector import collect
+from usher.common.doctor.collector import collect, look_at_memory, read_growth
 from usher.common.doctor.findings import examine, promise, worst
+from usher.common.doctor.growth import describe
 from usher.common.protocol.keys import Keys, LogKeys
+from usher.common.protocol.losses import losses_command, parse_losses, told
 from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.capabilities import Capability
 from usher.common.redis.client import Link
 from usher.common.redis.replies import parse_span
 from usher.master.operations.trimming import Trimming
-from usher.master.policy.trim import Cut, Refused, decide, readers
+from usher.master.policy.trim import Cut, Refused, Retention, decide, readers
 
 #: Seconds for which findings are shown again: an examination watches clocks for 0.1 s.
 _FOUND_FOR_S = 15.0
+#: Newest declared losses that are shown.
+_LOSSES = 50
 
 
 class SystemDiagnostics:
-    """The doctor and the stream's readers, for the page. Safe for many threads, one at a time. ``archived_only``: the
-    master trims only what is archived."""
+    """The doctor and the stream's readers, for the page. Safe for many threads, one at a time. ``retention``: the
+    master's."""
 
     def __init__(
         self,
@@ -33,14 +37,13 @@ class SystemDiagnostics:
         keys: Keys,
         lease_ms: int,
         sources: SourceSelection | None = None,
-        *,
-        archived_only: bool = False,
+        retention: Retention | None = None,
     ) -> None:
         self._link = link  # guarded by self._lock
         self._keys = keys
         self._lease_ms = lease_ms
         self._sources = sources
-        self._archived_only = archived_only
+        self._retention = retention or Retention()
         self._lock = threading.Lock()
         self._found: dict[str, Any] = {}
         self._found_s = 0.0
@@ -81,12 +84,16 @@ class SystemDiagnostics:
             beside = {self._keys.runs: "run log", self._keys.dead: "dead letters"}
             lengths = [("XLEN", name) for name in (self._keys.stream, *beside)]
             streamer, length, *entries = self._link.all_of([("GET", LogKeys(self._keys.stream).leader), *lengths])
+            now_ms, memory = look_at_memory(self._link)
+            grows = read_growth(self._link, self._keys.stream, length, facts.span, now_ms, memory)
+            losses = parse_losses(*self._link.pipeline([losses_command(self._keys, _LOSSES)]))
             last = self._link.pipeline([("XINFO", "STREAM", name) for name in beside])
         others = [
             {"name": name, "what": what, "entries": count, "last": _last(reply)}
             for (name, what), count, reply in zip(beside.items(), entries, last, strict=True)
         ]
-        decision = decide(facts, archived_only=self._archived_only)
+        archived_only, wished = self._retention.archived_only, self._retention.wishes(facts, now_ms)
+        decision = decide(facts, archived_only=archived_only, wished=wished)
         if isinstance(decision, Cut):
             floor, why = (
                 decision.floor.decode(),
@@ -94,7 +101,7 @@ class SystemDiagnostics:
             )
         else:
             floor, why = "", "; ".join(decision.problems) if isinstance(decision, Refused) else decision.why
-        span, kept_for = facts.span, readers(facts, archived_only=self._archived_only)
+        span, kept_for = facts.span, readers(facts, archived_only=archived_only)
         return [
             {
                 "name": self._keys.stream,
@@ -104,6 +111,10 @@ class SystemDiagnostics:
                 "floor": floor,
                 "why": why,
                 "refused": isinstance(decision, Refused),
+                "growth": None if grows is None else describe(grows),
+                "days_left": None if grows is None else grows.days_left,
+                "memory": None if memory is None else memory._asdict() | {"share": memory.share},
+                "losses": [told(loss) for loss in losses],
                 "streamer": (streamer or b"").decode(errors="replace").partition(" ")[2] or None,
                 "readers": [one._asdict() | {"keeps_from": one.keeps_from.decode()} for one in kept_for],
                 "others": others,

@@ -17,9 +17,12 @@ from typing import Any
 import orjson
 
 from usher.common.base.clock import now_s, wall_ms
+from usher.common.doctor.growth import memory_share
 from usher.common.doctor.writes import INFO_COMMANDS, write_trouble
 from usher.common.http.server.push_sockets import LiveSocket, LiveSockets
 from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
+from usher.common.protocol.losses import losses_command, parse_losses
+from usher.common.protocol.losses import told as told_of
 from usher.common.protocol.mishaps import Mishaps, mishaps_command, parse_mishaps
 from usher.common.protocol.stream_id import milliseconds
 from usher.common.redis.client import Link
@@ -52,6 +55,8 @@ _PATIENCE_S = 0.2
 _HISTORY = 600
 #: Records of the index looked at in a turn.
 _SLICE = 5_000
+#: Newest declared losses that are looked at.
+_LOSSES = 10
 #: The most entries counted for the lag where Redis does not know it (before 7.0): while a page is open, and otherwise.
 #: Each one blocks Redis for 2 us.
 _MOST_COUNTED, _MOST_COUNTED_UNSEEN = 20_000, 4_000
@@ -169,7 +174,10 @@ class LiveOverview(Service):
             self._tickets.advance(_SLICE, has_troubles, states, self._rules, seen["time_ms"])
             for incarnation, row in self._rows.items():
                 row["tickets"] = self._tickets.owned_by(incarnation)
-            trouble = write_trouble(*self._link.pipeline(INFO_COMMANDS))
+            losses, *told = self._link.pipeline([losses_command(self._keys, _LOSSES), *INFO_COMMANDS])
+            seen["losses"] = [told_of(loss) for loss in parse_losses(losses)]
+            trouble, share = write_trouble(*told), memory_share(*told)
+            seen["memory_share"] = None if share is None else round(share, 2)
             seen["write_trouble"] = None if trouble is None else trouble._asdict()
             parked = self._by_name.get(MASTER, 0)
             rows = self._tickets.rows(parked, states, self._rules, seen["time_ms"])

@@ -93,6 +93,9 @@ def _stream_metrics(vitals: StreamStats) -> Iterable[Metric]:
         "1 if Redis refuses writes, because memory or disk is full, or replicas are missing.",
         vitals.refuses_writes,
     )
+    if vitals.memory_share is not None:
+        text = "Share of its memory (maxmemory, else the machine's) that Redis uses; at 1 it refuses writes."
+        yield gauge("redis_memory_share", text, vitals.memory_share)
     yield gauge("leader_known", "1 if some master holds the leader lease.", vitals.led)
     yield gauge("stream_entries", "Entries in the ticket stream, done ones included.", vitals.entries)
     yield gauge(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from usher.common.base.clock import now_s
+from usher.common.doctor.growth import memory_share
 from usher.common.doctor.writes import INFO_COMMANDS, write_trouble
 from usher.common.protocol.keys import HALTED, MASTER, Keys
 from usher.common.protocol.mishaps import Mishaps, mishaps_command, parse_mishaps
@@ -53,6 +54,7 @@ class StreamStats:
     without messages that wait for an operator: see ``_unheld``. ``delayed``: messages that wait for their time, and
     ``late_s``: seconds since the first of them was due and not sent. ``consumers``: by name. ``refuses_writes``: Redis
     refuses writes, because memory or disk is full, or replicas are missing. ``mishaps``: since the stream began.
+    ``memory_share``: how much of Redis' memory is used; None: not known.
     ``known_takeable``: what the leader noted last (see ``takeable``); None: it is of a former version.
     """
 
@@ -72,6 +74,7 @@ class StreamStats:
     late_s: float = 0.0
     oldest_unheld_s: float = 0.0
     refuses_writes: bool = False
+    memory_share: float | None = None
     mishaps: Mishaps = field(default_factory=Mishaps)
     known_takeable: int | None = None
 
@@ -172,6 +175,7 @@ class StreamStatsReader:
             late_s,
             _age_s(unheld, now_ms),
             trouble is not None and trouble.is_certain,
+            memory_share(*told),
             parse_mishaps(mishaps),
             int(takeable) if isinstance(takeable, bytes) else None,
         )

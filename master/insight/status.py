@@ -16,8 +16,9 @@ from usher.common.base.errors import GroupMissing
 from usher.common.doctor.source_status import SourcesReader
 from usher.common.doctor.writes import INFO_COMMANDS, write_trouble
 from usher.common.protocol.attempts import NEVER
-from usher.common.protocol.keys import MASTER, Keys
+from usher.common.protocol.keys import MASTER, Keys, LogKeys
 from usher.common.protocol.last_error import LastError
+from usher.common.protocol.losses import losses_command, parse_losses, told
 from usher.common.protocol.message import ticket_text
 from usher.common.protocol.mishaps import mishaps_command, parse_mishaps
 from usher.common.protocol.owner_words import HALTED, RETURNED, TAIL, due_ms_of
@@ -86,11 +87,13 @@ class StatusReader:
                 ("GET", keys.leader),
                 ("HLEN", keys.rules),
             ]
-            replies = self._link.pipeline([*sums, mishaps_command(keys), *waiting_commands(keys)])
+            asked = [*sums, mishaps_command(keys), losses_command(keys, 1), ("HGETALL", LogKeys(keys.stream).behind)]
+            asked += waiting_commands(keys)
+            replies = self._link.pipeline(asked)
             for reply in replies[: len(sums)]:
                 if isinstance(reply, Exception):
                     raise reply
-            length, tickets, dead, leader, rules, mishaps, *delayed = replies
+            length, tickets, dead, leader, rules, mishaps, losses, behind, *delayed = replies
             held = parse_held(leader)
             trouble = write_trouble(*self._link.pipeline(INFO_COMMANDS))
             seen: dict[str, Any] = {
@@ -102,9 +105,11 @@ class StatusReader:
                 "tickets": tickets,
                 "dead_letters": dead,
                 "rules": rules,
+                "behind": _behind(behind),
                 "delayed": waiting_of(*delayed)._asdict(),
                 "write_trouble": None if trouble is None else trouble.text,
                 "mishaps": parse_mishaps(mishaps)._asdict(),
+                "last_loss": next((told(loss) for loss in parse_losses(losses)), None),
                 "time_ms": time.time_ns() // 1_000_000,
             }
             try:
@@ -116,6 +121,7 @@ class StatusReader:
                     "lag": length,
                     "lag_is_exact": True,
                     "pending": 0,
+                    "read": None,
                     "parked": 0,
                     "halted": 0,
                 }
@@ -126,6 +132,7 @@ class StatusReader:
                 "lag": lag.entries,
                 "lag_is_exact": lag.is_exact,
                 "pending": facts[b"pending"],
+                "read": facts.get(b"entries-read"),
                 **by_name,
             }
 
@@ -306,3 +313,10 @@ def ticket_row(ticket: bytes, value: bytes) -> dict[str, Any]:
         "fence": record.fence,
         "message_ids": ids,
     }
+
+
+def _behind(reply: Any) -> dict[str, int]:
+    """Return who has so much waiting that producers are told to wait: ``<group>`` or ``<group>/<tenant>``."""
+    if isinstance(reply, Exception):
+        return {}
+    return {name.decode(errors="replace"): int(number) for name, number in pairs(reply).items()}

@@ -20,6 +20,7 @@ from usher.common.redis.client import Meanwhile
 from usher.common.redis.replies import Entry, separator
 from usher.common.redis.scripts import ScriptRunner, ids_argument, sizes_argument
 from usher.master.leader.counters import LeaderCounters
+from usher.master.leader.losses import LossBook
 from usher.master.leader.marks import NO_MARKS, MarkReader
 from usher.master.leader.peeked import LONGEST_MARK, NO_NEW_ENTRIES, EntryParser, NewEntries, PeekedEntry, digest_of
 from usher.master.policy.board.plans import HandOverPlan, HandOverReply, TargetReply, TicketPlan
@@ -176,6 +177,7 @@ class LeaderScripts:
         self._counts = counts or LeaderCounters()
         self.epoch = epoch
         self.spread = spread
+        self.losses = LossBook(scripts.link, keys)
         self.rules_version = b""  # the rules that plans were made under
 
     def check(self) -> None:

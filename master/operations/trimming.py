@@ -1,19 +1,22 @@
 """Trimming: asks Redis which entries each reader needs, lets policy/trim.py decide, and cuts with a script that checks
 again.
 
-``Trimmer`` does it from time to time in the leading master (USHER_TRIM_SECONDS, off by default); ``usher trim`` does it
-by hand.
+``Trimmer`` does it from time to time in the leading master (USHER_TRIM_SECONDS); ``usher trim`` does it by hand.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from usher.common.base.clock import now_s
+from usher.common.base.durations import duration_s
 from usher.common.base.errors import GroupMissing, RedisTrouble
 from usher.common.base.log import event
+from usher.common.doctor.collector import look_at_memory
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.stream_id import ZERO
 from usher.common.redis.client import Arg, CommandRefused, Link
@@ -21,16 +24,30 @@ from usher.common.redis.replies import pairs, parse_span
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.leader.elector import Lead
-from usher.master.policy.trim import CheckpointNeeds, Cut, GroupNeeds, Refused, RetentionFacts, SavedPosition, decide
+from usher.master.policy.trim import (
+    CheckpointNeeds,
+    Cut,
+    GroupNeeds,
+    Refused,
+    Retention,
+    RetentionFacts,
+    SavedPosition,
+    decide,
+)
+from usher.master.settings import MasterSettings
 
 log = logging.getLogger(__name__)
 
-#: Most entries that one call of the script cuts: that takes some milliseconds.
-AT_ONCE = 20_000
+#: Most entries that one call of the script cuts: that takes some milliseconds. Where what is wished gives way to
+#: memory, it is as many until memory is looked at again.
+AT_ONCE, AT_ONCE_FOR_MEMORY = 20_000, 1_000
 #: Most entries that are counted to say how many would go.
 COUNTED = 1_000_000
 _PAGE = 1_000
-
+#: Seconds between lines of the log about what was cut.
+_TELL_EVERY_S = 3_600
+#: Seconds between two turns of a trimmer that trims nothing.
+_IDLE_S = 60.0
 
 _ID = re.compile(rb"[0-9]+-[0-9]+")
 
@@ -55,13 +72,13 @@ class Trimming:
             raise facts
         return facts
 
-    def cut(self, floor: bytes, *, archived_only: bool = False) -> Iterator[int]:
+    def cut(self, floor: bytes, *, archived_only: bool = False, at_once: int | None = None) -> Iterator[int]:
         """Cut below ``floor``, page by page; yield the number of entries cut. Only whole nodes of the stream go: up to
         some hundred entries stay.
 
         Raises StillNeeded; no reader needed what was cut before that.
         """
-        at_once = AT_ONCE
+        at_once = at_once or AT_ONCE
         while True:
             verdict, told = self._scripts.run("trim", *cut_call(self._keys.stream, floor, at_once, archived_only))
             if verdict != b"CUT":
@@ -150,6 +167,15 @@ def _facts(
     return RetentionFacts(None if span is None else parse_span(span), groups, checkpoints, archived, saved)
 
 
+def retention_of(settings: MasterSettings, *, work_stream: bool) -> Retention:
+    """Return what is kept beside what readers need. A work stream is ours: nobody else looks at it, or archives it."""
+    if work_stream:
+        return Retention()
+    return Retention(
+        duration_s(settings.trim_keep), settings.trim_memory_share, settings.trim_archived, heeds_archive=True
+    )
+
+
 def cut_call(
     stream: str, floor: bytes, at_once: int, archived_only: bool, gathered_by: str = ""
 ) -> tuple[tuple[str, ...], tuple[Arg, ...]]:
@@ -160,51 +186,86 @@ def cut_call(
 
 
 class Trimmer(Service):
-    """Service that trims from time to time while this master leads."""
+    """Service that trims from time to time while this master leads (``every_s`` 0: never), and notes beside the group's
+    position how long it keeps entries, and who holds it back."""
 
     name = "trim"
 
-    def __init__(self, link: Link, keys: Keys, lead: Lead, every_s: float, archived_only: bool) -> None:
+    def __init__(self, link: Link, keys: Keys, lead: Lead, every_s: float, retention: Retention) -> None:
         super().__init__()
         self._link = link
         self._trimming = Trimming(link, keys)
-        self._stream = keys.stream
+        self._keys = keys
         self._lead = lead
         self._every_s = every_s
-        self._archived_only = archived_only
-        self.stalls_after_s = max(10.0, 4 * every_s)
+        self._retention = retention
+        self._wait_s = every_s or _IDLE_S
+        self.stalls_after_s = max(10.0, 4 * self._wait_s)
         self.trimmed = 0
+        self._untold = 0
+        self._told_s = -math.inf
+        self._held_back: str | None = None
+        self._is_noted = False
 
     def run_once(self) -> float:
-        if self._lead.epoch is not None:
-            decision = decide(self._trimming.facts(), archived_only=self._archived_only)
-            if isinstance(decision, Refused):
-                for problem in decision.problems:
-                    event(log, "trim_refused", level=logging.ERROR, stream=self._stream, problem=problem)
-            elif isinstance(decision, Cut):
-                self._cut(decision)
-        return self._every_s
+        if self._lead.epoch is None:
+            self._is_noted = False  # another leader notes what it finds
+            return self._wait_s
+        if not self._every_s:
+            self._note(None)
+            return self._wait_s
+        now_ms, memory = look_at_memory(self._link)
+        facts = self._trimming.facts()
+        gives_way = self._retention.gives_way(memory)
+        wished = [] if gives_way else self._retention.wishes(facts, now_ms)
+        decision = decide(facts, archived_only=self._retention.archived_only, wished=wished)
+        if isinstance(decision, Cut):
+            self._cut(decision, gives_way)
+        held_back = self._retention.held_back(facts, decision, now_ms)
+        if isinstance(decision, Refused) and not (self._is_noted and held_back == self._held_back):
+            for problem in decision.problems:
+                event(log, "trim_refused", level=logging.ERROR, stream=self._keys.stream, problem=problem)
+        self._note(held_back)
+        return self._wait_s
 
-    def _cut(self, decision: Cut) -> None:
+    def _cut(self, decision: Cut, gives_way: bool) -> None:
         cut = 0
+        at_once = AT_ONCE_FOR_MEMORY if gives_way else None
         try:
-            for gone in self._trimming.cut(decision.floor, archived_only=self._archived_only):
+            for gone in self._trimming.cut(
+                decision.floor, archived_only=self._retention.archived_only, at_once=at_once
+            ):
                 cut += gone
                 self.made_progress()
-                if self.stopping:
+                if self.stopping or (gives_way and not self._retention.gives_way(look_at_memory(self._link)[1])):
                     break
         except StillNeeded:
             pass  # decided again at the next turn
-        if cut:
-            self.trimmed += cut
+        self.trimmed += cut
+        self._untold += cut
+        if self._untold and now_s() - self._told_s >= _TELL_EVERY_S:
             event(
                 log,
                 "stream_trimmed",
-                stream=self._stream,
-                entries=cut,
+                stream=self._keys.stream,
+                entries=self._untold,
                 below=decision.floor.decode(),
                 kept_for=decision.because.name,
+                gives_way=gives_way,
             )
+            self._untold, self._told_s = 0, now_s()
+
+    def _note(self, held_back: str | None) -> None:
+        """Note what the doctor tells; None: that nothing is trimmed. Full memory refuses it; what was cut counts."""
+        if self._is_noted and held_back == self._held_back:
+            return
+        if held_back is None:
+            note: tuple[str, ...] = ("HDEL", self._keys.position, "trim_keep_s", "trim_held_back")
+        else:
+            keep = ("trim_keep_s", str(self._retention.keep_s))
+            note = ("HSET", self._keys.position, *keep, "trim_held_back", held_back)
+        [reply] = self._link.pipeline([note])
+        self._held_back, self._is_noted = held_back, not isinstance(reply, Exception)
 
     def on_end(self) -> None:
         self._link.close()

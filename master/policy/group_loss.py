@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from usher.common.protocol.losses import IdRange
 from usher.common.protocol.stream_id import ZERO, GroupPosition, Span, after, before, from_rank, rank
 
 
@@ -86,6 +87,18 @@ def reached(saved: GroupPosition | None, memory: Memory) -> GroupPosition | None
     if memory.first_since is None or memory.last_since is None:
         return noted
     return GroupPosition(memory.last_since, noted.oldest_pending or memory.first_since)
+
+
+def set_back(memory: Memory, delivered: bytes, last_generated: bytes) -> tuple[IdRange | None, IdRange | None]:
+    """Return the ids that this master knows to have been given to a group that is only at ``delivered`` now: those that
+    may run again, and those that are lost because the stream ends before them. Redis lost its last moments (power
+    loss, failover), or somebody has set the group back."""
+    noted = memory.noted
+    known = max((one for one in (memory.last_since, noted and noted.delivered) if one), key=rank, default=ZERO)
+    return (
+        _range(after(delivered), min(known, last_generated, key=rank)),
+        _range(after(max(delivered, last_generated, key=rank)), known),
+    )
 
 
 def repeats(noted: bytes | None, highest_held: bytes | None, delivered: bytes) -> bytes | None:

@@ -3,16 +3,24 @@
 An entry goes only when nobody needs it: no group (neither unread nor pending, nor what it would read again if it were
 lost now), no log consumer (its checkpoint's own entry is kept, as the proof that nothing behind it was cut), and, if so
 asked, only archived entries. A reader that is lost stops everything until somebody has looked: a group is made again by
-its readers, a checkpoint is reset, or it is forgotten.
+its readers, a checkpoint is reset, or it is forgotten. What is young, or not archived yet, is kept beside that as a
+wish: it gives way when Redis has little memory left.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from usher.common.protocol.stream_id import ZERO, Span, rank
+from usher.common.doctor.growth import MemoryUse
+from usher.common.protocol.stream_id import ZERO, Span, milliseconds, rank
+
+#: What is kept for a reader so much longer than is wished is told.
+_LONG_MS = 3_600_000
+#: Parts of a stream that is kept for its age in which it is cut, where there are many streams.
+_PARTS = 24
 
 
 class GroupNeeds(NamedTuple):
@@ -67,9 +75,10 @@ class Cut(NamedTuple):
 
 
 class Nothing(NamedTuple):
-    """Decision that nothing may go, and that this is fine."""
+    """Decision that nothing may go, and that this is fine; ``because`` of this reader, if there is one."""
 
     why: str
+    because: RetentionRow | None = None
 
 
 class Refused(NamedTuple):
@@ -91,11 +100,55 @@ def readers(facts: RetentionFacts, *, archived_only: bool = False) -> list[Reten
     return sorted(found, key=lambda reader: rank(reader.keeps_from))
 
 
+def young(now_ms: int, keep_s: float) -> RetentionRow:
+    """Return the row that keeps entries younger than ``keep_s``."""
+    return RetentionRow("age", "keep", b"%d-0" % max(0, now_ms - int(keep_s * 1000)), "is kept because it is younger")
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Retention of what no reader needs, until ``memory_share`` of Redis' memory is used: the last ``keep_s`` seconds,
+    and what is not archived where an archive is kept (``heeds_archive``). ``archived_only``: it
+    cuts only archived entries, whatever the memory."""
+
+    keep_s: float = 0.0
+    memory_share: float = 1.0
+    archived_only: bool = False
+    heeds_archive: bool = False
+
+    def gives_way(self, memory: MemoryUse | None) -> bool:
+        """Return whether so much memory is used (None: not known) that only what is needed is kept."""
+        return memory is not None and memory.share >= self.memory_share
+
+    def wishes(self, facts: RetentionFacts, now_ms: int) -> list[RetentionRow]:
+        """Return what is kept while memory allows."""
+        found = [young(now_ms, self.keep_s)]
+        if self.heeds_archive and facts.archived is not None:
+            found.append(RetentionRow("archive", "archived", facts.archived, "is archived up to here"))
+        return found
+
+    def over_ms(self, first: bytes, now_ms: int) -> int:
+        """Return when it is worth while to look again at a stream that begins with ``first`` and is kept for its age:
+        a part of it is over by then."""
+        part_ms = int(self.keep_s * 1000 / _PARTS)
+        return max(milliseconds(first) + int(self.keep_s * 1000), now_ms) + part_ms
+
+    def held_back(self, facts: RetentionFacts, decision: Cut | Nothing | Refused, now_ms: int) -> str:
+        """Return who keeps entries for an hour longer than is wished; "" when nobody does."""
+        if isinstance(decision, Refused):
+            return f"nothing is cut: {'; '.join(decision.problems)}"
+        row = decision.because
+        if row is None or facts.span is None or rank(row.keeps_from) >= rank(facts.span.last_generated):
+            return ""  # at the end: it keeps nothing
+        is_long = milliseconds(row.keeps_from) < now_ms - int(self.keep_s * 1000) - _LONG_MS
+        return f"{row.kind} {row.name} {row.why} ({row.keeps_from.decode()})" if is_long else ""
+
+
 def decide(
-    facts: RetentionFacts, *, archived_only: bool = False, before: bytes | None = None
+    facts: RetentionFacts, *, archived_only: bool = False, wished: Sequence[RetentionRow] = ()
 ) -> Cut | Nothing | Refused:
-    """Decide what may be cut. ``archived_only``: cut only archived entries, so nothing without an archive. ``before``:
-    an id from which on everything is kept in any case."""
+    """Decide what may be cut. ``archived_only``: cut only archived entries, so nothing without an archive. ``wished``:
+    what is kept beside what readers need."""
     if facts.span is None or facts.span.first is None:
         return Nothing("the stream is empty")
     problems = _lost(facts, facts.span, archived_only)
@@ -106,28 +159,26 @@ def decide(
         return Nothing("nobody reads this stream: no group and no checkpoint says what is needed")
     if archived_only and facts.archived is None:
         return Nothing("nothing is archived yet, and only what is archived may go")
-    if before is not None:
-        needy = sorted(
-            [*needy, RetentionRow("age", "keep", before, "is kept because it is younger")],
-            key=lambda reader: rank(reader.keeps_from),
-        )
-    neediest = needy[0]
+    neediest = min([*wished, *needy], key=lambda reader: rank(reader.keeps_from))
     if rank(neediest.keeps_from) <= rank(facts.span.first):
         return Nothing(
             f"{neediest.kind} {neediest.name} {neediest.why} ({neediest.keeps_from.decode()}), and nothing lies below"
-            " that"
+            " that",
+            neediest,
         )
     return Cut(neediest.keeps_from, neediest)
 
 
-def decide_gathered(facts: RetentionFacts, group: str, *, archived_only: bool = False) -> Cut | Nothing | Refused:
+def decide_gathered(
+    facts: RetentionFacts, group: str, *, archived_only: bool = False, wished: Sequence[RetentionRow] = ()
+) -> Cut | Nothing | Refused:
     """Decide what may be cut off a source: only gathered entries, so nothing before its gather ``group`` has
     gathered under this name, nor while that is ahead of the stream: then it is not certain that anything below it
     was gathered."""
     gathered = _gathered(facts, group)
     if gathered is None or (facts.span is not None and rank(gathered) > rank(facts.span.last_generated)):
         return Nothing("it is not gathered")
-    return decide(facts, archived_only=archived_only)
+    return decide(facts, archived_only=archived_only, wished=wished)
 
 
 def is_held_back(facts: RetentionFacts, group: str, *, archived_only: bool = False) -> bool:

@@ -7,35 +7,18 @@ and what is halted, by the index, ticket by ticket, as these become quiet.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from usher.common.base.log import event
 from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.policy.board.board import Board
 from usher.master.policy.board.tickets import Standing
 from usher.master.policy.pending_loss import missing
 
-log = logging.getLogger(__name__)
-
 #: Ids looked at by one script call, and in one turn.
 _PAGE, _TURN = 500, 5000
 #: Tickets that go on looked at by one script call; the index may name a window of messages of each.
 _RESUMED = 20
-
-
-def report_restored(ids: Sequence[bytes]) -> None:
-    """Log entries that were claimed again."""
-    if ids:
-        event(
-            log,
-            "pending_entries_restored",
-            level=logging.ERROR,
-            count=len(ids),
-            ids=b" ".join(ids[:50]),
-            why="nobody had them pending, and nobody of ours had ended them: XACK or XGROUP DELCONSUMER by hand",
-        )
 
 
 class PendingCheck:
@@ -87,17 +70,17 @@ class PendingCheck:
             for at in range(0, len(ids), _PAGE):
                 restored = steps.restore([(name, ids[at : at + _PAGE])])
                 self._known_missing = max(0, self._known_missing - len(restored))
-                report_restored(restored)
+                steps.losses.restored(restored)
             looked += len(ids)
         return looked
 
     def look_at(self, names: Sequence[bytes], steps: LeaderScripts) -> None:
         """Look at what the index says of these quiet tickets, if anything may be missing. Most turns have none."""
         if names and self.suspects:
-            report_restored(steps.restore([(name, ()) for name in names]))
+            steps.losses.restored(steps.restore([(name, ()) for name in names]))
 
     def look_at_resumed(self, names: Sequence[bytes], steps: LeaderScripts) -> None:
         """Look at what the index says of tickets that go on, and of which memory did not keep all: while they waited,
         no count would have told that something of it was taken out."""
         for at in range(0, len(names), _RESUMED):
-            report_restored(steps.restore([(name, ()) for name in names[at : at + _RESUMED]]))
+            steps.losses.restored(steps.restore([(name, ()) for name in names[at : at + _RESUMED]]))

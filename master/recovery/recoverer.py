@@ -15,7 +15,6 @@ from usher.master.leader.counters import LeaderCounters
 from usher.master.leader.leader_scripts import LeaderScripts, Rejected
 from usher.master.leader.validation import partition_entries
 from usher.master.policy.board.board import Board
-from usher.master.recovery.pending_check import report_restored
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +83,7 @@ class Recoverer:
         if freed is None:
             return  # it was handed something after all; the next turn takes it back
         board.take_in(freed.parked)
-        report_restored(freed.restored)
+        steps.losses.restored(freed.restored)
         if incarnation not in self._quiet:
             seconds = now_s() - self._began_s[incarnation]
             event(log, "consumer_recovered", consumer=incarnation, entries=self._taken[incarnation], seconds=seconds)

@@ -16,6 +16,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import GroupMissing
 from usher.common.base.log import event
 from usher.common.protocol.keys import MASTER, Keys
+from usher.common.protocol.losses import DeclaredLoss, format_id_range
 from usher.common.protocol.owner_words import HALTED, TAIL, is_given_back
 from usher.common.protocol.stream_id import ZERO, Span, before, rank
 from usher.common.redis.client import Link
@@ -24,8 +25,7 @@ from usher.master.leader.leader_scripts import LeaderScripts
 from usher.master.leader.validation import partition_entries
 from usher.master.membership.registry import RegisteredConsumer, read_registry
 from usher.master.policy.board.board import Board
-from usher.master.policy.group_loss import IndexedIdRange, Memory, reached, repeats, restart
-from usher.master.recovery.pending_check import report_restored
+from usher.master.policy.group_loss import IndexedIdRange, Memory, reached, repeats, restart, set_back
 from usher.master.recovery.recoverer import PAGE
 
 log = logging.getLogger(__name__)
@@ -70,10 +70,13 @@ def take_over(
 
     Raises Fenced, and what Link.call raises.
     """
-    _ensure_group(stream, keys, steps, memory, made_progress)
+    was_there = _ensure_group(stream, keys, steps, memory, made_progress)
     board.learn_time(redis_ms(link), now_s())
     span = stream.span() or Span(None, ZERO)
     delivered = stream.last_delivered()
+    again, lost = set_back(memory, delivered, span.last_generated) if was_there else (None, None)
+    if again or lost:
+        steps.losses.set_back(again, lost)
     members = read_registry(link, keys)
     for incarnation, member in members.items():
         if member.alive:
@@ -110,11 +113,12 @@ def take_over(
 
 def _ensure_group(
     stream: TicketStream, keys: Keys, steps: LeaderScripts, memory: Memory, made_progress: Callable[[], None]
-) -> None:
-    """Make the group where it was, if it is missing, and log in exact ids what may repeat or is lost."""
+) -> bool:
+    """Make the group where it was, if it is missing, and declare in exact ids what may repeat or is lost. Return
+    whether it was there."""
     try:
         stream.group_facts()
-        return
+        return True
     except GroupMissing:
         saved = stream.saved_position()
         span = stream.span()
@@ -124,10 +128,10 @@ def _ensure_group(
         )
     if again.repeat:
         steps.note_repeats(again.repeat[1])
-    stream.create_group(again.start)
+    is_ours = stream.create_group(again.start)
     if again.first_time:
         event(log, "group_created", stream=keys.stream, group=keys.group)
-        return
+        return False
     event(
         log,
         "group_lost",
@@ -135,9 +139,12 @@ def _ensure_group(
         stream=keys.stream,
         group=keys.group,
         restarted_at=again.start,
-        may_repeat=_format_id_range(again.repeat),
-        lost=_format_id_range(again.lost),
+        may_repeat=format_id_range(again.repeat),
+        lost=format_id_range(again.lost),
     )
+    if is_ours:
+        steps.losses.declare(DeclaredLoss("group_lost", again.repeat, again.lost))
+    return False
 
 
 def _look_at_index(stream: TicketStream, span: Span | None, made_progress: Callable[[], None]) -> IndexedIdRange:
@@ -153,10 +160,6 @@ def _look_at_index(stream: TicketStream, span: Span | None, made_progress: Calla
 def _below(span: Span) -> bytes:
     """Return the id up to which entries are gone from the stream."""
     return before(span.first) if span.first is not None else span.last_generated
-
-
-def _format_id_range(ids: tuple[bytes, bytes] | None) -> str:
-    return f"{ids[0].decode()}..{ids[1].decode()}" if ids else "nothing"
 
 
 def _load_index(
@@ -213,7 +216,7 @@ def _is_freed(incarnation: str, board: Board, steps: LeaderScripts) -> bool:
     freed = steps.free_tickets(incarnation, list(consumer.tickets))
     if freed is None:
         return False
-    report_restored(freed.restored)
+    steps.losses.restored(freed.restored)
     # Nobody else acts in our epoch, but a drain that ended just now may have given tickets back: those are read again.
     for ticket in board.recovered(incarnation, freed.others):
         board.clear_record(ticket)

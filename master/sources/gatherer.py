@@ -21,7 +21,7 @@ from usher.common.protocol.sources import SourceSelection, shards_of
 from usher.common.redis.client import Arg, CommandRefused, Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
-from usher.master.leader.cut import report_cut
+from usher.master.leader.losses import LossBook
 from usher.master.policy.fair_queue import Rounds, Turn, TurnOutcome, TurnResult, is_trouble
 
 log = logging.getLogger(__name__)
@@ -58,6 +58,7 @@ class Gatherer(Service):
         self._link = link
         self._scripts = ScriptRunner(link)
         self._keys = keys
+        self._losses = LossBook(link, keys)
         self._holder = holder
         self._sources = sources
         self._plan = plan
@@ -262,7 +263,7 @@ class Gatherer(Service):
                     why=why,
                 )
         elif words.startswith(_UNREAD):
-            report_cut(int(words.removeprefix(_UNREAD)), source)
+            self._losses.cut(int(words.removeprefix(_UNREAD)), source=source)
         elif words.startswith(_CUT):
             event(
                 log,

@@ -21,6 +21,7 @@ from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link
 from usher.common.redis.tracking import TrackingLink
 from usher.common.runtime.service import Service
+from usher.master.operations.trimming import retention_of
 from usher.master.settings import MasterSettings
 from usher.master.sources.change_listeners import PollListener, PushListener
 from usher.master.sources.discovery import Discovery, SourceWatch
@@ -60,7 +61,8 @@ class SourceServices:
         self._trimmers = []
         if settings.trim_seconds:
             trim = make_link("trim-sources")
-            self._trimmers = [SourceTrimmer(trim, keys.group, gatherer, settings.trim_seconds, settings.trim_archived)]
+            retention = retention_of(settings, work_stream=False)
+            self._trimmers = [SourceTrimmer(trim, keys.group, gatherer, settings.trim_seconds, retention)]
         self.services: list[Service] = [
             gatherer,
             self._watch,

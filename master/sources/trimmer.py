@@ -7,7 +7,7 @@ that is needed.
 
 A quiet source costs nothing: a source has its turn when something was gathered from it, or when it is new to this
 master. Only sources of which another reader keeps a part (a slow group, a checkpoint, the archive) are asked again
-without that, a page of them in each round.
+without that, a page of them in each round; and those of which a part is kept for its age, when that is over.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from typing import Any
 
 from usher.common.base.errors import GroupMissing
 from usher.common.base.log import event
+from usher.common.doctor.collector import look_at_memory
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
 from usher.master.operations.trimming import AT_ONCE, cut_call, look_at
-from usher.master.policy.trim import Cut, Refused, decide_gathered, is_held_back
+from usher.master.policy.trim import Cut, Refused, Retention, decide_gathered, is_held_back
 from usher.master.sources.gatherer import Gatherer
 
 log = logging.getLogger(__name__)
@@ -42,16 +43,20 @@ class SourceTrimmer(Service):
 
     name = "trim-sources"
 
-    def __init__(self, link: Link, group: str, gatherer: Gatherer, every_s: float, archived_only: bool) -> None:
+    def __init__(self, link: Link, group: str, gatherer: Gatherer, every_s: float, retention: Retention) -> None:
         super().__init__()
         self._link = link
         self._scripts = ScriptRunner(link)
         self._group = group
         self._gatherer = gatherer
         self._every_s = every_s
-        self._archived_only = archived_only
+        self._retention = retention
+        self._archived_only = retention.archived_only
+        self._now_ms = 0  # Redis' time in this turn
+        self._gives_way = False  # so much memory is used that only what is needed is kept
         self._due: dict[bytes, None] = {}  # left to do in this round
         self._held_back: dict[bytes, None] = {}
+        self._ageing: dict[bytes, int] = {}  # kept for its age -> Redis' time from which on enough of it is over
         self._troubles: dict[bytes, str] = {}
         self._went: Counter[bytes] = Counter()  # entries of each source that were cut in this round
         self.stalls_after_s = max(10.0, 4 * every_s)
@@ -63,7 +68,10 @@ class SourceTrimmer(Service):
 
     def run_once(self) -> float:
         if not self._due:
-            self._due = dict.fromkeys((*self._gatherer.grown(), *islice(self._held_back, _PAGE)))
+            grown = [source for source in self._gatherer.grown() if source not in self._ageing]
+            self._due = dict.fromkeys((*grown, *islice(self._held_back, _PAGE)))
+        if self._due or self._ageing:
+            self._look_at_memory()
         page = list(islice(self._due, _PAGE))  # a source is due until it is done: a turn that fails is made again
         for source in page:
             self._held_back.pop(source, None)
@@ -79,6 +87,14 @@ class SourceTrimmer(Service):
             self._went.clear()
         return self._every_s
 
+    def _look_at_memory(self) -> None:
+        """Look at Redis' time and memory. Sources of which a part is kept for its age no longer are due too."""
+        self._now_ms, memory = look_at_memory(self._link)
+        self._gives_way = self._retention.gives_way(memory)
+        for source in [one for one, at_ms in self._ageing.items() if self._gives_way or at_ms <= self._now_ms]:
+            del self._ageing[source]
+            self._due[source] = None
+
     def _floors(self, sources: Sequence[bytes]) -> dict[bytes, bytes]:
         """Return the sources of which something may go, and the id below which it may."""
         floors: dict[bytes, bytes] = {}
@@ -89,11 +105,15 @@ class SourceTrimmer(Service):
             if isinstance(facts, GroupMissing):  # destroyed just now
                 self._held_back[source] = None
                 continue
-            decision = decide_gathered(facts, self._group, archived_only=self._archived_only)
+            wished = [] if self._gives_way else self._retention.wishes(facts, self._now_ms)
+            decision = decide_gathered(facts, self._group, archived_only=self._archived_only, wished=wished)
             if isinstance(decision, Refused):
                 self._tell(source, decision.problems[0])
                 continue
-            if is_held_back(facts, self._group, archived_only=self._archived_only):
+            kind = decision.because.kind if decision.because is not None else ""
+            if kind == "age" and facts.span is not None and facts.span.first is not None:
+                self._ageing[source] = self._retention.over_ms(facts.span.first, self._now_ms)
+            elif kind == "archive" or is_held_back(facts, self._group, archived_only=self._archived_only):
                 self._held_back[source] = None
             if isinstance(decision, Cut):
                 floors[source] = decision.floor

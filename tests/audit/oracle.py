@@ -60,6 +60,10 @@ class _Oracle:
         self._held_back = [
             json.loads(stored.split(b" ", 2)[2])["value"] for stored in pairs(link.call("HGETALL", keys.rules)).values()
         ]
+        self._repeats = [
+            (rank(at) >> 64, *map(rank, pairs(fields)[b"repeats"].split(b" ")))
+            for at, fields in link.call("XRANGE", keys.losses, "-", "+")
+        ]
         self._bad_records: list[str] = []
         self._records = 0
         self._runs = list(self._read_runs())
@@ -229,7 +233,10 @@ class _Oracle:
         for one, other in itertools.permutations(done, 2):
             again = one.id == other.id and (one.fence, one.start) < (other.fence, other.start)
             if again and (one.fence == other.fence or other.noted_ms > one.noted_ms):
-                yield "effect_twice", one.id
+                is_declared = any(
+                    first <= rank(one.id.encode()) <= last and other.noted_ms >= ms for ms, first, last in self._repeats
+                )
+                yield "repeat_declared" if is_declared else "effect_twice", one.id
 
         for one, other in itertools.product(done, self._runs):
             was_handed = one.id == other.id and other.fence / 1024 < one.noted_ms

@@ -53,7 +53,8 @@ EXPECTED: dict[str, set[tuple[str, str]]] = {
     "overtaken": {(RUNS, "33-1")},
     "lost": {(RUNS, "18-1")},
     "cut_unread": {(PENDING, "")},
-    "effect_twice": {(RUNS, "23-1"), (RUNS, "24-1"), (RUNS, "26-1"), (RUNS, "37-1")},
+    "effect_twice": {(RUNS, "23-1"), (RUNS, "26-1"), (RUNS, "37-1")},
+    "repeat_declared": {(RUNS, "24-1")},
     "stale_counted": {(RUNS, "38-1"), (RUNS, "39-1"), (RUNS, "41-1")},
     "dead_and_done": {(RUNS, "19-1")},
 }
@@ -207,6 +208,9 @@ def _runs_side(link: Link, s: Seeder) -> None:
         record="2000-1",
     )
     at_4_s = 4000 * 1024
+    # A master has declared that these may run again, of 37-1 after it had.
+    for declared, entry_id in (("8999-1", "24-1"), ("9002-2", "37-1")):
+        link.call("XADD", s.keys.losses, declared, "kind", "group_lost", "repeats", f"{entry_id} {entry_id}")
     s.ran(
         "c2:2",
         ("24-1", "noted", at_4_s, 4 * _S + 500, 4 * _S + 600),

@@ -24,6 +24,7 @@ from usher.common.redis import embedded
 from usher.common.redis.client import Link
 from usher.common.redis.embedded import SERVER_VARIABLE, WHEEL, EmbeddedRedis, find_redis_server, free_port, server_of
 from usher.common.redis.locate import LocalInstance, announce_instance, find_local_instance, resolve_redis_url
+from usher.common.runtime.memory import memory_of_machine
 from usher.common.runtime.settings import load
 from usher.master.settings import MasterSettings
 
@@ -95,6 +96,7 @@ def test_it_is_configured_to_keep_everything(tmp_path: Path) -> None:
             b"appendonly": b"yes",
             b"appendfsync": b"everysec",
             b"maxmemory-policy": b"noeviction",
+            b"maxmemory": b"%d" % (memory_of_machine() // 2),
             b"save": b"",
             b"protected-mode": b"yes",
         }

@@ -12,6 +12,7 @@ from usher.common.redis.client import Link
 from usher.master.assembly.program import MasterProgram
 from usher.master.leader.elector import Lead
 from usher.master.operations.trimming import Trimmer
+from usher.master.policy.trim import Retention
 from usher.master.settings import MasterSettings
 from usher.master.streamer import streamer
 from usher.master.streamer.streamer import CommitWatcher, Pace, Streamer
@@ -44,7 +45,7 @@ def test_the_bell(postgres_outbox: Outbox, redis_url: str, monkeypatch: pytest.M
 
 
 def test_the_trimmer(redis_url: str) -> None:
-    check_contract(lambda: Trimmer(Link(redis_url, "test"), Keys(STREAM, "g"), _lead(), 0.01, archived_only=False))
+    check_contract(lambda: Trimmer(Link(redis_url, "test"), Keys(STREAM, "g"), _lead(), 0.01, Retention()))
 
 
 def test_a_master_trims_only_when_it_is_told_to(redis_url: str) -> None:

@@ -18,12 +18,15 @@ from tests.integration.test_gathering import running, service
 from tests.proxy import Proxy
 from usher.common.base.errors import ReplyUnknown
 from usher.common.doctor.gathering import _MEANS
+from usher.common.doctor.growth import MemoryUse
 from usher.common.protocol.keys import LogKeys
 from usher.common.protocol.sources import SHARDS, SourceSelection
 from usher.common.redis.acl import programs
 from usher.common.redis.client import Arg, Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.master.operations.trimming import cut_call
+from usher.master.policy.trim import Retention
+from usher.master.sources import trimmer as trimmer_module
 from usher.master.sources.gatherer import Gatherer, GatherPlan
 from usher.master.sources.trimmer import SourceTrimmer
 
@@ -44,7 +47,13 @@ class Master:
     """What gathers and trims, turn by turn. ``holder``: of all shards, as it believes."""
 
     def __init__(
-        self, world: Gathered, url: str, sources: Sequence[str], link: Link | None = None, archived_only: bool = False
+        self,
+        world: Gathered,
+        url: str,
+        sources: Sequence[str],
+        link: Link | None = None,
+        archived_only: bool = False,
+        keep_s: float = 0.0,
     ) -> None:
         self.world = world
         self.link = link or Link(url, "test:trim")
@@ -57,7 +66,8 @@ class Master:
         )
         self.gatherer.hold(ALL)
         self.gatherer.found(name.encode() for name in sources)
-        self.trimmer = SourceTrimmer(self.link, "g", self.gatherer, 5.0, archived_only)
+        retention = Retention(keep_s, archived_only=archived_only)
+        self.trimmer = SourceTrimmer(self.link, "g", self.gatherer, 5.0, retention)
 
     def gather(self) -> None:
         self.world.stream.create_group(b"0-0")
@@ -208,6 +218,7 @@ def test_another_stream_in_its_place_between_look_and_cut_loses_nothing(
     world.send("t:1", *_ids(1, 100))
     master = Master(world, redis_url, ["t:1"])
     master.gather()
+    master.trimmer._look_at_memory()
     floors = master.trimmer._floors([b"t:1"])
     assert floors == {b"t:1": b"100-1"}
     link.call("DEL", "t:1")
@@ -231,6 +242,7 @@ def test_a_last_id_that_was_set_back_between_look_and_cut_loses_nothing(
     world.send("t:1", *_ids(1, 100))
     master = Master(world, redis_url, ["t:1"])
     master.gather()
+    master.trimmer._look_at_memory()
     floors = master.trimmer._floors([b"t:1"])
     link.call("XTRIM", "t:1", "MAXLEN", 0)
     link.call("XSETID", "t:1", "0-1")
@@ -321,6 +333,37 @@ def test_a_cut_that_redis_refuses_is_told_once(
     finally:
         master.link.close()
         link.call("ACL", "DELUSER", "limited")
+
+
+def test_what_is_young_stays_and_a_source_is_not_asked_again_before_it_is_old(
+    world: Gathered, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hour, now_ms = 3_600_000, [2_000_000_000_000]
+    share = [0.1]
+    monkeypatch.setattr(
+        trimmer_module, "look_at_memory", lambda link: (now_ms[0], MemoryUse(int(100 * share[0]), 100, True))
+    )
+    looked: list[list[str]] = []
+    look_at = trimmer_module.look_at
+    monkeypatch.setattr(trimmer_module, "look_at", lambda link, names: looked.append(names) or look_at(link, names))
+    world.send("t:1", *(f"{now_ms[0] - 48 * hour + at * hour // 10}-1" for at in range(480)))
+    master = Master(world, redis_url, ["t:1"], keep_s=86_400.0)
+    master.gather()
+    master.trim()
+    assert 240 <= _left(world, "t:1")[0] < 240 + NODE
+    for minutes in (1, 58):
+        world.send("t:1", f"{now_ms[0] + minutes}-1")
+        master.gatherer.changed([b"t:1"])
+        master.gather()
+        now_ms[0] += minutes * 60_000
+        master.trim()
+    assert [names for names in looked if names] == [["t:1"]], "it grew, and nothing is over yet"
+    now_ms[0] += 2 * hour
+    master.trim()
+    assert 210 <= _left(world, "t:1")[0] < 222 + NODE
+    share[0] = 1.0
+    master.trim()
+    assert _left(world, "t:1")[0] <= NODE + 2
 
 
 def test_sources_are_cut_when_memory_is_full(world: Gathered, redis_url: str, link: Link) -> None:
@@ -424,10 +467,10 @@ def test_many_sources_cost_few_round_trips_and_quiet_ones_none(world: Gathered, 
     assert len(world.entries()) == 2 * NODE * len(names)
     master.trim()
     assert [_left(world, name)[0] for name in (names[0], names[999], names[1000])] == [10, 10, 20]
-    assert counting.flights <= 2000 // 50 * 8
+    assert counting.flights <= 2000 // 50 * 9
     counting.flights = 0
     master.trim()
-    assert counting.flights <= 2, "one page of those that are held back"
+    assert counting.flights <= 3, "one page of those that are held back, and a look at memory"
     world.send(names[0])
     master.gatherer.changed([names[0].encode()])
     link.pipeline([("XGROUP", "DESTROY", name, "slow") for name in names[1000:]])
@@ -506,16 +549,16 @@ def test_a_shard_that_is_another_masters_is_left_to_it(world: Gathered, redis_ur
     assert _left(world, "t:1") == (10, b"91-1"), "who takes it over knows nothing of its last cut"
 
 
-def test_a_master_trims_what_it_gathers_if_it_is_asked_to_and_tells_what_it_cannot(
+def test_a_master_trims_what_it_gathers_unless_it_must_not_and_tells_what_it_cannot(
     world: Gathered, link: Link, redis_url: str
 ) -> None:
     link.call("DEL", world.keys.shares)
-    with running(redis_url) as off:
+    with running(redis_url, trim_seconds=0) as off:
         assert "trim-sources" not in [one.name for one in off.services]
     link.call("HSET", LogKeys("t:2").checkpoints, "c", "1 999-1 1700000000000")
     for name in ("t:1", "t:2"):
         world.send(name, *_ids(1, 100))
-    with running(redis_url, trim_seconds=0.1) as made:
+    with running(redis_url, trim_seconds=0.1, trim_keep="0s") as made:
         until(lambda: _left(world, "t:1") == (10, b"91-1"))
         until(lambda: orjson.loads(made.says())["troubles"] != [])
         [(source, kind, words)] = orjson.loads(made.says())["troubles"]

@@ -17,17 +17,19 @@ from tests.commands import usher
 from tests.integration.factories import TRICKY_IDS
 from tests.outboxes import STREAM, Outbox
 from usher.common.base.errors import NotNow
+from usher.common.doctor.growth import MemoryUse
 from usher.common.observability.metrics import Metrics
 from usher.common.outbox.log_consumer import LogConsumer
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.readers.reliable_stream import ReliableStream
 from usher.common.redis.client import Link
+from usher.common.redis.replies import redis_ms
 from usher.master.assembly.context import MasterContext
 from usher.master.assembly.leader_services import LeaderServices
 from usher.master.leader.elector import Lead
 from usher.master.operations import trimming
-from usher.master.operations.trimming import StillNeeded, Trimmer, Trimming
-from usher.master.policy.trim import Cut, Nothing, Refused, decide
+from usher.master.operations.trimming import StillNeeded, Trimmer, Trimming, retention_of
+from usher.master.policy.trim import Cut, Nothing, Refused, Retention, decide
 from usher.master.settings import MasterSettings
 
 KEYS, LOG_KEYS = Keys(STREAM, "g"), LogKeys(STREAM)
@@ -228,7 +230,7 @@ def test_the_masters_trimmer_trims_while_it_leads(redis_url: str, link: Link, ca
     _fill(link, 1000)
     _group(link, "900-1")
     lead = Lead()
-    trimmer = Trimmer(Link(redis_url, "test:trim"), KEYS, lead, 5.0, archived_only=False)
+    trimmer = Trimmer(Link(redis_url, "test:trim"), KEYS, lead, 5.0, Retention())
     assert trimmer.run_once() == 5.0
     assert _length(link) == 1000, "a standby cuts nothing"
     lead._set(1, "http://one")
@@ -238,8 +240,41 @@ def test_the_masters_trimmer_trims_while_it_leads(redis_url: str, link: Link, ca
     link.call("XGROUP", "SETID", STREAM, "g", "1000-1")
     trimmer.run_once()
     assert _length(link) == 200
-    assert "trim_refused" in caplog.text
+    trimmer.run_once()
+    assert caplog.text.count("trim_refused") == 1, "as long as it is the same"
+    noted = link.call("HGET", KEYS.position, "trim_held_back")
+    assert noted.startswith(b"nothing is cut: checkpoint c is at 2000-1, above")
     trimmer.on_end()
+
+
+def test_by_default_a_day_is_kept_and_less_when_memory_is_needed(
+    redis_url: str, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids are of the last two days; all is done."""
+    now_ms = redis_ms(link)
+    for hour in range(48):
+        link.call("EVAL", _FILL, 1, STREAM, 100, now_ms - (48 - hour) * 3_600_000)
+    _group(link, f"{now_ms}-1")
+    lead = Lead()
+    lead._set(1, "http://one")
+    settings = MasterSettings(ticket_stream=STREAM, group="g")
+    trimmer = Trimmer(Link(redis_url, "t"), KEYS, lead, 10.0, retention_of(settings, work_stream=False))
+    trimmer.run_once()
+    left = _length(link)
+    assert 2300 <= left < 2500
+    assert link.call("HMGET", KEYS.position, "trim_keep_s", "trim_held_back") == [b"86400.0", b""]
+    shares = iter((0.6, 0.6, 0.6, 0.4))
+    monkeypatch.setattr(
+        trimming, "look_at_memory", lambda link: (now_ms, MemoryUse(int(100 * next(shares)), 100, True))
+    )
+    monkeypatch.setattr(trimming, "AT_ONCE_FOR_MEMORY", 200)
+    trimmer.run_once()
+    assert left - 600 <= _length(link) < left - 500, "three times 200, then there was enough"
+    trimmer.on_end()
+    never = Trimmer(Link(redis_url, "t"), KEYS, lead, 0.0, Retention())
+    never.run_once()
+    assert _length(link) >= 1800 and link.call("HGET", KEYS.position, "trim_keep_s") is None
+    never.on_end()
 
 
 @pytest.mark.parametrize(("streams", "archived_only"), [(STREAM, True), ("a,b", False)])
@@ -247,7 +282,8 @@ def test_a_work_stream_is_cut_without_an_archive(redis_url: str, streams: str, a
     settings = MasterSettings(ticket_stream=streams, group="g", trim_seconds=60, trim_archived=True)
     leading = LeaderServices(MasterContext(settings, redis_url), Metrics())
     [trimmer] = [service for service in leading.services if isinstance(service, Trimmer)]
-    assert trimmer._archived_only is archived_only
+    assert trimmer._retention.archived_only is archived_only
+    assert trimmer._retention.keep_s == (0.0 if streams == "a,b" else 86_400.0), "a work stream is kept short"
 
 
 # ---- usher trim ----

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from usher.common.protocol.stream_id import GroupPosition, Span, rank
-from usher.master.policy.group_loss import IndexedIdRange, Memory, Restart, reached, repeats, restart
+from usher.master.policy.group_loss import IndexedIdRange, Memory, Restart, reached, repeats, restart, set_back
 
 DONE = GroupPosition(b"20-0", None)
 OPEN = GroupPosition(b"20-0", b"10-0")
@@ -230,3 +230,15 @@ def _between(ends: tuple[bytes, bytes] | None, entries: list[bytes]) -> set[byte
     if ends is None:
         return set()
     return {entry for entry in entries if rank(ends[0]) <= rank(entry) <= rank(ends[1])}
+
+
+def test_what_redis_forgot_that_a_master_knows_comes_again_or_is_lost() -> None:
+    """A power loss takes the last moments of the group, or of the stream too."""
+    known = Memory(GroupPosition(b"20-0", None)).read(b"21-0", b"30-0")
+    assert set_back(known, b"30-0", b"40-0") == (None, None)
+    assert set_back(known, b"35-0", b"40-0") == (None, None), "another master went on"
+    assert set_back(known, b"25-0", b"40-0") == ((b"25-1", b"30-0"), None)
+    assert set_back(known, b"25-0", b"28-0") == ((b"25-1", b"28-0"), (b"28-1", b"30-0"))
+    assert set_back(known, b"25-0", b"25-0") == (None, (b"25-1", b"30-0"))
+    assert set_back(Memory(GroupPosition(b"20-0", None)), b"10-0", b"20-0") == ((b"10-1", b"20-0"), None)
+    assert set_back(Memory(), b"0-0", b"40-0") == (None, None)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from usher.common.doctor.growth import MemoryUse
 from usher.common.protocol.stream_id import ZERO, Span, from_rank, rank
 from usher.master.policy.trim import (
     CheckpointNeeds,
@@ -15,12 +16,15 @@ from usher.master.policy.trim import (
     GroupNeeds,
     Nothing,
     Refused,
+    Retention,
     RetentionFacts,
+    RetentionRow,
     SavedPosition,
     decide,
     decide_gathered,
     is_held_back,
     readers,
+    young,
 )
 
 SPAN = Span(b"10-0", b"100-0")
@@ -117,9 +121,41 @@ def test_an_archive_counts_only_where_it_is_asked_for_and_must_be_there_then() -
 
 
 def test_what_is_young_is_kept() -> None:
-    assert _floor(_facts(groups=[_group(b"90-0")]), before=b"40-0") == b"40-0"
-    assert _floor(_facts(groups=[_group(b"30-0")]), before=b"40-0") == b"30-0"
-    assert isinstance(decide(_facts(groups=[_group(b"90-0")]), before=b"5-0"), Nothing)
+    for keep_ms, delivered, floor in ((60, b"90-0", b"40-0"), (60, b"30-0", b"30-0"), (95, b"90-0", None)):
+        decision = decide(_facts(groups=[_group(delivered)]), wished=[young(100, keep_ms / 1000)])
+        assert (decision.floor if isinstance(decision, Cut) else None) == floor
+
+
+def test_what_is_wished_gives_way_to_memory_and_what_is_needed_does_not() -> None:
+    """By default entries of a day are kept, and what is not archived, until half of the memory is used."""
+    retention = Retention(keep_s=0.06, memory_share=0.5, heeds_archive=True)
+    facts = _facts(groups=[_group(b"90-0", b"70-0")], archived=b"30-0")
+    assert _floor(facts, wished=retention.wishes(facts, 100)) == b"30-0"
+    assert _floor(facts, wished=retention.wishes(facts._replace(archived=None), 100)) == b"40-0"
+    assert _floor(facts._replace(archived=b"101-0"), wished=retention.wishes(facts, 100)) == b"30-0"
+    assert [retention.gives_way(MemoryUse(used, 100, True)) for used in (49, 50, 200)] == [False, True, True]
+    assert not retention.gives_way(None)
+    assert _floor(facts) == b"70-0"
+    assert not Retention().gives_way(MemoryUse(99, 100, True))
+
+
+def test_who_keeps_entries_for_long_is_told() -> None:
+    hour = 3_600_000
+    retention, last = Retention(keep_s=24 * 3600.0), b"%d-0" % (40 * hour)
+    span = Span(b"%d-0" % hour, last)
+
+    def told(decision: Cut | Nothing | Refused, span: Span | None = span) -> str:
+        return retention.held_back(_facts(span=span), decision, 40 * hour)
+
+    def kept_from(hours: float) -> Cut:
+        return Cut(b"1-0", RetentionRow("group", "g", b"%d-0" % (hours * hour), "has this entry pending"))
+
+    assert told(kept_from(14)) == "group g has this entry pending (50400000-0)"
+    assert told(Nothing("it", kept_from(14).because)) == "group g has this entry pending (50400000-0)"
+    assert told(kept_from(15.5)) == "", "that is what retention keeps too"
+    assert told(kept_from(14), Span(b"1-0", b"%d-0" % (14 * hour))) == "", "nothing lies above it: it keeps nothing"
+    assert (told(Nothing("nobody reads")), told(kept_from(14), None)) == ("", "")
+    assert told(Refused(("group h is gone", "and more"))) == "nothing is cut: group h is gone; and more"
 
 
 @pytest.mark.parametrize(
@@ -149,6 +185,7 @@ _IDS = st.builds(lambda ms, seq: b"%d-%d" % (ms, seq), st.integers(1, 30), st.in
     checkpoints=st.lists(_IDS | st.just(ZERO), max_size=3),
     archived=st.none() | _IDS,
     archived_only=st.booleans(),
+    keep_ms=st.none() | st.integers(0, 40),
 )
 def test_a_cut_is_never_above_anybodys_need(
     first: bytes,
@@ -156,6 +193,7 @@ def test_a_cut_is_never_above_anybodys_need(
     checkpoints: list[bytes],
     archived: bytes | None,
     archived_only: bool,
+    keep_ms: int | None,
 ) -> None:
     facts = _facts(
         span=Span(first, b"40-0"),
@@ -163,14 +201,15 @@ def test_a_cut_is_never_above_anybodys_need(
         checkpoints=[_checkpoint(last_id, str(at)) for at, last_id in enumerate(checkpoints)],
         archived=archived,
     )
-    decision = decide(facts, archived_only=archived_only)
+    wished = [] if keep_ms is None else Retention(keep_ms / 1000, heeds_archive=True).wishes(facts, 40)
+    decision = decide(facts, archived_only=archived_only, wished=wished)
     if isinstance(decision, Cut):
         floor = rank(decision.floor)
         assert floor > rank(first)
         needs = [delivered for delivered, _ in groups] + [oldest for _, oldest in groups if oldest] + checkpoints
         needs += [archived] if archived and archived_only else []
         assert all(floor <= rank(need) for need in needs)
-        assert floor in map(rank, needs)
+        assert floor in map(rank, [*needs, *(one.keeps_from for one in wished)])
         assert from_rank(floor) == decision.floor
 
 

@@ -20,7 +20,7 @@ from gunicorn.workers.gthread import ThreadWorker
 from gunicorn.workers.workertmp import WorkerTmp
 
 from usher.common.base.log import event
-from usher.common.runtime.oom import oom_kills
+from usher.common.runtime.memory import oom_kills
 
 log = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from usher.common.protocol.keys import Keys
+from usher.common.protocol.losses import DeclaredLoss
 from usher.common.protocol.stream_id import ZERO, rank
 
 #: The largest number in a column; greater ones become this.
@@ -20,7 +21,8 @@ class AuditedStream:
     it were cut off. ``ahead_ms``: how far ids of the stream are ahead of Redis' clock, by which records are dated
     (producers that give ids themselves, a clock that was set back). ``first``: the first entry that is still in the
     stream, None when it is empty. ``cut_unread``: how many entries were cut before they were read, within the last day
-    or not counted yet. ``delivered``: how far the group had read when the run log had been read.
+    or not counted yet. ``delivered``: how far the group had read when the run log had been read. ``declared``: losses
+    that masters wrote down.
     """
 
     stream: str
@@ -37,6 +39,7 @@ class AuditedStream:
     first: bytes | None = None
     cut_unread: int = 0
     delivered: bytes = ZERO
+    declared: tuple[DeclaredLoss, ...] = ()
 
     @property
     def keys(self) -> Keys:

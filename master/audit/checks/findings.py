@@ -319,8 +319,17 @@ CHECKS: dict[str, AuditCheck] = {
             " behind its successor's.",
             "It succeeded, Redis knew, and it succeeded again: its effect is there twice, unless its sink knows uids.",
             (_RUNS_OF_IT, _BODY),
-            "Was the group lost or set back (`group_lost` in the master's log)? Then this is its trace. If not, please"
-            " report it.",
+            "No master declared it (`usher doctor` tells declared losses). Was the group set back by hand, or Redis'"
+            " data copied back? Then this is its trace. If not, please report it.",
+        ),
+        AuditCheck(
+            "repeat_declared",
+            AuditSeverity.WARN,
+            "A message that is recorded as done comes again only after a master has declared that it may.",
+            "It succeeded, and again after the group was lost or set back, as a master declared then (group_lost,"
+            " group_set_back): its effect is there twice, unless its sink knows uids.",
+            (_RUNS_OF_IT, _BODY),
+            "Look whether its effects must be undone; a sink that knows uids has refused them.",
         ),
         AuditCheck(
             "stale_counted",

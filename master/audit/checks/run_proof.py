@@ -14,6 +14,7 @@ from typing import Any
 from pyspark.sql import DataFrame, Observation, Window
 from pyspark.sql import functions as F
 
+from usher.common.protocol.stream_id import rank
 from usher.master.audit.checks.carry import ORDER, PART_RUNS, carried_into, hot_tickets, in_ranges, prefix, with_order
 from usher.master.audit.checks.clocks import on_redis_clock
 from usher.master.audit.checks.facts import AuditedStream
@@ -25,6 +26,7 @@ from usher.master.audit.checks.suspects import Suspects
 
 #: Upper ends of the classes of recovery times, in milliseconds; the last class is open.
 RECOVERIES_MS = (100, 500, 1_000, 5_000, 10_000, 30_000, 60_000)
+_MOST = 2**63 - 1  # in a column
 _LAST_US = 253_402_300_799_999_999  # of the year 9999
 _FLAGS = ("overlap", "owners_overlap", "fence_shared", "fence_fell", "times_impossible")
 _LOOKED_AT = ("late", "again", "after")  # flags of executions to look at
@@ -133,7 +135,8 @@ def check_runs(
         if got["late"]:
             _check_order(runs, dead, flagged.filter(F.col("late")), facts, figures, suspects)
         if got["again"] or figures.unkeyed:
-            _check_effects(runs, flagged.filter(F.col("again") & (F.col("outcome") == DONE)), figures, suspects)
+            again = flagged.filter(F.col("again") & (F.col("outcome") == DONE))
+            _check_effects(runs, again, facts, figures, suspects)
         if got["again"] or got["after"] or figures.unkeyed:
             _check_stale(runs, flagged, suspects)
     finally:
@@ -269,6 +272,7 @@ def _describe_runs(rows: DataFrame, check: str) -> DataFrame:
             at(F.col("owner.start_us")),
         ),
     }
+    others["repeat_declared"] = others["effect_twice"]
     detail = F.concat(ran, others[check]) if check in others else ran
     return suspect(check, rows, detail, owner=F.col("consumer"))
 
@@ -350,8 +354,27 @@ def _set_back(runs: DataFrame, late: DataFrame) -> DataFrame:
     return ahead.groupBy("stream", "id").agg(F.every(is_clock).alias("set_back"))
 
 
-def _check_effects(runs: DataFrame, again: DataFrame, figures: RunFigures, suspects: Suspects) -> None:
-    """Find messages that succeeded more than once.
+def _declared_repeats(facts: Sequence[AuditedStream]) -> Any:
+    """Return the condition that an execution was recorded after masters declared that its message may run again."""
+    is_declared, at = F.lit(False), F.struct("ms", "seq")
+    for one in facts:
+        for loss in one.declared:
+            if loss.repeats is not None:
+                first, last = (
+                    F.struct(
+                        F.lit(min(place >> 64, _MOST)).alias("ms"), F.lit(min(place % (1 << 64), _MOST)).alias("seq")
+                    )
+                    for place in map(rank, loss.repeats)
+                )
+                after = (F.col("stream") == one.stream) & (F.col("record_ms") >= loss.ms)
+                is_declared |= after & at.between(first, last)
+    return is_declared
+
+
+def _check_effects(
+    runs: DataFrame, again: DataFrame, facts: Sequence[AuditedStream], figures: RunFigures, suspects: Suspects
+) -> None:
+    """Find messages that succeeded more than once, and tell those that masters had declared to come again.
 
     A success leaves the pending list in the step that records it in the run log; so no other success of the message is
     recorded later. The exception is that of a former owner, when the ticket has no owner any more: it is recorded with
@@ -371,7 +394,9 @@ def _check_effects(runs: DataFrame, again: DataFrame, figures: RunFigures, suspe
     kept = told.filter(F.col("former").isNotNull()).withColumn("wrong", wrong).persist()
     try:
         figures.succeeded_again = kept.filter(~F.col("wrong")).count()
-        collect([_describe_runs(kept.filter(F.col("wrong")), "effect_twice")], suspects)
+        twice, declared = kept.filter(F.col("wrong")), _declared_repeats(facts)
+        found = {"effect_twice": twice.filter(~declared), "repeat_declared": twice.filter(declared)}
+        collect([_describe_runs(rows, check) for check, rows in found.items()], suspects)
     finally:
         kept.unpersist()
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from usher.common.base.errors import GroupMissing, StartRefused
 from usher.common.protocol.attempts import decode
 from usher.common.protocol.keys import Keys
+from usher.common.protocol.losses import KEPT, losses_command, parse_losses
 from usher.common.protocol.mishaps import mishaps_command, parse_mishaps
 from usher.common.protocol.registration import parse
 from usher.common.protocol.stream_id import ZERO
@@ -70,6 +71,7 @@ def stream_facts(link: Link, keys: Keys, run_log_length: int) -> AuditedStream:
         _span(link, keys.dead)[0],
         first=first[0] if first else None,
         delivered=group[b"last-delivered-id"],
+        declared=tuple(parse_losses(*link.pipeline([losses_command(keys, KEPT)]))),
         cut_unread=cut_unread(group, of_stream, counted) + (mishaps.unread_cut if is_recent else 0),
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from usher.common.base.text import pluralize
+from usher.common.doctor.growth import NEARLY_FULL
 
 #: Number of unread messages, and age of the oldest one, above which an alarm says that consumers are behind.
 _LAG, _OLD_MS = 1_000, 60_000
@@ -15,6 +16,8 @@ _STILL_MS, _ATTEMPTS = 60_000, 3
 _LOST = 2
 #: Seconds for which an alarm tells what somebody did to the stream.
 _RECENT_S = 86_400
+#: Declared losses of the group itself; of others there are alarms anyway.
+_OF_GROUP = ("group_lost", "set_back")
 BAD, WARN, OK = "bad", "warn", "ok"
 _WORDS = {BAD: "Critical", WARN: "Warning", OK: "OK"}
 
@@ -46,6 +49,9 @@ def _of_programs(seen: Mapping[str, Any]) -> list[Alarm]:
         found.append(
             Alarm(BAD if trouble["is_certain"] or seen["leader_url"] is None else WARN, trouble["text"], "/doctor")
         )
+    elif (share := seen.get("memory_share") or 0.0) >= NEARLY_FULL:
+        text = f"{share:.0%} of Redis' memory is used; when all is, nothing can be sent"
+        found.append(Alarm(WARN, text, "/streams"))
     if seen["leader_url"] is None:
         found.append(Alarm(BAD, "No master leads: nothing is handed over", "/doctor"))
     if not states["live"]:
@@ -68,6 +74,8 @@ def _of_stream(seen: Mapping[str, Any]) -> list[Alarm]:
     if told["unread_cut"] and told["unread_cut_s"] > since_s:
         text = f"Cut from the stream before they were read, and lost: {pluralize(told['unread_cut'], 'message')}"
         found.append(Alarm(BAD, text, "/doctor"))
+    recent = [one for one in seen.get("losses", ()) if one["ms"] / 1000 > since_s]
+    found += [Alarm(BAD, f"Declared: {one['text']}", "/streams") for one in recent if one["kind"] in _OF_GROUP][:1]
     if told["restored"] and told["restored_s"] > since_s:
         text = f"Taken out of the pending list by hand, and claimed again: {pluralize(told['restored'], 'message')}"
         found.append(Alarm(WARN, text, "/doctor"))

@@ -32,6 +32,7 @@ STAYING = (
     "shares",
     "gathered",
     "actions",
+    "losses",
 )
 
 
