@@ -209,7 +209,7 @@ def _runs_side(link: Link, s: Seeder) -> None:
     )
     at_4_s = 4000 * 1024
     # A master has declared that these may run again, of 37-1 after it had.
-    for declared, entry_id in (("8999-1", "24-1"), ("9002-2", "37-1")):
+    for declared, entry_id in (("8999-1", "24-1"), ("9003-1", "37-1")):
         link.call("XADD", s.keys.losses, declared, "kind", "group_lost", "repeats", f"{entry_id} {entry_id}")
     s.ran(
         "c2:2",
