@@ -141,8 +141,7 @@ class StreamStatsReader:
             if isinstance(reply, Exception):
                 raise reply
         entries, tickets, tried_before, dead, led = counts
-        group = group_of(groups, keys.group)
-        summary = None if isinstance(pending, Exception) else pending
+        group, summary = group_of(groups, keys.group), None if isinstance(pending, Exception) else pending
         by_owner = {name: int(count) for name, count in (summary[3] or ())} if summary else {}
         registered = _registered(stored)
         leases = [leases_command(keys, list(registered))] if registered else []
