@@ -54,4 +54,4 @@ def test_a_master_trims_only_when_it_is_told_to(redis_url: str) -> None:
             isinstance(service, Trimmer) for service in MasterProgram(MasterSettings(**given), redis_url)._services
         )  # type: ignore[arg-type]
 
-    assert (trimmers(), trimmers(trim_seconds=60)) == (0, 1)
+    assert (trimmers(trim_seconds=0), trimmers()) == (1, 1)
