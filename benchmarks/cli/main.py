@@ -9,9 +9,11 @@ from typing import Any
 
 import click
 import orjson
+from rich.console import Console
 from rich.table import Column, Table
 
 from benchmarks.measure import fairness as measure_fairness
+from benchmarks.measure import growth as measure_growth
 from benchmarks.measure import hot as measure_hot
 from benchmarks.measure import idle as measure_idle
 from benchmarks.measure import rebalance as measure_rebalance
@@ -265,6 +267,32 @@ def fairness(
         ("unfair_p99_ms", "p99_ms", "streams_p99_ms", "ratio", "streams_ratio", "share", "urgent_handler_times"),
         as_json,
     )
+
+
+@benchmarks.command(
+    help=(
+        "Measure whether Redis' memory stays flat over days of load, and whether anything was cut that was needed: by a"
+        " second group that is a day and a half behind, and a ticket that is halted from the second to the third day."
+        " Days are short, and what the settings keep is as much less."
+    )
+)
+@click.option("--days", type=click.FloatRange(5, 1000), default=6.0, show_default=True, help="How long.")
+@click.option("--day-seconds", type=click.FloatRange(5, 86_400), default=60.0, show_default=True, help="Of each day.")
+@click.option("--rate", type=click.FloatRange(min=1), default=300.0, show_default=True, help="Messages per second.")
+@click.option("--streams", type=click.IntRange(1, 1000), default=3, show_default=True, help="Ticket streams.")
+@VOLATILE
+@JSON
+def growth(days: float, day_seconds: float, rate: float, streams: int, no_aof: bool, as_json: bool) -> None:
+    def run() -> dict[str, Any]:
+        found = measure_growth.growth(days, day_seconds, rate, streams, not no_aof, os.environ)
+        rows = found["samples"]
+        shown = Table(*(Column(name.replace("_", " "), justify="right") for name in rows[0]))
+        for row in rows:
+            shown.add_row(*(f"{value:,}" for value in row.values()))
+        Console(stderr=True).print(shown)
+        return found
+
+    report(run, 1, ("settled_mib", "last_mib", "ratio", "lost", "doubled", "out_of_order"), as_json)
 
 
 _MODES = {"both": ("change-driven", "portable"), "change-driven": ("change-driven",), "portable": ("portable",)}

@@ -16,6 +16,8 @@ from usher.deploy.bench.handlers import DUE_FIELD, note_wait, timed
 HOT_TICKET = b"HOT"
 #: Prefix of the tickets of `python -m benchmarks page` whose messages are tried again tomorrow.
 WAITING = b"waiting"
+#: Field of the time until which ``recorded_unless_broken`` fails, in seconds since the epoch.
+BROKEN_UNTIL = "broken_until"
 #: Seconds that ``sleeping`` and ``sleeping_async`` take.
 SLEEP_S = 0.01
 
@@ -23,6 +25,13 @@ SLEEP_S = 0.01
 def recorded(message: Any) -> None:
     """Note the execution, as the handlers of the peers do."""
     record(int(message.ticket), int(message.fields["number"]))
+
+
+def recorded_unless_broken(message: Any) -> None:
+    """Note the execution, of one of several streams too, or fail until what the message needs is repaired."""
+    if time.time() < float(message.fields[BROKEN_UNTIL]):
+        raise RuntimeError("not repaired yet")
+    record(int(message.ticket.rpartition(b"/")[2]), int(message.fields["number"]))
 
 
 def sleeping(_message: Any) -> None:
