@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from usher.common.protocol.keys import Keys
 from usher.common.protocol.owner_words import due_ms_of, is_given_back, is_waiting
 from usher.common.protocol.registration import GIVES_BACK, Registration, name_of
 from usher.common.protocol.stream_id import ZERO, rank
 from usher.master.leader.leader_scripts import Freed, GroupMoved, ParkedPage, TakenPage
+from usher.master.leader.losses import LossBook
 from usher.master.leader.marks import NO_MARKS
 from usher.master.leader.peeked import NO_NEW_ENTRIES, NewEntries, PeekedEntry
 from usher.master.membership.registry import RegisteredConsumer
@@ -56,6 +58,7 @@ class RedisModel:
 
     spread = False
     marks = NO_MARKS
+    losses = LossBook(None, Keys("stream", "group"))  # type: ignore[arg-type]  # there are none
 
     def __init__(self, claiming_drops_the_bodiless: bool = True) -> None:
         self._drops_bodiless = claiming_drops_the_bodiless
