@@ -9,27 +9,35 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.process.crew import KEYS, Crew, Producer
+from tests.process.crew import KEYS, Crew, Producer, repeated
 from usher.common.redis.client import Link
 from usher.master.audit.checks.findings import AuditThresholds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from usher.master.audit.job import AuditPlan
+
 _LEASE_MS = 3000
 #: So long that the run log is never cut: then everything can be proven.
 _RECORDS = 1_000_000
+
+
+def _plan(redis_url: str) -> AuditPlan:
+    from usher.master.audit.job import AuditPlan
+
+    # The machine may be busy with something else for a while: what is idle for a minute is.
+    limits = AuditThresholds(owner_idle_ms=20 * _LEASE_MS, parked_ms=60_000, clocks_ms=100, reaped_ms=60_000)
+    return AuditPlan(redis_url, (KEYS.stream,), KEYS.group, "ticket_id", limits, 0.5, _RECORDS)
 
 
 @pytest.mark.process
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("audits", [2, pytest.param(10, marks=pytest.mark.slow)])
 def test_a_system_at_work_has_no_findings(spark: SparkSession, tmp_path: Path, redis_url: str, audits: int) -> None:
-    from usher.master.audit.job import AuditPlan, AuditRun
+    from usher.master.audit.job import AuditRun
 
-    # The machine may be busy with something else for a while: what is idle for a minute is.
-    limits = AuditThresholds(owner_idle_ms=20 * _LEASE_MS, parked_ms=60_000, clocks_ms=100, reaped_ms=60_000)
-    plan = AuditPlan(redis_url, (KEYS.stream,), KEYS.group, "ticket_id", limits, 0.5, _RECORDS)
+    plan = _plan(redis_url)
     stop = threading.Event()
     reports = []
     suspects: dict[tuple[str, str], int] = {}
@@ -72,3 +80,27 @@ def test_a_system_at_work_has_no_findings(spark: SparkSession, tmp_path: Path, r
         f"{len(producer.accepted)} messages, pending at the audits:"
         f" {[report.figures['pending'] for report in reports]}, suspects {suspects}"
     )
+
+
+@pytest.mark.process
+@pytest.mark.timeout(600)
+def test_what_runs_again_after_a_declared_loss_is_no_broken_promise(
+    spark: SparkSession, tmp_path: Path, redis_url: str
+) -> None:
+    from usher.master.audit.job import AuditRun
+
+    with Crew(tmp_path, redis_url, USHER_DEMO_WORK_MS="5", USHER_CAPACITY="200") as crew:
+        crew.start(1, ["c1", "c2"])
+        link = Link(redis_url, "test")
+        producer = Producer(link, tickets=40)
+        producer.send(1200, per_second=1e6)
+        crew.until(lambda: len(crew.handled()) > 300, 60, "some are done")
+        link.call("XGROUP", "DESTROY", KEYS.stream, KEYS.group)
+        crew.wait_until_handled(producer.accepted, within_s=60)
+        crew.wait_until_settled(link, 60)
+        again = repeated(crew.executions())
+        link.close()
+    assert again, "there was nothing to tell"
+    report = AuditRun(spark, _plan(redis_url)).run()
+    assert {one.check.name: one.count for one in report.found} == {"repeat_declared": len(again)}
+    assert report.verdict == "warn"
