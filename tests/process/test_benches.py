@@ -69,3 +69,11 @@ def test_every_page_is_loaded_both_ways_while_messages_come(tmp_path: Path) -> N
     assert all(0 < row["p50_ms"] <= row["p99_ms"] <= row["max_ms"] for row in rows)
     assert document["p50_ms"] <= document["p99_ms"] <= document["max_ms"] == max(row["max_ms"] for row in rows)
     assert rows[0]["entries"] > 200, "messages came meanwhile"
+
+
+@pytest.mark.slow
+def test_days_of_load_leave_memory_flat_and_nothing_that_was_needed_is_cut(tmp_path: Path) -> None:
+    (run,) = _bench("growth", "--days", "5", "--day-seconds", "8", "--rate", "60", "--streams", "2")["runs"]
+    assert (run["lost"], run["doubled"], run["out_of_order"], run["declared_losses"]) == (0, 0, 0, 0)
+    kept = [row["sources"] for row in run["samples"] if row["day"] > 4]
+    assert 0 < max(kept) < run["messages"] / 2, "a day and a half of five, and a part of a node"

@@ -22,9 +22,11 @@ from usher.common.doctor.facts import (
     TicketStreamFacts,
 )
 from usher.common.doctor.findings import examine, promise, worst
+from usher.common.doctor.growth import Growth
 from usher.common.doctor.rights import needed, needed_of_sources
 from usher.common.doctor.versions import Version, known_holes, version_of
 from usher.common.protocol.keys import Keys
+from usher.common.protocol.losses import DeclaredLoss
 from usher.common.protocol.sources import SourceSelection
 
 OK, UNKNOWN, WARN, BAD = DoctorSeverity.OK, DoctorSeverity.UNKNOWN, DoctorSeverity.WARN, DoctorSeverity.BAD
@@ -122,10 +124,17 @@ def with_proof(archived: bytes, every_ms: int) -> DoctorFacts:
     return with_stream(proof=ProofFacts(archived, 5_000, every_ms, b"1000000-0", b"1150000-0"))
 
 
+_FAST = Growth(1000.0, 119.6, 0.5)
 ONE_THING_WRONG: list[tuple[DoctorFacts, str, DoctorSeverity]] = [
     (with_proof(b"999999-9", 60_000), "proof", WARN),
     (with_proof(b"1149000-0", 3_600_000), "proof", WARN),
     (with_proof(b"1149000-0", 60_000), "proof", OK),
+    (with_stream(grows=_FAST), "growth", WARN),
+    (with_stream(grows=_FAST._replace(days_left=300.0)), "growth", OK),
+    (with_stream(grows=_FAST, trims_after_s=86_400.0), "growth", OK),
+    (with_stream(grows=_FAST, trims_after_s=86_400.0, trim_held_back="group slow"), "growth", WARN),
+    (with_stream(losses=(("now", DeclaredLoss("group_lost", ms=NOW_MS)),)), "declared loss", WARN),
+    (with_stream(losses=(("then", DeclaredLoss("group_lost", ms=NOW_MS - 86_400_000)),)), "declared loss", OK),
     (with_info(aof_enabled="0"), "append-only file", BAD),
     (with_config(appendfsync="everysec"), "fsync", OK),
     (with_config(appendfsync="no"), "fsync", WARN),
