@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from benchmarks.cli.comparison import run_comparison
 from benchmarks.measure.compare import Workload, find, prepare
-from benchmarks.measure.comparison import run_comparison
 from benchmarks.peers.catalog import PEERS
 from benchmarks.peers.peer import Peer
 from usher.deploy.bench import machine

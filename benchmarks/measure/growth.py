@@ -31,7 +31,7 @@ def growth(
     """Run once. A day of ``day_s`` seconds has ``rate`` messages in each."""
     with new_rig(durable, environ, streams) as (rig, folder):
         PeerJob(str(folder), rig.url, int(1.1 * days * day_s * rate) + 1000, len(_BODY), 2, 0).save([])
-        load = _Load(rig, [STREAM] if streams == 1 else [f"{STREAM}:{number}" for number in range(streams)])
+        load = _Traffic(rig, [STREAM] if streams == 1 else [f"{STREAM}:{number}" for number in range(streams)])
         settings = {
             "USHER_TRIM_KEEP": f"{day_s:g}s",
             "USHER_TRIM_SECONDS": f"{day_s / 60:g}",
@@ -75,9 +75,9 @@ def growth(
         }
 
 
-class _Load:
-    """What is sent, and the readers beside Usher. ``tickets``: messages of each; ``missed``: those that the slow group
-    was not given."""
+class _Traffic:
+    """Messages that are sent, and the readers beside Usher. ``tickets``: messages of each; ``missed``: those that the
+    slow group was not given."""
 
     def __init__(self, rig: Rig, names: list[str]) -> None:
         self._rig, self._link, self._names = rig, rig.link, names

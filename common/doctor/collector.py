@@ -22,8 +22,7 @@ from usher.common.doctor.growth import Growth, MemoryUse, growth, info_lines, me
 from usher.common.doctor.rights import find_rights
 from usher.common.doctor.source_status import SourcesReader
 from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
-from usher.common.protocol.losses import DeclaredLoss, losses_command, parse_losses
-from usher.common.protocol.mishaps import Mishaps, parse_mishaps
+from usher.common.protocol.mishaps import DeclaredLoss, Mishaps, losses_command, parse_losses, parse_mishaps
 from usher.common.protocol.registration import parse
 from usher.common.protocol.sources import SourceSelection
 from usher.common.protocol.stream_id import ZERO, Span, milliseconds, rank

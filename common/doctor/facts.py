@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from usher.common.doctor.growth import Growth
-from usher.common.protocol.losses import DeclaredLoss
-from usher.common.protocol.mishaps import Mishaps
+from usher.common.protocol.mishaps import DeclaredLoss, Mishaps
 from usher.common.protocol.stream_id import rank
 
 

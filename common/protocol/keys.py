@@ -186,7 +186,7 @@ class Keys:
 
     @property
     def losses(self) -> str:
-        """Stream, capped: declared losses (common/protocol/losses.py). Written by the leader, and by who gathers."""
+        """Stream, capped: declared losses (common/protocol/mishaps.py). Written by the leader, and by who gathers."""
         return self.prefix + "losses"
 
     @property

@@ -21,7 +21,7 @@ from usher.common.base.clock import now_s, wall_ms
 from usher.common.base.errors import Fenced, NotNow, ReplyUnknown
 from usher.common.base.log import event
 from usher.common.protocol.keys import MASTER, Keys
-from usher.common.protocol.losses import DeclaredLoss, range_of
+from usher.common.protocol.mishaps import DeclaredLoss, range_of
 from usher.common.protocol.owner_words import is_waiting
 from usher.common.protocol.registration import name_of
 from usher.common.redis.client import SAME_MEMORY, Link

@@ -13,7 +13,7 @@ from usher.common.doctor.collector import collect, look_at_memory, read_growth
 from usher.common.doctor.findings import examine, promise, worst
 from usher.common.doctor.growth import describe
 from usher.common.protocol.keys import Keys, LogKeys
-from usher.common.protocol.losses import losses_command, parse_losses, told
+from usher.common.protocol.mishaps import losses_command, parse_losses, told
 from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.capabilities import Capability
 from usher.common.redis.client import Link

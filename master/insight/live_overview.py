@@ -21,9 +21,8 @@ from usher.common.doctor.growth import memory_share
 from usher.common.doctor.writes import INFO_COMMANDS, write_trouble
 from usher.common.http.server.push_sockets import LiveSocket, LiveSockets
 from usher.common.protocol.keys import HALTED, MASTER, Keys, LogKeys
-from usher.common.protocol.losses import losses_command, parse_losses
-from usher.common.protocol.losses import told as told_of
-from usher.common.protocol.mishaps import Mishaps, mishaps_command, parse_mishaps
+from usher.common.protocol.mishaps import Mishaps, losses_command, mishaps_command, parse_losses, parse_mishaps
+from usher.common.protocol.mishaps import told as told_of
 from usher.common.protocol.stream_id import milliseconds
 from usher.common.redis.client import Link
 from usher.common.redis.replies import group_of

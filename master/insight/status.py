@@ -18,9 +18,8 @@ from usher.common.doctor.writes import INFO_COMMANDS, write_trouble
 from usher.common.protocol.attempts import NEVER
 from usher.common.protocol.keys import MASTER, Keys, LogKeys
 from usher.common.protocol.last_error import LastError
-from usher.common.protocol.losses import losses_command, parse_losses, told
 from usher.common.protocol.message import ticket_text
-from usher.common.protocol.mishaps import mishaps_command, parse_mishaps
+from usher.common.protocol.mishaps import losses_command, mishaps_command, parse_losses, parse_mishaps, told
 from usher.common.protocol.owner_words import HALTED, RETURNED, TAIL, due_ms_of
 from usher.common.protocol.registration import name_of
 from usher.common.protocol.sources import SourceSelection

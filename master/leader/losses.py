@@ -1,4 +1,4 @@
-"""Declare losses: log them, and write them down beside the stream (common/protocol/losses.py)."""
+"""Declare losses: log them, and write them down beside the stream (common/protocol/mishaps.py)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from usher.common.base.log import event
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.losses import DeclaredLoss, IdRange, format_id_range, gap_of, loss_command, range_of
+from usher.common.protocol.mishaps import DeclaredLoss, IdRange, format_id_range, gap_of, loss_command, range_of
 from usher.common.redis.client import Link
 from usher.common.redis.replies import span_of
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from usher.common.protocol.losses import IdRange
+from usher.common.protocol.mishaps import IdRange
 from usher.common.protocol.stream_id import ZERO, GroupPosition, Span, after, before, from_rank, rank
 
 

@@ -16,7 +16,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import GroupMissing
 from usher.common.base.log import event
 from usher.common.protocol.keys import MASTER, Keys
-from usher.common.protocol.losses import DeclaredLoss, format_id_range
+from usher.common.protocol.mishaps import DeclaredLoss, format_id_range
 from usher.common.protocol.owner_words import HALTED, TAIL, is_given_back
 from usher.common.protocol.stream_id import ZERO, Span, before, rank
 from usher.common.redis.client import Link

@@ -100,7 +100,7 @@ def test_what_runs_again_after_a_declared_loss_is_no_broken_promise(
         crew.wait_until_settled(link, 60)
         again = repeated(crew.executions())
         link.close()
+        report = AuditRun(spark, _plan(redis_url)).run()
     assert again, "there was nothing to tell"
-    report = AuditRun(spark, _plan(redis_url)).run()
     assert {one.check.name: one.count for one in report.found} == {"repeat_declared": len(again)}
     assert report.verdict == "warn"

@@ -11,7 +11,7 @@ from tests.integration.group_loss import T, destroy_group, half_done, leader, se
 from usher.common.doctor.collector import collect
 from usher.common.doctor.stream import judge_stream
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.losses import DeclaredLoss, losses_command, parse_losses
+from usher.common.protocol.mishaps import DeclaredLoss, losses_command, parse_losses
 from usher.common.protocol.stream_id import ZERO, before, rank
 from usher.common.redis.client import Link
 from usher.common.redis.replies import redis_ms

@@ -18,9 +18,9 @@ import psutil
 import pytest
 
 from benchmarks.cli.compare import compare as command
+from benchmarks.cli.comparison import run_comparison
 from benchmarks.measure import compare
 from benchmarks.measure.compare import Installed, Workload, find, run_peer
-from benchmarks.measure.comparison import run_comparison
 from benchmarks.peers.catalog import PEERS
 from tests.process.machine import ROOT, environ_for, processes_of, until
 from usher.deploy.bench.rig import BenchFailed

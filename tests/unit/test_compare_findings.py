@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.measure.comparison import summary
+from benchmarks.cli.comparison import summary
 from benchmarks.rig import recording
 from benchmarks.rig.findings import BenchVerdict, Note, judge
 from benchmarks.rig.recording import FOLDER_VARIABLE, PeerJob, count_notes, read_notes, record

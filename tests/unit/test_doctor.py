@@ -26,7 +26,7 @@ from usher.common.doctor.growth import Growth
 from usher.common.doctor.rights import needed, needed_of_sources
 from usher.common.doctor.versions import Version, known_holes, version_of
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.losses import DeclaredLoss
+from usher.common.protocol.mishaps import DeclaredLoss
 from usher.common.protocol.sources import SourceSelection
 
 OK, UNKNOWN, WARN, BAD = DoctorSeverity.OK, DoctorSeverity.UNKNOWN, DoctorSeverity.WARN, DoctorSeverity.BAD

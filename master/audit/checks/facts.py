@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.losses import DeclaredLoss
+from usher.common.protocol.mishaps import DeclaredLoss
 from usher.common.protocol.stream_id import ZERO, rank
 
 #: The largest number in a column; greater ones become this.

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from usher.common.base.errors import GroupMissing, StartRefused
 from usher.common.protocol.attempts import decode
 from usher.common.protocol.keys import Keys
-from usher.common.protocol.losses import KEPT, losses_command, parse_losses
-from usher.common.protocol.mishaps import mishaps_command, parse_mishaps
+from usher.common.protocol.mishaps import KEPT, losses_command, mishaps_command, parse_losses, parse_mishaps
 from usher.common.protocol.registration import parse
 from usher.common.protocol.stream_id import ZERO
 from usher.common.redis.client import CommandRefused, Link
