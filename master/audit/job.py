@@ -30,6 +30,7 @@ from usher.master.audit.checks.clocks import bounds, offsets, wrong_clocks
 from usher.master.audit.checks.facts import AuditedStream, maybe_damaged, maybe_dropped, unproven
 from usher.master.audit.checks.findings import (
     CHECKS,
+    RECORD_RUNS,
     AuditFinding,
     AuditThresholds,
     Example,
@@ -38,6 +39,7 @@ from usher.master.audit.checks.findings import (
 )
 from usher.master.audit.checks.letters import DeadLetterFrames, last_drop_ms, letters_in
 from usher.master.audit.checks.suspects import LOOKED_AT, SHOWN, Suspects
+from usher.master.audit.engine import EngineFailed, name_of, use
 from usher.master.audit.output.report import AuditReport, run_name
 from usher.master.audit.read import snapshot
 from usher.master.audit.read.bulk import BulkReader, Interrupted
@@ -45,8 +47,6 @@ from usher.master.audit.read.session import fit
 from usher.master.audit.settings import AuditSettings
 from usher.master.operations.live_rules import rulebook
 
-#: Executions of a full record of the run log.
-RECORD_RUNS = 100
 #: Checks of ``judge_members``, which the second look repeats as a whole.
 _OF_MEMBERS = ("owner_dead", "stranger_owns", "consumer_leaked", "key_leaked")
 #: Facts of the past, in a log that does not change: they need no second look.
@@ -124,6 +124,10 @@ class AuditRun:
         self._open: list[str] = []  # what could not be proven
 
     def run(self) -> AuditReport:
+        with use(self._spark):
+            return self._run()
+
+    def _run(self) -> AuditReport:
         started_ns = time.time_ns()
         try:
             facts = [
@@ -136,7 +140,7 @@ class AuditRun:
             found = self._second_look()
             facts = [self._floor_now(one) for one in facts]
             return self._report(started_ns, facts, found)
-        except (RedisTrouble, CommandRefused, Interrupted) as trouble:
+        except (RedisTrouble, CommandRefused, Interrupted, EngineFailed) as trouble:
             raise StartRefused(f"the audit was not finished, so it proves nothing: {trouble}") from trouble
         except PySparkException as failed:
             raise StartRefused(f"the audit was not finished, so it proves nothing: {_cause(failed)}") from failed
@@ -339,7 +343,8 @@ class AuditRun:
             self._plan.group,
             tuple(found),
             tuple(sentences),
-            _figures(facts, pending, runs) | {"reading_seconds": round(self._reading_s, 3)},
+            _figures(facts, pending, runs)
+            | {"reading_seconds": round(self._reading_s, 3), "engine": name_of(self._spark)},
             _plots(pending, runs),
         )
 

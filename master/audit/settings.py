@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -48,6 +49,13 @@ class AuditSettings(CommonSettings):
     )
     audit_memory_mib: int = Field(
         1024, ge=512, le=1_048_576, description="Heap of the audit's JVM in MiB; what does not fit goes to disk."
+    )
+    audit_engine: Literal["auto", "local", "spark"] = Field(
+        "auto",
+        description=(
+            "What executes the checks: local (DuckDB in this process, no Java), spark, or auto: local up to 5 million"
+            " entries and executions, unless a setting or spark-submit says where Spark runs."
+        ),
     )
     audit_spark_master: str = Field(LOCAL, description="Where Spark runs: local[N], or spark://host:7077.")
     audit_py_files: str = Field("", description="Zip with common and master for executors on other machines.")

@@ -7,11 +7,11 @@ import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from usher.master.audit.read.session import HOW_TO_INSTALL, SparkPlace, spark_session
+from usher.master.audit.read.session import HOW_TO_INSTALL, SparkPlace, local_session, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,6 +45,19 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     finally:
         os.environ.clear()
         os.environ.update(kept)
+
+
+@pytest.fixture(scope="session")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A session of the engine in this process."""
+    with local_session(tmp_path_factory.mktemp("local"), 512) as session:
+        yield session
+
+
+@pytest.fixture(scope="session", params=["local", "spark"])
+def session(request: pytest.FixtureRequest) -> Any:
+    """A session of each engine."""
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@ allowed."""
 
 from __future__ import annotations
 
+import random
 import time
 from typing import Any
 
@@ -10,12 +11,13 @@ import orjson
 
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
-from usher.master.audit.checks.findings import AuditThresholds
+from usher.master.audit.checks.findings import FENCES_PER_MS, AuditThresholds
 from usher.master.policy.rules import Rule, RuleAction, Target, dump, rule_id
 
 GROUP = "g"
 PENDING, RUNS, CAPPED = "pending-side", "runs-side", "capped"
 STREAMS = (PENDING, RUNS, CAPPED)
+RANDOM = "random"
 _HOUR_MS = 3_600_000
 #: So wide that a slow machine makes no finding of what is well.
 LIMITS = AuditThresholds(
@@ -121,6 +123,30 @@ def seed(link: Link) -> None:
 def seed_runs(link: Link) -> None:
     """The one with a run log alone."""
     _runs_side(link, Seeder(link, RUNS))
+
+
+def seed_random(link: Link, executions: int = 3000) -> None:
+    """A history in which nothing is as it should be: of few tickets, fences, owners and moments."""
+    chance, s = random.Random(7), Seeder(link, RANDOM)
+    ids = [f"{1000 + n // 3}-{n % 3}" for n in range(executions // 4)]
+    tickets = {entry_id: chance.choice(["", *(f"t{n}" for n in range(60))]) for entry_id in ids}
+    s.add(*tickets.items())
+    s.read()
+    s.live("c1:1", "c2:2")
+    s.over(*chance.sample(ids, len(ids) * 3 // 4))
+    s.own("c1:1", *chance.sample(ids, len(ids) // 8))
+    for entry_id in chance.sample(ids, len(ids) // 16):
+        s.index(tickets[entry_id], f"{chance.choice(['c1:1', 'c2:2', 'returned'])} 5 {entry_id}")
+        s.letter(entry_id, tickets[entry_id])
+    outcomes = ["done"] * 6 + ["failed", "crashed", "gave_up", "stale"]
+    for at_ms in range(2000, 2000 + executions // 10):
+        runs = []
+        for entry_id in chance.choices(ids, k=10):
+            fence, start = (at_ms - chance.randrange(400)) * FENCES_PER_MS, at_ms * 1000 - chance.randrange(200_000)
+            took, outcome = chance.choice([0, 1, 500, 40_000]), chance.choice(outcomes)
+            ticket = tickets[entry_id] if chance.random() < 0.98 else "other"
+            runs.append((entry_id, ticket, fence, start, start + took if outcome != "crashed" else 0, outcome))
+        s.ran(chance.choice(["c1:1", "c2:2", "c3:3"]), *runs, record=f"{at_ms}-1")
 
 
 def _pending_side(link: Link, s: Seeder) -> None:

@@ -45,7 +45,7 @@ def seeder(link: Link, monkeypatch: pytest.MonkeyPatch) -> Seeder:
 def test_a_clean_system_is_exit_code_0_and_everything_is_written(
     spark: SparkSession, settings: dict[str, str], seeder: Seeder, link: Link, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert usher("audit") == 0
+    assert usher("audit", "--engine", "spark") == 0
     shown = capsys.readouterr().out
     assert "clean: the promise held" in shown
     stored = orjson.loads(link.call("GET", Keys("ticket_stream", GROUP).audit))
@@ -55,12 +55,13 @@ def test_a_clean_system_is_exit_code_0_and_everything_is_written(
     assert usher("audit", "--json") == 0
     told = orjson.loads(capsys.readouterr().out)
     assert (told["verdict"], told["findings"], told["unproven"]) == ("clean", [], [])
+    assert told["figures"]["engine"] == "local", "of so little"
     runs = spark.read.parquet(str(folder / "history")).where("check = ''").orderBy("run").collect()
     assert [(row.verdict, row.executions) for row in runs] == [("clean", 2), ("clean", 2)]
 
 
 def test_findings_are_exit_code_1_and_hostile_names_are_shown_literally(
-    spark: SparkSession, settings: dict[str, str], seeder: Seeder, link: Link, capsys: pytest.CaptureFixture[str]
+    settings: dict[str, str], seeder: Seeder, link: Link, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seeder.live("c1:1")
     seeder.add(("3-1", _HOSTILE))
@@ -84,7 +85,6 @@ def test_findings_are_exit_code_1_and_hostile_names_are_shown_literally(
 
 
 def test_what_is_to_be_looked_at_and_done_is_there_for_any_stream(
-    spark: SparkSession,
     settings: dict[str, str],
     link: Link,
     monkeypatch: pytest.MonkeyPatch,
@@ -113,7 +113,6 @@ def test_what_is_to_be_looked_at_and_done_is_there_for_any_stream(
 
 
 def test_who_did_what_twice_and_when_is_told_with_the_command_that_shows_both(
-    spark: SparkSession,
     settings: dict[str, str],
     link: Link,
     monkeypatch: pytest.MonkeyPatch,
@@ -149,7 +148,7 @@ def _suspect(seeder: Seeder) -> None:
 
 
 def test_what_was_found_is_told_also_when_redis_is_full(
-    spark: SparkSession, settings: dict[str, str], seeder: Seeder, link: Link, capsys: pytest.CaptureFixture[str]
+    settings: dict[str, str], seeder: Seeder, link: Link, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also what is looked at a second time: Redis takes no MULTI then."""
     seeder.ran("c2:2", ("1-1", "a", 5, 300, 400))
@@ -165,7 +164,6 @@ def test_what_was_found_is_told_also_when_redis_is_full(
 
 
 def test_the_auditor_of_usher_acl_may_audit_and_what_he_may_not_look_for_is_said(
-    spark: SparkSession,
     settings: dict[str, str],
     seeder: Seeder,
     link: Link,
@@ -204,7 +202,7 @@ def test_without_pyspark_the_way_out_is_named(
 
 
 def test_what_cannot_be_audited_is_exit_code_2(
-    spark: SparkSession, settings: dict[str, str], link: Link, capsys: pytest.CaptureFixture[str]
+    settings: dict[str, str], link: Link, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert usher("audit") == 2
     assert "There is nothing to audit" in capsys.readouterr().err
@@ -229,7 +227,9 @@ def test_an_audit_whose_java_is_killed_was_not_done(settings: dict[str, str], se
     environ = {**os.environ, **settings, "USHER_AUDIT_SETTLE_SECONDS": "30"}
     seeder.live("c1:1")
     seeder.own("c1:1", "1-1")  # a suspect: there is a second look, and what keeps it waiting
-    audit = subprocess.Popen([*USHER, "audit"], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    audit = subprocess.Popen(
+        [*USHER, "audit", "--engine", "spark"], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     until(lambda: _workers(audit.pid), 120, "Spark reads Redis")
     for java in {worker.parent() for worker in _workers(audit.pid)}:
         java.kill()

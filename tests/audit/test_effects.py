@@ -6,7 +6,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -19,9 +19,7 @@ from usher.consumer.handlers.message import OwnLease, message_type
 pytest.importorskip("sqlalchemy", reason="pip install -e '.[sql]' in Usher's folder")
 from usher.consumer.sinks.sql import SqlSink
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
+pa = pytest.importorskip("pyarrow", reason="pip install -e '.[audit]' in Usher's folder")
 _LONG = "u" * 300
 
 
@@ -31,6 +29,12 @@ class Done(NamedTuple):
     ticket_id: str
     uid: str
     fence: int = 5
+
+
+def _frame(session: Any, table: Any) -> Any:
+    if hasattr(session, "lazily"):
+        return session.lazily(table.schema, lambda: iter(table.to_batches()))
+    return session.createDataFrame(table)
 
 
 @pytest.fixture
@@ -44,7 +48,7 @@ def shop(tmp_path: Path) -> Iterator[tuple[str, SqlSink]]:
 
 
 def test_what_is_done_has_its_effect_or_is_found(
-    spark: SparkSession, link: Link, redis_url: str, tmp_path: Path, shop: tuple[str, SqlSink]
+    session: Any, link: Link, redis_url: str, tmp_path: Path, shop: tuple[str, SqlSink]
 ) -> None:
     from usher.master.audit.job import AuditPlan, AuditRun
 
@@ -78,16 +82,17 @@ def test_what_is_done_has_its_effect_or_is_found(
     )
     seeder.letter("5-1", "a")
     seeder.ran("c1:1", ("6-2", "d", 5, 1, 2))
-    report = AuditRun(spark, AuditPlan(redis_url, ("s",), GROUP, "ticket_id", LIMITS, 0.1, CAP, url)).run()
+    report = AuditRun(session, AuditPlan(redis_url, ("s",), GROUP, "ticket_id", LIMITS, 0.1, CAP, url)).run()
     assert [(one.check.name, one.count) for one in report.found] == [("effect_missing", 2)]
     assert [(one.id, one.ticket) for one in report.found[0].examples] == [("4-1", "a"), ("6-1", "c")], (
         "of another ticket; of none"
     )
 
 
-def test_effects_of_a_work_stream_are_known_by_source_and_uid(spark: SparkSession, shop: tuple[str, SqlSink]) -> None:
+def test_effects_of_a_work_stream_are_known_by_source_and_uid(session: Any, shop: tuple[str, SqlSink]) -> None:
     from usher.master.audit.checks.effects import check_stored
     from usher.master.audit.checks.suspects import Suspects
+    from usher.master.audit.engine import use
 
     url, sink = shop
     sent = {"1-1": ("7-1", ""), "2-1": ("8-1", "order-8"), "3-1": ("9-1", "order-9")}
@@ -96,20 +101,28 @@ def test_effects_of_a_work_stream_are_known_by_source_and_uid(spark: SparkSessio
         flat = [b"usher_from", f"{source_id} 7 a shop".encode(), b"usher_ticket", b"a shop/42", b"uid", uid.encode()]
         with sink.transaction(make(b"a shop/42", entry_id.encode(), 5, flat, OwnLease(10.0, now_s()))):
             pass
-    entries = [
-        ("usher:{g}", one, {"usher_from": f"{source_id} 7 a shop", "uid": uid})
-        for one, (source_id, uid) in sent.items()
-    ]
-    runs = [("usher:{g}", one, at, 1, "a shop/42", "done", (1 << 53) + at) for at, one in enumerate(sent)]
+    fields = pa.map_(pa.string(), pa.string())
+    entries = {
+        "stream": ["usher:{g}"] * 3,
+        "id": [*sent],
+        "fields": pa.array([[("usher_from", f"{of} 7 a shop"), ("uid", uid)] for of, uid in sent.values()], fields),
+    }
+    runs = {
+        "stream": ["usher:{g}"] * 3,
+        "id": [*sent],
+        "ms": [0, 1, 2],
+        "seq": [1] * 3,
+        "ticket": ["a shop/42"] * 3,
+        "outcome": ["done"] * 3,
+        "record_ms": [1 << 53] * 3,
+    }
     suspects = Suspects()
-    told = check_stored(
-        spark.createDataFrame(
-            runs, "stream string, id string, ms long, seq long, ticket string, outcome string, record_ms long"
-        ),
-        spark.createDataFrame(entries, "stream string, id string, fields map<string,string>"),
-        *(url, "default", 0, suspects),
-        gathered=["usher:{g}"],
-    )
+    with use(session):
+        told = check_stored(
+            *(_frame(session, pa.table(rows)) for rows in (runs, entries)),
+            *(url, "default", 0, suspects),
+            gathered=["usher:{g}"],
+        )
     assert told == ""
     assert [one.id for named in suspects.named.values() for one in named] == ["3-1"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,8 +15,6 @@ from usher.common.redis.embedded import EmbeddedRedis
 from usher.master.audit.checks.findings import CHECKS, FENCES_PER_MS
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from usher.master.audit.output.report import AuditReport
 
 _S = 1_000_000
@@ -123,7 +121,7 @@ FAULTS: list[tuple[Callable[[Seeder, Link], None], dict[str, set[str]]]] = [
 
 
 @pytest.fixture(scope="module")
-def report(spark: SparkSession, redis_server: EmbeddedRedis) -> AuditReport:
+def report(session: Any, redis_server: EmbeddedRedis) -> AuditReport:
     """The findings of one audit over all streams."""
     link = Link(redis_server.url, "test")
     try:
@@ -139,7 +137,7 @@ def report(spark: SparkSession, redis_server: EmbeddedRedis) -> AuditReport:
             runs = ((f"{n}-1", "ab"[n % 2 == 0], 5, 100 * n, 100 * n + 50) for n in range(1, 5))
             seeder.ran("c1:1", *runs, record="100-1")
             fault(seeder, link)
-        return audit(spark, plan(redis_server.url, *(fault.__name__ for fault, _ in FAULTS)))
+        return audit(session, plan(redis_server.url, *(fault.__name__ for fault, _ in FAULTS)))
     finally:
         link.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import Any
 
 import orjson
 import pytest
@@ -23,13 +23,10 @@ from usher.master.audit.checks.findings import FENCES_PER_MS, AuditFinding
 from usher.master.audit.checks.letters import last_drop_ms
 from usher.master.operations.action_log import KEPT
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
-
-def told(spark: SparkSession, url: str) -> dict[str, set[str]]:
+def told(local: Any, url: str) -> dict[str, set[str]]:
     """Check -> ids of its examples."""
-    return {one.check.name: {example.id for example in one.examples} for one in audit(spark, plan(url, "s")).found}
+    return {one.check.name: {example.id for example in one.examples} for one in audit(local, plan(url, "s")).found}
 
 
 @pytest.fixture
@@ -44,18 +41,18 @@ def seeder(link: Link, request: pytest.FixtureRequest) -> Seeder:
 
 
 def test_what_succeeded_and_was_never_noted_because_the_next_one_crashed_is_in_order(
-    spark: SparkSession, seeder: Seeder, redis_url: str
+    local: Any, seeder: Seeder, redis_url: str
 ) -> None:
     """A success is noted when it is acknowledged, a crash by the successor: between the two the owner died."""
     seeder.over(*(f"{n}-1" for n in range(1, 6)))
     seeder.ran("c1:1", ("3-1", "a", 5, 200, 0, "crashed"))
     seeder.ran("c2:2", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(2, 6)))
-    assert told(spark, redis_url) == {}
+    assert told(local, redis_url) == {}
 
 
 @pytest.mark.slow
 def test_a_message_that_is_tried_again_behind_a_later_one_is_out_of_order_whatever_becomes_of_it(
-    spark: SparkSession, seeder: Seeder, redis_url: str
+    local: Any, seeder: Seeder, redis_url: str
 ) -> None:
     seeder.over(*(f"{n}-1" for n in range(1, 6)))
     seeder.letter("2-1", "a")
@@ -63,12 +60,12 @@ def test_a_message_that_is_tried_again_behind_a_later_one_is_out_of_order_whatev
         "c1:1", ("2-1", "a", 5, 100, 200, "failed"), ("3-1", "a", 5, 200, 300), ("2-1", "a", 5, 300, 400, "failed")
     )
     seeder.ran("c1:1", ("4-1", "a", 5, 400, 500), ("5-1", "a", 5, 500, 600))
-    assert told(spark, redis_url) == {"out_of_order": {"2-1"}}
+    assert told(local, redis_url) == {"out_of_order": {"2-1"}}
 
 
 @pytest.mark.slow
 def test_a_dead_letter_that_runs_again_after_the_group_was_set_back_is_not_out_of_order(
-    spark: SparkSession, link: Link, seeder: Seeder, redis_url: str
+    local: Any, link: Link, seeder: Seeder, redis_url: str
 ) -> None:
     """2-1 became a letter at 4000 ms; it runs again under a fence of 9000 ms. 3-1 was overtaken before it was one."""
     seeder.over(*(f"{n}-1" for n in range(1, 6)))
@@ -85,13 +82,13 @@ def test_a_dead_letter_that_runs_again_after_the_group_was_set_back_is_not_out_o
             "XADD", seeder.keys.dead, f"400{n}-1", "usher-id", f"{n}-1", "usher-ticket", "a", "usher-reason", "attempts"
         )
     seeder.ran("c2:2", ("2-1", "a", late, 9_100_000, 9_200_000, "failed"))
-    assert told(spark, redis_url) == {"out_of_order": {"3-1"}}
+    assert told(local, redis_url) == {"out_of_order": {"3-1"}}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeder", ["aabb"], indirect=True)
 def test_a_clock_that_was_set_back_is_no_disorder_and_is_named(
-    spark: SparkSession, link: Link, seeder: Seeder, redis_url: str
+    local: Any, link: Link, seeder: Seeder, redis_url: str
 ) -> None:
     """By the clock 2-1 ran after 3-1, but it was noted first; 5-1 was noted before 4-1, as it ran."""
     seeder.over(*(f"{n}-1" for n in range(1, 6)))
@@ -101,11 +98,11 @@ def test_a_clock_that_was_set_back_is_no_disorder_and_is_named(
     seeder.ran("c1:1", ("3-1", "a", 5, 8000, 8500), record="200-1")
     seeder.ran("c1:1", ("5-1", "b", 5, 100, 200), record="300-1")
     seeder.ran("c1:1", ("4-1", "b", 5, 300, 400), record="400-1")
-    assert told(spark, redis_url) == {"times_impossible": {"2-1"}, "out_of_order": {"4-1"}}
+    assert told(local, redis_url) == {"times_impossible": {"2-1"}, "out_of_order": {"4-1"}}
 
 
 def test_two_messages_of_a_ticket_at_once_in_one_incarnation_overlap_under_two_fences_too(
-    spark: SparkSession, seeder: Seeder, redis_url: str
+    local: Any, seeder: Seeder, redis_url: str
 ) -> None:
     seeder.over(*(f"{n}-1" for n in range(1, 6)))
     seeder.ran(
@@ -115,12 +112,10 @@ def test_two_messages_of_a_ticket_at_once_in_one_incarnation_overlap_under_two_f
         ("4-1", "a", 6, 600, 700),
         ("5-1", "a", 7, 700, 800),
     )
-    assert told(spark, redis_url) == {"overlap": {"3-1"}}
+    assert told(local, redis_url) == {"overlap": {"3-1"}}
 
 
-def test_a_record_of_somebody_else_is_told_and_the_others_are_judged(
-    spark: SparkSession, link: Link, redis_url: str
-) -> None:
+def test_a_record_of_somebody_else_is_told_and_the_others_are_judged(local: Any, link: Link, redis_url: str) -> None:
     """Each in a stream of its own."""
     right = {
         "consumer": "c1:1",
@@ -149,14 +144,14 @@ def test_a_record_of_somebody_else_is_told_and_the_others_are_judged(
         seeder.over(*(f"{n}-1" for n in range(1, 6)))
         seeder.ran("c1:1", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(1, 6)))
         link.call("XADD", seeder.keys.runs, "9999999999999-1", "batch", orjson.dumps(right | changed))
-    found = audit(spark, plan(redis_url, *names)).found
+    found = audit(local, plan(redis_url, *names)).found
     assert [(one.stream, one.check.name, one.examples[0].id) for one in found] == [
         (name, "run_unreadable", "9999999999999-1") for name in names
     ]
 
 
 def test_what_a_former_owner_was_refused_is_no_effect_that_was_acknowledged(
-    spark: SparkSession, link: Link, redis_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    local: Any, link: Link, redis_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With the steps of masters and consumers: a's acknowledgement of T is refused beside one that is not. b, who has
     T, dies before its own, and c handles T long after a's was noted. Nothing was promised to a; what it did is told."""
@@ -183,7 +178,7 @@ def test_what_a_former_owner_was_refused_is_no_effect_that_was_acknowledged(
     leader.take_back(b.incarnation, 10)
     leader.hand_over(give(c, {b"T": [theirs]}, {b"T": world.head(b"T")}))
     assert ran(c, (b"T", theirs, int(world.head(b"T").split()[1]))).stale == []
-    report = audit(spark, plan(redis_url, world.keys.stream))
+    report = audit(local, plan(redis_url, world.keys.stream))
     assert [(one.check.name, one.examples) for one in report.found if one.check.name != "consumer_leaked"] == []
     monkeypatch.setenv("USHER_REDIS_URL", redis_url)
     assert usher("audit", "--group", GROUP, "runs", "--ticket", "T", "--json") == 0
@@ -193,7 +188,7 @@ def test_what_a_former_owner_was_refused_is_no_effect_that_was_acknowledged(
 
 @pytest.mark.parametrize("seeder", ["acde"], indirect=True)
 def test_a_success_of_a_former_owner_that_counted_is_told_with_its_successor(
-    spark: SparkSession, link: Link, seeder: Seeder, redis_url: str
+    local: Any, link: Link, seeder: Seeder, redis_url: str
 ) -> None:
     """2-1: c2 had it by 4 s and was refused, because c1's counted at 9 s. 3-1 is as it should be: c1 was refused, c2
     was not. 4-1 was done under both fences, by c2 first; 5-1 crashed under the lower one, which was noted behind."""
@@ -217,7 +212,7 @@ def test_a_success_of_a_former_owner_that_counted_is_told_with_its_successor(
     )
     seeder.ran("c2:2", ("5-1", "e", at_4_s, 4_500_000, 4_600_000), record="9002-1")
     seeder.ran("c1:1", ("5-1", "e", 5, 100, 0, "crashed"), record="9003-1")
-    [found] = audit(spark, plan(redis_url, "s")).found
+    [found] = audit(local, plan(redis_url, "s")).found
     [one] = found.examples
     assert (found.check.name, one.id, one.owner) == ("stale_counted", "2-1", "c1:1")
     assert (
@@ -229,33 +224,33 @@ def test_a_success_of_a_former_owner_that_counted_is_told_with_its_successor(
 
 
 def test_an_entry_in_the_record_of_another_ticket_is_not_in_that_of_its_own(
-    spark: SparkSession, seeder: Seeder, redis_url: str
+    local: Any, seeder: Seeder, redis_url: str
 ) -> None:
     seeder.over("1-1", "2-1", "3-1", "4-1")
     seeder.ran("c1:1", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(2, 5)))
     seeder.own("c1:1", "5-1")
     seeder.index("other", "c1:1 5 5-1")
-    assert told(spark, redis_url) == {"pending_without_index": {"5-1"}}
+    assert told(local, redis_url) == {"pending_without_index": {"5-1"}}
 
 
 @pytest.mark.slow
 def test_a_message_that_asks_to_be_called_later_uses_up_no_attempts(
-    spark: SparkSession, link: Link, seeder: Seeder, redis_url: str
+    local: Any, link: Link, seeder: Seeder, redis_url: str
 ) -> None:
     seeder.over("1-1", "2-1", "3-1", "4-1")
     seeder.ran("c1:1", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(2, 5)))
     seeder.own("c1:1", "5-1")
     seeder.index("a", "c1:1 7 5-1")
     link.call("HSET", seeder.keys.attempts, "5-1", "50 1 0 0")
-    assert told(spark, redis_url) == {}
+    assert told(local, redis_url) == {}
     link.call("HSET", seeder.keys.attempts, "5-1", "50 6 0 0")
-    assert told(spark, redis_url) == {"attempts_many": {"5-1"}}
+    assert told(local, redis_url) == {"attempts_many": {"5-1"}}
 
 
 @pytest.mark.parametrize("new", ["c0:9", "c9:9"])
 @pytest.mark.parametrize("seeder", ["aabb"], indirect=True)
 def test_a_ticket_that_moved_while_its_entries_were_read_has_one_owner(
-    spark: SparkSession, seeder: Seeder, redis_url: str, monkeypatch: pytest.MonkeyPatch, new: str
+    local: Any, seeder: Seeder, redis_url: str, monkeypatch: pytest.MonkeyPatch, new: str
 ) -> None:
     """Pages of a long pending list are read at different moments: of some entries the former owner is seen, of others
     the new one."""
@@ -267,7 +262,7 @@ def test_a_ticket_that_moved_while_its_entries_were_read_has_one_owner(
     seeder.own("c1:1", "2-1")
     seeder.own(new, "3-1")
     seeder.index("a", f"{new} 7 2-1 3-1")
-    running = AuditRun(spark, plan(redis_url, "s"))
+    running = AuditRun(local, plan(redis_url, "s"))
     second_look = running._second_look
 
     def moved() -> list[AuditFinding]:
@@ -280,7 +275,7 @@ def test_a_ticket_that_moved_while_its_entries_were_read_has_one_owner(
 
 
 def test_a_work_stream_may_be_named_by_hand_beside_others(
-    spark: SparkSession, link: Link, seeder: Seeder, redis_url: str
+    local: Any, link: Link, seeder: Seeder, redis_url: str
 ) -> None:
     """Its entries name the ticket in a field of their own."""
     gathered = Seeder(link, "usher:{g}")
@@ -290,13 +285,13 @@ def test_a_work_stream_may_be_named_by_hand_beside_others(
         one.own("c1:1", "1-1")
     gathered.index("shop/42", "c1:1 7 1-1")
     seeder.index("first", "c1:1 7 1-1")
-    report = audit(spark, plan(redis_url, "s", "usher:{g}"))
+    report = audit(local, plan(redis_url, "s", "usher:{g}"))
     assert report.found == ()
     assert ("usher:{g}", "shop/42", 1) in report.plots["tickets"]
 
 
 def test_what_became_of_a_letter_that_is_no_more_is_no_loss(
-    spark: SparkSession, link: Link, seeder: Seeder, redis_url: str
+    local: Any, link: Link, seeder: Seeder, redis_url: str
 ) -> None:
     """2-1 and 3-1 were added again under their former ids, 6-1 under its own uid; 4-1 was dropped; 8-1 was added after
     that, and is lost."""
@@ -318,7 +313,7 @@ def test_what_became_of_a_letter_that_is_no_more_is_no_loss(
     seeder.read()
     seeder.over("7-1", "7-2", "7-3", "8-1")
     seeder.ran("c1:1", ("7-1", "a", 5, 700, 800), ("7-2", "a", 5, 800, 900), ("7-3", "a", 5, 900, 1000))
-    report = audit(spark, plan(redis_url, "s"))
+    report = audit(local, plan(redis_url, "s"))
     assert [(one.check.name, [example.id for example in one.examples]) for one in report.found] == [("lost", ["8-1"])]
     assert [sentence for sentence in report.unproven if "dropped" in sentence] == [
         "s: nothing says that 1 entries were handled; dead letters were dropped since they were added, or may have been"
@@ -327,7 +322,7 @@ def test_what_became_of_a_letter_that_is_no_more_is_no_loss(
 
 
 def test_what_became_of_a_letter_that_is_no_more_was_not_overtaken_when_the_group_was_set_back(
-    spark: SparkSession, link: Link, seeder: Seeder, redis_url: str
+    local: Any, link: Link, seeder: Seeder, redis_url: str
 ) -> None:
     """2-1 was dropped and 6-1 redriven as 7-1; then the group was set back, and both are pending again behind 8-1. 6-2
     never was a letter."""
@@ -341,7 +336,7 @@ def test_what_became_of_a_letter_that_is_no_more_was_not_overtaken_when_the_grou
     seeder.ran("c1:1", ("6-1", "a", 5, 610, 620, "failed"), ("7-1", "a", 5, 700, 750), ("8-1", "a", 5, 800, 850))
     link.call("XADD", seeder.keys.actions, "5-9", "outcome", "dropped 1", "what", "drop")
     seeder.over(*(f"{n}-1" for n in (1, 3, 4, 5, 7, 8)))
-    report = audit(spark, plan(redis_url, "s"))
+    report = audit(local, plan(redis_url, "s"))
     assert [(one.check.name, [example.id for example in one.examples]) for one in report.found] == [
         ("overtaken", ["6-2"])
     ]
@@ -349,7 +344,7 @@ def test_what_became_of_a_letter_that_is_no_more_was_not_overtaken_when_the_grou
 
 
 def test_a_message_without_a_ticket_that_nobody_handled_is_lost(
-    spark: SparkSession, link: Link, seeder: Seeder, redis_url: str
+    local: Any, link: Link, seeder: Seeder, redis_url: str
 ) -> None:
     """7-1 was handled (USHER_UNKEYED=spread), 8-1 is a dead letter; 9-1 was acknowledged by hand."""
     seeder.over(*(f"{n}-1" for n in range(1, 6)))
@@ -359,11 +354,11 @@ def test_a_message_without_a_ticket_that_nobody_handled_is_lost(
     seeder.ran("c1:1", *((f"{n}-1", "a", 5, 10 * n, 10 * n + 5) for n in range(2, 6)), ("7-1", "", 6, 1, 2))
     seeder.letter("8-1", "")
     seeder.over("7-1", "8-1", "9-1")
-    assert told(spark, redis_url) == {"lost": {"9-1"}}
+    assert told(local, redis_url) == {"lost": {"9-1"}}
 
 
 def test_of_a_stream_whose_ids_are_ahead_of_the_clock_a_log_that_was_cut_proves_less(
-    spark: SparkSession, link: Link, seeder: Seeder, redis_url: str
+    local: Any, link: Link, seeder: Seeder, redis_url: str
 ) -> None:
     """Records are dated by Redis' clock. 900-1 and 901-1 were handled before 5 ms, 902-1 at 6 ms; the records of the
     first two are cut."""
@@ -376,19 +371,19 @@ def test_of_a_stream_whose_ids_are_ahead_of_the_clock_a_log_that_was_cut_proves_
     seeder.ran("c1:1", ("902-1", "b", 5, 1, 2), record="6-1")
     for n in range(CAP - 2):
         seeder.ran("c1:1", (f"1-{n + 5}", f"other{n}", 5, 1, 2), record=f"7-{n + 1}")
-    report = audit(spark, plan(redis_url, "s"))
+    report = audit(local, plan(redis_url, "s"))
     assert report.found == ()
     assert any("ids are up to 896 ms ahead of Redis' clock" in sentence for sentence in report.unproven)
 
 
 def test_of_entries_that_are_cut_from_the_stream_losses_are_not_proven_and_that_is_said(
-    spark: SparkSession, link: Link, seeder: Seeder, redis_url: str
+    local: Any, link: Link, seeder: Seeder, redis_url: str
 ) -> None:
     """2-1 was acknowledged by hand, and then cut: of a work stream everything is, as soon as it is over."""
     seeder.over(*(f"{n}-1" for n in range(1, 6)))
     seeder.ran("c1:1", *((f"{n}-1", "a", 6, 1000 * n, 1000 * n + 500) for n in range(3, 6)))
     link.call("XTRIM", "s", "MINID", "4-1")
-    report = audit(spark, plan(redis_url, "s"))
+    report = audit(local, plan(redis_url, "s"))
     assert (report.found, report.sentence()) == ((), "nothing found: whatever could be checked is as promised")
     assert report.unproven == (
         (

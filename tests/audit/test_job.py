@@ -3,8 +3,9 @@ allowed."""
 
 from __future__ import annotations
 
+import re
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -33,10 +34,10 @@ def plan(url: str, *streams: str) -> AuditPlan:
     return AuditPlan(url, streams or STREAMS, GROUP, "ticket_id", LIMITS, 0.1, CAP)
 
 
-def audit(spark: SparkSession, made: AuditPlan) -> AuditReport:
+def audit(session: Any, made: AuditPlan) -> AuditReport:
     from usher.master.audit.job import AuditRun
 
-    return AuditRun(spark, made).run()
+    return AuditRun(session, made).run()
 
 
 def about(found: AuditFinding) -> set[tuple[str, str]]:
@@ -46,16 +47,50 @@ def about(found: AuditFinding) -> set[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def seeded(spark: SparkSession, redis_server: EmbeddedRedis) -> tuple[AuditReport, set[oracle.Finding]]:
-    """One audit of a system with everything wrong, and what the oracle says of it."""
+def reports(local: Any, spark: SparkSession, redis_server: EmbeddedRedis) -> tuple[Any, ...]:
+    """One audit of a system with everything wrong by each engine, of a random history too, and what the oracle says of
+    the former."""
     link = Link(redis_server.url, "test")
     try:
         link.call("FLUSHALL")
         seeding.seed(link)
+        seeding.seed_random(link)
         time.sleep(2 * LIMITS.reaped_ms / 1000)
-        return audit(spark, plan(redis_server.url)), oracle.look(link, list(STREAMS), GROUP, LIMITS, CAP)
+        plans = plan(redis_server.url), plan(redis_server.url, seeding.RANDOM)
+        one, other, *of_random = (audit(session, made) for made in plans for session in (local, spark))
+        return one, other, *of_random, oracle.look(link, list(STREAMS), GROUP, LIMITS, CAP)
     finally:
         link.close()
+
+
+@pytest.fixture(scope="module", params=[0, 1], ids=["local", "spark"])
+def seeded(request: pytest.FixtureRequest, reports: tuple[Any, ...]) -> tuple[AuditReport, set[oracle.Finding]]:
+    """An audit of a system with everything wrong, and what the oracle says of it."""
+    return reports[request.param], reports[-1]
+
+
+def _said(report: AuditReport) -> list[Any]:
+    """All that does not depend on when the audit ran."""
+    found = [
+        (
+            one.check.name,
+            one.stream,
+            one.count,
+            one.suspects,
+            sorted(re.sub(r"\d+ (ms|s)\b", "", str(each)) for each in one.examples),
+        )
+        for one in report.found
+    ]
+    times = ("oldest_age_ms", "reading_seconds", "engine")
+    figures = {name: value for name, value in report.figures.items() if name not in times}
+    plots = {name: sorted(report.plots[name]) for name in ("owners", "recoveries")}
+    return [sorted(found), report.unproven, figures, plots]
+
+
+@pytest.mark.parametrize("at", [0, 2], ids=["everything wrong", "random"])
+def test_the_two_engines_say_the_same(reports: tuple[Any, ...], at: int) -> None:
+    assert _said(reports[at]) == _said(reports[at + 1])
+    assert len(reports[at].found) > 10
 
 
 @pytest.mark.parametrize("check", EXPECTED)
@@ -96,7 +131,7 @@ def test_figures_count_what_was_looked_at(seeded: tuple[AuditReport, set[oracle.
 
 
 def test_a_suspect_that_is_well_at_the_second_look_is_no_finding(
-    spark: SparkSession, link: Link, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    session: Any, link: Link, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An acknowledgement between the two looks: what a running system does all the time."""
     seeder = Seeder(link, "s")
@@ -107,7 +142,7 @@ def test_a_suspect_that_is_well_at_the_second_look_is_no_finding(
 
     from usher.master.audit.job import AuditRun
 
-    running = AuditRun(spark, plan(redis_url, "s"))
+    running = AuditRun(session, plan(redis_url, "s"))
     first_look = running._second_look
 
     def moved() -> list[AuditFinding]:
@@ -122,23 +157,23 @@ def test_a_suspect_that_is_well_at_the_second_look_is_no_finding(
     assert report.exit_code == 0
 
 
-def test_an_empty_stream_is_clean(spark: SparkSession, link: Link, redis_url: str) -> None:
+def test_an_empty_stream_is_clean(session: Any, link: Link, redis_url: str) -> None:
     Seeder(link, "s")
-    report = audit(spark, plan(redis_url, "s"))
+    report = audit(session, plan(redis_url, "s"))
     assert (report.verdict, report.unproven) == ("clean", ())
 
 
 def test_a_group_that_does_not_exist_is_refused_with_the_settings_to_look_at(
-    spark: SparkSession, link: Link, redis_url: str
+    session: Any, link: Link, redis_url: str
 ) -> None:
     link.call("XADD", "s", "*", "ticket_id", "1")
     with pytest.raises(StartRefused, match=r"USHER_TICKET_STREAM, USHER_GROUP: stream s has no group g"):
-        audit(spark, plan(redis_url, "s"))
+        audit(session, plan(redis_url, "s"))
     with pytest.raises(StartRefused, match="USHER_GROUP"):
-        audit(spark, plan(redis_url, "nothing"))
+        audit(session, plan(redis_url, "nothing"))
 
 
-def test_redis_gone_in_the_middle_says_nothing_about_the_system(spark: SparkSession, short_tmp: object) -> None:
+def test_redis_gone_in_the_middle_says_nothing_about_the_system(session: Any, short_tmp: object) -> None:
     from pathlib import Path
 
     with EmbeddedRedis(Path(str(short_tmp)) / "gone", durable=False) as server:
@@ -158,4 +193,4 @@ def test_redis_gone_in_the_middle_says_nothing_about_the_system(spark: SparkSess
             Proxy(server.url, cut) as proxy,
             pytest.raises(StartRefused, match=r"not finished, so it proves nothing: .*Redis.* (went away|closed)"),
         ):
-            audit(spark, plan(proxy.url, "s"))
+            audit(session, plan(proxy.url, "s"))

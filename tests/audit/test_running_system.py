@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -34,7 +35,9 @@ def _plan(redis_url: str) -> AuditPlan:
 @pytest.mark.process
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("audits", [2, pytest.param(10, marks=pytest.mark.slow)])
-def test_a_system_at_work_has_no_findings(spark: SparkSession, tmp_path: Path, redis_url: str, audits: int) -> None:
+def test_a_system_at_work_has_no_findings(
+    local: Any, spark: SparkSession, tmp_path: Path, redis_url: str, audits: int
+) -> None:
     from usher.master.audit.job import AuditRun
 
     plan = _plan(redis_url)
@@ -55,8 +58,8 @@ def test_a_system_at_work_has_no_findings(spark: SparkSession, tmp_path: Path, r
         looking = Link(redis_url, "test")
         try:
             crew.until(lambda: looking.call("XLEN", KEYS.runs) > 5, 60, "messages flow")
-            for _ in range(audits):
-                running = AuditRun(spark, plan)
+            for session in itertools.islice(itertools.cycle([local, spark]), audits):
+                running = AuditRun(session, plan)
                 reports.append(running.run())
                 suspects.update(running._suspects.counts)
         finally:
@@ -64,7 +67,7 @@ def test_a_system_at_work_has_no_findings(spark: SparkSession, tmp_path: Path, r
             sender.join()
             looking.close()
         crew.wait_until_settled(link, 60)
-        reports.append(AuditRun(spark, plan).run())
+        reports.append(AuditRun(local, plan).run())
         link.close()
     told = [(one.check.name, one.count, one.examples[:2]) for report in reports for one in report.found]
     assert told == []

@@ -30,7 +30,7 @@ def _audit(settings: dict[str, str], link: Link) -> subprocess.Popen[str]:
     link.call("XREADGROUP", "GROUP", GROUP, "c1:1", "STREAMS", keys.stream, ">")
     environ = {**os.environ, **settings, "USHER_AUDIT_SETTLE_SECONDS": "60"}
     return subprocess.Popen(
-        [*USHER, "audit"],
+        [*USHER, "audit", "--engine", "spark"],
         env=environ,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -100,7 +100,13 @@ def test_the_folder_may_be_relative_and_have_a_space_in_its_name(
     link.call("XGROUP", "CREATE", "ticket_stream", GROUP, "0", "MKSTREAM")
     environ = {**os.environ, **settings, "USHER_AUDIT_DIR": "an audit"}
     done = subprocess.run(
-        [*USHER, "audit"], env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
+        [*USHER, "audit", "--engine", "spark"],
+        env=environ,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "nothing found, for there is nothing" in done.stdout

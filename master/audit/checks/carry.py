@@ -7,13 +7,16 @@ execution that sorts before what its ticket carries (``behind``) is judged with 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, Window
-from pyspark.sql import functions as F
 
 from usher.master.audit.checks.findings import DONE
+from usher.master.audit.engine import F, Window
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
 
 #: The order of executions within a ticket: fences are given by Redis, starts are of one owner's clock under each.
 ORDER = ("fence", "start_us", "ended", "ms", "seq")

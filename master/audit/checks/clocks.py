@@ -8,11 +8,15 @@ are minima and maxima: those of a whole history are the tightest of its parts'.
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+from typing import TYPE_CHECKING
 
 from usher.master.audit.checks.findings import FENCES_PER_MS
 from usher.master.audit.checks.pending_proof import suspect
+from usher.master.audit.engine import F
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
 
 _WHO = ("stream", "consumer")
 _UNKNOWN_US = 1 << 61

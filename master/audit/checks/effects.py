@@ -8,12 +8,10 @@ entries are not judged; nor are those older than the oldest row, which the sink 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import sqlalchemy as sa
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from usher.common.base.errors import StartRefused
@@ -21,6 +19,10 @@ from usher.master.audit.checks.findings import DONE
 from usher.master.audit.checks.pending_proof import collect, suspect
 from usher.master.audit.checks.run_proof import at
 from usher.master.audit.checks.suspects import Suspects
+from usher.master.audit.engine import F
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 _SCHEMA = pa.schema([pa.field("key_ticket", pa.string()), pa.field("key_uid", pa.string())])
 _PAGE = 10_000
@@ -29,16 +31,15 @@ _LONGEST_TEXT, _DIGEST = 256, "sha256:"
 #: A message's uid (common/protocol/message.py, consumer/handlers/message.py); an empty one counts as none. usher_from:
 #: source id, a number, source.
 _UID = "coalesce(nullif(fields['uid'], ''), id)"
-_GATHERED_UID = (
-    "concat(split(fields['usher_from'], ' ', 3)[2], '/', coalesce(nullif(fields['uid'], ''),"
-    " split(fields['usher_from'], ' ', 3)[0]))"
-)
+_SOURCE_ID, _SOURCE = "^([^ ]*)", "(?s)^[^ ]* [^ ]* (.*)"
 _UIDS = sa.table("usher_uids", sa.column("sink"), sa.column("ticket"), sa.column("uid"), sa.column("at_s"))
 
 
 class SqlEffects(DataSource):
     """Format ``sql_effects``: the ticket and uid of each effect that a sink has stored. Options: ``url`` (SQLAlchemy),
     ``sink`` (its name)."""
+
+    arrow = _SCHEMA
 
     @classmethod
     def name(cls) -> str:
@@ -110,7 +111,10 @@ def check_stored(
         .groupBy("stream", "id", "ms", "seq", "ticket")
         .agg(F.min("record_ms").alias("noted"))
     )
-    uid = F.when(F.col("stream").isin(*gathered), F.expr(_GATHERED_UID)).otherwise(F.expr(_UID)).alias("uid")
+    came_from = F.col("fields")["usher_from"]
+    own = F.coalesce(F.expr("nullif(fields['uid'], '')"), F.regexp_extract(came_from, _SOURCE_ID, 1))
+    gathered_uid = F.concat(F.regexp_extract(came_from, _SOURCE, 1), F.lit("/"), own)
+    uid = F.when(F.col("stream").isin(*gathered), gathered_uid).otherwise(F.expr(_UID)).alias("uid")
     told = done.join(entries.select("stream", "id", uid), ["stream", "id"])
     told = told.filter(~F.concat("ticket", "uid").contains("\ufffd"))  # not UTF-8: the original bytes are lost
     told = told.withColumns({"key_ticket": _stored_as("ticket"), "key_uid": _stored_as("uid")})

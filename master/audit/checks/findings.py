@@ -24,6 +24,8 @@ ENDED = (DONE, GAVE_UP)
 HALTED_NAME = HALTED.decode()
 #: A word of a hint that something is filled into, without the punctuation around it.
 _FILLED = re.compile(r"(?:[\w:]*\{\w+\}\w*)+")
+#: Executions of a full record of the run log.
+RECORD_RUNS = 100
 #: A fence is at least the milliseconds of Redis' clock when it was given, times this (common/lua/includes).
 FENCES_PER_MS = 1024
 

@@ -8,17 +8,19 @@ dropped letters only the action log knows when the last one was dropped.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
-
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+from typing import TYPE_CHECKING, NamedTuple
 
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.message import UNREADABLE_DUE
 from usher.common.redis.client import Link
 from usher.common.redis.replies import pairs
 from usher.master.audit.checks.facts import is_capped
+from usher.master.audit.engine import F
 from usher.master.operations.action_log import KEPT
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
 
 _PAGE = 500
 #: The identity of a message that is added again; a gathered one is known by its place in its source.

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+from typing import TYPE_CHECKING, Any
 
 from usher.common.protocol.stream_id import rank
 from usher.master.audit.checks.facts import AuditedStream
 from usher.master.audit.checks.findings import HALTED_NAME
 from usher.master.audit.checks.pending_proof import suspect
+from usher.master.audit.engine import F
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
 
 _MOST = 2**63 - 1
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-from pyspark.sql import DataFrame, Observation, Window
-from pyspark.sql import functions as F
+from typing import TYPE_CHECKING, Any
 
 from usher.master.audit.checks.facts import AuditedStream
 from usher.master.audit.checks.findings import FENCES_PER_MS, RESERVED, AuditThresholds, Example
 from usher.master.audit.checks.suspects import LOOKED_AT, Suspects
+from usher.master.audit.engine import F, Observation, Window
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
 
 #: Upper ends of the age classes of a plot, in milliseconds; the last class is open.
 AGES_MS = (1_000, 10_000, 60_000, 600_000, 3_600_000, 86_400_000)
@@ -266,7 +268,7 @@ def collect(frames: Sequence[DataFrame], suspects: Suspects) -> None:
             named.setdefault((row["check"], row.stream), []).append(
                 Example(row.stream, row.id, row.ticket, row.owner, row.detail or "")
             )
-        for (check, stream), count in counts.items():
+        for (check, stream), count in sorted(counts.items()):
             suspects.add(check, stream, count, named[check, stream])
     finally:
         kept.unpersist()

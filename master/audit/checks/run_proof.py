@@ -9,10 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-from pyspark.sql import DataFrame, Observation, Window
-from pyspark.sql import functions as F
+from typing import TYPE_CHECKING, Any
 
 from usher.common.protocol.stream_id import rank
 from usher.master.audit.checks.carry import ORDER, PART_RUNS, carried_into, hot_tickets, in_ranges, prefix, with_order
@@ -23,6 +20,11 @@ from usher.master.audit.checks.letters import DeadLetterFrames, not_added_again
 from usher.master.audit.checks.links import check_links
 from usher.master.audit.checks.pending_proof import collect, suspect
 from usher.master.audit.checks.suspects import Suspects
+from usher.master.audit.engine import F, Observation, Window
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
 
 #: Upper ends of the classes of recovery times, in milliseconds; the last class is open.
 RECOVERIES_MS = (100, 500, 1_000, 5_000, 10_000, 30_000, 60_000)

@@ -61,8 +61,13 @@ def print_audit_report(report: AuditReport, page: Path | None) -> None:
     screen.print()
     screen.print(shown)
     screen.print(
-        f"\n{len(CHECKS)} checks in {report.seconds:.1f} s." + (f" Page with plots: {_safe(str(page))}" if page else "")
+        f"\n{len(CHECKS)} checks in {report.seconds:.1f} s{_by(report)}."
+        + (f" Page with plots: {_safe(str(page))}" if page else "")
     )
+
+
+def _by(report: AuditReport) -> str:
+    return f" (engine {report.figures['engine']})" if "engine" in report.figures else ""
 
 
 def _safe(text: str) -> str:

@@ -17,6 +17,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
@@ -113,6 +114,31 @@ def spark_session(place: SparkPlace, environ: MutableMapping[str, str]) -> Itera
     _prepare(place, environ)
     with _own_log(place.folder) as (file, spill):
         yield from _started(place, file, spill)
+
+
+@contextlib.contextmanager
+def local_session(folder: Path, memory_mib: int) -> Iterator[Any]:
+    """Yield a session of the engine in this process, with our formats. Raises StartRefused."""
+    try:
+        from usher.master.audit.engine.frames import in_process
+        from usher.master.audit.read import source
+    except ImportError as missing:
+        raise StartRefused(
+            f"this audit needs {missing.name or 'DuckDB'}, which is not installed: {HOW_TO_INSTALL}"
+        ) from missing
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        spill = tempfile.TemporaryDirectory(dir=folder)
+    except OSError as unusable:
+        raise StartRefused(f"USHER_AUDIT_DIR: the folder {folder} cannot be used: {unusable}") from unusable
+    with spill as name, in_process(name, memory_mib) as session:
+        source.register(session)
+        yield session
+
+
+def is_elsewhere(master: str, environ: Mapping[str, str]) -> bool:
+    """Return True when a setting or spark-submit says where Spark runs."""
+    return master != LOCAL or _GATEWAY in environ
 
 
 def _started(place: SparkPlace, file: BinaryIO, spill: Path) -> Iterator[Any]:
