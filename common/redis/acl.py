@@ -298,6 +298,7 @@ _MASTER_SENDS = (
     "zrem",
 )
 _AUDITOR_READS = (
+    "type",
     "xrange",
     "xrevrange",
     "xlen",

@@ -157,18 +157,17 @@ def _store(told: bytes, link: Link, keys: Keys) -> None:
 def _amount(settings: AuditSettings, url: str) -> tuple[int, int]:
     """Return the number of entries and of records to read. Raises StartRefused when a stream or its group does not
     exist, before Java is started for it."""
-    from usher.master.audit.read.snapshot import stream_facts
+    from usher.master.audit.read.snapshot import foreign_keys, stream_facts
 
-    entries = records = 0
-    for stream in settings.streams:
-        facts = _with_link(
-            near(url, stream),
-            lambda link, keys: stream_facts(link, keys, settings.run_log_length),
-            Keys(stream, settings.group),
-        )
-        entries += max(facts.pending, facts.length if facts.run_records else 0)
-        records += facts.run_records
-    return entries, records
+    def read(link: Link, keys: Keys) -> tuple[int, int]:
+        with contextlib.suppress(ValueError):  # the audit says what cannot be read
+            if not foreign_keys(link, keys):
+                facts = stream_facts(link, keys, settings.run_log_length)
+                return max(facts.pending, facts.length if facts.run_records else 0), facts.run_records
+        return 0, 0
+
+    sizes = [_with_link(near(url, stream), read, Keys(stream, settings.group)) for stream in settings.streams]
+    return sum(entries for entries, _ in sizes), sum(records for _, records in sizes)
 
 
 def _with_link(url: str, do: Callable[[Link, Keys], Any], keys: Keys) -> Any:

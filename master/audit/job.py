@@ -25,7 +25,7 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.sources import is_work_stream
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.endpoints import near
-from usher.master.audit.checks import pending_proof, run_proof
+from usher.master.audit.checks import links, pending_proof, run_proof
 from usher.master.audit.checks.clocks import bounds, offsets, wrong_clocks
 from usher.master.audit.checks.facts import AuditedStream, maybe_damaged, maybe_dropped, unproven
 from usher.master.audit.checks.findings import (
@@ -34,10 +34,9 @@ from usher.master.audit.checks.findings import (
     AuditFinding,
     AuditThresholds,
     Example,
-    GroupMember,
-    judge_members,
 )
 from usher.master.audit.checks.letters import DeadLetterFrames, last_drop_ms, letters_in
+from usher.master.audit.checks.members import GroupMember, judge_members
 from usher.master.audit.checks.suspects import LOOKED_AT, SHOWN, Suspects
 from usher.master.audit.engine import EngineFailed, name_of, use
 from usher.master.audit.output.report import AuditReport, run_name
@@ -48,9 +47,10 @@ from usher.master.audit.settings import AuditSettings
 from usher.master.operations.live_rules import rulebook
 
 #: Checks of ``judge_members``, which the second look repeats as a whole.
-_OF_MEMBERS = ("owner_dead", "stranger_owns", "consumer_leaked", "key_leaked")
+_OF_MEMBERS = ("owner_dead", "stranger_owns", "consumer_leaked", "key_leaked", "lease_orphan", "unregistered")
 #: Facts of the past, in a log that does not change: they need no second look.
 _OF_THE_LOG = (
+    "key_foreign",
     "overlap",
     "owners_overlap",
     "out_of_order",
@@ -69,6 +69,8 @@ _OF_THE_LOG = (
     "letter_missing",
     "ticket_differs",
     "unread_and_run",
+    "attempts_wrong",
+    "failed_often",
 )
 
 
@@ -130,12 +132,10 @@ class AuditRun:
     def _run(self) -> AuditReport:
         started_ns = time.time_ns()
         try:
-            facts = [
-                snapshot.stream_facts(link, self._plan.keys(stream), self._plan.run_log_length)
-                for stream, link in self._links.items()
-            ]
+            facts = self._leave_out_odd_ones()
             fit(self._spark, sum(max(one.length, one.pending) + one.run_records * RECORD_RUNS for one in facts))
-            self._first_look(facts)
+            if facts:
+                self._first_look(facts)
             self._progress("looking at the suspects again")
             found = self._second_look()
             facts = [self._floor_now(one) for one in facts]
@@ -149,6 +149,25 @@ class AuditRun:
                 frame.unpersist()
             for link in self._links.values():
                 link.close()
+
+    def _facts(self) -> list[AuditedStream]:
+        cap = self._plan.run_log_length
+        return [snapshot.stream_facts(link, self._plan.keys(stream), cap) for stream, link in self._links.items()]
+
+    def _leave_out_odd_ones(self) -> list[AuditedStream]:
+        """Leave out streams of which a key cannot be read, with a finding, and return the facts of the others."""
+        facts = []
+        for stream, link in list(self._links.items()):
+            keys = self._plan.keys(stream)
+            told = snapshot.foreign_keys(link, keys)
+            try:
+                facts += [] if told else [snapshot.stream_facts(link, keys, self._plan.run_log_length)]
+            except ValueError as odd:
+                told = [f"{keys.counters} cannot be read: {odd}"]
+            if told:
+                self._suspects.add("key_foreign", stream, len(told), [Example(stream, detail=one) for one in told])
+                self._links.pop(stream).close()
+        return facts
 
     # ---- first look ----------------------------------------------------------------------------------------------
 
@@ -178,26 +197,35 @@ class AuditRun:
                 told = next((loss.describe() for loss in one.declared if loss.kind == "unread_cut"), "")
                 suspects.add("cut_unread", one.stream, one.cut_unread, [Example(one.stream, detail=told)])
         self._progress("comparing pending lists and indexes")
-        index = self._read("redis_tickets")
+        index = self._keep(self._read("redis_tickets"))
         looks = [pending_proof.check_entries(pending, dead, plan.limits), *pending_proof.check_records(index, facts)]
-        if (differing := pending_proof.check_index(pending, index)) is not None:
+        strangers = [one.name for one in members if not one.is_named]
+        if (differing := pending_proof.check_index(pending, index, strangers)) is not None:
             looks.append(differing)
         if self.pending.longest_parked_ms > plan.limits.parked_ms:
             looks.append(pending_proof.check_parked(pending, index, plan.limits))
         if any(link.call("EXISTS", plan.keys(stream).attempts) for stream, link in self._links.items()):
             looks.append(pending_proof.check_attempts(self._read("redis_attempts"), pending, plan.limits))
         pending_proof.collect(looks, suspects)
+        self._check_inboxes(index)
         pending_proof.check_tickets(pending, self.pending, suspects)
         if can_prove_losses:
             self._progress("proving the run log")
-            self._prove_runs(pending, facts)
+            self._prove_runs(pending, index, facts)
 
-    def _prove_runs(self, pending: DataFrame, facts: Sequence[AuditedStream]) -> None:
+    def _check_inboxes(self, index: DataFrame) -> None:
+        inboxes = self._keep(self._read("redis_inboxes"))
+        if not inboxes.count():
+            return
+        pending_proof.collect(pending_proof.check_inboxes(inboxes, index, self._facts()), self._suspects)
+
+    def _prove_runs(self, pending: DataFrame, index: DataFrame, facts: Sequence[AuditedStream]) -> None:
         runs = self._keep(self._read("redis_runs"))
         self.runs = run_proof.count_runs(runs, self._suspects)
         facts = [self._floor_now(one) for one in facts]
         known = self._keep(offsets(bounds(runs), self._plan.limits.clocks_ms * 1000))
-        pending_proof.collect([wrong_clocks(known)], self._suspects)
+        starts = links.check_starts(runs, facts, self.runs.damaged_ms, self._plan.limits.attempts)
+        pending_proof.collect([wrong_clocks(known), *links.check_fences(runs, index), *starts], self._suspects)
         run_proof.check_runs(runs, self._dead_letters(facts), facts, known, self.runs, self._suspects)
         for stream, first in self.pending.first_pending.items():
             self.runs.first_known[stream] = min(first, self.runs.first_known.get(stream, first))
@@ -289,7 +317,7 @@ class AuditRun:
         plan = self._plan
         given = {
             "url": plan.url,
-            "stream": ",".join(plan.streams),
+            "stream": ",".join(self._links),
             "group": plan.group,
             "ticket_field": plan.ticket_field,
             **options,
@@ -303,7 +331,7 @@ class AuditRun:
 
     def _members(self) -> list[GroupMember]:
         found = []
-        for stream in self._plan.streams:
+        for stream in self._links:
             with BulkReader(near(self._plan.url, stream)) as reader:
                 found += snapshot.members(reader, self._plan.keys(stream))
         return found

@@ -68,6 +68,7 @@ class Seeder:
     def __init__(self, link: Link, stream: str) -> None:
         self._link = link
         self.keys = Keys(stream, GROUP)
+        self._starts: dict[str, int] = {}  # that count, by id
         link.call("XGROUP", "CREATE", stream, GROUP, "0", "MKSTREAM")
 
     def add(self, *entries: tuple[str, str]) -> None:
@@ -86,7 +87,16 @@ class Seeder:
         )
 
     def index(self, ticket: str, record: str) -> None:
+        """Write a ticket's record, and what it says into its owner's inbox."""
         self._link.call("HSET", self.keys.tickets, ticket, record)
+        owner, _, told = record.partition(" ")
+        if ":" in owner:
+            self.tell(owner, ticket, told)
+
+    def tell(self, owner: str, ticket: str, told: str) -> None:
+        """``told``: fence and ids, of a hand-over that draws a fence of its own."""
+        fields = ("fence", 1, "between", "\n", "tickets", ticket, "ids+waits", told)
+        self._link.call("XADD", self.keys.inbox(owner), "*", *fields)
 
     def rule(self, rule: Rule) -> None:
         self._link.call("HSET", self.keys.rules, rule_id(rule.target, rule.value), b"1 0 " + dump(rule))
@@ -94,18 +104,28 @@ class Seeder:
     def live(self, *incarnations: str) -> None:
         for name in incarnations:
             self._link.call("SET", self.keys.lease(name), "live", "PX", 10 * _HOUR_MS)
+            consumer, _, generation = name.partition(":")
+            self._link.call("HSET", self.keys.consumers, consumer, f"{generation} uuid 1 1 - http://127.0.0.1:1")
 
     def over(self, *ids: str) -> None:
         self._link.call("XACK", self.keys.stream, GROUP, *ids)
 
     def ran(self, consumer: str, *runs: tuple[Any, ...], record: str = "*") -> None:
-        """(id, ticket, fence, start us, end us[, outcome]) each, in one record."""
-        columns: dict[str, Any] = {"consumer": consumer, "attempts": [1] * len(runs)}
+        """(id, ticket, fence, start us, end us[, outcome[, attempt]]) each, in one record."""
+        columns: dict[str, Any] = {"consumer": consumer, "attempts": [self._attempt(*run) for run in runs]}
         for at, name in enumerate(("ids", "tickets", "fences", "start_us", "end_us")):
             columns[name] = [run[at] for run in runs]
         if any(len(run) > 5 for run in runs):
             columns["outcomes"] = [run[5] if len(run) > 5 else "done" for run in runs]
         self._link.call("XADD", self.keys.runs, record, "batch", orjson.dumps(columns))
+
+    def _attempt(self, *run: Any) -> int:
+        """Count a start as consumers do: what failed counts, until the message is over."""
+        before = self._starts.get(run[0], 0)
+        outcome, attempt = (*run[5:], *("done", before + 1)[max(0, len(run) - 5) :])
+        is_counted = outcome in ("failed", "crashed", "retry_later")
+        self._starts[run[0]] = attempt if is_counted else before if outcome == "stale" else 0
+        return int(attempt)
 
     def letter(self, entry_id: str, ticket: str) -> None:
         self._link.call(

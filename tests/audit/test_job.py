@@ -107,8 +107,11 @@ def test_the_job_and_the_plain_implementation_find_the_same(seeded: tuple[AuditR
     report, plain = seeded
     assert {(one.check.name, *place) for one in report.found for place in about(one)} == plain
     elsewhere = {"effect_missing", "dead_and_pending", "letters_twice", "letter_missing", "ticket_differs"}
-    elsewhere |= {"unread_and_run", "fence_future", "indexed_twice"}  # test_faults
-    assert {check for check, _, _ in plain} == set(CHECKS) - elsewhere, "each check has its seed"
+    elsewhere |= {"unread_and_run", "fence_future", "indexed_twice", "fence_low", "index_unordered", "never_told"}
+    elsewhere |= {"inbox_differs", "lease_orphan", "unregistered", "attempts_wrong", "failed_often", "key_foreign"}
+    assert {check for check, _, _ in plain} == set(CHECKS) - elsewhere, (
+        "each check has its seed, here or in test_faults"
+    )
 
 
 def test_what_cannot_be_proven_is_said(seeded: tuple[AuditReport, set[oracle.Finding]]) -> None:
@@ -124,7 +127,7 @@ def test_figures_count_what_was_looked_at(seeded: tuple[AuditReport, set[oracle.
     assert figures["pending"] == 21
     assert figures["crashed"] == 3
     assert figures["unsuccessful"] == 11  # crashed three times, failed five times, gave up, was refused twice
-    assert figures["slowest_recovery_ms"] == 9500.4  # 42-1, after its group was set back
+    assert figures["slowest_recovery_ms"] == 5999.8  # 11-1; of 42-1 its owner was there until 0.5 s before
     assert figures["succeeded_again"] == 3  # 10-1, 11-1 and 25-1: their former owner was noted behind its successor
     assert seeded[0].exit_code == 1
     assert seeded[0].verdict == "bad"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,6 +113,64 @@ def test_executions_tickets_attempts_and_members(
         row.name: (row.pending, row.lives) for row in read(spark, "redis_consumers", redis_url, stream="s").collect()
     }
     assert members == {"master": (0, False), "c1:1": (67, True)}
+
+
+def test_what_a_filter_leaves_out_is_not_read(spark: SparkSession, filled: Seeder, link: Link, redis_url: str) -> None:
+    filled.index("T0", "c1:1 5 1-1 8-2")
+    filled.index("T1", "c1:1 5 2-2")
+    link.call("CONFIG", "RESETSTAT")
+    rows = read(spark, "redis_tickets", redis_url, stream="s,t").where("ticket = 'T0' and stream = 's'").collect()
+    asked = link.call("INFO", "commandstats")
+    assert [row.id for row in rows] == ["1-1", "8-2"]
+    assert b"cmdstat_hget:calls=1," in asked
+    assert b"hscan" not in asked
+    late = read(spark, "redis_stream", redis_url, stream="s").where("ms > 1000190 and ms <= 1000195 and ticket = 'T3'")
+    assert [row.id for row in late.collect()] == ["1000193-1"]
+    assert (
+        sum(int(number) for number in re.findall(rb"cmdstat_xrange:calls=(\d+)", link.call("INFO", "commandstats"))) < 5
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "filters", "expected"),
+    [
+        ("RedisStream", {}, [("GreaterThan", "ms", 5), ("LessThan", "ms", 9)], (b"5-0", b"9")),
+        ("RedisStream", {"first": "7", "last": "8"}, [("GreaterThan", "ms", 5), ("LessThan", "ms", 9)], (b"7", b"8")),
+        ("RedisStream", {"last": "5"}, [("EqualTo", "id", "5-3")], (b"5-3", b"5-3")),
+        ("RedisStream", {}, [("EqualTo", "id", "none")], None),
+        ("RedisStream", {}, [("GreaterThan", "ms", 5), ("LessThan", "ms", 4)], None),
+        ("RedisStream", {}, [("LessThan", "ms", -4), ("GreaterThan", "seq", 7)], (b"-", b"+")),
+        ("RedisRuns", {}, [("GreaterThanOrEqual", "record_ms", 5), ("EqualTo", "id", "9-1")], (b"5-0", b"+")),
+        ("RedisRuns", {}, [("LessThanOrEqual", "record_ms", 1 << 53), ("EqualTo", "ms", 7)], (b"-", b"+")),
+    ],
+)
+def test_filters_are_ranges_of_ids(source: str, options: dict[str, str], filters: list[Any], expected: Any) -> None:
+    pytest.importorskip("pyspark", reason="pip install -e '.[audit]' in Usher's folder")
+    from pyspark.sql import datasource
+
+    from usher.master.audit.read import source as sources
+
+    reader = getattr(sources, source)({"url": "x", **options}).reader(None)
+    given = [getattr(datasource, kind)((column,), value) for kind, column, value in filters]
+    assert [*reader.pushFilters(given)] == given, "Spark applies them again"
+    assert reader.span() == expected
+
+
+def test_what_is_new_in_the_run_log_comes_as_a_stream(
+    spark: SparkSession, filled: Seeder, redis_url: str, tmp_path: Path
+) -> None:
+    filled.ran("c1:1", ("1-1", "T0", 5, 1, 2), ("8-2", "T0", 5, 2, 3))
+    log = spark.readStream.format("redis_runs").options(url=redis_url, stream="s", group=GROUP).load()
+
+    def seen() -> list[str]:
+        """What a query sees that goes on where the one before ended."""
+        started = log.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "at"))
+        started.trigger(availableNow=True).start(str(tmp_path / "seen")).awaitTermination()
+        return sorted(row.id for row in spark.read.parquet(str(tmp_path / "seen")).collect())
+
+    assert seen() == ["1-1", "8-2"]
+    filled.ran("c1:1", ("9-0", "T1", 5, 3, 4))
+    assert seen() == ["1-1", "8-2", "9-0"]
 
 
 def test_several_streams_are_one_table(spark: SparkSession, link: Link, redis_url: str) -> None:

@@ -15,13 +15,11 @@ from usher.master.audit.checks.findings import (
     AuditFinding,
     AuditThresholds,
     Example,
-    GroupMember,
     commands,
     in_order,
-    index_agrees,
-    judge_members,
     repair,
 )
+from usher.master.audit.checks.members import GroupMember, index_agrees, judge_members
 from usher.master.audit.output.plots import bars, line
 from usher.master.audit.output.report import AuditReport, section
 from usher.master.audit.read.ranges import Probe, cut, points

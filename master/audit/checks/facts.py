@@ -22,7 +22,7 @@ class AuditedStream:
     (producers that give ids themselves, a clock that was set back). ``first``: the first entry that is still in the
     stream, None when it is empty. ``cut_unread``: how many entries were cut before they were read, within the last day
     or not counted yet. ``delivered``: how far the group had read when the run log had been read. ``declared``: losses
-    that masters wrote down.
+    that masters wrote down. ``max_deleted``: the highest entry that was ever deleted by its id; None: not known.
     """
 
     stream: str
@@ -40,6 +40,7 @@ class AuditedStream:
     cut_unread: int = 0
     delivered: bytes = ZERO
     declared: tuple[DeclaredLoss, ...] = ()
+    max_deleted: bytes | None = None
 
     @property
     def keys(self) -> Keys:
@@ -91,6 +92,11 @@ def unproven(facts: AuditedStream, known_ms: int | None, skipped_order: int, bef
         yield (
             f"{facts.stream}: {gone} are not in it any more (trimmed or deleted); whether all of them were handled was"
             " not looked at"
+        )
+    if facts.first is not None and facts.max_deleted is not None and rank(facts.max_deleted) > rank(facts.first):
+        yield (
+            f"{facts.stream}: entries were deleted inside it, the last one {facts.max_deleted.decode()} (XDEL); whether"
+            " they were handled was not looked at"
         )
     if skipped_order:
         yield (

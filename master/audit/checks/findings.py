@@ -10,11 +10,10 @@ from __future__ import annotations
 import enum
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from usher.common.protocol.keys import HALTED, MASTER, Keys
-from usher.common.protocol.owner_words import TAIL, is_given_back
 
 #: Names of the group that are no incarnations, and that no lease is asked of.
 RESERVED = frozenset({MASTER.decode(), HALTED.decode()})
@@ -54,7 +53,7 @@ class AuditCheck:
 @dataclass(frozen=True)
 class Example:
     """A place where a rule does not hold. Empty texts are unknown or do not apply. ``other_id``: the entry that it is
-    compared with."""
+    compared with, and ``fence`` the fencing token."""
 
     stream: str
     id: str = ""
@@ -62,6 +61,7 @@ class Example:
     owner: str = ""
     detail: str = ""
     other_id: str = ""
+    fence: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,7 @@ _RECORD = "redis-cli HGET {prefix}tickets {ticket}"
 _BODY = "redis-cli XRANGE {stream} {id} {id}"
 _TICKET = "usher tickets show {ticket}"
 _MEMBERS = "redis-cli XINFO CONSUMERS {stream} {group}"
+_INBOX = "redis-cli XRANGE {prefix}inbox:{owner} - + COUNT 10"
 _LEASE = "redis-cli PTTL {prefix}lease:{owner}"
 _RUNS = "usher audit --streams {stream} --group {group} runs --ticket {ticket}"
 _RUNS_OF_IT = "usher audit --streams {stream} --group {group} runs --message {id}"
@@ -151,6 +152,41 @@ CHECKS: dict[str, AuditCheck] = {
             (_RECORD, "redis-cli TIME"),
             "Was Redis' clock set back, or the record written by hand? Take the next tokens from above it: restart the"
             " leader.",
+        ),
+        AuditCheck(
+            "fence_low",
+            AuditSeverity.BAD,
+            "The fencing token of a ticket is not lower than one under which it has run.",
+            "The record's fencing token is lower than one that sinks have seen: they refuse what its owner does now.",
+            (_RECORD, _RUNS),
+            "Was Redis restored from a copy, or the record written by hand? Restart the owner: the ticket is"
+            " handed over under a new token.",
+        ),
+        AuditCheck(
+            "index_unordered",
+            AuditSeverity.BAD,
+            "The ids in a record are in order, each once.",
+            "Its owner runs them in the order of the record, which is not that of the stream.",
+            (_RECORD, _PENDING),
+            "Did another program write to the index? Delete the field (HDEL {prefix}tickets {ticket}): the leader"
+            " indexes it anew.",
+        ),
+        AuditCheck(
+            "never_told",
+            AuditSeverity.BAD,
+            "What an incarnation owns was handed over in its inbox.",
+            "It owns the entry and was never told: it does not run it, and later entries of the ticket wait.",
+            (_RECORD, _PENDING, _INBOX),
+            "Restart that consumer: its tickets are handed over anew. Did another program write to index or inbox?",
+        ),
+        AuditCheck(
+            "inbox_differs",
+            AuditSeverity.BAD,
+            "What an inbox hands over is in the record of its ticket, under that fencing token or a later one.",
+            "The inbox names what its owner was not given: it runs a ticket that another one may have, or an"
+            " entry that nobody was given.",
+            (_INBOX, _RECORD, _PENDING),
+            "Did another program write to the inbox? Restart that consumer.",
         ),
         AuditCheck(
             "owner_dead",
@@ -224,6 +260,24 @@ CHECKS: dict[str, AuditCheck] = {
             "Delete the field: HDEL {prefix}attempts {id}.",
         ),
         AuditCheck(
+            "attempts_wrong",
+            AuditSeverity.WARN,
+            "Starts of a message are counted one by one.",
+            "The run log has a start too many or one too few: a start was not noted, or ran under a number that"
+            " another one had.",
+            (_RUNS_OF_IT, "redis-cli HGET {prefix}attempts {id}"),
+            "Did another program change the attempts or the run log? Then this is its trace. If not, please report it.",
+        ),
+        AuditCheck(
+            "failed_often",
+            AuditSeverity.WARN,
+            "A message that has failed USHER_MAX_ATTEMPTS times becomes a dead letter.",
+            "It failed more often, and started again.",
+            (_RUNS_OF_IT, _BODY),
+            "Has its handler max_attempts of its own? Then this is well; else have all consumers the same"
+            " USHER_MAX_ATTEMPTS?",
+        ),
+        AuditCheck(
             "consumer_leaked",
             AuditSeverity.WARN,
             "The leader reaps incarnations whose lease ended and that have nothing pending.",
@@ -239,6 +293,30 @@ CHECKS: dict[str, AuditCheck] = {
             "An inbox without an owner: memory that is never freed.",
             ("redis-cli XLEN {prefix}inbox:{owner}", _LEASE),
             "Delete it: DEL {prefix}inbox:{owner}.",
+        ),
+        AuditCheck(
+            "key_foreign",
+            AuditSeverity.BAD,
+            "Keys of Usher have the type and the form that Usher gives them.",
+            "Another program wrote to it: masters and consumers cannot work with it. The stream was not audited.",
+            ("redis-cli --scan --pattern '{prefix}*'",),
+            "Find the program that writes there, and restore the key from a copy, or delete it (deploy/runbook.md).",
+        ),
+        AuditCheck(
+            "lease_orphan",
+            AuditSeverity.WARN,
+            "A lease belongs to a consumer that is registered, or has entries pending.",
+            "A lease of nobody: the leader waits for its end.",
+            (_LEASE,),
+            "Did another program make the key? It ends by itself, or: DEL {prefix}lease:{owner}.",
+        ),
+        AuditCheck(
+            "unregistered",
+            AuditSeverity.WARN,
+            "A living incarnation is registered.",
+            "It has a lease and never registered, so the leader gives it nothing and does not count it.",
+            (_MEMBERS, "redis-cli HGETALL {prefix}consumers"),
+            "Restart that consumer. Is another program reading this group?",
         ),
         AuditCheck(
             "overlap",
@@ -448,61 +526,6 @@ class AuditThresholds:
     attempts: int = 5
     clocks_ms: int = 1000
     reaped_ms: int = 30_000
-
-
-@dataclass(frozen=True)
-class GroupMember:
-    """A name in the group, or only an inbox of one. ``oldest_idle_ms``: the longest idle time of its pending entries, 0
-    without; ``idle_ms``: its own idle time."""
-
-    stream: str
-    name: str
-    pending: int
-    oldest_idle_ms: int
-    idle_ms: int
-    lives: bool
-    in_group: bool = True
-
-
-def is_incarnation(name: str) -> bool:
-    """Return True when this can be the name of an incarnation (``name:generation``)."""
-    return ":" in name
-
-
-def judge_members(members: Iterable[GroupMember], limits: AuditThresholds) -> Iterator[tuple[str, int, Example]]:
-    """Yield (check, number of entries, example) for each member that breaks a rule."""
-    for member in members:
-        detail = f"{member.pending:,} pending, the oldest idle for {member.oldest_idle_ms / 1000:.0f} s"
-        place = Example(member.stream, owner=member.name, detail=detail)
-        if member.name in RESERVED or member.lives:
-            continue
-        if not member.in_group:
-            yield (
-                "key_leaked",
-                1,
-                Example(
-                    member.stream, owner=member.name, detail="an inbox, but neither a lease nor a name in the group"
-                ),
-            )
-        elif not is_incarnation(member.name):
-            if member.pending:
-                yield "stranger_owns", member.pending, place
-        elif member.pending and member.oldest_idle_ms > limits.owner_idle_ms:
-            yield "owner_dead", member.pending, place
-        elif not member.pending and member.idle_ms > limits.reaped_ms:
-            yield (
-                "consumer_leaked",
-                1,
-                Example(member.stream, owner=member.name, detail=f"no lease, idle for {member.idle_ms / 1000:.0f} s"),
-            )
-
-
-def index_agrees(owner: str, recorded: str) -> bool:
-    """Return True when a pending entry's owner is the one that its ticket's record allows."""
-    if recorded == HALTED.decode():
-        return owner in RESERVED
-    is_parked = recorded == TAIL.decode() or is_given_back(recorded.encode())
-    return owner == (MASTER.decode() if is_parked else recorded)
 
 
 def commands(check: AuditCheck, example: Example, keys: Keys) -> list[str]:

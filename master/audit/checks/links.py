@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from usher.common.protocol.run_log import CRASHED, FAILED, RETRY_LATER
 from usher.common.protocol.stream_id import rank
 from usher.master.audit.checks.facts import AuditedStream
-from usher.master.audit.checks.findings import HALTED_NAME
-from usher.master.audit.checks.pending_proof import suspect
-from usher.master.audit.engine import F
+from usher.master.audit.checks.findings import ENDED, FENCES_PER_MS, HALTED_NAME
+from usher.master.audit.checks.pending_proof import is_unread, suspect
+from usher.master.audit.engine import F, Window
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
 _MOST = 2**63 - 1
+#: Outcomes of starts that were counted before the next one could begin.
+_COUNTED = (FAILED, CRASHED, RETRY_LATER)
 
 
 def check_links(
@@ -24,16 +27,12 @@ def check_links(
     """Return suspects. ``entries``: with their owners, null for what is over."""
     of = entries.filter(F.col("in_stream")).select("stream", "id", F.col("ticket").alias("own"))
     differ = runs.join(of, ["stream", "id"]).filter((F.col("ticket") != F.col("own")) & ~_is_lossy("ticket", "own"))
-    unread = F.lit(False)
-    for one in facts:
-        ms, seq = (min(part, _MOST) for part in divmod(rank(one.delivered), 1 << 64))
-        is_above = (F.col("ms") > ms) | ((F.col("ms") == ms) & (F.col("seq") > seq))
-        unread = unread | ((F.col("stream") == one.stream) & is_above)
     owner, ran = F.col("consumer"), F.format_string("%s ran it as %s", "consumer", "outcome")
     other = F.format_string("%s ran it for this ticket; it is of %s", owner, "own")
     found = [
         suspect("ticket_differs", differ, other, owner),
-        suspect("unread_and_run", runs.filter(F.col("id").isNotNull() & unread), ran, owner),
+        suspect("unread_and_run", runs.filter(F.col("id").isNotNull() & is_unread(facts)), ran, owner),
+        suspect("unread_and_run", _never_there(runs, entries, facts), F.concat(ran, F.lit("; no such entry")), owner),
     ]
     if dead is not None:
         again = dead.groupBy("stream", "id").agg(F.count("*").alias("letters"), F.min("ticket").alias("ticket"))
@@ -45,6 +44,68 @@ def check_links(
     return found
 
 
+def _never_there(runs: DataFrame, entries: DataFrame, facts: Sequence[AuditedStream]) -> DataFrame:
+    """Return executions of ids between entries of the stream, where none was ever trimmed or deleted."""
+    inside = F.lit(False)
+    for one in facts:
+        if one.first is not None and one.max_deleted is not None:
+            first, last = max(one.first, one.max_deleted, key=rank), one.last_delivered
+            least, most = ([min(part, _MOST) for part in divmod(rank(end), 1 << 64)] for end in (first, last))
+            is_above = (F.col("ms") > least[0]) | ((F.col("ms") == least[0]) & (F.col("seq") > least[1]))
+            is_below = (F.col("ms") < most[0]) | ((F.col("ms") == most[0]) & (F.col("seq") < most[1]))
+            inside = inside | ((F.col("stream") == one.stream) & is_above & is_below)
+    return runs.filter(inside).join(entries.select("stream", "id"), ["stream", "id"], "left_anti")
+
+
+def check_fences(runs: DataFrame, index: DataFrame) -> list[DataFrame]:
+    """Return suspects: tickets whose record has a fencing token below one that has run. ``index``: as it was before the
+    run log was read."""
+    highest = runs.filter(F.col("ticket") != "").groupBy("stream", "ticket").agg(F.max("fence").alias("highest"))
+    names = [F.min(name).alias(name) for name in ("id", "owner", "fence")]
+    record = index.filter(F.col("id").isNotNull()).groupBy("stream", "ticket").agg(*names)
+    low = record.join(highest, ["stream", "ticket"]).filter((F.col("fence") < F.col("highest")) & ~_is_lossy("ticket"))
+    said = F.format_string("fencing token %d; it ran under %d", "fence", "highest")
+    return [suspect("fence_low", low, said, F.col("owner"), F.col("highest"))]
+
+
+def check_starts(
+    runs: DataFrame, facts: Sequence[AuditedStream], damaged_ms: Mapping[str, int], most: int
+) -> list[DataFrame]:
+    """Return suspects: starts of a message that were not counted one by one, and messages that failed more than
+    ``most`` times. What ends a message ends its count; a start that nobody could note is not counted, and one may be
+    noted twice. ``damaged_ms``: stream -> when its last unreadable record was made, which may tell of starts."""
+    names = ("stream", "ticket", "id", "ms", "seq", "fence", "start_us", "attempt", "consumer")
+    starts = runs.filter(F.col("id").isNotNull()).groupBy(*names)
+    starts = starts.agg(F.max("outcome").alias("outcome"), F.min("record_ms").alias("record_ms"))
+    row = Window.partitionBy("stream", "id").orderBy("fence", "start_us", "attempt")
+    before = row.rowsBetween(Window.unboundedPreceding, -1)
+    counted = F.when(F.col("outcome").isin(*_COUNTED), F.struct("attempt", "fence", "record_ms"))
+    told = starts.withColumns(
+        {
+            "last": F.lag("attempt").over(row),
+            "ended": F.coalesce(F.max(F.col("outcome").isin(*ENDED).cast("int")).over(before), F.lit(0)),
+            "noted": F.max(counted).over(before),
+        }
+    )
+    running = told.filter(F.col("ended") == 0)
+    noted, given_ms = F.col("noted"), (F.col("fence") / FENCES_PER_MS).cast("bigint")
+    was_known = (noted["fence"] == F.col("fence")) | (noted["record_ms"] < given_ms)
+    again = (F.col("attempt") <= noted["attempt"]) & was_known
+    known = F.lit(False)
+    for one in facts:
+        floor_ms = max(one.floor_ms, damaged_ms.get(one.stream, -1))
+        known = known | ((F.col("stream") == one.stream) & (F.col("ms") > floor_ms))
+    skips = F.col("attempt") > F.coalesce(noted["attempt"], F.lit(0)) + 1
+    wrong = running.filter(again | (skips & known))
+    said = F.format_string("%s started it as attempt %d, after %d", "consumer", "attempt", F.coalesce("last", F.lit(0)))
+    failed = running.filter(F.col("outcome") == FAILED).groupBy("stream", "ticket", "id", "ms", "seq")
+    often = failed.agg(F.count("*").alias("failed")).filter(F.col("failed") > most)
+    return [
+        suspect("attempts_wrong", wrong, said, F.col("consumer")),
+        suspect("failed_often", often, F.format_string("failed %d times", "failed")),
+    ]
+
+
 def _is_lossy(*columns: str) -> Any:
     """Return whether text in them was no UTF-8: two tickets may read the same, or differently."""
     return F.concat(*columns).contains("\ufffd")
@@ -52,4 +113,4 @@ def _is_lossy(*columns: str) -> Any:
 
 def _numbered(rows: DataFrame) -> DataFrame:
     parts = F.split("id", "-")
-    return rows.withColumns({"ms": parts[0].cast("bigint"), "seq": parts[1].cast("bigint")})
+    return rows.withColumns({"ms": parts[0].try_cast("bigint"), "seq": parts[1].try_cast("bigint")})

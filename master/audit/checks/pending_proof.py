@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from usher.common.protocol.stream_id import rank
 from usher.master.audit.checks.facts import AuditedStream
 from usher.master.audit.checks.findings import FENCES_PER_MS, RESERVED, AuditThresholds, Example
 from usher.master.audit.checks.suspects import LOOKED_AT, Suspects
@@ -21,6 +22,7 @@ _TOP_TICKETS = 20
 #: How far fences may be ahead: as far as Redis' clock may have been set back.
 _FUTURE_MS = 3_600_000
 _DEAD_LISTED = 1000
+_MOST = 2**63 - 1
 _BUCKETS = 4096
 
 
@@ -77,13 +79,14 @@ def count_pending(pending: DataFrame) -> PendingFigures:
     return figures
 
 
-def check_index(pending: DataFrame, index: DataFrame) -> DataFrame | None:
-    """Find suspects: entries of which pending list and index differ; None when they agree as a whole.
+def check_index(pending: DataFrame, index: DataFrame, strangers: Sequence[str] = ()) -> DataFrame | None:
+    """Find suspects: entries of which pending list and index differ; None when they agree as a whole. Entries of
+    ``strangers`` have a finding of their own.
 
     Both sides are first added up in buckets of ids (exclusive or of hashes, and a count), which moves no rows; only
     buckets that differ are joined, entry by entry.
     """
-    owned = pending.filter(F.col("consumer").isNotNull()).select(
+    owned = pending.filter(F.col("consumer").isNotNull() & ~F.col("consumer").isin(*strangers)).select(
         "stream", "id", "ms", "seq", "consumer", "idle_ms", "deliveries", "ticket", "in_stream"
     )
     # A message without a ticket id is a ticket of its own, under a name that is not text.
@@ -130,10 +133,43 @@ def check_records(index: DataFrame, facts: Sequence[AuditedStream]) -> list[Data
         F.min("ticket").alias("ticket"), F.max("ticket").alias("other"), F.min("owner").alias("owner")
     )
     twice = claims.filter(F.col("ticket") != F.col("other"))
+    mixed = known.filter(is_incarnation(F.col("owner")) & ~F.col("in_order"))
+    mixed = mixed.groupBy("stream", "ticket").agg(F.min("id").alias("id"), F.min("owner").alias("owner"))
     return [
+        suspect("index_unordered", mixed, "its ids are not in order, each once", F.col("owner")),
         suspect("fence_future", ahead, F.format_string("fencing token %d", "fence"), F.col("owner")),
         suspect("indexed_twice", twice, F.format_string("also in the record of %s", "other"), F.col("owner")),
     ]
+
+
+def check_inboxes(inboxes: DataFrame, index: DataFrame, facts: Sequence[AuditedStream]) -> list[DataFrame]:
+    """Return suspects: owned and never told, told and not owned. ``index``: as it was before the inboxes were read;
+    ``facts``: as they were after."""
+    since = inboxes.groupBy("stream", "owner").agg(F.max("since").alias("since"))
+    told = inboxes.filter(F.col("id").isNotNull()).select("stream", "owner", "ticket", "id", "fence")
+    owned = index.join(since, ["stream", "owner"]).filter(F.col("fence") > F.col("since"))
+    untold = owned.join(told.select("stream", "owner", "id"), ["stream", "owner", "id"], "left_anti")
+    now = index.groupBy("stream", "ticket").agg(F.max("fence").alias("has"), F.max("owner").alias("whose"))
+    other = told.join(now, ["stream", "ticket"]).filter(
+        (F.col("whose") != F.col("owner")) & (F.col("has") < F.col("fence"))
+    )
+    under = F.format_string("told under fencing token %d; its ticket's is %d", "fence", "has")
+    return [
+        suspect("never_told", untold, F.format_string("handed over under fencing token %d", "fence"), F.col("owner")),
+        suspect("inbox_differs", other, under, F.col("owner"), F.col("fence")),
+        suspect("inbox_differs", told.filter(is_unread(facts)), "told, and the group has not read it", F.col("owner")),
+    ]
+
+
+def is_unread(facts: Sequence[AuditedStream]) -> Any:
+    """Return whether the group has not read the entry ``id``, by what was read when ``facts`` were."""
+    unread, parts = F.lit(False), F.split("id", "-")
+    ms, seq = (F.coalesce(parts[at].try_cast("bigint"), F.lit(_MOST)) for at in (0, 1))
+    for one in facts:
+        least = [min(part, _MOST) for part in divmod(rank(one.delivered), 1 << 64)]
+        is_above = (ms > least[0]) | ((ms == least[0]) & (seq > least[1]))
+        unread = unread | ((F.col("stream") == one.stream) & is_above)
+    return unread
 
 
 def _bucket() -> Any:
@@ -178,6 +214,7 @@ def _by_rules(rows: DataFrame, rules: Mapping[str, Any], more: Any) -> DataFrame
         F.coalesce("ticket", F.lit("")).alias("ticket"),
         F.coalesce("consumer", F.lit("")).alias("owner"),
         F.concat_ws(", ", F.when(F.col("consumer").isNotNull(), said), more).alias("detail"),
+        F.lit(0).cast("bigint").alias("fence"),
     )
 
 
@@ -235,7 +272,7 @@ def check_attempts(attempts: DataFrame, pending: DataFrame, limits: AuditThresho
     return suspect(name, joined.filter(name.isNotNull()), said, owner=F.col("consumer"))
 
 
-def suspect(check: Any, rows: DataFrame, detail: Any, owner: Any = None) -> DataFrame:
+def suspect(check: Any, rows: DataFrame, detail: Any, owner: Any = None, fence: Any = None) -> DataFrame:
     """Return rows (stream, id, ms, seq, ticket) in the form of suspects."""
     known = set(rows.columns)
     number = {name: F.coalesce(name, F.lit(0)) if name in known else F.lit(0) for name in ("ms", "seq")}
@@ -249,6 +286,7 @@ def suspect(check: Any, rows: DataFrame, detail: Any, owner: Any = None) -> Data
         ticket.alias("ticket"),
         (F.lit("") if owner is None else F.coalesce(owner, F.lit(""))).alias("owner"),
         (F.lit(detail) if isinstance(detail, str) else detail).alias("detail"),
+        (F.lit(0) if fence is None else fence).cast("bigint").alias("fence"),
     )
 
 
@@ -266,7 +304,7 @@ def collect(frames: Sequence[DataFrame], suspects: Suspects) -> None:
         named: dict[tuple[str, str], list[Example]] = {}
         for row in kept.withColumn("place", F.row_number().over(order)).filter(F.col("place") <= LOOKED_AT).collect():
             named.setdefault((row["check"], row.stream), []).append(
-                Example(row.stream, row.id, row.ticket, row.owner, row.detail or "")
+                Example(row.stream, row.id, row.ticket, row.owner, row.detail or "", fence=row.fence)
             )
         for (check, stream), count in sorted(counts.items()):
             suspects.add(check, stream, count, named[check, stream])

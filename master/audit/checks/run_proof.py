@@ -94,12 +94,11 @@ def count_runs(runs: DataFrame, suspects: Suspects) -> RunFigures:
         if row.first is not None:
             figures.first_known[row.stream] = row.first
             figures.ahead_ms[row.stream] = max(0, row.ahead)
-        if row.unreadable:
-            bad = runs.filter(F.col("id").isNull()).select(
-                "stream", F.col("record").alias("id"), F.col("record_ms").alias("ms")
-            )
-            collect([suspect("run_unreadable", bad, "the record cannot be read")], suspects)
-            break  # of all streams at once
+    if any(row.unreadable for row in rows):
+        bad = runs.filter(F.col("id").isNull()).select(
+            "stream", F.col("record").alias("id"), F.col("record_ms").alias("ms")
+        )
+        collect([suspect("run_unreadable", bad, "the record cannot be read")], suspects)
     return figures
 
 
@@ -113,7 +112,7 @@ def check_runs(
 ) -> None:
     """Check overlaps, order and fences per ticket. A message without a ticket id has no order with any other. ``dead``:
     the dead letters; ``clocks``: of the consumers (``clocks``)."""
-    told = follow(runs, clocks, executions=figures.executions)
+    told = _since_losses(follow(runs, clocks, executions=figures.executions), runs)
     seen = Observation()
     sums = [F.sum(F.col(name).cast("int")).alias(name) for name in (*_FLAGS, *_LOOKED_AT)]
     recovered = F.col("recovered_ms")
@@ -219,6 +218,18 @@ def _flagged(told: DataFrame) -> DataFrame:
     return told.withColumn("recovered_ms", F.when(repeated, (start - last["start_us"]) / 1000))
 
 
+def _since_losses(told: DataFrame, runs: DataFrame) -> DataFrame:
+    """Count recoveries from the last sign of life of the owner that was lost: what it recorded last before the message
+    started again, if it recorded nothing later; else the start that was interrupted. Crashes are recorded by others."""
+    by_itself = runs.filter(F.col("outcome") != CRASHED)
+    alive = by_itself.groupBy("stream", F.col("consumer").alias("lost")).agg(F.max("record_ms").alias("alive_ms"))
+    lost = told.withColumn("lost", F.when(F.col("recovered_ms").isNotNull(), F.col("last.consumer")))
+    alive_us = F.col("alive_ms") * 1000
+    began_us = F.greatest("last.start_us", F.when(alive_us < F.col("start_us"), alive_us))
+    recovered_ms = F.when(F.col("lost").isNotNull(), (F.col("start_us") - began_us) / 1000)
+    return lost.join(F.broadcast(alive), ["stream", "lost"], "left").withColumn("recovered_ms", recovered_ms)
+
+
 def _describe_runs(rows: DataFrame, check: str) -> DataFrame:
     """Return rows for ``collect``: the execution, and the other one that makes it a finding."""
     ended = F.when(F.col("end_us") == 0, "the end of its process").otherwise(at(F.col("end_us")))
@@ -301,7 +312,7 @@ def _check_order(
     ids = late.select("stream", "ticket", "id").distinct()
     ends = runs.filter(F.col("outcome").isin(*ENDED)).select("stream", "id", "fence", "start_us")
     if dead is not None:  # under a later fence it comes again: the group was set back
-        fence = (F.split("letter", "-")[0].cast("bigint") + 1) * FENCES_PER_MS
+        fence = (F.least(F.split("letter", "-")[0].try_cast("bigint"), F.lit(1 << 52)) + 1) * FENCES_PER_MS
         ends = ends.unionByName(
             dead.select("stream", "id", fence.alias("fence"), F.lit(0).cast("bigint").alias("start_us"))
         )

@@ -97,7 +97,7 @@ def charts(report: AuditReport) -> list[Bars]:
         ),
         bars(
             "Recovery times",
-            "from the start that was interrupted to the next start of the same message, under a new owner",
+            "from the last sign of life of an owner that was lost to the next start of its message, under a new owner",
             list(zip(_RECOVERIES, plots.get("recoveries", ()), strict=False)),
             "no message was started again under a new owner",
         ),

@@ -14,9 +14,11 @@ import pyarrow.compute as pc
 
 from usher.common.protocol.attempts import decode
 from usher.master.audit.read.pages import PendingColumns
-from usher.master.audit.read.reading import IndexColumns, RunColumns
+from usher.master.audit.read.reading import InboxColumns, IndexColumns, RunColumns
 
 _MOST = 2**63 - 1
+#: The latest moment of a record: a later one is none of Redis' clock, and could not be told in microseconds.
+_LATEST_MS = 1 << 52
 _FIELDS = pa.map_(pa.string(), pa.string())
 
 PENDING = pa.schema(
@@ -70,6 +72,17 @@ TICKETS = pa.schema(
         pa.field("owner", pa.string()),  # null: the record cannot be read
         pa.field("fence", pa.int64()),
         pa.field("id", pa.string()),
+        pa.field("in_order", pa.bool_()),  # the ids of its record are, each once
+    ]
+)
+INBOXES = pa.schema(
+    [
+        pa.field("stream", pa.string()),
+        pa.field("owner", pa.string()),
+        pa.field("since", pa.int64()),  # what was handed over under a higher fencing token is there; null: not known
+        pa.field("ticket", pa.string()),
+        pa.field("fence", pa.int64()),
+        pa.field("id", pa.string()),  # null: there is no inbox
     ]
 )
 ATTEMPTS = pa.schema(
@@ -191,7 +204,8 @@ def _mapped(flat: Sequence[bytes]) -> list[tuple[str, str]]:
 def run_batch(stream: str, part: RunColumns) -> pa.RecordBatch:
     records = utf8_array(part.records)
     ids = pa.array(part.ids, pa.string())
-    arrays = [_constant(stream, len(part.records)), records, numbers(records)[0], pa.array(part.consumers, pa.string())]
+    noted = pc.min_element_wise(numbers(records)[0], pa.scalar(_LATEST_MS, pa.int64()))
+    arrays = [_constant(stream, len(part.records)), records, noted, pa.array(part.consumers, pa.string())]
     arrays += [pa.array(part.tickets, pa.string()), ids, *numbers(ids)]
     arrays += [whole(column) for column in (part.fences, part.attempts, part.starts, part.ends)]
     return pa.RecordBatch.from_arrays([*arrays, pa.array(part.outcomes, pa.string())], schema=RUNS)
@@ -204,8 +218,15 @@ def index_batch(stream: str, part: IndexColumns) -> pa.RecordBatch:
         utf8_array(part.owners),
         whole(part.fences),
         utf8_array(part.ids),
+        pa.array(part.in_order, pa.bool_()),
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=TICKETS)
+
+
+def inbox_batch(stream: str, owner: str, part: InboxColumns) -> pa.RecordBatch:
+    count = len(part.ids)
+    arrays = [_constant(stream, count), _constant(owner, count), whole([part.since] * count), utf8_array(part.tickets)]
+    return pa.RecordBatch.from_arrays([*arrays, whole(part.fences), utf8_array(part.ids)], schema=INBOXES)
 
 
 def attempts_batch(stream: str, rows: Sequence[tuple[bytes, bytes]]) -> pa.RecordBatch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -11,15 +12,17 @@ import orjson
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.message import LONGEST_TICKET, ticket_value
 from usher.common.protocol.stream_id import rank
-from usher.common.redis.replies import pairs, parse_record
+from usher.common.redis.replies import HandOver, pairs, parse_inbox, parse_record
 from usher.master.audit.read.bulk import BulkReader
 from usher.master.audit.read.ranges import Probe, cut, points
 
 #: Entries of a part of the pending list or of a stream; records of a part of the run log.
-_PART_ENTRIES, PART_RECORDS = 250_000, 400
+PART_ENTRIES, PART_RECORDS = 250_000, 400
 _MOST_PARTS = 256
 _PROBES_A_PART, _MOST_PROBES = 4, 256
 _PENDING_PROBE, _ENTRY_PROBE = 100, 10
+#: The most that a number of a record may be: so that a few of them can be added.
+_MOST = 1 << 61
 _IDS = re.compile(r"[0-9]{1,20}-[0-9]{1,20}(?:,[0-9]{1,20}-[0-9]{1,20})*")
 
 
@@ -38,12 +41,25 @@ class RunColumns(NamedTuple):
 
 
 class IndexColumns(NamedTuple):
-    """Columns of the index, a row per id; an unreadable record has one row, with ``ids`` None."""
+    """Columns of the index, a row per id; an unreadable record has one row, with ``ids`` None. ``in_order``: the ids of
+    its record are, each once."""
 
     tickets: list[bytes]
     owners: list[bytes | None]
     fences: list[int | None]
     ids: list[bytes | None]
+    in_order: list[bool]
+
+
+class InboxColumns(NamedTuple):
+    """Columns of what an inbox hands over, a row per id. ``fences``: of the ticket; ``since``: what was handed over
+    under a higher fencing token is in the inbox, None: not known. An incarnation without an inbox has one row, with
+    ``ids`` None."""
+
+    tickets: list[bytes | None]
+    fences: list[int | None]
+    ids: list[bytes | None]
+    since: int | None
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------------
@@ -79,9 +95,10 @@ def pending_parts(reader: BulkReader, keys: Keys, everything: bool, parts: int =
 
 
 def stream_parts(
-    reader: BulkReader, stream: str, first: bytes, last: bytes, parts: int = 0, per_part: int = _PART_ENTRIES
+    reader: BulkReader, stream: str, span: tuple[bytes, bytes], parts: int = 0, per_part: int = PART_ENTRIES
 ) -> list[tuple[bytes, bytes]]:
-    """Return ranges of ids (both ends included) that cover the stream between ``first`` and ``last``."""
+    """Return ranges of ids (both ends included) that cover the stream between those of ``span``."""
+    first, last = span
     head = reader.ask("XRANGE", stream, first, last, "COUNT", 1)
     tail = reader.ask("XREVRANGE", stream, last, first, "COUNT", 1)
     if not head or not tail:
@@ -102,7 +119,7 @@ def _parts_of(reader: BulkReader, stream: str, lowest: bytes, highest: bytes, nu
 
 
 def _number(entries: int) -> int:
-    return max(1, min(_MOST_PARTS, -(-entries // _PART_ENTRIES)))
+    return max(1, min(_MOST_PARTS, -(-entries // PART_ENTRIES)))
 
 
 def _id(value: int) -> bytes:
@@ -122,10 +139,10 @@ def ticket_in(flat: Sequence[bytes], field: bytes) -> bytes | None:
 # ---- index, run log, members -----------------------------------------------------------------------------------------
 
 
-def index_columns(reader: BulkReader, tickets: str) -> Iterator[IndexColumns]:
-    """Yield the tickets index, one row per id in processing."""
-    for flat in reader.hash_pages(tickets):
-        columns = IndexColumns([], [], [], [])
+def index_columns(reader: BulkReader, tickets: str, wanted: str | None = None) -> Iterator[IndexColumns]:
+    """Yield the tickets index, or the ticket ``wanted`` of it, one row per id in processing."""
+    for flat in reader.hash_pages(tickets) if wanted is None else _field(reader, tickets, wanted.encode()):
+        columns = IndexColumns([], [], [], [], [])
         for at in range(0, len(flat), 2):
             try:
                 owner, fence, ids = parse_record(flat[at + 1])
@@ -136,6 +153,21 @@ def index_columns(reader: BulkReader, tickets: str) -> Iterator[IndexColumns]:
         yield columns
 
 
+def _field(reader: BulkReader, key: str, name: bytes) -> Iterator[list[bytes]]:
+    value = reader.ask("HGET", key, name)
+    return iter([] if value is None else [[name, value]])
+
+
+def is_ascending(ids: Sequence[bytes]) -> bool:
+    """Return True when ids are in order, each once.
+
+    >>> is_ascending([b"9-1", b"10-0"]), is_ascending([b"9-1", b"9-1"])
+    (True, False)
+    """
+    ranks = [*map(rank, ids)]
+    return all(one < other for one, other in itertools.pairwise(ranks))
+
+
 def _add(
     columns: IndexColumns, ticket: bytes, owner: bytes | None, fence: int | None, ids: Sequence[bytes | None]
 ) -> None:
@@ -143,6 +175,30 @@ def _add(
     columns.owners.extend([owner] * len(ids))
     columns.fences.extend([fence] * len(ids))
     columns.ids.extend(ids)
+    columns.in_order.extend([len(ids) < 2 or is_ascending([one for one in ids if one])] * len(ids))
+
+
+def inbox_columns(reader: BulkReader, inbox: str) -> InboxColumns:
+    """Return what an inbox hands over, of records that can be read."""
+    if reader.ask("TYPE", inbox) != b"stream":
+        return InboxColumns([None], [None], [None], -1)
+    found, since = InboxColumns([], [], [], None), None
+    for rows in reader.entries(inbox, b"-", b"+"):
+        drawn = [int(fields[1]) for _, fields in rows if fields[0] == b"fence" and fields[1].isdigit()]
+        since = drawn[0] if drawn and since is None else since
+        for part in (part for row in rows for part in _handed_over(row)):
+            found.tickets.extend([part.ticket] * len(part.ids))
+            found.fences.extend([part.fence] * len(part.ids))
+            found.ids.extend(part.ids)
+    return found._replace(since=since)
+
+
+def _handed_over(row: list[Any]) -> Iterator[HandOver]:
+    try:
+        for record in parse_inbox([[b"", [row]]]):
+            yield from record.parts
+    except (ValueError, IndexError):  # written by another program; its reader waits at it
+        return
 
 
 def run_columns(reader: BulkReader, runs: str, span: tuple[bytes, bytes]) -> Iterator[RunColumns]:
@@ -175,4 +231,6 @@ def _columns_of(record: bytes) -> list[list[Any]]:
         raise ValueError("a value does not fit its column")
     if count and not _IDS.fullmatch(",".join(given["ids"])):
         raise ValueError("an id is none")
+    if any(min(column, default=0) < 0 or max(column, default=0) > _MOST for column in columns[3:7]):
+        raise ValueError("a number is none of a fencing token, an attempt or a time")
     return columns

@@ -16,7 +16,7 @@ from usher.common.base.errors import GroupMissing, StartRefused
 from usher.common.protocol.attempts import decode
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.mishaps import KEPT, losses_command, mishaps_command, parse_losses, parse_mishaps
-from usher.common.protocol.registration import parse
+from usher.common.protocol.registration import name_of, parse
 from usher.common.protocol.stream_id import ZERO
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import TicketStream, cut_unread, pairs, parse_record
@@ -27,11 +27,10 @@ from usher.master.audit.checks.findings import (
     RESERVED,
     AuditThresholds,
     Example,
-    GroupMember,
-    index_agrees,
-    is_incarnation,
 )
+from usher.master.audit.checks.members import GroupMember, index_agrees, is_incarnation, was_named
 from usher.master.audit.read.bulk import BulkReader, NotAllowed
+from usher.master.audit.read.reading import is_ascending
 
 _GLOB = re.compile(r"([\\*?\[\]])")
 _BATCH = 200
@@ -71,8 +70,21 @@ def stream_facts(link: Link, keys: Keys, run_log_length: int) -> AuditedStream:
         first=first[0] if first else None,
         delivered=group[b"last-delivered-id"],
         declared=tuple(parse_losses(*link.pipeline([losses_command(keys, KEPT)]))),
+        max_deleted=of_stream.get(b"max-deleted-entry-id"),
         cut_unread=cut_unread(group, of_stream, counted) + (mishaps.unread_cut if is_recent else 0),
     )
+
+
+def foreign_keys(link: Link, keys: Keys) -> list[str]:
+    """Return a sentence for each key that is of another type than Usher's."""
+    kinds = dict.fromkeys((keys.tickets, keys.consumers, keys.counters, keys.attempts, keys.rules), b"hash")
+    kinds |= dict.fromkeys((keys.dead, keys.runs, keys.actions), b"stream")
+    found = link.pipeline([("TYPE", name) for name in kinds])
+    return [
+        f"{name} is a {kind.decode()}, not a {own.decode()}"
+        for (name, own), kind in zip(kinds.items(), found, strict=True)
+        if kind not in (own, b"none")
+    ]
 
 
 def _span(link: Link, stream: str) -> tuple[int, bytes | None, int | None]:
@@ -88,17 +100,22 @@ def _span(link: Link, stream: str) -> tuple[int, bytes | None, int | None]:
 
 
 def members(reader: BulkReader, keys: Keys) -> list[GroupMember]:
-    """Return every name in the group, and every inbox left by a name that is not in it, if the user of ``reader`` may
-    look for them."""
+    """Return every name in the group, and every inbox and lease left by a name that is not in it, if the user of
+    ``reader`` may look for them."""
     rows = [pairs(row) for row in reader.ask("XINFO", "CONSUMERS", keys.stream, keys.group)]
     names = [row[b"name"].decode(errors="replace") for row in rows]
     # A registered consumer that has not been given an entry yet is not in the group.
-    registered = {_incarnation(name, stored) for name, stored in pairs(reader.ask("HGETALL", keys.consumers)).items()}
-    try:
-        inboxes = {key.decode(errors="replace") for key in reader.scan(_GLOB.sub(r"\\\1", keys.inbox("")) + "*")}
-    except NotAllowed:  # SCAN shows every name of the database: common/redis/acl.py does not give it to auditors
-        inboxes = set()
-    left_over = sorted(inboxes - {keys.inbox(name) for name in [*names, *registered]})
+    stored = pairs(reader.ask("HGETALL", keys.consumers))
+    consumers = {name.decode(errors="replace") for name in stored}
+    generation = reader.ask("HGET", keys.counters, "generation")
+    last = int(generation) if generation and generation.isdigit() else 1 << 63  # a lost counter says nothing
+    left = _left_over(reader, keys) - {*names, *(_incarnation(*one) for one in stored.items())}
+
+    def member(name: str, row: dict[bytes, Any], oldest_ms: int, lives: bool, in_group: bool) -> GroupMember:
+        numbers = row.get(b"pending", 0), oldest_ms, row.get(b"idle", 0)
+        known = name_of(name) in consumers, was_named(name, last)
+        return GroupMember(keys.stream, name, *numbers, lives, in_group, *known)
+
     found = []
     for at in range(0, len(rows), _BATCH):
         part = rows[at : at + _BATCH]
@@ -109,15 +126,21 @@ def members(reader: BulkReader, keys: Keys) -> list[GroupMember]:
         reader.send(*questions)
         for name, row in zip(names[at : at + _BATCH], part, strict=True):
             lives, oldest = bool(reader.take()), reader.take()
-            found.append(
-                GroupMember(keys.stream, name, row[b"pending"], oldest[0][2] if oldest else 0, row[b"idle"], lives)
-            )
-    for inbox in left_over:
-        name = inbox.removeprefix(keys.inbox(""))
-        found.append(
-            GroupMember(keys.stream, name, 0, 0, 0, bool(reader.ask("EXISTS", keys.lease(name))), in_group=False)
-        )
+            found.append(member(name, row, oldest[0][2] if oldest else 0, lives, True))
+    found += [member(name, {}, 0, bool(reader.ask("EXISTS", keys.lease(name))), False) for name in sorted(left)]
     return found
+
+
+def _left_over(reader: BulkReader, keys: Keys) -> set[str]:
+    """Return the names that have an inbox or a lease."""
+    kinds = keys.inbox(""), keys.lease("")
+    try:
+        found = [key.decode(errors="replace") for key in reader.scan(_GLOB.sub(r"\\\1", keys.prefix) + "*")]
+    except NotAllowed:  # SCAN shows every name of the database: common/redis/acl.py does not give it to auditors
+        return set()
+    mark = keys.unproven("").removeprefix(keys.lease(""))  # beside a lease
+    names = [(key, kind) for key in found for kind in kinds if key.startswith(kind)]
+    return {key.removeprefix(kind) for key, kind in names if not key.endswith(mark)}
 
 
 def may_scan(link: Link) -> bool:
@@ -139,13 +162,13 @@ def _incarnation(name: bytes, stored: bytes) -> str:
 
 
 class SuspectSnapshot(NamedTuple):
-    """The state of a suspect at one moment. ``owner`` None: not pending. ``record``: (owner, ids) of its ticket, None
-    without. ``other_owner``: of the entry that it is compared with."""
+    """The state of a suspect at one moment. ``owner`` None: not pending. ``record``: (owner, ids, fence) of its ticket,
+    None without. ``other_owner``: of the entry that it is compared with."""
 
     owner: str | None
     idle_ms: int
     deliveries: int
-    record: tuple[str, frozenset[str]] | None
+    record: tuple[str, tuple[str, ...], int] | None
     readable: bool
     lives: bool
     in_stream: bool
@@ -183,7 +206,7 @@ def _look(answer: Any) -> SuspectSnapshot:
     if stored is not None:
         try:
             parsed = parse_record(stored)
-            record = parsed.owner.decode(), frozenset(entry_id.decode() for entry_id in parsed.ids)
+            record = parsed.owner.decode(), tuple(entry_id.decode() for entry_id in parsed.ids), parsed.fence
         except ValueError:
             readable = False
     counted = None if attempts is None else decode(attempts).failures
@@ -229,6 +252,16 @@ def still_holds(name: str, example: Example, look: SuspectSnapshot, limits: Audi
         return owner is not None and owner != HALTED_NAME
     if name == "indexed_twice":
         return record is not None and example.id in record[1]
+    if name == "fence_low":
+        return record is not None and record[2] < example.fence
+    if name == "index_unordered":
+        return record is not None and is_incarnation(record[0]) and not is_ascending([*map(str.encode, record[1])])
+    if name == "never_told":
+        is_given = record is not None and record[0] == example.owner and example.id in record[1]
+        return look.lives and owner == example.owner and is_given
+    if name == "inbox_differs":
+        is_given = record is not None and record[0] == example.owner and example.id in record[1]
+        return look.lives and owner != example.owner and not is_given and (record is None or record[2] < example.fence)
     if name == "overtaken":
         return owner is not None and look.in_stream
     if name == "lost":
