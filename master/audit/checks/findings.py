@@ -174,7 +174,7 @@ CHECKS: dict[str, AuditCheck] = {
         AuditCheck(
             "never_told",
             AuditSeverity.BAD,
-            "What an incarnation owns was handed over in its inbox.",
+            "What an incarnation owns was handed over in its inbox, as far back as that goes.",
             "It owns the entry and was never told: it does not run it, and later entries of the ticket wait.",
             (_RECORD, _PENDING, _INBOX),
             "Restart that consumer: its tickets are handed over anew. Did another program write to index or inbox?",

@@ -9,7 +9,7 @@ from usher.common.protocol.run_log import CRASHED, FAILED, RETRY_LATER
 from usher.common.protocol.stream_id import rank
 from usher.master.audit.checks.facts import AuditedStream
 from usher.master.audit.checks.findings import ENDED, FENCES_PER_MS, HALTED_NAME
-from usher.master.audit.checks.pending_proof import is_unread, suspect
+from usher.master.audit.checks.pending_proof import is_incarnation, is_unread, suspect
 from usher.master.audit.engine import F, Window
 
 if TYPE_CHECKING:
@@ -62,7 +62,9 @@ def check_fences(runs: DataFrame, index: DataFrame) -> list[DataFrame]:
     run log was read."""
     highest = runs.filter(F.col("ticket") != "").groupBy("stream", "ticket").agg(F.max("fence").alias("highest"))
     names = [F.min(name).alias(name) for name in ("id", "owner", "fence")]
-    record = index.filter(F.col("id").isNotNull()).groupBy("stream", "ticket").agg(*names)
+    record = (
+        index.filter(F.col("id").isNotNull() & is_incarnation(F.col("owner"))).groupBy("stream", "ticket").agg(*names)
+    )
     low = record.join(highest, ["stream", "ticket"]).filter((F.col("fence") < F.col("highest")) & ~_is_lossy("ticket"))
     said = F.format_string("fencing token %d; it ran under %d", "fence", "highest")
     return [suspect("fence_low", low, said, F.col("owner"), F.col("highest"))]

@@ -18,6 +18,14 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def _operator(sign: str) -> Any:
+    return lambda one, other: one._with(sign, other)
+
+
+def _comparison(sign: str) -> Any:
+    return lambda one, other: one._ordered(sign, other)
+
+
 class Column:
     """An expression. ``name``: of the column that it becomes; ``fields``: of a struct that is made here, by name;
     ``is_real``: it is no whole number."""
@@ -52,41 +60,12 @@ class Column:
             whole = left._with(sign[0], right) | (left == right) & whole
         return whole
 
-    def __eq__(self, other: object) -> Column:  # type: ignore[override]
-        return self._with("=", other)
-
-    def __ne__(self, other: object) -> Column:  # type: ignore[override]
-        return self._with("<>", other)
-
-    def __lt__(self, other: Any) -> Column:
-        return self._ordered("<", other)
-
-    def __le__(self, other: Any) -> Column:
-        return self._ordered("<=", other)
-
-    def __gt__(self, other: Any) -> Column:
-        return self._ordered(">", other)
-
-    def __ge__(self, other: Any) -> Column:
-        return self._ordered(">=", other)
-
-    def __and__(self, other: Any) -> Column:
-        return self._with("AND", other)
-
-    def __or__(self, other: Any) -> Column:
-        return self._with("OR", other)
+    __eq__, __ne__, __add__, __sub__, __mul__, __and__, __or__ = map(_operator, ("=", "<>", "+", "-", "*", "AND", "OR"))
+    __lt__, __le__, __gt__, __ge__ = map(_comparison, ("<", "<=", ">", ">="))
+    eqNullSafe = _operator("IS NOT DISTINCT FROM")
 
     def __invert__(self) -> Column:
         return Column(f"(NOT {self.sql})")
-
-    def __add__(self, other: Any) -> Column:
-        return self._with("+", other)
-
-    def __sub__(self, other: Any) -> Column:
-        return self._with("-", other)
-
-    def __mul__(self, other: Any) -> Column:
-        return self._with("*", other)
 
     def __truediv__(self, other: Any) -> Column:
         return Column(self._with("/", other).sql, is_real=True)
@@ -96,9 +75,6 @@ class Column:
 
     def isNotNull(self) -> Column:
         return Column(f"({self.sql} IS NOT NULL)")
-
-    def eqNullSafe(self, other: Any) -> Column:
-        return self._with("IS NOT DISTINCT FROM", other)
 
     def isin(self, *values: Any) -> Column:
         given = values[0] if len(values) == 1 and isinstance(values[0], list | tuple | set) else values
@@ -228,10 +204,6 @@ def count(one: Any) -> Column:
     return Column("count(*)") if isinstance(one, str) and one == "*" else call("count", one)
 
 
-def explode(array: Column) -> Column:
-    return call("unnest", array)
-
-
 def array(*items: Any) -> Column:
     return Column(f"[{', '.join(column(one).sql for one in items)}]")
 
@@ -244,10 +216,6 @@ def percentile_approx(one: Column, shares: Sequence[float], _accuracy: int) -> C
     return Column(f"quantile_disc({one.sql}, {list(shares)})")
 
 
-def pmod(one: Column, by: Column) -> Column:
-    return one._with("%", by)
-
-
 def split(text: Any, at: str) -> Column:
     return call("string_split", text, lit(at))
 
@@ -258,10 +226,6 @@ def regexp_extract(text: Any, pattern: str, group: int) -> Column:
 
 def sha2(data: Column, bits: int) -> Column:
     return call(f"sha{bits}", data)
-
-
-def octet_length(text: Any) -> Column:
-    return call("strlen", text)
 
 
 def date_format(moment: Column, _form: str) -> Column:
@@ -291,7 +255,8 @@ def _named(name: str) -> Any:
 
 coalesce, greatest, least, lag, row_number = map(_named, ("coalesce", "greatest", "least", "lag", "row_number"))
 min, max, sum, bit_xor, every = map(_named, ("min", "max", "sum", "bit_xor", "bool_and"))
-xxhash64, timestamp_micros = map(_named, ("hash", "make_timestamp"))
+xxhash64, timestamp_micros, explode, octet_length = map(_named, ("hash", "make_timestamp", "unnest", "strlen"))
+pmod = _operator("%")
 
 
 def concat_ws(between: str, *texts: Any) -> Column:
