@@ -115,4 +115,4 @@ def _is_lossy(*columns: str) -> Any:
 
 def _numbered(rows: DataFrame) -> DataFrame:
     parts = F.split("id", "-")
-    return rows.withColumns({"ms": parts[0].try_cast("bigint"), "seq": parts[1].try_cast("bigint")})
+    return rows.withColumns({"ms": parts[0].try_cast("bigint"), "seq": F.get(parts, 1).try_cast("bigint")})

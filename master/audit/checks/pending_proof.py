@@ -164,7 +164,7 @@ def check_inboxes(inboxes: DataFrame, index: DataFrame, facts: Sequence[AuditedS
 def is_unread(facts: Sequence[AuditedStream]) -> Any:
     """Return whether the group has not read the entry ``id``, by what was read when ``facts`` were."""
     unread, parts = F.lit(False), F.split("id", "-")
-    ms, seq = (F.coalesce(parts[at].try_cast("bigint"), F.lit(_MOST)) for at in (0, 1))
+    ms, seq = (F.coalesce(F.get(parts, at).try_cast("bigint"), F.lit(_MOST)) for at in (0, 1))
     for one in facts:
         least = [min(part, _MOST) for part in divmod(rank(one.delivered), 1 << 64)]
         is_above = (ms > least[0]) | ((ms == least[0]) & (seq > least[1]))

@@ -212,6 +212,10 @@ def array_compact(items: Column) -> Column:
     return Column(f"list_filter({items.sql}, lambda x: x IS NOT NULL)")
 
 
+def get(items: Column, place: int) -> Column:
+    return items[place]
+
+
 def percentile_approx(one: Column, shares: Sequence[float], _accuracy: int) -> Column:
     return Column(f"quantile_disc({one.sql}, {list(shares)})")
 
