@@ -197,7 +197,7 @@ def test_without_pyspark_the_way_out_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyspark.errors", None)
     monkeypatch.setitem(sys.modules, "pyspark", None)
-    assert usher("audit") == 2
+    assert usher("audit", "--engine", "spark") == 2
     assert "which is not installed: pip install -e '.[audit]' in Usher's folder" in capsys.readouterr().err
 
 

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -285,9 +285,10 @@ def server(short_tmp: Path) -> Iterator[EmbeddedRedis]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def report(session: Any, server: EmbeddedRedis) -> AuditReport:
+@pytest.fixture(scope="module", params=["local", pytest.param("spark", marks=pytest.mark.slow)])
+def report(request: pytest.FixtureRequest, server: EmbeddedRedis) -> AuditReport:
     """The findings of one audit over all streams."""
+    session = request.getfixturevalue(request.param)
     link = Link(server.url, "test")
     try:
         link.call("FLUSHALL")

@@ -60,7 +60,7 @@ def _judge(member: GroupMember, limits: AuditThresholds) -> tuple[str, int, str]
         return None if member.registered else ("lease_orphan", 1, "a lease, but neither registered nor in the group")
     if not member.in_group:
         return "key_leaked", 1, "an inbox, but neither a lease nor a name in the group"
-    if not member.is_named:
+    if not (is_incarnation(member.name) and member.is_named):
         return ("stranger_owns", member.pending, held) if member.pending else None
     if member.lives:
         return None if member.registered else ("unregistered", 1, held)

@@ -283,7 +283,7 @@ class _Tail(SimpleDataSourceStreamReader):
             with self._reader.connect(stream) as reader:
                 ids = reader.ask("XRANGE", self._reader.key(stream), f"({last}", "+", "COUNT", PAGE)
             end[stream] = ids[-1][0].decode() if ids else last
-        return self.readBetweenOffsets(start, end), end
+        return iter([*self.readBetweenOffsets(start, end)]), end  # Spark copies it
 
     def readBetweenOffsets(self, start: dict[str, str], end: dict[str, str]) -> Iterator[tuple[Any, ...]]:  # noqa: N802
         for stream, last in end.items():
