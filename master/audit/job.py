@@ -225,7 +225,8 @@ class AuditRun:
         facts = [self._floor_now(one) for one in facts]
         known = self._keep(offsets(bounds(runs), self._plan.limits.clocks_ms * 1000))
         starts = links.check_starts(runs, facts, self.runs.damaged_ms, self._plan.limits.attempts)
-        pending_proof.collect([wrong_clocks(known), *links.check_fences(runs, index), *starts], self._suspects)
+        of_links = [*links.check_fences(runs, index), *links.check_ids(runs, pending, facts)]
+        pending_proof.collect([wrong_clocks(known), *of_links, *starts], self._suspects)
         run_proof.check_runs(runs, self._dead_letters(facts), facts, known, self.runs, self._suspects)
         for stream, first in self.pending.first_pending.items():
             self.runs.first_known[stream] = min(first, self.runs.first_known.get(stream, first))

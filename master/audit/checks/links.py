@@ -32,7 +32,6 @@ def check_links(
     found = [
         suspect("ticket_differs", differ, other, owner),
         suspect("unread_and_run", runs.filter(F.col("id").isNotNull() & is_unread(facts)), ran, owner),
-        suspect("unread_and_run", _never_there(runs, entries, facts), F.concat(ran, F.lit("; no such entry")), owner),
     ]
     if dead is not None:
         again = dead.groupBy("stream", "id").agg(F.count("*").alias("letters"), F.min("ticket").alias("ticket"))
@@ -44,8 +43,9 @@ def check_links(
     return found
 
 
-def _never_there(runs: DataFrame, entries: DataFrame, facts: Sequence[AuditedStream]) -> DataFrame:
-    """Return executions of ids between entries of the stream, where none was ever trimmed or deleted."""
+def check_ids(runs: DataFrame, entries: DataFrame, facts: Sequence[AuditedStream]) -> list[DataFrame]:
+    """Return suspects: executions of ids between entries of the stream, where none was ever trimmed or deleted.
+    ``entries``: all that the group has read."""
     inside = F.lit(False)
     for one in facts:
         if one.first is not None and one.max_deleted is not None:
@@ -54,7 +54,9 @@ def _never_there(runs: DataFrame, entries: DataFrame, facts: Sequence[AuditedStr
             is_above = (F.col("ms") > least[0]) | ((F.col("ms") == least[0]) & (F.col("seq") > least[1]))
             is_below = (F.col("ms") < most[0]) | ((F.col("ms") == most[0]) & (F.col("seq") < most[1]))
             inside = inside | ((F.col("stream") == one.stream) & is_above & is_below)
-    return runs.filter(inside).join(entries.select("stream", "id"), ["stream", "id"], "left_anti")
+    never = runs.filter(inside).join(entries.select("stream", "id"), ["stream", "id"], "left_anti")
+    ran = F.format_string("%s ran it as %s; there is no such entry", "consumer", "outcome")
+    return [suspect("unread_and_run", never, ran, F.col("consumer"))]
 
 
 def check_fences(runs: DataFrame, index: DataFrame) -> list[DataFrame]:
