@@ -264,6 +264,7 @@ class AuditRun:
             run_capped=now.run_capped,
             first=now.first,
             delivered=now.delivered,
+            max_deleted=now.max_deleted,
         )
         return told.ahead_of(self.runs.ahead_ms.get(facts.stream, 0))
 
