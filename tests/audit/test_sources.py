@@ -156,6 +156,7 @@ def test_filters_are_ranges_of_ids(source: str, options: dict[str, str], filters
     assert reader.span() == expected
 
 
+@pytest.mark.slow
 def test_what_is_new_in_the_run_log_comes_as_a_stream(
     spark: SparkSession, filled: Seeder, redis_url: str, tmp_path: Path
 ) -> None:
