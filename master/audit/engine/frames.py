@@ -30,7 +30,7 @@ _JOINS = {
 }
 
 
-class Row(tuple[Any, ...]):
+class LocalRow(tuple[Any, ...]):
     """A row: values by place and by name."""
 
     names: tuple[str, ...]
@@ -45,8 +45,8 @@ class Row(tuple[Any, ...]):
             raise AttributeError(name) from None
 
 
-def _row(names: Sequence[str], values: Sequence[Any]) -> Row:
-    row = Row(_row(tuple(one), tuple(one.values())) if isinstance(one, dict) else one for one in values)
+def _row(names: Sequence[str], values: Sequence[Any]) -> LocalRow:
+    row = LocalRow(_row(tuple(one), tuple(one.values())) if isinstance(one, dict) else one for one in values)
     row.names = tuple(names)
     return row
 
@@ -123,7 +123,7 @@ class LocalFrame:
 
     # ---- execution -----------------------------------------------------------------------------------------------
 
-    def collect(self) -> list[Row]:
+    def collect(self) -> list[LocalRow]:
         return [_row(self.columns, values) for values in self.sparkSession.execute(self.sql).fetchall()]
 
     def count(self) -> int:

@@ -268,7 +268,7 @@ def _within(spans: list[tuple[bytes, bytes]], whole: tuple[bytes, bytes]) -> lis
     return [(one, other) for one, other in cut if _place(one) <= _end(other)]
 
 
-class _Tail(SimpleDataSourceStreamReader):
+class _LogTail(SimpleDataSourceStreamReader):
     """What is new in streams since the last micro-batch. An offset: the last id that was read, by stream."""
 
     def __init__(self, reader: _StreamReader) -> None:
@@ -314,7 +314,7 @@ class _RedisSource(DataSource):
         reader = self.reads(dict(self.options))
         if not isinstance(reader, _StreamReader):
             raise ValueError(f"{self.format} is no log; readStream takes redis_runs and redis_stream")
-        return _Tail(reader)
+        return _LogTail(reader)
 
 
 class RedisPending(_RedisSource):
