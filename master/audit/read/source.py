@@ -269,7 +269,7 @@ def _within(spans: list[tuple[bytes, bytes]], whole: tuple[bytes, bytes]) -> lis
 
 
 class _LogTail(SimpleDataSourceStreamReader):
-    """What is new in streams since the last micro-batch. An offset: the last id that was read, by stream."""
+    """The new records of streams since the last micro-batch. An offset: the last id that was read, by stream."""
 
     def __init__(self, reader: _StreamReader) -> None:
         self._reader = reader
@@ -342,7 +342,7 @@ class RedisTickets(_RedisSource):
 
 
 class RedisInboxes(_RedisSource):
-    """What inboxes hand over."""
+    """Hand-overs in inboxes."""
 
     format, arrow, reads = "redis_inboxes", columns.INBOXES, _InboxesReader
 
