@@ -300,7 +300,7 @@ def collect(frames: Sequence[DataFrame], suspects: Suspects) -> None:
         counts = {(row["check"], row.stream): row["count"] for row in kept.groupBy("check", "stream").count().collect()}
         if not counts:
             return
-        order = Window.partitionBy("check", "stream").orderBy("ms", "seq", "detail")
+        order = Window.partitionBy("check", "stream").orderBy("ms", "seq", "id", "detail")
         named: dict[tuple[str, str], list[Example]] = {}
         for row in kept.withColumn("place", F.row_number().over(order)).filter(F.col("place") <= LOOKED_AT).collect():
             named.setdefault((row["check"], row.stream), []).append(
