@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from usher.common.base.errors import GroupMissing, RedisTrouble, StartRefused
+from usher.common.base.errors import GroupMissing, StartRefused
 from usher.common.base.log import redacted
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.stream_id import rank
-from usher.common.redis.client import CommandRefused, Link, check_reachable
+from usher.common.redis.client import Link, check_reachable
 from usher.common.redis.endpoints import near
 from usher.common.redis.locate import resolve_redis_url
 from usher.master.audit.archive.standing import mark_told, nothing_new
-from usher.master.audit.read.session import SparkPlace, spark_session
+from usher.master.audit.read.session import spark_session
+from usher.master.audit.sessions import place_of, session, with_link
 from usher.master.audit.settings import AuditSettings
 from usher.master.cli.shared import console, print_json, table
 
@@ -47,12 +48,9 @@ def telling(first: str) -> Iterator[Callable[[str], None]]:
 
 
 @contextlib.contextmanager
-def _spark(settings: AuditSettings) -> Iterator[Any]:
-    place = SparkPlace(
-        settings.audit_spark_master, settings.folder / "spark", settings.audit_memory_mib, settings.audit_py_files
-    )
-    with telling(f"starting Spark on {place.master}") as tell, spark_session(place, os.environ) as spark:
-        yield spark, tell
+def _session(settings: AuditSettings, url: str, archive: Path | None = None) -> Iterator[Any]:
+    with telling("looking at Redis") as tell, session(settings, url, tell, archive) as made:
+        yield made, tell
 
 
 @click.command(
@@ -71,13 +69,13 @@ def archive(folder: Path | None, as_json: bool) -> None:
     place = _folder(settings, folder)
     from usher.master.audit.archive.commits import locked
 
-    with locked(place), _spark(settings) as (spark, tell):
+    with locked(place), _session(settings, url) as (made, tell):
         from usher.master.audit.archive.archive import Archive
 
         added = []
         for stream in settings.streams:
             keys = Keys(stream, settings.group)
-            added += Archive(spark, near(url, stream), keys, settings.ticket_field, place).add(tell)
+            added += Archive(made, near(url, stream), keys, settings.ticket_field, place).add(tell)
     if as_json:
         print_json({"archive": str(place), "added": [dataclasses.asdict(one) for one in added]})
     else:
@@ -92,7 +90,7 @@ def archive(folder: Path | None, as_json: bool) -> None:
     help="""Archive what is new, and prove it together with what was proven before: the promise held from the first
     archived execution until now, without a gap, or where it did not.
 
-    The cost follows what is new; with nothing new no Spark is started. Run it as often as the run log is long: it is
+    The cost follows what is new, and nothing new costs nothing. Run it as often as the run log is long: it is
     proven only what was archived before it was cut. Exit code 1: findings, or holes in the proof, that nobody was told
     of yet."""
 )
@@ -141,12 +139,12 @@ def _prove(settings: AuditSettings, url: str, place: Path, again: bool) -> tuple
     from usher.master.audit.output.report import AuditReport, run_name
 
     started_ms = time.time_ns() // 1_000_000
-    with _spark(settings) as (spark, tell):
+    with _session(settings, url, place if again else None) as (made, tell):
         from usher.master.audit.job import plan_of
         from usher.master.audit.proof import Proof
 
         plan = plan_of(settings, url)
-        proven = [Proof(spark, plan, stream, place, tell).run(again=again) for stream in settings.streams]
+        proven = [Proof(made, plan, stream, place, tell).run(again=again) for stream in settings.streams]
     report = AuditReport(
         run_name(started_ms),
         started_ms,
@@ -163,15 +161,13 @@ def _prove(settings: AuditSettings, url: str, place: Path, again: bool) -> tuple
 
 
 def _nothing_new(settings: AuditSettings, url: str, stream: str, place: Path) -> bool:
-    link = Link(near(url, stream), "usher:audit", timeout_s=30.0)
-    try:
-        return nothing_new(link, Keys(stream, settings.group), place)
-    except GroupMissing:  # told with the settings to look at, by the proof
-        return False
-    except (RedisTrouble, CommandRefused) as trouble:
-        raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
-    finally:
-        link.close()
+    def look(link: Link, keys: Keys) -> bool:
+        try:
+            return nothing_new(link, keys, place)
+        except GroupMissing:  # told with the settings to look at, by the proof
+            return False
+
+    return with_link(near(url, stream), look, Keys(stream, settings.group))
 
 
 @click.command(
@@ -258,7 +254,7 @@ def _from_archive(settings: AuditSettings, states: list[Any], source: dict[str, 
                 f"there is no archive of {settings.streams[0]} in {place}: run `usher audit archive` first, or give"
                 " --source-query"
             )
-        with _spark(settings) as (spark, tell):
+        with telling("starting Spark") as tell, spark_session(place_of(settings), os.environ) as spark:
             tell("summing")
             wanted: list[Any] = reconciler.totals_of_archive(spark, data, source["value"], source["kind"], states)
         gaps = data.gaps()

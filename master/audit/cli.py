@@ -2,45 +2,39 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from importlib.util import find_spec
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import orjson
 
-from usher.common.base.errors import RedisTrouble, StartRefused
+from usher.common.base.errors import StartRefused
 from usher.common.base.json_text import json_line
 from usher.common.base.labels import label
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.registration import name_of
-from usher.common.redis.client import CommandRefused, Link, check_reachable
+from usher.common.redis.client import Link, check_reachable
 from usher.common.redis.endpoints import near
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.runtime.settings import load, options
 from usher.master.audit.archive_cli import archive, prove, reconcile, telling
-from usher.master.audit.checks.findings import CHECKS, RECORD_RUNS
+from usher.master.audit.checks.findings import CHECKS
 from usher.master.audit.engine import ENGINES
-from usher.master.audit.read.session import SparkPlace, is_elsewhere, local_session, spark_session
 from usher.master.audit.read.streams import expand, is_pattern
 from usher.master.audit.schedule import is_filling, run_every
+from usher.master.audit.sessions import session, with_link
 from usher.master.audit.settings import AuditSettings
 from usher.master.cli.shared import console, fitted, print_json, table
 from usher.master.insight.formatting import duration, moment
 
-#: Below both, Spark is started for little data (``SparkPlace.small``).
-_SMALL_ENTRIES, _SMALL_RECORDS = 200_000, 400
 #: Seconds between two runs of a schedule, at least.
 _LEAST_S = 6.0
-#: Up to so many entries and executions, an audit needs no Spark.
-_LOCAL_ROWS = 5_000_000
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
@@ -93,8 +87,8 @@ def _once(settings: AuditSettings, as_json: bool) -> int:
     """Run one audit. Returns the exit code."""
     url = resolve_redis_url(settings)
     check_reachable(url)
-    with telling("looking at Redis") as tell, _session(settings, url, tell) as session:
-        report = _audited(session, settings, url, tell)
+    with telling("looking at Redis") as tell, session(settings, url, tell) as made:
+        report = _audited(made, settings, url, tell)
     from usher.master.audit.output import history, page, screen
     from usher.master.audit.output.report import document
 
@@ -118,23 +112,6 @@ def _once(settings: AuditSettings, as_json: bool) -> int:
     return report.exit_code
 
 
-@contextlib.contextmanager
-def _session(settings: AuditSettings, url: str, tell: Callable[[str], None]) -> Iterator[Any]:
-    """Yield a session of the engine that fits the settings and the size of the streams. Raises StartRefused."""
-    entries, records = _amount(settings, url)
-    can_choose = settings.audit_engine == "auto" and not is_elsewhere(settings.audit_spark_master, os.environ)
-    is_local = can_choose and entries + records * RECORD_RUNS <= _LOCAL_ROWS and find_spec("duckdb") is not None
-    if settings.audit_engine == "local" or is_local:
-        with local_session(settings.folder / "local", settings.audit_memory_mib) as session:
-            yield session
-        return
-    is_small = entries < _SMALL_ENTRIES and records < _SMALL_RECORDS
-    place = dataclasses.replace(place_of(settings), small=is_small)
-    tell(f"starting Spark on {place.master}")
-    with spark_session(place, os.environ) as session:
-        yield session
-
-
 def _audited(session: Any, settings: AuditSettings, url: str, tell: Callable[[str], None]) -> Any:
     from usher.master.audit.job import AuditRun, plan_of
     from usher.master.audit.output.report import summary
@@ -144,7 +121,7 @@ def _audited(session: Any, settings: AuditSettings, url: str, tell: Callable[[st
     for stream in settings.streams:
         told = orjson.dumps(summary(report, stream))
         try:
-            _with_link(near(url, stream), functools.partial(_store, told), Keys(stream, settings.group))
+            with_link(near(url, stream), functools.partial(_store, told), Keys(stream, settings.group))
         except StartRefused as refused:  # memory or disk of Redis is full: the findings matter all the more
             problems.append(f"{stream}: the summary could not be stored, masters still show an earlier run: {refused}")
     return dataclasses.replace(report, unproven=(*report.unproven, *problems))
@@ -152,39 +129,6 @@ def _audited(session: Any, settings: AuditSettings, url: str, tell: Callable[[st
 
 def _store(told: bytes, link: Link, keys: Keys) -> None:
     link.call("SET", keys.audit, told)
-
-
-def _amount(settings: AuditSettings, url: str) -> tuple[int, int]:
-    """Return the number of entries and of records to read. Raises StartRefused when a stream or its group does not
-    exist, before Java is started for it."""
-    from usher.master.audit.read.snapshot import foreign_keys, stream_facts
-
-    def read(link: Link, keys: Keys) -> tuple[int, int]:
-        with contextlib.suppress(ValueError):  # the audit says what cannot be read
-            if not foreign_keys(link, keys):
-                facts = stream_facts(link, keys, settings.run_log_length)
-                return max(facts.pending, facts.length if facts.run_records else 0), facts.run_records
-        return 0, 0
-
-    sizes = [_with_link(near(url, stream), read, Keys(stream, settings.group)) for stream in settings.streams]
-    return sum(entries for entries, _ in sizes), sum(records for _, records in sizes)
-
-
-def _with_link(url: str, do: Callable[[Link, Keys], Any], keys: Keys) -> Any:
-    link = Link(url, "usher:audit", timeout_s=30.0)
-    try:
-        return do(link, keys)
-    except (RedisTrouble, CommandRefused) as trouble:
-        raise StartRefused(f"USHER_REDIS_URL: {trouble}") from trouble
-    finally:
-        link.close()
-
-
-def place_of(settings: AuditSettings) -> SparkPlace:
-    """Return where Spark runs by these settings."""
-    return SparkPlace(
-        settings.audit_spark_master, settings.folder / "spark", settings.audit_memory_mib, settings.audit_py_files
-    )
 
 
 @audit.command(

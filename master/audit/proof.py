@@ -23,14 +23,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark import StorageLevel
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from usher.common.base.errors import RedisTrouble, StartRefused
 from usher.common.protocol.stream_id import ZERO, rank
@@ -46,10 +44,14 @@ from usher.master.audit.checks.findings import CHECKS, ENDED, AuditFinding, Exam
 from usher.master.audit.checks.letters import DeadLetterFrames, last_drop_ms, letters_in
 from usher.master.audit.checks.pending_proof import collect
 from usher.master.audit.checks.suspects import LOOKED_AT, SHOWN, Suspects
+from usher.master.audit.engine import EngineFailed, F, use
 from usher.master.audit.job import AuditPlan
 from usher.master.audit.read import columns, snapshot
 from usher.master.audit.read.bulk import Interrupted
 from usher.master.audit.read.session import FEW_VALUES, fit
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 #: Commits whose carries are read together before they are made one.
 _DELTAS = 32
@@ -141,8 +143,9 @@ class Proof:
     def run(self, *, again: bool = False) -> Proven:
         """Archive what is new, and prove it; ``again``: prove all that is archived, and commit nothing."""
         try:
-            return self._run(again)
-        except (RedisTrouble, CommandRefused, Interrupted, OSError) as trouble:
+            with use(self._spark):
+                return self._run(again)
+        except (RedisTrouble, CommandRefused, Interrupted, EngineFailed, OSError) as trouble:
             raise StartRefused(f"the proof was not finished; run it again: {trouble}") from trouble
         except PySparkException as failed:
             raise StartRefused(

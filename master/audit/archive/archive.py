@@ -20,11 +20,10 @@ import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
 from usher.common.base.errors import RedisTrouble, StartRefused
 from usher.common.protocol.keys import Keys, LogKeys
@@ -32,6 +31,10 @@ from usher.common.protocol.stream_id import ZERO, after, rank
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import pairs
 from usher.master.audit.archive.commits import Commit, DataSet, spark_place, table_folder
+from usher.master.audit.engine import EngineFailed, F, use
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _TOP = b"18446744073709551615-18446744073709551615"
 
@@ -63,11 +66,12 @@ class Archive:
         """Add new rows to both tables. Raises StartRefused; rows committed until then stay."""
         try:
             # The run log first: once both are archived, every archived execution has its entry there too.
-            return [
-                self._add(table, key, progress)
-                for table, key in (("runs", self._keys.runs), ("entries", self._keys.stream))
-            ]
-        except (RedisTrouble, CommandRefused) as trouble:
+            with use(self._spark):
+                return [
+                    self._add(table, key, progress)
+                    for table, key in (("runs", self._keys.runs), ("entries", self._keys.stream))
+                ]
+        except (RedisTrouble, CommandRefused, EngineFailed) as trouble:
             raise StartRefused(f"the archive was not finished; run it again: {trouble}") from trouble
         except PySparkException as failed:
             raise StartRefused(
@@ -104,10 +108,8 @@ class Archive:
         day = F.when(moment < 253_402_300_800_000, F.date_format(F.timestamp_millis(moment), "yyyy-MM-dd")).otherwise(
             F.lit("9999-12-31")
         )
-        place = spark_place(staging)
-        rows.withColumn("date", day).write.partitionBy("date").parquet(place)
-        written = self._spark.read.schema(rows.schema).parquet(place)
-        return written.count()
+        rows.withColumn("date", day).write.partitionBy("date").parquet(spark_place(staging))
+        return sum(pq.read_metadata(file).num_rows for file in staging.rglob("*.parquet"))
 
     def _stream(self, key: str) -> dict[bytes, Any]:
         try:

@@ -20,6 +20,11 @@ def data_sets(folder: Path, keys: Keys) -> tuple[DataSet, DataSet, DataSet]:
     return entries, runs, proofs
 
 
+def archived_rows(folder: Path, keys: Keys) -> int:
+    """Return how many entries and executions are archived. Raises StartRefused."""
+    return sum(commit.rows for data in data_sets(folder, keys)[:2] for commit in data.chain())
+
+
 def seen(link: Link, keys: Keys) -> list[Any]:
     """Return what changes when there is anything new to prove."""
     group = TicketStream(link, keys).group_facts()

@@ -20,7 +20,7 @@ from usher.master.audit.checks.letters import DeadLetterFrames, not_added_again
 from usher.master.audit.checks.links import check_links
 from usher.master.audit.checks.pending_proof import collect, suspect
 from usher.master.audit.checks.suspects import Suspects
-from usher.master.audit.engine import F, Observation, Window
+from usher.master.audit.engine import F, Observation, Window, name_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -156,11 +156,11 @@ def follow(
     (``carry``). Of so many ``executions`` that a ticket may have more
     than ``most``, such a ticket is cut into ranges, so that many tasks work on it."""
     place, runs = ["stream", "ticket"], on_redis_clock(runs, clocks)
-    hot = hot_tickets(runs, most) if executions > most else None
+    hot = hot_tickets(runs, most) if executions > most and name_of(runs.sparkSession) == "spark" else None
     told = with_order(runs) if hot is None else in_ranges(runs, hot, most)
     if hot is not None:
         place, carried = [*place, "range"], carried_into(told, hot, carried)
-    row = Window.partitionBy(*place).orderBy(*ORDER)
+    row = Window.partitionBy(*place).orderBy(*ORDER, "record_ms", "record")  # of equal ones, the same each time
     before = row.rowsBetween(Window.unboundedPreceding, -1)
     for name, value in prefix().items():
         told = told.withColumn(f"before_{name}", F.max(value).over(before))

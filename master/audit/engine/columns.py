@@ -232,9 +232,9 @@ def sha2(data: Column, bits: int) -> Column:
     return call(f"sha{bits}", data)
 
 
-def date_format(moment: Column, _form: str) -> Column:
-    """Return a moment to the microsecond: the one form that there is."""
-    return call("strftime", moment, lit("%Y-%m-%d %H:%M:%S.%f"))
+def date_format(moment: Column, form: str) -> Column:
+    """Return a moment to the day, or to the microsecond: the two forms that there are."""
+    return call("strftime", moment, lit("%Y-%m-%d" if form == "yyyy-MM-dd" else "%Y-%m-%d %H:%M:%S.%f"))
 
 
 def to_utc_timestamp(moment: Column, _zone: Column) -> Column:
@@ -259,7 +259,8 @@ def _named(name: str) -> Any:
 
 coalesce, greatest, least, lag, row_number = map(_named, ("coalesce", "greatest", "least", "lag", "row_number"))
 min, max, sum, bit_xor, every = map(_named, ("min", "max", "sum", "bit_xor", "bool_and"))
-xxhash64, timestamp_micros, explode, octet_length = map(_named, ("hash", "make_timestamp", "unnest", "strlen"))
+xxhash64, timestamp_micros, timestamp_millis = map(_named, ("hash", "make_timestamp", "epoch_ms"))
+explode, octet_length = map(_named, ("unnest", "strlen"))
 pmod = _operator("%")
 
 

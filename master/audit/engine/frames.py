@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -20,7 +22,14 @@ from usher.master.audit.engine import columns as functions
 from usher.master.audit.engine.columns import Column, Window, column, literal, quoted
 
 __all__ = ["Observation", "Window", "functions", "in_process"]
-_TYPES = {"string": "VARCHAR", "bigint": "BIGINT", "int": "INTEGER"}
+_TYPES = {
+    "string": "VARCHAR",
+    "bigint": "BIGINT",
+    "int": "INTEGER",
+    "boolean": "BOOLEAN",
+    "map<string,string>": "MAP(VARCHAR, VARCHAR)",
+    "array<binary>": "BLOB[]",
+}
 _JOINS = {
     "inner": "JOIN",
     "left": "LEFT JOIN",
@@ -142,6 +151,13 @@ class LocalFrame:
     def unpersist(self) -> None:
         self.sparkSession.execute(f"DROP TABLE IF EXISTS {self._table}")
 
+    def coalesce(self, _parts: int) -> LocalFrame:
+        return self
+
+    @property
+    def write(self) -> _Writes:
+        return _Writes(self)
+
 
 class _Grouped:
     def __init__(self, frame: LocalFrame, keys: list[Column]) -> None:
@@ -166,11 +182,53 @@ class Observation:
         return dict(zip(row.names, row, strict=True))
 
 
+class _Writes:
+    """``frame.write``: writes files to a folder that does not exist yet, by the values of a column, if one is named."""
+
+    def __init__(self, frame: LocalFrame) -> None:
+        self._frame, self._by = frame, ""
+
+    def partitionBy(self, name: str) -> _Writes:
+        self._by = name
+        return self
+
+    def parquet(self, folder: str) -> None:
+        place = _path(folder)
+        place.mkdir(parents=True)
+        by = f", PARTITION_BY ({quoted(self._by)})" if self._by else ""
+        target = place if by else place / "part-0.parquet"
+        self._frame.sparkSession.execute(f"COPY ({self._frame.sql}) TO {literal(str(target))} (FORMAT PARQUET{by})")
+
+
+def _path(place: str) -> Path:
+    """Return a file or folder as it was named for Spark. Raises EngineFailed where DuckDB would take it for a
+    pattern."""
+    path = Path(place.removeprefix("file://"))
+    if set("*?[") & set(str(path)):
+        raise EngineFailed(f"the engine in this process reads no folder with * ? or [ in its name: {path}")
+    return path
+
+
 class _Reads:
-    """``session.read``: names a source, and its options."""
+    """``session.read``: names a source and its options, or files."""
 
     def __init__(self, session: LocalSession) -> None:
-        self._session, self._options = session, dict[str, str]()
+        self._session, self._options, self._schema = session, dict[str, str](), ""
+
+    def schema(self, columns: str) -> _Reads:
+        self._schema = columns
+        return self
+
+    def parquet(self, *places: str) -> LocalFrame:
+        """Return the rows of files; the columns are those of ``schema``, or of the first file."""
+        files = ", ".join(
+            literal(str(place / "**" / "*.parquet" if place.is_dir() else place)) for place in map(_path, places)
+        )
+        source = f"read_parquet([{files}], hive_partitioning = false)"
+        names = [name for name, _ in _columns(self._schema)]
+        if not names:
+            names = [row[0] for row in self._session.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()]
+        return LocalFrame(self._session, f"SELECT {', '.join(map(quoted, names))} FROM {source}", names)
 
     def format(self, name: str) -> _Reads:
         self._name = name
@@ -219,11 +277,12 @@ class LocalSession:
         return LocalFrame(self, f"SELECT * FROM {name}", schema.names)
 
     def createDataFrame(self, rows: Sequence[Sequence[Any]], schema: str) -> LocalFrame:
-        fields = [field.strip().split(" ") for field in schema.split(",")]
+        fields = _columns(schema)
         names = ", ".join(quoted(name) for name, _ in fields)
-        values = ", ".join("(" + ", ".join(map(literal, row)) + ")" for row in rows)
+        values = ", ".join("(" + ", ".join(map(literal, row)) + ")" for row in rows or [[None] * len(fields)])
         shown = ", ".join(f"CAST({quoted(name)} AS {_TYPES[kind]}) AS {quoted(name)}" for name, kind in fields)
-        return LocalFrame(self, f"SELECT {shown} FROM (VALUES {values}) v({names})", [name for name, _ in fields])
+        none = "" if rows else " WHERE false"
+        return LocalFrame(self, f"SELECT {shown} FROM (VALUES {values}) v({names}){none}", [name for name, _ in fields])
 
     def execute(self, sql: str) -> duckdb.DuckDBPyConnection:
         for name in [name for name in self._unread if name in sql]:
@@ -239,6 +298,11 @@ class LocalSession:
             self._connection.register("being_read", batch)
             self.execute(f"{begin} SELECT * FROM being_read")
             begin = f"INSERT INTO {name}"
+
+
+def _columns(schema: str) -> list[tuple[str, str]]:
+    """Return (name, type) of the columns of a schema as Spark SQL writes it."""
+    return re.findall(r"(?:^|, )`?(\w+)`? (\S+?)(?=, |$)", schema)
 
 
 @contextlib.contextmanager
