@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
+import pyarrow.dataset as ds
 import pytest
 
 from tests.audit.seeding import GROUP, Seeder
@@ -26,23 +27,21 @@ from usher.common.protocol.keys import LogKeys
 from usher.common.redis.client import Link
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from usher.master.audit.archive.archive import Added
 
 
 ROOT = Path(__file__).parents[2]
 
 
-def archived(spark: SparkSession, url: str, folder: Path, stream: str = "s", group: str = GROUP) -> list[Added]:
+def archived(session: Any, url: str, folder: Path, stream: str = "s", group: str = GROUP) -> list[Added]:
     from usher.common.protocol.keys import Keys
     from usher.master.audit.archive.archive import Archive
 
-    return Archive(spark, url, Keys(stream, group), "ticket_id", folder).add()
+    return Archive(session, url, Keys(stream, group), "ticket_id", folder).add()
 
 
-def ids_of(spark: SparkSession, folder: Path, table: str = "entries") -> list[str]:
-    return sorted(row.id for row in spark.read.parquet(str(folder / "stream-s" / table)).select("id").collect())
+def ids_of(session: Any, folder: Path, table: str = "entries") -> list[str]:
+    return sorted(row.id for row in session.read.parquet(str(folder / "stream-s" / table)).select("id").collect())
 
 
 class Killed(Exception):
@@ -63,20 +62,20 @@ DEATHS: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize("death", DEATHS)
 def test_after_a_kill_there_is_no_gap_and_no_double(
-    spark: SparkSession, link: Link, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: str
+    local: Any, link: Link, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: str
 ) -> None:
     seeder = Seeder(link, "s")
     seeder.add(*((f"{n}-1", "a") for n in range(1, 6)))
-    archived(spark, redis_url, tmp_path)
+    archived(local, redis_url, tmp_path)
     seeder.add(*((f"{n}-1", "a") for n in range(6, 9)))
     target, name = DEATHS[death]
     with monkeypatch.context() as patched:
         patched.setattr(f"{target}.{name}", die)
         with pytest.raises(Killed):
-            archived(spark, redis_url, tmp_path)
+            archived(local, redis_url, tmp_path)
     seeder.add(("9-1", "b"))
-    archived(spark, redis_url, tmp_path)
-    assert ids_of(spark, tmp_path) == [f"{n}-1" for n in range(1, 10)]
+    archived(local, redis_url, tmp_path)
+    assert ids_of(local, tmp_path) == [f"{n}-1" for n in range(1, 10)]
     assert link.call("HGET", seeder.keys.archived, "entries") == link.call("GET", LogKeys("s").archived) == b"9-1"
 
 
@@ -94,7 +93,7 @@ def test_killed_at_every_step_there_is_no_gap_and_no_double(redis_url: str, tmp_
 @pytest.mark.process
 @pytest.mark.timeout(900)
 def test_killed_while_spark_writes_there_is_no_gap_and_no_double(
-    spark: SparkSession, link: Link, redis_url: str, settings: dict[str, str], tmp_path: Path
+    local: Any, link: Link, redis_url: str, settings: dict[str, str], tmp_path: Path
 ) -> None:
     """The real command and its Java, with kill -9, while there are files and no commit; and then once more, to the
     end."""
@@ -112,21 +111,21 @@ def test_killed_while_spark_writes_there_is_no_gap_and_no_double(
     killed.wait()
     assert not list(entries.glob("_commits/*.json")), "killed too late to show anything"
     subprocess.run(words, env=environ, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    assert ids_of(spark, tmp_path / "archive") == sorted(
+    assert ids_of(local, tmp_path / "archive") == sorted(
         entry_id.decode() for entry_id, _ in link.call("XRANGE", "s", "-", "+")
     )
     assert link.call("GET", LogKeys("s").archived) == b"5097600000-19"
 
 
 def test_it_is_incremental_by_day_and_moves_the_floor(
-    spark: SparkSession, link: Link, redis_url: str, tmp_path: Path
+    local: Any, link: Link, redis_url: str, tmp_path: Path
 ) -> None:
     seeder = Seeder(link, "s")
     seeder.add(("1700000000000-1", "a"), ("1700086400000-1", "a"))
     seeder.ran("c1:1", ("1700000000000-1", "a", 5, 1, 2), ("1700086400000-1", "a", 5, 2, 3), record="1700000000005-1")
-    first = {one.table: one for one in archived(spark, redis_url, tmp_path)}
+    first = {one.table: one for one in archived(local, redis_url, tmp_path)}
     assert (first["entries"].rows, first["runs"].rows, first["entries"].gap) == (2, 2, "")
-    again = {one.table: one for one in archived(spark, redis_url, tmp_path)}
+    again = {one.table: one for one in archived(local, redis_url, tmp_path)}
     assert (again["entries"].rows, again["entries"].last) == (0, "1700086400000-1")
     days = sorted(place.name for place in (tmp_path / "stream-s" / "entries").glob("date=*"))
     assert days == ["date=2023-11-14", "date=2023-11-15"]
@@ -134,37 +133,37 @@ def test_it_is_incremental_by_day_and_moves_the_floor(
 
 
 def test_a_stream_that_begins_anew_is_refused_and_the_archive_stays(
-    spark: SparkSession, link: Link, redis_url: str, tmp_path: Path
+    local: Any, link: Link, redis_url: str, tmp_path: Path
 ) -> None:
     Seeder(link, "s").add(("5-1", "a"))
-    archived(spark, redis_url, tmp_path)
+    archived(local, redis_url, tmp_path)
     link.call("DEL", "s")
     Seeder(link, "s").add(("4-1", "a"))
     with pytest.raises(StartRefused, match="its entries went back: the archive ends at 5-1, the stream at 4-1"):
-        archived(spark, redis_url, tmp_path)
-    assert ids_of(spark, tmp_path) == ["5-1"]
+        archived(local, redis_url, tmp_path)
+    assert ids_of(local, tmp_path) == ["5-1"]
 
 
 def test_what_was_gone_before_it_could_be_archived_is_told(
-    spark: SparkSession, link: Link, redis_url: str, tmp_path: Path
+    local: Any, link: Link, redis_url: str, tmp_path: Path
 ) -> None:
     """A stream that was deleted and goes on with higher ids, and a run log that was capped."""
     seeder = Seeder(link, "s")
     seeder.add(*((f"{n}-1", "a") for n in range(1, 6)))
     seeder.ran("c1:1", ("1-1", "a", 5, 1, 2), record="5-1")
-    assert not any(one.gap for one in archived(spark, redis_url, tmp_path))
+    assert not any(one.gap for one in archived(local, redis_url, tmp_path))
     seeder.add(("6-1", "a"))
     link.call("DEL", "s")
     seeder.add(("7-1", "a"))
     for n in (6, 7):
         link.call("XADD", seeder.keys.runs, "MAXLEN", 1, f"{n}-1", "x", "y")
-    told = {one.table: one.gap for one in archived(spark, redis_url, tmp_path)}
+    told = {one.table: one.gap for one in archived(local, redis_url, tmp_path)}
     assert told["entries"].startswith("entries from 5-2 to before 7-1 may be missing")
     assert told["runs"].startswith("runs from 5-2 to before 7-1 may be missing")
 
 
 def test_where_an_archive_begins_is_told_by_servers_that_count(
-    spark: SparkSession, valkey_url: str, tmp_path: Path
+    local: Any, valkey_url: str, tmp_path: Path
 ) -> None:
     link = Link(valkey_url, "test")
     seeder = Seeder(link, "s")
@@ -172,65 +171,63 @@ def test_where_an_archive_begins_is_told_by_servers_that_count(
     for n in (1, 2):
         link.call("XADD", seeder.keys.runs, "MAXLEN", 1, f"{n}-1", "x", "y")
     link.call("XTRIM", "s", "MINID", "2-1")
-    told = {one.table: one.gap for one in archived(spark, valkey_url, tmp_path)}
+    told = {one.table: one.gap for one in archived(local, valkey_url, tmp_path)}
     assert told == {
         table: f"{table} before 2-1 are missing: they were cut before they were archived"
         for table in ("entries", "runs")
     }
     seeder.add(("4-1", "a"))
-    assert not any(one.gap for one in archived(spark, valkey_url, tmp_path)), (
+    assert not any(one.gap for one in archived(local, valkey_url, tmp_path)), (
         "it was told, and nothing is missing since"
     )
     link.close()
 
 
 def test_any_name_of_a_stream_and_a_folder_will_do(
-    spark: SparkSession, link: Link, redis_url: str, tmp_path: Path
+    local: Any, link: Link, redis_url: str, tmp_path: Path
 ) -> None:
     Seeder(link, "tickets:1 %{t}").add(("1-1", "a"), ("2-1", "a"))
     import pyarrow.parquet as pq
 
     folder = tmp_path / "ä folder%20"
-    [_, entries] = archived(spark, redis_url, folder, "tickets:1 %{t}")
+    [_, entries] = archived(local, redis_url, folder, "tickets:1 %{t}")
     [written] = folder.glob("stream-tickets*")
     assert entries.rows == len(pq.ParquetDataset(written / "entries").read()) == 2
 
 
 def test_each_group_has_a_run_log_of_its_own(
-    spark: SparkSession, link: Link, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    local: Any, link: Link, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for group, records in ((GROUP, ("2-1", "4-1")), ("other %", ("1-1", "3-1"))):
         monkeypatch.setattr("tests.audit.seeding.GROUP", group)
         seeder = Seeder(link, "s")
         for record in records:
             seeder.ran("c1:1", (record, "a", 5, 1, 2), record=record)
-        [runs, _] = archived(spark, redis_url, tmp_path, group=group)
+        [runs, _] = archived(local, redis_url, tmp_path, group=group)
         assert (runs.table, runs.rows, runs.last) == ("runs", 2, records[-1])
-    found = {
-        (row.group, row.id)
-        for row in spark.read.parquet(str(tmp_path / "stream-s" / "runs")).select("group", "id").collect()
-    }
+    rows = ds.dataset(tmp_path / "stream-s" / "runs", partitioning="hive").to_table(["group", "id"]).to_pylist()
+    found = {(row["group"], row["id"]) for row in rows}
     assert found == {(GROUP, "2-1"), (GROUP, "4-1"), ("other %", "1-1"), ("other %", "3-1")}
 
 
 def test_a_run_log_that_was_archived_before_groups_were_told_apart_is_refused_with_a_way_out_that_works(
-    spark: SparkSession, link: Link, redis_url: str, tmp_path: Path
+    local: Any, link: Link, redis_url: str, tmp_path: Path
 ) -> None:
     seeder = Seeder(link, "s")
     seeder.ran("c1:1", ("1-1", "a", 5, 1, 2), record="1-1")
     folder = tmp_path / "an archive"
-    archived(spark, redis_url, folder)
+    archived(local, redis_url, folder)
     place = folder / "stream-s" / "runs"
     (place / f"group={GROUP}").rename(tmp_path / "runs")
     place.rmdir()
     (tmp_path / "runs").rename(place)  # as it was
     seeder.ran("c1:1", ("2-1", "a", 5, 1, 2), record="2-1")
     with pytest.raises(StartRefused, match="did not tell groups apart") as refused:
-        archived(spark, redis_url, folder)
+        archived(local, redis_url, folder)
     subprocess.run(["sh", "-c", str(refused.value).partition("was archived: ")[2].partition(";")[0]], check=True)
-    [runs, _] = archived(spark, redis_url, folder)
+    [runs, _] = archived(local, redis_url, folder)
     assert (runs.after, runs.rows, runs.gap) == ("1-1", 1, "")
-    assert ids_of(spark, folder, "runs") == ["1-1", "2-1"]
+    assert ids_of(local, folder, "runs") == ["1-1", "2-1"]
 
 
 def _states(path: Path, *consumers: tuple[str, str, str]) -> str:
@@ -278,7 +275,7 @@ def rides(link: Link) -> None:
 
 @pytest.fixture
 def reconcile(
-    spark: SparkSession,
+    local: Any,
     settings: dict[str, str],
     rides: None,
     tmp_path: Path,

@@ -81,7 +81,7 @@ def _random_runs(tickets: int) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.parametrize(("engine", "tickets"), [("local", 500), ("spark", 60)])
+@pytest.mark.parametrize(("engine", "tickets"), [("local", 500), pytest.param("spark", 60, marks=pytest.mark.slow)])
 def test_any_split_of_a_history_gives_the_same_verdict(
     engine: str, tickets: int, request: pytest.FixtureRequest
 ) -> None:
