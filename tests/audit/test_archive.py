@@ -117,9 +117,7 @@ def test_killed_while_spark_writes_there_is_no_gap_and_no_double(
     assert link.call("GET", LogKeys("s").archived) == b"5097600000-19"
 
 
-def test_it_is_incremental_by_day_and_moves_the_floor(
-    local: Any, link: Link, redis_url: str, tmp_path: Path
-) -> None:
+def test_it_is_incremental_by_day_and_moves_the_floor(local: Any, link: Link, redis_url: str, tmp_path: Path) -> None:
     seeder = Seeder(link, "s")
     seeder.add(("1700000000000-1", "a"), ("1700086400000-1", "a"))
     seeder.ran("c1:1", ("1700000000000-1", "a", 5, 1, 2), ("1700086400000-1", "a", 5, 2, 3), record="1700000000005-1")
@@ -162,9 +160,7 @@ def test_what_was_gone_before_it_could_be_archived_is_told(
     assert told["runs"].startswith("runs from 5-2 to before 7-1 may be missing")
 
 
-def test_where_an_archive_begins_is_told_by_servers_that_count(
-    local: Any, valkey_url: str, tmp_path: Path
-) -> None:
+def test_where_an_archive_begins_is_told_by_servers_that_count(local: Any, valkey_url: str, tmp_path: Path) -> None:
     link = Link(valkey_url, "test")
     seeder = Seeder(link, "s")
     seeder.add(*((f"{n}-1", "a") for n in range(1, 4)))
@@ -183,9 +179,7 @@ def test_where_an_archive_begins_is_told_by_servers_that_count(
     link.close()
 
 
-def test_any_name_of_a_stream_and_a_folder_will_do(
-    local: Any, link: Link, redis_url: str, tmp_path: Path
-) -> None:
+def test_any_name_of_a_stream_and_a_folder_will_do(local: Any, link: Link, redis_url: str, tmp_path: Path) -> None:
     Seeder(link, "tickets:1 %{t}").add(("1-1", "a"), ("2-1", "a"))
     import pyarrow.parquet as pq
 
@@ -275,7 +269,7 @@ def rides(link: Link) -> None:
 
 @pytest.fixture
 def reconcile(
-    local: Any,
+    spark: Any,  # its own session is used, and none is started for each call
     settings: dict[str, str],
     rides: None,
     tmp_path: Path,
