@@ -49,7 +49,7 @@ def telling(first: str) -> Iterator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def _session(settings: AuditSettings, url: str, archive: Path | None = None) -> Iterator[Any]:
-    with telling("looking at Redis") as tell, session(settings, url, tell, archive) as made:
+    with telling("looking at Redis") as tell, session(settings, url, os.environ, tell, archive) as made:
         yield made, tell
 
 

@@ -87,7 +87,7 @@ def _once(settings: AuditSettings, as_json: bool) -> int:
     """Run one audit. Returns the exit code."""
     url = resolve_redis_url(settings)
     check_reachable(url)
-    with telling("looking at Redis") as tell, session(settings, url, tell) as made:
+    with telling("looking at Redis") as tell, session(settings, url, os.environ, tell) as made:
         report = _audited(made, settings, url, tell)
     from usher.master.audit.output import history, page, screen
     from usher.master.audit.output.report import document

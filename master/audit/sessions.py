@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,15 +27,19 @@ _SMALL_ENTRIES, _SMALL_RECORDS = 200_000, 400
 
 @contextlib.contextmanager
 def session(
-    settings: AuditSettings, url: str, tell: Callable[[str], None], archive: Path | None = None
+    settings: AuditSettings,
+    url: str,
+    environ: MutableMapping[str, str],
+    tell: Callable[[str], None],
+    archive: Path | None = None,
 ) -> Iterator[Any]:
     """Yield a session of the engine that fits the settings and the size of the streams, and that of the ``archive``,
-    if all of it is to be read. Raises StartRefused."""
+    if all of it is to be read. ``environ``: see ``spark_session``. Raises StartRefused."""
     entries, records = _amount(settings, url)
     rows = entries + records * RECORD_RUNS
     if archive is not None:
         rows += sum(archived_rows(archive, Keys(one, settings.group)) for one in settings.streams)
-    can_choose = settings.audit_engine == "auto" and not is_elsewhere(settings.audit_spark_master, os.environ)
+    can_choose = settings.audit_engine == "auto" and not is_elsewhere(settings.audit_spark_master, environ)
     if settings.audit_engine == "local" or (can_choose and rows <= _LOCAL_ROWS and find_spec("duckdb") is not None):
         with local_session(settings.folder / "local", settings.audit_memory_mib) as made:
             yield made
@@ -44,7 +47,7 @@ def session(
     is_small = archive is None and entries < _SMALL_ENTRIES and records < _SMALL_RECORDS
     place = dataclasses.replace(place_of(settings), small=is_small)
     tell(f"starting Spark on {place.master}")
-    with spark_session(place, os.environ) as made:
+    with spark_session(place, environ) as made:
         yield made
 
 
