@@ -107,8 +107,8 @@ ROOMS = (
     ),
     *("master/web", "master/web/pages", "master/assembly", "master/cli", "master/streamer"),
     *(
-        "master/audit/archive",
         "master/audit/engine",
+        "master/audit/archive",
         "master/audit/checks",
         "master/audit/output",
         "master/audit/read",
