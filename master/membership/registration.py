@@ -110,6 +110,7 @@ class Membership:
                 keys.counters,
                 keys.inbox(before),
                 keys.unproven(new.incarnation),
+                keys.unproven(before),
             ),
             (asked.name, stored, new.dump(), self.lease_ms, "1" if proven_dead else "0", generation),
         )

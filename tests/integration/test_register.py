@@ -40,6 +40,7 @@ def _register(
         keys.counters,
         keys.inbox(former),
         keys.unproven(new.incarnation),
+        keys.unproven(former),
     )
     return list(world.scripts.run("register", lines, (new.name, believed, new.dump(), LEASE_MS, proof, new.generation)))
 
@@ -92,6 +93,16 @@ def test_with_proof_that_the_former_process_is_dead_its_lease_ends_at_once(world
     assert _register(world, former.dump(), new, "a:7", "1") == [b"REGISTERED"]
     assert world.link.call("EXISTS", world.keys.lease("a:7")) == 0
     assert world.link.call("GET", world.keys.lease("a:8")) == b"live"
+
+
+def test_the_mark_of_a_former_one_that_never_renewed_goes_with_its_registration(world: World) -> None:
+    """Nothing was handed over to it, so the janitor never hears of it; and a clock that was set back would keep the
+    mark for as long."""
+    former = world.members.register(_asked()).registration
+    world.link.call("PEXPIRE", world.keys.unproven(former.incarnation), 3_600_000)
+    world.end_lease(former)
+    new = world.members.register(_asked()).registration
+    assert world.link.call("KEYS", "*:unproven") == [world.keys.unproven(new.incarnation).encode()]
 
 
 def test_the_inbox_of_the_former_goes_with_its_registration_by_which_alone_the_janitor_may_know_of_it(

@@ -2,7 +2,7 @@
 -- KEYS: 1 consumers, 2 lease of the incarnation that has the name now (any missing key if none has it),
 --       3 lease of the new one, 4 changed, by which the leader hears of it, 5 counters: the longest lease that was
 --       given is noted (master/membership/lease_clamp.py), 6 inbox of the former one, 7 mark that the new one has not
---       renewed its lease yet
+--       renewed its lease yet, 8 that mark of the former one
 -- ARGV: 1 name, 2 the stored registration as the caller believes it ("" = none), 3 the new one, 4 lease in ms,
 --       5 "1" when the caller has proof that the former process is dead, 6 the generation of the new one
 -- Returns: {"REGISTERED"}, {"HELD", ms until the former lease can end}, or {"CHANGED"} (the caller believed wrongly and
@@ -19,7 +19,7 @@ if tonumber(ARGV[4]) > tonumber(longest or '0') then redis.call('HSET', KEYS[5],
 -- Only its registration still tells the janitor of the former one, if the group was lost, and this replaces it. Without
 -- a lease, and it never gets another, nothing is added to the inbox and nothing of it may run; what it had is in the
 -- pending list, from where it is taken back.
-redis.call('DEL', KEYS[2], KEYS[6])
+redis.call('DEL', KEYS[2], KEYS[6], KEYS[8])
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 -- Whoever has a token can register; only who reaches Redis renews. Until then the leader hands nothing over. A consumer
 -- of a version that does not delete the mark is believed when its lease outlives it.
