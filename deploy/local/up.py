@@ -101,7 +101,7 @@ def _run(made: Plan, stop: StopRequest, sources: CodeWatch | None) -> int:
         stop.check()
         running.start()
         start(made, running, stop.check, lambda what: click.echo(f"usher: {what}", err=True))
-        if made.settings.audit_prove_minutes and can_prove(made.environ):
+        if made.settings.audit_prove_minutes and can_prove():
             running.start_group("proof")
         shown.go_on(_summary(made))
         _watch_until_asked(made, running, shown, stop, sources)
