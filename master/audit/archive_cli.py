@@ -156,6 +156,7 @@ def _prove(settings: AuditSettings, url: str, place: Path, again: bool) -> tuple
         tuple(sentence for one in proven for sentence in one.unproven),
         {"executions": sum(one.executions for one in proven)},
         proven=tuple(one.sentence() for one in proven),
+        spans={one.stream: one.spans for one in proven},
     )
     return report, sum(one.holes for one in proven)
 

@@ -23,6 +23,7 @@ from usher.common.redis.client import Link, check_reachable
 from usher.common.redis.endpoints import near
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.runtime.settings import load, options
+from usher.master.audit.archive.standing import noted_history
 from usher.master.audit.archive_cli import archive, prove, reconcile, telling
 from usher.master.audit.checks.findings import CHECKS
 from usher.master.audit.engine import ENGINES
@@ -117,14 +118,18 @@ def _audited(session: Any, settings: AuditSettings, url: str, tell: Callable[[st
     from usher.master.audit.output.report import summary
 
     report = AuditRun(session, plan_of(settings, url), tell).run()
-    problems = []
+    problems, spans = [], {}
     for stream in settings.streams:
+        try:
+            spans[stream] = with_link(near(url, stream), noted_history, Keys(stream, settings.group))
+        except (StartRefused, ValueError) as odd:
+            problems.append(f"{stream}: which part of its history is proven cannot be read: {odd}")
         told = orjson.dumps(summary(report, stream))
         try:
             with_link(near(url, stream), functools.partial(_store, told), Keys(stream, settings.group))
         except StartRefused as refused:  # memory or disk of Redis is full: the findings matter all the more
             problems.append(f"{stream}: the summary could not be stored, masters still show an earlier run: {refused}")
-    return dataclasses.replace(report, unproven=(*report.unproven, *problems))
+    return dataclasses.replace(report, unproven=(*report.unproven, *problems), spans=spans)
 
 
 def _store(told: bytes, link: Link, keys: Keys) -> None:

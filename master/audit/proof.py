@@ -36,7 +36,7 @@ from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.endpoints import near
 from usher.master.audit.archive.archive import Archive
 from usher.master.audit.archive.commits import Commit, spark_place
-from usher.master.audit.archive.standing import data_sets, note, seen, told_until
+from usher.master.audit.archive.standing import ProvenSpan, data_sets, note, note_history, seen, told_until
 from usher.master.audit.checks import carry, run_proof
 from usher.master.audit.checks.clocks import bounds, offsets, on_redis_clock, tightest, wrong_clocks
 from usher.master.audit.checks.facts import AuditedStream, maybe_damaged, maybe_dropped, unproven
@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 
 #: Commits whose carries are read together before they are made one.
 _DELTAS = 32
+#: The last spans that are shown.
+_SPANS = 50
 _RUNS = columns.ddl(columns.RUNS)
 _BOUNDS = "stream string, consumer string, above_us bigint, below_us bigint"
 _OPEN = "stream string, id string, ms bigint, seq bigint, ticket string"
@@ -72,7 +74,7 @@ class Proven:
 
     ``executions`` are new, ``total`` are those of the span. ``fresh`` (findings) and ``unproven`` (sentences) are those
     that nobody was told of before, ``holes`` of the sentences say where a span ended; ``standing`` findings there are
-    in all.
+    in all. ``spans``: this one, behind the last ones before it.
     """
 
     stream: str
@@ -81,6 +83,7 @@ class Proven:
     run: int
     executions: int
     total: int
+    spans: tuple[ProvenSpan, ...]
     judged_again: int
     fresh: tuple[AuditFinding, ...]
     standing: int
@@ -105,7 +108,7 @@ class _Span:
     """The history without a gap that ends now. ``first``: its first commit of the run log; ``executions`` are in it;
     ``carried``: of the runs before, None without any. ``cut``: before it something is missing; ``cut_now``: it began
     with the new executions. ``since_ms``: of its first record, None without any. ``fresh``: what the new executions add
-    to ``carried``."""
+    to ``carried``. ``before``: what is missing before it; ``ended``: the spans before it."""
 
     first: int
     since_ms: int | None
@@ -114,6 +117,14 @@ class _Span:
     executions: int = 0
     cut_now: bool = False
     fresh: DataFrame | None = None
+    before: str = ""
+    ended: tuple[ProvenSpan, ...] = ()
+
+    def spans(self, until_ms: int) -> tuple[ProvenSpan, ...]:
+        """Return the last spans of the history, this one up to ``until_ms``."""
+        if self.since_ms is None:
+            return self.ended
+        return (*self.ended, ProvenSpan(self.since_ms, until_ms, self.executions, self.before))[-_SPANS:]
 
 
 class Proof:
@@ -190,6 +201,7 @@ class Proof:
             number,
             figures.executions,
             span.executions,
+            span.spans(facts.time_ms),
             self._judged_again.count() if self._judged_again is not None else 0,
             fresh,
             len(standing),
@@ -207,8 +219,11 @@ class Proof:
                 "until_ms": made.until_ms,
                 "seen": before_reading,
                 "untold": self._untold,
+                "before": span.before,
+                "ended": span.ended,
             }
             self._commit(span, left, standing, noted)
+            note_history(self._link, keys, made.spans, made.unproven)
         return made
 
     def _last_proof(self) -> Commit | None:
@@ -248,14 +263,21 @@ class Proof:
         if self._before is not None:
             known = self._before.facts
             span = _Span(
-                known["first"], known["since_ms"], known["cut"], self._carried(self._before), known["executions"]
+                known["first"],
+                known["since_ms"],
+                known["cut"],
+                self._carried(self._before),
+                known["executions"],
+                before=known.get("before", ""),
+                ended=tuple(ProvenSpan(*one) for one in known.get("ended", [])),
             )
         for part in _parts(self._new_runs):
             rows = self._keep(self._frame(self._runs.files(part), _RUNS))
             counted = run_proof.count_runs(rows, self._suspects)
             began_ms = rows.agg(F.min("record_ms")).collect()[0][0]
             if part[0].gap:
-                span = _Span(part[0].number, began_ms, True, None, cut_now=True)
+                former = span.spans(int(part[0].after.partition("-")[0]))
+                span = _Span(part[0].number, began_ms, True, None, cut_now=True, before=part[0].gap, ended=former)
             span.executions += counted.executions
             span.since_ms = began_ms if span.since_ms is None else span.since_ms
             floor = _floor(facts, span).ahead_of(counted.ahead_ms.get(facts.stream, 0))

@@ -268,12 +268,16 @@ class StatusReader:
         """Return the summary of the last audit (``usher.master.audit.output.report.summary``); None when there was
         none, or the stored summary cannot be read."""
         with self._lock:
-            stored = self._link.call("GET", self._keys.audit)
-        try:
-            found = orjson.loads(stored or b"null")
-        except orjson.JSONDecodeError:
-            return None
-        return found if isinstance(found, dict) else None
+            return _document(self._link.call("GET", self._keys.audit))
+
+    def history(self) -> dict[str, Any] | None:
+        """Return what of history is proven, and what is not, by the last proof from the archive (``spans``,
+        ``unproven``); None when there was none, or it cannot be read."""
+        with self._lock:
+            found = _document(self._link.call("HGET", self._keys.archived, "history"))
+        spans = found.get("spans") if found else None
+        is_known = isinstance(spans, list) and all(isinstance(one, list) and len(one) == 4 for one in spans)
+        return found if is_known else None
 
     def proven_until_ms(self) -> int | None:
         """Return until when history is proven from the archive, by Redis' clock; None without a proof."""
@@ -283,6 +287,14 @@ class StatusReader:
 
     def close(self) -> None:
         self._link.close()
+
+
+def _document(stored: bytes | None) -> dict[str, Any] | None:
+    try:
+        found = orjson.loads(stored or b"null")
+    except orjson.JSONDecodeError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def ticket_row(ticket: bytes, value: bytes) -> dict[str, Any]:

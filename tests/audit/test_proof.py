@@ -21,7 +21,7 @@ from usher.common.base.errors import StartRefused
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 from usher.master.audit.archive.commits import Commit
-from usher.master.audit.archive.standing import data_sets, mark_told
+from usher.master.audit.archive.standing import ProvenSpan, data_sets, mark_told, noted_history
 
 if TYPE_CHECKING:
     from usher.master.audit.proof import Proven
@@ -242,6 +242,10 @@ def test_behind_a_hole_in_the_archive_a_new_span_begins_and_that_is_said(
     assert fresh(proven) == {}, "what happened to 2-1 and 3-1 was cut before it was archived"
     assert any("may be missing" in sentence for sentence in proven.unproven)
     assert any("entries added before it are not judged" in sentence for sentence in proven.unproven)
+    first, second = noted_history(link, seeder.keys)
+    assert first == ProvenSpan(10, 10, 1, "")
+    assert second[:3] == (30, proven.until_ms, 1)
+    assert second.before.startswith("runs from 10-2 to before 30-1 may be missing")
 
 
 def test_what_waits_before_anything_has_run_is_judged_once_something_has(

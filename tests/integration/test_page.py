@@ -201,6 +201,15 @@ def test_every_page_is_there_for_a_busy_system(site: Site, world: World) -> None
     example = b'{"check":"stray","severity":"bad","count":3,"means":"m","examples":[{"id":"1-1","ticket":"T","owner":"a","detail":"<b>"}]}'
     world.link.call("SET", world.keys.audit, b'{"verdict":"bad","findings":{"stray":3},"examples":[%s]}' % example)
     assert "&lt;b&gt;" in site.get("/audit").text
+    assert "Nothing is proven beyond what the run log still holds" in site.get("/audit").text
+    spans = b'{"spans":[[1,2,3,""],[1700000000000,1700000100000,1234,"a <i> gap"]],"unproven":["s: not sure"]}'
+    world.link.call("HSET", world.keys.archived, "history", spans)
+    shown = site.get("/audit").text
+    assert "2023-11-14 22:15:00" in shown
+    assert "a &lt;i&gt; gap" in shown
+    assert "s: not sure" in shown
+    world.link.call("HSET", world.keys.archived, "history", b'{"spans":[1]}')
+    assert "Nothing is proven beyond" in site.get("/audit").text
     assert "has this entry pending" in site.get("/streams").text
 
 

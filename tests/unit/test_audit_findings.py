@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from usher.common.protocol.keys import Keys
+from usher.master.audit.archive.standing import ProvenSpan
 from usher.master.audit.checks.facts import AuditedStream, is_capped, unproven
 from usher.master.audit.checks.findings import (
     CHECKS,
@@ -20,7 +21,8 @@ from usher.master.audit.checks.findings import (
     repair,
 )
 from usher.master.audit.checks.members import GroupMember, index_agrees, judge_members
-from usher.master.audit.output.plots import bars, line
+from usher.master.audit.output import page
+from usher.master.audit.output.plots import bars, line, time_line
 from usher.master.audit.output.report import AuditReport, section
 from usher.master.audit.read.ranges import Probe, cut, points
 from usher.master.audit.read.snapshot import SuspectSnapshot, still_holds
@@ -199,9 +201,36 @@ def test_a_burst_is_cut_into_parts_too() -> None:
 def test_a_chart_of_nothing_says_so_and_a_line_needs_two_runs() -> None:
     assert bars("t", "n", [("a", 0)], "nothing").empty == "nothing"
     assert [bar.width > 0 for bar in bars("t", "n", [("a", 5), ("b\x1b", 0)], "").bars] == [True, False]
+    assert bars("t", "n", [("shop/" * 40, 5)], "").bars[0].label == "shop/" * 40
     assert line("t", [{"run": "1", "pending": 3}], "pending") is None
     drawn = line(
         "t", [{"run": "1", "pending": 3}, {"run": "2", "pending": None}, {"run": "3", "pending": 0}], "pending"
     )
     assert drawn is not None
     assert [y for _, y, _ in drawn.dots] == [5.0, 115.0]
+
+
+def test_a_hole_of_a_second_in_a_year_of_history_is_seen() -> None:
+    year_ms = 365 * 86_400_000
+    spans = (ProvenSpan(0, year_ms - 1000, 10, ""), ProvenSpan(year_ms, year_ms + 5, 1, "runs from 1-0 may be missing"))
+    *proven, hole = time_line(spans)
+    assert [one.is_proven for one in proven] == [True, True]
+    assert not hole.is_proven
+    assert hole.width >= 2
+    assert hole.told == "1970-12-31 23:59:59 to 1971-01-01 00:00:00"
+    assert all(one.x >= 0 and one.x + one.width <= 640 for one in (*proven, hole))
+    assert time_line(()) == []
+
+
+def test_the_page_tells_the_proven_spans_and_the_findings_of_a_ticket() -> None:
+    finding = AuditFinding(CHECKS["lost"], "s", 1, 1, (FULL,))
+    other = AuditFinding(CHECKS["overlap"], "s", 1, 1, (FULL,))
+    span = ProvenSpan(1_700_000_000_000, 1_700_000_100_000, 1234, "runs before 5-1 <b> are missing")
+    report = AuditReport("run", 0, 1.0, "redis", ("s",), "g", (finding, other), (), {}, spans={"s": (span,)})
+    told = page.render(report)
+    assert '<td class="id">2023-11-14 22:13:20</td><td class="id">2023-11-14 22:15:00</td>' in told
+    assert "runs before 5-1 &lt;b&gt; are missing" in told
+    for check in ("lost", "overlap"):
+        assert f'id="{check}-s"' in told
+        assert f'href="#{check}-s"' in told
+    assert "usher audit runs --ticket &#39;it&#39;&#34;&#39;&#34;&#39;s&#39;" in told

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import urllib.parse
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import orjson
 
 from usher.common.base.errors import StartRefused
 from usher.common.protocol.keys import Keys
 from usher.common.redis.client import Link
 from usher.common.redis.replies import TicketStream
 from usher.master.audit.archive.commits import DataSet, table_folder
+
+#: So many sentences are stored in Redis, of so many characters.
+_SAID, _LONGEST = 20, 300
+
+
+class ProvenSpan(NamedTuple):
+    """A part of history that is proven without a gap. ``before``: why it does not begin earlier, "" when it is the
+    beginning of all."""
+
+    since_ms: int
+    until_ms: int
+    executions: int
+    before: str
 
 
 def data_sets(folder: Path, keys: Keys) -> tuple[DataSet, DataSet, DataSet]:
@@ -72,3 +88,23 @@ def note(link: Link, keys: Keys, since_ms: int | None, until_ms: int) -> None:
     former = link.call("HGET", keys.archived, "proven_until_ms")
     every = () if former is None else ("proven_every_ms", max(0, until_ms - int(former)))
     link.call("HSET", keys.archived, "proven_until_ms", until_ms, *since, *every)
+
+
+def note_history(link: Link, keys: Keys, spans: Sequence[ProvenSpan], unproven: Sequence[str]) -> None:
+    """Note in Redis what of history is proven and what is not, for pages."""
+    told = {"spans": [list(one) for one in spans], "unproven": said(unproven)}
+    link.call("HSET", keys.archived, "history", orjson.dumps(told))
+
+
+def noted_history(link: Link, keys: Keys) -> list[ProvenSpan]:
+    """Return the spans that were noted last. Raises CommandRefused or ValueError when something else is there."""
+    stored = link.call("HGET", keys.archived, "history")
+    try:
+        return [ProvenSpan(*one) for one in orjson.loads(stored)["spans"]] if stored else []
+    except (KeyError, TypeError) as odd:
+        raise ValueError(f"no spans of a proof: {stored[:80]}") from odd
+
+
+def said(sentences: Sequence[str]) -> list[str]:
+    """Return the first sentences, each cut, as they are stored in Redis."""
+    return [one[:_LONGEST] for one in sentences[:_SAID]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -12,10 +13,12 @@ from typing import Any
 import jinja2
 
 from usher.common.base.labels import label
-from usher.master.audit.checks.findings import CHECKS
+from usher.master.audit.checks.findings import CHECKS, AuditFinding
 from usher.master.audit.output import plots
 from usher.master.audit.output.report import AuditReport, document
 
+#: So many tickets with findings are listed.
+_TICKETS = 50
 _TITLES = {
     "pending": "pending entries",
     "tickets_pending": "tickets with pending entries",
@@ -48,12 +51,27 @@ def render(report: AuditReport) -> str:
         checks=list(CHECKS.values()),
         charts=plots.charts(report),
         lines=plots.lines(report),
+        histories={stream: (plots.time_line(spans), spans) for stream, spans in report.spans.items()},
+        tickets=_by_ticket(report),
+        moment=plots.moment,
     )
 
 
 def _known(examples: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the columns that at least one of the examples has: a finding about owners has no entries."""
     return [name for name in ("id", "ticket", "owner") if any(example[name] for example in examples)]
+
+
+def _by_ticket(report: AuditReport) -> list[tuple[str, str, list[AuditFinding], str]]:
+    """Return (stream, ticket, findings about it, what lists its executions), those with the most findings first."""
+    of: dict[tuple[str, str], list[AuditFinding]] = {}
+    for one in report.found:
+        for ticket in dict.fromkeys(example.ticket for example in one.examples if example.ticket):
+            of.setdefault((one.stream, ticket), []).append(one)
+    rows = sorted(of.items(), key=lambda row: -len(row[1]))[:_TICKETS]
+    return [
+        (stream, ticket, found, f"usher audit runs --ticket {shlex.quote(ticket)}") for (stream, ticket), found in rows
+    ]
 
 
 def shown_figures(report: AuditReport) -> list[tuple[str, str]]:

@@ -3,23 +3,25 @@ nothing loaded from elsewhere."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
+from usher.master.audit.archive.standing import ProvenSpan
 from usher.master.audit.output.report import AuditReport
 
-_WIDTH, _BAR, _LABEL = 640.0, 20.0, 190.0
+_WIDTH, _LEAST = 640.0, 3.0
 _TREND_HEIGHT, _TREND_LEFT = 110.0, 70.0
 _AGES = ("under 1 s", "1-10 s", "10-60 s", "1-10 min", "10-60 min", "1-24 h", "over a day")
 _RECOVERIES = ("under 0.1 s", "0.1-0.5 s", "0.5-1 s", "1-5 s", "5-10 s", "10-30 s", "30-60 s", "over a minute")
 
 
 class Bar(NamedTuple):
-    """A horizontal bar: its label, its number as text, and its place, in pixels."""
+    """A horizontal bar: its label, its number as text, and its width, of 100."""
 
     label: str
     value: str
-    y: float
     width: float
 
 
@@ -28,7 +30,6 @@ class Bars(NamedTuple):
 
     title: str
     note: str
-    height: float
     bars: list[Bar]
     empty: str
 
@@ -48,11 +49,40 @@ def bars(title: str, note: str, rows: Sequence[tuple[str, int]], empty: str) -> 
     """Return a chart of (label, number) rows."""
     most = max((number for _, number in rows), default=0)
     if not most:
-        return Bars(title, note, 0.0, [], empty)
-    room = _WIDTH - _LABEL - 90
-    widths = [max(1.0, room * number / most) if number else 0.0 for _, number in rows]
-    made = [Bar(_short(label), f"{number:,}", at * (_BAR + 6), widths[at]) for at, (label, number) in enumerate(rows)]
-    return Bars(title, note, len(rows) * (_BAR + 6), made, "")
+        return Bars(title, note, [], empty)
+    made = [Bar(_clean(label), f"{n:,}", round(max(0.3, 100 * n / most), 1) if n else 0.0) for label, n in rows]
+    return Bars(title, note, made, "")
+
+
+class Stretch(NamedTuple):
+    """A part of the time line of a stream's history, proven or not, in pixels; ``told``: from when to when."""
+
+    x: float
+    width: float
+    is_proven: bool
+    told: str
+
+
+def time_line(spans: Sequence[ProvenSpan]) -> list[Stretch]:
+    """Return what is proven, and on top of it what is not. However short, it is seen."""
+    if not spans:
+        return []
+    since_ms, until_ms = spans[0].since_ms, max(one.until_ms for one in spans)
+    unit = _WIDTH / max(1, until_ms - since_ms)
+
+    def stretch(first_ms: int, last_ms: int, *, is_proven: bool) -> Stretch:
+        width = max(_LEAST, (last_ms - first_ms) * unit)
+        x = min((first_ms - since_ms) * unit, _WIDTH - width)
+        return Stretch(round(x, 1), round(width, 1), is_proven, f"{moment(first_ms)} to {moment(last_ms)}")
+
+    proven = [stretch(one.since_ms, one.until_ms, is_proven=True) for one in spans]
+    between = pairwise(spans)
+    return [*proven, *(stretch(one.until_ms, other.since_ms, is_proven=False) for one, other in between)]
+
+
+def moment(ms: int) -> str:
+    """Return a moment, in UTC."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(ms / 1000))
 
 
 def line(title: str, rows: Sequence[Mapping[str, Any]], name: str, unit: float = 1.0) -> Line | None:
@@ -115,7 +145,6 @@ def lines(report: AuditReport) -> list[Line]:
     return [one for one in made if one is not None]
 
 
-def _short(label: str) -> str:
-    """Return the label without control characters, cut to the room there is."""
-    clean = "".join(char if char.isprintable() else "\ufffd" for char in label)
-    return clean if len(clean) <= 28 else clean[:25] + "..."
+def _clean(label: str) -> str:
+    """Return the label without control characters."""
+    return "".join(char if char.isprintable() else "\ufffd" for char in label)

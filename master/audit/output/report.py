@@ -4,11 +4,12 @@ Pure."""
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from usher.common.protocol.keys import Keys
+from usher.master.audit.archive.standing import ProvenSpan, said
 from usher.master.audit.checks.findings import (
     CHECKS,
     AuditCheck,
@@ -42,7 +43,8 @@ def section(check: AuditCheck) -> str:
 @dataclass(frozen=True)
 class AuditReport:
     """A run's report. ``unproven``: sentences about what could not be said; ``trend``: earlier runs, oldest first, from
-    the history; ``proven``: sentences about the spans of a proof from the archive."""
+    the history; ``proven``: sentences about the spans of a proof from the archive; ``spans``: stream -> these, oldest
+    first."""
 
     run: str
     started_ms: int
@@ -56,6 +58,7 @@ class AuditReport:
     plots: Mapping[str, Any] = field(default_factory=dict)
     trend: tuple[Mapping[str, Any], ...] = ()
     proven: tuple[str, ...] = ()
+    spans: Mapping[str, Sequence[ProvenSpan]] = field(default_factory=dict)
 
     @property
     def verdict(self) -> str:
@@ -102,6 +105,7 @@ def document(report: AuditReport) -> dict[str, Any]:
         "findings": [_found(report, one) for one in in_order(report.found)],
         "unproven": list(report.unproven),
         "proven": list(report.proven),
+        "spans": {stream: [one._asdict() for one in spans] for stream, spans in report.spans.items()},
         "figures": dict(report.figures),
         "checks": list(CHECKS),
     }
@@ -154,5 +158,6 @@ def summary(report: AuditReport, stream: str) -> dict[str, Any]:
         "severities": severities,
         "examples": [_found(report, one) | {"examples": _found(report, one)["examples"][:1]} for one in found],
         "unproven": len(report.unproven),
+        "unproven_said": said(report.unproven),
         **{name: report.figures.get(name) for name in names},
     }

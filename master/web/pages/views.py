@@ -49,6 +49,7 @@ _OF_AN_AUDIT = (
     "executions",
     "repeated",
     "unproven",
+    "unproven_said",
     "findings",
     "examples",
 )
@@ -326,9 +327,8 @@ def _add_system(views: Blueprint, port: PagePort) -> None:
     @views.get("/audit")
     def audit() -> str:
         found = port.status.audit()
-        return render_page(
-            "system/audit.html", "audit", audit=None if found is None else dict.fromkeys(_OF_AN_AUDIT) | found
-        )
+        known = None if found is None else dict.fromkeys(_OF_AN_AUDIT) | found
+        return render_page("system/audit.html", "audit", audit=known, history=port.status.history())
 
     @views.get("/doctor")
     def doctor() -> str:
