@@ -58,7 +58,7 @@ Prepared = tuple[bytes | None, list[bytes]]
 BATCH, BATCH_BYTES = 500, 262_144
 #: Lua's stack ends at about 8,000 values.
 _MOST_FIELDS = 3500
-_LONGEST_UID = 512
+LONGEST_UID = 512
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 #: Latest due time: later ones are no time in milliseconds (lua/sending/due_delayed.lua).
 LATEST_MS = 10**15
@@ -208,8 +208,8 @@ class Producer:
             if raw_name != UID_FIELD:
                 flat += (raw_name, _value(name, value))
         if uid is not None:
-            if not 0 < len(uid) <= _LONGEST_UID:
-                raise ValueError(f"a uid has 1 to {_LONGEST_UID} bytes (this one has {len(uid)})")
+            if not 0 < len(uid) <= LONGEST_UID:
+                raise ValueError(f"a uid has 1 to {LONGEST_UID} bytes (this one has {len(uid)})")
             flat += (UID_FIELD, uid)
         if context and context[0].decode() not in message.fields:
             flat += context
