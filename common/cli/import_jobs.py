@@ -16,7 +16,7 @@ from usher.common.base.text import escape_control, pluralize
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.runtime.settings import CommonSettings, load, options
-from usher.common.sending.other_queues import LAYOUTS, Waiting, beside, remove, waiting
+from usher.common.sending.other_queues import LAYOUTS, WaitingJob, beside, remove, waiting
 from usher.common.sending.producer import Producer
 
 #: Seconds for which a job that was sent and not removed is known, should the import be run again.
@@ -69,7 +69,7 @@ def import_jobs(
 
 
 class _Moving:
-    """What was found and done. ``gone``: removed from the old queue, or no longer in it; ``lost`` of these: a worker
+    """Counts of what was found and done. ``gone``: removed from the old queue, or no longer in it; ``lost`` of these: a worker
     was faster, after the job had been sent."""
 
     def __init__(self, library: str, queue: str) -> None:
@@ -80,7 +80,7 @@ class _Moving:
         self.beside: dict[str, int] = {}
         self.trouble = ""
 
-    def look(self, page: list[Waiting]) -> None:
+    def look(self, page: list[WaitingJob]) -> None:
         for job in page:
             if job.message is None:
                 self.why[job.why] += 1
@@ -88,7 +88,7 @@ class _Moving:
                 self.importable += 1
                 self.kinds[str(job.message.fields["kind"])] += 1
 
-    def take(self, old: Link, producer: Producer, jobs: list[Waiting]) -> None:
+    def take(self, old: Link, producer: Producer, jobs: list[WaitingJob]) -> None:
         """Send, then remove: what is between is sent again by the next import, and known."""
         answers = producer.send_many(job.message for job in jobs if job.message is not None)
         self.repeated += sum(one.repeated is True for one in answers)

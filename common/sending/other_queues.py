@@ -1,6 +1,6 @@
-"""What waits in the queues of Celery, RQ and BullMQ on Redis: each job becomes a message, or stays with its reason.
+"""Read the queues of Celery, RQ and BullMQ on Redis: each job becomes a message, or stays with its reason.
 
-Read are the layouts of Celery 5 (kombu's Redis transport), RQ 1 to 3 and BullMQ 4 and 5. Nothing that a job holds is
+Read are the layouts of Celery 5 (kombu's Redis transport), RQ 3 and BullMQ 6. Nothing that a job holds is
 run: pickled jobs stay.
 """
 
@@ -30,7 +30,7 @@ class Stays(Exception):
     """The job is not imported; the message says why."""
 
 
-class Waiting(NamedTuple):
+class WaitingJob(NamedTuple):
     """A job as its queue has it. ``item``: what stands in the list. ``message`` None: it stays, because of ``why``."""
 
     queue: bytes
@@ -52,7 +52,9 @@ class Layout(NamedTuple):
     read: Callable[[bytes, Mapping[bytes, bytes]], tuple[str, str, Any]]
 
 
-def waiting(link: Link, layout: Layout, queue: str, ticket: str, taken: Callable[[], int]) -> Iterator[list[Waiting]]:
+def waiting(
+    link: Link, layout: Layout, queue: str, ticket: str, taken: Callable[[], int]
+) -> Iterator[list[WaitingJob]]:
     """Yield the jobs that wait, the next one first, in pages. ``taken``: how many jobs of all former pages are no
     longer in their list."""
     for key in layout.lists(link, queue):
@@ -88,7 +90,7 @@ def beside(link: Link, layout: Layout, queue: str) -> dict[str, int]:
     return found
 
 
-def remove(link: Link, layout: Layout, queue: str, job: Waiting) -> bool:
+def remove(link: Link, layout: Layout, queue: str, job: WaitingJob) -> bool:
     """Remove a job from its queue; return False if it is no longer there: a worker has it, or had it."""
     end = 1 if layout.oldest == 0 else -1
     if not link.call("LREM", job.queue, end, job.item):
@@ -98,7 +100,7 @@ def remove(link: Link, layout: Layout, queue: str, job: Waiting) -> bool:
     return True
 
 
-def _waiting(layout: Layout, key: bytes, item: bytes, found: Mapping[bytes, bytes], ticket: str) -> Waiting:
+def _waiting(layout: Layout, key: bytes, item: bytes, found: Mapping[bytes, bytes], ticket: str) -> WaitingJob:
     try:
         job, kind, body = layout.read(item, found)
         if not kind:
@@ -108,11 +110,11 @@ def _waiting(layout: Layout, key: bytes, item: bytes, found: Mapping[bytes, byte
         if len(uid.encode()) > LONGEST_UID:
             raise Stays("its id is too long")
         text.encode(), kind.encode()  # a lone surrogate is no text
-        return Waiting(key, item, Outgoing(_ticket(body, ticket), {"kind": kind, "body": text}, uid), "")
+        return WaitingJob(key, item, Outgoing(_ticket(body, ticket), {"kind": kind, "body": text}, uid), "")
     except Stays as stays:
-        return Waiting(key, item, None, str(stays))
+        return WaitingJob(key, item, None, str(stays))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error, zlib.error):
-        return Waiting(key, item, None, "it cannot be read")
+        return WaitingJob(key, item, None, "it cannot be read")
 
 
 def _ticket(body: Any, path: str) -> str:
