@@ -69,8 +69,8 @@ def import_jobs(
 
 
 class _Moving:
-    """Counts of what was found and done. ``gone``: removed from the old queue, or no longer in it; ``lost`` of these: a worker
-    was faster, after the job had been sent."""
+    """Counts of what was found and done. ``gone``: removed from the old queue, or no longer in it; ``lost`` of these:
+    a worker was faster, after the job had been sent."""
 
     def __init__(self, library: str, queue: str) -> None:
         self.layout, self.library, self.queue = LAYOUTS[library], library, queue

@@ -40,7 +40,7 @@ class WaitingJob(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where a library keeps a queue. ``lists``: those whose jobs wait for a worker, in the order in which workers take
+    """The place of a queue. ``lists``: those whose jobs wait for a worker, in the order in which workers take
     from them; ``oldest``: their end from which workers take. ``beside``: what waits or runs elsewhere and is only
     counted. ``job``: the key of a job's hash; None where the list has the job itself."""
 
