@@ -62,12 +62,12 @@ def show(flags: dict[str, Any], name: str, as_json: bool) -> None:
         rows = told["consumers"] if told is not None else [one for one in reader.consumers() if one["name"] == name]
     if as_json:
         print_json({"consumers": rows})
-    for row in () if as_json else rows:
-        _print_consumer(row)
-    if not rows:
-        if not as_json:
+    else:
+        for row in rows:
+            _print_consumer(row)
+        if not rows:
             click.echo(f"no consumer {name!r} is registered")
-        sys.exit(1)
+    sys.exit(0 if rows else 1)
 
 
 def _print_consumer(row: dict[str, Any]) -> None:
@@ -128,7 +128,11 @@ def resume(flags: dict[str, Any], name: str, why: str, as_json: bool) -> None:
 def _change(flags: dict[str, Any], name: str, why: str, as_json: bool, what: str) -> None:
     with operator_context(flags) as at:
         operations = Operations(at.keys.stream, at.rules, at.actions, at.explainer, TicketOrders(at.link, at.keys))
-        step = operations.drain if what == "drain" else operations.resume
+        step, nobody = (
+            (operations.drain, f"no consumer {name!r} is registered")
+            if what == "drain"
+            else (operations.resume, f"consumer {name!r} was not drained by an operator")
+        )
         try:
             changed = step(name, caller(why))
         except TooManyRules as full:
@@ -136,10 +140,5 @@ def _change(flags: dict[str, Any], name: str, why: str, as_json: bool, what: str
     if changed is not None:
         print_rule_set_change(changed, as_json)
         return
-    nobody = (
-        f"no consumer {name!r} is registered"
-        if what == "drain"
-        else f"consumer {name!r} was not drained by an operator"
-    )
     click.echo("null" if as_json else nobody)
     sys.exit(1)
