@@ -171,3 +171,11 @@ def test_python_is_python(document: Path) -> None:
         imported = [node for node in ast.walk(ast.parse(block)) if isinstance(node, ast.ImportFrom)]
         names = {alias.name for node in imported if node.module == "usher" for alias in node.names}
         assert document.name == "CHANGELOG.md" or names <= {*usher.__all__}
+
+
+def test_what_is_to_run_every_night_does() -> None:
+    nightly = re.findall(r"^(pytest .*\S) +# every night", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    assert nightly
+    assert "schedule:" in workflow
+    assert [line for line in nightly if f"- run: {line}\n" not in workflow] == []
