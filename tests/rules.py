@@ -103,6 +103,7 @@ ROOMS = (
         "master/recovery",
         "master/dispatch",
         "master/sources",
+        "master/charts",
         "master/insight",
     ),
     *("master/web", "master/web/pages", "master/assembly", "master/cli", "master/streamer"),

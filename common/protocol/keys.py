@@ -195,6 +195,12 @@ class Keys:
         return self.prefix + "runs"
 
     @property
+    def charts(self) -> str:
+        """Hash, of at most 252 fields of 8 KiB: place in a ring -> a point of the charts (master/policy/charts.py).
+        Written by note_chart (leader), once a minute."""
+        return self.prefix + "charts"
+
+    @property
     def audit(self) -> str:
         """String: the last audit's verdict and sums, one JSON object. Written by the audit, for pages and metrics."""
         return self.prefix + "audit"

@@ -237,6 +237,7 @@ _MASTER = (
     "save_position",
     "note_behind",
     "note_repeats",
+    "note_chart",
     "rejoin",
     "revoke",
     "reap",

@@ -15,6 +15,7 @@ from usher.master.assembly.access import admission
 from usher.master.assembly.context import MasterContext
 from usher.master.assembly.leader_services import LeaderServices
 from usher.master.assembly.web_app import create_app
+from usher.master.charts.reader import ChartReader
 from usher.master.insight.diagnostics import SystemDiagnostics
 from usher.master.insight.explainer import Explainer
 from usher.master.insight.live_overview import LiveOverview
@@ -146,7 +147,8 @@ class HttpServices:
         sources = place.settings.sources
         retention = retention_of(place.settings, work_stream=sources is not None)
         facts = self._kept(SystemDiagnostics(link("facts"), keys, place.lease_ms, sources, retention))
-        return PagePort(pulse, self._status, story, self._letters, bulk, facts, self._operations)
+        charts = self._kept(ChartReader(link("charts-read"), keys))
+        return PagePort(pulse, self._status, story, self._letters, bulk, facts, self._operations, charts)
 
     def _make_router(self) -> StreamRouter:
         keys = self._place.keys

@@ -13,6 +13,7 @@ from usher.common.observability.metrics import Metrics
 from usher.common.redis.acl import scripts_for_others
 from usher.common.runtime.service import Service
 from usher.master.assembly.context import MasterContext
+from usher.master.charts.keeper import ChartKeeper
 from usher.master.dispatch.change_watch import ChangeWatch
 from usher.master.dispatch.dispatcher import Dispatcher
 from usher.master.dispatch.stream_notifier import StreamNotifier
@@ -63,6 +64,7 @@ class LeaderServices:
             self.roster,
             self.health,
             janitor,
+            ChartKeeper(link("charts"), keys, self.lead, self.dispatcher.tenants),
             *self._bell.services,
         ]
         trim_s, is_work = settings.trim_seconds, settings.sources is not None

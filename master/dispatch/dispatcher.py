@@ -168,6 +168,10 @@ class Dispatcher(Service):
             counts[ticket.tenant] += len(ticket.parked) + len(ticket.running)
         return counts
 
+    def tenants(self) -> dict[str, tuple[int, int, float, bool]]:
+        """Return the tenants and their turns, by name: see ``FairQueue.tenants``."""
+        return {name.decode(errors="replace"): told for name, told in self.board.tenants().items()}
+
     def window(self, incarnation: str) -> int | None:
         """Return how many messages this incarnation is given at a time; None when it is not known. It may be a moment
         old."""

@@ -22,6 +22,7 @@ from usher.common.http.rate_limits import RateLimits
 from usher.common.http.server.push_sockets import LiveSockets
 from usher.common.protocol.sources import SourceSelection
 from usher.common.redis.client import Link
+from usher.master.charts.reader import ChartReader
 from usher.master.insight.diagnostics import SystemDiagnostics
 from usher.master.insight.explainer import Explainer
 from usher.master.insight.live_overview import LiveOverview
@@ -36,7 +37,18 @@ from usher.master.web.operations_adapter import Operations
 from usher.master.web.pages.port import PagePort
 from usher.master.web.pages.site import add_pages
 
-_PAGES = ("/", "/tickets", "/consumers", "/dead-letters", "/streams", "/audit", "/doctor", "/rules", "/actions")
+_PAGES = (
+    "/",
+    "/charts",
+    "/tickets",
+    "/consumers",
+    "/dead-letters",
+    "/streams",
+    "/audit",
+    "/doctor",
+    "/rules",
+    "/actions",
+)
 #: What is rarely needed, from one address, per minute.
 _RARELY = 20
 _HTML = {"Accept": "text/html,*/*;q=0.8"}
@@ -67,7 +79,9 @@ class Site:
             SystemDiagnostics(Link(link.url, "facts"), keys, LEASE_MS, sources),
         )
         self._facts = facts
-        port = PagePort(self.pulse, status, story, DeadLetters(link, keys), self.bulk, facts, operations)
+        port = PagePort(
+            self.pulse, status, story, DeadLetters(link, keys), self.bulk, facts, operations, ChartReader(link, keys)
+        )
         self.app: Flask = web.create_app("test", doorman(**tokens), 4096, limits=RateLimits(1e6, _RARELY))
         add_pages(self.app, port)
         self.client = Client(self.app)

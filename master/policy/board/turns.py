@@ -28,15 +28,17 @@ _OUTDATED = 64
 
 
 class _Tenant:
-    """A tenant. ``due``: when its turn is, in messages that a tenant of weight 1 was given. ``waiting``: number of its
-    tickets that wait for their turns, in a heap that may also have outdated places of them."""
+    """A tenant. ``due``: when its turn is, in messages that a tenant of weight 1 was given. ``given``: number of its
+    messages that were planned. ``waiting``: number of its tickets that wait for their turns, in a heap that may also
+    have outdated places of them."""
 
-    __slots__ = ("due", "is_held", "name", "places", "waiting", "weight")
+    __slots__ = ("due", "given", "is_held", "name", "places", "waiting", "weight")
 
     def __init__(self, name: bytes, weight: float) -> None:
         self.name = name
         self.weight = weight
         self.due = 0.0
+        self.given = 0
         self.places: list[_Place] = []
         self.waiting = 0
         self.is_held = False
@@ -87,6 +89,11 @@ class FairQueue(RunQueue):
         """Tenants of which nothing may be planned now, and something waits."""
         return [tenant.name for tenant in self._held]
 
+    def tenants(self) -> dict[bytes, tuple[int, int, float, bool]]:
+        """Return, for each tenant, how many of its messages were planned, how many of its tickets wait for their turns,
+        its weight, and whether it is held. For people."""
+        return {one.name: (one.given, one.waiting, one.weight, one.is_held) for one in list(self._tenants.values())}
+
     def is_behind_urgent(self, ticket: BoardTicket) -> bool:
         """Return whether a more urgent ticket of its tenant has its turn before this one. For people: it looks at all
         of them."""
@@ -123,6 +130,7 @@ class FairQueue(RunQueue):
         after all."""
         tenant = self._of(ticket.tenant)
         tenant.due = max(0.0, tenant.due + messages / tenant.weight)
+        tenant.given += messages
         if messages > 0 and (marks := ticket.marks) is not None:
             marks.since = None
             if marks.turn is not None:  # what is left of it waits anew

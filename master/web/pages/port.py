@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from usher.master.charts.reader import ChartReader
 from usher.master.insight.diagnostics import SystemDiagnostics
 from usher.master.insight.live_overview import LiveOverview
 from usher.master.insight.status import StatusReader
@@ -23,3 +24,4 @@ class PagePort(NamedTuple):
     bulk: BulkLetters
     facts: SystemDiagnostics
     operations: OperationsPort
+    charts: ChartReader

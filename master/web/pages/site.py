@@ -32,6 +32,7 @@ _TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-
 _FILES = ("usher.css", "usher.js", "icon.svg")
 _NAV = (
     ("overview", "/", "Overview"),
+    ("charts", "/charts", "Charts"),
     ("tickets", "/tickets", "Tickets"),
     ("consumers", "/consumers", "Consumers"),
     ("letters", "/dead-letters", "Dead letters"),

@@ -12,11 +12,14 @@ from usher.common.http.app import Problem
 from usher.common.http.auth import caller, needs
 from usher.common.http.credentials import Role
 from usher.common.http.server.push_sockets import DETACH
+from usher.master.charts.drawing import HEIGHT, WIDTH, draw, kinds, totals, turns
+from usher.master.charts.reader import SPANS
 from usher.master.insight.formatting import ticket_url
 from usher.master.insight.live_overview import CONSUMERS, OVERVIEW
 from usher.master.insight.status import ticket_row
 from usher.master.insight.ticket_states import ParkedRows
 from usher.master.operations.dead_letters import LetterPage
+from usher.master.policy.charts import NAMES
 from usher.master.policy.letters import Preview, also_for
 from usher.master.policy.rules import Target
 from usher.master.policy.ticket_filter import TicketFilter
@@ -323,6 +326,19 @@ def _add_system(views: Blueprint, port: PagePort) -> None:
             sources=sources,
             **facts,
         )
+
+    @views.get("/charts")
+    def charts() -> str:
+        asked = request.args
+        span, consumer, tenant = asked.get("span", "1h"), asked.get("consumer", ""), asked.get("tenant", "")
+        if span not in SPANS or max(len(consumer), len(tenant)) > _LONGEST_ID:
+            raise Problem(422, "invalid_fields", "the span must be 1h, 24h or 7d")
+        now_ms, points = port.charts.read(SPANS[span])
+        facts: dict[str, Any] = {"spans": SPANS, "span": span, "consumer": consumer, "tenant": tenant}
+        facts |= {"drawn": [draw(kind, points, SPANS[span], now_ms) for kind in kinds(consumer, tenant)]}
+        facts |= {"by_consumer": totals(points), "by_tenant": turns(points), "names": NAMES, "now_ms": now_ms}
+        facts |= {"in_part": sum(one["in_part"] for one in points), "points": len(points), "has_points": bool(points)}
+        return render_page("system/charts.html", "charts", width=WIDTH, height=HEIGHT, **facts)
 
     @views.get("/audit")
     def audit() -> str:

@@ -20,7 +20,21 @@
   };
   const since = (ms) => ms ? duration(Date.now() + ahead - ms) : "-";
   const path = (href) => typeof href === "string" && href.startsWith("/") && !href.startsWith("//") ? href : null;
-  const tick = () => { for (const time of all("time[data-since]")) time.textContent = since(Number(time.dataset.since)); };
+  const two = (value) => String(value).padStart(2, "0");
+  const clock = (when) => `${two(when.getHours())}:${two(when.getMinutes())}`;
+  /* Times are of this browser's zone, with UTC beside the pointer; without scripts they are UTC. */
+  const local = () => {
+    for (const time of all("time[datetime]:not([data-since]):not([title])")) {
+      const when = new Date(time.dateTime);
+      if (Number.isNaN(when.getTime())) continue;
+      time.title = `${time.textContent} UTC`;
+      time.textContent = `${when.getFullYear()}-${two(when.getMonth() + 1)}-${two(when.getDate())} ${clock(when)}:${two(when.getSeconds())}${time.dateTime.slice(19, -1)}`;
+    }
+    for (const mark of all("[data-clock]")) mark.textContent = clock(new Date(Number(mark.dataset.clock)));
+    const zone = one("#zone");
+    if (zone) zone.textContent = `Times are ${Intl.DateTimeFormat().resolvedOptions().timeZone || "local"}, UTC under the pointer`;
+  };
+  const tick = () => { local(); for (const time of all("time[data-since]")) time.textContent = since(Number(time.dataset.since)); };
 
   // -- the overview
 
@@ -148,6 +162,7 @@
   const theme = one("#theme"), root = document.documentElement;
   const dark = () => root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   const name = () => { theme.textContent = dark() ? "Light" : "Dark"; theme.setAttribute("aria-label", `Use the ${dark() ? "light" : "dark"} theme`); };
+  local();
   theme.hidden = false;
   name();
   theme.addEventListener("click", () => {

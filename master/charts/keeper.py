@@ -1,0 +1,145 @@
+"""ChartKeeper: writes a point of the charts each minute, while this master leads. All it goes by is in Redis, so a
+successor goes on where this one ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from usher.common.base.errors import Fenced
+from usher.common.protocol.keys import Keys
+from usher.common.protocol.run_log import RunRecord, decode
+from usher.common.protocol.stream_id import milliseconds
+from usher.common.redis.client import Link
+from usher.common.redis.replies import group_of, pairs
+from usher.common.redis.scripts import ScriptRunner
+from usher.common.runtime.service import Service
+from usher.master.leader.elector import Lead
+from usher.master.leader.leader_scripts import LeaderScripts
+from usher.master.policy import charts
+from usher.master.policy.charts import RINGS, Level
+from usher.master.policy.rates import Sample
+
+#: Bytes of the run log that are read for a minute, in so many slices of it, so that a part stands for all of it; and
+#: records per call.
+_RUN_BYTES, _SLICES, _RECORDS = 2 << 20, 6, 20
+#: Milliseconds of the run log that a first point is made of.
+_FIRST_MS = 60_000
+
+
+class ChartKeeper(Service):
+    """The service. ``tenants``: for each tenant, by name, (messages handed over so far, tickets that wait, weight, held
+    by a rule)."""
+
+    name = "charts"
+    stalls_after_s = 180.0
+
+    def __init__(
+        self, link: Link, keys: Keys, lead: Lead, tenants: Callable[[], Mapping[str, Sequence[Any]]] = dict
+    ) -> None:
+        super().__init__()
+        self._link = link
+        self._scripts = ScriptRunner(link)
+        self._keys = keys
+        self._lead = lead
+        self._tenants = tenants
+        self._given: dict[str, int] = {}
+
+    def run_once(self) -> float:
+        epoch = self._lead.epoch
+        if epoch is None:
+            return RINGS[0].step_ms / 1000
+        now_ms, level = self._level()
+        try:
+            LeaderScripts(self._scripts, self._keys, epoch, "").note_chart(self._points(now_ms, level))
+        except Fenced:
+            self._lead.lost(epoch)
+        step_ms = RINGS[0].step_ms
+        return (step_ms - now_ms % step_ms + 200) / 1000
+
+    def on_end(self) -> None:
+        self._link.close()
+
+    def _points(self, now_ms: int, level: Level) -> Iterator[tuple[str, bytes]]:
+        """Yield this minute's point and the longer steps that it is a part of, each with its place."""
+        minutes, *coarser = RINGS
+        names = minutes.fields(0, now_ms)
+        names += [name for finer, ring in pairwise(coarser) for name in finer.fields(ring.begin(now_ms), now_ms)]
+        kept = dict(zip(names, self._link.call("HMGET", self._keys.charts, *names), strict=True))
+        known = {name: found for name, value in kept.items() if (found := charts.decode(value)) is not None}
+        earlier = [
+            one
+            for name, one in known.items()
+            if name.startswith(minutes.name) and "runs" in one and one["t"] < minutes.begin(now_ms)
+        ]
+        former = max(earlier, key=lambda one: int(one["t"]), default=None)
+        after = former["runs"] if former is not None else f"{now_ms - _FIRST_MS}-0"
+        runs, in_part = self._read_runs(after, level.runs)
+        made = charts.point(now_ms, level, former, charts.gather(runs), self._take_tenants(), in_part=in_part)
+        for finer, ring in zip(RINGS, (*coarser, None), strict=True):
+            encoded = charts.encode(made)
+            yield finer.field(now_ms), encoded
+            if ring is None:
+                return
+            known[finer.field(now_ms)] = charts.decode(encoded) or made
+            begun = ring.begin(now_ms)
+            parts = [known[name] for name in finer.fields(begun, now_ms) if name in known]
+            made = charts.merge(begun, [one for one in parts if one["t"] >= begun])
+
+    def _level(self) -> tuple[int, Level]:
+        """Return Redis' time, and what it tells of stream and group now."""
+        keys = self._keys
+        moment, stream, groups, pending, last = self._link.pipeline(
+            [
+                ("TIME",),
+                ("XINFO", "STREAM", keys.stream),
+                ("XINFO", "GROUPS", keys.stream),
+                ("XPENDING", keys.stream, keys.group),
+                ("XREVRANGE", keys.runs, "+", "-", "COUNT", 1),
+            ]
+        )
+        if isinstance(moment, Exception):
+            raise moment
+        now_ms = int(moment[0]) * 1000 + int(moment[1]) // 1000
+        facts = {} if isinstance(stream, Exception) else pairs(stream)
+        group = group_of(groups, keys.group) or {}
+        total, lowest = (0, None) if isinstance(pending, Exception) else pending[:2]
+        entries, lag = int(facts.get(b"length", 0)), group.get(b"lag")
+        sample = Sample(now_ms, entries, lag, total, group.get(b"entries-read"))
+        oldest_ms = max(0, now_ms - milliseconds(bytes(lowest))) if lowest else 0
+        runs = last[0][0].decode() if isinstance(last, list) and last else f"{now_ms}-0"
+        sent = facts.get(b"entries-added", sample.sent)
+        return now_ms, Level(sent, sample.done, int(lag or 0), total, oldest_ms, runs)
+
+    def _read_runs(self, after: str, until: str) -> tuple[list[RunRecord], bool]:
+        """Return the executions that the run log has after the one record, up to the other; and whether some were
+        passed over."""
+        begin, end = milliseconds(after.encode()), milliseconds(until.encode())
+        found: list[RunRecord] = []
+        in_part = False
+        for number in range(_SLICES if end >= begin else 0):
+            start = f"({after}" if not number else f"{begin + (end - begin) * number // _SLICES + 1}-0"
+            stop = until if number == _SLICES - 1 else str(begin + (end - begin) * (number + 1) // _SLICES)
+            left = _RUN_BYTES // _SLICES
+            while left > 0:
+                page = self._link.call("XRANGE", self._keys.runs, start, stop, "COUNT", _RECORDS)
+                for _, (_, record) in page:
+                    left -= len(record)
+                    found += decode(record)
+                if len(page) < _RECORDS:
+                    break
+                start = f"({page[-1][0].decode()}"
+            else:
+                in_part = True
+        return found, in_part
+
+    def _take_tenants(self) -> dict[str, list[Any]]:
+        """Return what each tenant was handed over since the last call, who was handed most first."""
+        told = self._tenants()
+        taken = {}
+        for name, (given, *rest) in told.items():
+            before = self._given.get(name, 0)
+            taken[name] = [given - before if given >= before else given, *rest]
+        self._given = {name: int(one[0]) for name, one in told.items()}
+        return dict(sorted(taken.items(), key=lambda item: (-item[1][0], -item[1][1])))

@@ -1,0 +1,207 @@
+"""Points of the charts: what one minute is made of, how minutes become longer steps, and which places they have. Pure.
+
+A point is kept as JSON, of at most ``LONGEST`` bytes. Durations are counts by step of a scale (``step_of``), which can
+be added up; a percentile is right within a fifth. A step of a coarser ring is made of the finer ring's points each time
+one of them is written: writing the same minute twice changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import log2
+from typing import Any, NamedTuple
+
+import orjson
+
+from usher.common.protocol.run_log import CRASHED, DONE, FAILED, GAVE_UP, RunRecord
+
+
+class Ring(NamedTuple):
+    """Places for the points of one resolution: the ``places`` newest are kept."""
+
+    name: str
+    step_ms: int
+    places: int
+
+    def begin(self, ms: int) -> int:
+        return ms - ms % self.step_ms
+
+    def field(self, ms: int) -> str:
+        """Return the place of the step with this moment; a later one takes it over."""
+        return f"{self.name}{ms // self.step_ms % self.places}"
+
+    def fields(self, since_ms: int, until_ms: int) -> list[str]:
+        """Return the places of all steps from one moment to another, both included."""
+        first = max(self.begin(since_ms), self.begin(until_ms) - (self.places - 1) * self.step_ms)
+        return [self.field(ms) for ms in range(first, until_ms + 1, self.step_ms)]
+
+
+#: An hour of minutes, a day of quarters, a week of two hours, and some more of each.
+RINGS = (Ring("m", 60_000, 64), Ring("q", 900_000, 100), Ring("h", 7_200_000, 88))
+#: The longest point, in bytes; all of them have at most 252 * LONGEST (2 MiB), and some 200 KiB as a rule.
+LONGEST = 8_192
+#: The most consumers, and tenants, of a point, and the most characters of their names.
+NAMES, _LONGEST_NAME = 20, 100
+#: Executions of all consumers; those of the consumers that have no place in a point.
+ALL, OTHERS = "", "(others)"
+_FAILED = (FAILED, CRASHED, GAVE_UP)
+_FIRST_US, _LAST_STEP = 100, 80
+
+
+class Level(NamedTuple):
+    """What Redis tells at one moment. ``sent`` and ``done`` are counted since some moment of the past; None: unknown.
+    ``runs``: up to where the run log was read."""
+
+    sent: int | None
+    done: int | None
+    lag: int
+    pending: int
+    oldest_ms: int
+    runs: str
+
+
+def step_of(us: float) -> int:
+    """Return the step of a duration: two for each doubling from 0.1 ms on.
+
+    >>> step_of(0), step_of(100), step_of(200), step_of(-5), step_of(1e99)
+    (0, 1, 3, 0, 80)
+    """
+    return 0 if us < _FIRST_US else min(_LAST_STEP, 1 + int(2 * log2(us / _FIRST_US)))
+
+
+def percentile_ms(counts: Mapping[str, int], share: float) -> float | None:
+    """Return about how long the given share of these durations took at most; None without any.
+
+    >>> percentile_ms({}, 0.5), percentile_ms({"0": 3}, 0.5), round(percentile_ms({"7": 1, "21": 1}, 0.99))
+    (None, 0.1, 121)
+    """
+    left = share * sum(counts.values())
+    for step, count in sorted((int(step), count) for step, count in counts.items()):
+        left -= count
+        if left <= 0:
+            return float(_FIRST_US * 2 ** ((step - 0.5) / 2) / 1000) if step else _FIRST_US / 1000
+    return None
+
+
+def gather(runs: Iterable[RunRecord]) -> dict[str, dict[str, Any]]:
+    """Count executions, those of each consumer and ``ALL``. A message's wait is the time from its id to the start of
+    its first attempt."""
+    found: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        wait = took = -1
+        if run.attempt == 1:
+            wait = step_of(run.start_us - 1000 * int(run.id.partition("-")[0]))
+        if run.end_us:
+            took = step_of(run.end_us - run.start_us)
+        for name in (ALL, run.consumer.rpartition(":")[0][:_LONGEST_NAME]):
+            part = found.get(name) or found.setdefault(name, _part())
+            part["done"] += run.outcome == DONE
+            part["failed"] += run.outcome in _FAILED
+            for key, step in (("wait", wait), ("took", took)):
+                if step >= 0:
+                    part[key][str(step)] = part[key].get(str(step), 0) + 1
+    return found
+
+
+def point(
+    now_ms: int,
+    level: Level,
+    former: Mapping[str, Any] | None,
+    runs: Mapping[str, dict[str, Any]],
+    tenants: Mapping[str, Sequence[Any]],
+    *,
+    in_part: bool,
+) -> dict[str, Any]:
+    """Return the point of this minute. ``former``: the newest one of an earlier minute; what was counted since then is
+    this point's. ``in_part``: not all executions were read."""
+    since_ms = now_ms if former is None else former["at"]
+    return {
+        "t": RINGS[0].begin(now_ms),
+        "at": now_ms,
+        "ms": max(0, now_ms - since_ms),
+        "sent": _more(former, "sent_total", level.sent),
+        "done": _more(former, "done_total", level.done),
+        "lag": level.lag,
+        "pending": level.pending,
+        "oldest_ms": level.oldest_ms,
+        "sent_total": level.sent,
+        "done_total": level.done,
+        "runs": level.runs,
+        "parts": runs,
+        "tenants": {name[:_LONGEST_NAME]: list(told) for name, told in list(tenants.items())[:NAMES]},
+        "in_part": in_part,
+    }
+
+
+def merge(begin_ms: int, points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return these points, of one step that begins then, as one: counts added up, and the highest of each level."""
+    merged: dict[str, Any] = {"t": begin_ms, "at": points[-1]["at"], "in_part": any(one["in_part"] for one in points)}
+    merged["ms"] = sum(one["ms"] for one in points)
+    for name in ("sent", "done"):
+        known = [one[name] for one in points if one[name] is not None]
+        merged[name] = sum(known) if known else None
+    merged |= {name: max(one[name] for one in points) for name in ("lag", "pending", "oldest_ms")}
+    parts: dict[str, dict[str, Any]] = {}
+    tenants: dict[str, list[Any]] = {}
+    for one in points:
+        for name, part in one["parts"].items():
+            _add(parts.setdefault(name, _part()), part)
+        for name, (given, waiting, weight, held) in one["tenants"].items():
+            before = tenants.get(name, [0, 0, weight, False])
+            tenants[name] = [before[0] + given, max(before[1], waiting), weight, held]
+    most = sorted(tenants.items(), key=lambda item: -item[1][0])[:NAMES]
+    return merged | {"parts": parts, "tenants": dict(most)}
+
+
+def encode(one: Mapping[str, Any]) -> bytes:
+    """Encode a point in at most ``LONGEST`` bytes: the consumers with the fewest executions are ``OTHERS``, the tenants
+    with the fewest messages are left out."""
+    parts = one["parts"]
+    ranked = sorted(parts, key=lambda name: (name != ALL, name == OTHERS, -_size(parts[name])))
+    most = NAMES
+    while True:
+        kept = {name: parts[name] for name in ranked[: most + 1]}
+        if rest := [parts[name] for name in ranked[most + 1 :]]:
+            others = _part()
+            for part in (kept.pop(OTHERS, None), *rest):
+                if part is not None:
+                    _add(others, part)
+            kept[OTHERS] = others
+        tenants = dict(list(one["tenants"].items())[:most])
+        made = orjson.dumps({**one, "parts": kept, "tenants": tenants})
+        if len(made) <= LONGEST or not most:
+            return made
+        most //= 2
+
+
+def decode(value: Any) -> dict[str, Any] | None:
+    """Return a point as it was kept; None for what is none (a later version's)."""
+    try:
+        found = orjson.loads(value) if isinstance(value, bytes) else None
+        return (
+            found if isinstance(found, dict) and {"t", "at", "ms", "parts", "tenants", "lag"} <= found.keys() else None
+        )
+    except ValueError:
+        return None
+
+
+def _part() -> dict[str, Any]:
+    return {"done": 0, "failed": 0, "wait": {}, "took": {}}
+
+
+def _add(to: dict[str, Any], part: Mapping[str, Any]) -> None:
+    to["done"] += part["done"]
+    to["failed"] += part["failed"]
+    for key in ("wait", "took"):
+        for step, count in part[key].items():
+            to[key][step] = to[key].get(step, 0) + count
+
+
+def _size(part: Mapping[str, Any]) -> int:
+    return int(part["done"] + part["failed"])
+
+
+def _more(former: Mapping[str, Any] | None, name: str, total: int | None) -> int | None:
+    """Return what has come since; None where that is unknown: the stream was made anew, or Redis does not tell."""
+    before = None if former is None else former.get(name)
+    return None if before is None or total is None or total < before else total - before

@@ -1,0 +1,113 @@
+"""The charts on a real Redis: a leader writes them, its successor goes on, a deposed one writes nothing, and any master
+shows them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.integration.factories import World
+from usher.common.base.clock import wall_ms
+from usher.common.base.errors import Fenced
+from usher.common.protocol.run_log import RunRecord, encode
+from usher.common.redis.client import Link
+from usher.master.charts import keeper as keeper_module
+from usher.master.charts.keeper import ChartKeeper
+from usher.master.charts.reader import SPANS, ChartReader
+from usher.master.leader.elector import Lead
+from usher.master.policy import charts
+from usher.master.policy.charts import ALL
+
+
+def _keeper(world: World, epoch: int, **more: Any) -> ChartKeeper:
+    lead = Lead()
+    lead._set(epoch, "http://one")
+    return ChartKeeper(world.link, world.keys, lead, **more)
+
+
+def _ran(world: World, number: int, outcome: str = "done") -> None:
+    now_us = 1000 * wall_ms()
+    runs = [RunRecord("a:1", "t", f"{now_us // 1000 - 50}-{n}", 1, 1, now_us, now_us + 7_000) for n in range(number)]
+    world.link.call("XADD", world.keys.runs, "*", "batch", encode("a:1", map(_as_executed, runs), [outcome] * number))
+
+
+def _as_executed(run: RunRecord) -> Any:
+    return SimpleNamespace(**run._asdict() | {"ticket": run.ticket.encode(), "stream_id": run.id.encode()})
+
+
+def _age(world: World, ms: int) -> None:
+    """Make all points that many milliseconds older."""
+    rows = world.link.call("HGETALL", world.keys.charts)
+    kept = [found for value in rows[1::2] if (found := charts.decode(value)) and "runs" in found]
+    world.link.call("DEL", world.keys.charts)
+    for one in kept:
+        one["t"] -= ms
+        one["at"] -= ms
+        world.link.call("HSET", world.keys.charts, charts.RINGS[0].field(one["t"]), charts.encode(one))
+
+
+def test_a_successor_goes_on_where_the_leader_ended(world: World) -> None:
+    former = world.elect()
+    world.send_many([b"t"] * 3)
+    _keeper(world, former.epoch).run_once()
+    reader = ChartReader(world.link, world.keys)
+    (point,) = reader.read(SPANS["1h"])[1]
+    assert (point["sent"], point["parts"]) == (None, {})
+    _age(world, 120_000)
+    world.send_many([b"t"] * 5)
+    _ran(world, 4)
+    _ran(world, 2, "failed")
+    successor = _keeper(world, world.elect("http://two", succeed=f"{former.epoch} http://one").epoch)
+    for _ in range(2):  # the same minute twice changes nothing
+        successor.run_once()
+        _, points = reader.read(SPANS["1h"])
+        assert points[-1]["sent"] == 5
+        part = points[-1]["parts"][ALL]
+        assert (part["done"], part["failed"], sum(part["took"].values())) == (4, 2, 6)
+        for span in ("24h", "7d"):
+            coarse = reader.read(SPANS[span])[1][-1]
+            assert coarse["parts"][ALL]["done"] == 4
+            assert coarse["parts"]["a"]["failed"] == 2
+
+
+def test_a_deposed_leader_writes_nothing(world: World) -> None:
+    former = world.elect()
+    keeper = _keeper(world, former.epoch)
+    world.elect("http://two", succeed=f"{former.epoch} http://one")
+    keeper.run_once()
+    assert not world.link.call("EXISTS", world.keys.charts)
+    assert keeper._lead.epoch is None
+    with pytest.raises(Fenced):
+        former.note_chart([("m0", b"{}")])
+
+
+def test_of_a_long_run_log_a_part_is_read_and_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper_module, "_RUN_BYTES", 12_000)
+    monkeypatch.setattr(keeper_module, "_RECORDS", 2)
+    for _ in range(60):
+        _ran(world, 20)
+    _keeper(world, world.elect().epoch).run_once()
+    (point,) = ChartReader(world.link, world.keys).read(SPANS["1h"])[1]
+    assert point["in_part"]
+    assert 0 < point["parts"][ALL]["done"] < 1200
+
+
+def test_tenants_have_what_they_were_given_since_the_former_point(world: World) -> None:
+    told = {"x": (10, 2, 1.0, False), "y": (1, 0, 2.0, True)}
+    keeper = _keeper(world, world.elect().epoch, tenants=lambda: told)
+    keeper.run_once()
+    told["x"] = (14, 0, 1.0, False)
+    keeper.run_once()
+    (point,) = ChartReader(world.link, world.keys).read(SPANS["1h"])[1]
+    assert point["tenants"] == {"x": [4, 0, 1.0, False], "y": [0, 0, 2.0, True]}
+
+
+def test_a_redis_without_group_or_stream_has_a_point_too(link: Link) -> None:
+    world = World(link)
+    epoch = world.elect().epoch
+    link.call("DEL", world.keys.stream)
+    _keeper(world, epoch).run_once()
+    assert ChartReader(link, world.keys).read(SPANS["1h"])[1][0]["lag"] == 0
+    world.make_group()

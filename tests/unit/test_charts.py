@@ -1,0 +1,121 @@
+"""Points of the charts: what they count, that longer steps are the same however often they are made, their bound in
+bytes, and what a chart of them is."""
+
+from __future__ import annotations
+
+import random
+
+from usher.common.protocol.run_log import RunRecord
+from usher.master.charts.drawing import draw, kinds
+from usher.master.charts.reader import SPANS
+from usher.master.policy import charts
+from usher.master.policy.charts import ALL, LONGEST, NAMES, OTHERS, RINGS, Level
+
+_NOW = 1_700_000_000_000
+
+
+def _level(sent: int | None = 0, done: int | None = 0) -> Level:
+    return Level(sent, done, 3, 2, 500, "1-0")
+
+
+def _run(
+    consumer: str = "a:1", took_ms: float = 10, wait_ms: float = 5, outcome: str = "done", n: int = 0
+) -> RunRecord:
+    start = 1000 * _NOW + int(1000 * wait_ms)
+    return RunRecord(consumer, "t", f"{_NOW}-{n}", 1, 1, start, start + int(1000 * took_ms), outcome)
+
+
+def test_percentiles_are_right_within_a_fifth() -> None:
+    for took_ms in (0.3, 1.7, 40, 9_999, 3_600_000):
+        part = charts.gather([_run(took_ms=took_ms)] * 99 + [_run(took_ms=50 * took_ms)])[ALL]
+        for share, true in ((0.5, took_ms), (0.99, took_ms), (1.0, 50 * took_ms)):
+            found = charts.percentile_ms(part["took"], share)
+            assert found is not None
+            assert abs(found / true - 1) < 0.2
+
+
+def test_executions_are_counted_by_consumer_and_a_second_attempt_has_not_waited() -> None:
+    runs = [_run("a:1"), _run("b:2", outcome="failed"), _run("b:2", outcome="retry_later")]
+    runs.append(_run("b:3")._replace(attempt=2))
+    runs.append(_run("b:3", outcome="crashed")._replace(end_us=0))
+    found = charts.gather(runs)
+    assert {name: (part["done"], part["failed"]) for name, part in found.items()} == {
+        ALL: (2, 2),
+        "a": (1, 0),
+        "b": (1, 2),
+    }
+    assert sum(found[ALL]["wait"].values()) == sum(found[ALL]["took"].values()) == 4
+
+
+def test_a_point_counts_since_the_former_one_and_nothing_where_a_count_went_back() -> None:
+    former = charts.point(_NOW, _level(100, 50), None, {}, {}, in_part=False)
+    assert (former["sent"], former["ms"]) == (None, 0)
+    late = charts.point(_NOW + 300_000, _level(160, 20), former, {}, {}, in_part=False)
+    assert (late["sent"], late["done"], late["ms"]) == (60, None, 300_000)
+    assert charts.point(_NOW, _level(None, None), former, {}, {}, in_part=False)["sent"] is None
+
+
+def test_merged_points_are_their_sum_and_the_highest_level() -> None:
+    one = charts.point(_NOW, _level(10, 10), None, charts.gather([_run()]), {"x": (5, 1, 1.0, False)}, in_part=False)
+    two = charts.point(
+        _NOW + 60_000, _level(30, 20), one, charts.gather([_run()] * 3), {"x": (2, 9, 1.0, True)}, in_part=True
+    )
+    merged = charts.merge(_NOW, [one, two | {"lag": 7}])
+    assert (merged["sent"], merged["done"], merged["lag"], merged["ms"], merged["in_part"]) == (20, 10, 7, 60_000, True)
+    assert merged["parts"][ALL]["done"] == 4
+    assert merged["tenants"] == {"x": [7, 9, 1.0, True]}
+
+
+def test_a_point_has_its_bound_whatever_the_names() -> None:
+    chance = random.Random(1)
+    runs = [
+        _run(f"{n % 300:03}{'ä' * 90}:1", took_ms=10 ** chance.uniform(-2, 9), wait_ms=10 ** chance.uniform(-2, 9))
+        for n in range(9_000)
+    ]
+    tenants = {f"{n}" + "\u2028" * 200: (n, n, 1.0, False) for n in range(500)}
+    made = charts.encode(charts.point(_NOW, _level(), None, charts.gather(runs), tenants, in_part=False))
+    assert len(made) <= LONGEST
+    found = charts.decode(made)
+    assert found is not None
+    assert found["parts"][ALL]["done"] == 9_000
+    assert sum(part["done"] for name, part in found["parts"].items() if name != ALL) == 9_000
+    few = charts.decode(
+        charts.encode(
+            charts.point(_NOW, _level(), None, charts.gather(_run(f"{n}:1") for n in range(30)), {}, in_part=False)
+        )
+    )
+    assert few is not None
+    assert len(few["parts"]) == NAMES + 2
+    assert OTHERS in few["parts"]
+
+
+def test_what_is_no_point_is_passed_over() -> None:
+    assert [charts.decode(value) for value in (None, b"", b"{}", b"[1]", b"\xff", b'{"t":1}')] == [None] * 6
+
+
+def test_places_are_bounded_and_each_step_has_its_own() -> None:
+    for ring in RINGS:
+        fields = ring.fields(0, _NOW)
+        assert len(fields) == len(set(fields)) == ring.places
+        assert fields[-1] == ring.field(_NOW)
+        assert ring.field(_NOW) != ring.field(_NOW + ring.step_ms)
+    assert [span.length_ms // span.ring.step_ms < span.ring.places for span in SPANS.values()] == [True] * 3
+    assert sum(ring.places for ring in RINGS) == 252
+
+
+def test_a_chart_has_pieces_where_points_are_missing_and_keeps_within_its_axes() -> None:
+    points = []
+    for minute in (0, 1, 2, 20, 21, 40):
+        former = points[-1] if points else None
+        points.append(charts.point(_NOW + 60_000 * minute, _level(100 * minute, 0), former, {}, {}, in_part=False))
+    drawn = draw(kinds("", "")[0], points, SPANS["1h"], _NOW + 45 * 60_000)
+    assert [len(line["pieces"]) for line in drawn["lines"]] == [3, 3, 3]
+    places = [
+        tuple(map(float, one.split(",")))
+        for line in drawn["lines"]
+        for piece in line["pieces"]
+        for one in piece.split()
+    ]
+    assert all(drawn["left"] <= x <= drawn["right"] and 0 <= y <= drawn["bottom"] for x, y in places)
+    assert drawn["rows"][1][1][0] == 100 / 60
+    assert not draw(kinds("nobody", "")[-1], points, SPANS["1h"], _NOW + 45 * 60_000)["lines"][0]["pieces"]
