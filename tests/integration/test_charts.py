@@ -59,7 +59,7 @@ def test_a_successor_goes_on_where_the_leader_ended(world: World) -> None:
     world.send_many([b"t"] * 5)
     _ran(world, 4)
     _ran(world, 2, "failed")
-    successor = _keeper(world, world.elect("http://two", succeed=f"{former.epoch} http://one").epoch)
+    successor = _keeper(world, world.elect("http://two", succeed=str(former.epoch)).epoch)
     for _ in range(2):  # the same minute twice changes nothing
         successor.run_once()
         _, points = reader.read(SPANS["1h"])
@@ -75,7 +75,7 @@ def test_a_successor_goes_on_where_the_leader_ended(world: World) -> None:
 def test_a_deposed_leader_writes_nothing(world: World) -> None:
     former = world.elect()
     keeper = _keeper(world, former.epoch)
-    world.elect("http://two", succeed=f"{former.epoch} http://one")
+    world.elect("http://two", succeed=str(former.epoch))
     keeper.run_once()
     assert not world.link.call("EXISTS", world.keys.charts)
     assert keeper._lead.epoch is None
