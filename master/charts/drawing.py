@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import ceil, floor, log10
 from typing import Any, NamedTuple
 
-from usher.master.charts.reader import Span
+from usher.master.charts.reader import ChartSpan
 from usher.master.policy.charts import ALL, percentile_ms
 
 #: Size of a chart in its own units, and the room for its axes.
@@ -99,7 +99,7 @@ def kinds(consumer: str, tenant: str) -> tuple[ChartKind, ...]:
     return (*moved, *timed)
 
 
-def draw(kind: ChartKind, points: Sequence[Mapping[str, Any]], span: Span, now_ms: int) -> dict[str, Any]:
+def draw(kind: ChartKind, points: Sequence[Mapping[str, Any]], span: ChartSpan, now_ms: int) -> dict[str, Any]:
     """Return the chart as a template needs it: lines, in pieces where points are missing, marks of both axes, and a
     table."""
     since_ms, right = now_ms - span.length_ms, WIDTH - 4
@@ -157,7 +157,7 @@ def _marks(since_ms: int, until_ms: int, step_ms: int) -> range:
     return range(since_ms - since_ms % step_ms + step_ms, until_ms + 1, step_ms)
 
 
-def _moment(ms: int, span: Span) -> str:
+def _moment(ms: int, span: ChartSpan) -> str:
     when = datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC)
     return f"{when:%d %b}" if span.length_ms > 86_400_000 else f"{when:%H:%M}"
 

@@ -11,7 +11,7 @@ from usher.master.policy import charts
 from usher.master.policy.charts import RINGS, Ring
 
 
-class Span(NamedTuple):
+class ChartSpan(NamedTuple):
     """A length of time that is shown, and the ring that has its points."""
 
     label: str
@@ -20,9 +20,9 @@ class Span(NamedTuple):
 
 
 SPANS = {
-    "1h": Span("1 hour", RINGS[0], 3_600_000),
-    "24h": Span("24 hours", RINGS[1], 86_400_000),
-    "7d": Span("7 days", RINGS[2], 7 * 86_400_000),
+    "1h": ChartSpan("1 hour", RINGS[0], 3_600_000),
+    "24h": ChartSpan("24 hours", RINGS[1], 86_400_000),
+    "7d": ChartSpan("7 days", RINGS[2], 7 * 86_400_000),
 }
 
 
@@ -34,7 +34,7 @@ class ChartReader:
         self._keys = keys
         self._lock = threading.Lock()
 
-    def read(self, span: Span) -> tuple[int, list[dict[str, Any]]]:
+    def read(self, span: ChartSpan) -> tuple[int, list[dict[str, Any]]]:
         """Return Redis' time in ms, and the points of this span up to then, oldest first. Raises RedisTrouble."""
         with self._lock:
             moment = self._link.call("TIME")

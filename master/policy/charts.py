@@ -49,8 +49,8 @@ _FIRST_US, _LAST_STEP = 100, 80
 
 
 class Level(NamedTuple):
-    """What Redis tells at one moment. ``sent`` and ``done`` are counted since some moment of the past; None: unknown.
-    ``runs``: up to where the run log was read."""
+    """Figures that Redis tells at one moment. ``sent`` and ``done`` are counted since some moment of the past; None:
+    unknown. ``runs``: up to where the run log was read."""
 
     sent: int | None
     done: int | None
@@ -73,7 +73,7 @@ def percentile_ms(counts: Mapping[str, int], share: float) -> float | None:
     """Return about how long the given share of these durations took at most; None without any.
 
     >>> percentile_ms({}, 0.5), percentile_ms({"0": 3}, 0.5), round(percentile_ms({"7": 1, "21": 1}, 0.99))
-    (None, 0.1, 121)
+    (None, 0.1, 122)
     """
     left = share * sum(counts.values())
     for step, count in sorted((int(step), count) for step, count in counts.items()):

@@ -65,6 +65,7 @@ def view_routes(port: PagePort) -> Blueprint:
     _add_live(views, port)
     _add_tickets(views, port)
     _add_letters(views, port)
+    _add_charts(views, port)
     _add_system(views, port)
     return views
 
@@ -299,6 +300,24 @@ def _add_letters(views: Blueprint, port: PagePort) -> None:
         return render_page("letters/job.html", page, job=found, also=also_for(port.letters.other_groups()))
 
 
+# -- charts
+
+
+def _add_charts(views: Blueprint, port: PagePort) -> None:
+    @views.get("/charts")
+    def charts() -> str:
+        asked = request.args
+        span, consumer, tenant = asked.get("span", "1h"), asked.get("consumer", ""), asked.get("tenant", "")
+        if span not in SPANS or max(len(consumer), len(tenant)) > _LONGEST_ID:
+            raise Problem(422, "invalid_fields", "the span must be 1h, 24h or 7d")
+        now_ms, points = port.charts.read(SPANS[span])
+        facts: dict[str, Any] = {"spans": SPANS, "span": span, "consumer": consumer, "tenant": tenant}
+        facts |= {"drawn": [draw(kind, points, SPANS[span], now_ms) for kind in kinds(consumer, tenant)]}
+        facts |= {"by_consumer": totals(points), "by_tenant": turns(points), "names": NAMES, "now_ms": now_ms}
+        facts |= {"in_part": sum(one["in_part"] for one in points), "points": len(points), "has_points": bool(points)}
+        return render_page("system/charts.html", "charts", width=WIDTH, height=HEIGHT, **facts)
+
+
 # -- the system
 
 
@@ -326,19 +345,6 @@ def _add_system(views: Blueprint, port: PagePort) -> None:
             sources=sources,
             **facts,
         )
-
-    @views.get("/charts")
-    def charts() -> str:
-        asked = request.args
-        span, consumer, tenant = asked.get("span", "1h"), asked.get("consumer", ""), asked.get("tenant", "")
-        if span not in SPANS or max(len(consumer), len(tenant)) > _LONGEST_ID:
-            raise Problem(422, "invalid_fields", "the span must be 1h, 24h or 7d")
-        now_ms, points = port.charts.read(SPANS[span])
-        facts: dict[str, Any] = {"spans": SPANS, "span": span, "consumer": consumer, "tenant": tenant}
-        facts |= {"drawn": [draw(kind, points, SPANS[span], now_ms) for kind in kinds(consumer, tenant)]}
-        facts |= {"by_consumer": totals(points), "by_tenant": turns(points), "names": NAMES, "now_ms": now_ms}
-        facts |= {"in_part": sum(one["in_part"] for one in points), "points": len(points), "has_points": bool(points)}
-        return render_page("system/charts.html", "charts", width=WIDTH, height=HEIGHT, **facts)
 
     @views.get("/audit")
     def audit() -> str:

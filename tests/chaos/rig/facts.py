@@ -33,6 +33,7 @@ STAYING = (
     "gathered",
     "actions",
     "losses",
+    "charts",
 )
 
 
