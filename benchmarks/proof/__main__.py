@@ -1,5 +1,5 @@
-"""A program of the benchmark: one Spark, and a proof for each line of its input (``step``, or ``again`` for a proof of
-all that is archived). Answers with a line of JSON each."""
+"""A program of the benchmark: one session, and a proof for each line of its input (``step``, or ``again``: of all that
+is archived). Answers with a line of JSON each."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from usher.common.redis.locate import resolve_redis_url
 from usher.common.runtime.settings import load
 from usher.master.audit.job import plan_of
 from usher.master.audit.proof import Proof
-from usher.master.audit.read.session import SparkPlace, spark_session
+from usher.master.audit.sessions import session
 from usher.master.audit.settings import AuditSettings
 
 
 def main() -> None:
     settings = load(AuditSettings, os.environ)
-    place = SparkPlace(settings.audit_spark_master, settings.folder / "spark", settings.audit_memory_mib)
     url, [stream] = resolve_redis_url(settings), settings.streams
-    with spark_session(place, os.environ) as spark:
+    with session(settings, url, os.environ, lambda _: None) as made:
         print(orjson.dumps({"ready": True}).decode(), flush=True)
         for line in sys.stdin:
-            proof = Proof(spark, plan_of(settings, url), stream, settings.folder / "archive")
+            proof = Proof(made, plan_of(settings, url), stream, settings.folder / "archive")
             proven = proof.run(again=line.strip() == "again")
             found = [(one.check.name, example.id) for one in proven.fresh for example in one.examples]
             told = {"total": proven.total, "new": proven.executions, "found": found, "unproven": proven.unproven}

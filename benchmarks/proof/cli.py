@@ -34,8 +34,17 @@ from usher.deploy.bench.rig import BenchFailed
 )
 @click.option("--faults", type=click.IntRange(0), default=5, show_default=True, help="Steps between two seeded faults.")
 @click.option("--kills", type=click.IntRange(0), default=2, show_default=True, help="Steps with a killed prover.")
+@click.option(
+    "--engine",
+    type=click.Choice(("local", "spark")),
+    default="local",
+    show_default=True,
+    help="What proves; local: a process for each step, and its start counts.",
+)
 @click.option("--cores", type=click.IntRange(1), default=2, show_default=True, help="Cores that Spark may use.")
-@click.option("--memory-mib", type=click.IntRange(min=512), default=1024, show_default=True, help="Heap of the JVM.")
+@click.option(
+    "--memory-mib", type=click.IntRange(min=512), default=1024, show_default=True, help="Memory of the engine."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def prove(
     executions: int,
@@ -44,6 +53,7 @@ def prove(
     hot: tuple[float, ...],
     faults: int,
     kills: int,
+    engine: str,
     cores: int,
     memory_mib: int,
     as_json: bool,
@@ -54,7 +64,7 @@ def prove(
         with Progress(*columns, console=Console(stderr=True)) as bar:
             for share in hot:
                 task = bar.add_task(f"proving, {share:.0%} in one ticket", total=steps)
-                scale = Scale(executions, steps, tickets, share, faults, kills)
+                scale = Scale(executions, steps, tickets, share, faults, kills, engine)
                 folder = Path(tempfile.mkdtemp(prefix="usher-bench-"))
                 try:
                     rows.append(measure(folder, scale, cores, memory_mib, os.environ, partial(bar.advance, task)))

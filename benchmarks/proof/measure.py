@@ -32,7 +32,7 @@ _KEYS = Keys("bench_proof", "bench_group")
 @dataclass(frozen=True)
 class Scale:
     """The size of a simulation: ``executions`` in all, in ``steps`` of five minutes, and how (``history.History``);
-    ``kills`` of the prover."""
+    ``kills`` of the prover; ``engine``: what proves."""
 
     executions: int
     steps: int
@@ -40,6 +40,7 @@ class Scale:
     hot: float
     faults: int
     kills: int
+    engine: str
 
 
 class _Prover:
@@ -50,10 +51,10 @@ class _Prover:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, what: str, kill_after_s: float | None = None) -> dict[str, Any] | None:
-        """Return its answer, with what it cost; None when it was killed before it came."""
+        """Return its answer, with what it cost, a start included; None when it was killed before it came."""
+        cpu, began_s = cpu_seconds(self._process.pid) if self._process else 0.0, time.monotonic()
         process = self._begun()
         assert process.stdin is not None and process.stdout is not None
-        cpu, began_s = cpu_seconds(process.pid), time.monotonic()
         process.stdin.write(what.encode() + b"\n")
         process.stdin.flush()
         if kill_after_s is not None:
@@ -110,7 +111,7 @@ def measure(
     killed_at = set(dice.sample(range(scale.steps), min(scale.kills, scale.steps)))
     with EmbeddedRedis(folder / "server", durable=False) as server:
         link = Link(server.url, "bench", timeout_s=120.0)
-        prover = _Prover(_environ(environ, server.url, folder, cores, memory_mib))
+        prover = _Prover(_environ(environ, server.url, folder, scale.engine, cores, memory_mib))
         archive = folder / "archive"
         begun(link, _KEYS)
         first_ms = time.time_ns() // 1_000_000 - scale.steps * STEP_MS  # it ends about now
@@ -124,11 +125,13 @@ def measure(
                     prover.ask("step", dice.uniform(0, 1.2 * usual_s))
                 answer = prover.ask("step")
                 assert answer is not None
+                if scale.engine == "local":
+                    prover.end()
                 told += [tuple(one) for one in answer["found"]]
                 mark_told(archive, _KEYS)
                 _check(answer["total"] == made, f"step {step}: {answer['total']} of {made} executions are proven")
                 _check(not answer["unproven"], f"step {step}: {answer['unproven']}")
-                steps.append(answer | {"cold": step == 0 or step in killed_at})
+                steps.append(answer | {"cold": scale.engine == "spark" and (step == 0 or step in killed_at)})
                 usual_s = answer["seconds"]
                 progress()
             _check(sorted(told) == sorted(history.seeded), f"told {sorted(told)} of {sorted(history.seeded)}")
@@ -147,13 +150,16 @@ def _check(holds: bool, otherwise: str) -> None:
         raise BenchFailed(otherwise)
 
 
-def _environ(environ: Mapping[str, str], url: str, folder: Path, cores: int, memory_mib: int) -> dict[str, str]:
+def _environ(
+    environ: Mapping[str, str], url: str, folder: Path, engine: str, cores: int, memory_mib: int
+) -> dict[str, str]:
     base = {name: value for name, value in environ.items() if not name.startswith("USHER_")}
     return base | {
         "USHER_REDIS_URL": url,
         "USHER_GROUP": _KEYS.group,
         "USHER_TICKET_STREAM": _KEYS.stream,
         "USHER_AUDIT_DIR": str(folder),
+        "USHER_AUDIT_ENGINE": engine,
         "USHER_AUDIT_SPARK_MASTER": f"local[{cores}]",
         "USHER_AUDIT_MEMORY_MIB": str(memory_mib),
     }
@@ -177,6 +183,7 @@ def _document(scale: Scale, steps: list[dict[str, Any]], whole: dict[str, Any], 
         "tickets": scale.tickets,
         "hot": scale.hot,
         "kills": scale.kills,
+        "engine": scale.engine,
         "findings": told,
         **costs,
     }

@@ -303,8 +303,9 @@ class Proof:
     ) -> None:
         """Judge executions with what their tickets carry; where that shows anything, with all of the ticket."""
         assert span.carried is not None
-        carried = carry.merged(span.carried, carry.with_order(rows))
-        followed = run_proof.follow(rows, clocks, carried, figures.executions)
+        doubts = self._keep(run_proof.doubts(rows, clocks, figures.executions, span.carried))
+        carried, judged = carry.merged(span.carried, doubts), rows.join(doubts, ["stream", "ticket"], "left_semi")
+        followed = run_proof.follow(judged, clocks, carried, figures.executions)
         tickets = self._keep(followed.filter(F.greatest(*run_proof.FLAGS)).select("stream", "ticket").distinct())
         repeated = self._repeated(rows) if figures.unkeyed else None
         if repeated is None and tickets.isEmpty():

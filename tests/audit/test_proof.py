@@ -49,12 +49,12 @@ def fresh(proven: Proven) -> dict[str, set[str]]:
     return {one.check.name: {example.id or example.owner for example in one.examples} for one in proven.fresh}
 
 
-def _random_runs(tickets: int) -> list[dict[str, Any]]:
+def _random_runs(tickets: int, most: int = 12) -> list[dict[str, Any]]:
     """Executions in the order in which they are recorded: some of them late, at once, twice, out of order."""
     dice, rows, noted = random.Random(38), [], 0
     for ticket in range(tickets):
         fence, at_us = 1, 0
-        for _ in range(dice.randint(1, 12)):
+        for _ in range(dice.randint(1, most)):
             fence += dice.choice((0, 0, 0, 1))
             noted += 1
             at_us += dice.choice((1, 1, 1, -3)) * dice.randint(0, 2) * 1_000_000
@@ -131,6 +131,40 @@ def test_any_split_of_a_history_gives_the_same_verdict(
         }
         assert tickets / 5 < len(again) < tickets * 4 / 5, "both kinds are there"
         assert not [name for at, name in enumerate(names) if not any(flags[at] for flags in whole.values())]
+
+
+def test_a_ticket_that_shows_anything_is_in_doubt(local: Any) -> None:
+    """Of many short histories, as wholes and in parts, with right clocks and with wrong ones."""
+    from usher.master.audit.checks import carry, clocks, run_proof
+    from usher.master.audit.engine import F, use
+    from usher.master.audit.read import columns
+
+    rows, dice = _random_runs(3000, most=4), random.Random(7)
+    for row in rows:
+        late = {"record_ms": max(1, row["record_ms"] - dice.choice((0, 0, 0, 20)))}
+        row |= late | {"consumer": dice.choice((row["consumer"], "c1:1"))}
+    tables = [pa.Table.from_pylist(part, columns.RUNS) for part in (rows, *(rows[n::3] for n in range(3)))]
+    with use(local):
+        whole, *parts = [local.lazily(columns.RUNS, table.to_batches) for table in tables]
+
+        def shown(frame: Any, known: Any) -> set[str]:
+            told = run_proof.follow(frame, right, known)
+            is_told = F.greatest(*run_proof.FLAGS)
+            if known is None:
+                is_told = is_told | F.col("recovered_ms").isNotNull()
+            return {row.ticket for row in told.filter(is_told).collect()}
+
+        names = {row["consumer"] for row in rows}
+        ahead = [("s", name, least := dice.randint(-2_000_000, 2_000_000), least + 100_000) for name in sorted(names)]
+        wrong = local.createDataFrame(ahead, "stream string, consumer string, least_us bigint, most_us bigint")
+        for right in (clocks.offsets(clocks.bounds(whole.limit(0)), 0), wrong):
+            one, other = (carry.carry_of(clocks.on_redis_clock(part, right)) for part in parts[:2])
+            for frame, known in ((whole, None), (parts[1], one), (parts[2], one.unionByName(other))):
+                merged = None if known is None else carry.merged(known, frame)
+                in_doubt = [row.ticket for row in run_proof.doubts(frame, right, len(rows), known).collect()]
+                assert not shown(frame, merged) - set(in_doubt)
+                assert len(in_doubt) == len(set(in_doubt))
+                assert 50 < len(in_doubt) < frame.select("ticket").distinct().count() - 50
 
 
 def test_run_by_run_the_same_is_found_as_in_one_look_whatever_is_killed_in_between(

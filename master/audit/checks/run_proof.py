@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from usher.common.protocol.stream_id import rank
 from usher.master.audit.checks.carry import ORDER, PART_RUNS, carried_into, hot_tickets, in_ranges, prefix, with_order
 from usher.master.audit.checks.clocks import on_redis_clock
+from usher.master.audit.checks.doubt import doubtful
 from usher.master.audit.checks.facts import AuditedStream
 from usher.master.audit.checks.findings import CRASHED, DONE, ENDED, FENCES_PER_MS, GAVE_UP
 from usher.master.audit.checks.letters import DeadLetterFrames, not_added_again
@@ -112,7 +113,9 @@ def check_runs(
 ) -> None:
     """Check overlaps, order and fences per ticket. A message without a ticket id has no order with any other. ``dead``:
     the dead letters; ``clocks``: of the consumers (``clocks``)."""
-    told = _since_losses(follow(runs, clocks, executions=figures.executions), runs)
+    in_doubt = doubts(runs, clocks, figures.executions).persist()
+    kept = runs.join(in_doubt, ["stream", "ticket"], "left_semi")
+    told = _since_losses(follow(kept, clocks, executions=figures.executions), runs)
     seen = Observation()
     sums = [F.sum(F.col(name).cast("int")).alias(name) for name in (*_FLAGS, *_LOOKED_AT)]
     recovered = F.col("recovered_ms")
@@ -142,6 +145,19 @@ def check_runs(
             _check_stale(runs, flagged, suspects)
     finally:
         flagged.unpersist()
+        in_doubt.unpersist()
+
+
+def doubts(runs: DataFrame, clocks: DataFrame, executions: int, carried: DataFrame | None = None) -> DataFrame:
+    """Return the tickets to ``follow`` (``doubt``); no other one can have a flag. ``carried``: rows of what former runs
+    know of the tickets."""
+    timed = on_redis_clock(runs, clocks)
+    return doubtful(timed, carried, _hot(timed, executions, PART_RUNS))
+
+
+def _hot(runs: DataFrame, executions: int, most: int) -> DataFrame | None:
+    is_spread = executions > most and name_of(runs.sparkSession) == "spark"
+    return hot_tickets(runs, most) if is_spread else None
 
 
 def follow(
@@ -156,7 +172,7 @@ def follow(
     (``carry``). Of so many ``executions`` that a ticket may have more
     than ``most``, such a ticket is cut into ranges, so that many tasks work on it."""
     place, runs = ["stream", "ticket"], on_redis_clock(runs, clocks)
-    hot = hot_tickets(runs, most) if executions > most and name_of(runs.sparkSession) == "spark" else None
+    hot = _hot(runs, executions, most)
     told = with_order(runs) if hot is None else in_ranges(runs, hot, most)
     if hot is not None:
         place, carried = [*place, "range"], carried_into(told, hot, carried)

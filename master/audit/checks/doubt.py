@@ -1,0 +1,97 @@
+"""Tell the tickets whose executions may break a rule from those whose executions surely do not: by the one before each,
+in the order of a ticket. That takes numbers only; what is known of all before an execution (``carry``) takes ten times
+as long, and is asked of the tickets in doubt."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from usher.master.audit.checks.carry import ORDER, with_order
+from usher.master.audit.checks.findings import DONE
+from usher.master.audit.engine import F, Window
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+_TICKET = ("stream", "ticket")
+_OF_FORMER = ("fence", "start_us", "ended", "ms", "seq", "consumer", "outcome")
+
+
+def doubtful(runs: DataFrame, carried: DataFrame | None = None, hot: DataFrame | None = None) -> DataFrame:
+    """Return (stream, ticket): all tickets that may have a flag of ``run_proof``, or a message that ran under two
+    fencing tokens, and some more. ``runs`` are by Redis' clock (``clocks``). ``carried``: rows of what former runs know
+    of the tickets, not necessarily one per ticket; ``hot``: tickets that are too large to look at, so in doubt."""
+    keyed = with_order(runs)
+    if hot is not None:
+        keyed = keyed.join(F.broadcast(hot.select(*_TICKET)), [*_TICKET], "left_anti")
+    row = Window.partitionBy(*_TICKET).orderBy(*ORDER, "record_ms", "record")
+    before = row.rowsBetween(Window.unboundedPreceding, -1)
+    former = {f"former_{name}": F.lag(name).over(row) for name in _OF_FORMER}
+    so_far = {"latest_end": F.max("end_least").over(before), "latest_record": F.max("record_ms").over(before)}
+    told = keyed.withColumns(former | so_far).withColumn("is_first", F.col("former_fence").isNull())
+    told = told.withColumn("is_fine", F.coalesce(_follows(), F.lit(False)))
+    doubts = told.filter(~F.col("is_fine")).select(*_TICKET)
+    if carried is not None:
+        doubts = doubts.unionByName(_against(_beginnings(told), carried))
+    if hot is not None:
+        doubts = doubts.unionByName(hot.select(*_TICKET))
+    return doubts.distinct()
+
+
+def _follows() -> Any:
+    """Return whether an execution surely breaks no rule, if those before it in its ticket do not.
+
+    Then the one before it is of the latest message so far, and ended last; and what ended surely also started surely.
+    """
+    same = F.col("fence") == F.col("former_fence")
+    is_behind = _is_later("former_ms", "former_seq")
+    again = (F.col("ms") == F.col("former_ms")) & (F.col("seq") == F.col("former_seq"))
+    one_call = same & (F.col("start_us") == F.col("former_start_us")) & (F.col("ended") == F.col("former_ended"))
+    in_turn = (F.col("start_us") >= F.col("former_ended")) & (F.col("latest_end") <= F.col("start_most"))
+    follows = (
+        (~same | (F.col("consumer") == F.col("former_consumer")))
+        & (is_behind | (same & again & (F.col("former_outcome") != DONE)))
+        & (in_turn | (one_call & is_behind))
+        & (same | (F.col("latest_record") <= F.col("record_ms")))
+    )
+    return (F.col("is_first") | follows) & ((F.col("end_us") == 0) | (F.col("end_us") >= F.col("start_us")))
+
+
+def _beginnings(told: DataFrame) -> DataFrame:
+    """Return a row per ticket: its first execution, and what is lowest of all."""
+    firsts = [F.max(F.when(F.col("is_first"), F.col(name))).alias(name) for name in _OF_FORMER[:-1]]
+    lowest = [F.min(name).alias(name) for name in ("start_most", "record_ms")]
+    return told.groupBy(*_TICKET).agg(*firsts, *lowest, F.max("fence").alias("highest_fence"))
+
+
+def _against(beginnings: DataFrame, carried: DataFrame) -> DataFrame:
+    """Return the tickets that surely break no rule by themselves, and maybe one by what is ``carried`` of them."""
+    fence, last, done = F.col("fence"), F.col("last"), F.col("done")
+    is_behind = (fence > last["fence"]) | ((fence == last["fence"]) & (F.col("start_us") > last["start_us"]))
+    follows = (
+        is_behind
+        & ((fence > last["fence"]) | (F.col("consumer") == last["consumer"]))
+        & (F.col("latest_end.ended") <= F.col("start_us"))
+        & (F.col("surely_ended.end_least") <= F.col("start_most"))
+        & (F.col("surely_started.start_least") <= F.col("start_most"))
+        & ((F.col("started.fence") < fence) | ~_is_later_than("started"))
+        & (done.isNull() | _is_later("done.ms", "done.seq"))
+        & (
+            F.col("noted_last").isNull()
+            | (F.col("noted_last") <= F.col("record_ms"))
+            | (last["fence"] == F.col("highest_fence"))
+        )
+    )
+    joined = beginnings.join(carried, [*_TICKET])
+    return joined.filter(~F.coalesce(follows, F.lit(False))).select(*_TICKET)
+
+
+def _is_later(ms: str, seq: str) -> Any:
+    return (F.col("ms") > F.col(ms)) | ((F.col("ms") == F.col(ms)) & (F.col("seq") > F.col(seq)))
+
+
+def _is_later_than(message: str) -> Any:
+    """Return whether ``message`` is later than this one."""
+    ms, seq = F.col(f"{message}.ms"), F.col(f"{message}.seq")
+    return (ms > F.col("ms")) | ((ms == F.col("ms")) & (seq > F.col("seq")))
