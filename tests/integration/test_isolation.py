@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from usher.common.base.clock import now_s
-from usher.common.runtime import oom
+from usher.common.runtime import memory
 from usher.consumer.isolation.process import HandlerProcess
 from usher.consumer.isolation.values import DIED, DONE, HUNG, LEASE, NOT_RUN, Piece, ProcessSpec
 
@@ -149,7 +149,7 @@ def test_who_is_killed_while_the_kernel_ends_processes_for_want_of_memory_need_n
     """The kernel takes the child first, whoever needs the memory."""
     counts = folder / "vmstat"
     counts.write_text("nr_free_pages 12\noom_kill 7\n")
-    monkeypatch.setattr(oom, "_COUNTS", counts)
+    monkeypatch.setattr(memory, "_COUNTS", counts)
 
     def end() -> None:
         if (folder / "effect").exists():

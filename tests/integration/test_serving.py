@@ -32,7 +32,7 @@ from usher.common.http.server import sockets as serving_sockets
 from usher.common.http.server import watch
 from usher.common.http.server.server import Certificate
 from usher.common.http.server.watch import Liveness, WorkerEnds
-from usher.common.runtime import oom
+from usher.common.runtime import memory
 
 _CHILD = "from tests.integration.test_serving import child; child()"
 
@@ -125,7 +125,7 @@ def child() -> None:
     certificate = Certificate(Path(how["cert"]), Path(how["key"])) if "cert" in how else Certificate()
     ends = WorkerEnds(lambda: ["T 1-0"])
     if "oom" in how:
-        oom._COUNTS = Path(how["oom"])
+        memory._COUNTS = Path(how["oom"])
     try:
         serving.serve(
             lambda: Program(how, ends),

@@ -28,7 +28,7 @@ def _index_afterwards(
     steps: LeaderScripts, plan: HandOverPlan, news: NewEntries = NO_NEW_ENTRIES, meanwhile: Meanwhile | None = None
 ) -> HandOverReply:
     reply = _hand_over(steps, plan, news, meanwhile)
-    link = steps._scripts._link
+    link = steps._scripts.link
     for target, answer in zip(plan.targets, reply.targets, strict=True):
         for part in target.parts:
             if answer.state == "OK" and part.ticket not in answer.refused:
@@ -96,7 +96,7 @@ def _letters_and_acks_apart(steps: OwnerScripts, letters: Sequence[Letter]) -> l
 
 
 def _letter_and_ack_apart(steps: OwnerScripts, letter: Letter) -> Buried:
-    keys, link = steps._keys, steps._scripts._link
+    keys, link = steps._keys, steps._scripts.link
     fields = (
         "usher-id",
         letter.id,
