@@ -217,7 +217,7 @@ class Dispatcher(Service):
         self._lead.doubt(epoch)
 
     def _drop_memory(self) -> None:
-        self._steps = None
+        self._steps, self._comes_again = None, False
         while self._events:
             posted = self._events.popleft()
             if isinstance(posted, Report):
@@ -507,11 +507,6 @@ class Dispatcher(Service):
             return False
         given = self._cursor.given
         self._cursor.advance(new)
-        comes_again = bool(entries.late or entries.in_processing)
-        if comes_again and not self._comes_again:  # told once for all that comes again
-            self._steps.losses.set_back((new.found[0].id, given), None)
-        self._comes_again = comes_again
-        self._steps.losses.cut(reply.cut, new.position)
         self._position_saver.remember(new)
         self._rejected += entries.rejected
         self._learn(plan, reply)
@@ -519,6 +514,12 @@ class Dispatcher(Service):
         self._unsure.update(ticket for ticket, _ in entries.in_processing)
         if entries.known:
             self._rejoin(entries.known)
+        # Last: memory knows of the hand-over, whatever becomes of these lines.
+        comes_again = bool(entries.late or entries.in_processing)
+        if comes_again and not self._comes_again:  # told once for all that comes again
+            self._steps.losses.set_back((new.found[0].id, given), None)
+        self._comes_again = comes_again
+        self._steps.losses.cut(reply.cut, new.position)
         return True
 
     def _sort(self, new: NewEntries) -> SortedEntries:

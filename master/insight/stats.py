@@ -159,7 +159,7 @@ class StreamStatsReader:
         late_s = 0.0 if later.first_ms is None else max(0.0, (now_ms - later.first_ms) / 1000)
         return StreamStats(
             entries,
-            lag.entries + sources["lag"],
+            min(lag.entries, entries) + sources["lag"],  # those that were cut unread count until the next is read
             lag.is_exact and sources["lag_is_exact"],
             summary[0] if summary else 0,
             by_owner.get(MASTER, 0),

@@ -157,3 +157,18 @@ def test_many_who_ask_in_one_second_cost_one_look(world: World) -> None:
 def test_a_redis_that_is_away_is_an_error_for_whoever_asks() -> None:
     with pytest.raises(NotNow):
         StreamStatsReader(Link("redis://127.0.0.1:1/0", "test", 0.2), Keys("s", "g")).read()
+
+
+def test_entries_that_were_cut_unread_are_gone_and_wait_for_nobody(valkey_url: str) -> None:
+    """Redis counts them in the lag until the next entry is read: producers that heed a limit would wait for ever."""
+    link, keys = Link(valkey_url, "test"), Keys("cut", "g")
+    link.call("DEL", keys.stream)
+    link.call("XGROUP", "CREATE", keys.stream, keys.group, "0", "MKSTREAM")
+    link.pipeline([("XADD", keys.stream, "*", "ticket_id", "T")] * 6)
+    link.call("XREADGROUP", "GROUP", keys.group, "master", "COUNT", 1, "STREAMS", keys.stream, ">")
+    assert StreamStatsReader(link, keys).read().lag == 5
+    link.call("XTRIM", keys.stream, "MAXLEN", 0)
+    reader = StreamStatsReader(link, keys)
+    assert reader.read().lag == 0
+    link.call("DEL", keys.stream)
+    reader.close()
