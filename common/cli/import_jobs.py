@@ -116,7 +116,7 @@ class _Moving:
         jobs = pluralize(self.importable, "job")
         if take:
             known = f", {self.repeated} had been sent before" if self.repeated else ""
-            click.echo(f"{jobs} of {escape_control(self.queue)}: {self.sent} sent{known}; they are gone there")
+            click.echo(f"{jobs} of {escape_control(self.queue)}: {self.sent} sent{known}; {self.gone} are gone there")
         else:
             click.echo(f"{jobs} of {escape_control(self.queue)} can be imported; --take does it")
         for kind, number in self.kinds.most_common():

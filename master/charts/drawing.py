@@ -79,7 +79,7 @@ def kinds(consumer: str, tenant: str) -> tuple[ChartKind, ...]:
         moved = [ChartKind("Per second", "number", (Series("done", "two", _of_part("done", consumer)), failed))]
     else:
         sent, done = Series("sent", "one", _rate("sent")), Series("done", "two", _rate("done"))
-        lag = Series("unread (lag)", "one", lambda point: float(point["lag"]))
+        lag = Series("unread (lag)", "one", lambda point: None if point["lag"] is None else float(point["lag"]))
         pending = Series("pending", "two", lambda point: float(point["pending"]))
         moved = [
             ChartKind("Per second", "number", (sent, done, failed)),

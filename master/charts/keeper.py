@@ -103,14 +103,15 @@ class ChartKeeper(Service):
             raise moment
         now_ms = int(moment[0]) * 1000 + int(moment[1]) // 1000
         facts = {} if isinstance(stream, Exception) else pairs(stream)
-        group = group_of(groups, keys.group) or {}
+        group = group_of(groups, keys.group)
         total, lowest = (0, None) if isinstance(pending, Exception) else pending[:2]
-        entries, lag = int(facts.get(b"length", 0)), group.get(b"lag")
-        sample = Sample(now_ms, entries, lag, total, group.get(b"entries-read"))
+        entries, known = int(facts.get(b"length", 0)), group or {}
+        lag = entries if group is None else known.get(b"lag")  # None: this Redis does not know it
+        sample = Sample(now_ms, entries, known.get(b"lag"), total, known.get(b"entries-read"))
         oldest_ms = max(0, now_ms - milliseconds(bytes(lowest))) if lowest else 0
         runs = last[0][0].decode() if isinstance(last, list) and last else f"{now_ms}-0"
         sent = facts.get(b"entries-added", sample.sent)
-        return now_ms, Level(sent, sample.done, int(lag or 0), total, oldest_ms, runs)
+        return now_ms, Level(sent, sample.done, lag, total, oldest_ms, runs)
 
     def _read_runs(self, after: str, until: str) -> tuple[list[RunRecord], bool]:
         """Return the executions that the run log has after the one record, up to the other; and whether some were

@@ -501,12 +501,17 @@ class Dispatcher(Service):
         then count as never seen."""
         assert self._steps is not None
         entries = self._sort(new)
+        # Once for all that comes again; and before it is taken, since we may end in between.
+        comes_again = bool(entries.late or entries.in_processing)
+        if comes_again and not self._comes_again:
+            self._steps.losses.set_back((new.found[0].id, self._cursor.given), None)
+        self._comes_again = comes_again
         plan = (self.board.plan(self._limits.batch, now_s()) if entries.may_plan else None) or NOTHING
         reply = self._carry_out_or_forget(plan, new, entries)
         if reply is None:
             return False
-        given = self._cursor.given
         self._cursor.advance(new)
+        self._steps.losses.cut(reply.cut, new.position)
         self._position_saver.remember(new)
         self._rejected += entries.rejected
         self._learn(plan, reply)
@@ -514,12 +519,6 @@ class Dispatcher(Service):
         self._unsure.update(ticket for ticket, _ in entries.in_processing)
         if entries.known:
             self._rejoin(entries.known)
-        # Last: memory knows of the hand-over, whatever becomes of these lines.
-        comes_again = bool(entries.late or entries.in_processing)
-        if comes_again and not self._comes_again:  # told once for all that comes again
-            self._steps.losses.set_back((new.found[0].id, given), None)
-        self._comes_again = comes_again
-        self._steps.losses.cut(reply.cut, new.position)
         return True
 
     def _sort(self, new: NewEntries) -> SortedEntries:

@@ -33,8 +33,8 @@ class PositionSaver:
         """Learn, on a standby, what the leader saved last, in case that is lost together with all the other data in
         Redis."""
         saved = self._stream.saved_position()
-        if saved is not None and saved != self.memory.noted:
-            self.memory = Memory(saved)
+        if saved is not None:
+            self.memory = self.memory.followed(saved)
 
     def begin(self, last_delivered: bytes) -> None:
         """Begin to lead: the group has been given everything up to ``last_delivered``."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from typing import Any
 
+from usher.common.base.errors import NotNow
 from usher.common.base.log import event
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.mishaps import DeclaredLoss, IdRange, format_id_range, gap_of, loss_command, range_of
@@ -23,7 +25,8 @@ class LossBook:
         self._keys = keys
 
     def declare(self, loss: DeclaredLoss) -> None:
-        """Write a loss down. Full memory refuses it: then only the log has it."""
+        """Write a loss down, before what follows from it where that is ours to do: twice does no harm. Full memory
+        refuses it: then only the log has it."""
         [reply] = self._link.pipeline([loss_command(self._keys, loss)])
         if isinstance(reply, Exception):
             event(log, "loss_not_recorded", level=logging.WARNING, loss=loss.describe(), why=str(reply))
@@ -42,9 +45,14 @@ class LossBook:
                 **behind,
                 why="trimmed or deleted before they were read: MAXLEN or MINID of an XADD, XTRIM or XDEL by hand",
             )
-            stream = source or self._keys.stream
-            gap = None if position is None else gap_of(position, span_of(self._link, stream))
-            self.declare(DeclaredLoss("unread_cut", lost=gap, messages=count, stream=source))
+            self.declare(DeclaredLoss("unread_cut", lost=self._gap(position, source), messages=count, stream=source))
+
+    def _gap(self, position: bytes | None, source: str) -> IdRange | None:
+        """Return the ids between that position and the first entry; None when Redis does not say now: the count is
+        what matters."""
+        with contextlib.suppress(NotNow):
+            return None if position is None else gap_of(position, span_of(self._link, source or self._keys.stream))
+        return None
 
     def set_back(self, repeats: IdRange | None, lost: IdRange | None) -> None:
         """Tell of what a group was given that knows nothing of that any more."""

@@ -203,7 +203,8 @@ class Trimmer(Service):
         self.stalls_after_s = max(10.0, 4 * self._wait_s)
         self.trimmed = 0
         self._untold = 0
-        self._told_s = -math.inf
+        self._told_s = self._way_told_s = -math.inf
+        self._gave_way = False  # since the last line
         self._held_back: str | None = None
         self._is_noted = False
 
@@ -243,7 +244,9 @@ class Trimmer(Service):
             pass  # decided again at the next turn
         self.trimmed += cut
         self._untold += cut
-        if self._untold and now_s() - self._told_s >= _TELL_EVERY_S:
+        self._gave_way |= gives_way and cut > 0
+        told_s = min(self._told_s, self._way_told_s) if self._gave_way else self._told_s
+        if self._untold and now_s() - told_s >= _TELL_EVERY_S:
             event(
                 log,
                 "stream_trimmed",
@@ -251,9 +254,10 @@ class Trimmer(Service):
                 entries=self._untold,
                 below=decision.floor.decode(),
                 kept_for=decision.because.name,
-                gives_way=gives_way,
+                gives_way=self._gave_way,
             )
-            self._untold, self._told_s = 0, now_s()
+            self._way_told_s = now_s() if self._gave_way else self._way_told_s
+            self._untold, self._told_s, self._gave_way = 0, now_s(), False
 
     def _note(self, held_back: str | None) -> None:
         """Note what the doctor tells; None: that nothing is trimmed. Full memory refuses it; what was cut counts."""

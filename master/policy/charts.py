@@ -49,12 +49,12 @@ _FIRST_US, _LAST_STEP = 100, 80
 
 
 class Level(NamedTuple):
-    """Figures that Redis tells at one moment. ``sent`` and ``done`` are counted since some moment of the past; None:
-    unknown. ``runs``: up to where the run log was read."""
+    """Figures that Redis tells at one moment; None: unknown. ``sent`` and ``done`` are counted since some moment of the
+    past. ``runs``: up to where the run log was read."""
 
     sent: int | None
     done: int | None
-    lag: int
+    lag: int | None
     pending: int
     oldest_ms: int
     runs: str
@@ -137,10 +137,10 @@ def merge(begin_ms: int, points: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return these points, of one step that begins then, as one: counts added up, and the highest of each level."""
     merged: dict[str, Any] = {"t": begin_ms, "at": points[-1]["at"], "in_part": any(one["in_part"] for one in points)}
     merged["ms"] = sum(one["ms"] for one in points)
-    for name in ("sent", "done"):
+    for name in ("sent", "done", "lag"):
         known = [one[name] for one in points if one[name] is not None]
-        merged[name] = sum(known) if known else None
-    merged |= {name: max(one[name] for one in points) for name in ("lag", "pending", "oldest_ms")}
+        merged[name] = (max(known) if name == "lag" else sum(known)) if known else None
+    merged |= {name: max(one[name] for one in points) for name in ("pending", "oldest_ms")}
     parts: dict[str, dict[str, Any]] = {}
     tenants: dict[str, list[Any]] = {}
     for one in points:

@@ -8,7 +8,7 @@ exact ids that may come again, or are lost, are reported.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from usher.common.protocol.mishaps import IdRange
 from usher.common.protocol.stream_id import ZERO, GroupPosition, Span, after, before, from_rank, rank
@@ -56,11 +56,28 @@ class Restart:
 @dataclass(frozen=True)
 class Memory:
     """Memory that a master has of the group: the position that it saved last, and the first and last id that it has
-    read since (None: nothing, or it never saved a position)."""
+    read since (None: nothing, or it never saved a position). ``fallen``: a lower position that Redis has instead."""
 
     noted: GroupPosition | None = None
     first_since: bytes | None = None
     last_since: bytes | None = None
+    fallen: GroupPosition | None = None
+
+    @property
+    def highest(self) -> bytes:
+        """The highest id that this master knows the group to have been given."""
+        known = (self.last_since, self.noted and self.noted.delivered)
+        return max((one for one in known if one), key=rank, default=ZERO)
+
+    def followed(self, saved: GroupPosition) -> Memory:
+        """Return the memory of a master that does not lead, and finds this position saved. A lower one that does not
+        move is that of a Redis which has lost its last moments: what was known of these is kept, to be declared. One
+        that moves is of another leader, who has declared it."""
+        if saved == self.noted:
+            return self
+        if rank(saved.delivered) < rank(self.highest) and self.fallen in (None, saved):
+            return replace(self, fallen=saved)
+        return Memory(saved)
 
     def read(self, first: bytes, last: bytes) -> Memory:
         """Return the memory after reading the entries from ``first`` to ``last``."""
@@ -93,8 +110,7 @@ def set_back(memory: Memory, delivered: bytes, last_generated: bytes) -> tuple[I
     """Return the ids that this master knows to have been given to a group that is only at ``delivered`` now: those that
     may run again, and those that are lost because the stream ends before them. Redis lost its last moments (power
     loss, failover), or somebody has set the group back."""
-    noted = memory.noted
-    known = max((one for one in (memory.last_since, noted and noted.delivered) if one), key=rank, default=ZERO)
+    known = memory.highest
     return (
         _range(after(delivered), min(known, last_generated, key=rank)),
         _range(after(max(delivered, last_generated, key=rank)), known),

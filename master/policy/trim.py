@@ -122,7 +122,7 @@ class Retention:
 
     def wishes(self, facts: RetentionFacts, now_ms: int) -> list[RetentionRow]:
         """Return what is kept while memory allows."""
-        found = [young(now_ms, self.keep_s)]
+        found = [young(now_ms, self.keep_s)] if self.keep_s else []
         if self.heeds_archive and facts.archived is not None:
             found.append(RetentionRow("archive", "archived", facts.archived, "is archived up to here"))
         return found
@@ -131,7 +131,8 @@ class Retention:
         """Return when it is worth while to look again at a stream that begins with ``first`` and is kept for its age:
         a part of it is over by then."""
         part_ms = int(self.keep_s * 1000 / _PARTS)
-        return max(milliseconds(first) + int(self.keep_s * 1000), now_ms) + part_ms
+        kept_ms = int(self.keep_s * 1000)
+        return min(max(milliseconds(first), now_ms - kept_ms), now_ms) + kept_ms + part_ms
 
     def held_back(self, facts: RetentionFacts, decision: Cut | Nothing | Refused, now_ms: int) -> str:
         """Return who keeps entries for an hour longer than is wished; "" when nobody does."""
@@ -140,6 +141,8 @@ class Retention:
         row = decision.because
         if row is None or facts.span is None or rank(row.keeps_from) >= rank(facts.span.last_generated):
             return ""  # at the end: it keeps nothing
+        if row.kind == "age" and facts.span.first is not None and milliseconds(facts.span.first) > now_ms + _LONG_MS:
+            return f"its first id, {facts.span.first.decode()}, is ahead of Redis' clock, by which its age is told"
         is_long = milliseconds(row.keeps_from) < now_ms - int(self.keep_s * 1000) - _LONG_MS
         return f"{row.kind} {row.name} {row.why} ({row.keeps_from.decode()})" if is_long else ""
 

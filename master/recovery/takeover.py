@@ -128,7 +128,9 @@ def _ensure_group(
         )
     if again.repeat:
         steps.note_repeats(again.repeat[1])
-    is_ours = stream.create_group(again.start)
+    if not again.first_time:
+        steps.losses.declare(DeclaredLoss("group_lost", again.repeat, again.lost))
+    stream.create_group(again.start)
     if again.first_time:
         event(log, "group_created", stream=keys.stream, group=keys.group)
         return False
@@ -142,8 +144,6 @@ def _ensure_group(
         may_repeat=format_id_range(again.repeat),
         lost=format_id_range(again.lost),
     )
-    if is_ours:
-        steps.losses.declare(DeclaredLoss("group_lost", again.repeat, again.lost))
     return False
 
 

@@ -54,6 +54,7 @@ class SourceTrimmer(Service):
         self._archived_only = retention.archived_only
         self._now_ms = 0  # Redis' time in this turn
         self._gives_way = False  # so much memory is used that only what is needed is kept
+        self._gave_way = False  # since the last line
         self._due: dict[bytes, None] = {}  # left to do in this round
         self._held_back: dict[bytes, None] = {}
         self._ageing: dict[bytes, int] = {}  # kept for its age -> Redis' time from which on enough of it is over
@@ -83,14 +84,17 @@ class SourceTrimmer(Service):
         if self._due:
             return 0.0
         if self._went:
-            event(log, "sources_trimmed", count=len(self._went), entries=self._went.total())
+            count, entries = len(self._went), self._went.total()
+            event(log, "sources_trimmed", count=count, entries=entries, gives_way=self._gave_way)
             self._went.clear()
+            self._gave_way = False
         return self._every_s
 
     def _look_at_memory(self) -> None:
         """Look at Redis' time and memory. Sources of which a part is kept for its age no longer are due too."""
         self._now_ms, memory = look_at_memory(self._link)
         self._gives_way = self._retention.gives_way(memory)
+        self._gave_way |= self._gives_way
         for source in [one for one, at_ms in self._ageing.items() if self._gives_way or at_ms <= self._now_ms]:
             del self._ageing[source]
             self._due[source] = None

@@ -86,8 +86,9 @@ class World:
 
 
 def test_a_day_of_load_leaves_memory_flat_and_what_is_needed_there(
-    redis_url: str, link: Link, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, link: Link, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     world = World(link, redis_ms(link) - 90 * HOUR * 1000)
     limit: list[int] = []
 
@@ -126,8 +127,16 @@ def test_a_day_of_load_leaves_memory_flat_and_what_is_needed_there(
         max(world.sizes[hour] for hour in range(46, 72)) - min(world.sizes[hour] for hour in range(46, 72)) < day / 10
     )
     limit.append(2 * (world.sizes[71] - day // 2))  # from now on memory is scarce
+    assert not _gave_way(caplog)
     live_until(84)
+    assert len(_gave_way(caplog)) == 1, "at once, and then each hour of the clock on the wall"
     assert max(world.sizes[hour] for hour in range(73, 84)) < limit[0] / 2 + day / 20
     assert link.call("XLEN", STREAM) > 2 * HOUR, "no more goes than must"
     assert link.call("XRANGE", STREAM, "-", "+", "COUNT", 1)[0][0] > ZERO
     trimmer.on_end()
+
+
+def _gave_way(caplog: pytest.LogCaptureFixture) -> list[Any]:
+    """The lines that tell that younger entries were cut than USHER_TRIM_KEEP says."""
+    told = [record for record in caplog.records if record.getMessage() == "stream_trimmed"]
+    return [record for record in told if vars(record)["facts"]["gives_way"]]

@@ -14,10 +14,18 @@ from usher.common.protocol.keys import Keys
 from usher.common.protocol.mishaps import DeclaredLoss, losses_command, parse_losses
 from usher.common.protocol.stream_id import ZERO, before, rank
 from usher.common.redis.client import Link
-from usher.common.redis.replies import redis_ms
+from usher.common.redis.replies import TicketStream, redis_ms
 from usher.master.cli.status import drawn, look
 from usher.master.insight.status import StatusReader
 from usher.master.leader.losses import LossBook
+
+
+class _Killed(BaseException):
+    """In place of a SIGKILL."""
+
+
+def _die(*_: object) -> None:
+    raise _Killed
 
 
 @pytest.fixture
@@ -79,6 +87,41 @@ def test_what_a_group_that_was_set_back_is_given_again_is_declared_once(stage: S
         loss.repeats is not None and loss.repeats[1] == ids[7] and rank(ids[2]) < rank(loss.repeats[0]) <= rank(ids[3])
     )
     assert stage.history.ids(T)[-1] == more[0]
+
+
+def test_a_leader_that_outlives_a_rollback_declares_it_however_late_it_is_elected_again(stage: Stage) -> None:
+    """Redis lost its last moments, the saved position too; the dispatcher looks at that before the election."""
+    m, a = stage.leader(batch=2), stage.consumer("a")
+    ids = [stage.send(T)[0] for _ in range(4)]
+    stage.finish(m, [a])
+    m.dispatcher._position_saver._saved_s = -1e9
+    m.turn()
+    older = stage.link.call("HGETALL", stage.keys.position)
+    ids += [stage.send(T)[0] for _ in range(4)]
+    stage.finish(m, [a])
+    m.dispatcher._position_saver._saved_s = -1e9
+    m.turn()
+    stage.link.call("XGROUP", "SETID", stage.keys.stream, stage.keys.group, ids[3])
+    stage.link.call("HSET", stage.keys.position, *older)
+    m.dispatcher._in_doubt(m.dispatcher._lead.epoch, "the connection was lost")
+    m.dispatcher.run_once()
+    settle(m)
+    m.dispatcher._cursor.retry(False)
+    stage.finish(m, [a])
+    [loss] = _declared(stage)
+    assert (loss.kind, loss.lost) == ("set_back", None)
+    assert loss.repeats is not None and rank(loss.repeats[0]) <= rank(ids[4]) and loss.repeats[1] == ids[7]
+
+
+def test_who_dies_when_it_has_made_the_group_again_has_declared_that(stage: Stage) -> None:
+    m = leader(stage)
+    half_done(stage, m)
+    destroy_group(stage)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(TicketStream, "create_group", _die)
+        with pytest.raises(_Killed):
+            settle(m)
+    assert [loss.kind for loss in _declared(stage)] == ["group_lost"]
 
 
 def test_unread_entries_that_were_cut_are_declared_with_the_gap(stage: Stage) -> None:

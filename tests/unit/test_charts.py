@@ -119,3 +119,12 @@ def test_a_chart_has_pieces_where_points_are_missing_and_keeps_within_its_axes()
     assert all(drawn["left"] <= x <= drawn["right"] and 0 <= y <= drawn["bottom"] for x, y in places)
     assert drawn["rows"][1][1][0] == 100 / 60
     assert not draw(kinds("nobody", "")[-1], points, SPANS["1h"], _NOW + 45 * 60_000)["lines"][0]["pieces"]
+
+
+def test_a_lag_that_redis_does_not_know_is_no_zero() -> None:
+    unknown = _level()._replace(lag=None)
+    one, two = (charts.point(_NOW, level, None, {}, {}, in_part=False) for level in (unknown, _level()))
+    assert (charts.merge(_NOW, [one, one])["lag"], charts.merge(_NOW, [one, two])["lag"]) == (None, 3)
+    chart = draw(kinds("", "")[1], [one], SPANS["1h"], _NOW)
+    assert chart["rows"][0][1][0] is None
+    assert [bool(line["pieces"]) for line in chart["lines"]] == [False, True]

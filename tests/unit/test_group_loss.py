@@ -242,3 +242,17 @@ def test_what_redis_forgot_that_a_master_knows_comes_again_or_is_lost() -> None:
     assert set_back(known, b"25-0", b"25-0") == (None, (b"25-1", b"30-0"))
     assert set_back(Memory(GroupPosition(b"20-0", None)), b"10-0", b"20-0") == ((b"10-1", b"20-0"), None)
     assert set_back(Memory(), b"0-0", b"40-0") == (None, None)
+
+
+def test_a_master_that_outlives_redis_last_moments_keeps_what_it_knew_until_somebody_else_leads() -> None:
+    """Its own lead is in doubt, and it looks before the next election: the position that fell back is nobody's news."""
+    before, fell = GroupPosition(b"20-0", None), GroupPosition(b"18-0", None)
+    known = Memory(before).read(b"21-0", b"30-0")
+    looked = known.followed(fell).followed(fell)
+    assert set_back(looked, b"18-0", b"40-0") == ((b"18-1", b"30-0"), None)
+    assert looked.followed(before).noted == before
+    moved = GroupPosition(b"19-0", None)
+    assert looked.followed(moved) == Memory(moved), "another leader has declared it"
+    assert known.followed(GroupPosition(b"35-0", None)) == Memory(GroupPosition(b"35-0", None))
+    assert Memory().followed(fell) == Memory(fell)
+    assert known.followed(before) == known

@@ -139,6 +139,22 @@ def test_what_is_wished_gives_way_to_memory_and_what_is_needed_does_not() -> Non
     assert not Retention().gives_way(MemoryUse(99, 100, True))
 
 
+def test_where_nothing_is_kept_for_its_age_a_clock_that_was_set_back_keeps_nothing() -> None:
+    facts = _facts(groups=[_group(b"90-0")])
+    assert _floor(facts, wished=Retention().wishes(facts, 50)) == b"90-0"
+
+
+def test_ids_ahead_of_the_clock_are_kept_for_their_age_and_that_is_told() -> None:
+    hour = 3_600_000
+    retention, ahead = Retention(keep_s=60.0), b"%d-0" % (1000 * hour)
+    facts = _facts(groups=[_group(ahead)], span=Span(ahead, b"%d-1" % (1000 * hour)))
+    decision = decide(facts, wished=retention.wishes(facts, 2 * hour))
+    assert isinstance(decision, Nothing)
+    assert "is ahead of Redis' clock" in retention.held_back(facts, decision, 2 * hour)
+    assert retention.over_ms(ahead, 2 * hour) <= 2 * hour + 2 * 60_000, "a source is looked at again soon"
+    assert retention.over_ms(b"%d-0" % hour, hour) > hour
+
+
 def test_who_keeps_entries_for_long_is_told() -> None:
     hour = 3_600_000
     retention, last = Retention(keep_s=24 * 3600.0), b"%d-0" % (40 * hour)

@@ -384,19 +384,20 @@ def _set_back(runs: DataFrame, late: DataFrame) -> DataFrame:
 
 
 def _declared_repeats(facts: Sequence[AuditedStream]) -> Any:
-    """Return the condition that an execution was recorded after masters declared that its message may run again."""
+    """Return the condition that masters declared between two successes (``previous_ms`` and ``record_ms``) that the
+    message may run again. What was taken out of the pending list (taken_out) had not succeeded."""
     is_declared, at = F.lit(False), F.struct("ms", "seq")
     for one in facts:
         for loss in one.declared:
-            if loss.repeats is not None:
+            if loss.repeats is not None and loss.kind != "taken_out":
                 first, last = (
                     F.struct(
                         F.lit(min(place >> 64, _MOST)).alias("ms"), F.lit(min(place % (1 << 64), _MOST)).alias("seq")
                     )
                     for place in map(rank, loss.repeats)
                 )
-                after = (F.col("stream") == one.stream) & (F.col("record_ms") >= loss.ms)
-                is_declared |= after & at.between(first, last)
+                between = (F.col("previous_ms") <= loss.ms) & (F.col("record_ms") >= loss.ms)
+                is_declared |= (F.col("stream") == one.stream) & between & at.between(first, last)
     return is_declared
 
 
@@ -414,7 +415,9 @@ def _check_effects(
     ids = again.select("stream", "id").union(alone.select("stream", "id")).distinct()
     row = Window.partitionBy("stream", "id").orderBy("fence", "start_us", "record_ms")
     before = row.rowsBetween(Window.unboundedPreceding, -1)
-    told = done.join(ids, ["stream", "id"], "left_semi").withColumn("former", F.lag("fence").over(row))
+    told = done.join(ids, ["stream", "id"], "left_semi").withColumns(
+        {"former": F.lag("fence").over(row), "previous_ms": F.lag("record_ms").over(row)}
+    )
     told = told.withColumn(
         "first", F.min(F.struct("record_ms", "fence", "start_us", "end_us", "consumer")).over(before)
     )
