@@ -84,7 +84,6 @@ class Proven:
     executions: int
     total: int
     spans: tuple[ProvenSpan, ...]
-    judged_again: int
     fresh: tuple[AuditFinding, ...]
     standing: int
     unproven: tuple[str, ...]
@@ -202,7 +201,6 @@ class Proof:
             figures.executions,
             span.executions,
             span.spans(facts.time_ms),
-            self._judged_again.count() if self._judged_again is not None else 0,
             fresh,
             len(standing),
             tuple(dict.fromkeys(text for _, _, text in self._untold)),

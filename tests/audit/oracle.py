@@ -234,7 +234,8 @@ class _Oracle:
             again = one.id == other.id and (one.fence, one.start) < (other.fence, other.start)
             if again and (one.fence == other.fence or other.noted_ms > one.noted_ms):
                 is_declared = any(
-                    first <= rank(one.id.encode()) <= last and one.noted_ms <= ms <= other.noted_ms
+                    first <= rank(one.id.encode()) <= last
+                    and min(one.noted_ms, one.fence / 1024) <= ms <= other.noted_ms
                     for ms, first, last in self._repeats
                 )
                 yield "repeat_declared" if is_declared else "effect_twice", one.id

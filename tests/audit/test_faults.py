@@ -121,7 +121,7 @@ def _more_failures_than_are_allowed(s: Seeder, link: Link) -> None:
 
 
 def _called_later_again_and_again(s: Seeder, link: Link) -> None:
-    """That is allowed, and so is a start of which nobody could tell: its owner's machine was lost."""
+    """It is allowed, and so is a start of which nobody could tell: its owner's machine was lost."""
     s.ran("c1:1", *(("5-1", "a", 5, 500 + 2 * n, 501 + 2 * n, "retry_later") for n in range(20)))
     s.ran("c1:1", ("5-1", "a", 5, 540, 550))
 

@@ -448,18 +448,22 @@ def test_to_drop_delayed_messages_is_no_drop_of_letters(
 def test_a_declared_loss_excuses_a_repeat_of_what_succeeded_before_it_and_nothing_later(
     local: Any, link: Link, seeder: Seeder, redis_url: str
 ) -> None:
-    """2-1 ran for the first time after the loss, and twice; 3-1 before it, and twice after. 4-1 was only taken out."""
-    seeder.over("1-1", "2-1", "3-1", "4-1")
+    """2-1 ran for the first time after the loss, and twice; 3-1 before it, and twice after. 5-1
+    was handed over before the loss, and ended when the group was there again, which did not know of it."""
+    seeder.over("1-1", "2-1", "3-1", "4-1", "5-1")
     link.call("DEL", seeder.keys.runs)
     for record, fence, ids in (
         (1000, 5, ("1-1", "3-1", "4-1")),
-        (3000, 6 * 1024, ("1-1", "2-1", "3-1", "4-1")),
-        (4000, 7 * 1024, ("2-1", "3-1")),
+        (2100, 6, ("5-1",)),
+        (3000, 2500 * 1024, ("1-1", "2-1", "3-1", "4-1", "5-1")),
+        (4000, 3500 * 1024, ("2-1", "3-1")),
     ):
         runs = [(one, one, fence, 10 * record, 10 * record + 5) for one in ids]
         seeder.ran(f"c{fence}:1", *runs, record=f"{record}-1")
-    link.call("XADD", seeder.keys.losses, "2000-1", "kind", "group_lost", "repeats", "1-1 3-1")
-    link.call("XADD", seeder.keys.losses, "2000-2", "kind", "taken_out", "repeats", "1-1 4-1")
+    link.call("XADD", seeder.keys.losses, "2000-1", "kind", "group_lost", "repeats", "1-1 5-1")
     found = told(local, redis_url)
-    assert found["repeat_declared"] == {"1-1", "3-1"}
-    assert found["effect_twice"] == {"2-1", "3-1", "4-1"}
+    assert found["repeat_declared"] == {"1-1", "3-1", "4-1", "5-1"}
+    assert found["effect_twice"] == {"2-1", "3-1"}
+    link.call("DEL", seeder.keys.losses)
+    link.call("XADD", seeder.keys.losses, "2000-1", "kind", "taken_out", "repeats", "1-1 5-1")
+    assert told(local, redis_url)["effect_twice"] == {"1-1", "2-1", "3-1", "4-1", "5-1"}

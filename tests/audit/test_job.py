@@ -48,7 +48,7 @@ def about(found: AuditFinding) -> set[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def reports(local: Any, spark: SparkSession, redis_server: EmbeddedRedis) -> tuple[Any, ...]:
-    """One audit of a system with everything wrong by each engine, and what the oracle says of it."""
+    """Audits, by each engine, of a system with everything wrong; and what the oracle says of it."""
     link = Link(redis_server.url, "test")
     try:
         link.call("FLUSHALL")

@@ -87,9 +87,7 @@ def test_a_system_at_work_has_no_findings(
 
 @pytest.mark.process
 @pytest.mark.timeout(600)
-def test_what_runs_again_after_a_declared_loss_is_no_broken_promise(
-    spark: SparkSession, tmp_path: Path, redis_url: str
-) -> None:
+def test_what_runs_again_after_a_declared_loss_is_no_broken_promise(local: Any, tmp_path: Path, redis_url: str) -> None:
     from usher.master.audit.job import AuditRun
 
     with Crew(tmp_path, redis_url, USHER_DEMO_WORK_MS="5", USHER_CAPACITY="200") as crew:
@@ -103,7 +101,7 @@ def test_what_runs_again_after_a_declared_loss_is_no_broken_promise(
         crew.wait_until_settled(link, 60)
         again = repeated(crew.executions())
         link.close()
-        report = AuditRun(spark, _plan(redis_url)).run()
+        report = AuditRun(local, _plan(redis_url)).run()
     assert again, "there was nothing to tell"
     assert {one.check.name: one.count for one in report.found} == {"repeat_declared": len(again)}
     assert report.verdict == "warn"

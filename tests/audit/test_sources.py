@@ -164,7 +164,7 @@ def test_what_is_new_in_the_run_log_comes_as_a_stream(
     log = spark.readStream.format("redis_runs").options(url=redis_url, stream="s", group=GROUP).load()
 
     def seen() -> list[str]:
-        """What a query sees that goes on where the one before ended."""
+        """Return what a query sees that goes on where the one before ended."""
         started = log.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "at"))
         started.trigger(availableNow=True).start(str(tmp_path / "seen")).awaitTermination()
         return sorted(row.id for row in spark.read.parquet(str(tmp_path / "seen")).collect())

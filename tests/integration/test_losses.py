@@ -1,4 +1,4 @@
-"""What a leader finds to be lost, or to come again, is written down, and told where people look."""
+"""Losses: a leader writes down what it finds to be lost, or to come again, and it is told where people look."""
 
 from __future__ import annotations
 

@@ -384,8 +384,10 @@ def _set_back(runs: DataFrame, late: DataFrame) -> DataFrame:
 
 
 def _declared_repeats(facts: Sequence[AuditedStream]) -> Any:
-    """Return the condition that masters declared between two successes (``previous_ms`` and ``record_ms``) that the
-    message may run again. What was taken out of the pending list (taken_out) had not succeeded."""
+    """Return the condition that masters declared that the message may run again, before a success was recorded
+    (``record_ms``), and after the success before it was recorded (``previous_ms``) or at least handed over (``former``,
+    its fence): it may have ended when the group was made again, and before that gave it anew. What was taken out of
+    the pending list (taken_out) had not succeeded."""
     is_declared, at = F.lit(False), F.struct("ms", "seq")
     for one in facts:
         for loss in one.declared:
@@ -396,8 +398,9 @@ def _declared_repeats(facts: Sequence[AuditedStream]) -> Any:
                     )
                     for place in map(rank, loss.repeats)
                 )
-                between = (F.col("previous_ms") <= loss.ms) & (F.col("record_ms") >= loss.ms)
-                is_declared |= (F.col("stream") == one.stream) & between & at.between(first, last)
+                was_begun = (F.col("previous_ms") <= loss.ms) | (F.col("former") <= loss.ms * FENCES_PER_MS)
+                is_after = (F.col("stream") == one.stream) & (F.col("record_ms") >= loss.ms)
+                is_declared |= is_after & was_begun & at.between(first, last)
     return is_declared
 
 
