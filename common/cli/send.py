@@ -198,15 +198,20 @@ def _one_message(ticket: str, pairs: tuple[str, ...], ticket_field: str) -> NewM
 
 
 def _waiting(link: Link, stream: str) -> Callable[[], None]:
-    """Return a function that waits while too much waits for the stream."""
+    """Return a function that waits while too much waits for the stream, and says so."""
     sign = LimitSign(link, stream)
 
     def wait() -> None:
+        is_told = False
         while True:
             sign.learn(link.call(*sign.command))
             try:
                 return sign.check(())
-            except Behind:
+            except Behind as behind:
+                if not is_told:
+                    told = f"usher: {behind.waiting:,} messages wait in {stream}: this send waits, too"
+                    click.echo(escape_control(told), err=True)
+                is_told = True
                 time.sleep(_LOOK_S)
 
     return wait
