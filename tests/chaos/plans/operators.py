@@ -81,11 +81,15 @@ def _ranges(cluster: Cluster, name: str) -> list[tuple[tuple[int, int], tuple[in
 
 def losses_are_told(history: History, cluster: Cluster) -> Iterator[str]:
     """K14: what FLUSHALL took lies in the range that the alarm tells, but for what nobody had read yet."""
-    flushed = history.of("fault")[0]["t0"]
-    ranges = _ranges(cluster, "lost")
+    flushed, ranges = history.of("fault")[0]["t0"], _ranges(cluster, "lost")
+    # Entries are read in the order of their ids: what had begun, and what the first leader who found it says, tells how
+    # far.
+    begun = (history.positions[run.uid] for run in history.executions if run.start < flushed)
+    told = (position(record["last_read"]) for record in events(cluster.logs(), "leader_fenced"))
+    read = max((*begun, min(told, default=(0, 0))))
     for uid in history.excused - history.committed:
-        at, read = history.positions.get(uid), history.arrivals.get(uid, 0) < flushed - 200_000_000
-        if at is not None and read and not any(first <= at <= last for first, last in ranges):
+        at = history.positions.get(uid)
+        if at is not None and at <= read and not any(first <= at <= last for first, last in ranges):
             yield f"{uid} at {at} was lost, and the alarm tells {ranges}"
 
 
