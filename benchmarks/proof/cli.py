@@ -77,9 +77,9 @@ def prove(
     if as_json:
         click.echo(orjson.dumps(document))
         return
-    shown = Table("in one ticket", "", "a step, first third", "last third", "largest", "the whole")
+    shown = Table("in one ticket", "", "a step, first third", "last third", "largest", "the whole", "spilt MiB")
     for row in rows:
         for name in ("seconds", "cpu_seconds"):
             values = (f"{value:,.1f}" for value in row[name].values())
-            shown.add_row(f"{row['hot']:.0%}", name.replace("_", " "), *values)
+            shown.add_row(f"{row['hot']:.0%}", name.replace("_", " "), *values, f"{row['spilt_mib']:,.0f}")
     Console().print(shown)

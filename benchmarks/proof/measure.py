@@ -10,8 +10,9 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,32 @@ class _Prover:
             self._process = None
 
 
+@contextlib.contextmanager
+def _most_spilt(folder: Path) -> Iterator[list[int]]:
+    """Yield the most bytes that DuckDB had on disk at once for want of memory, so far."""
+    most, ended = [0], threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.1):
+            with contextlib.suppress(OSError):
+                most[0] = max(most[0], sum(file.stat().st_size for file in folder.glob("local/*/*")))
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        yield most
+    finally:
+        ended.set()
+        watching.join()
+
+
+def _spilt_by_spark(log: Path) -> int:
+    """Return the bytes that Spark wrote to disk for want of memory, as its log of events has them."""
+    lines = (line for file in log.rglob("*") if file.is_file() for line in file.read_bytes().splitlines())
+    ended = (orjson.loads(line) for line in lines if b'"SparkListenerTaskEnd"' in line and line.endswith(b"}"))
+    return sum((one.get("Task Metrics") or {}).get("Disk Bytes Spilled", 0) for one in ended)
+
+
 def measure(
     folder: Path, scale: Scale, cores: int, memory_mib: int, environ: Mapping[str, str], progress: Callable[[], object]
 ) -> dict[str, Any]:
@@ -109,7 +136,7 @@ def measure(
     proven twice or not at all, or something was told wrongly."""
     dice = random.Random(scale.executions)
     killed_at = set(dice.sample(range(scale.steps), min(scale.kills, scale.steps)))
-    with EmbeddedRedis(folder / "server", durable=False) as server:
+    with EmbeddedRedis(folder / "server", durable=False) as server, _most_spilt(folder) as spilt:
         link = Link(server.url, "bench", timeout_s=120.0)
         prover = _Prover(_environ(environ, server.url, folder, scale.engine, cores, memory_mib))
         archive = folder / "archive"
@@ -139,7 +166,13 @@ def measure(
             assert whole is not None
             _check(whole["total"] == made, f"the whole has {whole['total']} of {made} executions")
             _check(whole["standing"] == len(history.seeded), f"the whole has {whole['standing']} findings")
-            return _document(scale, steps, whole, made, len(told)) | {"redis": redis_version(link)}
+            prover.end()
+            spilt_mib = round((spilt[0] + _spilt_by_spark(folder / "events")) / 2**20, 1)
+            return _document(scale, steps, whole, made, len(told)) | {
+                "spilt_mib": spilt_mib,
+                "memory_mib": memory_mib,
+                "redis": redis_version(link),
+            }
         finally:
             prover.end()
             link.close()
@@ -154,7 +187,12 @@ def _environ(
     environ: Mapping[str, str], url: str, folder: Path, engine: str, cores: int, memory_mib: int
 ) -> dict[str, str]:
     base = {name: value for name, value in environ.items() if not name.startswith("USHER_")}
+    events = folder / "events"
+    events.mkdir()
+    told = f"spark.eventLog.enabled true\nspark.eventLog.compress false\nspark.eventLog.dir {events.as_uri()}\n"
+    (folder / "spark-defaults.conf").write_text(told)
     return base | {
+        "SPARK_CONF_DIR": str(folder),
         "USHER_REDIS_URL": url,
         "USHER_GROUP": _KEYS.group,
         "USHER_TICKET_STREAM": _KEYS.stream,

@@ -37,7 +37,7 @@ from usher.master.audit.checks.findings import (
 )
 from usher.master.audit.checks.letters import DeadLetterFrames, last_drop_ms, letters_in
 from usher.master.audit.checks.members import GroupMember, judge_members
-from usher.master.audit.checks.suspects import LOOKED_AT, SHOWN, Suspects
+from usher.master.audit.checks.suspects import LOOKED_AT, SHOWN, Suspects, fold
 from usher.master.audit.engine import EngineFailed, name_of, use
 from usher.master.audit.output.report import AuditReport, run_name
 from usher.master.audit.read import snapshot
@@ -162,8 +162,8 @@ class AuditRun:
             told = snapshot.foreign_keys(link, keys)
             try:
                 facts += [] if told else [snapshot.stream_facts(link, keys, self._plan.run_log_length)]
-            except ValueError as odd:
-                told = [f"{keys.counters} cannot be read: {odd}"]
+            except snapshot.KeyForeign as odd:
+                told = [str(odd)]
             if told:
                 self._suspects.add("key_foreign", stream, len(told), [Example(stream, detail=one) for one in told])
                 self._links.pop(stream).close()
@@ -207,25 +207,28 @@ class AuditRun:
         if any(link.call("EXISTS", plan.keys(stream).attempts) for stream, link in self._links.items()):
             looks.append(pending_proof.check_attempts(self._read("redis_attempts"), pending, plan.limits))
         pending_proof.collect(looks, suspects)
-        self._check_inboxes(index)
+        inboxes = self._check_inboxes(index)
         pending_proof.check_tickets(pending, self.pending, suspects)
         if can_prove_losses:
             self._progress("proving the run log")
-            self._prove_runs(pending, index, facts)
+            self._prove_runs(pending, index, inboxes, facts)
 
-    def _check_inboxes(self, index: DataFrame) -> None:
+    def _check_inboxes(self, index: DataFrame) -> DataFrame:
         inboxes = self._keep(self._read("redis_inboxes"))
-        if not inboxes.count():
-            return
-        pending_proof.collect(pending_proof.check_inboxes(inboxes, index, self._facts()), self._suspects)
+        if inboxes.count():
+            pending_proof.collect(pending_proof.check_inboxes(inboxes, index, self._facts()), self._suspects)
+        return inboxes
 
-    def _prove_runs(self, pending: DataFrame, index: DataFrame, facts: Sequence[AuditedStream]) -> None:
+    def _prove_runs(
+        self, pending: DataFrame, index: DataFrame, inboxes: DataFrame, facts: Sequence[AuditedStream]
+    ) -> None:
         runs = self._keep(self._read("redis_runs"))
         self.runs = run_proof.count_runs(runs, self._suspects)
         facts = [self._floor_now(one) for one in facts]
         known = self._keep(offsets(bounds(runs), self._plan.limits.clocks_ms * 1000))
         starts = links.check_starts(runs, facts, self.runs.damaged_ms, self._plan.limits.attempts)
         of_links = [*links.check_fences(runs, index), *links.check_ids(runs, pending, facts)]
+        of_links.append(links.check_told(runs, inboxes, pending, index, facts))
         pending_proof.collect([wrong_clocks(known), *of_links, *starts], self._suspects)
         run_proof.check_runs(runs, self._dead_letters(facts), facts, known, self.runs, self._suspects)
         for stream, first in self.pending.first_pending.items():
@@ -287,7 +290,7 @@ class AuditRun:
             (check, one.stream, one.owner): (count, one)
             for check, count, one in judge_members(self._members_if_needed(), self._plan.limits)
         }
-        found = []
+        held: dict[tuple[str, str], tuple[int, Sequence[Example]]] = {}
         for (name, stream), suspects in self._suspects.counts.items():
             examples = self._suspects.named[name, stream]
             if name in _OF_MEMBERS:
@@ -299,9 +302,12 @@ class AuditRun:
                 examples = self._confirmed(name, stream, examples[:LOOKED_AT])
                 # Every example holds: then count all suspects, of which there are too many to ask for each.
                 count = suspects if len(examples) == LOOKED_AT else len(examples)
-            if count:
-                found.append(AuditFinding(CHECKS[name], stream, count, suspects, tuple(examples[:SHOWN])))
-        return found
+            held[name, stream] = count, examples
+        return [
+            AuditFinding(CHECKS[name], stream, count, self._suspects.counts[name, stream], tuple(examples[:SHOWN]))
+            for (name, stream), (count, examples) in fold(held).items()
+            if count
+        ]
 
     def _confirmed(self, name: str, stream: str, examples: Sequence[Example]) -> list[Example]:
         link, keys, limits = self._links[stream], self._plan.keys(stream), self._plan.limits

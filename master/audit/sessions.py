@@ -72,10 +72,10 @@ def with_link(url: str, do: Callable[[Link, Keys], T], keys: Keys) -> T:
 def _amount(settings: AuditSettings, url: str) -> tuple[int, int]:
     """Return the number of entries and of records to read. Raises StartRefused when a stream or its group does not
     exist, before Java is started for it."""
-    from usher.master.audit.read.snapshot import foreign_keys, stream_facts
+    from usher.master.audit.read.snapshot import KeyForeign, foreign_keys, stream_facts
 
     def read(link: Link, keys: Keys) -> tuple[int, int]:
-        with contextlib.suppress(ValueError):  # the audit says what cannot be read
+        with contextlib.suppress(KeyForeign):  # the audit says what cannot be read
             if not foreign_keys(link, keys):
                 facts = stream_facts(link, keys, settings.run_log_length)
                 return max(facts.pending, facts.length if facts.run_records else 0), facts.run_records

@@ -54,9 +54,9 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield session
 
 
-@pytest.fixture(scope="session", params=["local", "spark"])
+@pytest.fixture(scope="session", params=["local", pytest.param("spark", marks=pytest.mark.slow)])
 def session(request: pytest.FixtureRequest) -> Any:
-    """A session of each engine."""
+    """A session of each engine; of Spark in the nightly run, beside the few tests that say ``spark``."""
     return request.getfixturevalue(request.param)
 
 

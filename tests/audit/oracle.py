@@ -118,7 +118,7 @@ class _Oracle:
                 yield "pending_without_index", entry_id
             if recorded:
                 allowed = {"returned": {"master"}, "halted": {"halted", "master"}}.get(recorded, {recorded})
-                if owner not in allowed:
+                if owner not in allowed and self._ticket(entry_id) not in self._owned_twice():
                     yield "owners_differ", entry_id
             if runs and self._leases[owner] and idle > self._limits.owner_idle_ms:
                 yield "idle_too_long", entry_id
@@ -128,12 +128,15 @@ class _Oracle:
             if deliveries > self._limits.deliveries:
                 yield "delivered_often", entry_id
 
-    def _of_tickets(self) -> Iterator[tuple[str, str]]:
+    def _owned_twice(self) -> set[str]:
         owners: dict[str, set[str]] = defaultdict(set)
         for entry_id, (owner, _, _) in self._pending.items():
             if ":" in owner and self._ticket(entry_id):
                 owners[self._ticket(entry_id)].add(owner)
-        yield from (("ticket_owned_twice", ticket) for ticket, who in owners.items() if len(who) > 1)
+        return {ticket for ticket, who in owners.items() if len(who) > 1}
+
+    def _of_tickets(self) -> Iterator[tuple[str, str]]:
+        yield from (("ticket_owned_twice", ticket) for ticket in self._owned_twice())
 
     def _of_members(self) -> Iterator[tuple[str, str]]:
         held: dict[str, list[int]] = defaultdict(list)

@@ -220,6 +220,7 @@ def test_the_executions_of_a_ticket_need_no_spark(
     assert "1-1" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.timeout(300)
 def test_an_audit_whose_java_is_killed_was_not_done(settings: dict[str, str], seeder: Seeder) -> None:

@@ -187,9 +187,13 @@ def test_a_group_that_does_not_exist_is_refused_with_the_settings_to_look_at(
         audit(session, plan(redis_url, "nothing"))
 
 
-def test_redis_gone_in_the_middle_says_nothing_about_the_system(session: Any, short_tmp: object) -> None:
+@pytest.mark.parametrize("engine", ["local", "spark"])
+def test_redis_gone_in_the_middle_says_nothing_about_the_system(
+    engine: str, request: pytest.FixtureRequest, short_tmp: object
+) -> None:
     from pathlib import Path
 
+    session = request.getfixturevalue(engine)
     with EmbeddedRedis(Path(str(short_tmp)) / "gone", durable=False) as server:
         link = Link(server.url, "test")
         seeder = Seeder(link, "s")

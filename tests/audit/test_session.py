@@ -22,16 +22,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def _audit(settings: dict[str, str], link: Link) -> subprocess.Popen[str]:
+def _audit(settings: dict[str, str], link: Link, place: Path) -> subprocess.Popen[str]:
     """One with a finding, so that there is a second look, and what keeps it waiting."""
     keys = Keys("ticket_stream", GROUP)
     link.call("XGROUP", "CREATE", keys.stream, GROUP, "0", "MKSTREAM")
     link.call("XADD", keys.stream, "1-1", "ticket_id", "a")
     link.call("XREADGROUP", "GROUP", GROUP, "c1:1", "STREAMS", keys.stream, ">")
-    environ = {**os.environ, **settings, "USHER_AUDIT_SETTLE_SECONDS": "60"}
+    environ = {**os.environ, **settings, "USHER_AUDIT_SETTLE_SECONDS": "60", "USHER_AUDIT_DIR": "an audit"}
     return subprocess.Popen(
         [*USHER, "audit", "--engine", "spark"],
         env=environ,
+        cwd=place,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -70,10 +71,11 @@ def _starts_java(pid: int) -> bool:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("phase", ["Java starts", "Spark has read Redis"])
 def test_ctrl_c_ends_an_audit_without_stacks_and_leaves_no_java(
-    settings: dict[str, str], link: Link, phase: str
+    settings: dict[str, str], link: Link, tmp_path: Path, phase: str
 ) -> None:
+    """Its folder is relative, and has a space in its name."""
     pytest.importorskip("pyspark", reason="pip install -e '.[audit]' in Usher's folder")
-    audit = _audit(settings, link)
+    audit = _audit(settings, link, tmp_path)
     try:
         if phase == "Java starts":
             until(lambda: _starts_java(audit.pid), 120, phase)
@@ -86,12 +88,14 @@ def test_ctrl_c_ends_an_audit_without_stacks_and_leaves_no_java(
         assert "usher: interrupted" in said
         assert "Traceback" not in said
         until(lambda: not _of_session(audit.pid), 20, "nothing of it is left")
+        assert (tmp_path / "an audit" / "spark" / "spark.log").is_file()
     finally:
         if _of_session(audit.pid):
             os.killpg(audit.pid, signal.SIGKILL)
             audit.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_the_folder_may_be_relative_and_have_a_space_in_its_name(
     settings: dict[str, str], link: Link, tmp_path: Path

@@ -20,7 +20,7 @@ RESERVED = frozenset({MASTER.decode(), HALTED.decode()})
 #: Outcomes after which a message is over; the others are followed by another attempt.
 DONE, CRASHED, GAVE_UP = "done", "crashed", "gave_up"
 ENDED = (DONE, GAVE_UP)
-HALTED_NAME = HALTED.decode()
+HALTED_NAME, MASTER_NAME = HALTED.decode(), MASTER.decode()
 #: A word of a hint that something is filled into, without the punctuation around it.
 _FILLED = re.compile(r"(?:[\w:]*\{\w+\}\w*)+")
 #: Executions of a full record of the run log.

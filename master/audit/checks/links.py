@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from usher.common.protocol.run_log import CRASHED, FAILED, RETRY_LATER
 from usher.common.protocol.stream_id import rank
 from usher.master.audit.checks.facts import AuditedStream
-from usher.master.audit.checks.findings import ENDED, FENCES_PER_MS, HALTED_NAME
+from usher.master.audit.checks.findings import ENDED, FENCES_PER_MS, HALTED_NAME, MASTER_NAME
 from usher.master.audit.checks.pending_proof import is_incarnation, is_unread, suspect
 from usher.master.audit.engine import F, Window
 
@@ -44,8 +44,8 @@ def check_links(
 
 
 def check_ids(runs: DataFrame, entries: DataFrame, facts: Sequence[AuditedStream]) -> list[DataFrame]:
-    """Return suspects: executions of ids between entries of the stream, where none was ever trimmed or deleted.
-    ``entries``: all that the group has read."""
+    """Return suspects: executions of ids between entries of the stream, where none was ever trimmed or deleted; and of
+    one id under two tickets. ``entries``: all that the group has read."""
     inside = F.lit(False)
     for one in facts:
         if one.first is not None and one.max_deleted is not None:
@@ -56,7 +56,15 @@ def check_ids(runs: DataFrame, entries: DataFrame, facts: Sequence[AuditedStream
             inside = inside | ((F.col("stream") == one.stream) & is_above & is_below)
     never = runs.filter(inside).join(entries.select("stream", "id"), ["stream", "id"], "left_anti")
     ran = F.format_string("%s ran it as %s; there is no such entry", "consumer", "outcome")
-    return [suspect("unread_and_run", never, ran, F.col("consumer"))]
+    # Of an entry that is cut, its executions alone can tell.
+    names = [F.min("ticket").alias("ticket"), F.max("ticket").alias("other")]
+    of = runs.filter(F.col("id").isNotNull()).groupBy("stream", "id", "ms", "seq").agg(*names)
+    differ = of.filter((F.col("ticket") != F.col("other")) & ~_is_lossy("ticket", "other"))
+    cut = differ.join(entries.filter("in_stream").select("stream", "id"), ["stream", "id"], "left_anti")
+    return [
+        suspect("unread_and_run", never, ran, F.col("consumer")),
+        suspect("ticket_differs", cut, F.format_string("it ran for %s, too", "other")),
+    ]
 
 
 def check_fences(runs: DataFrame, index: DataFrame) -> list[DataFrame]:
@@ -70,6 +78,24 @@ def check_fences(runs: DataFrame, index: DataFrame) -> list[DataFrame]:
     low = record.join(highest, ["stream", "ticket"]).filter((F.col("fence") < F.col("highest")) & ~_is_lossy("ticket"))
     said = F.format_string("fencing token %d; it ran under %d", "fence", "highest")
     return [suspect("fence_low", low, said, F.col("owner"), F.col("highest"))]
+
+
+def check_told(
+    runs: DataFrame, inboxes: DataFrame, pending: DataFrame, index: DataFrame, facts: Sequence[AuditedStream]
+) -> DataFrame:
+    """Return suspects: handed over before this audit began, never started, and waiting under `master` while its ticket
+    has no record, as what was given back has."""
+    since, known = F.lit(0).cast("bigint"), F.lit(False)
+    for one in facts:
+        is_of = F.col("stream") == one.stream
+        since = F.when(is_of, one.time_ms * FENCES_PER_MS).otherwise(since)
+        known = known | (is_of & (F.col("ms") > one.floor_ms))
+    waiting = pending.filter((F.col("consumer") == MASTER_NAME) & known).select("stream", "id", "ms", "seq")
+    told = inboxes.filter(F.col("fence") < since).join(waiting, ["stream", "id"])
+    told = told.join(index.select("stream", "ticket").distinct(), ["stream", "ticket"], "left_anti")
+    told = told.join(runs.select("stream", "id"), ["stream", "id"], "left_anti")
+    said = F.format_string("told under fencing token %d; it waits, and its ticket has no record", "fence")
+    return suspect("inbox_differs", told, said, F.col("owner"), F.col("fence"))
 
 
 def check_starts(

@@ -17,7 +17,7 @@ from usher.common.protocol.attempts import decode
 from usher.common.protocol.keys import Keys
 from usher.common.protocol.mishaps import KEPT, losses_command, mishaps_command, parse_losses, parse_mishaps
 from usher.common.protocol.registration import name_of, parse
-from usher.common.protocol.stream_id import ZERO
+from usher.common.protocol.stream_id import ZERO, is_id
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.replies import TicketStream, cut_unread, pairs, parse_record
 from usher.common.redis.scripts import ScriptRunner
@@ -38,9 +38,13 @@ _BATCH = 200
 _RECENT_S = 86_400
 
 
+class KeyForeign(StartRefused):
+    """A key of a stream that another program wrote to."""
+
+
 def stream_facts(link: Link, keys: Keys, run_log_length: int) -> AuditedStream:
-    """Read the facts of one stream. Raises StartRefused when the stream or its group does not exist, and what Link.call
-    raises."""
+    """Read the facts of one stream. Raises StartRefused when the stream or its group does not exist, KeyForeign, and
+    what Link.call raises."""
     seconds, micros = link.call("TIME")
     ticket_stream = TicketStream(link, keys)
     try:
@@ -54,7 +58,14 @@ def stream_facts(link: Link, keys: Keys, run_log_length: int) -> AuditedStream:
     of_stream = pairs(link.call("XINFO", "STREAM", keys.stream))
     first = of_stream[b"first-entry"]
     counted = link.call("HGET", keys.counters, f"cut_at {keys.stream}")
-    mishaps = parse_mishaps(link.call(*mishaps_command(keys)))
+    try:
+        mishaps = parse_mishaps(link.call(*mishaps_command(keys)))
+    except ValueError as odd:
+        raise KeyForeign(f"{keys.counters} cannot be read: {odd}") from odd
+    declared = parse_losses(*link.pipeline([losses_command(keys, KEPT)]))
+    ids = [one for loss in declared for span in (loss.repeats, loss.lost) if span for one in span]
+    if not all(is_id(one.decode(errors="replace")) for one in ids):
+        raise KeyForeign(f"{keys.losses} cannot be read: an id in it is none")
     is_recent = int(seconds) - mishaps.unread_cut_s < _RECENT_S
     return AuditedStream(
         keys.stream,
@@ -69,7 +80,7 @@ def stream_facts(link: Link, keys: Keys, run_log_length: int) -> AuditedStream:
         _span(link, keys.dead)[0],
         first=first[0] if first else None,
         delivered=group[b"last-delivered-id"],
-        declared=tuple(parse_losses(*link.pipeline([losses_command(keys, KEPT)]))),
+        declared=tuple(declared),
         max_deleted=of_stream.get(b"max-deleted-entry-id"),
         cut_unread=cut_unread(group, of_stream, counted) + (mishaps.unread_cut if is_recent else 0),
     )
@@ -78,7 +89,7 @@ def stream_facts(link: Link, keys: Keys, run_log_length: int) -> AuditedStream:
 def foreign_keys(link: Link, keys: Keys) -> list[str]:
     """Return a sentence for each key that is of another type than Usher's."""
     kinds = dict.fromkeys((keys.tickets, keys.consumers, keys.counters, keys.attempts, keys.rules), b"hash")
-    kinds |= dict.fromkeys((keys.dead, keys.runs, keys.actions), b"stream")
+    kinds |= dict.fromkeys((keys.dead, keys.runs, keys.actions, keys.losses), b"stream")
     found = link.pipeline([("TYPE", name) for name in kinds])
     return [
         f"{name} is a {kind.decode()}, not a {own.decode()}"
@@ -261,7 +272,9 @@ def still_holds(name: str, example: Example, look: SuspectSnapshot, limits: Audi
         return look.lives and owner == example.owner and is_given
     if name == "inbox_differs":
         is_given = record is not None and record[0] == example.owner and example.id in record[1]
-        return look.lives and owner != example.owner and not is_given and (record is None or record[2] < example.fence)
+        is_below = record is None or record[2] < example.fence
+        is_there = owner is not None or not example.fence  # what was not read has no owner
+        return look.lives and owner != example.owner and not is_given and is_below and is_there
     if name == "overtaken":
         return owner is not None and look.in_stream
     if name == "lost":
