@@ -6,13 +6,13 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import select
 import signal
 import statistics
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,10 +45,11 @@ class Scale:
 
 
 class _Prover:
-    """A prover as a process, begun when it is asked."""
+    """A prover as a process, begun when it is asked. ``most_spilt``: the most bytes that DuckDB had in ``folder`` at
+    once for want of memory."""
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._environ = environ
+    def __init__(self, environ: Mapping[str, str], folder: Path) -> None:
+        self._environ, self._folder, self.most_spilt = environ, folder, 0
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, what: str, kill_after_s: float | None = None) -> dict[str, Any] | None:
@@ -78,9 +79,12 @@ class _Prover:
             self._line(self._process)
         return self._process
 
-    @staticmethod
-    def _line(process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    def _line(self, process: subprocess.Popen[bytes]) -> dict[str, Any]:
         assert process.stdout is not None
+        while not select.select([process.stdout], [], [], 0.1)[0]:
+            with contextlib.suppress(OSError):
+                spilt = sum(file.stat().st_size for file in self._folder.glob("local/*/*"))
+                self.most_spilt = max(self.most_spilt, spilt)
         line = process.stdout.readline()
         if not line:
             raise BenchFailed("the prover has ended; its words are above")
@@ -103,25 +107,6 @@ class _Prover:
             self._process = None
 
 
-@contextlib.contextmanager
-def _most_spilt(folder: Path) -> Iterator[list[int]]:
-    """Yield the most bytes that DuckDB had on disk at once for want of memory, so far."""
-    most, ended = [0], threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(0.1):
-            with contextlib.suppress(OSError):
-                most[0] = max(most[0], sum(file.stat().st_size for file in folder.glob("local/*/*")))
-
-    watching = threading.Thread(target=watch)
-    watching.start()
-    try:
-        yield most
-    finally:
-        ended.set()
-        watching.join()
-
-
 def _spilt_by_spark(log: Path) -> int:
     """Return the bytes that Spark wrote to disk for want of memory, as its log of events has them."""
     lines = (line for file in log.rglob("*") if file.is_file() for line in file.read_bytes().splitlines())
@@ -136,9 +121,9 @@ def measure(
     proven twice or not at all, or something was told wrongly."""
     dice = random.Random(scale.executions)
     killed_at = set(dice.sample(range(scale.steps), min(scale.kills, scale.steps)))
-    with EmbeddedRedis(folder / "server", durable=False) as server, _most_spilt(folder) as spilt:
+    with EmbeddedRedis(folder / "server", durable=False) as server:
         link = Link(server.url, "bench", timeout_s=120.0)
-        prover = _Prover(_environ(environ, server.url, folder, scale.engine, cores, memory_mib))
+        prover = _Prover(_environ(environ, server.url, folder, scale.engine, cores, memory_mib), folder)
         archive = folder / "archive"
         begun(link, _KEYS)
         first_ms = time.time_ns() // 1_000_000 - scale.steps * STEP_MS  # it ends about now
@@ -167,7 +152,7 @@ def measure(
             _check(whole["total"] == made, f"the whole has {whole['total']} of {made} executions")
             _check(whole["standing"] == len(history.seeded), f"the whole has {whole['standing']} findings")
             prover.end()
-            spilt_mib = round((spilt[0] + _spilt_by_spark(folder / "events")) / 2**20, 1)
+            spilt_mib = round((prover.most_spilt + _spilt_by_spark(folder / "events")) / 2**20, 1)
             return _document(scale, steps, whole, made, len(told)) | {
                 "spilt_mib": spilt_mib,
                 "memory_mib": memory_mib,
