@@ -171,6 +171,20 @@ class StreamerSettings(CommonSettings):
     ) | {"lease_seconds", "ticket_scope", "tenant_field", "tenant_weights", "priority_field"}
 
     outbox_url: OutboxUrl = ""
+    outbox_from: str = Field(
+        "",
+        description=(
+            "Table of your own whose new rows are taken into the outbox, by a trigger that --migrate makes. Empty:"
+            " none."
+        ),
+    )
+    outbox_columns: str = Field(
+        "uid=id,ticket_id=aggregateid,action=type,object=aggregatetype,data=payload",
+        description="Its columns, by what they are in the outbox; as Debezium lays them out unless told otherwise.",
+    )
+    outbox_from_rows: Literal["remove", "keep"] = Field(
+        "remove", description="Whether a row that was taken leaves that table, or stays (for others who read it)."
+    )
     outbox_bind: MaybeAddress = Field(
         "", description="Where the streamer serves its health and metrics (HTTP), e.g. 127.0.0.1:8740. Empty: nowhere."
     )

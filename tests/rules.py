@@ -55,6 +55,9 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "gunicorn": ("common/http/server/*.py",),
     # An extra: only imported where somebody else has imported it before.
     "opentelemetry": ("common/observability/tracing.py",),
+    # Not a dependency: only who imports usher.django has it.
+    "django": ("consumer/handlers/django_tasks.py",),
+    "django_tasks": ("consumer/handlers/django_tasks.py",),
     "pytest": (
         "consumer/torture/pytest_plugin.py",
         "deploy/testkit/pytest_plugin.py",

@@ -24,6 +24,7 @@ from usher.common.base.text import escape_control
 
 _ROOT = Path(__file__).resolve().parent.parent
 _INTERRUPTED = 130
+_ALL = "help_all"
 
 
 class Listed(NamedTuple):
@@ -153,14 +154,14 @@ def load_command(target: str) -> click.Command:
 
 
 def _put_under_headings(command: click.Command) -> None:
-    """Have the help of a command, and of those below it, list options that have a heading under it, after the
-    others."""
+    """Have the help of a command, and of those below it, list options that have a heading under it, after the others,
+    and rare ones for --help-all only."""
 
     def format_options(ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows: dict[str, list[tuple[str, str]]] = {"Options": []}
         for parameter in command.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is not None:
+            if record is not None and (ctx.meta.get(_ALL) or not getattr(parameter, "is_rare", False)):
                 rows.setdefault(getattr(parameter, "heading", "Options"), []).append(record)
         for heading, records in rows.items():
             with formatter.section(heading):
@@ -169,8 +170,23 @@ def _put_under_headings(command: click.Command) -> None:
             command.format_commands(ctx, formatter)
 
     command.format_options = format_options  # type: ignore[method-assign]
+    rare = [one for one in command.params if getattr(one, "is_rare", False) and not getattr(one, "hidden", False)]
+    if rare and not any(one.name == _ALL for one in command.params):
+        told = f"Show all flags, {len(rare)} more, and exit."
+        command.params.append(
+            click.Option(
+                ["--help-all", _ALL], is_flag=True, is_eager=True, expose_value=False, callback=_help_all, help=told
+            )
+        )
     for inner in command.commands.values() if isinstance(command, click.Group) else ():
         _put_under_headings(inner)
+
+
+def _help_all(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        ctx.meta[_ALL] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
 
 
 def _show_version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:

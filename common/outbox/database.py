@@ -130,22 +130,29 @@ def migrate(engine: sa.Engine) -> list[int]:
     """Bring the schema to the newest version, all or nothing; safe in several processes at once. Returns the versions
     that were applied."""
     check_dialect(engine)
-    # Without parameters a block may hold several statements, and a percent sign stands for itself.
+    with migrating(engine) as connection:
+        missing = [number for number in versions(engine.dialect.name) if number > schema_version(connection)]
+        for number in missing:
+            for statement in _statements(engine.dialect.name, versions(engine.dialect.name)[number]):
+                connection.exec_driver_sql(statement)
+            connection.execute(sa.text(queries(engine.dialect.name)["set_version"]), {"version": number})
+    return missing
+
+
+@contextlib.contextmanager
+def migrating(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """Open a transaction that changes the schema, one at a time, on a connection that takes no parameters: a block may
+    hold several statements, and a percent sign stands for itself."""
     with sql_trouble("migrating the outbox"), engine.connect().execution_options(no_parameters=True) as connection:
         connection.exec_driver_sql(
             "BEGIN IMMEDIATE" if engine.dialect.name == "sqlite" else f"SELECT pg_advisory_xact_lock({_MIGRATING})"
         )
         try:
-            missing = [number for number in versions(engine.dialect.name) if number > schema_version(connection)]
-            for number in missing:
-                for statement in _statements(engine.dialect.name, versions(engine.dialect.name)[number]):
-                    connection.exec_driver_sql(statement)
-                connection.execute(sa.text(queries(engine.dialect.name)["set_version"]), {"version": number})
+            yield connection
             connection.commit()
         except BaseException:
             connection.rollback()
             raise
-    return missing
 
 
 def _statements(dialect: str, block: str) -> Sequence[str]:

@@ -101,6 +101,13 @@ SELECT 16384;
 -- name: row_kib [postgresql]
 SELECT coalesce(nullif(current_setting('usher.outbox_row_kib', true), ''), '16384')::int;
 
+-- name: takers [sqlite]
+-- The triggers that take the rows of a table of the application's own (taken_table.py).
+SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = :table AND name LIKE 'usher_outbox_take%' ORDER BY name;
+
+-- name: takers [postgresql]
+SELECT tgname FROM pg_trigger WHERE tgrelid = CAST(:table AS regclass) AND tgname LIKE 'usher_outbox_take%' AND tgenabled <> 'D' ORDER BY tgname;
+
 -- name: ring [sqlite]
 -- Asks for NOTIFY at commits: the trigger calls it while a session holds this lock. False: another streamer holds it, or the trigger looks
 -- at this very moment.

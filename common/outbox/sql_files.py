@@ -13,12 +13,17 @@ _NAME = re.compile(r"^-- name: (\w+)(?: \[(\w+)\])?$")
 _VERSION = re.compile(r"^-- version: (\d+)$", re.MULTILINE)
 
 
-@functools.cache
 def queries(dialect: str) -> dict[str, str]:
     """Return name -> query of queries.sql, for one dialect."""
+    return named("queries.sql", dialect)
+
+
+@functools.cache
+def named(file: str, dialect: str) -> dict[str, str]:
+    """Return name -> query of a file of named queries, for one dialect."""
     found: dict[str, list[str]] = {}
     lines: list[str] = []
-    for line in _read("queries.sql").splitlines():
+    for line in _read(file).splitlines():
         heading = _NAME.match(line)
         if heading:
             lines = []
@@ -30,20 +35,25 @@ def queries(dialect: str) -> dict[str, str]:
 
 
 def schema(dialect: str) -> str:
-    """Return the whole schema file of a dialect, for a migration tool of the application's own."""
-    return _read(f"schema_{dialect}.sql")
+    """Return all that makes the tables in an empty database, for a migration tool of the application's own."""
+    version = queries(dialect)["set_version"].replace(":version", str(newest(dialect)))
+    return f"{_blocks(dialect).rstrip()}\n\n{version};\n"
 
 
 @functools.cache
 def versions(dialect: str) -> dict[int, str]:
     """Return version -> the statements that lead to it, in order."""
-    _, *parts = _VERSION.split(schema(dialect))
+    _, *parts = _VERSION.split(_blocks(dialect))
     return {int(number): block.strip() for number, block in zip(parts[::2], parts[1::2], strict=True)}
 
 
 def newest(dialect: str) -> int:
     """Return the version that this Usher needs."""
     return max(versions(dialect))
+
+
+def _blocks(dialect: str) -> str:
+    return _read(f"schema_{dialect}.sql")
 
 
 def _read(name: str) -> str:

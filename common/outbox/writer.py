@@ -13,6 +13,10 @@
         connection.execute("INSERT INTO rides ...")
         write_to_outbox(connection, ticket_id="42", action="create", object="ride", data={...})
 
+    with transaction.atomic():  # Django: django.db.connection, or connections["other"]
+        ride.save()
+        write_to_outbox(connection, ticket_id="42", action="create", object="ride", data={...})
+
 It begins, commits and rolls back nothing. Other languages: the INSERT at the top of queries.sql.
 
 The order of one ticket's records is that of the commits. For that, PostgreSQL's trigger takes a lock per ticket until
@@ -33,7 +37,7 @@ from usher.common.base.errors import MessageUndecodable
 from usher.common.outbox.database import OutboxMisused
 from usher.common.outbox.payload import as_json
 from usher.common.outbox.rows import check_uid
-from usher.common.outbox.sql_files import queries
+from usher.common.outbox.sql_files import DIALECTS, queries
 from usher.common.protocol.message import check_ticket
 from usher.common.sql.alchemy import sa
 from usher.common.sql.errors import commits_by_itself, driver_of
@@ -53,7 +57,8 @@ class LogRecord(NamedTuple):
 def write_to_outbox(
     connection: Any, *, ticket_id: str, action: str, object: str, data: Any = None, uid: str = ""
 ) -> str:
-    """Stage one record in the transaction of ``connection`` (DB-API, SQLAlchemy Connection or Session); return its uid.
+    """Stage one record in the transaction of ``connection`` (DB-API, SQLAlchemy's Connection or Session, Django's);
+    return its uid.
 
     Raises OutboxMisused, before anything is written, for a record that cannot become a message, and for a connection
     in AUTOCOMMIT mode.
@@ -118,7 +123,7 @@ def _check_transactional(driver: Any) -> None:
 
 
 def _plain_write(connection: Any, rows: list[dict[str, str]]) -> None:
-    """Write over a DB-API connection, in the style of its driver."""
+    """Write over a DB-API connection, in the style of its driver; or over Django's."""
     style = _style(connection)
     if style is None:
         kind = f"{type(connection).__module__}.{type(connection).__name__}"
@@ -126,7 +131,13 @@ def _plain_write(connection: Any, rows: list[dict[str, str]]) -> None:
             f"write_to_outbox() does not know what to do with {kind}: give a connection, or run the INSERT of"
             " queries.sql yourself"
         )
-    _check_transactional(connection)
+    if not hasattr(connection, "in_atomic_block"):
+        _check_transactional(connection)
+    elif not connection.in_atomic_block and connection.get_autocommit():
+        raise OutboxMisused(
+            "this connection of Django is in no transaction: the record would be committed by itself. Write it within"
+            " transaction.atomic()"
+        )
     cursor = connection.cursor()
     query = queries("sqlite")["write"]
     for name in rows[0]:
@@ -136,6 +147,8 @@ def _plain_write(connection: Any, rows: list[dict[str, str]]) -> None:
 
 def _style(connection: Any) -> str | None:
     """Return how the driver writes a named value."""
+    if hasattr(connection, "in_atomic_block"):  # Django's
+        return "%({})s" if connection.vendor in DIALECTS else None
     module = type(connection).__module__.partition(".")[0]
     if not hasattr(connection, "cursor"):  # a cursor, or something unrelated
         return None

@@ -370,10 +370,26 @@ def environment(settings: CommonSettings) -> dict[str, str]:
     return {name_of(field): str(value) for field, value in changed.items()}
 
 
-class _CommonOption(click.Option):
-    """The flag of a setting that all programs share. ``heading``: of its part of --help."""
+#: Settings whose flags --help lists.
+USUAL = frozenset(
+    (
+        *("redis_url", "ticket_stream", "group", "ticket_field", "log_level", "log_format"),
+        *("handler", "concurrency", "max_attempts", "handler_seconds", "dead_letter_policy", "retry_seconds"),
+        *("consumer_name", "master_urls", "bind", "advertise_url", "health_url", "health_hosts", "drain_seconds"),
+        *("unkeyed", "trim_keep", "backlog_limit", "consumers", "masters", "port"),
+        *("outbox_url", "outbox_from", "outbox_columns", "outbox_refused_policy", "outbox_bind"),
+        *("audit_streams", "audit_dir", "audit_every_minutes", "audit_prove_minutes", "audit_engine"),
+    )
+)
 
-    heading = "Connection and stream"
+
+class SettingOption(click.Option):
+    """The flag of a setting. ``heading``: of its part of --help; ``is_rare``: only --help-all lists it."""
+
+    def __init__(self, *names: Any, field: str, **attributes: Any) -> None:
+        super().__init__(*names, **attributes)
+        self.heading = "Connection and stream" if field in CommonSettings.model_fields else "Options"
+        self.is_rare = field not in USUAL
 
 
 def options(cls: type[CommonSettings]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -399,7 +415,8 @@ def options(cls: type[CommonSettings]) -> Callable[[Callable[..., Any]], Callabl
                 help=option,
                 callback=refuse,
                 hidden=hidden,
-                cls=_CommonOption if field in CommonSettings.model_fields else click.Option,
+                cls=SettingOption,
+                field=field,
             )(decorated)
         return decorated
 

@@ -25,7 +25,6 @@ from usher.common.observability import tracing
 from usher.consumer.handlers.around import with_middleware
 from usher.consumer.handlers.decorators import BatchOptions, HandlerOptions, batch_of, options_of
 from usher.consumer.handlers.message import Message
-from usher.consumer.handlers.router import Router
 from usher.consumer.handlers.typed import is_async, typed_call
 
 log = logging.getLogger(__name__)
@@ -82,10 +81,8 @@ def handler_of(target: Any, spec: str = "") -> Handler:
             " @batch handler with `usher slow`"
         )
     try:
-        if isinstance(target, Router):
-            call = target.handler_body()
-        else:
-            call = typed_call(target, options.body, batched is not None)
+        body = getattr(target, "handler_body", None)  # of a router, of run_task of usher.django
+        call = body() if body else typed_call(target, options.body, batched is not None)
         awaited = is_async(call)
         call = with_middleware(target, call, awaited)
     except HandlerUnusable as problem:

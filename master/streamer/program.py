@@ -10,6 +10,7 @@ from usher.common.base.clock import now_s
 from usher.common.base.errors import StartRefused
 from usher.common.base.log import event
 from usher.common.outbox.store import OutboxStore
+from usher.common.outbox.taken_table import taken_table
 from usher.common.protocol.keys import LogKeys
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.runtime.service import Service
@@ -35,7 +36,8 @@ class StreamerProgram:
             )
         self._settings = settings
         self._stopping = False
-        store = OutboxStore(settings.outbox_url, row_bytes=settings.outbox_row_kib * 1024)
+        taken = taken_table(settings.outbox_from, settings.outbox_columns, settings.outbox_from_rows == "keep")
+        store = OutboxStore(settings.outbox_url, row_bytes=settings.outbox_row_kib * 1024, taken=taken)
         link = Link(redis_url, "streamer:stream", max(1.0, settings.outbox_lease_seconds))
         try:
             store.check()

@@ -129,12 +129,11 @@ def test_the_recipe_for_flask(link: Link, redis_url: str) -> None:
 
 
 def test_the_recipe_for_django(link: Link, redis_url: str) -> None:
-    django = pytest.importorskip("django")
-    from django.conf import settings
+    from tests import django_shop
+
+    django_shop.set_up()
     from django.db import transaction
 
-    settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}})
-    django.setup()
     made = recipe("django.db", redis_url)
     saved: list[bool] = []
 

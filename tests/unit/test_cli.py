@@ -370,3 +370,18 @@ def test_commands_are_listed_by_what_they_are_for_and_shared_flags_last() -> Non
     assert "--limit" in own and "--help" in own and "--redis-url" not in own
     assert "--redis-url" in shared and "--group" in shared and "--limit" not in shared
     assert "\n  list " in CliRunner().invoke(cli.usher, ["tickets", "--help"]).stdout
+
+
+def test_rare_flags_are_listed_when_all_are_asked_for() -> None:
+    usual = CliRunner().invoke(cli.usher, ["consumer", "--help"]).stdout
+    listed = CliRunner().invoke(cli.usher, ["consumer", "--help-all"])
+    everything = listed.stdout
+    assert listed.exit_code == 0
+    assert "--flush-ms" not in usual and "--tls-cert" not in usual and "--concurrency" in usual
+    assert "--flush-ms" in everything and "--tls-cert" in everything and "--api-token" not in everything
+    rare = set(re.findall(r"^  (--[\w-]+)", everything, re.MULTILINE)) - set(
+        re.findall(r"^  (--[\w-]+)", usual, re.MULTILINE)
+    )
+    assert f"{len(rare)} more" in usual
+    assert "--help-all" not in CliRunner().invoke(cli.usher, ["token", "--help"]).stdout
+    assert CliRunner().invoke(cli.usher, ["tickets", "list", "--help-all"]).stdout.count("--lease-seconds") == 1
