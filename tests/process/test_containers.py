@@ -1,34 +1,44 @@
-"""A master and a consumer of deploy/container/compose.yaml, with its settings, each as process 1 of a namespace of its own: they
-get ready, work, and drain on SIGTERM, as in a container without an init."""
+"""deploy/container/compose.yaml, piece by piece: its Redis, a master, a consumer and the producer, with the commands and
+settings that stand there. Ours are process 1 of a namespace each: they get ready, as their own health checks find, work, and
+drain on SIGTERM, as in a container without an init."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
-import urllib.request
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.process.machine import USHER, until
+from tests.process.machine import ROOT, USHER, until
 from tests.unit.test_containers import compose
-from usher import Producer
-from usher.common.redis.embedded import EmbeddedRedis, free_port
+from usher.common.redis.client import Link
+from usher.common.redis.embedded import find_redis_server, free_port
 
 pytestmark = pytest.mark.process
 _ALONE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 
-def _begin(name: str, hosts: dict[str, str], state: Path) -> tuple[subprocess.Popen[bytes], Path]:
-    service = compose()["services"][name]
-    environ = {"PATH": os.environ["PATH"], "USHER_STATE_DIR": str(state / name), "USHER_LOG_FORMAT": "json"}
+def _environ(service: dict[str, Any], hosts: dict[str, str], state: Path) -> dict[str, str]:
+    environ = {"PATH": os.environ["PATH"], "USHER_STATE_DIR": str(state), "USHER_LOG_FORMAT": "json"}
     for setting, value in service["environment"].items():
         for there, here in hosts.items():
             value = value.replace(there, here)
         environ[setting] = value
+    return environ
+
+
+def _begin(name: str, hosts: dict[str, str], state: Path) -> tuple[subprocess.Popen[bytes], Path]:
+    service = compose()["services"][name]
     (state / name).mkdir()
+    environ = _environ(service, hosts, state / name)
     log = state / f"{name}.log"
     with log.open("wb") as output:
         words = [*_ALONE, *USHER, *service["command"]]
@@ -41,25 +51,31 @@ def test_programs_are_process_1_by_themselves(folder: Path) -> None:
         or subprocess.run([*_ALONE, "true"], capture_output=True, check=False).returncode
     ):
         pytest.skip("no namespace can be made here")
-    ports = {"master-1": free_port(), "consumer-1": free_port()}
-    with EmbeddedRedis(folder / "redis", port=0, durable=False) as server:
-        hosts = {
-            "redis://redis:6379/0": server.url,
-            ",http://master-2:8700": "",
-            "consumer-1,consumer-2,consumer-3": "127.0.0.1",
-            "master-1:8700": f"127.0.0.1:{ports['master-1']}",
-            "consumer-1:8721": f"127.0.0.1:{ports['consumer-1']}",
-            "0.0.0.0:8700": f"0.0.0.0:{ports['master-1']}",
-            "0.0.0.0:8721": f"0.0.0.0:{ports['consumer-1']}",
-        }
-        begun = {name: _begin(name, hosts, folder) for name in ports}
+    ports = {"redis": free_port(), "master-1": free_port(), "consumer-1": free_port()}
+    hosts = {
+        "redis://redis:6379": f"redis://127.0.0.1:{ports['redis']}",
+        ",http://master-2:8700": "",
+        "consumer-1,consumer-2,consumer-3": "127.0.0.1",
+        "master-1:8700": f"127.0.0.1:{ports['master-1']}",
+        "consumer-1:8721": f"127.0.0.1:{ports['consumer-1']}",
+        "0.0.0.0:8700": f"127.0.0.1:{ports['master-1']}",
+        "0.0.0.0:8721": f"127.0.0.1:{ports['consumer-1']}",
+    }
+    with _redis(ports["redis"], folder) as url:
+        assert not any(_is_healthy(name, port) for name, port in ports.items() if name != "redis")
+        begun = {name: _begin(name, hosts, folder) for name in ("master-1", "consumer-1")}
         try:
-            for name, port in ports.items():
-                until(lambda port=port: _is_ready(port), 60, f"{name} is ready")  # type: ignore[misc]
-            producer = Producer(server.url)
-            producer.send("42", {"text": "hello"})
-            producer.close()
-            until(lambda: "message_shown" in begun["consumer-1"][1].read_text(), 30, "the message is handled")
+            for name in begun:
+                until(lambda name=name: _is_healthy(name, ports[name]), 60, f"{name} is ready")  # type: ignore[misc]
+            service = compose()["services"]["producer"]
+            words = ["20" if word == "100000" else word for word in service["command"]]
+            subprocess.run([*USHER, *words], env=_environ(service, hosts, folder), check=True, timeout=60)
+            shown = begun["consumer-1"][1]
+            until(lambda: shown.read_text().count("message_shown") >= 20, 30, "what the producer sent is handled")
+            link = Link(url, "test")
+            assert link.call("XLEN", "ticket_stream") == 20
+            assert link.call("CONFIG", "GET", "appendfsync")[1] == b"always"
+            link.close()
             for name in ("consumer-1", "master-1"):
                 process = begun[name][0]
                 inner = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
@@ -73,9 +89,28 @@ def test_programs_are_process_1_by_themselves(folder: Path) -> None:
                 process.wait()
 
 
-def _is_ready(port: int) -> bool:
+def _is_healthy(name: str, port: int) -> bool:
+    """Run the container's own health check."""
+    word, python, *words = compose()["services"][name]["healthcheck"]["test"]
+    assert (word, python) == ("CMD", "python")
+    command = [sys.executable, *(re.sub(r"127\.0\.0\.1:\d+", f"127.0.0.1:{port}", one) for one in words)]
+    return subprocess.run(command, capture_output=True, check=False, timeout=30).returncode == 0
+
+
+@contextlib.contextmanager
+def _redis(port: int, folder: Path) -> Iterator[str]:
+    """Run the command of the container of Redis, on loopback."""
+    (folder / "data").mkdir()
+    here = {
+        "valkey-server": str(find_redis_server()),
+        "/etc/redis.conf": str(ROOT / "deploy" / "redis.conf"),
+        **{"/data": str(folder / "data"), "0.0.0.0": "127.0.0.1"},
+    }
+    words = [here.get(word, word) for word in compose()["services"]["redis"]["command"]]
+    with (folder / "redis.log").open("wb") as output:
+        server = subprocess.Popen([*words, "--port", str(port)], stdout=output, stderr=subprocess.STDOUT)
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/health/ready", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
+        yield f"redis://127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait()
