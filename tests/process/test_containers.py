@@ -104,7 +104,8 @@ def _redis(port: int, folder: Path) -> Iterator[str]:
     here = {
         "valkey-server": str(find_redis_server()),
         "/etc/redis.conf": str(ROOT / "deploy" / "redis.conf"),
-        **{"/data": str(folder / "data"), "0.0.0.0": "127.0.0.1"},
+        "/data": str(folder / "data"),
+        "0.0.0.0": "127.0.0.1",
     }
     words = [here.get(word, word) for word in compose()["services"]["redis"]["command"]]
     with (folder / "redis.log").open("wb") as output:
