@@ -44,4 +44,4 @@ def test_what_the_readme_says_installs_the_demo_and_runs_a_handler_of_your_own(
     monkeypatch.setattr("tests.process.machine.USHER", [folder / "venv" / "bin" / "usher"])
     with UsherUp(folder, *up[2:], PATH=path) as running:
         assert running.run(*send[1:]).returncode == 0
-        until(lambda: any("42 hello 1 " in line for line in running.lines), 60, "the handler has printed it")
+        until(lambda: any("42 hello 1" in line for line in running.lines), 60, "the handler has printed it")
