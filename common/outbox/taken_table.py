@@ -73,7 +73,7 @@ def take(connection: sa.Connection, taken: TakenTable, order_by: str) -> int:
     if is_postgres:
         connection.exec_driver_sql(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
         schema = str(connection.exec_driver_sql("SELECT current_schema()").scalar())
-    # A trigger would miss a column only when it fires; and SQLite takes a quoted name that is none for a text, but for r.
+    # A trigger would miss a column only when it fires; and SQLite takes a quoted name that is none for text, but for r.
     columns = ", ".join(f"r.{_quoted(name)}" for name in (*taken.columns.values(), *filter(None, (order_by,))))
     connection.exec_driver_sql(f"SELECT {columns} FROM {table} AS r LIMIT 0")
     before = installed(connection, taken)
