@@ -82,7 +82,7 @@ class TaskBackend(BaseTaskBackend):
         super().__init__(alias, params)
         options = dict(self.options)
         if unknown := set(options) - _OPTIONS:
-            raise ImproperlyConfigured(f"TASKS[{alias!r}]: usher.django has no option {', '.join(sorted(unknown))}")
+            raise ImproperlyConfigured(f"TASKS[{alias!r}]: there is no option {', '.join(sorted(unknown))}")
         if bool(options.get("redis")) == bool(options.get("outbox")):
             raise ImproperlyConfigured(
                 f"TASKS[{alias!r}]: OPTIONS wants one of outbox (the alias of a database) and redis (a URL)"
