@@ -81,8 +81,10 @@ def handler_of(target: Any, spec: str = "") -> Handler:
             " @batch handler with `usher slow`"
         )
     try:
-        body = getattr(target, "handler_body", None)  # of a router, of run_task of usher.django
-        call = body() if body else typed_call(target, options.body, batched is not None)
+        if hasattr(type(target), "handler_body"):  # a router, run_task of usher.django; a Mock has any attribute
+            call = target.handler_body()
+        else:
+            call = typed_call(target, options.body, batched is not None)
         awaited = is_async(call)
         call = with_middleware(target, call, awaited)
     except HandlerUnusable as problem:

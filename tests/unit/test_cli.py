@@ -19,8 +19,13 @@ from click.testing import CliRunner
 import usher as public
 from usher import cli
 from usher.common.base.errors import SettingsError
+from usher.common.runtime.settings import USUAL
+from usher.consumer.settings import ConsumerSettings
 from usher.deploy.local.log_relay import Relay
+from usher.deploy.local.plan import LocalSettings
 from usher.deploy.local.supervision import environment, master_urls
+from usher.master.audit.settings import AuditSettings
+from usher.master.settings import MasterSettings, StreamerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -384,4 +389,6 @@ def test_rare_flags_are_listed_when_all_are_asked_for() -> None:
     )
     assert f"{len(rare)} more" in usual
     assert "--help-all" not in CliRunner().invoke(cli.usher, ["token", "--help"]).stdout
+    classes = (MasterSettings, StreamerSettings, ConsumerSettings, AuditSettings, LocalSettings)
+    assert not USUAL - {field for one in classes for field in one.model_fields}, "no setting of that name"
     assert CliRunner().invoke(cli.usher, ["tickets", "list", "--help-all"]).stdout.count("--lease-seconds") == 1

@@ -8,6 +8,7 @@ import functools
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import Mock
 
 import msgpack
 import pytest
@@ -374,3 +375,9 @@ class TestAround:
         with pytest.raises(HandlerUnusable, match="without a yield"):
             handler_of(around(no_manager)(takes_later))
         del takes_later.__usher_around__  # type: ignore[attr-defined]
+
+
+def test_a_mock_as_handler_is_itself_what_is_called() -> None:
+    """It has whatever attribute somebody looks for, also those of a router."""
+    stand_in = Mock(return_value=None)
+    assert handler_of(stand_in).call is stand_in
