@@ -79,13 +79,14 @@ class LogKeys:
     def delayed(self) -> str:
         """Stream: messages to be added to the stream when they are due (field ``due_ms``). Written by producers,
         and by redrive; send_delayed and due_delayed (into a dead letter) remove entries, and so does an operator's
-        drop."""
+        drop_delayed."""
         return _tagged(self.stream) + ":delayed"
 
     @property
     def due(self) -> str:
-        """Sorted set: delayed message, its id padded to 2 x 20 digits -> ms at which it is due. Written by due_delayed
-        and send_delayed."""
+        """Sorted set: delayed message, its id padded to 2 x 20 digits -> ms at which it is due. Written by due_delayed,
+        send_delayed and an operator's move_delayed, whose times are lost with this key: those of the messages count
+        then."""
         return _tagged(self.stream) + ":due"
 
     @property

@@ -264,6 +264,9 @@ _MASTER = (
     "read_field",
     "due_delayed",
     "send_delayed",
+    "move_delayed",
+    "drop_delayed",
+    "read_delayed",
 )
 _AUDITOR = ("count_above", "count_between", "find_entries", "find_runs", "look_again", "read_letters")
 _GATHERING = ("gather", "share", "look_at_sources")

@@ -1,17 +1,45 @@
-"""Delayed messages for people: lists which wait and for when, and drops some. It needs no leader."""
+"""Delayed messages for people: shows which wait and for when, makes some due at another time or now, and drops some. It
+needs no leader, except that it is the leader who sends what is due."""
 
 from __future__ import annotations
 
+import re
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from usher.common.base.clock import now_s
 from usher.common.protocol.keys import Keys, LogKeys
-from usher.common.protocol.message import EntryView, ticket_value
-from usher.common.protocol.stream_id import from_rank, rank
+from usher.common.protocol.message import DUE_FIELD, EntryView, ticket_value
+from usher.common.protocol.stream_id import ZERO, from_rank, is_id, rank
 from usher.common.redis.client import Link
+from usher.common.redis.replies import redis_ms
+from usher.common.redis.scripts import ScriptRunner
+from usher.master.operations.action_log import ActionLog, OperatorAction
 
 #: Messages read by one call.
 _PAGE = 200
+#: Most messages that one call of a step changes.
+AT_ONCE = 200
+#: Fields of a message that a row has, and bytes of a name or value.
+_FIELDS_SHOWN, _BYTES_SHOWN = 8, 120
+#: A time as Redis writes it.
+_TIME = re.compile(r"[0-9]{1,16}(?:\.[0-9]{1,16})?")
+#: The latest time to which a message may be moved, from now: later is a slip of the pen.
+_LATEST_YEARS = 10
+_YEAR_MS = 365 * 86_400_000
+#: What an operator does, as the action log calls it. They differ from the words for dead letters, by which the audit
+#: knows what it cannot prove (master/audit/checks/letters.py).
+SEND_NOW, MOVE, DROP = "send_delayed_now", "move_delayed", "drop_delayed"
+#: The outcomes that a step may tell of a message, in words for people.
+MEANS = {
+    "moved": "due at the new time",
+    "dropped": "thrown away",
+    "gone": "left alone: not waiting any more, because it was sent or dropped before",
+    "held": "left alone: no leader has put it in order yet; ask again in a moment",
+    "unknown": "left alone: no delayed message has had this id",
+}
+DONE = frozenset(("moved", "dropped"))
 
 
 class Waiting(NamedTuple):
@@ -31,6 +59,34 @@ class Delayed(NamedTuple):
     fields: dict[str, str]
 
 
+class DelayedRow(NamedTuple):
+    """A delayed message for a list: ``fields`` are the first of its ``field_count``, each cut to its beginning.
+    ``cursor``: where a page begins that goes on behind it."""
+
+    id: str
+    due_ms: int
+    ticket_id: str
+    stream: str
+    bytes: int
+    field_count: int
+    fields: list[tuple[str, str]]
+    cursor: str
+
+
+class DelayedPage(NamedTuple):
+    """A page of delayed messages, the earliest first. ``cursor``: where the next one begins; None at the end."""
+
+    rows: list[DelayedRow]
+    cursor: str | None
+
+
+class DelayedResult(NamedTuple):
+    """What happened to a message that was chosen: one of the words of ``MEANS``."""
+
+    id: str
+    word: str
+
+
 def waiting_commands(keys: Keys) -> list[tuple[str | int, ...]]:
     """Return the commands whose replies ``waiting_of`` parses."""
     log = LogKeys(keys.stream)
@@ -45,30 +101,96 @@ def waiting_of(count: Any, first: Any) -> Waiting:
     return Waiting(count, int(float(first[1])) if first else None)
 
 
-class DelayedView:
-    """The delayed messages of one ticket stream. Used by one thread."""
+def check_due(due_ms: int, now_ms: int) -> None:
+    """Raise ValueError, with a sentence, if no message may be moved to this time.
 
-    def __init__(self, link: Link, keys: Keys, ticket_field: str) -> None:
-        self._link = link
+    >>> check_due(1_700_000_000_000, 1_700_000_000_001)
+    Traceback (most recent call last):
+    ValueError: that time is over: send them now, or give a later one
+    """
+    if due_ms <= now_ms:
+        raise ValueError("that time is over: send them now, or give a later one")
+    if due_ms > now_ms + _LATEST_YEARS * _YEAR_MS:
+        raise ValueError(f"that is more than {_LATEST_YEARS} years ahead: give an earlier time, or drop them")
+
+
+class DelayedView:
+    """The delayed messages of one ticket stream. May be used by many threads, one at a time."""
+
+    def __init__(self, link: Link, keys: Keys, ticket_field: str, by_stream: bool = False) -> None:
+        """Keep the parts. ``by_stream``: tickets of several streams are called STREAM/ID."""
+        self._link = link  # guarded by self._lock
+        self._scripts = ScriptRunner(link)
         self._keys = keys
         self._log = LogKeys(keys.stream)
         self._field = ticket_field.encode()
+        self._by_stream = by_stream
+        self._lock = threading.Lock()
 
     def waiting(self) -> Waiting:
-        return waiting_of(*self._link.all_of(waiting_commands(self._keys)))
+        with self._lock:
+            return waiting_of(*self._link.all_of(waiting_commands(self._keys)))
 
     def unsorted(self) -> int:
         """Count the messages that the leader has not put in order yet."""
-        count, known = self._link.all_of([("XLEN", self._log.delayed), ("ZCARD", self._log.due)])
+        with self._lock:
+            count, known = self._link.all_of([("XLEN", self._log.delayed), ("ZCARD", self._log.due)])
         return max(0, count - known)
 
+    def now_ms(self) -> int:
+        """Ask Redis for its time, by which messages are due."""
+        with self._lock:
+            return redis_ms(self._link)
+
+    # -- lists
+
+    def page(self, after: str | None, most: int, ticket: str = "", within_s: float = 1.0) -> DelayedPage:
+        """Return up to ``most`` messages that are in order, of this ticket or ("") of all, behind the cursor of a page
+        before; with a cursor and fewer of them when the time is over. Raises ValueError for what is no cursor."""
+        cursor, rows, ends_s = after, list[DelayedRow](), now_s() + within_s
+        while True:
+            is_all, last, found = self._read(cursor, _PAGE if ticket else most - len(rows), ticket)
+            cursor = _cursor(*last) if last[1] else cursor
+            rows += found
+            if len(rows) > most:
+                return DelayedPage(rows[:most], rows[most - 1].cursor)
+            if is_all:
+                return DelayedPage(rows, None)
+            if len(rows) == most or now_s() > ends_s:
+                return DelayedPage(rows, cursor)
+
+    def chosen(self, ids: Sequence[str]) -> list[DelayedRow]:
+        """Return those of these messages that wait and are in order, the earliest first."""
+        rows, left = list[DelayedRow](), [member_of(entry_id) for entry_id in ids]
+        while left:
+            is_all, (_, member), found = self._read(None, len(left), "", left)
+            rows += found
+            left = [] if is_all else left[left.index(member.decode()) + 1 :]
+        return sorted(rows, key=lambda row: (float(row.cursor.partition("_")[0]), rank(row.id.encode())))
+
+    def _read(
+        self, after: str | None, most: int, ticket: str, members: Sequence[str] = ()
+    ) -> tuple[bool, tuple[bytes, bytes], list[DelayedRow]]:
+        time, entry_id = _parse_cursor(after)
+        behind = (time, member_of(entry_id) if entry_id else "", most, _FIELDS_SHOWN, _BYTES_SHOWN)
+        of_ticket = (self._field, ticket.encode("utf-8", "surrogateescape"), "1" if self._by_stream else "")
+        with self._lock:
+            is_all, *last, rows = self._scripts.run(
+                "read_delayed", (self._log.delayed, self._log.due), (*behind, *of_ticket, *members)
+            )
+        return bool(is_all), (last[0], last[1]), [_row(*row) for row in rows]
+
     def all(self, ticket: str | None = None) -> Iterator[Delayed]:
-        """Yield the messages that are in order, earliest first. While others are sent, a message that stays is yielded
-        once, or not at all."""
+        """Yield the messages that are in order, earliest first, with all of their fields. While others are sent, a
+        message that stays is yielded once, or not at all."""
         seen = 0
-        while page := self._link.call("ZRANGE", self._log.due, seen, seen + _PAGE - 1, "WITHSCORES"):
-            members, scores = page[::2], page[1::2]
-            bodies = self._link.all_of([("XRANGE", self._log.delayed, member, member) for member in members])
+        while True:
+            with self._lock:
+                page = self._link.call("ZRANGE", self._log.due, seen, seen + _PAGE - 1, "WITHSCORES")
+                members, scores = page[::2], page[1::2]
+                bodies = self._link.all_of([("XRANGE", self._log.delayed, member, member) for member in members])
+            if not members:
+                return
             seen += len(members)
             for member, score, found in zip(members, scores, bodies, strict=True):
                 shown = self._ticket_of(found[0][1]) if found else ""
@@ -79,7 +201,9 @@ class DelayedView:
     def ids(self, ticket: str | None = None) -> Iterator[str]:
         """Yield the ids of all messages that wait, including those that are not in order yet."""
         start = "-"
-        while page := self._link.call("XRANGE", self._log.delayed, start, "+", "COUNT", _PAGE):
+        while True:
+            with self._lock:
+                page = self._link.call("XRANGE", self._log.delayed, start, "+", "COUNT", _PAGE)
             yield from (
                 entry_id.decode() for entry_id, flat in page if ticket is None or self._ticket_of(flat) == ticket
             )
@@ -90,12 +214,82 @@ class DelayedView:
     def _ticket_of(self, flat: Sequence[bytes]) -> str:
         return (ticket_value(flat, self._field) or b"").decode("utf-8", "surrogateescape")
 
-    def drop(self, ids: Sequence[str]) -> int:
-        """Delete these messages (at least one). Return how many there were; a message that is being sent at this moment
-        is not among them: it is taken out once. Should only the first of the two commands happen, due_delayed does the
-        other one."""
-        gone, _ = self._link.all_of([("XDEL", self._log.delayed, *ids), ("ZREM", self._log.due, *map(member_of, ids))])
-        return int(gone)
+    # -- what operators do
+
+    def move(self, ids: Sequence[str], due_ms: int | None) -> Iterator[DelayedResult]:
+        """Make these messages due at that time, or (None) now, by Redis' clock: the leading master sends them then, in
+        the order of their times. Yield what happened to each. Raises what ``Link.call`` raises; a repeat does no
+        harm."""
+        with self._lock:
+            scores = self._link.all_of([("ZSCORE", self._log.due, member_of(entry_id)) for entry_id in ids])
+        ordered = [
+            entry_id
+            for _, _, entry_id in sorted(
+                (float(score or 0), rank(entry_id.encode()), entry_id)
+                for entry_id, score in zip(ids, scores, strict=True)
+            )
+        ]
+        done = 0
+        while done < len(ordered):
+            results = self._step(
+                "move_delayed", ordered[done : done + AT_ONCE], "now" if due_ms is None else due_ms, done
+            )
+            done += len(results)
+            yield from results
+
+    def drop(self, ids: Sequence[str]) -> Iterator[DelayedResult]:
+        """Throw these messages away. Yield what happened to each."""
+        for at in range(0, len(ids), AT_ONCE):
+            yield from self._step("drop_delayed", ids[at : at + AT_ONCE])
+
+    def act(self, what: str, ids: Sequence[str], due_ms: int | None = None) -> Iterator[DelayedResult]:
+        """Do what the action log calls ``what``."""
+        return self.drop(ids) if what == DROP else self.move(ids, due_ms if what == MOVE else None)
+
+    def _step(self, step: str, ids: Sequence[str], *first: str | int) -> list[DelayedResult]:
+        log = self._log
+        with self._lock:
+            until, *words = self._scripts.run(
+                step, (log.delayed, log.due, log.due_until), (*first, *map(member_of, ids))
+            )
+        return [_result(entry_id, word.decode().lower(), until) for entry_id, word in zip(ids, words, strict=False)]
+
+    def note(self, action: OperatorAction, outcome: str) -> None:
+        """Write a line of the action log, over the same link; it also wakes the leader (delayed_sender.py)."""
+        with self._lock:
+            ActionLog(self._link, self._keys).note(action, outcome)
+
+    def close(self) -> None:
+        self._link.close()
+
+
+def _result(entry_id: str, word: str, until: bytes) -> DelayedResult:
+    is_unknown = word == "gone" and rank(entry_id.encode()) > rank(until or ZERO)
+    return DelayedResult(entry_id, "unknown" if is_unknown else word)
+
+
+def _row(
+    member: bytes, time: bytes, stream: bytes, ticket: bytes, size: int, field_count: int, first: list[bytes]
+) -> DelayedRow:
+    texts = [part.decode("utf-8", "backslashreplace") for part in first]
+    cursor = _cursor(time, member)
+    fields = [(name, value) for name, value in zip(texts[::2], texts[1::2], strict=True) if name != DUE_FIELD.decode()]
+    facts = (ticket.decode("utf-8", "surrogateescape"), stream.decode(errors="replace"), size, field_count)
+    return DelayedRow(cursor.partition("_")[2], int(float(time)), *facts, fields, cursor)
+
+
+def _cursor(time: bytes, member: bytes) -> str:
+    return f"{time.decode()}_{from_rank(rank(member)).decode()}"
+
+
+def _parse_cursor(cursor: str | None) -> tuple[str, str]:
+    """Return the time and the id of a cursor; "" and "" for None. Raises ValueError."""
+    if cursor is None:
+        return "", ""
+    time, _, entry_id = cursor.partition("_")
+    if not _TIME.fullmatch(time) or not is_id(entry_id):
+        raise ValueError("not a cursor of this list")
+    return time, entry_id
 
 
 def member_of(entry_id: str) -> str:

@@ -18,7 +18,7 @@ from usher.common.base.log import event
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.message import UNREADABLE_DUE
 from usher.common.protocol.sources import SourceSelection
-from usher.common.protocol.stream_id import from_rank, rank
+from usher.common.protocol.stream_id import ZERO, from_rank, rank
 from usher.common.redis.client import CommandRefused, Link
 from usher.common.redis.scripts import ScriptRunner
 from usher.common.runtime.service import Service
@@ -34,7 +34,7 @@ _AT_ONCE = 200
 _AGAIN_S = 60.0
 _AGAIN_MS = int(_AGAIN_S * 1000)
 #: Longest wait for the next message; and after how long we look although nothing was announced: a stream that was
-#: deleted and came back with lower ids wakes nobody.
+#: deleted and came back with lower ids wakes nobody, nor does a message that was moved by operators of another group.
 _BLOCK_S, _LOOK_S = 5.0, 60.0
 
 
@@ -63,6 +63,8 @@ class DelayedMessages(Service):
         self._sources = sources
         self._ticket_field = ticket_field
         self._on_rejected = on_rejected
+        # The last line of the action log that was seen, from which we hear that an operator may have moved a message.
+        self._seen_action: bytes | None = None
         # By reason, of which there are few: how many failed since the last log line, and when that was written.
         self._unsent: dict[str, tuple[int, float]] = {}
         self.sent = 0
@@ -73,6 +75,8 @@ class DelayedMessages(Service):
             return 1.0
         steps = LeaderScripts(self._scripts, self._keys, epoch, self._ticket_field)
         try:
+            if self._seen_action is None:
+                self._seen_action = self._newest_action()
             look = steps.due_delayed(_AT_ONCE)
             if look.unreadable:
                 self._tell_unreadable(look.unreadable)
@@ -152,16 +156,26 @@ class DelayedMessages(Service):
         return one.named.decode() if one.named and self._sources.takes(one.named) else None
 
     def _await(self, look: DueLook, epoch: int) -> None:
-        """Wait until something is due or has come."""
+        """Wait until something is due or has come, or an operator has done something."""
         looked_s = now_s()
         until_s = looked_s + (_LOOK_S if look.wait_ms is None else min(_LOOK_S, look.wait_ms / 1000))
         while (left_s := min(_BLOCK_S, until_s - now_s())) > 0 and self._lead.epoch == epoch and not self.stopping:
             block_ms = max(1, int(left_s * 1000))
-            if self._link.call(
-                "XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", self._delayed, look.until, block_s=left_s
-            ):
+            seen = {self._delayed: look.until} | ({self._keys.actions: self._seen_action} if self._seen_action else {})
+            streams = (*seen, *filter(None, seen.values()))
+            if heard := self._link.call("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", *streams, block_s=left_s):
+                for stream, [[entry_id, _]] in heard:
+                    self._seen_action = entry_id if stream == self._keys.actions.encode() else self._seen_action
                 return
             self.made_progress()
+
+    def _newest_action(self) -> bytes:
+        """Return the id of the last line of the action log; b"": it cannot be read, and nothing is heard of it."""
+        try:
+            newest = self._link.call("XREVRANGE", self._keys.actions, "+", "-", "COUNT", 1)
+        except CommandRefused:
+            return b""
+        return newest[0][0] if newest else ZERO
 
     def interrupt(self) -> None:
         self._link.interrupt()

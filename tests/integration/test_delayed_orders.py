@@ -1,0 +1,345 @@
+"""move_delayed.lua, drop_delayed.lua and read_delayed.lua: what operators do with delayed messages, also at the very
+moment at which these are sent."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.delays import FUTURE, PAST, delay, left, log_keys, now_ms, send_due, sent
+from tests.integration.factories import NASTY_TICKETS, World
+from tests.integration.memory import full_memory
+from tests.integration.test_delayed_service import _led, _running, _until
+from tests.proxy import Proxy
+from usher.common.base.errors import NotNow, RedisTrouble
+from usher.common.redis.client import CommandRefused, Link
+from usher.master.operations.action_log import By, OperatorAction
+from usher.master.operations.delayed_messages import AT_ONCE, DelayedResult, DelayedView, check_due, member_of
+
+_LATER = FUTURE + 1_000_000
+
+
+@pytest.fixture
+def view(world: World, any_redis_url: str) -> Iterator[DelayedView]:
+    made = DelayedView(Link(any_redis_url, "test:view"), world.keys, "ticket_id")
+    yield made
+    made.close()
+
+
+def _words(results: Iterator[DelayedResult]) -> list[str]:
+    return [one.word for one in results]
+
+
+# ---- move, and send now ----
+
+
+def test_what_is_sent_now_is_sent_in_the_order_of_the_former_times(world: World, view: DelayedView) -> None:
+    """Those of one ticket, in the order in which they would have come."""
+    leader = world.elect()
+    ids = [delay(world, b"%d" % due, due).decode() for due in (FUTURE + 3, FUTURE + 1, FUTURE + 2)]
+    delay(world, b"other", FUTURE)
+    leader.due_delayed(10)
+    assert _words(view.move(ids, None)) == ["moved"] * 3
+    send_due(world, leader)
+    assert sent(world) == [b"%d" % (FUTURE + 1), b"%d" % (FUTURE + 2), b"%d" % (FUTURE + 3)]
+    assert left(world) == 1
+
+
+def test_more_than_one_call_takes_keep_their_order_too(world: World, view: DelayedView) -> None:
+    leader, count = world.elect(), AT_ONCE + 50
+    ids = [delay(world, b"%d" % number, FUTURE + count - number).decode() for number in range(count)]
+    leader.due_delayed(10)
+    due_ms = now_ms(world) + 1
+    assert Counter(_words(view.move(ids, due_ms))) == {"moved": count}
+    _until(lambda: now_ms(world) > due_ms + 1)
+    send_due(world, leader)
+    assert sent(world) == [b"%d" % number for number in reversed(range(count))]
+
+
+def test_a_moved_message_is_due_at_its_new_time_and_not_at_the_former_one(world: World, view: DelayedView) -> None:
+    leader = world.elect()
+    early = delay(world, b"A", now_ms(world) + 50).decode()
+    late = delay(world, b"B", FUTURE).decode()
+    leader.due_delayed(10)
+    [*_, due_ms] = (now_ms(world) + 60_000,)
+    assert _words(view.move([early, late], due_ms)) == ["moved", "moved"]
+    _until(lambda: now_ms(world) > int(early.partition("-")[0]) + 60)
+    look = leader.due_delayed(10)
+    assert (look.due, sent(world)) == ([], [])
+    assert look.wait_ms is not None and 50_000 < look.wait_ms <= 60_000
+    assert [row.due_ms for row in view.page(None, 10).rows] == [due_ms, due_ms]
+
+
+def test_what_was_named_as_due_and_is_moved_then_is_not_sent(world: World, view: DelayedView) -> None:
+    """The sender has looked, the operator moves, and then the sender sends: the operator was told that it is moved."""
+    leader = world.elect()
+    entry_id = delay(world, b"A", PAST).decode()
+    due = leader.due_delayed(10).due
+    assert _words(view.move([entry_id], _LATER)) == ["moved"]
+    assert leader.send_delayed([(one, world.keys.stream) for one in due], 60_000) == [b""]
+    assert (sent(world), left(world)) == ([], 1)
+    assert [row.due_ms for row in view.page(None, 10).rows] == [_LATER]
+
+
+def test_what_was_sent_meanwhile_is_told_and_not_sent_again(world: World, view: DelayedView) -> None:
+    leader = world.elect()
+    entry_id = delay(world, b"A", PAST).decode()
+    send_due(world, leader)
+    for due_ms in (None, _LATER):
+        assert _words(view.move([entry_id, "1-1"], due_ms)) == ["gone", "gone"]
+    assert _words(view.drop([entry_id])) == ["gone"]
+    send_due(world, leader)
+    assert (sent(world), left(world), world.link.call("ZCARD", log_keys(world).due)) == ([b"A"], 0, 0)
+
+
+def test_an_id_that_no_delayed_message_has_had_is_unknown(world: World, view: DelayedView) -> None:
+    assert _words(view.move(["5-1"], None)) == ["unknown"]
+    delay(world, b"A", FUTURE)
+    world.elect().due_delayed(10)
+    with world.unchanged():
+        assert _words(view.move(["18446744073709551615-1"], None)) == ["unknown"]
+        assert _words(view.drop(["18446744073709551615-1"])) == ["unknown"]
+
+
+def test_what_no_leader_has_put_in_order_is_left_alone_and_said_so(world: World, view: DelayedView) -> None:
+    entry_id = delay(world, b"A", FUTURE).decode()
+    with world.unchanged():
+        assert _words(view.move([entry_id], None)) == ["held"]
+    world.elect().due_delayed(10)
+    assert _words(view.move([entry_id], None)) == ["moved"]
+
+
+def test_what_was_deleted_by_hand_is_not_told_as_moved(world: World, view: DelayedView) -> None:
+    entry_id = delay(world, b"A", FUTURE)
+    world.elect().due_delayed(10)
+    world.link.call("XDEL", log_keys(world).delayed, entry_id)
+    assert _words(view.move([entry_id.decode()], None)) == ["gone"]
+    assert world.link.call("EXISTS", log_keys(world).due) == 0
+
+
+def test_large_ones_are_moved_a_few_at_a_call_and_all_of_them(world: World, view: DelayedView) -> None:
+    ids = [delay(world, b"%d" % number, FUTURE, "body", b"x" * 5_000_000).decode() for number in range(5)]
+    leader = world.elect()
+    while leader.due_delayed(100).wait_ms == 0:
+        pass
+    assert _words(view.move(ids, None)) == ["moved"] * 5
+    assert [row.ticket_id for row in view.chosen(ids)] == ["0", "1", "2", "3", "4"]
+
+
+def test_a_repeat_whose_first_reply_was_lost_moves_nothing_twice(world: World, view: DelayedView) -> None:
+    ids = [delay(world, b"A", FUTURE + number).decode() for number in range(3)]
+    world.elect().due_delayed(10)
+    assert _words(view.move(ids, _LATER)) == ["moved"] * 3
+    with world.unchanged():
+        assert _words(view.move(ids, _LATER)) == ["moved"] * 3
+    assert _words(view.drop(ids[:2])) == ["dropped"] * 2
+    assert _words(view.drop(ids)) == ["gone", "gone", "dropped"]
+
+
+def test_a_full_memory_moves_nothing_and_drops(world: World, view: DelayedView) -> None:
+    ids = [delay(world, b"A", FUTURE).decode(), delay(world, b"B", FUTURE).decode()]
+    world.elect().due_delayed(10)
+    with full_memory(world.link):
+        with pytest.raises(NotNow, match="OOM|maxmemory"):
+            list(view.move(ids, None))
+        assert _words(view.drop(ids[:1])) == ["dropped"]
+    assert [row.due_ms for row in view.page(None, 10).rows] == [FUTURE]
+
+
+@pytest.mark.parametrize("key", ["delayed", "due", "due_until"])
+def test_a_key_of_another_type_is_refused_before_anything_has_changed(
+    world: World, view: DelayedView, key: str
+) -> None:
+    entry_id = delay(world, b"A", FUTURE).decode()
+    world.elect().due_delayed(10)
+    world.link.call("DEL", getattr(log_keys(world), key))
+    world.link.call("HSET", getattr(log_keys(world), key), "a", "b")
+    with world.unchanged():
+        for results in (view.move([entry_id], None), view.drop([entry_id])):
+            with pytest.raises(CommandRefused, match="WRONGTYPE"):
+                list(results)
+
+
+@pytest.mark.parametrize(("due_ms", "told"), [(10, "is over"), (11, ""), (10**15 - 1, "10 years ahead")])
+def test_a_time_that_is_over_or_far_away_is_refused_with_a_sentence(due_ms: int, told: str) -> None:
+    if not told:
+        check_due(due_ms, 10)
+        return
+    with pytest.raises(ValueError, match=told):
+        check_due(due_ms, 10)
+
+
+# ---- beside the sender ----
+
+
+def test_beside_the_sender_each_is_sent_once_and_what_is_told_is_true(
+    any_redis_url: str, world: World, view: DelayedView
+) -> None:
+    """A thousand that get due one after the other, while an operator sends some now, moves some and drops some."""
+    leader, start_ms = world.elect(), now_ms(world) + 150
+    ids = [delay(world, b"%d" % number, start_ms + number // 5).decode() for number in range(1000)]
+    told: dict[str, str] = {}
+
+    def operate(what: str, some: list[str]) -> None:
+        own = DelayedView(Link(any_redis_url, "test:operator"), world.keys, "ticket_id")
+        for at in range(0, len(some), 10):
+            told.update({one.id: one.word for one in own.act(what, some[at : at + 10], _LATER)})
+        own.close()
+
+    with _running(any_redis_url, world, _led(leader)):
+        _until(lambda: world.link.call("ZCARD", log_keys(world).due) > 0 or left(world) < 1000)
+        operators = [
+            threading.Thread(target=operate, args=(what, ids[number::4][::-1]))
+            for number, what in enumerate(("send_delayed_now", "move_delayed", "drop_delayed"))
+        ]
+        for one in operators:
+            one.start()
+        for one in operators:
+            one.join()
+        moved = sum(told[one] == "moved" for one in ids[1::4])
+        _until(lambda: left(world) == moved)
+    came = Counter(sent(world))
+    assert set(came.values()) == {1}, "none is doubled"
+    for number, entry_id in enumerate(ids):
+        kind, word = number % 4, told.get(entry_id, "")
+        is_sent = kind in (0, 3) or word == "gone"
+        assert (b"%d" % number in came) == is_sent, (number, word)
+    assert {told[one] for one in ids[1::4]} == {"moved", "gone"}, "some were too late, and some were not"
+
+
+def test_replies_that_get_lost_neither_lose_nor_double_what_is_sent_now(
+    any_redis_url: str, world: World, view: DelayedView
+) -> None:
+    leader, replies = world.elect(), itertools.count()
+    ids = [delay(world, b"%d" % number, FUTURE + number).decode() for number in range(60)]
+    lost = 0
+    with (
+        Proxy(any_redis_url, lambda chunk: chunk if next(replies) % 17 else None) as proxy,
+        _running(any_redis_url, world, _led(leader)),
+    ):
+        _until(lambda: world.link.call("ZCARD", log_keys(world).due) == 60)
+        own = DelayedView(Link(proxy.url, "test:operator"), world.keys, "ticket_id")
+        for at in range(0, 60, 5):
+            for _ in range(10):
+                try:
+                    words = _words(own.move(ids[at : at + 5], None))
+                except RedisTrouble:
+                    lost += 1
+                    continue
+                assert set(words) <= {"moved", "gone"}
+                break
+        own.close()
+        view.note(OperatorAction(By("otto", "http"), "send_delayed_now", "60"), "moved")
+        _until(lambda: left(world) == 0)
+    assert Counter(sent(world)) == {b"%d" % number: 1 for number in range(60)}
+    assert lost, "no reply was lost"
+
+
+def test_the_leader_hears_at_once_of_what_is_to_be_sent_now(
+    any_redis_url: str, world: World, view: DelayedView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the line in the action log: else it would look in a minute."""
+    monkeypatch.setattr("usher.master.operations.delayed_sender._BLOCK_S", 60.0)
+    entry_id = delay(world, b"A", FUTURE).decode()
+    with _running(any_redis_url, world, _led(world.elect())):
+        _until(lambda: b"cmd=xread" in world.link.call("CLIENT", "LIST"))
+        assert _words(view.move([entry_id], None)) == ["moved"]
+        view.note(OperatorAction(By("otto", "http"), "send_delayed_now", "it"), "moved 1")
+        _until(lambda: sent(world) == [b"A"])
+        for ticket in (b"B", b"C"):  # and of what comes as before
+            delay(world, ticket, PAST)
+            _until(lambda: left(world) == 0)
+
+
+def test_an_action_log_that_cannot_be_read_keeps_nobody_from_sending(any_redis_url: str, world: World) -> None:
+    world.link.call("SET", world.keys.actions, "spoilt")
+    with _running(any_redis_url, world, _led(world.elect())) as service:
+        delay(world, b"A", PAST)
+        _until(lambda: sent(world) == [b"A"])
+        _until(lambda: b"cmd=xread" in world.link.call("CLIENT", "LIST"))
+        delay(world, b"B", PAST)
+        _until(lambda: sent(world) == [b"A", b"B"])
+        assert service.trouble is None
+
+
+# ---- the list ----
+
+
+def test_pages_have_all_that_wait_the_earliest_first_and_each_once(world: World, view: DelayedView) -> None:
+    """Also of one time, in the order of their ids, and when those behind which a page begins have gone."""
+    for number in range(1, 25):
+        world.link.call("XADD", log_keys(world).delayed, f"5-{number}", "due_ms", FUTURE, "ticket_id", f"same {number}")
+    ids = [delay(world, b"%d" % due, due).decode() for due in (FUTURE + 9, FUTURE - 9)]
+    world.elect().due_delayed(100)
+    seen, cursor = [], None
+    while True:
+        page = view.page(cursor, 5)
+        seen += [row.ticket_id for row in page.rows]
+        if page.cursor is None:
+            break
+        if cursor is None:
+            assert _words(view.drop([page.rows[-1].id, ids[1]])) == ["dropped", "dropped"]
+        cursor = page.cursor
+    assert seen == [f"{FUTURE - 9}", *(f"same {number}" for number in range(1, 25)), f"{FUTURE + 9}"]
+
+
+def test_a_row_has_the_beginning_of_its_message_and_its_size(world: World, view: DelayedView) -> None:
+    delay(world, b"A", FUTURE, "text", b"\xff" * 500, *(part for n in range(20) for part in (f"n{n}", "v")))
+    world.elect().due_delayed(10)
+    [row] = view.page(None, 10).rows
+    assert (row.due_ms, row.ticket_id, row.field_count) == (FUTURE, "A", 23)
+    assert row.bytes == sum(map(len, world.link.call("XRANGE", log_keys(world).delayed, "-", "+")[0][1]))
+    assert dict(row.fields)["text"] == "\\xff" * 120
+    assert len(row.fields) == 7, "of the first eight, without due_ms"
+
+
+def test_a_list_of_one_ticket_has_only_its_messages(world: World, view: DelayedView) -> None:
+    for ticket in (*NASTY_TICKETS, b"one of two", b"B", b"one of two"):
+        delay(world, ticket, FUTURE)
+    world.elect().due_delayed(100)
+    for ticket in NASTY_TICKETS:
+        assert len(view.page(None, 10, ticket.decode("utf-8", "surrogateescape")).rows) >= 1
+    first = view.page(None, 1, "one of two")
+    second = view.page(first.cursor, 1, "one of two")
+    assert [row.ticket_id for row in first.rows + second.rows] == ["one of two"] * 2
+    assert second.cursor is None
+    assert view.page(None, 10, "none").rows == []
+
+
+def test_a_search_that_takes_too_long_says_where_it_goes_on(world: World, view: DelayedView) -> None:
+    for number in range(450):
+        delay(world, b"%d" % number, FUTURE + number)
+    world.elect().due_delayed(10)
+    page, looks = view.page(None, 10, "449", within_s=-1.0), 1
+    while page.cursor is not None:
+        assert page.rows == []
+        page, looks = view.page(page.cursor, 10, "449", within_s=-1.0), looks + 1
+    assert ([row.ticket_id for row in page.rows], looks) == (["449"], 3)
+
+
+def test_tickets_of_several_streams_have_the_name_of_their_stream(world: World, any_redis_url: str) -> None:
+    delay(world, b"A", FUTURE, "stream", "orders")
+    world.elect().due_delayed(10)
+    view = DelayedView(Link(any_redis_url, "test:view"), world.keys, "ticket_id", by_stream=True)
+    assert [(row.ticket_id, row.stream) for row in view.page(None, 10, "orders/A").rows] == [("orders/A", "orders")]
+    view.close()
+
+
+@pytest.mark.parametrize("cursor", ["", "x", "5", "5_5", "-1_5-5", "1e5_5-5", "5_5-5\n", "nan_5-5"])
+def test_what_is_no_cursor_is_refused(world: World, view: DelayedView, cursor: str) -> None:
+    with pytest.raises(ValueError, match="cursor"):
+        view.page(cursor, 10)
+
+
+def test_the_step_reads_members_as_the_order_has_them(world: World) -> None:
+    """read_delayed.lua on its own: what is not in order is no row."""
+    entry_id = delay(world, b"A", FUTURE)
+    log = log_keys(world)
+    args = ("", "", 10, 8, 100, "ticket_id", "", "")
+    assert world.scripts.run("read_delayed", (log.delayed, log.due), args) == [1, b"", b"", []]
+    member = member_of(entry_id.decode())
+    assert world.scripts.run("read_delayed", (log.delayed, log.due), (*args, member)) == [1, b"", b"", []]
