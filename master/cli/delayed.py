@@ -1,38 +1,52 @@
-"""Define ``usher delayed``: show the messages that wait for their time, and drop some."""
+"""Define ``usher delayed``: show the messages that wait for their time, send some now, move some, and drop some."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import click
 
-from usher.common.base.durations import moment_text
+from usher.common.base.durations import Duration, Moment, moment_text
 from usher.common.base.text import json_safe, pluralize
 from usher.common.protocol.stream_id import is_id
 from usher.common.runtime.settings import CommonSettings, options
 from usher.master.cli.options import caller, why_option
 from usher.master.cli.shared import configured, console, print_json, table
-from usher.master.operations.action_log import FAILED, ActionLog, OperatorAction
-from usher.master.operations.delayed_messages import Delayed, DelayedView
+from usher.master.insight.formatting import moment
+from usher.master.operations.action_log import OperatorAction
+from usher.master.operations.delayed_messages import (
+    DONE,
+    DROP,
+    MEANS,
+    MOVE,
+    SEND_NOW,
+    Delayed,
+    DelayedView,
+    carry_out,
+    check_due,
+)
 from usher.master.policy.explain.explain import span
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 _FIELDS_SHOWN = 60
-#: The most messages dropped by one call.
-_AT_ONCE = 1000
-#: The word in the action log. It differs from the one for dead letters, by which the audit knows what it cannot prove
-#: (master/audit/checks/letters.py).
-DROP_DELAYED = "drop_delayed"
+#: Words of outcomes that a document has also when there was none.
+_ALWAYS_TOLD = {SEND_NOW: ("moved",), MOVE: ("moved",), DROP: ("dropped", "gone")}
+_ASKS = {
+    SEND_NOW: "send {} now",
+    MOVE: "move {} to {}",
+    DROP: "drop {}, for every group of the stream",
+}
 
 
 @click.group(
     help=(
-        "Show and drop delayed messages. Sent for later (`usher send --after 10m`, or an XADD to {STREAM}:delayed"
-        " with the field due_ms), they enter the stream when they are due, and get their place in the order of their"
-        " ticket then."
+        "Show, send now, move or drop delayed messages. Sent for later (`usher send --after 10m`, or an XADD to"
+        " {STREAM}:delayed with the field due_ms), they enter the stream when they are due, and get their place in the"
+        " order of their ticket then."
     )
 )
 def delayed() -> None:
@@ -73,21 +87,63 @@ def list_delayed(flags: dict[str, Any], ticket: str | None, limit: int, as_json:
         click.echo(f"  {pluralize(unsorted, 'message')} more, which no leader has looked at yet")
 
 
+def _chosen(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the arguments that choose messages, and those of every action."""
+    for decorate in reversed(
+        (
+            click.argument("ids", nargs=-1, metavar="[MESSAGE]..."),
+            click.option(
+                "--all", "everything", is_flag=True, help="All delayed messages, or with --ticket all of that ticket."
+            ),
+            click.option("--ticket", metavar="ID", help="With --all: only those of this ticket."),
+            click.option("--yes", is_flag=True, help="Do not ask."),
+            why_option(),
+            _JSON,
+            options(CommonSettings),
+        )
+    ):
+        command = decorate(command)
+    return command
+
+
+_EXIT = " Exit code 1 when some were left alone, as those that were gone already."
+
+
 @delayed.command(
-    "drop",
-    help=(
-        "Throw delayed messages away before they are sent, for every group of the stream. Exit code 1 when some were"
-        " already gone."
-    ),
+    "send",
+    help="Send delayed messages now: the leading master adds them to their stream at once, in the order of their times."
+    + _EXIT,
 )
-@click.argument("ids", nargs=-1, metavar="[MESSAGE]...")
-@click.option("--all", "everything", is_flag=True, help="All delayed messages, or with --ticket all of that ticket.")
-@click.option("--ticket", metavar="ID", help="With --all: only those of this ticket.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@why_option()
-@_JSON
-@options(CommonSettings)
-def drop(
+@_chosen
+def send(**given: Any) -> None:
+    _act(SEND_NOW, None, **given)
+
+
+@delayed.command(
+    "move", help="Move delayed messages to another time: they come into their stream then, and not before." + _EXIT
+)
+@click.option("--after", type=Duration(), metavar="AGE", help="So long from now: 90s, 10m, 2h, 3d.")
+@click.option(
+    "--at", type=Moment(), metavar="TIME", help="At 2026-11-21T10:00 (local time) or 2026-11-21T10:00+00:00 (UTC)."
+)
+@_chosen
+def move(after: float | None, at: int | None, **given: Any) -> None:
+    if (after is None) == (at is None):
+        raise click.UsageError("say when they are due: give one of --after and --at")
+    _act(MOVE, lambda now_ms: at if at is not None else now_ms + int((after or 0) * 1000), **given)
+
+
+@delayed.command(
+    "drop", help="Throw delayed messages away before they are sent, for every group of the stream." + _EXIT
+)
+@_chosen
+def drop(**given: Any) -> None:
+    _act(DROP, None, **given)
+
+
+def _act(
+    what: str,
+    due: Callable[[int], int] | None,
     flags: dict[str, Any],
     ids: tuple[str, ...],
     everything: bool,
@@ -96,6 +152,7 @@ def drop(
     why: str,
     as_json: bool,
 ) -> None:
+    """Do it to the chosen messages. ``due``: the time to which they are moved, given that of Redis."""
     if bool(ids) == everything or (ticket is not None and not everything):
         raise click.UsageError("give ids of messages, or --all, with --ticket or without; see `usher delayed list`")
     if wrong := next((text for text in ids if not is_id(text)), None):
@@ -105,39 +162,40 @@ def drop(
     by = caller(why)
     with configured(flags, "delayed") as (settings, link, keys):
         view = DelayedView(link, keys, settings.ticket_field)
+        due_ms = None if due is None else _due(due, view.now_ms())
+        when = "" if due_ms is None else moment_text(due_ms, "seconds")
         chosen = list(dict.fromkeys(ids)) or list(view.ids(ticket))
         if chosen and not yes:
-            if as_json:
-                raise click.UsageError("--json does not ask: pass --yes too")
-            if not sys.stdin.isatty():
-                raise click.UsageError("stdin is not a terminal: pass --yes")
-            if not click.confirm(f"drop {pluralize(len(chosen), 'delayed message')}, for every group of the stream?"):
-                sys.exit(1)
+            _ask(_ASKS[what].format(pluralize(len(chosen), "delayed message"), when), as_json)
         on = "delayed messages" + (f" of {ticket}" if ticket is not None else f" {', '.join(ids[:5])}" if ids else "")
-        dropped = _dropped(view, ActionLog(link, keys), OperatorAction(by, DROP_DELAYED, on), chosen)
+        on += f" to {moment(due_ms)} UTC" if due_ms is not None else ""
+        outcomes = Counter(one.word for one in carry_out(view, what, chosen, due_ms, OperatorAction(by, what, on)))
+    done = sum(outcomes[word] for word in DONE)
     if as_json:
-        print_json({"dropped": dropped, "gone": len(chosen) - dropped})
+        print_json({word: outcomes[word] for word in MEANS if outcomes[word] or word in _ALWAYS_TOLD[what]})
     else:
-        click.echo(
-            f"{pluralize(dropped, 'delayed message')} dropped"
-            + (f", {len(chosen) - dropped:,} were not there" if dropped < len(chosen) else "")
-        )
-    sys.exit(1 if dropped < len(chosen) else 0)
+        told = {SEND_NOW: "to be sent now", MOVE: f"moved to {when}", DROP: "dropped"}[what]
+        click.echo(f"{pluralize(done, 'delayed message')} {told}")
+        for word in [word for word in MEANS if outcomes[word] and word not in DONE]:
+            click.echo(f"  {outcomes[word]:,} {MEANS[word]}")
+    sys.exit(1 if done < len(chosen) else 0)
 
 
-def _dropped(view: DelayedView, actions: ActionLog, action: OperatorAction, chosen: Sequence[str]) -> int:
-    """Drop messages; return how many were there. The action log records it even when Redis fails in the middle."""
-    dropped, ended = 0, FAILED
+def _due(due: Callable[[int], int], now_ms: int) -> int:
     try:
-        for at in range(0, len(chosen), _AT_ONCE):
-            dropped += view.drop(chosen[at : at + _AT_ONCE])
-        ended = ""
-    finally:
-        if chosen:
-            actions.note(
-                action, f"dropped {dropped}, gone {len(chosen) - dropped}" if not ended else f"dropped {dropped}{ended}"
-            )
-    return dropped
+        check_due(due_ms := due(now_ms), now_ms)
+    except ValueError as refused:
+        raise click.UsageError(str(refused)) from None
+    return due_ms
+
+
+def _ask(question: str, as_json: bool) -> None:
+    if as_json:
+        raise click.UsageError("--json does not ask: pass --yes too")
+    if not sys.stdin.isatty():
+        raise click.UsageError("stdin is not a terminal: pass --yes")
+    if not click.confirm(f"{question}?"):
+        sys.exit(1)
 
 
 def _document(one: Delayed) -> dict[str, Any]:

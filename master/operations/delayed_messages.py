@@ -15,7 +15,7 @@ from usher.common.protocol.stream_id import ZERO, from_rank, is_id, rank
 from usher.common.redis.client import Link
 from usher.common.redis.replies import redis_ms
 from usher.common.redis.scripts import ScriptRunner
-from usher.master.operations.action_log import ActionLog, OperatorAction
+from usher.master.operations.action_log import FAILED, ActionLog, OperatorAction, counted
 
 #: Messages read by one call.
 _PAGE = 200
@@ -242,10 +242,6 @@ class DelayedView:
         for at in range(0, len(ids), AT_ONCE):
             yield from self._step("drop_delayed", ids[at : at + AT_ONCE])
 
-    def act(self, what: str, ids: Sequence[str], due_ms: int | None = None) -> Iterator[DelayedResult]:
-        """Do what the action log calls ``what``."""
-        return self.drop(ids) if what == DROP else self.move(ids, due_ms if what == MOVE else None)
-
     def _step(self, step: str, ids: Sequence[str], *first: str | int) -> list[DelayedResult]:
         log = self._log
         with self._lock:
@@ -261,6 +257,21 @@ class DelayedView:
 
     def close(self) -> None:
         self._link.close()
+
+
+def carry_out(
+    view: DelayedView, what: str, ids: Sequence[str], due_ms: int | None, action: OperatorAction
+) -> list[DelayedResult]:
+    """Do ``what`` to these messages. The action log records it even when Redis fails in the middle."""
+    results, ended = list[DelayedResult](), FAILED
+    try:
+        for one in view.drop(ids) if what == DROP else view.move(ids, due_ms if what == MOVE else None):
+            results.append(one)
+        ended = ""
+    finally:
+        if ids:
+            view.note(action, counted(one.word for one in results) + ended)
+    return results
 
 
 def _result(entry_id: str, word: str, until: bytes) -> DelayedResult:

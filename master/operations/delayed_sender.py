@@ -161,8 +161,9 @@ class DelayedMessages(Service):
         until_s = looked_s + (_LOOK_S if look.wait_ms is None else min(_LOOK_S, look.wait_ms / 1000))
         while (left_s := min(_BLOCK_S, until_s - now_s())) > 0 and self._lead.epoch == epoch and not self.stopping:
             block_ms = max(1, int(left_s * 1000))
-            seen = {self._delayed: look.until} | ({self._keys.actions: self._seen_action} if self._seen_action else {})
-            streams = (*seen, *filter(None, seen.values()))
+            streams: tuple[str | bytes, ...] = (self._delayed, look.until)
+            if self._seen_action:
+                streams = (self._delayed, self._keys.actions, look.until, self._seen_action)
             if heard := self._link.call("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", *streams, block_s=left_s):
                 for stream, [[entry_id, _]] in heard:
                     self._seen_action = entry_id if stream == self._keys.actions.encode() else self._seen_action

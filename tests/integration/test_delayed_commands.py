@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 
 from tests.commands import usher
+from tests.integration.delays import send_due, sent
 from tests.integration.factories import World
 from usher.common.protocol.keys import Keys, LogKeys
 from usher.common.protocol.sources import SourceSelection
@@ -118,12 +119,16 @@ def test_messages_are_dropped_by_id_or_by_ticket_and_the_action_log_says_so(run:
     rows = _document(run, "delayed", "list")["messages"]
     [of_c] = [row["id"] for row in rows if row["ticket_id"] == "C"]
     code, said = run("delayed", "drop", of_c, "1-1", "--yes", "--reason", "not wanted")
-    assert (code, said) == (1, "1 delayed message dropped, 1 were not there\n")
+    assert code == 1
+    assert said.splitlines() == [
+        "1 delayed message dropped",
+        "  1 left alone: not waiting any more, because it was sent or dropped before",
+    ]
     assert _document(run, "delayed", "drop", "--all", "--ticket", "A", "--yes") == {"dropped": 2, "gone": 0}
     assert [row["ticket_id"] for row in _document(run, "delayed", "list")["messages"]] == ["B"]
     lines, _ = ActionLog(link, KEYS).page(None, 10)
     assert [(line["what"], line["on"], line["why"], line["outcome"]) for line in lines] == [
-        ("drop_delayed", "delayed messages of A", "", "dropped 2, gone 0"),
+        ("drop_delayed", "delayed messages of A", "", "dropped 2"),
         ("drop_delayed", f"delayed messages {of_c}, 1-1", "not wanted", "dropped 1, gone 1"),
     ]
     assert run("delayed", "drop", "--all", "--ticket", "nobody", "--yes") == (0, "0 delayed messages dropped\n")
@@ -165,10 +170,19 @@ def test_a_ticket_that_is_no_text_can_be_dropped(run: Run, link: Link) -> None:
     link.call("XADD", LogKeys("ticket_stream").delayed, "*", "due_ms", 4_000_000_000_000, "ticket_id", b"\xff")
     assert run("delayed", "drop", "--all", "--ticket", "\udcff", "--yes") == (0, "1 delayed message dropped\n")
     [line], _ = ActionLog(link, KEYS).page(None, 10)
-    assert line["outcome"] == "dropped 1, gone 0"
+    assert line["outcome"] == "dropped 1"
 
 
-@pytest.mark.parametrize("words", [("list",), ("drop", "--all", "--yes"), ("drop", "1-1", "--yes")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("list",),
+        ("drop", "--all", "--yes"),
+        ("drop", "1-1", "--yes"),
+        ("send", "1-1", "--yes"),
+        ("move", "1-1", "--after", "1h", "--yes"),
+    ],
+)
 def test_what_redis_refuses_is_said_in_one_line(run: Run, link: Link, words: tuple[str, ...]) -> None:
     """As under the users of a former version, who may not use these keys."""
     link.call("SET", LogKeys("ticket_stream").delayed, "spoilt")
@@ -266,4 +280,55 @@ def test_a_drop_that_redis_breaks_off_is_in_the_action_log_too(run: Run, link: L
     link.call("SET", LogKeys("ticket_stream").due, "somebody else's")
     assert run("delayed", "drop", entry_id.decode(), "--yes")[0] == 2
     [line], _ = ActionLog(link, KEYS).page(None, 10)
-    assert (line["what"], line["outcome"]) == ("drop_delayed", "dropped 0, then Redis failed")
+    assert (line["what"], line["outcome"]) == ("drop_delayed", "nothing, then Redis failed")
+    assert link.call("XLEN", LogKeys("ticket_stream").delayed) == 1, "and this is true"
+
+
+def test_messages_are_sent_now_and_moved_and_the_action_log_says_so(run: Run, link: Link) -> None:
+    for ticket in ("A", "A", "B"):
+        run("send", "--ticket", ticket, "text=x", "--after", "1h")
+    world = World(link)
+    leader = world.elect()
+    leader.due_delayed(100)
+    [first, _, of_b] = [row["id"] for row in _document(run, "delayed", "list")["messages"]]
+    assert _document(run, "delayed", "move", of_b, "--at", "2030-01-01T00:00:00+00:00", "--yes") == {"moved": 1}
+    assert _document(run, "delayed", "list", "--ticket", "B")["messages"][0]["due_ms"] == 1_893_456_000_000
+    code, said = run("delayed", "send", first, "99999999999999-1", "--yes", "--why", "they wait for it")
+    assert code == 1
+    assert said.splitlines() == [
+        "1 delayed message to be sent now",
+        "  1 left alone: no delayed message has had this id",
+    ]
+    send_due(world, leader)
+    assert sent(world) == [b"A"]
+    assert _document(run, "delayed", "send", "--all", "--ticket", "A", "--yes") == {"moved": 1}
+    assert _document(run, "delayed", "move", "--all", "--after", "2h", "--yes") == {"moved": 2}
+    lines, _ = ActionLog(link, KEYS).page(None, 10)
+    assert [(line["what"], line["on"].partition(" to ")[0], line["why"], line["outcome"]) for line in lines] == [
+        ("move_delayed", "delayed messages", "", "moved 2"),
+        ("send_delayed_now", "delayed messages of A", "", "moved 1"),
+        ("send_delayed_now", f"delayed messages {first}, 99999999999999-1", "they wait for it", "moved 1, unknown 1"),
+        ("move_delayed", f"delayed messages {of_b}", "", "moved 1"),
+    ]
+    assert lines[3]["on"].endswith(" to 2030-01-01 00:00:00.000 UTC")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--at", "2020-01-01T00:00+00:00"), "that time is over"),
+        (("--at", "2999-01-01T00:00+00:00"), "more than 10 years ahead"),
+        (("--after", "0s"), "that time is over"),
+        ((), "give one of --after and --at"),
+        (("--after", "1h", "--at", "2030-01-01T00:00"), "give one of --after and --at"),
+    ],
+)
+def test_a_time_to_which_nothing_can_be_moved_is_refused(
+    run: Run, link: Link, words: tuple[str, ...], told: str
+) -> None:
+    run("send", "--ticket", "A", "text=x", "--after", "1h")
+    world = _put_in_order(link)
+    before = world.link.call("ZRANGE", LogKeys("ticket_stream").due, 0, -1, "WITHSCORES")
+    code, said = run("delayed", "move", "--all", *words, "--yes")
+    assert (code, told in said) == (2, True), said
+    assert world.link.call("ZRANGE", LogKeys("ticket_stream").due, 0, -1, "WITHSCORES") == before

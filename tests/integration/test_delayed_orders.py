@@ -18,7 +18,14 @@ from tests.proxy import Proxy
 from usher.common.base.errors import NotNow, RedisTrouble
 from usher.common.redis.client import CommandRefused, Link
 from usher.master.operations.action_log import By, OperatorAction
-from usher.master.operations.delayed_messages import AT_ONCE, DelayedResult, DelayedView, check_due, member_of
+from usher.master.operations.delayed_messages import (
+    AT_ONCE,
+    DelayedResult,
+    DelayedView,
+    carry_out,
+    check_due,
+    member_of,
+)
 
 _LATER = FUTURE + 1_000_000
 
@@ -187,7 +194,14 @@ def test_beside_the_sender_each_is_sent_once_and_what_is_told_is_true(
     def operate(what: str, some: list[str]) -> None:
         own = DelayedView(Link(any_redis_url, "test:operator"), world.keys, "ticket_id")
         for at in range(0, len(some), 10):
-            told.update({one.id: one.word for one in own.act(what, some[at : at + 10], _LATER)})
+            told.update(
+                {
+                    one.id: one.word
+                    for one in carry_out(
+                        own, what, some[at : at + 10], _LATER, OperatorAction(By("o", "cli"), what, "some")
+                    )
+                }
+            )
         own.close()
 
     with _running(any_redis_url, world, _led(leader)):
