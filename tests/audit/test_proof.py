@@ -140,12 +140,17 @@ def test_a_ticket_that_shows_anything_is_in_doubt(local: Any) -> None:
     from usher.master.audit.read import columns
 
     rows, dice = _random_runs(3000, most=4), random.Random(7)
+    parts: list[list[dict[str, Any]]] = [[], [], []]
+    seen = dict.fromkeys((row["ticket"] for row in rows), 0)
     for row in rows:
-        late = {"record_ms": max(1, row["record_ms"] - dice.choice((0, 0, 0, 20)))}
-        row |= late | {"consumer": dice.choice((row["consumer"], "c1:1"))}
-    tables = [pa.Table.from_pylist(part, columns.RUNS) for part in (rows, *(rows[n::3] for n in range(3)))]
+        part = min(seen[row["ticket"]], 2)
+        noted = 100_000 * part + max(1, row["record_ms"] - dice.choice((0, 0, 0, 20)))
+        row |= {"record_ms": noted, "consumer": dice.choice((row["consumer"], "c1:1"))}
+        parts[part].append(row)
+        seen[row["ticket"]] += dice.randint(0, 1)
+    tables = [pa.Table.from_pylist(part, columns.RUNS) for part in (rows, *parts)]
     with use(local):
-        whole, *parts = [local.lazily(columns.RUNS, table.to_batches) for table in tables]
+        whole, *frames = [local.lazily(columns.RUNS, table.to_batches) for table in tables]
 
         def shown(frame: Any, known: Any) -> set[str]:
             told = run_proof.follow(frame, right, known)
@@ -158,13 +163,13 @@ def test_a_ticket_that_shows_anything_is_in_doubt(local: Any) -> None:
         ahead = [("s", name, least := dice.randint(-2_000_000, 2_000_000), least + 100_000) for name in sorted(names)]
         wrong = local.createDataFrame(ahead, "stream string, consumer string, least_us bigint, most_us bigint")
         for right in (clocks.offsets(clocks.bounds(whole.limit(0)), 0), wrong):
-            one, other = (carry.carry_of(clocks.on_redis_clock(part, right)) for part in parts[:2])
-            for frame, known in ((whole, None), (parts[1], one), (parts[2], one.unionByName(other))):
+            one, other = (carry.carry_of(clocks.on_redis_clock(part, right)) for part in frames[:2])
+            for frame, known in ((whole, None), (frames[1], one), (frames[2], one.unionByName(other))):
                 merged = None if known is None else carry.merged(known, frame)
                 in_doubt = [row.ticket for row in run_proof.doubts(frame, right, len(rows), known).collect()]
                 assert not shown(frame, merged) - set(in_doubt)
                 assert len(in_doubt) == len(set(in_doubt))
-                assert 50 < len(in_doubt) < frame.select("ticket").distinct().count() - 50
+                assert 50 < len(in_doubt) < frame.select("ticket").distinct().count() - 10
 
 
 def test_run_by_run_the_same_is_found_as_in_one_look_whatever_is_killed_in_between(

@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 
 
 _TICKET = ("stream", "ticket")
-_OF_FORMER = ("fence", "start_us", "ended", "ms", "seq", "consumer", "outcome")
+_OF_FIRST = ("fence", "start_us", "ms", "seq", "consumer")
+_OF_FORMER = (*_OF_FIRST, "ended", "outcome")
 
 
 def doubtful(runs: DataFrame, carried: DataFrame | None = None, hot: DataFrame | None = None) -> DataFrame:
     """Return (stream, ticket): all tickets that may have a flag of ``run_proof``, or a message that ran under two
     fencing tokens, and some more. ``runs`` are by Redis' clock (``clocks``). ``carried``: rows of what former runs know
-    of the tickets, not necessarily one per ticket; ``hot``: tickets that are too large to look at, so in doubt."""
+    of the tickets by earlier records, not necessarily one per ticket; ``hot``: tickets that are too large to look at,
+    so in doubt."""
     keyed = with_order(runs)
     if hot is not None:
         keyed = keyed.join(F.broadcast(hot.select(*_TICKET)), [*_TICKET], "left_anti")
@@ -30,8 +32,7 @@ def doubtful(runs: DataFrame, carried: DataFrame | None = None, hot: DataFrame |
     former = {f"former_{name}": F.lag(name).over(row) for name in _OF_FORMER}
     so_far = {"latest_end": F.max("end_least").over(before), "latest_record": F.max("record_ms").over(before)}
     told = keyed.withColumns(former | so_far).withColumn("is_first", F.col("former_fence").isNull())
-    told = told.withColumn("is_fine", F.coalesce(_follows(), F.lit(False)))
-    doubts = told.filter(~F.col("is_fine")).select(*_TICKET)
+    doubts = told.filter(~_follows()).select(*_TICKET)
     if carried is not None:
         doubts = doubts.unionByName(_against(_beginnings(told), carried))
     if hot is not None:
@@ -52,39 +53,31 @@ def _follows() -> Any:
     follows = (
         (~same | (F.col("consumer") == F.col("former_consumer")))
         & (is_behind | (same & again & (F.col("former_outcome") != DONE)))
-        & (in_turn | (one_call & is_behind))
+        & (in_turn | one_call)
         & (same | (F.col("latest_record") <= F.col("record_ms")))
     )
     return (F.col("is_first") | follows) & ((F.col("end_us") == 0) | (F.col("end_us") >= F.col("start_us")))
 
 
 def _beginnings(told: DataFrame) -> DataFrame:
-    """Return a row per ticket: its first execution, and what is lowest of all."""
-    firsts = [F.max(F.when(F.col("is_first"), F.col(name))).alias(name) for name in _OF_FORMER[:-1]]
-    lowest = [F.min(name).alias(name) for name in ("start_most", "record_ms")]
-    return told.groupBy(*_TICKET).agg(*firsts, *lowest, F.max("fence").alias("highest_fence"))
+    """Return a row per ticket: its first execution, and the earliest moment by which one had started."""
+    firsts = [F.max(F.when(F.col("is_first"), F.col(name))).alias(name) for name in _OF_FIRST]
+    return told.groupBy(*_TICKET).agg(*firsts, F.min("start_most").alias("start_most"))
 
 
 def _against(beginnings: DataFrame, carried: DataFrame) -> DataFrame:
-    """Return the tickets that surely break no rule by themselves, and maybe one by what is ``carried`` of them."""
-    fence, last, done = F.col("fence"), F.col("last"), F.col("done")
-    is_behind = (fence > last["fence"]) | ((fence == last["fence"]) & (F.col("start_us") > last["start_us"]))
+    """Return the tickets that surely break no rule by themselves, and maybe one by what is ``carried`` of them. That
+    was recorded before them."""
+    fence, last = F.col("fence"), F.col("last")
     follows = (
-        is_behind
-        & ((fence > last["fence"]) | (F.col("consumer") == last["consumer"]))
+        ((fence > last["fence"]) | ((fence == last["fence"]) & (F.col("consumer") == last["consumer"])))
         & (F.col("latest_end.ended") <= F.col("start_us"))
         & (F.col("surely_ended.end_least") <= F.col("start_most"))
-        & (F.col("surely_started.start_least") <= F.col("start_most"))
         & ((F.col("started.fence") < fence) | ~_is_later_than("started"))
-        & (done.isNull() | _is_later("done.ms", "done.seq"))
-        & (
-            F.col("noted_last").isNull()
-            | (F.col("noted_last") <= F.col("record_ms"))
-            | (last["fence"] == F.col("highest_fence"))
-        )
+        & _is_later("done.ms", "done.seq")  # null, so no doubt, where nothing is done
     )
     joined = beginnings.join(carried, [*_TICKET])
-    return joined.filter(~F.coalesce(follows, F.lit(False))).select(*_TICKET)
+    return joined.filter(~follows).select(*_TICKET)
 
 
 def _is_later(ms: str, seq: str) -> Any:
