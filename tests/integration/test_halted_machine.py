@@ -81,7 +81,7 @@ def test_the_promise_is_kept_with_tickets_that_wait_for_an_operator(
         "usher.master.dispatch.position_saver._SAVE_POSITION_S", 0.0
     )  # a turn must not depend on the clock: examples are run again
     is_long = settings.get_current_profile_name() == "long"  # registered in tests/conftest.py
-    size = settings.default if is_long else settings(max_examples=14, stateful_step_count=40)
+    size = settings.default if is_long else settings(max_examples=6, stateful_step_count=40)
     run_state_machine_as_test(
         lambda: HaltingMachine(redis_url),
         settings=settings(size, deadline=None, suppress_health_check=list(HealthCheck)),

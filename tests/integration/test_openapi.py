@@ -131,8 +131,11 @@ def _broken(good: dict[str, Any], rng: random.Random, odd: list[Any]) -> Any:
 
 
 @pytest.mark.timeout(300)
-def test_no_case_of_a_short_fuzzing_is_answered_otherwise_than_told(redis_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("phases", ["fuzzing", pytest.param("coverage", marks=pytest.mark.slow)])
+def test_no_case_of_a_short_fuzzing_is_answered_otherwise_than_told(
+    redis_url: str, tmp_path: Path, phases: str
+) -> None:
     with fuzzed_master(tmp_path, redis_url) as url:
-        for with_token, phases in ((True, "coverage,fuzzing"), (False, "fuzzing")):
+        for with_token in (True, False):
             done = fuzz(url, tmp_path, 4 if with_token else 1, with_token, phases=phases)
             assert done.returncode == 0, told(done)

@@ -90,5 +90,6 @@ PLANS: tuple[Plan, ...] = (
         shape=Shape(proxied=ALL_LINKS),
         load=Load(rate=100),
         seconds=6.0,
+        brief=False,
     ),
 )

@@ -142,6 +142,7 @@ PLANS: tuple[Plan, ...] = (
         load=Load(rate=40, tickets=400, skew=0.3, work_ms=150, fail_before=0.03),
         seconds=7.0,
         drain_s=12.0,
+        brief=False,
     ),
     Plan(
         "K10b",

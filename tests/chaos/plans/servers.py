@@ -75,7 +75,7 @@ PLANS: tuple[Plan, ...] = (
         strict=True,
         seconds=3.0,
     ),
-    Plan("K7b", "redis killed, everysec", redis_kills, ("kill_redis", "turns_failed"), strict=True, seconds=3.0),
+    Plan("K7b", "redis killed, everysec", redis_kills, ("kill_redis", "turns_failed"), strict=True, seconds=3.0, brief=False),
     Plan(
         "K7r",
         "append-only file rewritten, kills",
@@ -108,5 +108,5 @@ PLANS: tuple[Plan, ...] = (
         drain_s=25.0,
         brief=False,
     ),
-    Plan("K13", "memory full", no_memory, ("full", "refused_sends", "effects_while_full"), strict=True),
+    Plan("K13", "memory full", no_memory, ("full", "refused_sends", "effects_while_full"), strict=True, brief=False),
 )
