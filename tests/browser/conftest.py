@@ -23,7 +23,7 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def system() -> Iterator[System]:
     with running_system() as made:
         yield made
