@@ -23,6 +23,7 @@ from usher.common.redis.embedded import SERVER_VARIABLE, EmbeddedRedis
 
 pytest_plugins = (
     "tests.postgres",
+    "tests.mysql",
     "tests.sinks",
     "tests.outboxes",
     "tests.valkey",

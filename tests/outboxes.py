@@ -113,12 +113,12 @@ def new_schema(postgres: Postgres) -> str:
     return f"{postgres.url()}&options=-csearch_path%3D{name}"
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgresql", "mysql"])
 def outbox_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """URL of an empty database."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'outbox.db'}"
-    return str(request.getfixturevalue("postgres_schema_url"))
+    return str(request.getfixturevalue({"postgresql": "postgres_schema_url", "mysql": "mysql_url"}[request.param]))
 
 
 def made_outbox(url: str) -> Outbox:
@@ -129,7 +129,7 @@ def made_outbox(url: str) -> Outbox:
 
 @pytest.fixture
 def outbox(outbox_url: str) -> Iterator[Outbox]:
-    """Once in SQLite and once in PostgreSQL."""
+    """Once in each database."""
     made = made_outbox(outbox_url)
     yield made
     made.close()

@@ -54,7 +54,7 @@ class Postgres:
         self._folder = folder
         self._data = folder / "data"
         self._log = folder / "log"
-        self._user = _somebody_else() if os.geteuid() == 0 else None
+        self._user = somebody_else() if os.geteuid() == 0 else None
         self._process: subprocess.Popen[bytes] | None = None
 
     def url(self, database: str = "postgres") -> str:
@@ -91,7 +91,7 @@ class Postgres:
                     user=self._user,
                     cwd=self._folder,
                     start_new_session=True,
-                    preexec_fn=_ending_with_us(),
+                    preexec_fn=ending_with_us(),
                 )
             self._wait()
         except BaseException:
@@ -144,14 +144,14 @@ class Postgres:
         assert done.returncode == 0, f"{program} failed:\n{done.stdout}{done.stderr}"
 
 
-def _somebody_else() -> int:
+def somebody_else() -> int:
     """A user id that is not root's and has a name, which initdb asks for."""
     with contextlib.suppress(KeyError):
         return pwd.getpwnam("nobody").pw_uid
     return next(entry.pw_uid for entry in pwd.getpwall() if entry.pw_uid)
 
 
-def _ending_with_us() -> Callable[[], None]:
+def ending_with_us() -> Callable[[], None]:
     """For ``preexec_fn``: the server stops when the thread that started it is gone, however the test run ended."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)  # loaded before the fork
 

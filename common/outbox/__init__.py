@@ -36,5 +36,5 @@ under a LogConsumer
 ==============================  =======================================================================================
 
 Order: records of one ticket are sent in the order in which their transactions committed. In SQLite that is id order,
-because there is one writer at a time. In PostgreSQL a trigger makes it so (schema_postgresql.sql).
+because there is one writer at a time. In PostgreSQL and MySQL a trigger makes it so (schema_*.sql).
 """

@@ -15,31 +15,46 @@ from usher.common.sql.errors import CANCELED, PassingCause, driver_message, is_a
 
 #: Seconds that a writer waits for SQLite's one write lock.
 _SQLITE_WAIT_S = 30.0
+#: Seconds for which a streamer waits for an answer of MySQL, whose drivers have no other way to notice that it is gone.
+_MYSQL_WAIT_S = 15
 #: SQLite's words for a full disk: other programs that open the file are short of the same disk.
 _SQLITE_FULL = "disk is full"
 _NOT_ASYNC = (
-    "give a URL, or what create_engine makes of it, with a plain driver (postgresql+psycopg://..., sqlite:///...)"
+    "give a URL, or what create_engine makes of it, with a plain driver (postgresql+psycopg://..., mysql+pymysql://...,"
+    " sqlite:///...)"
 )
 #: For pg_advisory_xact_lock: two migrations at once.
 _MIGRATING = 0x75736872650002
+#: What each migration begins with: it waits there for others.
+_BEGIN = {
+    "sqlite": "BEGIN IMMEDIATE",
+    "postgresql": f"SELECT pg_advisory_xact_lock({_MIGRATING})",
+    "mysql": "SELECT get_lock(left(concat('usher_outbox ', database()), 64), 600)",
+}
 
 
 class OutboxMisused(UsherError):
     """The outbox cannot be used like this; the message says what to change."""
 
 
-def open_engine(url: str, setting: str, *, ping: bool = True) -> sa.Engine:
-    """Make an engine for an outbox; nothing is connected yet. Timeouts in the URL take precedence over ours. ``ping``:
-    ask PostgreSQL before each use whether the connection lives. Raises StartRefused, naming ``setting``."""
+def open_engine(url: str, setting: str, *, streams: bool = False) -> sa.Engine:
+    """Make an engine for an outbox; nothing is connected yet. Timeouts in the URL take precedence over ours.
+    ``streams``: a server is not asked before each use whether the connection lives, and in MySQL each statement is a
+    transaction. Raises StartRefused, naming ``setting``."""
     try:
         made = sa.engine.make_url(url)
+        made = made.set(drivername=made.drivername.replace("mariadb", "mysql", 1))  # one dialect for both
+        options = {"isolation_level": "AUTOCOMMIT"} if streams and made.get_backend_name() == "mysql" else {}
         engine = sa.create_engine(
-            made, pool_pre_ping=ping and made.get_backend_name() != "sqlite", connect_args=_waits(made)
+            made,
+            pool_pre_ping=not streams and made.get_backend_name() != "sqlite",
+            connect_args=_waits(made, streams),
+            **options,
         )
     except (sa.exc.ArgumentError, ModuleNotFoundError) as wrong:
         raise StartRefused(
-            f"{setting} cannot be used: {wrong} (try sqlite:////absolute/path or"
-            " postgresql+psycopg://user@host/database)"
+            f"{setting} cannot be used: {wrong} (try sqlite:////absolute/path,"
+            " postgresql+psycopg://user@host/database or mysql+pymysql://user@host/database)"
         ) from None
     check_dialect(engine)
     if engine.dialect.name == "sqlite":
@@ -47,22 +62,30 @@ def open_engine(url: str, setting: str, *, ping: bool = True) -> sa.Engine:
     return engine
 
 
-def _waits(url: sa.engine.URL) -> dict[str, Any]:
+def _waits(url: sa.engine.URL, streams: bool) -> dict[str, Any]:
     if url.get_backend_name() == "sqlite":
         return {} if "timeout" in url.query else {"timeout": _SQLITE_WAIT_S}
+    if url.get_backend_name() == "mysql":
+        waits = {"connect_timeout": 5}
+        if streams:
+            waits |= {"read_timeout": _MYSQL_WAIT_S, "write_timeout": _MYSQL_WAIT_S}
+        return {name: value for name, value in waits.items() if name not in url.query}
     return postgres_args(url)
 
 
 def check_dialect(engine: Any) -> None:
-    """Raise OutboxMisused for databases other than PostgreSQL and SQLite, and for objects that are no synchronous
-    engine."""
+    """Raise OutboxMisused for databases other than PostgreSQL, MySQL and SQLite, and for objects that are no
+    synchronous engine."""
     if not isinstance(engine, sa.Engine):
         is_async = hasattr(engine, "sync_engine")
         raise OutboxMisused(f"this is {'an asynchronous engine' if is_async else type(engine).__name__}; {_NOT_ASYNC}")
     if engine.dialect.is_async:
         raise OutboxMisused(f"the driver {engine.dialect.driver} is asynchronous; {_NOT_ASYNC}")
     if engine.dialect.name not in DIALECTS:
-        raise OutboxMisused(f"the outbox works in PostgreSQL and SQLite; this URL is for {engine.dialect.name}")
+        raise OutboxMisused(
+            f"the outbox works in PostgreSQL, MySQL (and MariaDB, as mysql+pymysql://) and SQLite; this URL is for"
+            f" {engine.dialect.name}"
+        )
 
 
 def _any_bytes(connection: Any, _record: object) -> None:
@@ -127,8 +150,8 @@ def schema_version(connection: sa.Connection) -> int:
 
 
 def migrate(engine: sa.Engine) -> list[int]:
-    """Bring the schema to the newest version, all or nothing; safe in several processes at once. Returns the versions
-    that were applied."""
+    """Bring the schema to the newest version, all or nothing (MySQL: to be repeated); safe in several processes at
+    once. Returns the versions that were applied."""
     check_dialect(engine)
     with migrating(engine) as connection:
         missing = [number for number in versions(engine.dialect.name) if number > schema_version(connection)]
@@ -144,25 +167,33 @@ def migrating(engine: sa.Engine) -> Iterator[sa.Connection]:
     """Open a transaction that changes the schema, one at a time, on a connection that takes no parameters: a block may
     hold several statements, and a percent sign stands for itself."""
     with sql_trouble("migrating the outbox"), engine.connect().execution_options(no_parameters=True) as connection:
-        connection.exec_driver_sql(
-            "BEGIN IMMEDIATE" if engine.dialect.name == "sqlite" else f"SELECT pg_advisory_xact_lock({_MIGRATING})"
-        )
+        connection.exec_driver_sql(_BEGIN[engine.dialect.name])
         try:
             yield connection
             connection.commit()
         except BaseException:
             connection.rollback()
             raise
+        finally:
+            if engine.dialect.name == "mysql":
+                connection.invalidate()  # the lock is the session's
 
 
 def _statements(dialect: str, block: str) -> Sequence[str]:
-    """Split a block into statements: PostgreSQL takes a block as a whole; SQLite one statement at a time."""
-    if dialect != "sqlite":
+    """Split a block into statements: PostgreSQL takes a block as a whole; the others one statement at a time."""
+    if dialect == "postgresql":
         return [block]
-    found, rest = [], ""
+    found, rest, end = [], "", ";"
     for line in block.splitlines():
+        if line.startswith("DELIMITER "):
+            rest, end = "", line.split()[1]
+            continue
         rest += line + "\n"
-        if sqlite3.complete_statement(rest):
-            found.append(rest)
+        if (
+            sqlite3.complete_statement(rest)
+            if dialect == "sqlite"
+            else line.endswith(end) and not line.startswith("--")
+        ):
+            found.append(rest.rstrip().removesuffix(end))
             rest = ""
     return found

@@ -347,11 +347,17 @@ class LogConsumer:
     def _remember_all(self, sql: sa.Connection, at: _Checkpoint, uids: list[str]) -> set[str]:
         """Remember these uids; return those that were new."""
         asked = self._me | {"uids": self._listed(sql, uids), "number": at.records}
+        if "known" in self._sql:  # MySQL
+            known = {uid.decode() for uid in sql.scalars(self._sql["known"], asked)}
+            sql.execute(self._sql["remember"], asked)
+            return set(uids) - known
         return {row[0] for row in sql.execute(self._sql["remember"], asked)}
 
     @staticmethod
     def _listed(sql: sa.Connection, uids: list[str]) -> Any:
-        return orjson.dumps(uids).decode() if sql.dialect.name == "sqlite" else uids
+        if sql.dialect.name == "postgresql":
+            return uids
+        return orjson.dumps(uids if sql.dialect.name == "sqlite" else [uid.encode().hex() for uid in uids]).decode()
 
     def _load(self, sql: sa.Connection) -> dict[str, Any]:
         return _decoded(sql.scalar(self._sql["state"], self._me))

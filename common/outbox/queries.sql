@@ -1,4 +1,4 @@
--- Everything that Usher asks of an outbox, each with its name. `:word` is a value; [dialect] means that only that database is asked so.
+-- Everything that Usher asks of an outbox, each with its name. `:word` is a value; [dialect]: asked so only there.
 --
 -- From any language, inside the transaction that changes your rows:
 --
@@ -46,6 +46,17 @@ FROM (SELECT id AS row_id, ticket, size, sum(size) OVER (ORDER BY id) - size AS 
 LEFT JOIN staged_log_records ON id = row_id AND size <= :row_bytes
 WHERE before < :bytes ORDER BY row_id;
 
+-- name: batch [mysql]
+-- The size stands in the row: measuring a large value would mean to read it.
+SELECT row_id, uid, coalesce(ticket_id, ticket), action, object, data, summed.size,
+       if(@@global.read_only IN ('0', 'OFF'), 'off', 'on') AS read_only
+FROM (SELECT id AS row_id, ticket, size, sum(size) OVER (ORDER BY id) - size AS size_before
+      FROM (SELECT id, left(ticket_id, 257) AS ticket, size FROM staged_log_records AS staged
+            WHERE NOT EXISTS (SELECT 1 FROM refused_log_records AS refused WHERE refused.parks AND refused.ticket_id = staged.ticket_id)
+            ORDER BY id LIMIT :count) AS chosen) AS summed
+LEFT JOIN staged_log_records AS staged ON staged.id = row_id AND staged.size <= :row_bytes
+WHERE size_before < :bytes ORDER BY row_id;
+
 -- name: remove [sqlite]
 -- Exactly these, by primary key, after Redis has confirmed them.
 DELETE FROM staged_log_records WHERE id = :id;
@@ -57,18 +68,30 @@ WHERE staged.id = sent.id AND staged.uid = coalesce(sent.uid, staged.uid)
 -- A row that somebody holds is not waited for: each new connection would hang there as well, until the server has no more of them.
 AND (SELECT set_config('lock_timeout', '500ms', true)) IS NOT NULL;
 
+-- name: remove [mysql]
+-- As in PostgreSQL; how long a row that somebody holds is waited for is a setting of the session. Uids are hexadecimal, for JSON_TABLE has
+-- the character set of the database.
+DELETE staged FROM staged_log_records AS staged
+JOIN JSON_TABLE(:sent, '$[*]' COLUMNS (id BIGINT PATH '$[0]', uid LONGTEXT PATH '$[1]')) AS sent
+    ON staged.id = sent.id AND staged.uid = coalesce(unhex(sent.uid), staged.uid);
+
 -- name: set_aside
 -- A row that can become no message is kept with the reason; `remove` follows in the same transaction. :parks: its ticket waits for it.
 INSERT INTO refused_log_records (id, uid, ticket_id, action, object, data, created_at, reason, parks)
 SELECT id, uid, ticket_id, action, object, data, created_at, :reason, :parks FROM staged_log_records WHERE id = :id
 ON CONFLICT (id) DO UPDATE SET reason = excluded.reason, parks = excluded.parks;
 
+-- name: set_aside [mysql]
+INSERT INTO refused_log_records (id, uid, ticket_id, action, object, data, created_at, reason, parks)
+SELECT id, uid, ticket_id, action, object, data, created_at, :reason, :parks FROM staged_log_records WHERE id = :id
+ON DUPLICATE KEY UPDATE reason = :reason, parks = :parks;
+
 -- name: put_back
 -- By hand, after mending it: the row gets a new id, behind what its ticket has staged now. Delete it from refused_log_records then.
 INSERT INTO staged_log_records (uid, ticket_id, action, object, data)
 SELECT uid, ticket_id, action, object, data FROM refused_log_records WHERE id = :id;
 
--- name: put_back_first [sqlite]
+-- name: put_back_first [sqlite, mysql]
 -- By hand, after mending a row that parks its ticket: under its own id, so before all that waits behind it. Delete it from
 -- refused_log_records in the same transaction: that lets the ticket go on, and so it does without the row if only this is done.
 INSERT INTO staged_log_records (id, uid, ticket_id, action, object, data)
@@ -94,7 +117,7 @@ SELECT count(*), min(id), min(created_at) FROM staged_log_records WHERE ticket_i
 -- name: refused_of_ticket
 SELECT id, reason, refused_at, parks FROM refused_log_records WHERE ticket_id = :ticket_id ORDER BY id LIMIT :count;
 
--- name: row_kib [sqlite]
+-- name: row_kib [sqlite, mysql]
 -- The largest row that may be written, in KiB.
 SELECT 16384;
 
@@ -105,10 +128,14 @@ SELECT coalesce(nullif(current_setting('usher.outbox_row_kib', true), ''), '1638
 -- The triggers that take the rows of a table of the application's own (taken_table.py).
 SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = :table AND name LIKE 'usher_outbox_take%' ORDER BY name;
 
+-- name: takers [mysql]
+SELECT trigger_name FROM information_schema.triggers
+WHERE event_object_schema = database() AND event_object_table = :table AND trigger_name LIKE 'usher_outbox_take%' ORDER BY 1;
+
 -- name: takers [postgresql]
 SELECT tgname FROM pg_trigger WHERE tgrelid = CAST(:table AS regclass) AND tgname LIKE 'usher_outbox_take%' AND tgenabled <> 'D' ORDER BY tgname;
 
--- name: ring [sqlite]
+-- name: ring [sqlite, mysql]
 -- Asks for NOTIFY at commits: the trigger calls it while a session holds this lock. False: another streamer holds it, or the trigger looks
 -- at this very moment.
 SELECT false;
@@ -116,7 +143,7 @@ SELECT false;
 -- name: ring [postgresql]
 SELECT pg_try_advisory_lock(1970497651, 'staged_log_records'::regclass::oid::int);
 
--- name: hush [sqlite]
+-- name: hush [sqlite, mysql]
 -- Asks for no more of it; once is enough, also after an answer that got lost.
 SELECT false;
 
@@ -125,6 +152,9 @@ SELECT pg_advisory_unlock_all();
 
 -- name: add_checkpoint
 INSERT INTO checkpoints (name, stream, last_id) VALUES (:name, :stream, :last_id) ON CONFLICT (name, stream) DO NOTHING;
+
+-- name: add_checkpoint [mysql]
+INSERT INTO checkpoints (name, stream, last_id) VALUES (:name, :stream, :last_id) ON DUPLICATE KEY UPDATE last_id = last_id;
 
 -- name: checkpoint
 SELECT last_id, version, records FROM checkpoints WHERE name = :name AND stream = :stream;
@@ -151,6 +181,9 @@ SELECT state FROM consumer_states WHERE name = :name AND stream = :stream;
 INSERT INTO consumer_states (name, stream, state) VALUES (:name, :stream, :state)
 ON CONFLICT (name, stream) DO UPDATE SET state = excluded.state;
 
+-- name: store_state [mysql]
+INSERT INTO consumer_states (name, stream, state) VALUES (:name, :stream, :state) ON DUPLICATE KEY UPDATE state = :state;
+
 -- name: remember [sqlite]
 -- Remember these uids; returns those that were new. A list travels as JSON.
 INSERT INTO consumer_uids (name, stream, uid, number) SELECT :name, :stream, value, :number FROM json_each(:uids) WHERE true
@@ -160,12 +193,26 @@ ON CONFLICT (name, stream, uid) DO NOTHING RETURNING uid;
 INSERT INTO consumer_uids (name, stream, uid, number) SELECT :name, :stream, uid, :number FROM unnest(CAST(:uids AS text[])) AS uid
 ON CONFLICT (name, stream, uid) DO NOTHING RETURNING uid;
 
+-- name: known [mysql]
+-- Which of these uids are remembered: no INSERT of MySQL tells. The checkpoint's lock keeps others away.
+SELECT uid FROM consumer_uids WHERE name = :name AND stream = :stream
+AND uid IN (SELECT unhex(given.uid) FROM JSON_TABLE(:uids, '$[*]' COLUMNS (uid LONGTEXT PATH '$')) AS given);
+
+-- name: remember [mysql]
+INSERT INTO consumer_uids (name, stream, uid, number)
+SELECT :name, :stream, unhex(given.uid), :number FROM JSON_TABLE(:uids, '$[*]' COLUMNS (uid LONGTEXT PATH '$')) AS given
+ON DUPLICATE KEY UPDATE consumer_uids.uid = consumer_uids.uid;
+
 -- name: recall [sqlite]
 -- These came again: what is too far back is counted from here.
 UPDATE consumer_uids SET number = :number WHERE name = :name AND stream = :stream AND uid IN (SELECT value FROM json_each(:uids));
 
 -- name: recall [postgresql]
 UPDATE consumer_uids SET number = :number WHERE name = :name AND stream = :stream AND uid = ANY(CAST(:uids AS text[]));
+
+-- name: recall [mysql]
+UPDATE consumer_uids SET number = :number WHERE name = :name AND stream = :stream
+AND uid IN (SELECT unhex(given.uid) FROM JSON_TABLE(:uids, '$[*]' COLUMNS (uid LONGTEXT PATH '$')) AS given);
 
 -- name: forget
 -- Uids too far back for a repeat.

@@ -7,9 +7,9 @@ import functools
 import re
 from importlib import resources
 
-DIALECTS = ("sqlite", "postgresql")
+DIALECTS = ("sqlite", "postgresql", "mysql")
 
-_NAME = re.compile(r"^-- name: (\w+)(?: \[(\w+)\])?$")
+_NAME = re.compile(r"^-- name: (\w+)(?: \[([\w, ]+)\])?$")
 _VERSION = re.compile(r"^-- version: (\d+)$", re.MULTILINE)
 
 
@@ -27,7 +27,7 @@ def named(file: str, dialect: str) -> dict[str, str]:
         heading = _NAME.match(line)
         if heading:
             lines = []
-            if heading[2] in (None, dialect):
+            if heading[2] is None or dialect in heading[2].split(", "):
                 found[heading[1]] = lines
         elif not line.startswith("--"):
             lines.append(line)

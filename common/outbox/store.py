@@ -13,6 +13,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import orjson
+
 from usher.common.base.errors import SqlBusy, SqlTrouble, StartRefused
 from usher.common.base.log import event
 from usher.common.outbox.database import check_schema, migrate, migrating, open_engine, sql_trouble
@@ -23,9 +25,9 @@ from usher.common.sql.alchemy import sa
 
 log = logging.getLogger(__name__)
 
-#: Time in ms for which SQLite's one write lock is waited for: a lease must not end meanwhile. Same as lock_timeout in
-#: queries.sql.
-_SQLITE_WAIT_MS = 500
+#: What has a connection wait for a lock (SQLite's one write lock) for a moment only: a lease must not end meanwhile.
+#: Same as lock_timeout in queries.sql; MySQL counts in whole seconds.
+_IMPATIENT = {"sqlite": "PRAGMA busy_timeout = 500", "mysql": "SET SESSION innodb_lock_wait_timeout = 1"}
 _CHANNEL = "usher_outbox"
 
 
@@ -39,16 +41,18 @@ class OutboxStore:
         row_bytes: int = 16 * 1024 * 1024,
         taken: TakenTable | None = None,
     ) -> None:
-        self._engine = open_engine(url, setting, ping=False)  # a turn with a dead connection is repeated
+        self._single = open_engine(url, setting, streams=True)  # a turn with a dead connection is repeated
         self._setting = setting
         self._row_bytes = row_bytes
         self._taken = taken
-        self._is_postgres = self._engine.dialect.name == "postgresql"
-        # On a connection of this engine one statement is a transaction; SQLite, which runs in this process, does not
-        # need that.
-        self._single = (
-            self._engine.execution_options(isolation_level="AUTOCOMMIT") if self._is_postgres else self._engine
-        )
+        self._is_postgres = self._single.dialect.name == "postgresql"
+        # On a connection of self._single one statement is a transaction; SQLite, which runs in this process, does not
+        # need that. MySQL asks more often when a connection changes its mode, and so has single ones by default.
+        self._engine = self._single
+        if self._is_postgres:
+            self._single = self._engine.execution_options(isolation_level="AUTOCOMMIT")
+        elif self.dialect == "mysql":
+            self._engine = self._single.execution_options(isolation_level="READ COMMITTED")
         self._asked: Any = None  # the driver's connection of the last batch or change
         self._ringing: Any = None  # the one that holds the lock which has commits ring
         self._bell: CommitNotifier | None = None
@@ -212,7 +216,7 @@ class OutboxStore:
             return True
 
     def bell(self) -> CommitNotifier | None:
-        """Return a notifier of commits; None where there is none (SQLite, other drivers)."""
+        """Return a notifier of commits; None where there is none (SQLite, MySQL, other drivers)."""
         if self._is_postgres and self._engine.driver == "psycopg":
             self._bell = CommitNotifier(self._engine)
         return self._bell
@@ -227,8 +231,8 @@ class OutboxStore:
         driver: Any = connection.connection.driver_connection
         if driver is not self._asked:
             self._keep_socket(driver)
-            if not self._is_postgres and "timeout" not in self._engine.url.query:
-                driver.execute(f"PRAGMA busy_timeout = {_SQLITE_WAIT_MS}")
+            if self.dialect in _IMPATIENT and "timeout" not in self._engine.url.query:
+                driver.cursor().execute(_IMPATIENT[self.dialect])
 
     def _keep_socket(self, driver: Any) -> None:
         over = (AttributeError, OSError, self._engine.dialect.loaded_dbapi.Error)  # there is none, or it is closed
@@ -241,9 +245,12 @@ class OutboxStore:
 
     def _remove(self, connection: sa.Connection, rows: Sequence[tuple[int, str | None]]) -> None:
         ids, uids = zip(*rows, strict=True)
-        values: Any = (
-            {"ids": list(ids), "uids": list(uids)} if self._is_postgres else [{"id": row_id} for row_id in ids]
-        )
+        values: Any = {"ids": list(ids), "uids": list(uids)}
+        if self.dialect == "sqlite":
+            values = [{"id": row_id} for row_id in ids]
+        elif self.dialect == "mysql":
+            sent = [(row_id, uid and uid.encode().hex()) for row_id, uid in rows]
+            values = {"sent": orjson.dumps(sent).decode()}
         connection.execute(self._queries["remove"], values)
 
 

@@ -58,7 +58,7 @@ def taken_table(table: str, columns: str, keeps: bool) -> TakenTable | None:
 def installed(connection: sa.Connection, taken: TakenTable) -> list[str]:
     """Return the names of the triggers that take rows of the table now. Raises what SQLAlchemy raises."""
     dialect = connection.dialect.name
-    table = _quoted(taken.table) if dialect == "postgresql" else taken.table.rpartition(".")[2]
+    table = _quoted(taken.table, dialect) if dialect == "postgresql" else taken.table.rpartition(".")[2]
     return list(connection.scalars(sa.text(queries(dialect)["takers"]), {"table": table}))
 
 
@@ -68,13 +68,21 @@ def take(connection: sa.Connection, taken: TakenTable, order_by: str) -> int:
     SQLAlchemy raises for a table or column that is not there."""
     if order_by and not re.fullmatch(_NAME, order_by):
         raise StartRefused(f"--take-by {order_by!r} is no name of a column")
-    is_postgres = connection.dialect.name == "postgresql"
-    table, schema = _quoted(taken.table), ""
+    dialect = connection.dialect.name
+    if dialect == "mysql" and (order_by or not taken.keeps):
+        raise StartRefused(
+            "MySQL's triggers cannot delete from their own table, and making one commits: say"
+            " USHER_OUTBOX_FROM_ROWS=keep, and leave --take-by out"
+        )
+    is_postgres = dialect == "postgresql"
+    table, schema = _quoted(taken.table, dialect), ""
     if is_postgres:
         connection.exec_driver_sql(f"LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE")
         schema = str(connection.exec_driver_sql("SELECT current_schema()").scalar())
+    elif dialect == "mysql":  # until the end of the session
+        connection.exec_driver_sql(f"LOCK TABLES {table} WRITE, {table} AS r WRITE")
     # A trigger would miss a column only when it fires; and SQLite takes a quoted name that is none for text, but for r.
-    columns = ", ".join(f"r.{_quoted(name)}" for name in (*taken.columns.values(), *filter(None, (order_by,))))
+    columns = ", ".join(f"r.{_quoted(name, dialect)}" for name in (*taken.columns.values(), *filter(None, (order_by,))))
     connection.exec_driver_sql(f"SELECT {columns} FROM {table} AS r LIMIT 0")
     before = installed(connection, taken)
     if before and order_by:
@@ -82,8 +90,8 @@ def take(connection: sa.Connection, taken: TakenTable, order_by: str) -> int:
     if before == [taken.trigger]:
         return 0
     for name in before:
-        connection.exec_driver_sql(f"DROP TRIGGER {_quoted(name)}" + f" ON {table}" * is_postgres)
-    sql = _statements(taken, connection.dialect.name, schema, order_by)
+        connection.exec_driver_sql(f"DROP TRIGGER {_quoted(name, dialect)}" + f" ON {table}" * is_postgres)
+    sql = _statements(taken, dialect, schema, order_by)
     connection.exec_driver_sql(sql["trigger"])
     if order_by:
         connection.exec_driver_sql(sql["take_all"])
@@ -97,22 +105,21 @@ def take(connection: sa.Connection, taken: TakenTable, order_by: str) -> int:
 def _statements(taken: TakenTable, dialect: str, schema: str, order_by: str) -> dict[str, str]:
     """Return the SQL that has rows taken, and the one that takes those that are there. ``schema``: the outbox's, in
     PostgreSQL."""
-    table = _quoted(taken.table)
+    table = _quoted(taken.table, dialect)
     names = {f"{part}_name": column for part, column in taken.columns.items()}
-    names |= {part: _quoted(column) for part, column in taken.columns.items()}
-    names |= {"table": table, "table_name": taken.table, "trigger": taken.trigger, "schema": _quoted(schema)}
+    names |= {part: _quoted(column, dialect) for part, column in taken.columns.items()}
+    names |= {"table": table, "table_name": taken.table, "trigger": taken.trigger, "schema": _quoted(schema, dialect)}
     row = "r" if dialect == "postgresql" else "NEW"
     names["remove"] = "" if taken.keeps else f"DELETE FROM {table} WHERE {names['uid']} = {row}.{names['uid']};"
     parts = {name: string.Template(part) for name, part in named(f"take_{dialect}.sql", dialect).items()}
-    order = f"ORDER BY {_quoted(order_by)}"
+    order = f"ORDER BY {_quoted(order_by, dialect)}"
     of_one = parts["staged"].safe_substitute(names, row="NEW", rest="", order="")
-    rest = f", r.{_quoted(order_by)} AS _at FROM {table} AS r"
+    rest = f", r.{_quoted(order_by, dialect)} AS _at FROM {table} AS r"
     all_of = parts["staged"].safe_substitute(names, row="r", rest=rest, order="ORDER BY _at")
-    return {
-        "trigger": parts["trigger"].substitute(names, staged=of_one),
-        "take_all": parts["take_all"].substitute(names, staged=all_of, order=order),
-    }
+    staged = {"trigger": of_one, "take_all": all_of}
+    return {name: parts[name].substitute(names, staged=staged[name], order=order) for name in staged if name in parts}
 
 
-def _quoted(name: str) -> str:
-    return ".".join(f'"{part}"' for part in name.split("."))
+def _quoted(name: str, dialect: str) -> str:
+    mark = "`" if dialect == "mysql" else '"'
+    return ".".join(f"{mark}{part}{mark}" for part in name.split("."))

@@ -9,7 +9,8 @@
     # SQLAlchemy's asynchronous connection or session
     await connection.run_sync(lambda own: write_to_outbox(own, ticket_id=...))
 
-    with sqlite3.connect("shop.db") as connection:  # any DB-API connection: sqlite3, psycopg, psycopg2
+    # any DB-API connection: sqlite3, psycopg, psycopg2, PyMySQL, mysqlclient
+    with sqlite3.connect("shop.db") as connection:
         connection.execute("INSERT INTO rides ...")
         write_to_outbox(connection, ticket_id="42", action="create", object="ride", data={...})
 
@@ -19,11 +20,11 @@
 
 It begins, commits and rolls back nothing. Other languages: the INSERT at the top of queries.sql.
 
-The order of one ticket's records is that of the commits. For that, PostgreSQL's trigger takes a lock per ticket until
-the end of the transaction. If a record tells the state of a row ("balance is now 5"), lock that row first (SELECT ...
-FOR UPDATE, or just UPDATE it): the outbox orders records, not what was read before they were written. Do it in this
-order everywhere, first the row, then its record: two transactions that take both locks in opposite order end in
-PostgreSQL's deadlock error, and one of them has to begin again.
+The order of one ticket's records is that of the commits. For that, a trigger (PostgreSQL's, MySQL's) takes a lock per
+ticket until the end of the transaction. If a record tells the state of a row ("balance is now 5"), lock that row first
+(SELECT ... FOR UPDATE, or just UPDATE it): the outbox orders records, not what was read before they were written. Do it
+in this order everywhere, first the row, then its record: two transactions that take both locks in opposite order end in
+the database's deadlock error, and one of them has to begin again.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ def _style(connection: Any) -> str | None:
         return None
     if module == "sqlite3" or any(base.__module__ == "sqlite3" for base in type(connection).__mro__):
         return ":{}"
-    return "%({})s" if module in ("psycopg", "psycopg2", "psycopg2cffi") else None
+    return "%({})s" if module in ("psycopg", "psycopg2", "psycopg2cffi", "pymysql", "MySQLdb") else None
 
 
 def _row(record: LogRecord) -> dict[str, str]:

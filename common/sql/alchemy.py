@@ -13,7 +13,8 @@ try:
     import sqlalchemy.orm  # noqa: F401
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
-        f"the outbox and SQL sinks need SQLAlchemy: {how_to_install('sql')} (with PostgreSQL: '.[postgres]')",
+        f"the outbox and SQL sinks need SQLAlchemy: {how_to_install('sql')} (with PostgreSQL: '.[postgres]', with"
+        " MySQL: '.[mysql]')",
         name=missing.name,
     ) from None
 

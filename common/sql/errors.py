@@ -25,6 +25,18 @@ _IDLE = 0
 #: The server takes no writes: it is a standby (a failover under way), or was set so because its disk is nearly full.
 #: Treated as SQLite's read-only file.
 _READ_ONLY = "25006"
+#: Error numbers of MySQL and MariaDB that pass: deadlock, lock timeout, a row changed since the snapshot, the memory
+#: for locks is full.
+_MYSQL_AGAIN = frozenset({1213, 1205, 1020, 1206})
+#: The server stops, takes no more connections or no writes, its disk or memory is full, the connection is gone or was
+#: killed.
+_MYSQL_AWAY = frozenset(
+    {1021, 1037, 1038, 1040, 1041, 1053, 1114, 1158, 1159, 1160, 1161, 1203, 1290, 1792, 1836, 1927, 4031}
+)
+#: A statement was ended: KILL QUERY, max_execution_time, MariaDB's max_statement_time.
+_MYSQL_CANCELED = frozenset({1317, 3024, 1969})
+#: SERVER_STATUS_IN_TRANS of the protocol.
+_MYSQL_IN_TRANSACTION = 1
 #: SQLite's errors for a file that cannot be used now: their names, and texts of errors without a name.
 _FILE_ERRORS = ("SQLITE_IOERR", "SQLITE_FULL", "SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PROTOCOL")
 _FILE_TEXTS = ("disk I/O error", "is full", "unable to open", "readonly database")
@@ -36,6 +48,8 @@ def is_autocommit(connection: sa.Connection) -> bool:
     driver = driver_of(connection)
     if connection.dialect.name == "sqlite":
         return not getattr(driver, "in_transaction", True)
+    if hasattr(driver, "get_autocommit"):  # PyMySQL, mysqlclient
+        return commits_by_itself(driver)
     return bool(getattr(driver, "autocommit", False))
 
 
@@ -52,6 +66,8 @@ def commits_by_itself(driver: Any) -> bool:
         # From Python 3.12 on True, False, or a number that says that isolation_level decides.
         mode = getattr(driver, "autocommit", None)
         return not driver.in_transaction and (mode is True or (mode is not False and driver.isolation_level is None))
+    if hasattr(driver, "get_autocommit"):  # PyMySQL, mysqlclient
+        return bool(driver.get_autocommit()) and not getattr(driver, "server_status", 0) & _MYSQL_IN_TRANSACTION
     # psycopg: a transaction may have been begun in spite of autocommit.
     status = getattr(getattr(driver, "info", None), "transaction_status", None)
     return bool(getattr(driver, "autocommit", False)) and (status is None or int(status) == _IDLE)
@@ -82,6 +98,8 @@ def passing(error: BaseException) -> Passing | None:
     told = driver_message(error)
     if isinstance(error.orig, sqlite3.Error):
         return _of_sqlite(error.orig, told)
+    if (number := mysql_number(error)) is not None:
+        return _of_mysql(error, number, told)
     state = sqlstate(error)
     if state in _AGAIN and not error.connection_invalidated:
         return Passing(PassingCause.GIVEN_UP, f"({state}) {told}")
@@ -95,13 +113,29 @@ def passing(error: BaseException) -> Passing | None:
 
 
 def sqlstate(error: sa.exc.DBAPIError) -> str:
-    """Return the SQLSTATE of an error; "" if it has none."""
+    """Return the SQLSTATE of an error; "" if it has none, and for MySQL's but for one that says CANCELED."""
+    if mysql_number(error) in _MYSQL_CANCELED:
+        return CANCELED
     return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None) or ""
 
 
 def driver_message(error: BaseException) -> str:
     """Return the first line of the driver's message, without SQLAlchemy's additions."""
     return str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
+
+
+def mysql_number(error: sa.exc.DBAPIError) -> int | None:
+    """Return the error number of MySQL's drivers, None for an error of another database."""
+    number = next(iter(getattr(error.orig, "args", ())), None)
+    return number if isinstance(number, int) else None
+
+
+def _of_mysql(error: sa.exc.DBAPIError, number: int, told: str) -> Passing | None:
+    if number in _MYSQL_AGAIN and not error.connection_invalidated:
+        return Passing(PassingCause.GIVEN_UP, told)
+    # Those of the client, from 2000 on, are all about the connection; 0 is an error of one that is closed.
+    is_away = error.connection_invalidated or number in _MYSQL_AWAY or 2000 <= number < 2100 or number == 0
+    return Passing(PassingCause.AWAY, told) if is_away else None
 
 
 def _of_sqlite(raised: sqlite3.Error, told: str) -> Passing | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,6 +49,13 @@ def connect_django(url: str) -> None:
         }
     connections.settings = connections.configure_settings({"default": database})
     del connections["default"]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def outbox_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Without MySQL: Django takes no driver for it but mysqlclient, which is compiled."""
+    postgres = request.param == "postgresql"
+    return str(request.getfixturevalue("postgres_schema_url")) if postgres else f"sqlite:///{tmp_path / 'outbox.db'}"
 
 
 @pytest.fixture

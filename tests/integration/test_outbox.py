@@ -23,7 +23,7 @@ from tests.outboxes import Outbox, until
 from usher.common.base.errors import SqlTrouble, StartRefused
 from usher.common.outbox.database import OutboxMisused, check_schema, migrate, open_engine
 from usher.common.outbox.log_consumer import LogConsumer
-from usher.common.outbox.sql_files import schema
+from usher.common.outbox.sql_files import schema, versions
 from usher.common.outbox.store import OutboxStore
 from usher.common.outbox.writer import LogRecord, write_all_to_outbox, write_to_outbox
 from usher.common.sql.errors import is_autocommit
@@ -33,7 +33,8 @@ from usher.consumer.sinks.sql_async import AsyncSqlSink
 
 
 def _staged(outbox: Outbox) -> list[tuple[object, ...]]:
-    return outbox.rows("SELECT ticket_id, action, object, CAST(data AS TEXT) FROM staged_log_records ORDER BY id")
+    data = "data" if outbox.engine.dialect.name == "mysql" else "CAST(data AS TEXT)"
+    return outbox.rows(f"SELECT ticket_id, action, object, {data} FROM staged_log_records ORDER BY id")
 
 
 def test_the_record_is_there_with_the_commit_and_not_with_a_rollback(outbox: Outbox) -> None:
@@ -149,13 +150,13 @@ def test_a_transaction_that_was_begun_by_hand_in_autocommit_mode_is_one(outbox: 
     careless = sa.create_engine(outbox.url, isolation_level="AUTOCOMMIT")
     with careless.connect() as connection:
         driver: Any = connection.connection.driver_connection
-        driver.execute("BEGIN")
+        driver.cursor().execute("BEGIN")
         write_to_outbox(driver, ticket_id="1", action="a", object="o")
-        driver.execute("ROLLBACK")
+        driver.cursor().execute("ROLLBACK")
     sa.event.listen(careless, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
     with careless.connect() as connection:
         write_to_outbox(connection, ticket_id="2", action="a", object="o")
-        connection.connection.driver_connection.execute("COMMIT")
+        connection.connection.driver_connection.cursor().execute("COMMIT")
     careless.dispose()
     assert [row[0] for row in _staged(outbox)] == ["2"]
 
@@ -267,7 +268,7 @@ def test_a_migration_is_made_once_also_by_several_at_once(outbox_url: str) -> No
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert sorted(done) == [[], [], [1, 2]]
+    assert sorted(done) == [[], [], list(versions(engines[0].dialect.name))]
     for engine in engines:
         check_schema(engine, "test")
         engine.dispose()
@@ -283,9 +284,8 @@ def test_a_database_without_the_tables_is_refused_with_the_way_out(outbox_url: s
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        ("mysql+pymysql://u@h/d", "USHER_OUTBOX_URL cannot be used|PostgreSQL and SQLite"),
         ("nonsense", "USHER_OUTBOX_URL cannot be used"),
-        ("oracle://u@h/d", "USHER_OUTBOX_URL cannot be used|PostgreSQL and SQLite"),
+        ("oracle://u@h/d", "USHER_OUTBOX_URL cannot be used|PostgreSQL, MySQL"),
     ],
 )
 def test_a_url_that_cannot_be_used_is_refused(url: str, told: str) -> None:

@@ -345,7 +345,8 @@ def test_a_row_is_measured_with_all_its_columns(
     hands(outbox, row_bytes=2000).turn(2)
     assert uids(link) == written
     assert outbox.rows("SELECT reason FROM refused_log_records") == [("row_too_large",)]
-    assert outbox.scalar(f"SELECT length(CAST({column} AS TEXT)) FROM refused_log_records") == 1002, "kept as it was"
+    length = f"char_length({column})" if outbox.store.dialect == "mysql" else f"length(CAST({column} AS TEXT))"
+    assert outbox.scalar(f"SELECT {length} FROM refused_log_records") == 1002, "kept as it was"
 
 
 def test_a_batch_is_bounded_in_bytes_whatever_column_they_are_in(outbox: Outbox) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,6 +50,13 @@ def taking(outbox: Outbox, taken: TakenTable, order_by: str = "") -> int:
         return left
     finally:
         store.close()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def outbox_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """MySQL's triggers do less: test_outbox_mysql.py."""
+    postgres = request.param == "postgresql"
+    return str(request.getfixturevalue("postgres_schema_url")) if postgres else f"sqlite:///{tmp_path / 'outbox.db'}"
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.commands import usher
+from tests.mysql import new_database
 from tests.outboxes import Outbox, add, made_outbox, new_schema, uids, until
 from tests.postgres import find_binaries
 from tests.process.killed_streamer import POINTS
@@ -37,18 +38,21 @@ def _streamer(point: str, outbox: Outbox, redis_url: str, folder: Path) -> subpr
     return subprocess.Popen(words, cwd=ROOT, env=environ_for(folder) | {"PYTHONPATH": str(ROOT)})
 
 
+@pytest.mark.parametrize("server", ["postgresql", pytest.param("mysql", marks=pytest.mark.slow)])
 def test_a_streamer_killed_at_any_step_loses_nothing_and_nothing_is_effective_twice(
-    redis_url: str, link: Link, tmp_path: Path, folder: Path, request: pytest.FixtureRequest
+    redis_url: str, link: Link, tmp_path: Path, folder: Path, request: pytest.FixtureRequest, server: str
 ) -> None:
     """All points at once, each with an outbox and a stream of its own: first one that dies there, then one that goes
-    on. Every other outbox is in PostgreSQL, where there is one."""
-    postgres = request.getfixturevalue("postgres") if find_binaries() is not None else None
+    on. Every other outbox is in PostgreSQL, where there is one, or in MySQL."""
+    postgres = request.getfixturevalue("postgres") if server == "postgresql" and find_binaries() is not None else None
+    mysql = request.getfixturevalue("mysql") if server == "mysql" else None
     points = [*POINTS, "before the answer is read"]
     outboxes, written = {}, {}
     for at, point in enumerate(points):
-        outbox = outboxes[point] = made_outbox(
-            new_schema(postgres) if postgres and at % 2 else f"sqlite:///{tmp_path / f'{at}.db'}"
-        )
+        url = f"sqlite:///{tmp_path / f'{at}.db'}"
+        if at % 2:
+            url = new_schema(postgres) if postgres else new_database(mysql) if mysql else url
+        outbox = outboxes[point] = made_outbox(url)
         written[point] = outbox.stage_many(_ROWS)
         with outbox.engine.begin() as connection:
             connection.execute(
@@ -75,7 +79,7 @@ def test_a_streamer_killed_at_any_step_loses_nothing_and_nothing_is_effective_tw
             assert consumer.state()[1]["uids"] == written[point], f"{point}: effective twice, or not at all"
         outbox.close()
     twice = {point for point in points if len(uids(link, point)) > _ROWS}
-    # In PostgreSQL the removal is one statement, and over by then.
+    # In a server the removal is one statement, and over by then.
     between = "in the transaction that removes them"
     died_between = {"after they are added", "before they are removed"} | (
         {between} if outboxes[between].url.startswith("sqlite") else set()

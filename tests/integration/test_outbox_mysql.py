@@ -1,0 +1,230 @@
+"""What is MySQL's own in the outbox: which locks keep the order of a ticket, what its texts are, and a table of the
+application's that is taken."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.outboxes import Hand, Outbox, entries, made_outbox, until
+from usher.common.base.errors import SqlBusy, SqlTrouble, StartRefused
+from usher.common.outbox.database import OutboxMisused, check_dialect
+from usher.common.outbox.log_consumer import LogConsumer
+from usher.common.outbox.store import OutboxStore
+from usher.common.outbox.taken_table import TakenTable, taken_table
+from usher.common.outbox.writer import LogRecord, write_all_to_outbox, write_to_outbox
+from usher.common.redis.client import Link
+from usher.common.sql.alchemy import sa
+from usher.master.streamer.streamer import Pace
+
+_WRITERS, _COMMITS, _TICKETS = 6, 60, 3
+
+
+@pytest.fixture
+def own(mysql_url: str) -> Iterator[Outbox]:
+    made = made_outbox(mysql_url)
+    yield made
+    made.close()
+
+
+def _waiting(own: Outbox) -> bool:
+    return bool(own.scalar("SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"))
+
+
+def _staged(own: Outbox) -> list[tuple[Any, ...]]:
+    return own.rows("SELECT ticket_id, action FROM staged_log_records ORDER BY id")
+
+
+def test_rows_of_one_statement_take_their_ids_one_by_one_behind_who_committed_before(own: Outbox) -> None:
+    """InnoDB gives a statement of several rows all its AUTO_INCREMENT values at its first row: the second one's would
+    be lower than that of a transaction which has it wait, and commits first."""
+    with own.engine.connect() as first, own.engine.connect() as both:
+        write_to_outbox(first, ticket_id="T2", action="first", object="o")
+
+        def write_both() -> None:
+            write_all_to_outbox(both, [LogRecord("T1", "second", "o"), LogRecord("T2", "second", "o")])
+            both.commit()
+
+        thread = threading.Thread(target=write_both)
+        thread.start()
+        until(lambda: _waiting(own), "the second one did not wait")
+        write_to_outbox(first, ticket_id="T2", action="first again", object="o")
+        first.commit()
+        thread.join(30)
+        assert not thread.is_alive()
+    assert [action for ticket, action in _staged(own) if ticket == "T2"] == ["first", "first again", "second"]
+
+
+@pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+def test_a_transaction_with_an_older_snapshot_goes_on_behind_the_one_it_waited_for(own: Outbox, isolation: str) -> None:
+    engine = own.engine.execution_options(isolation_level=isolation)
+    with engine.connect() as first, engine.connect() as second:
+        second.execute(sa.text("SELECT count(*) FROM checkpoints"))  # its snapshot
+        write_to_outbox(first, ticket_id="T", action="1", object="o")
+        first.commit()
+        write_to_outbox(second, ticket_id="T", action="2", object="o")
+        second.commit()
+    assert _staged(own) == [("T", "1"), ("T", "2")]
+
+
+def test_messages_of_a_ticket_are_in_the_order_of_its_commits_while_many_write_and_roll_back(
+    own: Outbox, hands: Callable[..., Hand], link: Link
+) -> None:
+    """Each transaction counts its tickets in the table that it changes, and says the number: in the stream they are 1,
+    2, 3, none left out, whoever committed when."""
+    with own.engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE counts (ticket INT PRIMARY KEY, n INT NOT NULL) ENGINE = InnoDB"))
+        connection.execute(sa.text("INSERT INTO counts VALUES (0, 0), (1, 0), (2, 0)"))
+
+    def write(seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(_COMMITS):
+            with own.engine.connect() as connection:
+                for ticket in sorted(rng.sample(range(_TICKETS), rng.randint(1, _TICKETS))):
+                    connection.execute(sa.text("UPDATE counts SET n = n + 1 WHERE ticket = :t"), {"t": ticket})
+                    n = connection.scalar(sa.text("SELECT n FROM counts WHERE ticket = :t"), {"t": ticket})
+                    write_to_outbox(connection, ticket_id=str(ticket), action="count", object="o", data=n)
+                if rng.random() < 0.2:
+                    connection.rollback()
+                else:
+                    connection.commit()
+
+    hand = hands(own, pace=Pace(batch=5, poll_s=0.01))
+    threads = [threading.Thread(target=write, args=(seed,)) for seed in range(_WRITERS)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        hand.turn()
+    while own.store.waiting()[0]:
+        hand.turn()
+    last = dict(own.rows("SELECT ticket, n FROM counts"))
+    sent: dict[int, list[int]] = {ticket: [] for ticket in last}
+    for entry in entries(link):
+        sent[int(entry[b"ticket_id"])].append(json.loads(entry[b"data"]))
+    assert sent == {ticket: list(range(1, n + 1)) for ticket, n in last.items()}
+    assert own.scalar("SELECT count(*) FROM usher_outbox_ids") == 0
+
+
+def test_a_row_that_somebody_holds_is_not_waited_for_longer_than_a_moment(
+    own: Outbox, hands: Callable[..., Hand], link: Link
+) -> None:
+    own.stage(LogRecord("T", "a", "o"))
+    hand = hands(own)
+    with own.engine.connect() as other:
+        other.execute(sa.text("SELECT id FROM staged_log_records FOR UPDATE"))
+        with pytest.raises(SqlBusy, match="Lock wait timeout"):
+            hand.turn()
+        other.rollback()
+    hand.turn()
+    assert (len(entries(link)), own.store.waiting()) == (1, (0, 0))
+
+
+def test_names_that_differ_by_case_or_a_blank_are_two(
+    own: Outbox, hands: Callable[..., Hand], consumers: Callable[..., LogConsumer]
+) -> None:
+    """Not so for MySQL's usual comparison of texts: it would take a record for a repeat, and leave it out."""
+    names = ["a", "A", "a ", "ä", "a\u0308"]
+    own.stage(*(LogRecord("T", "a", "o", uid=name) for name in names))
+    hands(own).turn()
+    found: list[str] = []
+    for consumer in (consumers(own, "one"), consumers(own, "One")):
+        consumer.step(lambda records, state, sql: found.extend(record.uid for record in records))
+    assert found == names * 2
+
+
+def test_a_server_that_is_read_only_gets_nothing_sent(own: Outbox, hands: Callable[..., Hand], link: Link) -> None:
+    own.stage(LogRecord("T", "a", "o"))
+    hand = hands(own)
+    with own.engine.connect() as admin:
+        admin.execute(sa.text("SET GLOBAL read_only = 1"))
+        try:
+            with pytest.raises(SqlTrouble, match="takes no writes"):
+                hand.turn()
+        finally:
+            admin.execute(sa.text("SET GLOBAL read_only = 0"))
+    assert entries(link) == []
+    hand.turn()
+    assert len(entries(link)) == 1
+
+
+def test_a_url_of_mariadb_is_one_and_an_engine_of_its_dialect_is_told_what_to_be(mysql_url: str) -> None:
+    store = OutboxStore(mysql_url.replace("mysql+", "mariadb+"))
+    assert (store.dialect, store.migrate(), store.migrate()) == ("mysql", [2], [])
+    store.close()
+    with pytest.raises(OutboxMisused, match="MariaDB, as mysql"):
+        check_dialect(sa.create_engine(mysql_url.replace("mysql+", "mariadb+")))
+
+
+# ---- a table of the application's own ----
+
+
+def _taken(**changed: Any) -> TakenTable:
+    made = taken_table("events", "uid=id,ticket_id=whose,action=what,object=what,data=body", changed.get("keeps", True))
+    assert made is not None
+    return made
+
+
+@pytest.fixture
+def events(own: Outbox) -> Outbox:
+    with own.engine.begin() as connection:
+        connection.execute(
+            sa.text("CREATE TABLE events (id CHAR(36) PRIMARY KEY, whose INT, what VARCHAR(255), body JSON)")
+        )
+    return own
+
+
+def _happened(events: Outbox, *rows: tuple[Any, Any, Any]) -> None:
+    with events.engine.begin() as connection:
+        for whose, what, body in rows:
+            values = {"whose": whose, "what": what, "body": body}
+            connection.execute(sa.text("INSERT INTO events VALUES (uuid(), :whose, :what, :body)"), values)
+
+
+def test_rows_of_a_table_are_taken_in_their_transaction_and_stay(
+    events: Outbox, hands: Callable[..., Hand], link: Link
+) -> None:
+    _happened(events, (1, "before", "{}"))
+    store = OutboxStore(events.url, taken=_taken())
+    assert (store.take(), store.take()) == (1, 0)
+    store.check()
+    _happened(events, (42, "paid", '{"amount": 12.5}'), (7, "sold", None))
+    with events.engine.connect() as connection:
+        connection.execute(sa.text("INSERT INTO events VALUES ('x', 1, 'rolled back', '{}')"))
+        connection.rollback()
+    _happened(events, (None, "nobody's", "{}"))
+    hands(events).turn()
+    assert [(one[b"ticket_id"], one[b"action"], json.loads(one[b"data"])) for one in entries(link)] == [
+        (b"42", b"paid", {"amount": 12.5}),
+        (b"7", b"sold", None),
+    ]
+    ids = [row[0] for row in events.rows("SELECT id FROM events WHERE what IN ('paid', 'sold') ORDER BY what")]
+    assert [one[b"uid"].decode() for one in entries(link)] == ids
+    [(reason, data)] = events.rows("SELECT reason, data FROM refused_log_records")
+    assert (reason, json.loads(data)["what"]) == ("unreadable: whose is NULL", "nobody's")
+    store.close()
+
+
+def test_other_settings_replace_the_trigger(events: Outbox) -> None:
+    other = taken_table("events", "uid=id,ticket_id=what,action=what,object=what,data=body", True)
+    for taken in (_taken(), other):
+        store = OutboxStore(events.url, taken=taken)
+        store.take()
+        store.check()
+        store.close()
+    _happened(events, (42, "paid", "{}"))
+    assert _staged(events) == [("paid", "paid")]
+
+
+@pytest.mark.parametrize(("keeps", "order_by"), [(False, ""), (True, "what")])
+def test_what_mysqls_triggers_cannot_do_is_refused(events: Outbox, keeps: bool, order_by: str) -> None:
+    store = OutboxStore(events.url, taken=_taken(keeps=keeps))
+    with pytest.raises(StartRefused, match="USHER_OUTBOX_FROM_ROWS=keep"):
+        store.take(order_by)
+    store.close()
+    _happened(events, (42, "paid", "{}"))
+    assert _staged(events) == []
