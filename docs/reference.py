@@ -94,6 +94,7 @@ TOPICS = {
     "Redis and streams": "redis_url redis_server state_dir ticket_stream ticket_scope group ticket_field unkeyed"
     " longest_message_bytes discover_seconds trim_seconds trim_keep trim_memory_share"
     " trim_archived backlog_limit tenant_backlog_limit",
+    "Page": "shown_fields",
     "Handlers": "handler concurrency max_attempts handler_seconds retry_seconds retry_cap_seconds drain_seconds"
     " pin_cpu",
     "Dead letters": "dead_letter_policy dead_letter_webhook webhook_secret",

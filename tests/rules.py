@@ -108,6 +108,7 @@ ROOMS = (
         "master/sources",
         "master/charts",
         "master/insight",
+        "master/messages",
     ),
     *("master/web", "master/web/pages", "master/assembly", "master/cli", "master/streamer"),
     *(

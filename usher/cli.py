@@ -59,6 +59,7 @@ PARTS: dict[str, dict[str, Listed]] = {
         "tickets": Listed(
             "usher.master.cli.tickets:tickets", "Look at tickets in processing; explain, retry, give up."
         ),
+        "find": Listed("usher.master.cli.log:find", "Find unfinished and dead messages by a field: kind=paid."),
         "stuck": Listed("usher.master.cli.stuck:stuck", "Show what stands still or fails, and why, in groups."),
         "consumers": Listed(
             "usher.master.cli.consumers:consumers", "Look at the registered consumers; drain and resume them."

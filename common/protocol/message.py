@@ -5,6 +5,7 @@ A producer needs no library: ``XADD ticket_stream * ticket_id 42 ...`` from any 
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Sequence
@@ -22,6 +23,10 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 #: No real ticket id can begin with this byte: it never occurs in UTF-8.
 _UNKEYED = b"\xff"
 BODY_FIELD = b"body"
+#: Most chosen fields; most bytes of a name, and of a value that is shown.
+MOST_FIELDS, LONGEST_NAME, SHOWN_BYTES = 8, 128, 256
+#: Names of a dead letter's own fields begin with it (lua/includes/letter.lua): nobody else's are looked for there.
+_OURS = "usher-"
 #: Fields of a delayed message: when it is due, in ms since the epoch; and, where several streams are gathered, the
 #: stream that it is for.
 DUE_FIELD, FOR_FIELD = b"due_ms", b"stream"
@@ -176,3 +181,47 @@ class EntryView:
         """Parse the field ``body`` as JSON; whole numbers of any size stay whole. Raises ValueError when it is not
         JSON."""
         return parse_json(self.body)
+
+
+# ---- fields for people
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """Parse USHER_SHOWN_FIELDS. Raises ValueError.
+
+    >>> parse_names("order, payload.customer.id"), parse_names("")
+    (('order', 'payload.customer.id'), ())
+    """
+    names = tuple(dict.fromkeys(filter(None, (name.strip() for name in text.split(",")))))
+    if len(names) > MOST_FIELDS:
+        raise ValueError(f"at most {MOST_FIELDS} fields can be shown")
+    for name in names:
+        check_name(name)
+    return names
+
+
+def check_name(name: str) -> str:
+    """Return the name of a field that can be looked for. Raises ValueError."""
+    if not 0 < len(name.encode("utf-8", "surrogateescape")) <= LONGEST_NAME:
+        raise ValueError(f"the name of a field has 1 to {LONGEST_NAME} bytes")
+    if name.startswith(_OURS):
+        raise ValueError(f"names that begin with {_OURS} are not of messages")
+    return name
+
+
+def shown_value(beginning: bytes, size: int) -> str:
+    """Return a value as it is shown, of which ``beginning`` was read: what is cut is said, and bytes that are not UTF-8
+    are spelt out.
+
+    >>> shown_value(b"paid", 4), shown_value("K\\u00f6ln".encode()[:2], 5), shown_value(b"\\xff", 1)
+    ('paid', 'K... (5 bytes)', '\\\\xff')
+    """
+    is_whole = len(beginning) == size
+    text = codecs.getincrementaldecoder("utf-8")("backslashreplace").decode(beginning, final=is_whole)
+    return text if is_whole else f"{text}... ({size:,} bytes)"
+
+
+def shown_fields(names: Sequence[str], values: Sequence[Any]) -> dict[str, str | None]:
+    """Return the fields of one message by name, of a reply of read_fields.lua; None where it has none of that name."""
+    told = [None if value is None else shown_value(*value) for value in values]
+    return dict(zip(names, [*told, *[None] * (len(names) - len(told))], strict=True))

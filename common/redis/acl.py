@@ -262,6 +262,7 @@ _MASTER = (
     "pending_heads",
     "send",
     "read_field",
+    "read_fields",
     "due_delayed",
     "send_delayed",
     "move_delayed",

@@ -22,6 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from usher.common.base.errors import SettingsError, StartRefused
 from usher.common.protocol.marks import MarkFields, check_tenant_field, check_weights
+from usher.common.protocol.message import parse_names
 from usher.common.protocol.sources import SCOPED_TICKET_FIELD, SourceSelection
 
 PREFIX = "USHER_"
@@ -75,6 +76,11 @@ def _redis_url(value: str) -> str:
             "must begin with redis://, unix://, redis+sentinel:// or redis+cluster://, or, over TLS, with rediss in"
             " place of redis"
         )
+    return value
+
+
+def _names(value: str) -> str:
+    parse_names(value)
     return value
 
 
@@ -161,6 +167,14 @@ class CommonSettings(BaseModel):
         description=(
             "Message field that names the ticket. Where a message has no such field, a name with dots is a path in the"
             " JSON of a field: payload.order.id."
+        ),
+    )
+    shown_fields: Annotated[str, AfterValidator(_names)] = Field(
+        "",
+        max_length=2048,
+        description=(
+            "Message fields that lists of tickets, messages and dead letters show, to operators, comma separated; each"
+            " as USHER_TICKET_FIELD names one: order,payload.customer.id. At most 8."
         ),
     )
     tenant_field: Annotated[str, AfterValidator(check_tenant_field)] = Field(
@@ -272,6 +286,11 @@ class CommonSettings(BaseModel):
     def work_ticket_field(self) -> str:
         """The field that names the ticket in the work stream."""
         return self.ticket_field if self.sources is None else SCOPED_TICKET_FIELD.decode()
+
+    @property
+    def shown_names(self) -> tuple[str, ...]:
+        """The fields that lists show."""
+        return parse_names(self.shown_fields)
 
     @property
     def by_stream(self) -> bool:

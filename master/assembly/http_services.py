@@ -26,6 +26,7 @@ from usher.master.insight.ticket_feed import TicketFeed
 from usher.master.insight.ticket_history import TicketHistory
 from usher.master.membership.owner_question import OwnerQuestion
 from usher.master.membership.registration import Membership
+from usher.master.messages.fields import MessageFields
 from usher.master.operations.action_log import ActionLog
 from usher.master.operations.backlog_watch import BacklogWatch
 from usher.master.operations.bulk_letters import BulkLetters
@@ -77,6 +78,8 @@ class HttpServices:
         self._letters = self._kept(DeadLetters(link("letters"), keys))
         self._vitals = self._kept(StreamStatsReader(link("vitals"), keys, self._status.sources))
         self._operations = self._kept(self._make_operations())
+        field, shown = place.settings.work_ticket_field, place.settings.shown_names
+        self._fields = self._kept(MessageFields(link("fields"), keys, field, shown))
         limits = BacklogLimits(place.settings.backlog_limit, place.settings.tenant_backlog_limit)
         if any(limits):
             waiting, by_tenant = (lambda: self._vitals.read().unfinished), leading.dispatcher.waiting_by_tenant
@@ -97,6 +100,7 @@ class HttpServices:
             metrics=metrics,
             vitals=self._vitals,
             pages=self._make_pages(),
+            fields=self._fields,
             draining=draining,
             stalled=stalled,
         )
@@ -148,7 +152,7 @@ class HttpServices:
         retention = retention_of(place.settings, work_stream=sources is not None)
         facts = self._kept(SystemDiagnostics(link("facts"), keys, place.lease_ms, sources, retention))
         charts = self._kept(ChartReader(link("charts-read"), keys))
-        return PagePort(pulse, self._status, story, self._letters, bulk, facts, self._operations, charts)
+        return PagePort(pulse, self._status, story, self._letters, bulk, facts, self._operations, charts, self._fields)
 
     def _make_router(self) -> StreamRouter:
         keys = self._place.keys

@@ -19,6 +19,7 @@ from usher.master.membership.health_url import HealthHosts
 from usher.master.web.api import REGISTER_BODY, routes
 from usher.master.web.dead_letters import LetterPort, letter_routes
 from usher.master.web.documents import Lag
+from usher.master.web.find import FieldsPort, find_routes
 from usher.master.web.follow import events_route
 from usher.master.web.operations import OperationsPort, operation_routes
 from usher.master.web.pages.port import PagePort
@@ -38,22 +39,25 @@ def create_app(
     metrics: Metrics | None = None,
     vitals: StreamStatsReader | None = None,
     pages: PagePort | None = None,
+    fields: FieldsPort | None = None,
     draining: Callable[[], bool] = lambda: False,
     stalled: Callable[[], str] = lambda: "",
 ) -> Flask:
-    """Return the application on top of ``port``; with ``letters``, ``operations``, ``metrics``, ``vitals`` and
-    ``pages``, where they are given.
+    """Return the application on top of ``port``; with ``letters``, ``operations``, ``metrics``, ``vitals``,
+    ``pages`` and ``fields``, where they are given.
 
     ``health_hosts``: the hosts that health URLs may name. ``hosts``: the names under which this service may be
     addressed, empty for any. ``limits``: see ``usher.common.http.rate_limits``.
     """
     app = web.create_app(__name__, doorman, REGISTER_BODY, hosts, limits)
-    app.register_blueprint(routes(port, health_hosts))
+    app.register_blueprint(routes(port, health_hosts, fields))
     app.register_blueprint(events_route(port))
     if letters is not None:
-        app.register_blueprint(letter_routes(letters, operations.note if operations is not None else None))
+        app.register_blueprint(letter_routes(letters, operations.note if operations is not None else None, fields))
     if operations is not None:
         app.register_blueprint(operation_routes(operations))
+    if fields is not None:
+        app.register_blueprint(find_routes(fields))
     if metrics is not None:
         web.add_metrics(app, metrics)
     if vitals is not None:

@@ -19,7 +19,17 @@ from usher.common.base.text import escape_control, pluralize
 from usher.common.protocol.stream_id import is_id
 from usher.common.runtime.settings import CommonSettings, options
 from usher.master.cli.options import caller, filters, wanted_of
-from usher.master.cli.shared import console, fitted, letters_of, print_json, table
+from usher.master.cli.shared import (
+    configured,
+    console,
+    fields_of,
+    fitted,
+    letters_of,
+    print_json,
+    shown_heads,
+    shown_texts,
+    table,
+)
 from usher.master.insight.formatting import moment
 from usher.master.operations.action_log import FAILED, OperatorAction, chosen_letters, counted
 from usher.master.operations.dead_letters import AT_ONCE, DeadLetters, LetterResult
@@ -59,30 +69,32 @@ def dead() -> None:
 @options(CommonSettings)
 def list_letters(flags: dict[str, Any], limit: int, as_json: bool, **given: Any) -> None:
     found: list[DeadLetter] = []
-    with letters_of(flags) as letters:
-        more = False
+    with configured(flags, "dead") as at:
+        letters, more = DeadLetters(at.link, at.keys), False
         for page in letters.all(wanted_of(given), letters.last_id()):
             found += page
             more = len(found) > limit
             if more:
                 break
-    found = found[:limit]
+        found = found[:limit]
+        rows = fields_of(at).add_to_letters([letter.row() for letter in found])
     if as_json:
-        print_json({"dead_letters": [letter.row() for letter in found], "more": more})
+        print_json({"dead_letters": rows, "more": more})
         return
-    console().print(_table(found))
+    console().print(_table(found, [shown_texts(row, at.settings.shown_names) for row in rows], at.settings.shown_names))
     if more:
         click.echo(f"  more than {limit:,}: give --limit, or a filter")
     elif not found:
         click.echo("  none")
 
 
-def _table(letters: Sequence[DeadLetter]) -> Any:
+def _table(letters: Sequence[DeadLetter], shown: Sequence[list[str]], names: Sequence[str]) -> Any:
     now_ms = time.time_ns() // 1_000_000
     rows = [
         (
             letter.id.decode(errors="replace"),
             letter.ticket.decode(errors="replace"),
+            *chosen,
             letter.message_id.decode(errors="replace"),
             (f"{letter.reason}: {letter.error[:80]}" if letter.error else letter.reason)
             + (f" in {letter.at}" if letter.at else ""),
@@ -90,10 +102,10 @@ def _table(letters: Sequence[DeadLetter]) -> Any:
             label(letter.policy),
             _age(now_ms - letter.written_ms),
         )
-        for letter in letters
+        for letter, chosen in zip(letters, shown, strict=True)
     ]
     columns, whole_ones = (
-        ("letter", "ticket", "message", "reason", "attempts", "policy", "age"),
+        ("letter", "ticket", *shown_heads(names), "message", "reason", "attempts", "policy", "age"),
         ("letter", "message", "attempts", "policy", "age"),
     )
     return fitted(

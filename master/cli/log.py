@@ -1,4 +1,5 @@
-"""Define ``usher log``: browse a stream by id or time. Reads page by page; the stream is never held as a whole."""
+"""Define ``usher log``: browse a stream by id or time; and ``usher find``: look for messages by a field. Both read page
+by page; the stream is never held as a whole."""
 
 from __future__ import annotations
 
@@ -14,13 +15,16 @@ import click
 from usher.common.base.durations import duration_s, moment_text
 from usher.common.base.errors import RedisTrouble, StartRefused
 from usher.common.base.json_text import json_line
+from usher.common.base.labels import label
 from usher.common.base.text import escape_control, json_safe
-from usher.common.protocol.message import UID_FIELD, as_mapping, first_value, ticket_value
+from usher.common.protocol.message import UID_FIELD, as_mapping, check_name, first_value, ticket_value
 from usher.common.protocol.stream_id import milliseconds
 from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.redis.replies import Entry
 from usher.common.runtime.settings import CommonSettings, load, options
+from usher.master.cli.shared import console, fields_reader, print_json, shown_heads, shown_texts, table
+from usher.master.messages.fields import FoundMessages, MessageFields
 
 #: Entries of the first page, and of any page at most. The number follows from the weight of the entries read: about
 #: _PAGE_BYTES each.
@@ -149,3 +153,60 @@ def _line(entry: Entry, ticket_field: str, as_json: bool) -> str:
     # A message may hold anything: control characters must not reach the terminal.
     safe_text = escape_control(text)
     return safe_text if len(safe_text) <= _SHOWN else safe_text[: _SHOWN - 1] + "…"
+
+
+@click.command(
+    "find",
+    help=(
+        "Find messages with exactly this VALUE in a FIELD (or a path: payload.order.id), among the unfinished ones and"
+        " the dead letters. Reads them a piece at a time, and says how many it looked at. Exit code 0, also when there"
+        " are none."
+    ),
+)
+@click.argument("what", metavar="FIELD=VALUE")
+@click.option(
+    "--limit", type=click.IntRange(min=1, max=100_000), default=100, show_default=True, help="About the most listed."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@options(CommonSettings)
+def find(flags: dict[str, Any], what: str, limit: int, as_json: bool) -> None:
+    field, equals, value = what.partition("=")
+    try:
+        check_name(field)
+    except ValueError as wrong:
+        raise click.UsageError(str(wrong)) from None
+    if not equals:
+        raise click.UsageError(f"{what!r} has no value: give FIELD=VALUE, such as kind=paid")
+    with fields_reader(flags) as reader:
+        found = _found(reader, field, os.fsencode(value), limit)
+    if as_json:
+        rows = [row | {"ticket_id": row["ticket_id"] and json_safe(row["ticket_id"])} for row in found.rows]
+        counts = {"looked_at": found.looked_at, "of": found.number, "of_is_exact": found.is_exact}
+        print_json({"messages": rows, **counts, "more": found.cursor is not None})
+        return
+    cells = [
+        (
+            row["message_id"] or "",
+            row["ticket_id"] or "(none)",
+            *shown_texts(row, reader.names),
+            f"{label(row['state'])} {row['letter_id'] or ''}".strip(),
+            row["consumer_name"],
+        )
+        for row in found.rows
+    ]
+    columns = ("message", "ticket", *shown_heads(reader.names), "state", "consumer")
+    console().print(table("Messages", columns, cells, ids=("message", "state")))
+    of = f"{'' if found.is_exact else 'at least '}{found.number:,}"
+    click.echo(f"  {len(found.rows):,} found; looked at {found.looked_at:,} of {of} that are unfinished or dead")
+    if found.cursor is not None:
+        click.echo("  there may be more: --limit shows more")
+
+
+def _found(reader: MessageFields, field: str, value: bytes, limit: int) -> FoundMessages:
+    """Search on until enough is found."""
+    found = reader.find(field, value, None, limit)
+    rows = found.rows
+    while found.cursor is not None and len(rows) < limit:
+        found = reader.find(field, value, found.cursor, limit - len(rows))
+        rows += found.rows
+    return found._replace(rows=rows)

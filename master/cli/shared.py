@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shlex
 import sys
@@ -25,6 +26,7 @@ from usher.common.redis.client import CommandRefused, Link, check_reachable
 from usher.common.redis.locate import resolve_redis_url
 from usher.common.runtime.settings import CommonSettings, load
 from usher.master.insight.status import StatusReader
+from usher.master.messages.fields import MessageFields
 from usher.master.operations.dead_letters import DeadLetters
 
 #: A width, in characters, at which nothing is folded.
@@ -75,6 +77,30 @@ def status_reader(flags: dict[str, Any]) -> Iterator[StatusReader]:
     """Yield a reader of the configured stream. Raises as ``configured``."""
     with configured(flags, "status") as found:
         yield StatusReader(found.link, found.keys, found.settings.sources, found.settings.work_ticket_field)
+
+
+@contextlib.contextmanager
+def fields_reader(flags: dict[str, Any]) -> Iterator[MessageFields]:
+    """Yield a reader of the configured stream's messages. Raises as ``configured``."""
+    with configured(flags, "fields") as found:
+        yield fields_of(found)
+
+
+def fields_of(context: CommandContext) -> MessageFields:
+    """Return a reader of the configured stream's messages, which takes its time."""
+    settings = context.settings
+    return MessageFields(context.link, context.keys, settings.work_ticket_field, settings.shown_names, math.inf)
+
+
+def shown_heads(names: Sequence[str]) -> list[str]:
+    """Return the heads of columns of chosen fields, which no other column has."""
+    return [f"{name}=" for name in names]
+
+
+def shown_texts(row: dict[str, Any], names: Sequence[str]) -> list[str]:
+    """Return the cells of a row's chosen fields; "-" for one that its message lacks."""
+    shown = row.get("shown_fields")
+    return ["not read" if shown is None else "-" if shown[name] is None else shown[name] for name in names]
 
 
 @contextlib.contextmanager
@@ -165,7 +191,10 @@ def consumers_table(rows: Sequence[dict[str, Any]]) -> Table:
     )
 
 
-def tickets_table(rows: Sequence[dict[str, Any]], title: str = "Tickets in processing") -> Table:
+def tickets_table(
+    rows: Sequence[dict[str, Any]], title: str = "Tickets in processing", shown: Sequence[str] = ()
+) -> Table:
+    """Return a table of tickets; with the fields ``shown`` of their first messages."""
     cells = []
     for row in rows:
         ids = row.get("message_ids") or []
@@ -173,6 +202,7 @@ def tickets_table(rows: Sequence[dict[str, Any]], title: str = "Tickets in proce
         cells.append(
             (
                 row["ticket_id"] or "(none)",
+                *shown_texts(row, shown),
                 label(row["state"]),
                 row.get("consumer_name", ""),
                 len(ids),
@@ -182,7 +212,8 @@ def tickets_table(rows: Sequence[dict[str, Any]], title: str = "Tickets in proce
                 str(row.get("fence", "")),
             )
         )
-    columns = ("ticket", "state", "consumer", "messages", "oldest message", "attempts", "last error", "fence")
+    further = ("state", "consumer", "messages", "oldest message", "attempts", "last error", "fence")
+    columns = ("ticket", *shown_heads(shown), *further)
     extras = ("fence", "attempts", "last error", "consumer")
     return fitted(title, columns, cells, ("messages",), ("oldest message", "attempts"), extras)
 

@@ -14,7 +14,7 @@ from usher.common.base.text import escape_control
 from usher.common.protocol.keys import MASTER
 from usher.common.redis.replies import TicketStream
 from usher.common.runtime.settings import CommonSettings, options
-from usher.master.cli.shared import configured, console, print_json, table
+from usher.master.cli.shared import configured, console, fields_of, print_json, shown_heads, shown_texts, table
 from usher.master.insight.stuck_tickets import MOST, StuckTickets
 from usher.master.membership.registry import read_registry, state_of
 from usher.master.operations.live_rules import read_rules
@@ -44,15 +44,19 @@ def stuck(flags: dict[str, Any], as_json: bool) -> None:
         found.rows(group.get(MASTER, 0), states, rules, wall_ms())
         time.sleep(_BETWEEN_S)
         rows = found.rows(group.get(MASTER, 0), states, rules, wall_ms())
-    groups = found.groups(rows)
+        groups = fields_of(at).add_to_groups(found.groups(rows))
+    names = at.settings.shown_names
     if as_json:
         print_json({"groups": groups, "more": len(rows) >= MOST})
         return
     for one in groups:
         click.echo(escape_control(one["told"]))
         few = one["rows"][:_EXAMPLES]
-        shown = [(row["ticket_id"], row["tried"], row["behind"], row["consumer"], row["why"]) for row in few]
-        columns = ("ticket", "attempts", "behind", "consumer", "why")
+        shown = [
+            (row["ticket_id"], *shown_texts(row, names), row["tried"], row["behind"], row["consumer"], row["why"])
+            for row in few
+        ]
+        columns = ("ticket", *shown_heads(names), "attempts", "behind", "consumer", "why")
         console().print(table("", columns, shown, numbers=("behind",), ids=("ticket",)))
         for way in _ways(one):
             click.echo(escape_control(f"  {way}"))

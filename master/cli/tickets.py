@@ -18,7 +18,16 @@ from usher.common.outbox.rows import TicketRows
 from usher.common.runtime.settings import CommonSettings, load, options
 from usher.master.cli.follow import follow_ticket
 from usher.master.cli.options import AskingSettings, OperatorContext, ask_leader, caller, operator_context, why_option
-from usher.master.cli.shared import console, print_json, status_reader, table, tickets_table, unblock_hint
+from usher.master.cli.shared import (
+    configured,
+    console,
+    fields_of,
+    print_json,
+    status_reader,
+    table,
+    tickets_table,
+    unblock_hint,
+)
 from usher.master.insight.status import StatusReader
 from usher.master.insight.ticket_states import LOOKED_AT
 from usher.master.operations.action_log import By, counted
@@ -76,16 +85,18 @@ def list_tickets(
     as_json: bool,
 ) -> None:
     wanted = TicketFilter(states, consumer, error)
-    with status_reader(flags) as reader:
+    with configured(flags, "status") as at:
+        reader = StatusReader(at.link, at.keys, at.settings.sources, at.settings.work_ticket_field)
         if sort is None and wanted == TicketFilter():
             rows, more = _first(reader, limit)
         else:
             found = reader.find(wanted, sort or "age", limit)
             rows, more = reader.explained(found.rows), found.number > len(found.rows) or not found.is_all
+        rows, shown = fields_of(at).add_to_tickets(rows), at.settings.shown_names
     if as_json:
         print_json({"tickets": rows, "more": more})
         return
-    console().print(tickets_table(rows))
+    console().print(tickets_table(rows, shown=shown))
     for line in filter(None, map(unblock_hint, rows)):
         click.echo(line)
     if not rows:

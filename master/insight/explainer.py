@@ -221,7 +221,7 @@ class Explainer:
         found: list[bytes] = []
         for _ in range(_PAGES):
             args = (self._ticket_field, ticket, start, _PAGE, group, MASTER if group else "")
-            last, ids = self._scripts.run("ticket_entries", (stream,), args)
+            last, ids, _ = self._scripts.run("ticket_entries", (stream,), args)
             found += ids
             if not last:
                 return tuple(found), True

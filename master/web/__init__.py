@@ -10,6 +10,7 @@ dead_letters             routes of the dead letters
 operations               routes of explain, rules, drain and the action log
 operations_adapter       the running master as ``operations`` wants it
 follow                   the events of a ticket
+find                     search messages by a field
 documents                the documents that the routes answer, for the OpenAPI document
 pages                    the web page
 =======================  ===============================================================================================

@@ -36,6 +36,7 @@ from usher.common.protocol.registration import MOST_SLOTS, NAME, NO_LOCK, RETRYI
 from usher.master.membership.health_url import HealthHosts, UnfitUrl, host_of
 from usher.master.operations.action_log import By
 from usher.master.web.documents import Audit, Consumers, Deregistered, Registered, Reported, Sources, Ticket, Tickets
+from usher.master.web.find import FieldsPort, with_fields
 from usher.master.web.ports import AckItem, AckReport, MasterPort, RegisterAnswer, RegisterRequest
 from usher.master.web.seen import seen
 
@@ -139,10 +140,10 @@ class _TicketsQuery(BaseModel):
     limit: PageLimit = _TICKETS_ON_A_PAGE
 
 
-def routes(port: MasterPort, health_hosts: HealthHosts) -> Blueprint:
-    """Return the routes for consumers, and those that show consumers and tickets."""
+def routes(port: MasterPort, health_hosts: HealthHosts, fields: FieldsPort | None = None) -> Blueprint:
+    """Return the routes for consumers, and those that show consumers and tickets; with ``fields`` of their messages."""
     api = Blueprint("api", __name__, url_prefix="/api")
-    _add_looks(api, port)
+    _add_looks(api, port, fields)
     _add_work(api, port, health_hosts)
     return api
 
@@ -215,7 +216,10 @@ def _preferences() -> set[str]:
     return {one.partition(";")[0].strip().lower() for one in request.environ.get("HTTP_PREFER", "").split(",")}
 
 
-def _add_looks(api: Blueprint, port: MasterPort) -> None:
+def _add_looks(api: Blueprint, port: MasterPort, fields: FieldsPort | None) -> None:
+    def told(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return rows if fields is None else with_fields(fields.add_to_tickets, rows)
+
     @api.get("/consumers")
     @tells("All registered consumers.", {200: Consumers})
     def consumers() -> Response:
@@ -232,8 +236,9 @@ def _add_looks(api: Blueprint, port: MasterPort) -> None:
         asked = read_model(_TicketsQuery, request.args.to_dict())
         if asked.id is not None:
             found = port.ticket(asked.id)
-            return answer(seen({"tickets": [] if found is None else [found], "cursor": None}))
-        return answer(seen(port.tickets(asked.cursor or "0", min(asked.limit, _MOST_TICKETS_ON_A_PAGE))))
+            return answer(seen({"tickets": told([] if found is None else [found]), "cursor": None}))
+        page = port.tickets(asked.cursor or "0", min(asked.limit, _MOST_TICKETS_ON_A_PAGE))
+        return answer(seen(page | {"tickets": told(page["tickets"])}))
 
     @api.get("/tickets/<rest:ticket_id>")
     @tells("One ticket in processing.", {200: Ticket}, problems=TICKET_PROBLEMS)
@@ -241,7 +246,7 @@ def _add_looks(api: Blueprint, port: MasterPort) -> None:
         found = port.ticket(read_ticket_id())
         if found is None:
             raise Problem(404, "unknown_ticket", "no ticket of that id is in processing")
-        return answer(seen(found))
+        return answer(seen(told([found])[0]))
 
     @api.get("/audit")
     @tells("The result of the last audit; null when there was none.", {200: Audit})

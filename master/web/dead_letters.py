@@ -19,6 +19,7 @@ from usher.master.policy.letters import DeadLetter, LetterFilter
 from usher.master.policy.rules import LONGEST_REASON
 from usher.master.web.api import by_caller
 from usher.master.web.documents import LetterOutcomes, Letters, WholeLetter
+from usher.master.web.find import FieldsPort, with_fields
 from usher.master.web.seen import seen, sees_texts
 
 BODY = 32 * 1024
@@ -109,8 +110,9 @@ class _Chosen(BaseModel):
         return self
 
 
-def letter_routes(letters: LetterPort, note: LetterNote | None = None) -> Blueprint:
-    """Return ``/api/dead-letters`` and the routes below it. ``note`` is called with each redrive and drop."""
+def letter_routes(letters: LetterPort, note: LetterNote | None = None, fields: FieldsPort | None = None) -> Blueprint:
+    """Return ``/api/dead-letters`` and the routes below it. ``note`` is called with each redrive and drop; ``fields``
+    adds those of the messages."""
     api = Blueprint("dead_letters", __name__, url_prefix="/api/dead-letters")
 
     @api.get("")
@@ -118,8 +120,9 @@ def letter_routes(letters: LetterPort, note: LetterNote | None = None) -> Bluepr
     def list_letters() -> Response:
         asked = read_model(LetterQuery, request.args.to_dict())
         page = letters.page(asked.meant(), _bytes(asked.cursor), min(asked.limit, _MOST_ON_A_PAGE))
-        rows = seen([letter.row() for letter in page.letters])
-        return answer({"dead_letters": rows, "cursor": _decode_optional(page.cursor)})
+        rows = [letter.row() for letter in page.letters]
+        rows = rows if fields is None else with_fields(fields.add_to_letters, rows)
+        return answer({"dead_letters": seen(rows), "cursor": _decode_optional(page.cursor)})
 
     @api.get("/<stream_id:letter_id>")
     @tells(

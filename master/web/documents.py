@@ -75,7 +75,8 @@ class ConsumerShown(TypedDict):
 
 class LetterRow(TypedDict):
     """A dead letter without its traceback and its message's fields (``fields`` is their number). ``at``: file and line
-    of the error, in the handler's own code. ``error``: its text, of which viewers see the type only."""
+    of the error, in the handler's own code. ``error``: its text, of which viewers see the type only. ``shown_fields``:
+    see TicketRow."""
 
     id: str
     message_id: str
@@ -93,6 +94,7 @@ class LetterRow(TypedDict):
     fence: int
     fields: int
     cut: bool
+    shown_fields: NotRequired[dict[str, str | None] | None]
 
 
 class ErrorRow(TypedDict):
@@ -113,7 +115,9 @@ class TicketRow(TypedDict):
     """A ticket. ``state``: processing, retrying (its first message has failed before), recovering (its owner is lost),
     returned, put_off (given back until ``due_ms``), paused (given back, and a rule holds it: ``why``), halted, ending,
     waiting or unreadable. ``dead_letter``: the one that a halted ticket waits for. ``attempts``: the starts of its
-    first message, of which ``charged`` count against ``max_attempts``; ``last_error``: null if none is known."""
+    first message, of which ``charged`` count against ``max_attempts``; ``last_error``: null if none is known.
+    ``shown_fields``: for operators, the fields of its first message that USHER_SHOWN_FIELDS names, null for one that it
+    lacks; null instead of them all if there was no time to read them."""
 
     ticket_id: str
     state: str
@@ -128,10 +132,34 @@ class TicketRow(TypedDict):
     charged: NotRequired[int]
     max_attempts: NotRequired[int | None]
     last_error: NotRequired[ErrorRow | None]
+    shown_fields: NotRequired[dict[str, str | None] | None]
 
 
 class Tickets(TypedDict):
     tickets: list[TicketRow]
+    cursor: str | None
+
+
+class FoundRow(TypedDict):
+    """A message that was found. ``state``: handed_over, waiting, halted, unread or dead_letter; ``letter_id``: of a
+    dead letter. ``ticket_id`` and ``message_id`` are null where they are missing or no ids."""
+
+    message_id: str | None
+    ticket_id: str | None
+    letter_id: str | None
+    state: str
+    consumer_name: str
+    shown_fields: dict[str, str | None] | None
+
+
+class Found(TypedDict):
+    """An answer of a search. ``looked_at``: so many entries ``of`` those that are unfinished or dead, or more unless
+    ``of_is_exact``. ``cursor``: where the search goes on; null at the end."""
+
+    messages: list[FoundRow]
+    looked_at: int
+    of: int
+    of_is_exact: bool
     cursor: str | None
 
 

@@ -219,8 +219,10 @@ def test_no_field_and_no_head_is_looked_for_without_end(world: World) -> None:
     args = (world.keys.group, "master", 100, FIELD, 256)
     assert world.scripts.run("pending_heads", (world.keys.stream,), args)[0] == 0
     for group, name in (("", ""), (world.keys.group, "master")):
-        last, found = world.scripts.run("ticket_entries", (world.keys.stream,), (FIELD, T, "-", 100, group, name))
-        assert (last, found) == (ids[_READ - 1], ids[:_READ])
+        last, *found = world.scripts.run("ticket_entries", (world.keys.stream,), (FIELD, T, "-", 100, group, name))
+        assert (last, *found) == (ids[_READ - 1], ids[:_READ], _READ)
+    values = world.scripts.run("read_fields", (world.keys.stream,), (1, 2, FIELD, "none", *ids))
+    assert values == [[[T[:1], len(T)], None]] * _READ
 
 
 # ---- a Redis that is slow ------------------------------------------------------------------------------------------------------

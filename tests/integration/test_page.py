@@ -28,6 +28,7 @@ from usher.master.insight.explainer import Explainer
 from usher.master.insight.live_overview import LiveOverview
 from usher.master.insight.status import StatusReader
 from usher.master.insight.ticket_history import TicketHistory
+from usher.master.messages.fields import MessageFields
 from usher.master.operations.action_log import ActionLog
 from usher.master.operations.bulk_letters import BulkLetters
 from usher.master.operations.dead_letters import DeadLetters, LetterResult
@@ -61,7 +62,9 @@ _POLICY = (
 class Site:
     """The page, with a pulse whose turns are the test's."""
 
-    def __init__(self, world: World, sources: SourceSelection | None = None, **tokens: Identity) -> None:
+    def __init__(
+        self, world: World, sources: SourceSelection | None = None, shown: Sequence[str] = (), **tokens: Identity
+    ) -> None:
         link, keys = world.link, world.keys
         self.sockets = LiveSockets(10)
         self.pulse = LiveOverview(link, keys, "ticket_id", LEASE_MS, self.sockets, lambda ticket: None)
@@ -80,7 +83,15 @@ class Site:
         )
         self._facts = facts
         port = PagePort(
-            self.pulse, status, story, DeadLetters(link, keys), self.bulk, facts, operations, ChartReader(link, keys)
+            self.pulse,
+            status,
+            story,
+            DeadLetters(link, keys),
+            self.bulk,
+            facts,
+            operations,
+            ChartReader(link, keys),
+            MessageFields(link, keys, "ticket_id", shown, 10.0),
         )
         self.app: Flask = web.create_app("test", doorman(**tokens), 4096, limits=RateLimits(1e6, _RARELY))
         add_pages(self.app, port)

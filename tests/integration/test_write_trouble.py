@@ -132,6 +132,7 @@ def test_who_may_not_ask_is_told_nothing() -> None:
         ("look_at_sources", ("s",), ("g", 10)),
         ("pending_heads", ("s",), ("g", "", 10, "f", 256)),
         ("read_field", ("s",), ("f", "1-1")),
+        ("read_fields", ("s",), (9, 1, "f", "1-1")),
         ("read_letters", ("s",), ("-", "+", 10, "")),
         ("ticket_entries", ("s",), ("f", "v", "-", 10, "", "")),
     ],

@@ -9,6 +9,7 @@ from usher.master.insight.diagnostics import SystemDiagnostics
 from usher.master.insight.live_overview import LiveOverview
 from usher.master.insight.status import StatusReader
 from usher.master.insight.ticket_history import TicketHistory
+from usher.master.messages.fields import MessageFields
 from usher.master.operations.bulk_letters import BulkLetters
 from usher.master.operations.dead_letters import DeadLetters
 from usher.master.web.operations import OperationsPort
@@ -25,3 +26,4 @@ class PagePort(NamedTuple):
     facts: SystemDiagnostics
     operations: OperationsPort
     charts: ChartReader
+    fields: MessageFields

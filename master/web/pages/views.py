@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from flask import Blueprint, Response, g, render_template, request
 
@@ -24,10 +24,11 @@ from usher.master.policy.letters import Preview, also_for
 from usher.master.policy.rules import Target
 from usher.master.policy.ticket_filter import TicketFilter
 from usher.master.web.api import read_ticket_id
+from usher.master.web.find import find_messages, query_bytes, with_fields
 from usher.master.web.pages.letter_filter import AGES, asked_filter
 from usher.master.web.pages.port import PagePort
 from usher.master.web.pages.ticket_filter import asked_tickets
-from usher.master.web.seen import seen
+from usher.master.web.seen import seen, sees_texts
 
 _SCAN_CURSOR = re.compile(r"[0-9]{1,20}")
 STREAM_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
@@ -78,10 +79,12 @@ def render_page(template: str, page: str, **more: Any) -> str:
 def _add_live(views: Blueprint, port: PagePort) -> None:
     @views.get("/")
     def overview() -> str:
+        pulse = port.pulse.snapshot()
+        groups = with_fields(port.fields.add_to_groups, pulse["groups"])
         return render_page(
             "system/overview.html",
             "overview",
-            pulse=port.pulse.snapshot(),
+            pulse=pulse | {"groups": groups},
             history=port.pulse.history(),
             live="/live/overview",
         )
@@ -135,14 +138,14 @@ def _add_tickets(views: Blueprint, port: PagePort) -> None:
         if not _SCAN_CURSOR.fullmatch(cursor):
             raise Problem(422, "invalid_fields", "the cursor is not one from a page")
         if asked:
-            return _search(port, asked, cursor)
+            return _search(port, asked, cursor, _by_field(port))
         given, wanted = asked_tickets(request.args)
         if wanted != TicketFilter() or given["sort"]:
             return _filtered(port, given, wanted)
         page = port.status.tickets(cursor, _ROWS)
         # They are not in the index, so they come first.
         parked = port.status.parked(_ROWS) if cursor == "0" else ParkedRows([], True)
-        rows = _aged([*parked.rows, *page["tickets"]])
+        rows = _told(port, [*parked.rows, *page["tickets"]])
         return render_page(
             "tickets/tickets.html",
             "tickets",
@@ -171,16 +174,34 @@ def _add_tickets(views: Blueprint, port: PagePort) -> None:
 def _filtered(port: PagePort, given: dict[str, str], wanted: TicketFilter) -> str:
     """List the first tickets that fit, in an order."""
     found = port.status.find(wanted, given["sort"] or "age", _ROWS, _FIND_S)
-    facts = {"rows": _aged(found.rows), "number": found.number, "is_all": found.is_all}
+    facts = {"rows": _told(port, found.rows), "number": found.number, "is_all": found.is_all}
     return render_page("tickets/tickets.html", "tickets", q="", given=given, told=wanted.told(), **facts)
 
 
-def _search(port: PagePort, asked: str, cursor: str) -> str:
+def _by_field(port: PagePort) -> dict[str, Any]:
+    """Return what is found for FIELD=VALUE, if it is that what the query asks for; the value may have any bytes."""
+    given, cursor = query_bytes("q"), request.args.get("at")
+    name, equals, value = given.lstrip().partition(b"=")
+    if not equals or not name.strip():
+        return {}
+    field, address = name.strip().decode("utf-8", "surrogateescape"), f"/tickets?q={quote(given, safe='')}"
+    told = value.decode("utf-8", "backslashreplace")
+    facts: dict[str, Any] = {"field": field, "value": told, "is_text": told.encode() == value, "goes_on": cursor}
+    if sees_texts():
+        found = find_messages(port.fields, field, value, cursor)
+        facts |= {"found": found, "further": found.cursor and f"{address}&at={found.cursor}"}
+    return facts
+
+
+def _search(port: PagePort, asked: str, cursor: str, by_field: dict[str, Any]) -> str:
     """Search everywhere by id: in processing, dead letters, stream."""
-    if len(asked.encode()) > _LONGEST_ID:
+    is_longer = len(asked.encode()) > _LONGEST_ID
+    if is_longer and not by_field:
         raise Problem(422, "invalid_fields", f"ids have at most {_LONGEST_ID} bytes")
+    if is_longer or by_field.get("goes_on"):
+        return render_page("tickets/tickets.html", "tickets", q=asked, by_field=by_field, only_field=True)
     found, following = port.story.containing(asked, _ROWS, cursor)
-    rows = _aged(port.status.told([ticket_row(ticket, value) for ticket, value in found]))
+    rows = _told(port, port.status.told([ticket_row(ticket, value) for ticket, value in found]))
     letters = port.letters.where("ticket", asked.encode(), 20, _LOOK_S)
     facts: dict[str, Any] = {
         "letters": [letter.row() for letter in letters.letters],
@@ -203,6 +224,7 @@ def _search(port: PagePort, asked: str, cursor: str) -> str:
         rows=rows,
         exact=port.status.ticket(asked),
         cursor=following,
+        by_field=by_field,
         **facts,
     )
 
@@ -218,7 +240,8 @@ def _ticket_page(port: PagePort, ticket_id: str) -> str:
     except ValueError:
         raise Problem(422, "invalid_fields", "back is not one from a page") from None
     entries = [entry | {"sent_ms": _ms(entry["id"])} for entry in explained["entries"]]
-    facts: dict[str, Any] = {"entries": entries[:_ENTRIES], "more_entries": max(0, len(entries) - _ENTRIES)}
+    shown = with_fields(lambda some: port.fields.add(some, lambda row: row["id"]), entries[:_ENTRIES])
+    facts: dict[str, Any] = {"entries": shown, "more_entries": max(0, len(entries) - _ENTRIES)}
     facts["orders"] = port.operations.offers(explained)
     live = (
         ticket_url(ticket_id).replace("/tickets/", "/api/tickets/", 1) + "/events"
@@ -229,10 +252,11 @@ def _ticket_page(port: PagePort, ticket_id: str) -> str:
     return render_page("tickets/ticket.html", "tickets", ticket_id=ticket_id, **facts)
 
 
-def _aged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _told(port: PagePort, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows of tickets with the age of their first messages, and the fields of these."""
     for row in rows:
         row["sent_ms"] = _ms(row["message_ids"][0]) if row.get("message_ids") else 0
-    return rows
+    return with_fields(port.fields.add_to_tickets, rows)
 
 
 def _ms(entry_id: str) -> int:
@@ -272,7 +296,11 @@ def _add_letters(views: Blueprint, port: PagePort) -> None:
             {**{k: v for k, v in asked.items() if v}, "before": page_cursor.decode()}
         )
         return render_page(
-            "letters/letters.html", "letters", rows=[one.row() for one in rows], next_page=following, **facts
+            "letters/letters.html",
+            "letters",
+            rows=with_fields(port.fields.add_to_letters, [one.row() for one in rows]),
+            next_page=following,
+            **facts,
         )
 
     @views.get("/dead-letters/<letter_id>")
